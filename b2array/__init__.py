@@ -1,0 +1,48 @@
+"""A NumPy-compatible chunked array store in the Blosc2 formats."""
+
+from b2array import codecs, config, errors, filters
+from b2array.array import NDArray
+from b2array.creation import (
+    asarray,
+    create,
+    empty,
+    empty_like,
+    from_bytes,
+    full,
+    full_like,
+    load,
+    ones,
+    ones_like,
+    open,
+    save,
+    zeros,
+    zeros_like,
+)
+from b2array.params import CParams
+from b2array.schunk import SChunk, create_schunk, open_schunk
+
+__all__ = [
+    "CParams",
+    "NDArray",
+    "SChunk",
+    "asarray",
+    "codecs",
+    "config",
+    "create",
+    "create_schunk",
+    "empty",
+    "empty_like",
+    "errors",
+    "filters",
+    "from_bytes",
+    "full",
+    "full_like",
+    "load",
+    "ones",
+    "ones_like",
+    "open",
+    "open_schunk",
+    "save",
+    "zeros",
+    "zeros_like",
+]

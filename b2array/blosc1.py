@@ -1,0 +1,371 @@
+"""Blosc1 chunks as the engine: any set of blocks becomes one call into numcodecs' C code.
+
+The streams of a Blosc2 block are byte for byte what a block of a Blosc1 chunk holds. So a 16-byte header and fresh block
+starts in front of the blocks' bytes make a chunk that C-Blosc 1 decodes, and the chunks that it makes hold blocks
+for Blosc2. C-Blosc 1 knows neither streams of one repeated byte (their stand-ins are spliced in when reading and taken
+out when writing) nor more than 16 streams a block, nor streams of fewer than 128 bytes.
+
+Source: "Blosc Chunk Format", sections Header and Blocks.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numcodecs import blosc
+
+from b2array.errors import FormatError
+from b2array.spec import BLOSC1_HEADER_LEN, FLAG_MEMCPYED, FLAG_UNSPLIT, VERSION_BLOSC1, Buffer, CodecFormat, CodecId
+
+__all__ = ["MAX_SPLIT", "MIN_STREAM", "Made", "Recipe", "decode", "decode_stream", "make", "streams"]
+
+MAX_SPLIT = 16
+"""C-Blosc 1 splits blocks into at most this many streams."""
+
+MIN_STREAM = 128
+"""C-Blosc 1 does not split into streams of fewer bytes."""
+
+NOSHUFFLE, SHUFFLE, BITSHUFFLE = blosc.NOSHUFFLE, blosc.SHUFFLE, blosc.BITSHUFFLE
+
+_SHUFFLE_FLAGS = {NOSHUFFLE: 0x00, SHUFFLE: 0x01, BITSHUFFLE: 0x04}
+_CNAMES = {
+    CodecId.BLOSCLZ: b"blosclz",
+    CodecId.LZ4: b"lz4",
+    CodecId.LZ4HC: b"lz4hc",
+    CodecId.ZLIB: b"zlib",
+    CodecId.ZSTD: b"zstd",
+}
+_HEADER = struct.Struct("<4B3i")
+_INT32 = struct.Struct("<i")
+_FEW = 4
+"""Up to this many blocks a plain loop over the streams is faster than NumPy."""
+
+Int64Array = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How C-Blosc 1 has to treat a set of blocks.
+
+    Parameters
+    ----------
+    fmt : CodecFormat
+        What the streams hold.
+    typesize : int
+        Width in bytes of the shuffle, and the number of streams of a split block.
+    shuffle : int
+        `NOSHUFFLE`, `SHUFFLE` or `BITSHUFFLE`.
+    split : bool
+        Whether full blocks consist of `typesize` streams.
+    block_nbytes : int
+        Uncompressed size in bytes of every block but a short last one.
+    """
+
+    fmt: CodecFormat
+    typesize: int
+    shuffle: int
+    split: bool
+    block_nbytes: int
+
+    @property
+    def nstreams(self) -> int:
+        """Streams in a full block."""
+        return self.typesize if self.split else 1
+
+    def header(self, nbytes: int, cbytes: int) -> bytes:
+        """Return the Blosc1 header for `nbytes` bytes of blocks that take `cbytes` with header and starts."""
+        flags = self.fmt << 5 | _SHUFFLE_FLAGS[self.shuffle] | (0 if self.split else FLAG_UNSPLIT)
+        return _HEADER.pack(VERSION_BLOSC1, 1, flags, self.typesize, nbytes, min(self.block_nbytes, nbytes), cbytes)
+
+
+class Run(NamedTuple):
+    """A stream that is stored as one repeated byte."""
+
+    block: int
+    start: int
+    stored: int
+    nbytes: int
+    value: int
+
+
+def decode(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes) -> None:
+    """Decode blocks that lie anywhere in `region` into `out`, one behind the other.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        How the blocks were made.
+    region : memoryview
+        The bytes around the blocks. A writable one is used as scratch space in front of the blocks while this function
+        runs (its contents are restored), which saves a copy; it must not be shared with another thread then.
+    starts, stops : sequence of int
+        Where each block begins and where it ends at the latest, in bytes from the start of `region`.
+    out : ndarray of uint8
+        As long as the blocks are together; only the last block may be a short one.
+
+    Raises
+    ------
+    FormatError
+        The streams do not decode to the blocks' sizes.
+    """
+    runs = _find_runs(recipe, region, starts, stops, out.nbytes)
+    if runs:
+        chunk: Buffer = _spliced(recipe, region, starts, stops, runs, out.nbytes)
+        _decompress(chunk, out)
+        return
+    low, high = min(starts), max(stops)
+    room = BLOSC1_HEADER_LEN + 4 * len(starts)
+    base = low - room
+    head = recipe.header(out.nbytes, high - base) + struct.pack(f"<{len(starts)}i", *[s - base for s in starts])
+    if region.readonly or base < 0:
+        _decompress(b"".join((head, region[low:high])), out)
+        return
+    saved = bytes(region[base:low])
+    region[base:low] = head
+    try:
+        _decompress(region[base:high], out)
+    finally:
+        region[base:low] = saved
+
+
+def decode_stream(fmt: CodecFormat, payload: Buffer, nbytes: int) -> Bytes:
+    """Decode the payload of one stream to `nbytes` bytes (how BloscLZ streams are read one at a time)."""
+    out = np.empty(nbytes, np.uint8)
+    start = BLOSC1_HEADER_LEN + 4
+    head = Recipe(fmt, 1, NOSHUFFLE, split=False, block_nbytes=nbytes).header(nbytes, start + 4 + len(payload))
+    _decompress(b"".join((head, _INT32.pack(start), _INT32.pack(len(payload)), payload)), out)
+    return out
+
+
+def streams(
+    region: memoryview, starts: Sequence[int], stops: Sequence[int], nstreams: int, neblock: int
+) -> tuple[Int64Array, Int64Array]:
+    """Walk the streams of many blocks at once.
+
+    Parameters
+    ----------
+    region : memoryview
+        The bytes around the blocks.
+    starts, stops : sequence of int
+        Where each block begins and ends at the latest, in bytes from the start of `region`.
+    nstreams, neblock : int
+        Streams a block, and uncompressed bytes a stream.
+
+    Returns
+    -------
+    positions, csizes : ndarray of int64, shape (nblocks, nstreams)
+        Where the size field of each stream stands, and its value: 0 for a run of zeros, -value for a run.
+
+    Raises
+    ------
+    FormatError
+        A stream reaches beyond its block, or its size or token is not valid.
+    """
+    position = np.asarray(starts, np.int64)
+    limit = np.asarray(stops, np.int64)
+    positions = np.empty((len(position), nstreams), np.int64)
+    csizes = np.empty_like(positions)
+    if len(region) < 4:
+        raise FormatError(f"expected a stream size of 4 bytes, found {len(region)} bytes")
+    words: npt.NDArray[np.int32] = np.ndarray((len(region) - 3,), "<i4", region, strides=(1,))
+    for i in range(nstreams):
+        if (position > limit - 4).any() or (position < 0).any():
+            _overrun(position, limit)
+        csize = words[position].astype(np.int64)
+        positions[:, i], csizes[:, i] = position, csize
+        position = position + 4 + np.maximum(csize, 0) + (csize < 0)
+    if (position > limit).any():
+        _overrun(position, limit)
+    _check_csizes(region, positions, csizes, neblock)
+    return positions, csizes
+
+
+def _check_csizes(region: memoryview, positions: Int64Array, csizes: Int64Array, neblock: int) -> None:
+    if int(csizes.max(initial=0)) > neblock or int(csizes.min(initial=0)) < -255:
+        bad = csizes[(csizes > neblock) | (csizes < -255)]
+        raise FormatError(f"expected a stream size of -255 to {neblock}, found {bad[0]}")
+    for position in positions[csizes < 0].tolist():
+        _check_token(region[position + 4])
+
+
+def _check_token(token: int) -> None:
+    if token != 1:
+        raise FormatError(f"expected token 0x01 (a repeated byte) in a stream of negative size, found {token:#04x}")
+
+
+def _overrun(position: Int64Array, limit: Int64Array) -> None:
+    block = int(np.argmax(position + 4 > limit))
+    raise FormatError(
+        f"expected streams within a block that ends at byte {limit[block]}, found one at {position[block]}"
+    )
+
+
+def _find_runs(
+    recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], nbytes: int
+) -> list[Run]:
+    """List the streams that C-Blosc 1 does not know, in the order of blocks and streams; check all sizes."""
+    nblocks = len(starts)
+    short = nbytes - (nblocks - 1) * recipe.block_nbytes
+    nfull = nblocks if short == recipe.block_nbytes else nblocks - 1
+    runs: list[Run] = []
+    if nfull:
+        neblock = recipe.block_nbytes // recipe.nstreams
+        walk = _runs_of_few if nfull <= _FEW else _runs_of_many
+        runs = walk(region, starts[:nfull], stops[:nfull], recipe.nstreams, neblock)
+    if nfull < nblocks:
+        runs += [run._replace(block=nfull) for run in _runs_of_few(region, starts[nfull:], stops[nfull:], 1, short)]
+    return runs
+
+
+def _runs_of_many(
+    region: memoryview, starts: Sequence[int], stops: Sequence[int], nstreams: int, neblock: int
+) -> list[Run]:
+    positions, csizes = streams(region, starts, stops, nstreams, neblock)
+    blocks, numbers = np.nonzero(csizes <= 0)
+    return [
+        Run(block, position, 4 + (csize < 0), neblock, -csize)
+        for block, position, csize in zip(
+            blocks.tolist(), positions[blocks, numbers].tolist(), csizes[blocks, numbers].tolist(), strict=True
+        )
+    ]
+
+
+def _runs_of_few(
+    region: memoryview, starts: Sequence[int], stops: Sequence[int], nstreams: int, neblock: int
+) -> list[Run]:
+    runs = []
+    for block, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+        position = start
+        for _ in range(nstreams):
+            if position < 0 or position + 4 > stop:
+                raise FormatError(f"expected streams within a block that ends at byte {stop}, found one at {position}")
+            (csize,) = _INT32.unpack_from(region, position)
+            if not -255 <= csize <= neblock:
+                raise FormatError(f"expected a stream size of -255 to {neblock}, found {csize}")
+            if csize <= 0:
+                if csize:
+                    if position + 5 > stop:
+                        raise FormatError(f"expected a token at byte {position + 4}, found the end of the block")
+                    _check_token(region[position + 4])
+                runs.append(Run(block, position, 4 + (csize < 0), neblock, -csize))
+                position += 4 + (csize < 0)
+            else:
+                position += 4 + csize
+        if position > stop:
+            raise FormatError(f"expected a block that ends at byte {stop}, found streams up to {position}")
+    return runs
+
+
+def _spliced(
+    recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], runs: list[Run], nbytes: int
+) -> bytes:
+    """Assemble a Blosc1 chunk in which ready-made streams stand for the runs."""
+    pieces: list[Buffer] = [b""]
+    position = BLOSC1_HEADER_LEN + 4 * len(starts)
+    new_starts = []
+    of_block: list[list[Run]] = [[] for _ in starts]
+    for run in runs:
+        of_block[run.block].append(run)
+    for start, stop, block_runs in zip(starts, stops, of_block, strict=True):
+        new_starts.append(position)
+        cursor = start
+        for run in block_runs:
+            ready = _ready_run(recipe.fmt, run.nbytes, run.value)
+            pieces += (region[cursor : run.start], ready)
+            position += run.start - cursor + len(ready)
+            cursor = run.start + run.stored
+        pieces.append(region[cursor:stop])
+        position += stop - cursor
+    pieces[0] = recipe.header(nbytes, position) + struct.pack(f"<{len(starts)}i", *new_starts)
+    return b"".join(pieces)
+
+
+@lru_cache(maxsize=1024)
+def _ready_run(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
+    """Return a stream, size field included, of `nbytes` times the byte `value`."""
+    value_byte = bytes([value])
+    if nbytes < MIN_STREAM or fmt not in (CodecFormat.LZ4, CodecFormat.BLOSCLZ):
+        return _INT32.pack(nbytes) + value_byte * nbytes
+    # A literal, a match that repeats it, and the literals that must end a stream: decoding this is faster than
+    # copying a raw stream in.
+    if fmt == CodecFormat.LZ4:
+        payload = b"\x1f" + value_byte + b"\x01\x00" + _length_bytes(nbytes - 25) + b"\x50" + value_byte * 5
+    else:
+        payload = b"\x23" + value_byte * 4 + b"\xe0" + _length_bytes(nbytes - 16) + b"\x03\x02" + value_byte * 3
+    return _INT32.pack(len(payload)) + payload
+
+
+def _length_bytes(length: int) -> bytes:
+    return b"\xff" * (length // 255) + bytes([length % 255])
+
+
+def _decompress(chunk: Buffer, out: Bytes) -> None:
+    try:
+        blosc.decompress(chunk, out)
+    except (RuntimeError, ValueError) as error:
+        raise FormatError(f"expected streams that decode to {out.nbytes} bytes, found corrupt ones") from error
+
+
+class Made(NamedTuple):
+    """A chunk that C-Blosc 1 made, and what it chose."""
+
+    buf: bytes
+    block_nbytes: int
+    split: bool
+    starts: Int64Array
+
+
+def fused_ask(codec: int, typesize: int, block_nbytes: int, nbytes: int) -> int | None:
+    """Return the block size to ask C-Blosc 1 for to get blocks of `block_nbytes` bytes of `nbytes`, None if there is none.
+
+    It makes zstd blocks as asked for. Of the others it makes ``clamp(min(ask, 256K) * typesize, 64K, 1M)`` bytes, always
+    split, when the items have at most 16 bytes.
+    """
+    if codec == CodecId.ZSTD:
+        return block_nbytes if block_nbytes >= MIN_STREAM else None
+    if typesize > MAX_SPLIT or block_nbytes % typesize or block_nbytes > 2**20:
+        return None
+    ask = block_nbytes // typesize
+    if block_nbytes < 2**16 and block_nbytes != nbytes:
+        return None
+    return ask if MIN_STREAM <= ask <= 2**18 else None
+
+
+def make(codec: int, data: Bytes, *, clevel: int, shuffle: int, typesize: int, blocksize: int) -> Made | None:
+    """Compress `data` in one call and say what came out; None if it does not get smaller.
+
+    Parameters
+    ----------
+    codec : int
+        The compcode of a built-in codec.
+    data : ndarray of uint8
+        Contiguous.
+    clevel, shuffle, typesize : int
+        As C-Blosc 1 takes them.
+    blocksize : int
+        What C-Blosc 1 is asked for; it may choose otherwise, see `Made.block_nbytes`.
+    """
+    buf = blosc.compress(data, _CNAMES[CodecId(codec)], clevel, shuffle, blocksize, typesize)
+    _, _, flags, _, nbytes, block_nbytes, cbytes = _HEADER.unpack_from(buf)
+    if flags & FLAG_MEMCPYED or cbytes != len(buf):
+        return None
+    nblocks = -(-nbytes // block_nbytes)
+    starts = np.frombuffer(buf, "<i4", nblocks, BLOSC1_HEADER_LEN).astype(np.int64)
+    split = not flags & FLAG_UNSPLIT and typesize <= MAX_SPLIT and block_nbytes // typesize >= MIN_STREAM
+    return Made(buf, block_nbytes, split and typesize > 1, starts)
+
+
+def encode_stream(codec: int, data: Bytes, clevel: int) -> bytes | None:
+    """Compress one stream; None if it does not get smaller, or if C-Blosc 1 will not make a single stream of it."""
+    made = make(codec, data, clevel=clevel, shuffle=NOSHUFFLE, typesize=1, blocksize=len(data))
+    if made is None or made.block_nbytes != len(data):
+        return None
+    payload = made.buf[BLOSC1_HEADER_LEN + 8 :]
+    return payload if len(payload) < len(data) else None

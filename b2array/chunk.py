@@ -1,0 +1,613 @@
+"""One chunk and its data: decode the whole or any blocks, encode, take apart.
+
+Source: "Blosc Chunk Format". Blocks are decoded by one of three roads: *fused* (C-Blosc 1 undoes codec and shuffle
+for many blocks in one call), *streams* (C-Blosc 1 undoes the codec, NumPy the filters) and, for dictionaries and
+codecs that C-Blosc 1 does not have, stream by stream.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array import blosc1, codecs, filters
+from b2array.errors import FormatError
+from b2array.spans import extents
+from b2array.spec import (
+    BLOSC2_FLAG_LAZY,
+    MAX_DICT_NBYTES,
+    NO_FILTERS,
+    Buffer,
+    ChunkHeader,
+    CodecFormat,
+    CodecId,
+    FilterId,
+    Special,
+)
+
+__all__ = [
+    "Context",
+    "Head",
+    "Lazy",
+    "Stored",
+    "decode",
+    "decode_blocks",
+    "decode_lazy",
+    "groups",
+    "head_nbytes",
+    "needed_blocks",
+    "pack_lazy",
+    "unpack_head",
+    "unpack_lazy",
+    "vl_blocks",
+]
+
+Bytes = npt.NDArray[np.uint8]
+Int64Array = npt.NDArray[np.int64]
+
+GROUP_NBYTES = 2 * 2**20
+"""Blocks are decoded in groups of about this many bytes, so that a group is still in the cache when it is copied on."""
+
+_INT32 = struct.Struct("<i")
+_LAZY_TRAILER = struct.Struct("<iq")
+_IDENTITY_ON_READ = (FilterId.NOFILTER, FilterId.TRUNC_PREC, FilterId.INT_TRUNC)
+_NAN_BITS = {4: np.uint32(0x7FC00000), 8: np.uint64(0x7FF8000000000000)}
+_scratch = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a frame knows about its chunks that they do not say themselves.
+
+    Parameters
+    ----------
+    codec : int, optional
+        The compcode for chunks that defer to their frame.
+    codec_meta : int
+        The codec's parameter byte beside it.
+    blockshape : tuple of int, optional
+        Shape in items of a block, for codecs and filters that know dimensions.
+    """
+
+    codec: int | None = None
+    codec_meta: int = 0
+    blockshape: tuple[int, ...] | None = None
+
+
+NO_CONTEXT = Context()
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A chunk without its blocks: header, where the blocks lie, dictionary.
+
+    `starts` and `stops` are in bytes from the chunk's start, in block order, shape (nblocks,), int64; a block ends at
+    its stop at the latest. They are empty for special chunks.
+    """
+
+    header: ChunkHeader
+    starts: Int64Array
+    stops: Int64Array
+    dictionary: bytes | None = None
+    value: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The bytes of a chunk that are at hand: `starts` and `stops` say where in `region` each block lies, -1 if absent."""
+
+    head: Head
+    region: memoryview
+    starts: Int64Array
+    stops: Int64Array
+
+    @classmethod
+    def whole(cls, buf: Buffer, head: Head | None = None) -> Stored:
+        """Return the chunk whose bytes are all in `buf`.
+
+        Raises
+        ------
+        FormatError
+            `buf` is shorter than the chunk says it is.
+        """
+        head = unpack_head(buf) if head is None else head
+        if len(buf) < head.header.cbytes:
+            raise FormatError(f"expected a chunk of {head.header.cbytes} bytes, found {len(buf)}")
+        return cls(head, memoryview(buf).cast("B")[: head.header.cbytes], head.starts, head.stops)
+
+
+def head_nbytes(buf: Buffer) -> int:
+    """Return how many bytes of a chunk `unpack_head` needs, going by the 32 (at least 16) bytes in `buf`.
+
+    A dictionary's size stands behind the block starts: if `buf` ends before it, its largest size is assumed.
+    """
+    header = ChunkHeader.unpack(buf)
+    return _head_nbytes(header, buf)
+
+
+def _head_nbytes(header: ChunkHeader, buf: Buffer) -> int:
+    if header.special == Special.VALUE:
+        return header.cbytes
+    if not header.has_streams:
+        return header.header_len
+    nbytes = header.header_len + 4 * header.nblocks
+    if nbytes > header.cbytes:
+        raise FormatError(f"expected {header.nblocks} block starts in a chunk of {header.cbytes} bytes, found no room")
+    if not header.has_dict:
+        return nbytes
+    if len(buf) < nbytes + 4:
+        return min(nbytes + 4 + MAX_DICT_NBYTES, header.cbytes)
+    (size,) = _INT32.unpack_from(buf, nbytes)
+    if not 0 < size <= min(MAX_DICT_NBYTES, header.cbytes - nbytes - 4):
+        raise FormatError(f"expected a dictionary of 1 to {MAX_DICT_NBYTES} bytes within the chunk, found {size}")
+    return nbytes + 4 + size
+
+
+def unpack_head(buf: Buffer) -> Head:
+    """Read header, block starts and dictionary from the first bytes of a chunk.
+
+    Parameters
+    ----------
+    buf : bytes-like
+        The chunk, or at least its first `head_nbytes` bytes.
+
+    Raises
+    ------
+    FormatError, UnsupportedError
+        The bytes are not the head of a chunk.
+    """
+    header = ChunkHeader.unpack(buf)
+    nbytes = _head_nbytes(header, buf)
+    if len(buf) < nbytes:
+        raise FormatError(f"expected {nbytes} bytes of chunk header and block starts, found {len(buf)}")
+    header_len = header.header_len
+    if header.special or not header.nbytes:
+        value = bytes(memoryview(buf)[header_len:nbytes]) if header.special == Special.VALUE else b""
+        return Head(header, _NO_BLOCKS, _NO_BLOCKS, None, value)
+    if header.memcpyed:
+        starts = header_len + header.block_nbytes * np.arange(header.nblocks, dtype=np.int64)
+        return Head(header, starts, np.minimum(starts + header.block_nbytes, header.cbytes))
+    starts = np.frombuffer(buf, "<i4", header.nblocks, header_len).astype(np.int64)
+    dictionary = None
+    if header.has_dict:
+        dictionary = bytes(memoryview(buf)[header_len + 4 * header.nblocks + 4 : nbytes])
+    if int(starts.min()) < nbytes or int(starts.max()) > header.cbytes - 4:
+        bad = int(starts[(starts < nbytes) | (starts > header.cbytes - 4)][0])
+        raise FormatError(f"expected block starts of {nbytes} to {header.cbytes - 4}, found {bad}")
+    if header.vl_blocks and (np.diff(starts) <= 0).any():
+        raise FormatError("expected increasing starts of variable-length blocks, found others")
+    return Head(header, starts, extents(starts, header.cbytes), dictionary)
+
+
+_NO_BLOCKS: Int64Array = np.empty(0, np.int64)
+
+
+def needed_blocks(head: Head, numbers: Sequence[int]) -> Sequence[int]:
+    """Return the blocks whose bytes are needed to decode the blocks `numbers`: with DELTA also the first."""
+    if FilterId.DELTA in head.header.filters and head.header.has_streams and 0 not in numbers:
+        return (0, *numbers)
+    return numbers
+
+
+def decode(buf: Buffer, *, out: Bytes | None = None, context: Context = NO_CONTEXT) -> Bytes:
+    """Decode a whole chunk.
+
+    Parameters
+    ----------
+    buf : bytes-like
+        The chunk; what follows its `cbytes` bytes is not looked at.
+    out : ndarray of uint8, shape (nbytes,), optional
+        Where to decode to; contiguous.
+    context : Context
+        What the frame adds.
+
+    Returns
+    -------
+    ndarray of uint8, shape (nbytes,)
+
+    Raises
+    ------
+    FormatError
+        The bytes are not a chunk.
+    UnsupportedError
+        The chunk needs a codec or filter that is not there.
+    """
+    stored = Stored.whole(memoryview(buf).cast("B").toreadonly())
+    header = stored.head.header
+    if header.vl_blocks:
+        data = np.frombuffer(b"".join(vl_blocks(stored, context=context)), np.uint8)
+        if out is None:
+            return data
+        out[:] = data
+        return out
+    _check_justified(stored)
+    if out is None:
+        out = np.zeros(header.nbytes, np.uint8) if header.special else np.empty(header.nbytes, np.uint8)
+    elif out.nbytes != header.nbytes:
+        raise ValueError(f"out has {out.nbytes} bytes, the chunk {header.nbytes}")
+    step = group_length(header.block_nbytes)
+    reference = reference_block(stored, context)
+    for first in range(0, header.nblocks, step):
+        numbers = range(first, min(first + step, header.nblocks))
+        part = out[first * header.block_nbytes : numbers.stop * header.block_nbytes]
+        decode_blocks(stored, numbers, part, context=context, reference=reference)
+    return out
+
+
+def group_length(block_nbytes: int) -> int:
+    """Return how many blocks of `block_nbytes` bytes are decoded in one call."""
+    return max(1, GROUP_NBYTES // max(1, block_nbytes))
+
+
+def groups(
+    stored: Stored, numbers: Sequence[int], *, context: Context = NO_CONTEXT
+) -> Iterator[tuple[Sequence[int], Bytes]]:
+    """Decode the blocks `numbers` group by group.
+
+    Yields
+    ------
+    numbers : sequence of int
+        The blocks of the group.
+    data : ndarray of uint8, shape (len(numbers) * block_nbytes,) or less with a short last block
+        Valid until the next group is asked for, in this thread.
+    """
+    header = stored.head.header
+    step = group_length(header.block_nbytes)
+    reference = reference_block(stored, context)
+    scratch = _scratch_bytes(min(step, len(numbers)) * header.block_nbytes)
+    for first in range(0, len(numbers), step):
+        group = numbers[first : first + step]
+        nbytes = len(group) * header.block_nbytes
+        if group[-1] == header.nblocks - 1:
+            nbytes += header.last_block_nbytes - header.block_nbytes
+        data = scratch[:nbytes]
+        decode_blocks(stored, group, data, context=context, reference=reference)
+        yield group, data
+
+
+def _scratch_bytes(nbytes: int) -> Bytes:
+    buf: Bytes | None = getattr(_scratch, "buf", None)
+    if buf is None or len(buf) < nbytes:
+        buf = np.empty(nbytes, np.uint8)
+        if nbytes <= 4 * GROUP_NBYTES:
+            _scratch.buf = buf
+    return buf[:nbytes]
+
+
+def reference_block(stored: Stored, context: Context) -> Bytes | None:
+    """Return the decoded first block if the other blocks build on it (DELTA), else None."""
+    header = stored.head.header
+    if FilterId.DELTA not in header.filters or not header.has_streams or header.vl_blocks:
+        return None
+    out = np.empty(header.block_nbytes, np.uint8)
+    decode_blocks(stored, (0,), out, context=context)
+    return out
+
+
+def decode_blocks(
+    stored: Stored,
+    numbers: Sequence[int],
+    out: Bytes,
+    *,
+    context: Context = NO_CONTEXT,
+    reference: Bytes | None = None,
+) -> None:
+    """Decode the blocks `numbers` into `out`, one behind the other.
+
+    Parameters
+    ----------
+    stored : Stored
+        The chunk; the bytes of the blocks must be at hand.
+    numbers : sequence of int
+        Increasing (a range must have step 1); a short last block can only come last.
+    out : ndarray of uint8
+        Contiguous, exactly as long as the blocks.
+    context : Context
+        What the frame adds.
+    reference : ndarray of uint8, optional
+        What `reference_block` returned; needed for DELTA unless block 0 is the first of `numbers`.
+    """
+    header = stored.head.header
+    if header.special:
+        _fill(stored.head, out)
+        return
+    pick = slice(numbers.start, numbers.stop) if isinstance(numbers, range) else list(numbers)
+    starts, stops = stored.starts[pick], stored.stops[pick]
+    if header.memcpyed:
+        _copy_raw(stored.region, starts.tolist(), stops.tolist(), out)
+        return
+    short = numbers[-1] == header.nblocks - 1 and header.last_block_nbytes != header.block_nbytes
+    nfull = len(numbers) - short
+    border = nfull * header.block_nbytes
+    if nfull:
+        plan = _plan(header, context, short=False)
+        target = out[:border].reshape(nfull, header.block_nbytes)
+        _decode_full(plan, stored, starts[:nfull], stops[:nfull], target, reference, first=numbers[0] == 0)
+    if short:
+        plan = _plan(header, context, short=True)
+        target = out[border:].reshape(1, header.last_block_nbytes)
+        _decode_full(plan, stored, starts[nfull:], stops[nfull:], target, reference, first=header.nblocks == 1)
+
+
+def _copy_raw(region: memoryview, starts: list[int], stops: list[int], out: Bytes) -> None:
+    position = 0
+    for start, stop in zip(starts, stops, strict=True):
+        out[position : position + stop - start] = np.frombuffer(region[start:stop], np.uint8)
+        position += stop - start
+
+
+def _fill(head: Head, out: Bytes) -> None:
+    header = head.header
+    if header.special == Special.VALUE:
+        out.reshape(-1, len(head.value))[:] = np.frombuffer(head.value, np.uint8)
+    elif header.special == Special.NAN:
+        out.view(f"<u{header.typesize}")[:] = _NAN_BITS[header.typesize]
+    else:
+        out[:] = 0
+
+
+class Plan(NamedTuple):
+    """How the blocks of one size in a chunk are decoded."""
+
+    codec: int
+    codec_meta: int
+    nstreams: int
+    neblock: int
+    recipe: blosc1.Recipe | None
+    streamwise: bool
+    pipeline: filters.Pipeline | None
+    blockshape: tuple[int, ...] | None
+
+
+def _plan(header: ChunkHeader, context: Context, *, short: bool) -> Plan:
+    codec = header.codec_id(context.codec)
+    fmt = header.codec_format
+    meta = header.codec_meta if fmt == CodecFormat.USER else context.codec_meta
+    return _plan_for(
+        int(codec),
+        meta,
+        header.typesize,
+        1 if short else header.nstreams,
+        header.last_block_nbytes if short else header.block_nbytes,
+        NO_FILTERS if header.instrumented else header.filters,
+        header.filters_meta,
+        header.version if not header.extended else 5,
+        header.has_dict,
+        context.blockshape,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _plan_for(  # noqa: PLR0913 - the key of the cache
+    codec: int,
+    codec_meta: int,
+    typesize: int,
+    nstreams: int,
+    block_nbytes: int,
+    ids: tuple[int, ...],
+    metas: tuple[int, ...],
+    version: int,
+    has_dict: bool,
+    blockshape: tuple[int, ...] | None,
+) -> Plan:
+    neblock = block_nbytes // nstreams
+    if neblock == 0:
+        raise FormatError(f"expected blocks of at least {nstreams} bytes for {nstreams} streams, found {block_nbytes}")
+    pipeline = filters.Pipeline(ids, metas, typesize, version, blockshape)
+    filters.check(pipeline)
+    fmt = _BLOSC1_FORMATS.get(codec)
+    if fmt is None or has_dict:
+        return Plan(codec, codec_meta, nstreams, neblock, None, False, _unless_identity(pipeline), blockshape)
+    slot = max((i for i, fid in enumerate(ids) if fid not in _IDENTITY_ON_READ), default=None)
+    shuffle, width = blosc1.NOSHUFFLE, typesize
+    if slot is not None and ids[slot] == FilterId.SHUFFLE:
+        shuffle, width = blosc1.SHUFFLE, metas[slot] or typesize
+    elif slot is not None and ids[slot] == FilterId.BITSHUFFLE and block_nbytes // typesize % 8 == 0:
+        shuffle = blosc1.BITSHUFFLE
+    split = nstreams > 1
+    can_split = width == nstreams <= blosc1.MAX_SPLIT and neblock >= blosc1.MIN_STREAM and block_nbytes % nstreams == 0
+    if split and not can_split:
+        recipe = blosc1.Recipe(fmt, 1, blosc1.NOSHUFFLE, split=False, block_nbytes=neblock)
+        return Plan(codec, codec_meta, nstreams, neblock, recipe, True, _unless_identity(pipeline), blockshape)
+    recipe = blosc1.Recipe(fmt, width, shuffle, split=split, block_nbytes=block_nbytes)
+    if shuffle != blosc1.NOSHUFFLE and slot is not None:
+        pipeline = replace(pipeline, filters=(*ids[:slot], *NO_FILTERS[slot:]))
+    return Plan(codec, codec_meta, nstreams, neblock, recipe, False, _unless_identity(pipeline), blockshape)
+
+
+_BLOSC1_FORMATS = {
+    int(CodecId.BLOSCLZ): CodecFormat.BLOSCLZ,
+    int(CodecId.LZ4): CodecFormat.LZ4,
+    int(CodecId.LZ4HC): CodecFormat.LZ4,
+    int(CodecId.ZLIB): CodecFormat.ZLIB,
+    int(CodecId.ZSTD): CodecFormat.ZSTD,
+}
+
+
+def _unless_identity(pipeline: filters.Pipeline) -> filters.Pipeline | None:
+    return None if all(fid in _IDENTITY_ON_READ for fid in pipeline.filters) else pipeline
+
+
+def _decode_full(
+    plan: Plan,
+    stored: Stored,
+    starts: Int64Array,
+    stops: Int64Array,
+    target: Bytes,
+    reference: Bytes | None,
+    *,
+    first: bool,
+) -> None:
+    """Decode blocks of one size into the rows of `target`."""
+    stored_nbytes = plan.nstreams * plan.neblock
+    exact = stored_nbytes == target.shape[1]
+    rows = target if exact else np.empty((len(target), stored_nbytes), np.uint8)
+    if plan.recipe is None:
+        _decode_streams(plan, stored, starts, stops, rows)
+    elif plan.streamwise:
+        positions, csizes = blosc1.streams(stored.region, starts.tolist(), stops.tolist(), plan.nstreams, plan.neblock)
+        ends = positions + 4 + np.maximum(csizes, 0) + (csizes < 0)
+        flat = rows.reshape(-1)
+        blosc1.decode(plan.recipe, stored.region, positions.ravel().tolist(), ends.ravel().tolist(), flat)
+    else:
+        blosc1.decode(plan.recipe, stored.region, starts.tolist(), stops.tolist(), rows.reshape(-1))
+    if not exact:
+        target[:, :stored_nbytes] = rows
+        target[:, stored_nbytes:] = 0
+    if plan.pipeline is not None:
+        target[:] = filters.backward(plan.pipeline, target, reference=reference, first=first)
+
+
+def _decode_streams(plan: Plan, stored: Stored, starts: Int64Array, stops: Int64Array, rows: Bytes) -> None:
+    positions, csizes = blosc1.streams(stored.region, starts.tolist(), stops.tolist(), plan.nstreams, plan.neblock)
+    streams = rows.reshape(-1, plan.neblock)
+    for position, csize, out in zip(positions.ravel().tolist(), csizes.ravel().tolist(), streams, strict=True):
+        if csize <= 0:
+            out[:] = -csize
+        else:
+            out[:] = _decode_payload(plan, stored, stored.region[position + 4 : position + 4 + csize], plan.neblock)
+
+
+def _decode_payload(plan: Plan, stored: Stored, payload: memoryview, nbytes: int) -> Bytes:
+    if len(payload) == nbytes:
+        return np.frombuffer(payload, np.uint8)
+    if plan.codec == CodecId.BLOSCLZ:
+        return blosc1.decode_stream(CodecFormat.BLOSCLZ, payload, nbytes)
+    data = codecs.decode(
+        plan.codec,
+        payload,
+        nbytes,
+        meta=plan.codec_meta,
+        typesize=stored.head.header.typesize,
+        blockshape=plan.blockshape,
+        dictionary=stored.head.dictionary,
+    )
+    return np.frombuffer(data, np.uint8)
+
+
+_JUSTIFIED_RATIO = 1032
+"""The most that zlib, and more than LZ4 and BloscLZ, can expand a payload; zstd frames say their size themselves."""
+
+
+def _check_justified(stored: Stored) -> None:
+    """Refuse a chunk whose streams cannot possibly hold the bytes that its header claims, before memory is taken."""
+    header = stored.head.header
+    if not header.has_streams or header.nbytes <= _JUSTIFIED_RATIO * header.cbytes:
+        return
+    if header.codec_format not in (CodecFormat.BLOSCLZ, CodecFormat.LZ4, CodecFormat.ZLIB):
+        return
+    nfull = header.nblocks - (header.last_block_nbytes != header.block_nbytes)
+    neblock = header.block_nbytes // header.nstreams
+    _, csizes = blosc1.streams(stored.region, stored.starts[:nfull], stored.stops[:nfull], header.nstreams, neblock)
+    compressed = csizes[csizes > 0]
+    if (compressed * _JUSTIFIED_RATIO < neblock).any():
+        raise FormatError(f"expected streams that can hold {neblock} bytes, found one of {compressed.min()} bytes")
+
+
+def vl_blocks(stored: Stored, *, context: Context = NO_CONTEXT) -> Iterator[bytes]:
+    """Decode the blocks of a chunk of variable-length blocks, one after the other.
+
+    Raises
+    ------
+    FormatError
+        A block does not decode, or the blocks do not add up to the chunk.
+    """
+    head = stored.head
+    header = head.header
+    total = 0
+    for number, (start, stop) in enumerate(zip(stored.starts.tolist(), stored.stops.tolist(), strict=True)):
+        (nbytes,) = _INT32.unpack_from(stored.region, start)
+        total += nbytes
+        if nbytes <= 0 or total > header.nbytes:
+            raise FormatError(
+                f"expected blocks of {header.nbytes} bytes in all, found {nbytes} bytes in block {number}"
+            )
+        plan = _vl_plan(header, context, nbytes)
+        data = _decode_payload(plan, stored, stored.region[start + 4 : stop], nbytes)
+        if plan.pipeline is not None:
+            data = filters.backward(plan.pipeline, data.reshape(1, -1), reference=None, first=True)
+        yield data.tobytes()
+    if total != header.nbytes:
+        raise FormatError(f"expected blocks of {header.nbytes} bytes in all, found {total}")
+
+
+def _vl_plan(header: ChunkHeader, context: Context, nbytes: int) -> Plan:
+    plan = _plan(replace(header, flags2=0, nbytes=nbytes, blocksize=nbytes), context, short=False)
+    pipeline = filters.Pipeline(header.filters, header.filters_meta, header.typesize)
+    return plan._replace(pipeline=_unless_identity(pipeline))
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """A lazy chunk: the head, and where a frame holds the blocks.
+
+    `offset` is the chunk's position in bytes from the start of a contiguous frame, or the number of its file in a sparse
+    one; `sizes` are the blocks' compressed sizes in bytes, in block order.
+    """
+
+    head: Head
+    nchunk: int
+    offset: int
+    sizes: tuple[int, ...]
+
+
+def pack_lazy(head: Buffer, nchunk: int, offset: int) -> bytes:
+    """Make a lazy chunk from the head of chunk number `nchunk` (Blosc Chunk Format, section Trailer).
+
+    A special chunk has no blocks to wait for and is returned as it is.
+    """
+    parsed = unpack_head(head)
+    header = parsed.header
+    if header.special:
+        return bytes(memoryview(head)[: header.cbytes])
+    packed = replace(header, blosc2_flags=header.blosc2_flags | BLOSC2_FLAG_LAZY).pack()
+    starts = bytes(memoryview(head)[len(packed) : len(packed) + 4 * header.nblocks])
+    if header.memcpyed:
+        starts = bytes(4 * header.nblocks)
+    sizes = (parsed.stops - parsed.starts).astype("<i4").tobytes()
+    return packed + starts + _LAZY_TRAILER.pack(nchunk, offset) + sizes
+
+
+def unpack_lazy(buf: Buffer) -> Lazy:
+    """Read a lazy chunk: header, block starts and trailer.
+
+    Raises
+    ------
+    FormatError
+        The chunk is not lazy, or cut short.
+    """
+    header = ChunkHeader.unpack(buf)
+    if not header.lazy:
+        raise FormatError(f"expected a lazy chunk, found flags {header.blosc2_flags:#04x}")
+    trailer = header.header_len + 4 * header.nblocks
+    expected = trailer + _LAZY_TRAILER.size + 4 * header.nblocks
+    if len(buf) < expected:
+        raise FormatError(f"expected a lazy chunk of {expected} bytes, found {len(buf)}")
+    nchunk, offset = _LAZY_TRAILER.unpack_from(buf, trailer)
+    sizes = tuple(np.frombuffer(buf, "<i4", header.nblocks, trailer + _LAZY_TRAILER.size).tolist())
+    eager = replace(header, blosc2_flags=header.blosc2_flags & ~(BLOSC2_FLAG_LAZY | 0x01))
+    head = unpack_head(eager.pack() + bytes(memoryview(buf)[header.header_len : trailer]))
+    return Lazy(replace(head, header=replace(head.header, blosc2_flags=header.blosc2_flags)), nchunk, offset, sizes)
+
+
+def decode_lazy(buf: Buffer, read: Callable[[int, int], Buffer], *, context: Context = NO_CONTEXT) -> Bytes:
+    """Decode a lazy chunk with the help of the frame that it came from.
+
+    Parameters
+    ----------
+    buf : bytes-like
+        The lazy chunk.
+    read : callable
+        ``read(offset, nbytes)`` returns bytes of the chunk's place: `offset` is that of `Lazy`.
+    context : Context
+        What the frame adds.
+    """
+    lazy = unpack_lazy(buf)
+    return decode(read(lazy.offset, lazy.head.header.cbytes), context=context)

@@ -1,0 +1,70 @@
+"""Settings of the whole process, read at the moment they are needed.
+
+Assign to the names of this module (``b2array.config.threads = 4``), or change them for a while with `using`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Limits", "cache_bytes", "coalesce_gap", "durable", "limits", "retries", "threads", "using", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes in bytes that no file may make us exceed, whatever it claims."""
+
+    chunk_nbytes: int = 2**31
+    index_nbytes: int = 2**31
+    metadata_nbytes: int = 2**28
+    dtype_text: int = 4096
+
+
+threads: int = os.cpu_count() or 1
+"""Threads that decode and encode blocks. Calls from other threads than the main one use their own thread only."""
+
+cache_bytes: int = 64 * 2**20
+"""Size of the process-wide cache of decoded blocks; 0 turns it off."""
+
+coalesce_gap: int = 16 * 2**10
+"""Ranges of a file that lie closer together than this many bytes are read in one request."""
+
+verify: str = "always"
+"""Whether checksums are compared when blocks are read: "always" or "never"."""
+
+durable: bool = False
+"""Whether a local commit is forced to the disk before it returns."""
+
+retries: int = 5
+"""How often a commit is tried again when another writer came first."""
+
+limits: Limits = Limits()
+"""Bounds on sizes that are read from files."""
+
+_NAMES = ("cache_bytes", "coalesce_gap", "durable", "limits", "retries", "threads", "verify")
+
+
+@contextmanager
+def using(**settings: Any) -> Iterator[None]:
+    """Change settings for the length of a ``with`` block.
+
+    Examples
+    --------
+    >>> from b2array import config
+    >>> with config.using(cache_bytes=0):
+    ...     config.cache_bytes
+    0
+    """
+    unknown = sorted(set(settings) - set(_NAMES))
+    if unknown:
+        raise TypeError(f"unknown settings {', '.join(unknown)}; there are {', '.join(_NAMES)}")
+    before = {name: globals()[name] for name in settings}
+    globals().update(settings)
+    try:
+        yield
+    finally:
+        globals().update(before)

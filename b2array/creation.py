@@ -1,0 +1,352 @@
+"""Opening and making arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array import b2nd, encoder, extras, frame, indexing, partition, snapshot, transfer
+from b2array.array import NDArray
+from b2array.b2nd import Layout
+from b2array.draft import Draft
+from b2array.errors import ReadOnlyError, UnsupportedError
+from b2array.params import CParams
+from b2array.schunk import Mode, SChunk, place_new
+from b2array.spec import Buffer, CodecId, FilterId, Special
+from b2array.storage import MemoryStore, open_store
+
+__all__ = [
+    "asarray", "create", "empty", "empty_like", "from_bytes", "full", "full_like", "load", "ones", "ones_like", "open", "save", "zeros",
+    "zeros_like",
+]  # fmt: skip
+
+Shape = int | Sequence[int]
+Url = str | os.PathLike[str]
+Kind = Literal["auto", "contiguous", "sparse"]
+
+
+def open(  # noqa: A001 - as NumPy, zarr and h5py users expect
+    url: Url, mode: Mode = "r", *, offset: int = 0, storage_options: Mapping[str, Any] | None = None
+) -> NDArray:
+    """Open an array.
+
+    Parameters
+    ----------
+    url : str or os.PathLike
+        A file, a directory with a sparse frame, or what fsspec understands.
+    mode : {"r", "r+"}
+        For reading, or for reading and changing.
+    offset : int, default 0
+        Where the frame begins in the file, in bytes.
+    storage_options : mapping, optional
+        For fsspec.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is nothing.
+    FormatError
+        It is not a frame, or one without an array.
+    UnsupportedError
+        The frame is of a kind that is not known here, or its chunks do not hold the array's values.
+    """
+    if offset and mode != "r":
+        raise ReadOnlyError("a frame inside a larger file can only be read")
+    held = SChunk(snapshot.load(open_store(url, storage_options=storage_options), start=offset), mode)
+    return NDArray(held)
+
+
+def from_bytes(buf: Buffer) -> NDArray:
+    """Open an array that is a contiguous frame in memory; the bytes are not copied and can be read only."""
+    return NDArray(SChunk(snapshot.load(MemoryStore({"": buf})), "r"))
+
+
+def create(  # noqa: PLR0913 - each is a choice that the file format offers
+    url: Url | None,
+    shape: Shape,
+    dtype: npt.DTypeLike = float,
+    *,
+    chunks: Shape | Literal["auto"] = "auto",
+    blocks: Shape | Literal["auto"] = "auto",
+    fill_value: Any = 0,
+    cparams: CParams | None = None,
+    layout: Kind = "auto",
+    dims: Sequence[str | None] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+    meta: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    interop: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+) -> NDArray:
+    """Make an array whose items are all `fill_value`, and return a handle that can change it.
+
+    Parameters
+    ----------
+    url : str, os.PathLike or None
+        Where to; None: in memory.
+    shape : int or sequence of int
+        Extents in items, at most 16.
+    dtype : dtype-like
+        Any type of NumPy's but object.
+    chunks, blocks : sequence of int or "auto"
+        Extents in items of the chunks, which are read and written at once, and of the blocks in them, which can be read
+        alone.
+    fill_value : scalar, default 0
+        What items are that are never written.
+    cparams : CParams, optional
+        How chunks are compressed.
+    layout : {"auto", "contiguous", "sparse"}
+        One file, or a directory with a file a chunk; "auto": one file on local paths, else a directory.
+    dims : sequence of str or None, optional
+        Names of the dimensions.
+    attrs : mapping, optional
+        First attributes.
+    meta : mapping, optional
+        Metalayers, which can never change: what msgpack takes, or bytes, which are stored as they are.
+    overwrite : bool, default False
+        Whether an array that is there may be replaced.
+    interop : bool, default True
+        Refuse parameters with which stock Blosc2 reads arrays wrongly.
+    storage_options : mapping, optional
+        For fsspec.
+
+    Raises
+    ------
+    FileExistsError
+        There is something already.
+    TypeError, ValueError
+        The shapes or the type cannot be stored.
+    UnsupportedError
+        Stock Blosc2 would read the array wrongly (see `interop`), or a codec or filter cannot write.
+    """
+    draft, plan = _new_draft(
+        url, shape, dtype, chunks, blocks, fill_value, cparams, layout, dims, attrs, meta,
+        overwrite=overwrite, interop=interop, storage_options=storage_options,
+    )  # fmt: skip
+    _fill(draft, plan, fill_value)
+    return NDArray(SChunk(draft.commit(), "r+"))
+
+
+def _new_draft(
+    url: Url | None, shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any, fill_value: Any,
+    cparams: CParams | None, kind: str, dims: Sequence[str | None] | None, attrs: Mapping[str, Any] | None,
+    meta: Mapping[str, Any] | None, *, overwrite: bool, interop: bool, storage_options: Mapping[str, Any] | None,
+) -> tuple[Draft, Layout]:  # fmt: skip
+    layout = _plan(shape, np.dtype(dtype), chunks, blocks)
+    params = cparams or CParams()
+    if interop:
+        _check_interop(params, layout)
+    if dims is not None and len(dims) != layout.ndim:
+        raise ValueError(f"dims must name {layout.ndim} dimensions, not {len(dims)}")
+    noted = [(name, raw if isinstance(raw, bytes) else extras.encode_attr(raw)) for name, raw in (meta or {}).items()]
+    encoded = {name: extras.encode_attr(value) for name, value in (attrs or {}).items()}
+    fill = _fill_bytes(fill_value, layout.dtype)
+    store, frame_type = place_new(url, kind, storage_options, overwrite=overwrite)
+    new = frame.create(
+        params, frame_type=frame_type, typesize=layout.itemsize, chunksize=layout.chunk_nbytes,
+        blocksize=layout.block_nbytes, metalayers=[("b2nd", b2nd.pack(layout)), *noted],
+    )  # fmt: skip
+    zeros = np.broadcast_to(np.int64(frame.special_offset(Special.ZEROS)), (layout.nchunks,))
+    new = replace(new, nbytes=layout.nbytes, offsets=zeros)
+    draft = Draft(store, None, new, overwrite=overwrite)
+    draft.extras = replace(draft.extras, fill=fill if any(fill) else None, dims=tuple(dims) if dims else None)
+    for name, content in encoded.items():
+        draft.set_attr(name, content)
+    return draft, layout
+
+
+def _plan(shape: Shape, dtype: np.dtype[Any], chunks: Any, blocks: Any) -> Layout:
+    extents = _extents(shape)
+    text = b2nd.dtype_text(dtype)
+    given_chunks = None if isinstance(chunks, str) and chunks == "auto" else _extents(chunks)
+    given_blocks = None if isinstance(blocks, str) and blocks == "auto" else _extents(blocks)
+    cut = partition.automatic(extents, dtype.itemsize, chunks=given_chunks, blocks=given_blocks)
+    return Layout(extents, *cut, dtype, text)
+
+
+def _extents(shape: Shape) -> tuple[int, ...]:
+    return (int(shape),) if isinstance(shape, int | np.integer) else tuple(int(n) for n in shape)
+
+
+def _check_interop(params: CParams, layout: Layout) -> None:
+    if FilterId.DELTA in params.filter_slots and layout.nblocks > 1:
+        raise UnsupportedError(
+            "stock Blosc2 reads parts of arrays with the delta filter wrongly when a chunk has several blocks; "
+            "interop=False writes them all the same"
+        )
+    if params.use_dict and params.codec_id in (CodecId.LZ4, CodecId.LZ4HC):
+        raise UnsupportedError(
+            "stock Blosc2 reads parts of arrays with LZ4 dictionaries wrongly; interop=False writes them all the same"
+        )
+
+
+def _fill_bytes(value: Any, dtype: np.dtype[Any]) -> bytes:
+    item = np.zeros((), dtype)
+    if not (isinstance(value, int) and value == 0):
+        item[...] = value
+    return item.tobytes()
+
+
+def _fill(draft: Draft, layout: Layout, fill_value: Any) -> None:
+    """Put one small chunk of the fill value at every position, unless it is zero."""
+    item = _fill_bytes(fill_value, layout.dtype)
+    special = _special_of(item, layout.dtype)
+    if special is not None:
+        draft.frame.offsets[:] = frame.special_offset(special)
+        return
+    chunk = encoder.special_chunk(item, layout.chunk_nbytes, typesize=layout.itemsize, blocksize=layout.block_nbytes)
+    for n in range(layout.nchunks):
+        draft.put(n, chunk)
+
+
+def _special_of(item: bytes, dtype: np.dtype[Any]) -> Special | None:
+    if not any(item):
+        return Special.ZEROS
+    if dtype in (np.dtype("<f4"), np.dtype("<f8")) and item == encoder.NAN_BYTES[dtype.itemsize]:
+        return Special.NAN
+    return None
+
+
+def empty(shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Any) -> NDArray:
+    """Make an array of zeros, as `zeros` does: nothing is ever stored that was not written."""
+    return create(url, shape, dtype, **options)
+
+
+def zeros(shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Any) -> NDArray:
+    """Make an array of zeros, which takes no room and no time.
+
+    Parameters
+    ----------
+    shape, dtype
+        As for `create`.
+    url : str or os.PathLike, optional
+        Where to; in memory if left out.
+    **options
+        What else `create` takes.
+
+    Examples
+    --------
+    >>> zeros((3, 2), "i4")[...].tolist()
+    [[0, 0], [0, 0], [0, 0]]
+    """
+    return create(url, shape, dtype, **options)
+
+
+def ones(shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Any) -> NDArray:
+    """Make an array of ones; parameters as for `zeros`."""
+    return create(url, shape, dtype, fill_value=1, **options)
+
+
+def full(
+    shape: Shape, fill_value: Any, dtype: npt.DTypeLike | None = None, *, url: Url | None = None, **options: Any
+) -> NDArray:
+    """Make an array of one value, one small chunk at each position; parameters as for `zeros`.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Extents in items.
+    fill_value : scalar
+        The value of all items.
+    dtype : dtype-like, optional
+        By default the value's own.
+    url, **options
+        As for `zeros`.
+    """
+    return create(
+        url, shape, np.asarray(fill_value).dtype if dtype is None else dtype, fill_value=fill_value, **options
+    )
+
+
+def empty_like(x: Any, **options: Any) -> NDArray:
+    """Make an array of zeros with shape and type of another; parameters as for `zeros`."""
+    return zeros_like(x, **options)
+
+
+def zeros_like(x: Any, **options: Any) -> NDArray:
+    """Make an array of zeros with shape and type of another (and its chunks and blocks); parameters as for `zeros`."""
+    return zeros(**_like(x, options))
+
+
+def ones_like(x: Any, **options: Any) -> NDArray:
+    """Make an array of ones with shape and type of another; parameters as for `zeros`."""
+    return ones(**_like(x, options))
+
+
+def full_like(x: Any, fill_value: Any, **options: Any) -> NDArray:
+    """Make an array of one value with shape and type of another; parameters as for `full`."""
+    return full(fill_value=fill_value, **_like(x, options))
+
+
+def _like(x: Any, options: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if isinstance(x, NDArray):
+        found = {"chunks": x.chunks, "blocks": x.blocks, "cparams": x.cparams}
+    model = x if isinstance(x, NDArray | np.ndarray) else np.asarray(x)
+    found |= {"shape": model.shape, "dtype": model.dtype} | options
+    if found["shape"] != model.shape or np.dtype(found["dtype"]) != model.dtype:
+        found = {key: value for key, value in found.items() if key in options or key not in ("chunks", "blocks")}
+    return found
+
+
+def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = None, **options: Any) -> NDArray:
+    """Store an array.
+
+    Parameters
+    ----------
+    x : array-like
+        What NumPy makes an array of. An `NDArray` is returned as it is if nothing else is asked for.
+    url : str or os.PathLike, optional
+        Where to; in memory if left out.
+    dtype : dtype-like, optional
+        Type to convert to.
+    **options
+        What else `create` takes.
+
+    Examples
+    --------
+    >>> a = asarray(np.arange(12).reshape(3, 4))
+    >>> a[1:, ::2].tolist()
+    [[4, 6], [8, 10]]
+    """
+    if isinstance(x, NDArray) and url is None and not options and dtype in (None, x.dtype):
+        return x
+    values = np.asarray(x, dtype=dtype)
+    defaults: dict[str, Any] = {
+        "chunks": "auto", "blocks": "auto", "fill_value": 0, "cparams": None, "layout": "auto", "dims": None,
+        "attrs": None, "meta": None, "overwrite": False, "interop": True, "storage_options": None,
+    }  # fmt: skip
+    unknown = sorted(set(options) - set(defaults))
+    if unknown:
+        raise TypeError(f"asarray() got unexpected keyword arguments: {', '.join(unknown)}")
+    chosen = defaults | options
+    draft, layout = _new_draft(
+        url, values.shape, values.dtype, chosen["chunks"], chosen["blocks"], chosen["fill_value"], chosen["cparams"],
+        chosen["layout"], chosen["dims"], chosen["attrs"], chosen["meta"], overwrite=chosen["overwrite"],
+        interop=chosen["interop"], storage_options=chosen["storage_options"],
+    )  # fmt: skip
+    selection = indexing.select((...,), values.shape)
+    try:
+        if values.size:
+            box = selection.spread(values)
+            transfer.write(draft, layout, selection.index, selection.axes, box, cparams=draft.frame.cparams)
+    except BaseException:
+        draft.abort()
+        raise
+    return NDArray(SChunk(draft.commit(), "r+"))
+
+
+def save(url: Url, x: Any, **options: Any) -> None:
+    """Store an array as `asarray` does, replacing an array that is there."""
+    asarray(x, url=url, **{"overwrite": True, **options}).close()
+
+
+def load(url: Url, *, storage_options: Mapping[str, Any] | None = None) -> npt.NDArray[Any]:
+    """Read a whole array into memory."""
+    with open(url, storage_options=storage_options) as stored:
+        return np.asarray(stored)

@@ -1,0 +1,373 @@
+"""Local files and directories, without fsspec."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Self
+
+import numpy as np
+
+from b2array import config
+from b2array.errors import FormatError
+from b2array.spans import Merged, Span
+from b2array.spec import Buffer
+from b2array.storage import Head, Listed, Stamp, changed, identity, merge, overtaken, pieces, scatter, too_short
+
+__all__ = ["TEMPORARY_SUFFIX", "LocalStore"]
+
+TEMPORARY_SUFFIX = ".b2tmp"
+"""End of the names of files that are being written; one that stays behind belongs to a writer that was killed."""
+
+_LOCK_SUFFIX = ".b2lock"
+_READ_LIMIT = 64 * 2**20
+
+try:
+    from os import preadv as _preadv
+except ImportError:  # Windows, old macOS
+    _seeking = threading.Lock()
+
+    def _read_into(fd: int, view: memoryview, offset: int) -> int:
+        with _seeking:
+            os.lseek(fd, offset, os.SEEK_SET)
+            data = os.read(fd, len(view))
+        view[: len(data)] = data
+        return len(data)
+
+else:
+
+    def _read_into(fd: int, view: memoryview, offset: int) -> int:
+        return _preadv(fd, [view], offset)
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    _BINARY = os.O_BINARY
+
+    def _flock(fd: int, shared: bool) -> None:  # noqa: ARG001 - there is no shared one
+        while True:
+            os.lseek(fd, 0, os.SEEK_SET)
+            try:
+                return msvcrt.locking(fd, msvcrt.LK_LOCK, 1)
+            except OSError as error:  # after ten seconds
+                if error.errno != errno.EDEADLK:
+                    raise
+
+    def _unlock(fd: int) -> None:
+        os.lseek(fd, 0, os.SEEK_SET)
+        msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)
+
+else:
+    import fcntl
+
+    _BINARY = 0
+
+    def _flock(fd: int, shared: bool) -> None:
+        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+    def _unlock(fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+# A forked child must not keep its parent's locks alive.
+_held: set[int] = set()
+
+
+def _drop_held() -> None:
+    for fd in _held:
+        os.close(fd)
+    _held.clear()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_drop_held)
+
+
+def _raise_counter(fd: int) -> None:
+    # Handles of the C library that are open elsewhere read the file again when this number has changed.
+    os.lseek(fd, 0, os.SEEK_SET)
+    content = os.read(fd, 16).ljust(16, b"\0")
+    counter = (int.from_bytes(content[8:], "little") + 1) % 2**64
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.write(fd, content[:8] + counter.to_bytes(8, "little"))
+
+
+def _sync_directory(path: str) -> None:
+    if config.durable and sys.platform != "win32":
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _local_stamp(status: os.stat_result) -> Stamp:
+    # Without the device, whose number differs between computers that share the file system.
+    return Stamp(status.st_size, f"{status.st_ino}@{status.st_mtime_ns}:{status.st_size}")
+
+
+class _File:
+    """A descriptor that is closed when no thread uses it any more, whoever has replaced it in the meantime."""
+
+    __slots__ = ("fd", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.fd = fd
+        self.path = path
+
+    @classmethod
+    def open(cls, path: str) -> Self:
+        return cls(os.open(path, os.O_RDONLY | _BINARY), path)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.fd)
+
+    def stamp(self) -> Stamp:
+        return _local_stamp(os.fstat(self.fd))
+
+    def read(self, start: int, stop: int) -> memoryview:
+        size = os.fstat(self.fd).st_size
+        if stop > size:
+            raise too_short(self.path, start, stop, size - start)
+        view = np.empty(stop - start, np.uint8).data
+        done = 0
+        while done < len(view):
+            count = _read_into(self.fd, view[done:], start + done)
+            if not count:
+                raise too_short(self.path, start, stop, done)
+            done += count
+        return view
+
+
+def _flush(file: Any) -> None:
+    file.flush()
+    if config.durable:
+        os.fsync(file.fileno())
+
+
+def _rename_exclusively(source: str, target: str) -> None:
+    """Give `source` the name `target`, unless that exists; `source` may stay as a second name."""
+    try:
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links: take the name first, then fill it
+            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            os.replace(source, target)
+    except FileExistsError:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+
+
+class LocalStore:
+    """A local file or directory.
+
+    The file of a store that is one file stays open, so that its bytes can be read even after another writer has put
+    a new file in its place, until `head`, `replace` or `close` is called here.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        Taken relative to the present working directory for as long as the store lives.
+    """
+
+    guarantee = "lock"
+    appendable = True
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        text = os.fsdecode(path)
+        self.url = os.path.abspath(text)
+        self.is_prefix = True if text.endswith(("/", os.sep)) else None
+        self._file: _File | None = None
+
+    def __repr__(self) -> str:
+        return f"<LocalStore {self.url}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LocalStore, (os.path.join(self.url, "") if self.is_prefix else self.url,)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.url, name) if name else self.url
+
+    def _open(self, name: str) -> _File:
+        if name:
+            return _File.open(self._path(name))
+        file = self._file
+        if file is None:
+            file = self._file = _File.open(self.url)
+        return file
+
+    def read(self, spans: Sequence[Span], *, expected: str | None = None) -> list[memoryview]:
+        """Read spans; see `Store.read`."""
+        merged = merge(self.url, spans, _READ_LIMIT)
+        return scatter(spans, merged, self._read(merged, expected))
+
+    def _read(self, merged: Sequence[Merged], expected: str | None) -> Iterator[memoryview]:
+        for name, group in itertools.groupby((each.span for each in merged), key=lambda span: span.name):
+            file = self._open(name)
+            if expected is not None and identity(file.stamp().version) != identity(expected):
+                raise changed(file.path)
+            for _, start, stop in group:
+                yield file.read(start, stop)
+
+    def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
+        """Read beginnings; see `Store.head`. The file is opened anew, and later reads are from it."""
+        return [self._head(name, nbytes, offset) for name in names]
+
+    def _head(self, name: str, nbytes: int, offset: int) -> Head | Exception:
+        try:
+            file = _File.open(self._path(name))
+            stamp = file.stamp()
+            data = file.read(min(offset, stamp.size), min(offset + nbytes, stamp.size))
+        except (OSError, FormatError) as error:
+            return error
+        if not name:
+            self._file = file
+        return Head(data, stamp)
+
+    def stamp(self, name: str) -> Stamp:
+        """Look up size and version; see `Store.stamp`."""
+        return _local_stamp(os.stat(self._path(name)))
+
+    def listing(self) -> dict[str, Listed]:
+        """Find the files; see `Store.listing`. Includes lock files and those with `TEMPORARY_SUFFIX`."""
+        if not os.path.isdir(self.url):
+            status = os.stat(self.url)
+            return {"": Listed(status.st_size, status.st_mtime)}
+        with os.scandir(self.url) as entries:
+            found = {entry.name: entry.stat() for entry in entries if entry.is_file()}
+        return {name: Listed(status.st_size, status.st_mtime) for name, status in found.items()}
+
+    def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
+        """Write a new file; see `Store.create`. Missing directories are made."""
+        path = self._path(name)
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        with self._written_beside(path, data) as (temporary, stamp):
+            _rename_exclusively(temporary, path)
+        return stamp
+
+    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
+        """Write a file and rename it; see `Store.replace`. A symbolic link stays one. Missing directories are made."""
+        path = os.path.realpath(self._path(name))
+        with self._written_beside(path, data) as (temporary, stamp):
+            with suppress(FileNotFoundError):
+                os.chmod(temporary, os.stat(path).st_mode & 0o7777)
+            if expected is not None and self._version(path) != expected:
+                raise overtaken(path)
+            os.replace(temporary, path)
+        if not name:
+            self._file = None
+        return stamp
+
+    @staticmethod
+    def _version(path: str) -> str | None:
+        try:
+            return _local_stamp(os.stat(path)).version
+        except FileNotFoundError:
+            return None
+
+    @contextmanager
+    def _written_beside(self, path: str, data: Buffer | Iterable[Buffer]) -> Iterator[tuple[str, Stamp]]:
+        directory = os.path.dirname(path)
+        new = not os.path.isdir(directory)
+        if new:
+            os.makedirs(directory, exist_ok=True)
+        temporary = f"{path}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
+        try:
+            with open(temporary, "xb") as file:
+                file.writelines(pieces(data))
+                _flush(file)
+                stamp = _local_stamp(os.fstat(file.fileno()))
+            yield temporary, stamp
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+        _sync_directory(directory)
+        if new:
+            _sync_directory(os.path.dirname(directory))
+
+    def temporary(self, name: str) -> str | None:
+        """Name a file beside an object; see `Store.temporary`."""
+        return f"{os.path.realpath(self._path(name))}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
+
+    def adopt(self, path: str, name: str, *, exclusive: bool) -> Stamp:
+        """Give a complete file its name; see `Store.adopt`."""
+        target = os.path.realpath(self._path(name))
+        if exclusive:
+            _rename_exclusively(path, target)
+        else:
+            os.replace(path, target)
+        _sync_directory(os.path.dirname(target))
+        self.close()
+        return self.stamp(name)
+
+    def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:
+        """Cut and extend a file; see `Store.append`."""
+        with self._open_to_write(name, offset) as file:
+            file.truncate(offset)
+            file.seek(offset)
+            file.writelines(pieces(data))
+            _flush(file)
+
+    def patch(self, name: str, offset: int, data: Buffer) -> None:
+        """Overwrite bytes of a file; see `Store.patch`."""
+        with self._open_to_write(name, offset + memoryview(data).nbytes) as file:
+            file.seek(offset)
+            file.write(data)
+            _flush(file)
+
+    @contextmanager
+    def _open_to_write(self, name: str, nbytes: int) -> Iterator[Any]:
+        path = self._path(name)
+        with open(path, "r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < nbytes:
+                raise FormatError(f"{path}: expected at least {nbytes} bytes, found {size}")
+            yield file
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove files; see `Store.delete`."""
+        for name in names:
+            path = self._path(name)
+            with suppress(FileNotFoundError):
+                if not name and os.path.isdir(path) and not os.path.islink(path):
+                    os.rmdir(path)
+                else:
+                    os.unlink(path)
+
+    @contextmanager
+    def lock(self, name: str, *, shared: bool = False) -> Iterator[None]:
+        """Hold the lock file; see `Store.lock`. Does not work on network file systems without ``flock``."""
+        path = os.path.join(self.url, _LOCK_SUFFIX) if name else self.url + _LOCK_SUFFIX
+        if not shared:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        elif not os.path.exists(path):
+            yield
+            return
+        flags = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
+        fd = os.open(path, flags | _BINARY, 0o666)
+        owner = os.getpid()
+        _held.add(fd)
+        try:
+            _flock(fd, shared)
+            if not shared:
+                _raise_counter(fd)
+            yield
+        finally:
+            if os.getpid() == owner:
+                _held.discard(fd)
+                # Said aloud, because a child that was forked a moment ago may not have closed its copy yet.
+                with suppress(OSError):
+                    pass
+                os.close(fd)
+
+    def close(self) -> None:
+        """Close the file; see `Store.close`."""
+        self._file = None

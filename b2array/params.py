@@ -1,0 +1,115 @@
+"""Compression parameters: how chunks are to be made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from b2array import codecs, filters
+from b2array.spec import NFILTERS, NO_FILTERS, CodecId, FilterId
+
+__all__ = ["CParams", "SplitMode"]
+
+SplitMode = Literal["auto", "always", "never", "blosc2"]
+
+
+@dataclass(frozen=True, slots=True)
+class CParams:
+    """How chunks are compressed.
+
+    Parameters
+    ----------
+    codec : str or int, default "zstd"
+        "blosclz", "lz4", "lz4hc", "zlib", "zstd", or the id of a codec registered with
+        `b2array.codecs.register`.
+    clevel : int, default 5
+        0 (stored as it is) to 9.
+    codec_meta : int, default 0
+        Parameter byte of a registered codec.
+    filters : sequence of str or int, default ("shuffle",)
+        At most six, applied in this order: "shuffle", "bitshuffle", "delta", "trunc_prec", "bytedelta",
+        "int_trunc", or ids registered with `b2array.filters.register`.
+    filters_meta : sequence of int, optional
+        One byte for each filter (-128 to 255); 0 where left out.
+    splitmode : {"auto", "always", "never", "blosc2"}
+        Whether blocks are stored as one stream for each byte of the item: "auto" is the fastest to write,
+        "blosc2" the rule of the C library (smaller with zstd, slower to write).
+    use_dict : bool, default False
+        Train a dictionary for each chunk (zstd, lz4, lz4hc).
+    nthreads : int, default 1
+        Recorded in the frame's header for readers that obey it; b2array itself uses `b2array.config.threads`.
+
+    Examples
+    --------
+    >>> CParams("lz4", clevel=1).codec_id
+    <CodecId.LZ4: 1>
+    >>> CParams(filters=("delta", "shuffle")).filter_slots
+    (0, 0, 0, 0, 3, 1)
+    """
+
+    codec: str | int = "zstd"
+    clevel: int = 5
+    codec_meta: int = 0
+    filters: tuple[str | int, ...] = ("shuffle",)
+    filters_meta: tuple[int, ...] = ()
+    splitmode: SplitMode = "auto"
+    use_dict: bool = False
+    nthreads: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "filters", tuple(self.filters))
+        object.__setattr__(self, "filters_meta", tuple(self.filters_meta))
+        codecs.codec_id(self.codec)
+        _check_range("clevel", self.clevel, 0, 9)
+        _check_range("codec_meta", self.codec_meta, 0, 255)
+        _check_range("nthreads", self.nthreads, 0, 2**15 - 1)
+        if self.splitmode not in get_args(SplitMode):
+            raise ValueError(f"splitmode must be one of {get_args(SplitMode)}, not {self.splitmode!r}")
+        if len(self.filters) > NFILTERS:
+            raise ValueError(f"at most {NFILTERS} filters fit, {len(self.filters)} given")
+        if len(self.filters_meta) > len(self.filters):
+            raise ValueError(f"{len(self.filters_meta)} filters_meta for {len(self.filters)} filters")
+        for name in self.filters:
+            filters.filter_id(name)
+        for meta in self.filters_meta:
+            _check_range("filters_meta", meta, -128, 255)
+        if self.use_dict and self.codec_id not in (CodecId.ZSTD, CodecId.LZ4, CodecId.LZ4HC):
+            raise ValueError(f"dictionaries need zstd, lz4 or lz4hc, not {self.codec!r}")
+
+    @property
+    def codec_id(self) -> int:
+        """The compcode of the codec."""
+        return codecs.codec_id(self.codec)
+
+    @property
+    def filter_slots(self) -> tuple[int, ...]:
+        """The six filter ids of a header, the given ones in the last slots."""
+        ids = tuple(filters.filter_id(name) for name in self.filters)
+        return NO_FILTERS[len(ids) :] + ids
+
+    @property
+    def meta_slots(self) -> tuple[int, ...]:
+        """The six filter metas of a header, as unsigned bytes, beside `filter_slots`."""
+        metas = tuple(meta & 0xFF for meta in self.filters_meta)
+        padded = metas + (0,) * (len(self.filters) - len(metas))
+        return NO_FILTERS[len(padded) :] + padded
+
+    def splits(self, typesize: int, block_nbytes: int) -> bool:
+        """Whether full blocks of `block_nbytes` bytes are stored as `typesize` streams."""
+        if self.splitmode in ("always", "never"):
+            return self.splitmode == "always" and typesize > 1
+        whole_items = 1 < typesize <= 16 and block_nbytes % typesize == 0
+        if self.splitmode == "auto":
+            # What C-Blosc 1 makes of its own accord, so that one call shuffles and compresses.
+            neblock = block_nbytes // typesize
+            return self.codec_id in _SPLIT_BY_BLOSC1 and whole_items and neblock >= 128 and block_nbytes <= 2**20
+        fast = self.codec_id in (CodecId.BLOSCLZ, CodecId.LZ4) or (self.codec_id == CodecId.ZSTD and self.clevel <= 5)
+        return fast and FilterId.SHUFFLE in self.filter_slots and whole_items and block_nbytes // typesize >= 32
+
+
+_SPLIT_BY_BLOSC1 = (CodecId.BLOSCLZ, CodecId.LZ4, CodecId.LZ4HC, CodecId.ZLIB)
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be {low} to {high}, not {value}")

@@ -1,0 +1,366 @@
+"""The geometry of an array: a grid of chunks, and in each chunk a grid of blocks.
+
+A selection is a product of groups. A group stands for the positions along one axis (a `slice`), or for points
+along one or several axes together (an integer array with one row an axis). `parts` cuts such a product at the
+borders of a grid and yields products again, so that one function serves array to chunks and chunk to blocks;
+`take` and `put` read and write the items of a product.
+
+Source: "Blosc2 NDim Array Format", sections Metalayer and Storage order: partial chunks and blocks are padded to
+full size at their high end, and all grids are in C order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import chain, product, starmap
+from operator import index as as_int
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from b2array.spec import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
+
+__all__ = ["Axes", "Index", "Part", "automatic", "extended", "grid_shape", "parts", "put", "take"]
+
+Index = slice | NDArray[np.int64]
+"""Positions of one group, never negative and in bounds: ``slice(start, stop, step)`` with ``step > 0`` along one
+axis, or an array of shape (axes, points)."""
+
+Axes = tuple[tuple[int, ...], ...]
+"""The axes that each group covers, ascending. Instead of ``((0,), (1,), ...)`` stands None."""
+
+MAX_NDIM = 16
+BLOCK_NBYTES = 128 * 2**10
+CHUNK_NBYTES = 8 * 2**20
+FEW_PARTS = 16
+
+
+class Part(NamedTuple):
+    """What a selection takes from one part of the grid.
+
+    Attributes
+    ----------
+    coords : tuple of int
+        Which part, one coordinate an axis.
+    inside : tuple of Index
+        The selected positions, one entry a group, counted from the first item of the part.
+    outside : tuple of Index
+        Where these items stand in the selection's box, one entry a group: a slice of step 1, or an array of
+        shape (1, points) where the points of the part are scattered.
+    """
+
+    coords: tuple[int, ...]
+    inside: tuple[Index, ...]
+    outside: tuple[Index, ...]
+
+
+def grid_shape(shape: Sequence[int], part: Sequence[int]) -> tuple[int, ...]:
+    """Count the parts along each axis.
+
+    Examples
+    --------
+    >>> grid_shape((10, 20), (4, 5))
+    (3, 4)
+    """
+    return tuple(-(-n // p) if n else 0 for n, p in zip(shape, part, strict=True))
+
+
+def extended(shape: Sequence[int], part: Sequence[int]) -> tuple[int, ...]:
+    """Round each extent up to whole parts.
+
+    Examples
+    --------
+    >>> extended((10, 20), (4, 5))
+    (12, 20)
+    """
+    return tuple(-(-n // p) * p if n else 0 for n, p in zip(shape, part, strict=True))
+
+
+def parts(
+    index: tuple[Index, ...],
+    part_shape: Sequence[int],
+    axes: Axes | None = None,
+    outside: tuple[Index, ...] | None = None,
+) -> Iterator[Part]:
+    """Cut a selection at the borders of a grid, visiting each part that it touches once.
+
+    Parameters
+    ----------
+    index : tuple of Index
+        The selection, one entry a group; the `inside` of a part cuts that part further.
+    part_shape : sequence of int
+        Extent of a part along each axis, in items.
+    axes : tuple of tuple of int, optional
+        The axes of each group; by default one axis a group, in order.
+    outside : tuple of Index, optional
+        Where the selection stands in a larger box, as in `Part`; by default it is the whole box.
+
+    Yields
+    ------
+    Part
+        In C order of the grid where every group has one axis. Points keep their order inside a part, so that of
+        several writes to one item the last wins.
+
+    Examples
+    --------
+    >>> for part in parts((slice(2, 9, 3),), (4,)):
+    ...     print(part.coords, part.inside, part.outside)
+    (0,) (slice(2, 4, 3),) (slice(0, 1, 1),)
+    (1,) (slice(1, 4, 3),) (slice(1, 2, 1),)
+    (2,) (slice(0, 1, 3),) (slice(2, 3, 1),)
+    """
+    if not index:
+        return iter((Part((), (), ()),))
+    bases = (None,) * len(index) if outside is None else outside
+    if axes is None:
+        pieces = [_cut(i, (extent,), base) for i, extent, base in zip(index, part_shape, bases, strict=True)]
+        return map(Part._make, starmap(zip, product(*pieces)))
+    return _grouped_parts(index, part_shape, axes, bases)
+
+
+_Piece = tuple[Any, Index, Index]  # coords (a plain int for a group of one axis), inside, outside
+
+
+def _cut(index: Index, extents: tuple[int, ...], base: Index | None) -> list[_Piece]:
+    return _cut_slice(index, extents[0], base) if isinstance(index, slice) else _cut_points(index, extents, base)
+
+
+def _grouped_parts(
+    index: tuple[Index, ...], part_shape: Sequence[int], axes: Axes, bases: Sequence[Index | None]
+) -> Iterator[Part]:
+    pieces: list[list[_Piece]] = []
+    for covered, i, base in zip(axes, index, bases, strict=True):
+        cut = _cut(i, tuple(part_shape[axis] for axis in covered), base)
+        if len(covered) == 1:
+            cut = [((coord,), inside, outside) for coord, inside, outside in cut]
+        pieces.append(cut)
+    covered_axes = tuple(chain.from_iterable(axes))
+    rank = sorted(range(len(covered_axes)), key=covered_axes.__getitem__)
+    for combination in product(*pieces):
+        coords, inside, outside = zip(*combination, strict=True)
+        flat = tuple(chain.from_iterable(coords))
+        yield Part(tuple(flat[n] for n in rank), inside, outside)
+
+
+def _cut_slice(index: slice, extent: int, base: Index | None) -> list[_Piece]:
+    start, stop, step = index.start, index.stop, index.step
+    position = base.start if isinstance(base, slice) else 0
+    pieces: list[_Piece] = []
+    while start < stop:
+        coord = start // extent
+        origin = coord * extent
+        end = min(origin + extent, stop)
+        count = (end - start + step - 1) // step
+        pieces.append((coord, slice(start - origin, end - origin, step), slice(position, position + count, 1)))
+        start += count * step
+        position += count
+    return pieces
+
+
+def _cut_points(points: NDArray[np.int64], extents: tuple[int, ...], base: Index | None) -> list[_Piece]:
+    if points.shape[1] == 0:
+        return []
+    divisor = np.array(extents, np.int64)[:, None]
+    coords = points // divisor
+    inside = points - coords * divisor
+    number = coords[0]
+    if len(extents) > 1:
+        number = np.ravel_multi_index(tuple(coords), tuple((coords.max(axis=1) + 1).tolist()))
+    order = None
+    if (number[1:] < number[:-1]).any():
+        # In the smallest type that holds the numbers: for 16 bits NumPy's stable sort is a radix sort.
+        order = np.argsort(number.astype(np.min_scalar_type(number.max())), kind="stable")
+        number, coords, inside = number[order], coords[:, order], inside[:, order]
+    cuts = [0, *(np.flatnonzero(number[1:] != number[:-1]) + 1).tolist(), number.size]
+    where = [coord[0] if len(extents) == 1 else tuple(coord) for coord in coords[:, cuts[:-1]].T.tolist()]
+    return [
+        (coord, inside[:, start:stop], _positions(order, start, stop, base))
+        for coord, start, stop in zip(where, cuts[:-1], cuts[1:], strict=True)
+    ]
+
+
+def _positions(order: NDArray[np.intp] | None, start: int, stop: int, base: Index | None) -> Index:
+    if isinstance(base, np.ndarray):
+        return base[:, start:stop] if order is None else base[:, order[start:stop]]
+    offset = base.start if isinstance(base, slice) else 0
+    if order is None:
+        return slice(start + offset, stop + offset, 1)
+    return order[None, start:stop] + offset
+
+
+def take(values: NDArray[Any], index: tuple[Index, ...], axes: Axes | None = None) -> NDArray[Any]:
+    """Read the items of a product of groups.
+
+    Parameters
+    ----------
+    values : ndarray
+        For example a block, with `index` a part's `inside`, or a box, with `index` its `outside`.
+    index : tuple of Index
+        One entry a group.
+    axes : tuple of tuple of int, optional
+        The axes of `values` that each group covers; by default one axis a group, in order.
+
+    Returns
+    -------
+    ndarray
+        One dimension a group. A view of `values` if all groups are slices.
+
+    Examples
+    --------
+    >>> take(np.arange(12).reshape(3, 4), (slice(0, 2, 1), np.array([[3, 0]])))
+    array([[3, 0],
+           [7, 4]])
+    """
+    if np.ndarray not in map(type, index):
+        return values[(*index, ...)]
+    key, moved, order = _fancy(index, axes)
+    taken: NDArray[Any] = values.transpose(moved)[key]
+    return taken.transpose(sorted(range(len(order)), key=order.__getitem__))
+
+
+def put(target: NDArray[Any], index: tuple[Index, ...], values: NDArray[Any], axes: Axes | None = None) -> None:
+    """Write the items of a product of groups; the counterpart of `take`.
+
+    Parameters
+    ----------
+    target : ndarray
+        Changed in place.
+    index, axes
+        As in `take`. Where points repeat, the last value stays.
+    values : ndarray
+        One dimension a group.
+    """
+    if np.ndarray not in map(type, index):
+        target[index] = values
+        return
+    key, moved, order = _fancy(index, axes)
+    target.transpose(moved)[key] = values.transpose(order)
+
+
+def _fancy(index: tuple[Index, ...], axes: Axes | None) -> tuple[tuple[Index, ...], tuple[int, ...], tuple[int, ...]]:
+    """Make a NumPy key with all index arrays in front; also the axes in that order, and the groups."""
+    arrays = [n for n, i in enumerate(index) if isinstance(i, np.ndarray)]
+    order = (*arrays, *(n for n, i in enumerate(index) if isinstance(i, slice)))
+    key: list[Index] = []
+    for dim, n in enumerate(arrays):
+        # Points of several groups are combined like in `numpy.ix_`.
+        open_shape = (1,) * dim + (-1,) + (1,) * (len(arrays) - dim - 1)
+        key.extend(row.reshape(open_shape) for row in index[n])  # type: ignore[union-attr]
+    key.extend(index[n] for n in order[len(arrays) :])
+    moved = order if axes is None else tuple(chain.from_iterable(axes[n] for n in order))
+    return tuple(key), moved, order
+
+
+def automatic(
+    shape: Sequence[int],
+    itemsize: int,
+    *,
+    chunks: Sequence[int] | None = None,
+    blocks: Sequence[int] | None = None,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Choose the shapes of chunks and blocks, near-isotropic, the same on every machine.
+
+    Blocks have about 128 KiB (64 KiB to 1 MiB where the array and its items permit), chunks about 8 MiB. Chunks
+    consist of whole blocks except where they span the axis. An axis of extent 0 is one that will grow: it gets what
+    the other axes leave.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Shape of the array.
+    itemsize : int
+        Bytes of an item.
+    chunks, blocks : sequence of int, optional
+        Shapes that are kept as they are given.
+
+    Returns
+    -------
+    chunks, blocks : tuple of int
+        Extents in items, at least 1.
+
+    Raises
+    ------
+    ValueError
+        The given shapes do not fit the array or each other, or exceed the limits of the format: 16 dimensions,
+        2147483615 bytes a chunk (with its padding to whole blocks), 536866816 bytes a block.
+
+    Examples
+    --------
+    >>> automatic((1000, 1000), 8)
+    ((1000, 1000), (125, 125))
+    >>> automatic((0, 720, 1440), 4)
+    ((2, 720, 1440), (1, 180, 180))
+    """
+    extents = tuple(as_int(n) for n in shape)
+    if len(extents) > MAX_NDIM:
+        raise ValueError(f"at most {MAX_NDIM} dimensions are possible, found {len(extents)}")
+    if any(n < 0 for n in extents):
+        raise ValueError("negative dimensions are not allowed")
+    size = max(itemsize, 1)
+    chunk = None if chunks is None else _given("chunks", chunks, len(extents))
+    block = None if blocks is None else _given("blocks", blocks, len(extents))
+    if block is None:
+        within, exact = (extents, False) if chunk is None else (chunk, True)
+        block = _divide(within, BLOCK_NBYTES / size, (1,) * len(within), exact=exact)
+    if chunk is None:
+        whole_blocks = _divide(extents, CHUNK_NBYTES / size, block, exact=False)
+        chunk = tuple(max(b, min(c, n or c)) for b, c, n in zip(block, whole_blocks, extents, strict=True))
+    _check(chunk, block, size)
+    return chunk, block
+
+
+def _given(name: str, extents: Sequence[int], ndim: int) -> tuple[int, ...]:
+    given = tuple(as_int(n) for n in extents)
+    if len(given) != ndim:
+        raise ValueError(f"{name} must have {ndim} extents, as the shape has, not {len(given)}: {given}")
+    if any(n < 1 for n in given):
+        raise ValueError(f"the extents of {name} must be at least 1: {given}")
+    return given
+
+
+def _check(chunks: tuple[int, ...], blocks: tuple[int, ...], itemsize: int) -> None:
+    if any(b > c for b, c in zip(blocks, chunks, strict=True)):
+        raise ValueError(f"blocks {blocks} must not exceed chunks {chunks}")
+    block_nbytes = math.prod(blocks) * itemsize
+    if block_nbytes > MAX_BLOCKSIZE:
+        raise ValueError(f"blocks {blocks} have {block_nbytes} bytes each, more than {MAX_BLOCKSIZE}")
+    chunk_nbytes = math.prod(extended(chunks, blocks)) * itemsize
+    if chunk_nbytes > MAX_CHUNK_NBYTES:
+        raise ValueError(
+            f"chunks {chunks} have {chunk_nbytes} bytes each when padded to whole blocks {blocks}, "
+            f"more than {MAX_CHUNK_NBYTES}"
+        )
+
+
+def _divide(extents: tuple[int, ...], target: float, units: tuple[int, ...], *, exact: bool) -> tuple[int, ...]:
+    """Choose a shape of whole units with about `target` items, as equal along all axes as the short ones allow."""
+    divided = list(units)
+    sized = sum(n > 0 for n in extents)
+    order = sorted(range(len(extents)), key=lambda axis: (extents[axis] == 0, extents[axis], -axis))
+    for place, axis in enumerate(order):
+        left = (sized if place < sized else len(order)) - place
+        # Rounded, so that the last digit of a machine's `pow` cannot matter.
+        ideal = round(target ** (1 / left), 6)
+        count = -(-extents[axis] // units[axis])
+        divided[axis] *= _near(count, ideal / units[axis], exact=exact)
+        target = max(1.0, target / divided[axis])
+    return tuple(divided)
+
+
+def _near(extent: int, ideal: float, *, exact: bool) -> int:
+    """Choose a length near `ideal` that divides `extent` with little padding."""
+    count = max(1, int(extent / ideal + 0.5))
+    if extent and (exact or count <= FEW_PARTS):
+        counts = range(count - min(count // 5, FEW_PARTS), count + min(count // 4, FEW_PARTS) + 1)
+        lengths = {-(-extent // n): abs(n - count) for n in reversed(counts)}
+        return min(lengths, key=lambda length: (_waste(extent, length), lengths[length]))
+    # Of many parts only the last is padded: a round length matters more there.
+    return round(ideal / 8) * 8 if ideal >= 12 else max(1, round(ideal))
+
+
+def _waste(extent: int, length: int) -> tuple[bool, int]:
+    """Judge the padding: none is best, and below three percent it does not matter how much."""
+    padding = -extent % length
+    return padding > 0, padding * 32 // extent

@@ -1,0 +1,80 @@
+"""What must not be shown: passwords, keys and signatures in URLs, in storage options and in errors about them."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+__all__ = ["leaks", "redact", "secrets"]
+
+_USER = re.compile(r"(?<=://)[^/?\s'\"]*@")
+_QUERY = re.compile(r"(://[^\s'\"?]*)\?[^\s'\")]*")
+_AUTHORIZATION = re.compile(r"(authorization\W+)(?:\w+\s+)?[^\s'\",)]+", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"key|secret|token|passw|credential|auth|sas|sig|cookie|headers|connection_string", re.IGNORECASE
+)
+_LONG = 8  # a parameter of a query that may be a signature, whatever its name
+_SHORTEST = 3  # what is shorter occurs in every text
+
+
+def redact(text: str, hidden: Sequence[str] = ()) -> str:
+    """Take user, password and query string out of every URL in a text, and `hidden` strings out of all of it.
+
+    Examples
+    --------
+    >>> redact("cannot open s3://key:secret@bucket/x and https://host/y?signature=abc")
+    'cannot open s3://bucket/x and https://host/y'
+    """
+    text = _AUTHORIZATION.sub(r"\1***", _QUERY.sub(r"\1", _USER.sub("", text)))
+    for each in hidden:
+        text = text.replace(each, "***")
+    return text
+
+
+def secrets(url: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Find the strings in a URL and its options that no text may show, the longest first.
+
+    Examples
+    --------
+    >>> secrets("https://host/x?sig=abc", {"client_kwargs": {"headers": {"X-Api-Key": "12345"}}})
+    ('12345', 'abc')
+    """
+    found = {each for each in (*_in_url(url), *_in_options(options)) if len(each) >= _SHORTEST}
+    return tuple(sorted(found, key=lambda each: (-len(each), each)))
+
+
+def _in_url(url: str) -> Iterator[str]:
+    for found in _USER.findall(url):
+        user = unquote(found[:-1])
+        yield user.partition(":")[2]
+        yield base64.b64encode(user.encode()).decode()  # as it stands in the header of a request
+    for part in url.split("::"):
+        for parameter in part.partition("?")[2].split("&"):
+            name, _, value = parameter.partition("=")
+            if len(value) >= _LONG or _SECRET_NAME.search(name):
+                yield value
+                yield unquote(value)
+
+
+def _in_options(options: Mapping[str, Any], hidden: bool = False) -> Iterator[str]:
+    for name, value in options.items():
+        secret = hidden or _SECRET_NAME.search(str(name)) is not None
+        if isinstance(value, Mapping):
+            yield from _in_options(value, secret)
+        elif secret and isinstance(value, str):
+            yield value
+        elif secret and isinstance(value, tuple | list):  # such as user and password
+            yield from (each for each in value if isinstance(each, str))
+
+
+def leaks(error: BaseException | None, hidden: Sequence[str]) -> bool:
+    """Tell whether an exception, or one behind it, shows a secret or a URL with more than its path."""
+    while error is not None:
+        shown = f"{error!s} {error!r}"
+        if redact(shown, hidden) != shown:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,412 @@
+"""One committed state of a frame in a store, and how its chunks are fetched.
+
+A snapshot never changes. Reading it needs at most two waves of requests for any set of chunks and blocks, one where
+whole chunks are wanted or the block sizes are at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import NamedTuple, NoReturn, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array import chunk, encoder, frame
+from b2array.chunk import Context, Head, Stored
+from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError
+from b2array.frame import Frame, FrameType
+from b2array.spans import Span
+from b2array.spec import BLOSC1_HEADER_LEN, HEADER_LEN, Special
+from b2array.storage import Store
+
+__all__ = ["FRAME_NAME", "Place", "Snapshot", "Source", "Want", "fetch", "load", "located"]
+
+FRAME_NAME = "chunks.b2frame"
+"""The file of a sparse frame that holds header, index and trailer (Blosc2 Sparse Frame Format)."""
+
+_FIRST_READ = 64 * 2**10
+_HEAD_GUESS = 4096
+_NEAR = 4096
+_WHOLE_SHARE = 2 / 3
+"""A chunk is read whole when at least this share of its blocks is wanted."""
+
+T = TypeVar("T")
+Int64Array = npt.NDArray[np.int64]
+
+
+class Want(NamedTuple):
+    """A chunk, and which of its blocks are wanted: None for all."""
+
+    chunk: int
+    blocks: Sequence[int] | None
+
+
+class Place(NamedTuple):
+    """Where a stored chunk is: bytes [start, stop) of an object; `stop` may lie behind the chunk's end, -1 unknown."""
+
+    name: str
+    start: int
+    stop: int
+
+
+class Source(Protocol):
+    """What chunks are fetched from: a snapshot, or a transaction on top of one."""
+
+    @property
+    def frame(self) -> Frame:
+        """What the frame says about its chunks."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """The store, for messages."""
+        ...
+
+    def place(self, n: int) -> Place | Special:
+        """Return where chunk `n` is."""
+        ...
+
+    def read(self, spans: Sequence[Span]) -> list[memoryview]:
+        """Read bytes of objects."""
+        ...
+
+    def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
+        """Read the first bytes of objects, fewer of those that are shorter."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A frame as it was when it was read.
+
+    Parameters
+    ----------
+    store : Store
+        Where it is.
+    frame : Frame
+        Header, index and trailer.
+    start : int
+        Where the frame begins in its file, in bytes.
+    version : str or None
+        The store's version of the file.
+    generation : str
+        Changes with every commit.
+    """
+
+    store: Store
+    frame: Frame
+    start: int
+    version: str | None
+    generation: str
+
+    @property
+    def url(self) -> str:
+        """The store, for messages."""
+        return self.store.url
+
+    @property
+    def name(self) -> str:
+        """The object that holds header, index and trailer."""
+        return FRAME_NAME if self.frame.frame_type == FrameType.SPARSE else ""
+
+    @cached_property
+    def _ordered(self) -> Int64Array:
+        offsets = self.frame.offsets
+        return np.append(np.sort(offsets[offsets >= 0]), self.frame.cbytes)
+
+    def place(self, n: int) -> Place | Special:
+        """Return where chunk `n` is; in a contiguous frame it may end before the place does."""
+        where = self.frame.locate(n)
+        return where if isinstance(where, Special) else self.place_of(where)
+
+    def place_of(self, where: int) -> Place:
+        """Return the place that an index entry of a stored chunk stands for."""
+        if self.frame.frame_type == FrameType.SPARSE:
+            return Place(frame.chunk_name(where), 0, -1)
+        base = self.start + self.frame.header_len
+        following = int(self._ordered[np.searchsorted(self._ordered, where, side="right")])
+        return Place("", base + where, base + following)
+
+    def read(self, spans: Sequence[Span]) -> list[memoryview]:
+        """Read bytes of the store's objects."""
+        expected = self.version if self.frame.frame_type == FrameType.CONTIGUOUS else None
+        return self.store.read(spans, expected=expected)
+
+    def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
+        """Read the first bytes of objects, fewer of those that are shorter."""
+        found = []
+        for head in self.store.head(names, nbytes):
+            if isinstance(head, Exception):
+                raise head
+            found.append(head.data)
+        return found
+
+
+def load(store: Store, *, start: int = 0) -> Snapshot:
+    """Read the frame that a store holds now.
+
+    One wave of requests finds out whether the store is one file or a directory, a second one is needed only where header,
+    index and trailer take more than 64 KiB.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is neither a frame of its own nor one with chunks beside it.
+    FormatError, UnsupportedError
+        What is there is not a frame, or one of a kind that is not known.
+    """
+    names = (FRAME_NAME,) if store.is_prefix else ("",) if start else ("", FRAME_NAME)
+    heads = store.head(names, _FIRST_READ, offset=start)
+    for name, head in zip(names, heads, strict=True):
+        if not isinstance(head, Exception):
+            stamp = head.stamp
+            return located(store.url, lambda: _parse(store, name, start, head.data, stamp.version if stamp else None))
+    _refuse(store, heads)
+
+
+def _refuse(store: Store, errors: Sequence[object]) -> NoReturn:
+    absent = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+    other = next((error for error in errors if isinstance(error, Exception) and not isinstance(error, absent)), None)
+    if other is not None:
+        raise other
+    if any(isinstance(error, IsADirectoryError) for error in errors):
+        raise FileNotFoundError(f"{store.url} is a directory without {FRAME_NAME}: no sparse frame")
+    raise FileNotFoundError(f"{store.url} does not exist")
+
+
+def _parse(store: Store, name: str, start: int, data: memoryview, version: str | None) -> Snapshot:
+    header_len = frame.header_nbytes(data)
+    if header_len > len(data):
+        (data,) = store.read([Span(name, start, start + header_len)], expected=version)
+    header = frame.unpack_header(data)
+    expected = FrameType.SPARSE if name else FrameType.CONTIGUOUS
+    if header.frame_type != expected:
+        raise FormatError(f"expected a {expected.name.lower()} frame, found a {header.frame_type.name.lower()} one")
+    if header.tail_stop <= len(data):
+        tail = data[header.tail_start : header.tail_stop]
+    else:
+        (tail,) = store.read([Span(name, start + header.tail_start, start + header.tail_stop)], expected=version)
+    found = frame.unpack(data, tail)
+    if found.fingerprint_type == frame.FINGERPRINT_128:
+        generation = found.fingerprint.hex()
+    else:
+        digest = blake2b(data[:header_len], digest_size=16)
+        digest.update(tail)
+        digest.update((version or "").encode())
+        generation = digest.hexdigest()
+    return Snapshot(store, found, start, version, generation)
+
+
+def located(where: str, verb: Callable[[], T]) -> T:
+    """Call `verb` and put `where` in front of what it says about bad bytes."""
+    try:
+        return verb()
+    except (FormatError, UnsupportedError) as error:
+        raise _at(where, error) from error
+
+
+def _at(where: str, error: B2ArrayError) -> B2ArrayError:
+    text = str(error)
+    return error if text.startswith(where) else type(error)(f"{where}: {text}")
+
+
+def fetch(source: Source, wants: Sequence[Want], *, context: Context = chunk.NO_CONTEXT) -> list[Stored]:
+    """Read chunks, or some of their blocks.
+
+    Parameters
+    ----------
+    source : Source
+        Where the chunks are.
+    wants : sequence of Want
+        Chunk numbers and blocks.
+    context : Context
+        Not used to read, but to know which blocks others build on.
+
+    Returns
+    -------
+    list of Stored
+        One item a want, with at least the wanted blocks at hand.
+
+    Raises
+    ------
+    ChunkMissingError
+        The store does not have a chunk that the index names.
+    FormatError
+        A chunk is not what the frame says it is; the message has its number.
+    """
+    pending = [_Pending(source, want) for want in wants]
+    for wave in (1, 2, 3):
+        waiting = [each for each in pending if each.stored is None]
+        if not waiting:
+            break
+        _read_wave(source, waiting)
+        if wave == 3 and any(each.stored is None for each in waiting):
+            raise FormatError(f"{source.url}: expected chunk heads that say how long they are, found others")
+    return [each.stored for each in pending if each.stored is not None]
+
+
+def _read_wave(source: Source, waiting: Sequence[_Pending]) -> None:
+    by_span = [each for each in waiting if each.spans]
+    by_head = [each for each in waiting if not each.spans]
+    spans = [span for each in by_span for span in each.spans]
+    try:
+        views = iter(source.read(spans)) if spans else iter(())
+        for each in by_span:
+            each.take([next(views) for _ in each.spans])
+        if by_head:
+            nbytes = max(each.head_nbytes for each in by_head)
+            for each, view in zip(by_head, source.read_heads([each.name for each in by_head], nbytes), strict=True):
+                each.take([view])
+    except FileNotFoundError as error:
+        missing = next((each for each in waiting if str(error.filename or "").endswith(each.name or "\0")), waiting[0])
+        raise ChunkMissingError(
+            f"chunk {missing.want.chunk} of {source.url}: expected its file {missing.name}, found none"
+        ) from error
+
+
+class _Pending:
+    """A want on its way: which spans it asks for next, until it is stored."""
+
+    def __init__(self, source: Source, want: Want) -> None:
+        self.source = source
+        self.want = want
+        self.stored: Stored | None = None
+        self.spans: list[Span] = []
+        self.name = ""
+        self.head_nbytes = 0
+        self._take: Callable[[list[memoryview]], None] = self._take_whole
+        place = source.place(want.chunk)
+        if isinstance(place, Special):
+            self._take_whole([memoryview(self._special(place))])
+            return
+        self.place = place
+        self.name = place.name
+        head_nbytes = self._expected_head()
+        nblocks = self._nblocks()
+        if want.blocks is None or (nblocks and len(want.blocks) >= _WHOLE_SHARE * nblocks):
+            self._ask_whole()
+        else:
+            self._take = self._take_head
+            self._ask(0, head_nbytes)
+
+    def _special(self, special: Special) -> bytes:
+        header = self.source.frame
+        nbytes = header.chunk_nbytes(self.want.chunk)
+        if nbytes is None:
+            raise FormatError(
+                f"chunk {self.want.chunk} of {self.source.url}: expected a stored chunk where chunks have sizes of "
+                f"their own, found {special.name.lower()}"
+            )
+        return encoder.special_chunk(special, nbytes, typesize=header.typesize, blocksize=header.blocksize)
+
+    def _nblocks(self) -> int:
+        header = self.source.frame
+        nbytes = header.chunk_nbytes(self.want.chunk)
+        return -(-nbytes // header.blocksize) if nbytes and header.blocksize else 0
+
+    def _expected_head(self) -> int:
+        nblocks = self._nblocks()
+        return HEADER_LEN + 4 * nblocks if nblocks else _HEAD_GUESS
+
+    def _ask(self, start: int, stop: int) -> None:
+        """Ask for bytes of the chunk, counted from its start."""
+        place = self.place
+        if place.stop < 0 and start == 0:
+            self.spans, self.head_nbytes = [], stop
+            return
+        end = place.start + stop if place.stop < 0 else min(place.start + stop, place.stop)
+        self.spans = [Span(place.name, place.start + start, end)]
+
+    def _ask_whole(self) -> None:
+        self._take = self._take_whole
+        if self.place.stop >= 0:
+            self.spans = [Span(*self.place)]
+            return
+        nbytes = self.source.frame.chunk_nbytes(self.want.chunk)
+        # Larger than its data by more than this no chunk is; the rest of the file is not looked at.
+        self._ask(0, (nbytes if nbytes is not None else 2**31) + HEADER_LEN)
+
+    def take(self, views: list[memoryview]) -> None:
+        """Go on with the bytes that were asked for."""
+        located(self._where, lambda: self._take(views))
+
+    @property
+    def _where(self) -> str:
+        return f"chunk {self.want.chunk} of {self.source.url}"
+
+    def _take_whole(self, views: list[memoryview]) -> None:
+        (view,) = views
+        self._check(chunk.unpack_head(view))
+        self.stored = Stored.whole(view)
+
+    def _take_head(self, views: list[memoryview]) -> None:
+        (view,) = views
+        needed = chunk.head_nbytes(view)
+        if needed > len(view):
+            self._ask(0, needed)
+            return
+        head = chunk.unpack_head(view)
+        self._check(head)
+        blocks = self.want.blocks or ()
+        if not len(head.starts) or (len(blocks) >= _WHOLE_SHARE * len(head.starts)):
+            if len(view) >= head.header.cbytes:
+                self._take_whole(views)
+            else:
+                self._ask_whole()
+            return
+        self._ask_blocks(head, chunk.needed_blocks(head, blocks))
+
+    def _check(self, head: Head) -> None:
+        expected = self.source.frame.chunk_nbytes(self.want.chunk)
+        found = head.header.nbytes
+        if expected is not None and found != expected:
+            raise FormatError(f"expected {expected} uncompressed bytes, found {found}")
+        blocks = self.want.blocks
+        if blocks is not None and len(blocks) and blocks[-1] >= head.header.nblocks:
+            raise FormatError(f"expected at least {blocks[-1] + 1} blocks, found {head.header.nblocks}")
+
+    def _ask_blocks(self, head: Head, blocks: Sequence[int]) -> None:
+        """Ask for the wanted blocks, near ones together and with room for a header in front."""
+        numbers = np.asarray(blocks, np.int64)
+        starts, stops = head.starts[numbers], head.stops[numbers]
+        runs = _runs(starts, stops)
+        room = BLOSC1_HEADER_LEN + 4 * len(numbers)
+        place = self.place
+        lead = min(room, runs[0][0])
+        asked = [(runs[0][0] - lead, runs[0][1]), *runs[1:]]
+        for start, stop in asked:
+            if place.stop >= 0 and place.start + stop > place.stop:
+                raise FormatError(f"expected blocks within {place.stop - place.start} bytes, found one up to {stop}")
+        self.spans = [Span(place.name, place.start + start, place.start + stop) for start, stop in asked]
+        self._take = lambda views: self._take_blocks(head, numbers, asked, views)
+
+    def _take_blocks(
+        self, head: Head, numbers: Int64Array, asked: list[tuple[int, int]], views: list[memoryview]
+    ) -> None:
+        region = views[0] if len(views) == 1 else memoryview(bytearray(b"".join(views)))
+        new_starts = np.full(len(head.starts), -1, np.int64)
+        new_stops = np.full(len(head.starts), -1, np.int64)
+        run_starts = np.array([start for start, _ in asked], np.int64)
+        lengths = [stop - start for start, stop in asked]
+        run_bases = np.cumsum([0, *lengths[:-1]])
+        which = np.searchsorted(run_starts, head.starts[numbers], side="right") - 1
+        shift = run_bases[which] - run_starts[which]
+        new_starts[numbers] = head.starts[numbers] + shift
+        new_stops[numbers] = head.stops[numbers] + shift
+        self.stored = Stored(head, region, new_starts, new_stops)
+
+
+def _runs(starts: Int64Array, stops: Int64Array) -> list[tuple[int, int]]:
+    """Merge ranges that touch or nearly touch; returns them in order."""
+    order = np.argsort(starts, kind="stable")
+    runs: list[tuple[int, int]] = []
+    for start, stop in zip(starts[order].tolist(), stops[order].tolist(), strict=True):
+        if runs and start <= runs[-1][1] + _NEAR:
+            runs[-1] = (runs[-1][0], max(runs[-1][1], stop))
+        else:
+            runs.append((start, stop))
+    return runs

@@ -1,0 +1,97 @@
+"""Ranges of bytes: where parts of an object end, and which ranges are worth reading together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Merged", "Span", "coalesce", "extents"]
+
+
+class Span(NamedTuple):
+    """The bytes ``[start, stop)`` of the object `name`; a store that is one object names it ``""``."""
+
+    name: str
+    start: int
+    stop: int
+
+
+class Merged(NamedTuple):
+    """A span to read at once, and the positions of the wanted spans that lie inside it."""
+
+    span: Span
+    members: tuple[int, ...]
+
+
+def coalesce(spans: Sequence[Span], gap: int, limit: int = 64 * 2**20) -> list[Merged]:
+    """Merge spans that are near each other in one object, so that fewer requests read them all.
+
+    Parameters
+    ----------
+    spans : sequence of Span
+        The wanted spans, in any order. They may repeat and overlap.
+    gap : int
+        Bytes that may lie unwanted between two spans that are merged. Adjacent spans have a gap of 0.
+    limit : int
+        Bytes that a merged span may have. A wanted span is never cut: one longer than `limit` stands alone, or
+        together with spans inside it.
+
+    Returns
+    -------
+    list of Merged
+        Sorted by object and start. Each wanted span is a member of exactly one of them.
+
+    Examples
+    --------
+    >>> coalesce([Span("", 100, 200), Span("", 0, 90), Span("", 500, 600)], gap=10)
+    [Merged(span=Span(name='', start=0, stop=200), members=(1, 0)),
+     Merged(span=Span(name='', start=500, stop=600), members=(2,))]
+    """
+    if not spans:
+        return []
+    first, *others = sorted(range(len(spans)), key=spans.__getitem__)
+    merged = []
+    name, start, stop = spans[first]
+    members = [first]
+    for position in others:
+        wanted = spans[position]
+        end = max(stop, wanted.stop)
+        if wanted.name == name and (end == stop or (wanted.start - stop <= gap and end - start <= limit)):
+            stop = end
+            members.append(position)
+        else:
+            merged.append(Merged(Span(name, start, stop), tuple(members)))
+            name, start, stop = wanted
+            members = [position]
+    merged.append(Merged(Span(name, start, stop), tuple(members)))
+    return merged
+
+
+def extents(starts: NDArray[np.int64], end: int) -> NDArray[np.int64]:
+    """Find where each part of an object stops, for parts that lie without order and may be shared.
+
+    Parameters
+    ----------
+    starts : (n,) array of int64
+        The first byte of each part, in any order. Equal starts mean the same part.
+    end : int
+        The end of the object in bytes.
+
+    Returns
+    -------
+    (n,) array of int64
+        For each start the next larger start below `end`, or `end` if there is none. It is not larger than the start
+        only where the start itself is not below `end`.
+
+    Examples
+    --------
+    >>> extents(np.array([40, 10, 40, 20]), end=100)
+    array([100,  20, 100,  40])
+    """
+    ordered = np.sort(starts)
+    following = np.append(ordered, end)[np.searchsorted(ordered, starts, side="right")]
+    stops: NDArray[np.int64] = np.minimum(following, end)
+    return stops

@@ -1,0 +1,95 @@
+"""The threads that decode and encode.
+
+Calls from the main thread are spread over `config.threads` workers. A call from any other thread (a dask task, say)
+does its work itself: whoever started that thread has decided how many run at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+from b2array import config
+
+__all__ = ["run", "spread", "width"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_lock = threading.Lock()
+_pool: ThreadPoolExecutor | None = None
+_pool_size = 0
+
+
+def width() -> int:
+    """Return how many workers a call from this thread may use; 1 means that it works alone."""
+    return max(1, config.threads) if threading.current_thread() is threading.main_thread() else 1
+
+
+def run(verb: Callable[..., R], /, *args: object) -> R:
+    """Call `verb` in a worker if this is the main thread, else here.
+
+    C-Blosc takes its settings from the environment on the main thread only; elsewhere it does what it is told.
+    """
+    if threading.current_thread() is threading.main_thread():
+        return _executor(max(1, config.threads)).submit(verb, *args).result()
+    return verb(*args)
+
+
+def spread(verb: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Iterator[R]:
+    """Yield ``verb(item)`` for each item, in order, computed by the workers a bounded number of items ahead.
+
+    Parameters
+    ----------
+    verb : callable
+        Called once an item, possibly in another thread.
+    items : iterable
+        Taken as the work proceeds, always in the calling thread.
+    ahead : int, default 2
+        How many items a worker may be under way or finished before the caller asks for them.
+    """
+    nworkers = width()
+    if threading.current_thread() is not threading.main_thread():
+        yield from map(verb, items)
+        return
+    pool = _executor(nworkers)
+    source = iter(items)
+    under_way: deque[Future[R]] = deque()
+    try:
+        under_way.extend(pool.submit(verb, item) for item in islice(source, nworkers * ahead))
+        while under_way:
+            result = under_way.popleft().result()
+            under_way.extend(pool.submit(verb, item) for item in islice(source, 1))
+            yield result
+    finally:
+        for future in under_way:
+            future.cancel()
+        for future in under_way:
+            if not future.cancelled():
+                future.exception()
+
+
+def _executor(size: int) -> ThreadPoolExecutor:
+    global _pool, _pool_size
+    with _lock:
+        if _pool is None or _pool_size != size:
+            if _pool is not None:
+                _pool.shutdown(wait=False)
+            _pool = ThreadPoolExecutor(size, thread_name_prefix="b2array")
+            _pool_size = size
+        return _pool
+
+
+def _after_fork() -> None:
+    global _pool, _lock
+    _pool = None
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # absent on Windows, which does not fork
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,65 @@
+"""Servers that several test files use."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from fsspec.asyn import sync_wrapper
+from servers import RangeServer, range_server, s3_server
+
+
+@pytest.fixture
+def http() -> Iterator[RangeServer]:
+    """Run an HTTP server of objects in memory, which counts requests."""
+    pytest.importorskip("aiohttp")
+    with range_server() as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def s3_options() -> Iterator[dict[str, object]]:
+    """Run a server of the S3 protocol; gives the storage options for it."""
+    pytest.importorskip("moto.server")
+    pytest.importorskip("s3fs")
+    with s3_server() as options:
+        yield options
+
+
+@pytest.fixture(scope="session")
+def _bucket_names() -> Iterator[str]:
+    return (f"bucket-{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def bucket(s3_options: dict[str, object], _bucket_names: Iterator[str]) -> str:
+    """Make a new bucket; gives its name."""
+    import s3fs
+
+    name = next(_bucket_names)
+    s3fs.S3FileSystem(**s3_options).call_s3("create_bucket", Bucket=name)
+    return name
+
+
+@pytest.fixture
+def s3_calls(s3_options: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Remember the methods of S3 that are called from now on; listing is forbidden."""
+    import s3fs
+
+    calls = []
+    original = s3fs.S3FileSystem._call_s3
+
+    async def call_s3(self: object, method: str, *args: object, **parameters: object) -> object:
+        calls.append(method)
+        if method.startswith("list"):
+            raise PermissionError("listing is forbidden")
+        return await original(self, method, *args, **parameters)
+
+    async def lsdir(*_: object, **__: object) -> None:
+        raise PermissionError("listing is forbidden")
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", call_s3)
+    monkeypatch.setattr(s3fs.S3FileSystem, "call_s3", sync_wrapper(call_s3))
+    monkeypatch.setattr(s3fs.S3FileSystem, "_lsdir", lsdir)
+    return calls

@@ -1,0 +1,167 @@
+"""Servers for tests. They listen on the loopback interface only, and stop with the test run or with their parent."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+S3_KEY = "loopback-access-key"
+S3_SECRET = "loopback-secret-key"
+
+
+@dataclass
+class RangeServer:
+    """An HTTP server of objects in memory that honours ranges and entity tags, and remembers what it was asked."""
+
+    url: str
+    objects: dict[str, bytes] = field(default_factory=dict)
+    """Path without its leading slash -> content. May be changed at any time."""
+    statuses: dict[str, int] = field(default_factory=dict)
+    """Path -> status to answer with instead."""
+    requests: list[tuple[str, str, str | None]] = field(default_factory=list)
+    """Method, path with query, and Range header of every request."""
+    delay: float = 0.0
+    """Seconds that every answer takes."""
+    ranges: bool = True
+    """Whether ranges are honoured."""
+    under_way: int = 0
+    most_under_way: int = 0
+    """How many requests were answered at the same time at most."""
+
+    def url_of(self, path: str) -> str:
+        return f"{self.url}/{path}"
+
+    @property
+    def nbytes_asked(self) -> int:
+        """Bytes in the ranges of all requests."""
+        total = 0
+        for _, _, header in self.requests:
+            if header:
+                start, _, stop = header.removeprefix("bytes=").partition("-")
+                total += int(stop) + 1 - int(start)
+        return total
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    served: RangeServer
+    lock: threading.Lock
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, *, body: bool) -> None:
+        served = self.served
+        with self.lock:
+            served.requests.append((self.command, self.path, self.headers.get("Range")))
+            served.under_way += 1
+            served.most_under_way = max(served.most_under_way, served.under_way)
+        try:
+            time.sleep(served.delay)
+            status, headers, content = self._content(urlsplit(self.path).path.lstrip("/"))
+        finally:
+            with self.lock:
+                served.under_way -= 1
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+    def _content(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        status = self.served.statuses.get(path)
+        content = self.served.objects.get(path)
+        if status is not None or content is None:
+            return status or 404, {}, b""
+        tag = f'"{hashlib.blake2b(content, digest_size=8).hexdigest()}"'
+        headers = {"ETag": tag}
+        if self.headers.get("If-Match", tag) != tag:
+            return 412, headers, b""
+        wanted = self.headers.get("Range")
+        if wanted is None or not self.served.ranges:
+            return 200, headers, content
+        first, _, last = wanted.removeprefix("bytes=").partition("-")
+        start, stop = int(first), int(last) + 1 if last else len(content)
+        if start >= len(content):
+            return 416, {**headers, "Content-Range": f"bytes */{len(content)}"}, b""
+        part = content[start:stop]
+        headers["Content-Range"] = f"bytes {start}-{start + len(part) - 1}/{len(content)}"
+        return 206, headers, part
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass  # a client that went away
+
+
+@contextmanager
+def range_server(**settings: object) -> Iterator[RangeServer]:
+    """Run a `RangeServer` in a thread."""
+    handler = type("Handler", (_Handler,), {"lock": threading.Lock()})
+    server = _Server(("127.0.0.1", 0), handler)
+    served = RangeServer(f"http://127.0.0.1:{server.server_address[1]}", **settings)
+    handler.served = served
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+_MOTO = """
+import sys
+from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+server.stop()
+"""
+
+
+@contextmanager
+def s3_server() -> Iterator[dict[str, object]]:
+    """Run moto's S3 server in a process of its own, which ends with this one; gives storage options for it."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", _MOTO],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with process:
+        port = process.stdout.readline().strip()
+        if not port:
+            raise RuntimeError(f"moto's server ended with status {process.wait()}")
+        try:
+            yield {
+                "key": S3_KEY,
+                "secret": S3_SECRET,
+                "endpoint_url": f"http://127.0.0.1:{port}",
+            }
+        finally:
+            process.stdin.close()
+            process.wait(timeout=30)
