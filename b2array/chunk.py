@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -21,7 +21,6 @@ from b2array import blosc1, codecs, filters
 from b2array.errors import FormatError
 from b2array.spans import extents
 from b2array.spec import (
-    BLOSC2_FLAG_LAZY,
     MAX_DICT_NBYTES,
     NO_FILTERS,
     Buffer,
@@ -35,17 +34,13 @@ from b2array.spec import (
 __all__ = [
     "Context",
     "Head",
-    "Lazy",
     "Stored",
     "decode",
     "decode_blocks",
-    "decode_lazy",
     "groups",
     "head_nbytes",
     "needed_blocks",
-    "pack_lazy",
     "unpack_head",
-    "unpack_lazy",
     "vl_blocks",
 ]
 
@@ -56,7 +51,6 @@ GROUP_NBYTES = 2 * 2**20
 """Blocks are decoded in groups of about this many bytes, so that a group is still in the cache when it is copied on."""
 
 _INT32 = struct.Struct("<i")
-_LAZY_TRAILER = struct.Struct("<iq")
 _IDENTITY_ON_READ = (FilterId.NOFILTER, FilterId.TRUNC_PREC, FilterId.INT_TRUNC)
 _NAN_BITS = {4: np.uint32(0x7FC00000), 8: np.uint64(0x7FF8000000000000)}
 _scratch = threading.local()
@@ -542,72 +536,3 @@ def _vl_plan(header: ChunkHeader, context: Context, nbytes: int) -> Plan:
     plan = _plan(replace(header, flags2=0, nbytes=nbytes, blocksize=nbytes), context, short=False)
     pipeline = filters.Pipeline(header.filters, header.filters_meta, header.typesize)
     return plan._replace(pipeline=_unless_identity(pipeline))
-
-
-@dataclass(frozen=True, slots=True)
-class Lazy:
-    """A lazy chunk: the head, and where a frame holds the blocks.
-
-    `offset` is the chunk's position in bytes from the start of a contiguous frame, or the number of its file in a sparse
-    one; `sizes` are the blocks' compressed sizes in bytes, in block order.
-    """
-
-    head: Head
-    nchunk: int
-    offset: int
-    sizes: tuple[int, ...]
-
-
-def pack_lazy(head: Buffer, nchunk: int, offset: int) -> bytes:
-    """Make a lazy chunk from the head of chunk number `nchunk` (Blosc Chunk Format, section Trailer).
-
-    A special chunk has no blocks to wait for and is returned as it is.
-    """
-    parsed = unpack_head(head)
-    header = parsed.header
-    if header.special:
-        return bytes(memoryview(head)[: header.cbytes])
-    packed = replace(header, blosc2_flags=header.blosc2_flags | BLOSC2_FLAG_LAZY).pack()
-    starts = bytes(memoryview(head)[len(packed) : len(packed) + 4 * header.nblocks])
-    if header.memcpyed:
-        starts = bytes(4 * header.nblocks)
-    sizes = (parsed.stops - parsed.starts).astype("<i4").tobytes()
-    return packed + starts + _LAZY_TRAILER.pack(nchunk, offset) + sizes
-
-
-def unpack_lazy(buf: Buffer) -> Lazy:
-    """Read a lazy chunk: header, block starts and trailer.
-
-    Raises
-    ------
-    FormatError
-        The chunk is not lazy, or cut short.
-    """
-    header = ChunkHeader.unpack(buf)
-    if not header.lazy:
-        raise FormatError(f"expected a lazy chunk, found flags {header.blosc2_flags:#04x}")
-    trailer = header.header_len + 4 * header.nblocks
-    expected = trailer + _LAZY_TRAILER.size + 4 * header.nblocks
-    if len(buf) < expected:
-        raise FormatError(f"expected a lazy chunk of {expected} bytes, found {len(buf)}")
-    nchunk, offset = _LAZY_TRAILER.unpack_from(buf, trailer)
-    sizes = tuple(np.frombuffer(buf, "<i4", header.nblocks, trailer + _LAZY_TRAILER.size).tolist())
-    eager = replace(header, blosc2_flags=header.blosc2_flags & ~(BLOSC2_FLAG_LAZY | 0x01))
-    head = unpack_head(eager.pack() + bytes(memoryview(buf)[header.header_len : trailer]))
-    return Lazy(replace(head, header=replace(head.header, blosc2_flags=header.blosc2_flags)), nchunk, offset, sizes)
-
-
-def decode_lazy(buf: Buffer, read: Callable[[int, int], Buffer], *, context: Context = NO_CONTEXT) -> Bytes:
-    """Decode a lazy chunk with the help of the frame that it came from.
-
-    Parameters
-    ----------
-    buf : bytes-like
-        The lazy chunk.
-    read : callable
-        ``read(offset, nbytes)`` returns bytes of the chunk's place: `offset` is that of `Lazy`.
-    context : Context
-        What the frame adds.
-    """
-    lazy = unpack_lazy(buf)
-    return decode(read(lazy.offset, lazy.head.header.cbytes), context=context)

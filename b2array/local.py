@@ -365,7 +365,7 @@ class LocalStore:
                 _held.discard(fd)
                 # Said aloud, because a child that was forked a moment ago may not have closed its copy yet.
                 with suppress(OSError):
-                    pass
+                    _unlock(fd)
                 os.close(fd)
 
     def close(self) -> None:

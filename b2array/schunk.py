@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from b2array import chunk, encoder, extras, frame, snapshot
+from b2array import chunk, encoder, extras, frame, lazy, snapshot
 from b2array.chunk import Context, Stored
 from b2array.draft import Draft, copied, extras_of
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
@@ -187,7 +187,7 @@ class SChunk:
             return bytes(stored.region)
         sparse = self.frame.frame_type == FrameType.SPARSE
         offset = int(self.frame.offsets[n]) if sparse else place.start - getattr(self.source, "start", 0)
-        return chunk.pack_lazy(stored.region, n, offset)
+        return lazy.pack(stored.region, n, offset)
 
     def get_slice(self, start: int = 0, stop: int | None = None) -> bytes:
         """Return the items from `start` to `stop`, as slicing counts them."""
