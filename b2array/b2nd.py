@@ -18,7 +18,17 @@ from b2array import config
 from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.spec import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES, Buffer
 
-__all__ = ["MAX_NDIM", "Layout", "dtype_text", "make_dtype", "pack", "parse_dtype", "unpack", "unpack_caterva"]
+__all__ = [
+    "MAX_NDIM",
+    "Layout",
+    "dtype_text",
+    "extension_dtype",
+    "make_dtype",
+    "pack",
+    "parse_dtype",
+    "unpack",
+    "unpack_caterva",
+]
 
 MAX_NDIM = 16
 
@@ -295,6 +305,10 @@ def parse_dtype(text: str) -> np.dtype[Any]:
     UnsupportedError
         It contains Python objects, whose bytes are addresses.
 
+    Notes
+    -----
+    python-blosc2 also writes names of the package ml_dtypes (``"bfloat16"``), understood where it is installed.
+
     Examples
     --------
     >>> parse_dtype("('<f4', (2,))")
@@ -305,13 +319,34 @@ def parse_dtype(text: str) -> np.dtype[Any]:
     try:
         dtype = np.dtype(text)
     except _NOT_A_DTYPE:
-        try:
-            literal = ast.literal_eval(text)
-        except _NOT_A_DTYPE:
-            raise FormatError(f"expected a NumPy type, found {text[:80]!r}") from None
-        return make_dtype(literal)
+        extension = extension_dtype(text)
+        return _parse_literal(text) if extension is None else extension
     _check_dtype(dtype, dtype)
     return dtype
+
+
+def _parse_literal(text: str) -> np.dtype[Any]:
+    try:
+        literal = ast.literal_eval(text)
+    except _NOT_A_DTYPE:
+        raise FormatError(f"expected a NumPy type, found {text[:80]!r}") from None
+    return make_dtype(literal)
+
+
+def extension_dtype(name: str) -> np.dtype[Any] | None:
+    """Return the type of the package ml_dtypes called `name`, or None if there is none or the package is missing.
+
+    Examples
+    --------
+    >>> extension_dtype("bfloat17") is None
+    True
+    """
+    try:
+        import ml_dtypes
+    except ImportError:
+        return None
+    found = getattr(ml_dtypes, name, None) if name.isidentifier() else None
+    return np.dtype(found) if isinstance(found, type) and issubclass(found, np.generic) else None
 
 
 def make_dtype(literal: object) -> np.dtype[Any]:
@@ -332,7 +367,7 @@ def make_dtype(literal: object) -> np.dtype[Any]:
 
 
 def _check_dtype(dtype: np.dtype[Any], whole: np.dtype[Any]) -> None:
-    if dtype.kind not in _STORABLE_KINDS or dtype.hasobject:
+    if dtype.hasobject or (dtype.kind not in _STORABLE_KINDS and not _is_foreign(dtype)):
         raise UnsupportedError(f"items of type {str(whole)[:80]} are references, not data")
     # NumPy lets the size of a type overflow; such a type reads beyond its items.
     smallest = 1 if dtype is whole else 0

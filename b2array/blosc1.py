@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +79,10 @@ class Recipe:
         """Streams in a full block."""
         return self.typesize if self.split else 1
 
+    def neblock(self, nbytes: int) -> int:
+        """Return the uncompressed size in bytes of a stream in the first of `nbytes` bytes of blocks."""
+        return min(self.block_nbytes, nbytes) // self.nstreams
+
     def header(self, nbytes: int, cbytes: int) -> bytes:
         """Return the Blosc1 header for `nbytes` bytes of blocks that take `cbytes` with header and starts."""
         flags = self.fmt << 5 | _SHUFFLE_FLAGS[self.shuffle] | (0 if self.split else FLAG_UNSPLIT)
@@ -115,11 +119,22 @@ def decode(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Seq
     FormatError
         The streams do not decode to the blocks' sizes.
     """
+    # Data with runs have them in nearly every block; others can be decoded without looking at their streams first.
+    if not _runs_of_few(region, starts[:1], stops[:1], recipe.nstreams, recipe.neblock(out.nbytes)):
+        try:
+            _decode_as_is(recipe, region, starts, stops, out)
+        except FormatError:
+            pass
+        else:
+            return
     runs = _find_runs(recipe, region, starts, stops, out.nbytes)
     if runs:
-        chunk: Buffer = _spliced(recipe, region, starts, stops, runs, out.nbytes)
-        _decompress(chunk, out)
-        return
+        _decompress(_spliced(recipe, region, starts, stops, runs, out.nbytes), out)
+    else:
+        _decode_as_is(recipe, region, starts, stops, out)
+
+
+def _decode_as_is(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes) -> None:
     low, high = min(starts), max(stops)
     room = BLOSC1_HEADER_LEN + 4 * len(starts)
     base = low - room
@@ -175,12 +190,19 @@ def streams(
     if len(region) < 4:
         raise FormatError(f"expected a stream size of 4 bytes, found {len(region)} bytes")
     words: npt.NDArray[np.int32] = np.ndarray((len(region) - 3,), "<i4", region, strides=(1,))
+    if len(position) and int(position.min()) < 0:
+        _overrun(position, limit)
     for i in range(nstreams):
-        if (position > limit - 4).any() or (position < 0).any():
+        try:
+            csize = words[position].astype(np.int64)
+        except IndexError:
             _overrun(position, limit)
-        csize = words[position].astype(np.int64)
         positions[:, i], csizes[:, i] = position, csize
-        position = position + 4 + np.maximum(csize, 0) + (csize < 0)
+        # What is too far is found at the end: positions only ever grow.
+        position = position + csize
+        position += 4
+        if len(csize) and int(csize.min()) < 0:
+            position += (csize < 0) * (1 - csize)
     if (position > limit).any():
         _overrun(position, limit)
     _check_csizes(region, positions, csizes, neblock)
@@ -191,8 +213,9 @@ def _check_csizes(region: memoryview, positions: Int64Array, csizes: Int64Array,
     if int(csizes.max(initial=0)) > neblock or int(csizes.min(initial=0)) < -255:
         bad = csizes[(csizes > neblock) | (csizes < -255)]
         raise FormatError(f"expected a stream size of -255 to {neblock}, found {bad[0]}")
-    for position in positions[csizes < 0].tolist():
-        _check_token(region[position + 4])
+    tokens = np.frombuffer(region, np.uint8)[positions[csizes < 0] + 4]
+    if (tokens != 1).any():
+        _check_token(int(tokens[tokens != 1][0]))
 
 
 def _check_token(token: int) -> None:
@@ -200,8 +223,8 @@ def _check_token(token: int) -> None:
         raise FormatError(f"expected token 0x01 (a repeated byte) in a stream of negative size, found {token:#04x}")
 
 
-def _overrun(position: Int64Array, limit: Int64Array) -> None:
-    block = int(np.argmax(position + 4 > limit))
+def _overrun(position: Int64Array, limit: Int64Array) -> NoReturn:
+    block = int(np.argmax((position + 4 > limit) | (position < 0)))
     raise FormatError(
         f"expected streams within a block that ends at byte {limit[block]}, found one at {position[block]}"
     )

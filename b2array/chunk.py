@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -91,6 +91,7 @@ class Head:
     stops: Int64Array
     dictionary: bytes | None = None
     value: bytes = b""
+    plans: dict[tuple[Context, bool], Plan] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,11 +322,11 @@ def decode_blocks(
     nfull = len(numbers) - short
     border = nfull * header.block_nbytes
     if nfull:
-        plan = _plan(header, context, short=False)
+        plan = _plan_of(stored.head, context, short=False)
         target = out[:border].reshape(nfull, header.block_nbytes)
         _decode_full(plan, stored, starts[:nfull], stops[:nfull], target, reference, first=numbers[0] == 0)
     if short:
-        plan = _plan(header, context, short=True)
+        plan = _plan_of(stored.head, context, short=True)
         target = out[border:].reshape(1, header.last_block_nbytes)
         _decode_full(plan, stored, starts[nfull:], stops[nfull:], target, reference, first=header.nblocks == 1)
 
@@ -358,6 +359,13 @@ class Plan(NamedTuple):
     streamwise: bool
     pipeline: filters.Pipeline | None
     blockshape: tuple[int, ...] | None
+
+
+def _plan_of(head: Head, context: Context, *, short: bool) -> Plan:
+    plan = head.plans.get((context, short))
+    if plan is None:
+        plan = head.plans[context, short] = _plan(head.header, context, short=short)
+    return plan
 
 
 def _plan(header: ChunkHeader, context: Context, *, short: bool) -> Plan:

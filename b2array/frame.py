@@ -427,7 +427,7 @@ def pack(frame: Frame) -> Packed:
 
     A contiguous file is the header, `frame.cbytes` bytes with the chunks (dead space included), the index and the
     trailer; a sparse frame's file is header, index and trailer. A frame without chunks has no data either: its
-    trailer follows the header, where stock looks for it.
+    trailer follows the header, where the C library looks for it.
 
     Parameters
     ----------
@@ -514,8 +514,8 @@ def fingerprint(header: Buffer, tail: Buffer) -> bytes:
     """Return what b2array writes as fingerprint of type 3: a digest of all of a frame but its chunks.
 
     It is the first 16 bytes of the BLAKE2b digest (of 64 bytes, without key) of the header with the eight bytes of its
-    `frame_len` zeroed, followed by the tail without its last 16 bytes, where the fingerprint itself stands. Stock
-    Blosc2 resets the type to 0 whenever it changes a frame.
+    `frame_len` zeroed, followed by the tail without its last 16 bytes, where the fingerprint itself stands. The C
+    library resets the type to 0 whenever it changes a frame.
 
     Parameters
     ----------
@@ -545,8 +545,8 @@ def special_offset(special: Special) -> int:
 def sparse_cbytes(cbytes: int, offsets: NDArray[np.int64]) -> int:
     """Return the `cbytes` of a sparse frame: the size of its chunks, plus headroom for the highest file number.
 
-    Stock refuses to open a frame with a file number above the field's value less 32, and subtracts from it what the
-    chunks lose when it rewrites them smaller.
+    The C library refuses to open a frame with a file number above the field's value less 32, and subtracts from it what
+    the chunks lose when it rewrites them smaller.
 
     Parameters
     ----------

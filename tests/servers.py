@@ -28,6 +28,8 @@ class RangeServer:
     """Path -> status to answer with instead."""
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     """Method, path with query, and Range header of every request."""
+    headers: list[dict[str, str]] = field(default_factory=list)
+    """The headers of every request."""
     delay: float = 0.0
     """Seconds that every answer takes."""
     ranges: bool = True
@@ -67,6 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, body: bool) -> None:
         served = self.served
         with self.lock:
+            served.headers.append(dict(self.headers))
             served.requests.append((self.command, self.path, self.headers.get("Range")))
             served.under_way += 1
             served.most_under_way = max(served.most_under_way, served.under_way)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 from math import prod
 
 import blosc2
@@ -264,6 +266,23 @@ def test_types_that_numpy_prints_wrongly_have_a_text_of_their_own(dtype: np.dtyp
     assert text != str(dtype)
     assert b2nd.parse_dtype(text) == dtype
     assert b2nd.parse_dtype(text).fields == dtype.fields
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e5m2", "int4", "float4_e2m1fn"])
+def test_names_of_ml_dtypes_are_understood(name: str) -> None:
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    stored = stock_metalayer(blosc2.zeros((3,), dtype="V1", chunks=(3,), blocks=(3,)))
+    named = stored[:-7] + struct.pack(">I", len(name)) + name.encode()
+    assert b2nd.unpack(named).dtype == dtype
+    code = f"from b2array import b2nd; print(b2nd.parse_dtype({name!r}).itemsize)"
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout == b"%d\n" % dtype.itemsize
+    )
+
+
+def test_other_contents_of_ml_dtypes_are_no_types() -> None:
+    for name in ("finfo", "__name__", "numpy", "bfloat17"):
+        assert b2nd.extension_dtype(name) is None
 
 
 def test_long_type_texts_are_refused() -> None:

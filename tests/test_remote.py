@@ -94,6 +94,15 @@ def test_a_server_without_ranges_is_read_as_well(http):
         read(store, ("", len(CONTENT), len(CONTENT) + 10))
 
 
+def test_ranges_are_those_of_the_uncompressed_object_and_keep_the_headers_of_the_user(http):
+    http.objects["a"] = CONTENT
+    store = open_store(http.url_of("a"), storage_options={"headers": {"X-Mine": "yes"}})
+    read(store, ("", 7, 70), expected=store.stamp("").version)
+    assert {"X-Mine": "yes", "Accept-Encoding": "identity", "If-Match": store.stamp("").version}.items() <= (
+        http.headers[1].items()
+    )
+
+
 def test_names_stand_in_front_of_the_query(http):
     http.objects |= {"a": CONTENT, "a/b": CONTENT[5:]}
     store = open_store(http.url_of("a?signature=abcdefgh"))

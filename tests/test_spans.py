@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +53,7 @@ def test_only_gaps_up_to_the_allowed_one_are_read_and_wider_ones_never(spans, ga
 @given(spans_of_two_objects, st.integers(0, 50))
 def test_what_is_not_merged_lies_further_apart_than_the_gap(spans, gap):
     merged = [each.span for each in coalesce(spans, gap)]
-    for before, after in zip(merged, merged[1:], strict=False):
+    for before, after in pairwise(merged):
         assert before.name != after.name or after.start - before.stop > gap
 
 

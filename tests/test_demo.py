@@ -1,0 +1,97 @@
+"""The demonstration and the program that runs it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from b2array import config, demo
+from b2array.__main__ import main
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def shares(output: str) -> dict[str, float]:
+    """Return for each part that was read how much of the file that took, in percent."""
+    return {key: float(share) for key, share in re.findall(r"^(a\[.*?\]) .*?([\d.]+)%", output, re.MULTILINE)}
+
+
+def test_shows_that_parts_take_a_part_of_the_file(temporary: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo.main(64, 160)
+    found = shares(capsys.readouterr().out)
+    assert found.keys() == {"a[32, 53, 40]", "a[:, 53, 40]", "a[32:40, 53:73, 40:60]", "a[32]", "a[...]"}
+    # All chunks, but neither header nor index.
+    assert 95 < found["a[...]"] <= 100
+    assert all(0 < found[key] < 70 for key in found if key != "a[...]")
+    assert found["a[32, 53, 40]"] < 10
+
+
+def test_leaves_nothing_behind(temporary: Path) -> None:
+    cache_bytes = config.cache_bytes
+    demo.main(8, 16)
+    assert list(temporary.iterdir()) == []
+    assert config.cache_bytes == cache_bytes
+
+
+def test_stops_if_what_it_reads_is_not_what_it_stored(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = demo.creation.asarray
+    monkeypatch.setattr(demo.creation, "asarray", lambda x, **options: real(x + 1, **options))
+    with pytest.raises(RuntimeError, match="differs"):
+        demo.main(8, 16)
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_pond_is_a_pond() -> None:
+    field = demo.ripples(40, 48)
+    assert field.shape == (40, 48, 48)
+    assert field.dtype == np.float32
+    assert field[0].max() > 0.5
+    # Waves spread, stay bounded, and the edge stays at rest.
+    assert np.abs(field[-1, 20:30, 20:30]).max() > 0.01
+    assert np.abs(field).max() < 2
+    assert np.abs(field[:, 0]).max() < 0.01
+    np.testing.assert_array_equal(field, demo.ripples(40, 48))
+
+
+@pytest.mark.parametrize("argument", ["-h", "--help"])
+def test_help_goes_to_the_standard_output(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([argument]) == 0
+    captured = capsys.readouterr()
+    assert "usage: python -m b2array" in captured.out
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["demonstration"], ["demo", "more"], ["--demo"]])
+def test_other_arguments_are_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "usage: python -m b2array" in captured.err
+    assert "pip install 'b2array[cli]'" in captured.err
+
+
+def test_runs_as_a_program(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "b2array", "demo"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = shares(done.stdout)
+    assert 95 < found["a[...]"] <= 100
+    assert found["a[80, 128, 96]"] < 1
+    assert all(len(line) <= 100 for line in done.stdout.splitlines())
+
+
+def test_exits_with_2_when_called_wrongly() -> None:
+    done = subprocess.run([sys.executable, "-m", "b2array"], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert "usage" in done.stderr
