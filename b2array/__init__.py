@@ -18,6 +18,7 @@ from b2array.creation import (
     zeros,
     zeros_like,
 )
+from b2array.oneshot import compress, decompress
 from b2array.params import CParams
 from b2array.schunk import SChunk, create_schunk, open_schunk
 
@@ -27,9 +28,11 @@ __all__ = [
     "SChunk",
     "asarray",
     "codecs",
+    "compress",
     "config",
     "create",
     "create_schunk",
+    "decompress",
     "empty",
     "empty_like",
     "errors",

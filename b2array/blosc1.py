@@ -43,6 +43,12 @@ _CNAMES = {
 }
 _HEADER = struct.Struct("<4B3i")
 _INT32 = struct.Struct("<i")
+_SPARSE = 2
+"""Blocks that lie in more than so many times their size are put together rather than copied with all between them."""
+
+_WALK = 2**18
+"""At most so many streams are looked at in one go."""
+
 _FEW = 4
 """Up to this many blocks a plain loop over the streams is faster than NumPy."""
 
@@ -138,6 +144,9 @@ def _decode_as_is(recipe: Recipe, region: memoryview, starts: Sequence[int], sto
     low, high = min(starts), max(stops)
     room = BLOSC1_HEADER_LEN + 4 * len(starts)
     base = low - room
+    if (region.readonly or base < 0) and high - low > _SPARSE * out.nbytes:
+        _decompress(_spliced(recipe, region, starts, stops, [], out.nbytes), out)
+        return
     head = recipe.header(out.nbytes, high - base) + struct.pack(f"<{len(starts)}i", *[s - base for s in starts])
     if region.readonly or base < 0:
         _decompress(b"".join((head, region[low:high])), out)
@@ -160,7 +169,11 @@ def decode_stream(fmt: CodecFormat, payload: Buffer, nbytes: int) -> Bytes:
 
 
 def streams(
-    region: memoryview, starts: Sequence[int], stops: Sequence[int], nstreams: int, neblock: int
+    region: memoryview,
+    starts: Sequence[int] | Int64Array,
+    stops: Sequence[int] | Int64Array,
+    nstreams: int,
+    neblock: int,
 ) -> tuple[Int64Array, Int64Array]:
     """Walk the streams of many blocks at once.
 
@@ -207,6 +220,25 @@ def streams(
         _overrun(position, limit)
     _check_csizes(region, positions, csizes, neblock)
     return positions, csizes
+
+
+def check_ratio(
+    region: memoryview, starts: Int64Array, stops: Int64Array, nstreams: int, neblock: int, ratio: int
+) -> None:
+    """Walk the streams of many blocks and check that a byte of theirs never stands for more than `ratio` bytes.
+
+    Raises
+    ------
+    FormatError
+        A stream is too short, or not valid.
+    """
+    step = max(1, _WALK // nstreams)
+    for first in range(0, len(starts), step):
+        pick = slice(first, first + step)
+        _, csizes = streams(region, starts[pick], stops[pick], nstreams, neblock)
+        compressed = csizes[csizes > 0]
+        if (compressed * ratio < neblock).any():
+            raise FormatError(f"expected streams that can hold {neblock} bytes, found one of {compressed.min()} bytes")
 
 
 def _check_csizes(region: memoryview, positions: Int64Array, csizes: Int64Array, neblock: int) -> None:
@@ -296,9 +328,11 @@ def _spliced(
     of_block: list[list[Run]] = [[] for _ in starts]
     for run in runs:
         of_block[run.block].append(run)
-    for start, stop, block_runs in zip(starts, stops, of_block, strict=True):
+    # No block takes more; of blocks that overlap, each would have all that follows.
+    longest = recipe.block_nbytes + 4 * recipe.nstreams
+    for start, last, block_runs in zip(starts, stops, of_block, strict=True):
         new_starts.append(position)
-        cursor = start
+        cursor, stop = start, min(last, start + longest)
         for run in block_runs:
             ready = _ready_run(recipe.fmt, run.nbytes, run.value)
             pieces += (region[cursor : run.start], ready)
@@ -310,15 +344,33 @@ def _spliced(
     return b"".join(pieces)
 
 
-@lru_cache(maxsize=1024)
 def _ready_run(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
     """Return a stream, size field included, of `nbytes` times the byte `value`."""
+    if nbytes < _SHORTEST_RUN[fmt]:
+        return _INT32.pack(nbytes) + bytes([value]) * nbytes
+    return _compressed_run(fmt, nbytes, value)
+
+
+_SHORTEST_RUN = {
+    CodecFormat.BLOSCLZ: MIN_STREAM,
+    CodecFormat.LZ4: MIN_STREAM,
+    CodecFormat.ZLIB: 2**31,
+    CodecFormat.ZSTD: 2**16,
+}
+"""From this many bytes on, decoding a payload is faster than copying a raw stream in."""
+
+
+@lru_cache(maxsize=1024)
+def _compressed_run(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
     value_byte = bytes([value])
-    if nbytes < MIN_STREAM or fmt not in (CodecFormat.LZ4, CodecFormat.BLOSCLZ):
-        return _INT32.pack(nbytes) + value_byte * nbytes
-    # A literal, a match that repeats it, and the literals that must end a stream: decoding this is faster than
-    # copying a raw stream in.
-    if fmt == CodecFormat.LZ4:
+    if fmt == CodecFormat.ZSTD:
+        # A frame header that says the content size, and blocks of one repeated byte (RFC 8878, section Blocks).
+        sizes = [2**17] * ((nbytes - 1) // 2**17) + [(nbytes - 1) % 2**17 + 1]
+        blocks = [(size << 3 | 1 << 1).to_bytes(3, "little") + value_byte for size in sizes]
+        blocks[-1] = bytes([blocks[-1][0] | 1]) + blocks[-1][1:]
+        payload = b"\x28\xb5\x2f\xfd\xa0" + _INT32.pack(nbytes) + b"".join(blocks)
+    # A literal, a match that repeats it, and the literals that must end a stream.
+    elif fmt == CodecFormat.LZ4:
         payload = b"\x1f" + value_byte + b"\x01\x00" + _length_bytes(nbytes - 25) + b"\x50" + value_byte * 5
     else:
         payload = b"\x23" + value_byte * 4 + b"\xe0" + _length_bytes(nbytes - 16) + b"\x03\x02" + value_byte * 3

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from b2array import blosc1, codecs, filters
-from b2array.errors import FormatError
+from b2array import blosc1, codecs, config, filters
+from b2array.errors import FormatError, UnsupportedError
 from b2array.spans import extents
 from b2array.spec import (
     MAX_DICT_NBYTES,
@@ -37,9 +37,12 @@ __all__ = [
     "Stored",
     "decode",
     "decode_blocks",
+    "group_length",
     "groups",
     "head_nbytes",
     "needed_blocks",
+    "reference_block",
+    "scratch_bytes",
     "unpack_head",
     "vl_blocks",
 ]
@@ -52,7 +55,7 @@ GROUP_NBYTES = 2 * 2**20
 
 _INT32 = struct.Struct("<i")
 _IDENTITY_ON_READ = (FilterId.NOFILTER, FilterId.TRUNC_PREC, FilterId.INT_TRUNC)
-_NAN_BITS = {4: np.uint32(0x7FC00000), 8: np.uint64(0x7FF8000000000000)}
+_NANS = {4: bytes.fromhex("0000c07f"), 8: bytes.fromhex("000000000000f87f")}
 _scratch = threading.local()
 
 
@@ -111,8 +114,12 @@ class Stored:
         ------
         FormatError
             `buf` is shorter than the chunk says it is.
+        UnsupportedError
+            The chunk is lazy: its blocks are in the frame that it came from.
         """
         head = unpack_head(buf) if head is None else head
+        if head.header.lazy:
+            raise UnsupportedError("a lazy chunk can only be decoded with the frame that it came from")
         if len(buf) < head.header.cbytes:
             raise FormatError(f"expected a chunk of {head.header.cbytes} bytes, found {len(buf)}")
         return cls(head, memoryview(buf).cast("B")[: head.header.cbytes], head.starts, head.stops)
@@ -142,7 +149,7 @@ def _head_nbytes(header: ChunkHeader, buf: Buffer) -> int:
     (size,) = _INT32.unpack_from(buf, nbytes)
     if not 0 < size <= min(MAX_DICT_NBYTES, header.cbytes - nbytes - 4):
         raise FormatError(f"expected a dictionary of 1 to {MAX_DICT_NBYTES} bytes within the chunk, found {size}")
-    return nbytes + 4 + size
+    return int(nbytes + 4 + size)
 
 
 def unpack_head(buf: Buffer) -> Head:
@@ -167,6 +174,8 @@ def unpack_head(buf: Buffer) -> Head:
         value = bytes(memoryview(buf)[header_len:nbytes]) if header.special == Special.VALUE else b""
         return Head(header, _NO_BLOCKS, _NO_BLOCKS, None, value)
     if header.memcpyed:
+        if header.nblocks > max(len(buf), _RAW_BLOCKS):
+            raise FormatError(f"expected at most {_RAW_BLOCKS} blocks stored raw, found {header.nblocks}")
         starts = header_len + header.block_nbytes * np.arange(header.nblocks, dtype=np.int64)
         return Head(header, starts, np.minimum(starts + header.block_nbytes, header.cbytes))
     starts = np.frombuffer(buf, "<i4", header.nblocks, header_len).astype(np.int64)
@@ -182,6 +191,9 @@ def unpack_head(buf: Buffer) -> Head:
 
 
 _NO_BLOCKS: Int64Array = np.empty(0, np.int64)
+
+_RAW_BLOCKS = 2**18
+"""A raw chunk's header says how many blocks it has, and no block starts prove it: so many are believed at once."""
 
 
 def needed_blocks(head: Head, numbers: Sequence[int]) -> Sequence[int]:
@@ -216,17 +228,23 @@ def decode(buf: Buffer, *, out: Bytes | None = None, context: Context = NO_CONTE
     """
     stored = Stored.whole(memoryview(buf).cast("B").toreadonly())
     header = stored.head.header
+    limit = config.limits.chunk_nbytes
+    if header.nbytes > limit:
+        raise FormatError(f"expected at most {limit} bytes (config.limits.chunk_nbytes), found {header.nbytes}")
     if header.vl_blocks:
         data = np.frombuffer(b"".join(vl_blocks(stored, context=context)), np.uint8)
         if out is None:
             return data
         out[:] = data
         return out
-    _check_justified(stored)
+    check_justified(stored, range(header.nblocks), context=context)
     if out is None:
-        out = np.zeros(header.nbytes, np.uint8) if header.special else np.empty(header.nbytes, np.uint8)
+        out = np.empty(header.nbytes, np.uint8)
     elif out.nbytes != header.nbytes:
         raise ValueError(f"out has {out.nbytes} bytes, the chunk {header.nbytes}")
+    if header.special:
+        _fill(stored.head, out, range(header.nblocks))
+        return out
     step = group_length(header.block_nbytes)
     reference = reference_block(stored, context)
     for first in range(0, header.nblocks, step):
@@ -254,9 +272,10 @@ def groups(
         Valid until the next group is asked for, in this thread.
     """
     header = stored.head.header
+    check_justified(stored, numbers, context=context)
     step = group_length(header.block_nbytes)
     reference = reference_block(stored, context)
-    scratch = _scratch_bytes(min(step, len(numbers)) * header.block_nbytes)
+    scratch = scratch_bytes(min(step, len(numbers)) * header.block_nbytes)
     for first in range(0, len(numbers), step):
         group = numbers[first : first + step]
         nbytes = len(group) * header.block_nbytes
@@ -267,7 +286,8 @@ def groups(
         yield group, data
 
 
-def _scratch_bytes(nbytes: int) -> Bytes:
+def scratch_bytes(nbytes: int) -> Bytes:
+    """Return room for decoded blocks that this thread uses again and again."""
     buf: Bytes | None = getattr(_scratch, "buf", None)
     if buf is None or len(buf) < nbytes:
         buf = np.empty(nbytes, np.uint8)
@@ -288,7 +308,7 @@ def reference_block(stored: Stored, context: Context) -> Bytes | None:
 
 def decode_blocks(
     stored: Stored,
-    numbers: Sequence[int],
+    numbers: Sequence[int] | Int64Array,
     out: Bytes,
     *,
     context: Context = NO_CONTEXT,
@@ -311,9 +331,9 @@ def decode_blocks(
     """
     header = stored.head.header
     if header.special:
-        _fill(stored.head, out)
+        _fill(stored.head, out, numbers)
         return
-    pick = slice(numbers.start, numbers.stop) if isinstance(numbers, range) else list(numbers)
+    pick = _picked(numbers)
     starts, stops = stored.starts[pick], stored.stops[pick]
     if header.memcpyed:
         _copy_raw(stored.region, starts.tolist(), stops.tolist(), out)
@@ -338,14 +358,26 @@ def _copy_raw(region: memoryview, starts: list[int], stops: list[int], out: Byte
         position += stop - start
 
 
-def _fill(head: Head, out: Bytes) -> None:
+def _fill(head: Head, out: Bytes, numbers: Sequence[int] | Int64Array) -> None:
     header = head.header
-    if header.special == Special.VALUE:
-        out.reshape(-1, len(head.value))[:] = np.frombuffer(head.value, np.uint8)
-    elif header.special == Special.NAN:
-        out.view(f"<u{header.typesize}")[:] = _NAN_BITS[header.typesize]
-    else:
+    if header.special not in (Special.VALUE, Special.NAN):
         out[:] = 0
+        return
+    item = head.value if header.special == Special.VALUE else _NANS[header.typesize]
+    whole_items = header.block_nbytes % len(item) == 0
+    # Blocks that do not hold whole items each begin somewhere else in one, unless they follow each other.
+    parts = [(numbers[0], out)] if whole_items or isinstance(numbers, range) else _blockwise(header, numbers, out)
+    for number, part in parts:
+        phase = number * header.block_nbytes % len(item)
+        turned = np.frombuffer(item[phase:] + item[:phase], np.uint8)
+        border = len(part) - len(part) % len(item)
+        part[:border].reshape(-1, len(item))[:] = turned
+        part[border:] = turned[: len(part) - border]
+
+
+def _blockwise(header: ChunkHeader, numbers: Sequence[int] | Int64Array, out: Bytes) -> Iterator[tuple[int, Bytes]]:
+    for i, number in enumerate(numbers):
+        yield number, out[i * header.block_nbytes : (i + 1) * header.block_nbytes]
 
 
 class Plan(NamedTuple):
@@ -380,14 +412,14 @@ def _plan(header: ChunkHeader, context: Context, *, short: bool) -> Plan:
         header.last_block_nbytes if short else header.block_nbytes,
         NO_FILTERS if header.instrumented else header.filters,
         header.filters_meta,
-        header.version if not header.extended else 5,
+        header.version,
         header.has_dict,
         context.blockshape,
     )
 
 
 @lru_cache(maxsize=1024)
-def _plan_for(  # noqa: PLR0913 - the key of the cache
+def _plan_for(
     codec: int,
     codec_meta: int,
     typesize: int,
@@ -481,6 +513,8 @@ def _decode_payload(plan: Plan, stored: Stored, payload: memoryview, nbytes: int
     if len(payload) == nbytes:
         return np.frombuffer(payload, np.uint8)
     if plan.codec == CodecId.BLOSCLZ:
+        if nbytes > len(payload) * codecs.MAX_RATIO[CodecId.BLOSCLZ]:
+            raise FormatError(f"expected a BloscLZ stream that can hold {nbytes} bytes, found {len(payload)} bytes")
         return blosc1.decode_stream(CodecFormat.BLOSCLZ, payload, nbytes)
     data = codecs.decode(
         plan.codec,
@@ -494,23 +528,40 @@ def _decode_payload(plan: Plan, stored: Stored, payload: memoryview, nbytes: int
     return np.frombuffer(data, np.uint8)
 
 
-_JUSTIFIED_RATIO = 1032
-"""The most that zlib, and more than LZ4 and BloscLZ, can expand a payload; zstd frames say their size themselves."""
+_PLAIN_RATIO = 255
+"""What every codec may reach: up to here nothing is looked at."""
 
 
-def _check_justified(stored: Stored) -> None:
-    """Refuse a chunk whose streams cannot possibly hold the bytes that its header claims, before memory is taken."""
+def check_justified(stored: Stored, numbers: Sequence[int], *, context: Context = NO_CONTEXT) -> None:
+    """Refuse blocks that their streams cannot possibly hold, before memory is taken for them.
+
+    Raises
+    ------
+    FormatError
+        A stream is too short for the bytes that it stands for.
+    UnsupportedError
+        The codec or a filter is not there.
+    """
     header = stored.head.header
-    if not header.has_streams or header.nbytes <= _JUSTIFIED_RATIO * header.cbytes:
+    if not header.has_streams or len(numbers) * header.block_nbytes <= _PLAIN_RATIO * len(stored.region):
         return
-    if header.codec_format not in (CodecFormat.BLOSCLZ, CodecFormat.LZ4, CodecFormat.ZLIB):
-        return
-    nfull = header.nblocks - (header.last_block_nbytes != header.block_nbytes)
-    neblock = header.block_nbytes // header.nstreams
-    _, csizes = blosc1.streams(stored.region, stored.starts[:nfull], stored.stops[:nfull], header.nstreams, neblock)
-    compressed = csizes[csizes > 0]
-    if (compressed * _JUSTIFIED_RATIO < neblock).any():
-        raise FormatError(f"expected streams that can hold {neblock} bytes, found one of {compressed.min()} bytes")
+    short = numbers[-1] == header.nblocks - 1 and header.last_block_nbytes != header.block_nbytes
+    if short:
+        _check_streams(_plan_of(stored.head, context, short=True), stored, numbers[-1:])
+        numbers = numbers[:-1]
+    if numbers:
+        _check_streams(_plan_of(stored.head, context, short=False), stored, numbers)
+
+
+def _check_streams(plan: Plan, stored: Stored, numbers: Sequence[int]) -> None:
+    if plan.codec in _BLOSC1_FORMATS:
+        pick, ratio = _picked(numbers), codecs.MAX_RATIO[CodecId(plan.codec)]
+        starts, stops = stored.starts[pick], stored.stops[pick]
+        blosc1.check_ratio(stored.region, starts, stops, plan.nstreams, plan.neblock, ratio)
+
+
+def _picked(numbers: Sequence[int] | Int64Array) -> slice | list[int]:
+    return slice(numbers.start, numbers.stop) if isinstance(numbers, range) else list(numbers)
 
 
 def vl_blocks(stored: Stored, *, context: Context = NO_CONTEXT) -> Iterator[bytes]:

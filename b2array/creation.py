@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array import b2nd, encoder, extras, frame, indexing, partition, snapshot, transfer
-from b2array.array import NDArray
+from b2array import (
+    assignment,
+    b2nd,
+    config,
+    encoder,
+    extras,
+    filters,
+    frame,
+    indexing,
+    partition,
+    snapshot,
+    transfer,
+)
+from b2array.array import NOT_DATA, NDArray
 from b2array.b2nd import Layout
 from b2array.draft import Draft
-from b2array.errors import ReadOnlyError, UnsupportedError
+from b2array.errors import LimitError, ReadOnlyError, UnsupportedError
 from b2array.params import CParams
 from b2array.schunk import Mode, SChunk, place_new
 from b2array.spec import Buffer, CodecId, FilterId, Special
 from b2array.storage import MemoryStore, open_store
 
 __all__ = [
-    "asarray", "create", "empty", "empty_like", "from_bytes", "full", "full_like", "load", "ones", "ones_like", "open", "save", "zeros",
-    "zeros_like",
+    "asarray", "create", "empty", "empty_like", "from_bytes", "full", "full_like", "load", "ones", "ones_like", "open",
+    "save", "zeros", "zeros_like",
 ]  # fmt: skip
 
-Shape = int | Sequence[int]
+Shape = SupportsIndex | Sequence[SupportsIndex]
 Url = str | os.PathLike[str]
 Kind = Literal["auto", "contiguous", "sparse"]
 
 
-def open(  # noqa: A001 - as NumPy, zarr and h5py users expect
-    url: Url, mode: Mode = "r", *, offset: int = 0, storage_options: Mapping[str, Any] | None = None
-) -> NDArray:
+def open(url: Url, mode: Mode = "r", *, offset: int = 0, storage_options: Mapping[str, Any] | None = None) -> NDArray:
     """Open an array.
 
     Parameters
@@ -62,11 +73,11 @@ def open(  # noqa: A001 - as NumPy, zarr and h5py users expect
 
 
 def from_bytes(buf: Buffer) -> NDArray:
-    """Open an array that is a contiguous frame in memory; the bytes are not copied and can be read only."""
+    """Open an array that is a contiguous frame in memory; `bytes` are not copied. It can be read only."""
     return NDArray(SChunk(snapshot.load(MemoryStore({"": buf})), "r"))
 
 
-def create(  # noqa: PLR0913 - each is a choice that the file format offers
+def create(
     url: Url | None,
     shape: Shape,
     dtype: npt.DTypeLike = float,
@@ -92,12 +103,12 @@ def create(  # noqa: PLR0913 - each is a choice that the file format offers
     shape : int or sequence of int
         Extents in items, at most 16.
     dtype : dtype-like
-        Any type of NumPy's but object.
+        Any type of NumPy's but object. One of items that are arrays adds their dimensions, as in NumPy.
     chunks, blocks : sequence of int or "auto"
         Extents in items of the chunks, which are read and written at once, and of the blocks in them, which can be read
         alone.
     fill_value : scalar, default 0
-        What items are that are never written.
+        What items are that are never written; a tuple for a type with fields.
     cparams : CParams, optional
         How chunks are compressed.
     layout : {"auto", "contiguous", "sparse"}
@@ -120,57 +131,95 @@ def create(  # noqa: PLR0913 - each is a choice that the file format offers
     FileExistsError
         There is something already.
     TypeError, ValueError
-        The shapes or the type cannot be stored.
+        The shapes, the type, the fill value or an attribute cannot be stored.
+    LimitError
+        There would be more chunks, metalayers or longer names than fit. Whatever is refused, nothing has been written.
     UnsupportedError
         Stock Blosc2 would read the array wrongly (see `interop`), or a codec or filter cannot write.
     """
     draft, plan = _new_draft(
-        url, shape, dtype, chunks, blocks, fill_value, cparams, layout, dims, attrs, meta,
-        overwrite=overwrite, interop=interop, storage_options=storage_options,
+        url, shape, dtype, chunks=chunks, blocks=blocks, fill_value=fill_value, cparams=cparams, layout=layout,
+        dims=dims, attrs=attrs, meta=meta, overwrite=overwrite, interop=interop, storage_options=storage_options,
     )  # fmt: skip
-    _fill(draft, plan, fill_value)
+    try:
+        _fill(draft, plan, _fill_bytes(fill_value, plan.dtype))
+    except BaseException:
+        draft.abort()
+        raise
     return NDArray(SChunk(draft.commit(), "r+"))
 
 
 def _new_draft(
-    url: Url | None, shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any, fill_value: Any,
-    cparams: CParams | None, kind: str, dims: Sequence[str | None] | None, attrs: Mapping[str, Any] | None,
-    meta: Mapping[str, Any] | None, *, overwrite: bool, interop: bool, storage_options: Mapping[str, Any] | None,
+    url: Url | None, shape: Shape, dtype: npt.DTypeLike, *, chunks: Any = "auto", blocks: Any = "auto",
+    fill_value: Any = 0, cparams: CParams | None = None, layout: Kind = "auto",
+    dims: Sequence[str | None] | None = None, attrs: Mapping[str, Any] | None = None,
+    meta: Mapping[str, Any] | None = None, overwrite: bool = False, interop: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> tuple[Draft, Layout]:  # fmt: skip
-    layout = _plan(shape, np.dtype(dtype), chunks, blocks)
-    params = cparams or CParams()
-    if interop:
-        _check_interop(params, layout)
-    if dims is not None and len(dims) != layout.ndim:
-        raise ValueError(f"dims must name {layout.ndim} dimensions, not {len(dims)}")
-    noted = [(name, raw if isinstance(raw, bytes) else extras.encode_attr(raw)) for name, raw in (meta or {}).items()]
-    encoded = {name: extras.encode_attr(value) for name, value in (attrs or {}).items()}
-    fill = _fill_bytes(fill_value, layout.dtype)
-    store, frame_type = place_new(url, kind, storage_options, overwrite=overwrite)
+    """Check everything that can be wrong, and only then look at the place where the array will be."""
+    plan = _plan(shape, dtype, chunks, blocks)
+    params = _checked_params(cparams or CParams(), plan, interop=interop)
+    fill = _fill_bytes(fill_value, plan.dtype)
+    names = _checked_dims(dims, plan.ndim)
+    noted = [(name, raw if isinstance(raw, bytes) else extras.encode_attr(raw)) for name, raw in _named(meta)]
+    if wrong := [name for name, _ in noted if name in NOT_DATA]:
+        raise ValueError(f"a metalayer {wrong[0]!r} would say that the chunks do not hold the array's values")
+    encoded = [(name, extras.encode_attr(value)) for name, value in _named(attrs)]
+    store, frame_type = place_new(url, layout, storage_options, overwrite=overwrite)
     new = frame.create(
-        params, frame_type=frame_type, typesize=layout.itemsize, chunksize=layout.chunk_nbytes,
-        blocksize=layout.block_nbytes, metalayers=[("b2nd", b2nd.pack(layout)), *noted],
+        params, frame_type=frame_type, typesize=plan.itemsize, chunksize=plan.chunk_nbytes,
+        blocksize=plan.block_nbytes, metalayers=[("b2nd", b2nd.pack(plan)), *noted],
     )  # fmt: skip
-    zeros = np.broadcast_to(np.int64(frame.special_offset(Special.ZEROS)), (layout.nchunks,))
-    new = replace(new, nbytes=layout.nbytes, offsets=zeros)
-    draft = Draft(store, None, new, overwrite=overwrite)
-    draft.extras = replace(draft.extras, fill=fill if any(fill) else None, dims=tuple(dims) if dims else None)
-    for name, content in encoded.items():
+    zeros = np.broadcast_to(np.int64(frame.special_offset(Special.ZEROS)), (plan.nchunks,))
+    draft = Draft(store, None, replace(new, nbytes=plan.nbytes, offsets=zeros), overwrite=overwrite)
+    draft.extras = replace(draft.extras, fill=fill if any(fill) else None, dims=names)
+    for name, content in encoded:
         draft.set_attr(name, content)
-    return draft, layout
+    return draft, plan
 
 
-def _plan(shape: Shape, dtype: np.dtype[Any], chunks: Any, blocks: Any) -> Layout:
-    extents = _extents(shape)
-    text = b2nd.dtype_text(dtype)
-    given_chunks = None if isinstance(chunks, str) and chunks == "auto" else _extents(chunks)
-    given_blocks = None if isinstance(blocks, str) and blocks == "auto" else _extents(blocks)
-    cut = partition.automatic(extents, dtype.itemsize, chunks=given_chunks, blocks=given_blocks)
-    return Layout(extents, *cut, dtype, text)
+def _plan(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Layout:
+    # NumPy itself gives types without a size one, and makes dimensions of items that are arrays.
+    model = np.empty(0, dtype)
+    inner = model.shape[1:]
+    extents = _extents(shape) + inner
+    text = b2nd.dtype_text(model.dtype)
+    given = [None if isinstance(part, str) and part == "auto" else _extents(part) + inner for part in (chunks, blocks)]
+    cut = partition.automatic(extents, model.itemsize, chunks=given[0], blocks=given[1])
+    plan = Layout(extents, *cut, model.dtype, text)
+    if 8 * plan.nchunks > config.limits.index_nbytes:
+        raise LimitError(f"chunks {plan.chunks} make {plan.nchunks}, an index holds {config.limits.index_nbytes // 8}")
+    return plan
 
 
 def _extents(shape: Shape) -> tuple[int, ...]:
-    return (int(shape),) if isinstance(shape, int | np.integer) else tuple(int(n) for n in shape)
+    return tuple(map(operator.index, shape)) if isinstance(shape, Sequence | np.ndarray) else (operator.index(shape),)
+
+
+def _named(layers: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+    items = list((layers or {}).items())
+    for name, _ in items:
+        if not isinstance(name, str):
+            raise TypeError(f"names of attributes and metalayers are str, not {type(name).__name__}")
+    return items
+
+
+def _checked_dims(dims: Sequence[str | None] | None, ndim: int) -> tuple[str | None, ...] | None:
+    if dims is None:
+        return None
+    if isinstance(dims, str) or not all(name is None or isinstance(name, str) for name in dims):
+        raise TypeError(f"dims must be a sequence of str or None, not {dims!r}")
+    if len(dims) != ndim:
+        raise ValueError(f"dims must name {ndim} dimensions, not {len(dims)}")
+    return tuple(dims)
+
+
+def _checked_params(params: CParams, plan: Layout, *, interop: bool) -> CParams:
+    width = plan.itemsize if plan.itemsize <= 255 else 1
+    filters.check(filters.Pipeline(params.filter_slots, params.meta_slots, width, blockshape=plan.blocks), encode=True)
+    if interop:
+        _check_interop(params, plan)
+    return params
 
 
 def _check_interop(params: CParams, layout: Layout) -> None:
@@ -187,14 +236,14 @@ def _check_interop(params: CParams, layout: Layout) -> None:
 
 def _fill_bytes(value: Any, dtype: np.dtype[Any]) -> bytes:
     item = np.zeros((), dtype)
+    # The number 0 stands for zero bytes in any type, for text and records too.
     if not (isinstance(value, int) and value == 0):
-        item[...] = value
+        item[()] = value
     return item.tobytes()
 
 
-def _fill(draft: Draft, layout: Layout, fill_value: Any) -> None:
-    """Put one small chunk of the fill value at every position, unless it is zero."""
-    item = _fill_bytes(fill_value, layout.dtype)
+def _fill(draft: Draft, layout: Layout, item: bytes) -> None:
+    """Put one small chunk of the fill value at every position, unless there is an offset that stands for it."""
     special = _special_of(item, layout.dtype)
     if special is not None:
         draft.frame.offsets[:] = frame.special_offset(special)
@@ -258,9 +307,8 @@ def full(
     url, **options
         As for `zeros`.
     """
-    return create(
-        url, shape, np.asarray(fill_value).dtype if dtype is None else dtype, fill_value=fill_value, **options
-    )
+    item = np.asarray(fill_value) if dtype is None else np.full((), fill_value, np.empty(0, dtype).dtype)
+    return create(url, shape, item.dtype if dtype is None else dtype, fill_value=item[()], **options)
 
 
 def empty_like(x: Any, **options: Any) -> NDArray:
@@ -284,14 +332,19 @@ def full_like(x: Any, fill_value: Any, **options: Any) -> NDArray:
 
 
 def _like(x: Any, options: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if isinstance(x, NDArray):
-        found = {"chunks": x.chunks, "blocks": x.blocks, "cparams": x.cparams}
     model = x if isinstance(x, NDArray | np.ndarray) else np.asarray(x)
-    found |= {"shape": model.shape, "dtype": model.dtype} | options
-    if found["shape"] != model.shape or np.dtype(found["dtype"]) != model.dtype:
-        found = {key: value for key, value in found.items() if key in options or key not in ("chunks", "blocks")}
-    return found
+    given = {name: value for name, value in options.items() if value is not None}
+    chosen: dict[str, Any] = {"shape": model.shape, "dtype": model.dtype} | given
+    if not isinstance(x, NDArray):
+        return chosen
+    if "cparams" not in given:
+        chosen["cparams"] = x.cparams
+    same = _extents(chosen["shape"]) == x.shape and np.dtype(chosen["dtype"]) == x.dtype and 0 not in x.chunks
+    return (
+        {"chunks": x.chunks, "blocks": x.blocks} | chosen
+        if same and not given.keys() & {"chunks", "blocks"}
+        else chosen
+    )
 
 
 def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = None, **options: Any) -> NDArray:
@@ -316,20 +369,9 @@ def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = Non
     """
     if isinstance(x, NDArray) and url is None and not options and dtype in (None, x.dtype):
         return x
+    assignment.check_unmasked(x)
     values = np.asarray(x, dtype=dtype)
-    defaults: dict[str, Any] = {
-        "chunks": "auto", "blocks": "auto", "fill_value": 0, "cparams": None, "layout": "auto", "dims": None,
-        "attrs": None, "meta": None, "overwrite": False, "interop": True, "storage_options": None,
-    }  # fmt: skip
-    unknown = sorted(set(options) - set(defaults))
-    if unknown:
-        raise TypeError(f"asarray() got unexpected keyword arguments: {', '.join(unknown)}")
-    chosen = defaults | options
-    draft, layout = _new_draft(
-        url, values.shape, values.dtype, chosen["chunks"], chosen["blocks"], chosen["fill_value"], chosen["cparams"],
-        chosen["layout"], chosen["dims"], chosen["attrs"], chosen["meta"], overwrite=chosen["overwrite"],
-        interop=chosen["interop"], storage_options=chosen["storage_options"],
-    )  # fmt: skip
+    draft, layout = _new_draft(url, values.shape, values.dtype, **options)
     selection = indexing.select((...,), values.shape)
     try:
         if values.size:

@@ -141,6 +141,10 @@ class _CountingStore(LocalStore):
 
     nbytes = 0
 
+    def gather(self, spans: Sequence[Span], *, expected: str | None = None) -> memoryview:
+        self.nbytes += sum(span.stop - span.start for span in spans)
+        return super().gather(spans, expected=expected)
+
     def read(self, spans: Sequence[Span], *, expected: str | None = None) -> list[memoryview]:
         # Ranges that are close to each other are read together with what lies between them.
         self.nbytes += sum(span.stop - span.start for span, _ in merge(self.url, spans, limit=2**31))

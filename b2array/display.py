@@ -35,11 +35,12 @@ class Info(Mapping[str, Any]):
         return "\n".join(f"{name:<{width}} : {value}" for name, value in self._rows.items())
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f'<tr><th style="text-align: left">{escape(name)}</th><td style="text-align: left">{escape(str(value))}</td></tr>'
+        left = 'style="text-align: left"'
+        rows = (
+            f"<tr><th {left}>{escape(name)}</th><td {left}>{escape(str(value))}</td></tr>"
             for name, value in self._rows.items()
         )
-        return f"<table>{rows}</table>"
+        return f"<table>{''.join(rows)}</table>"
 
 
 def codec(cparams: CParams) -> str:
@@ -67,10 +68,5 @@ def nbytes(count: int) -> str:
     """
     if count < 1024:
         return str(count)
-    scaled = float(count)
-    unit = ""
-    for unit in _UNITS:
-        scaled /= 1024
-        if scaled < 1024:
-            break
-    return f"{count} ({scaled:.1f} {unit})"
+    power = min((count.bit_length() - 1) // 10, len(_UNITS))
+    return f"{count} ({count / 1024**power:.1f} {_UNITS[power - 1]})"

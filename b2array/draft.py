@@ -26,7 +26,7 @@ from b2array.snapshot import FRAME_NAME, Place, Snapshot, Source, Want, fetch, l
 from b2array.spans import Span
 from b2array.spec import HEADER_LEN, Buffer, ChunkHeader, Special
 from b2array.spool import Spool
-from b2array.storage import Store
+from b2array.storage import Store, gathered
 
 __all__ = ["Draft", "copied", "extras_of"]
 
@@ -106,13 +106,15 @@ class Draft:
 
     def place(self, n: int) -> Place | Special:
         """Return where chunk `n` is, new or old."""
-        found = self.frame.locate(n) if not 0 <= n < self.frame.nchunks else int(self.frame.offsets[n])
+        if not 0 <= n < self.frame.nchunks:
+            raise IndexError(f"chunk {n} is out of bounds for {self.frame.nchunks} chunks")
+        found = int(self.frame.offsets[n])
         if -(2**32) <= found < 0:
             start, stop = self._spooled[-1 - found]
             return Place(_SPOOL, start, stop)
         self._read.add(n)
         if found < 0:
-            return self.frame.locate(n)
+            return Special(self.frame.locate(n))
         if self.sparse or self.base is None:
             return Place(frame.chunk_name(found), 0, -1)
         return self.base.place_of(found)
@@ -123,6 +125,20 @@ class Draft:
         source = self.base.read if self.base is not None else self.store.read
         views = iter(source(stored)) if stored else iter(())
         return [self._spool.read(span.start, span.stop) if span.name == _SPOOL else next(views) for span in spans]
+
+    def gather(self, spans: Sequence[Span]) -> memoryview:
+        """Read bytes of the store's objects and of the spool into one buffer."""
+        return gathered(self.read(spans))
+
+    @property
+    def near(self) -> bool:
+        """Whether reading is so fast that every worker may do it for itself."""
+        return self.store.appendable
+
+    @property
+    def heads(self) -> dict[int, chunk.Head]:
+        """Nothing: chunks change while a draft is made."""
+        return {}
 
     def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
         """Read the first bytes of objects."""
@@ -144,7 +160,7 @@ class Draft:
         self.frame.offsets[n] = code
         self._touched.add(n)
         if self.sizes is not None:
-            nothing_stored = -(2**32) > code or not buf
+            nothing_stored = code < -(2**32) or not buf
             self.sizes[n] = 0 if nothing_stored else extras.sizes_row(chunk.unpack_head(buf), self.sizes.shape[1] - 1)
 
     def store_chunk(self, buf: bytes) -> int:
@@ -178,7 +194,7 @@ class Draft:
             self._sums[number] = record[-4:]
             return number
 
-    def reindex(self, order: Sequence[int] | Int64Array, **changes: int) -> None:
+    def reindex(self, order: Sequence[int] | Int64Array, **changes: Any) -> None:
         """Give the chunks a new order, count or size.
 
         Parameters
@@ -311,10 +327,8 @@ class Draft:
                 stamp = self.store.adopt(self._spool.path, "", exclusive=not self.overwrite)
                 return self._snapshot(packed.frame, 0, stamp.version)
             pieces = chain((packed.header,), self._spool.pieces(), (packed.tail,))
-        if self.overwrite:
-            version = self.store.replace(self.name, pieces).version
-        else:
-            version = self.store.create(self.name, pieces).version
+        write = self.store.replace if self.overwrite else self.store.create
+        version = write(self.name, pieces).version
         self.store.close()
         return self._snapshot(packed.frame, 0, version)
 
@@ -340,8 +354,8 @@ class Draft:
         new = copied(self, self.store, FrameType.CONTIGUOUS)
         new.extras = self.extras
         try:
-            packed = new._packed(0)  # noqa: SLF001 - of the same class
-            pieces = chain((packed.header,), new._spool.pieces(), (packed.tail,))  # noqa: SLF001
+            packed = new._packed(0)
+            pieces = chain((packed.header,), new._spool.pieces(), (packed.tail,))
             stamp = self.store.replace("", pieces, expected=base.version)
         finally:
             new.abort()

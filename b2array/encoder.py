@@ -89,6 +89,11 @@ def default_blocksize(nbytes: int, typesize: int) -> int:
     return max(size - size % typesize, min(typesize, max(nbytes, 1)))
 
 
+def _fitting(blocksize: int, nbytes: int, typesize: int) -> int:
+    """Return `blocksize`, or if the data are shorter, the size of the whole items in them."""
+    return blocksize if blocksize < nbytes else nbytes - nbytes % typesize or max(nbytes, 1)
+
+
 def encode(
     data: Buffer | Bytes,
     *,
@@ -102,7 +107,7 @@ def encode(
     Parameters
     ----------
     data : bytes-like
-        Up to 2147483615 bytes, blocks in order.
+        Up to 2147483615 bytes, blocks in order; an array is taken in C order.
     typesize : int, default 1
         Size of an item in bytes; above 255 the chunk's header says 1.
     blocksize : int, default 0
@@ -130,7 +135,7 @@ def encode(
     if len(flat) > MAX_CHUNK_NBYTES:
         raise LimitError(f"a chunk holds at most {MAX_CHUNK_NBYTES} bytes, not {len(flat)}")
     width = typesize if typesize <= 255 else 1
-    blocksize = min(blocksize or default_blocksize(len(flat), width), max(len(flat), 1))
+    blocksize = _fitting(blocksize or default_blocksize(len(flat), width), len(flat), width)
     if blocksize > MAX_BLOCKSIZE:
         raise LimitError(f"a block holds at most {MAX_BLOCKSIZE} bytes, not {blocksize}")
     if blocksize % width and blocksize < len(flat):
@@ -140,7 +145,7 @@ def encode(
     value = constant(flat, typesize)
     if value is not None:
         return special_chunk(value, len(flat), typesize=typesize, blocksize=blocksize)
-    pipeline = filters.Pipeline(cparams.filter_slots, cparams.meta_slots, width, blockshape=blockshape)
+    pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(width), width, blockshape=blockshape)
     filters.check(pipeline, encode=True)
     job = _Job(flat, width, blocksize, cparams, cparams.splits(width, blocksize), pipeline)
     # In a worker C-Blosc does what it is told; on the main thread the environment overrules.
@@ -158,8 +163,11 @@ def _encode_job(job: _Job) -> bytes:
 
 def constant(data: Bytes, itemsize: int) -> bytes | None:
     """Return the one item that `data` (uint8, contiguous) repeats byte for byte, or None."""
-    if not len(data) or len(data) % itemsize:
+    if not len(data):
         return None
+    if len(data) % itemsize:
+        # A torn item can repeat nothing but zeros.
+        return None if data[0] or data.any() else bytes(itemsize)
     item = data[:itemsize]
     probe = data[: max(_PROBE // itemsize, 2) * itemsize]
     if not (probe.reshape(-1, itemsize) == item).all():
@@ -218,10 +226,10 @@ def _raw_chunk(data: Bytes, typesize: int, blocksize: int, cparams: CParams) -> 
     """Make a memcpyed chunk: the data as they are, unfiltered."""
     header = ChunkHeader(
         typesize, len(data), blocksize, HEADER_LEN + len(data), FLAG_EXTENDED | FLAG_MEMCPYED,
-        filters=cparams.filter_slots, filters_meta=cparams.meta_slots, udcodec=cparams.codec_id,
+        filters=cparams.filter_slots, filters_meta=cparams.metas_for(typesize), udcodec=cparams.codec_id,
         codec_meta=cparams.codec_meta,
     )  # fmt: skip
-    return b"".join((header.pack(), data))
+    return b"".join((header.pack(), data.data))
 
 
 def _header(job: _Job, cbytes: int, *, has_dict: bool = False) -> ChunkHeader:
@@ -275,14 +283,14 @@ def _c_shuffle(job: _Job) -> int | None:
     """Return which shuffle of C-Blosc 1 stands for the last filter, NOSHUFFLE if NumPy has to do it, None if in doubt."""
     used = [(fid, meta) for fid, meta in zip(job.pipeline.filters, job.pipeline.metas, strict=True) if fid]
     if not used:
-        return blosc1.NOSHUFFLE
+        return int(blosc1.NOSHUFFLE)
     fid, meta = used[-1]
     if fid == FilterId.SHUFFLE and meta in (0, job.typesize):
-        return blosc1.SHUFFLE if job.typesize > 1 else blosc1.NOSHUFFLE
+        return int(blosc1.SHUFFLE if job.typesize > 1 else blosc1.NOSHUFFLE)
     whole = job.blocksize // job.typesize % 8 == 0 and job.short // job.typesize % 8 == 0
     if fid == FilterId.BITSHUFFLE and whole and not job.short % job.typesize:
-        return blosc1.BITSHUFFLE
-    return blosc1.NOSHUFFLE
+        return int(blosc1.BITSHUFFLE)
+    return int(blosc1.NOSHUFFLE)
 
 
 def _filtered(job: _Job) -> Bytes:
@@ -322,12 +330,13 @@ def _without_runs(job: _Job, region: memoryview, starts: list[int], stops: list[
     blocks: list[list[Buffer]] = []
     candidates = csizes <= max(neblock // _LONGEST_RUN_RATIO, 64)
     for i in range(job.nfull):
-        cursor, pieces = starts[i], []
+        cursor = starts[i]
+        pieces: list[Buffer] = []
         for j in np.flatnonzero(candidates[i]).tolist() if candidates[i].any() else ():
             position, csize = int(positions[i, j]), int(csizes[i, j])
             value = _run_value(fmt, bytes(region[position + 4 : position + 4 + csize]), neblock)
             if value is not None:
-                pieces += [region[cursor:position], _run_token(value)]
+                pieces.extend((region[cursor:position], _run_token(value)))
                 cursor = position + 4 + csize
                 found = True
         pieces.append(region[cursor : stops[i]])
@@ -408,7 +417,7 @@ def _payload(job: _Job, stream: Bytes, dictionary: bytes | None) -> Buffer | Non
         return blosc1.encode_stream(codec, stream, job.cparams.clevel)
     return codecs.encode(
         codec,
-        stream,
+        stream.data,
         clevel=job.cparams.clevel,
         meta=job.cparams.codec_meta,
         typesize=job.typesize,
@@ -444,7 +453,7 @@ def vl_chunk(blocks: Iterable[Buffer], *, typesize: int = 1, cparams: CParams = 
     if not datas or not all(len(data) for data in datas):
         raise ValueError("a chunk of variable-length blocks needs at least one block, and no block may be empty")
     width = typesize if typesize <= 255 else 1
-    pipeline = filters.Pipeline(cparams.filter_slots, cparams.meta_slots, width)
+    pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(width), width)
     filters.check(pipeline, encode=True)
     total = sum(map(len, datas))
     if total > MAX_CHUNK_NBYTES:

@@ -17,7 +17,19 @@ from b2array import config
 from b2array.errors import FormatError
 from b2array.spans import Merged, Span
 from b2array.spec import Buffer
-from b2array.storage import Head, Listed, Stamp, changed, identity, merge, overtaken, pieces, scatter, too_short
+from b2array.storage import (
+    Head,
+    Listed,
+    Stamp,
+    changed,
+    checked,
+    identity,
+    merge,
+    overtaken,
+    pieces,
+    scatter,
+    too_short,
+)
 
 __all__ = ["TEMPORARY_SUFFIX", "LocalStore"]
 
@@ -131,18 +143,24 @@ class _File:
     def stamp(self) -> Stamp:
         return _local_stamp(os.fstat(self.fd))
 
+    def is_of(self, version: str) -> bool:
+        return str(os.fstat(self.fd).st_ino) == identity(version)
+
     def read(self, start: int, stop: int) -> memoryview:
         size = os.fstat(self.fd).st_size
         if stop > size:
             raise too_short(self.path, start, stop, size - start)
         view = np.empty(stop - start, np.uint8).data
-        done = 0
+        self.read_into(view, start)
+        return view
+
+    def read_into(self, view: memoryview, start: int) -> None:
+        done, stop = 0, start + len(view)
         while done < len(view):
             count = _read_into(self.fd, view[done:], start + done)
             if not count:
                 raise too_short(self.path, start, stop, done)
             done += count
-        return view
 
 
 def _flush(file: Any) -> None:
@@ -163,6 +181,22 @@ def _rename_exclusively(source: str, target: str) -> None:
             os.replace(source, target)
     except FileExistsError:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+
+
+_rooms = threading.local()
+_KEPT_ROOM = 64 * 2**20
+
+
+def _room(nbytes: int, store: LocalStore) -> memoryview:
+    """Return bytes that this thread uses again and again: fresh memory costs more than reading into it."""
+    view: memoryview | None = getattr(_rooms, "view", None)
+    if view is None or len(view) < nbytes:
+        if nbytes > _KEPT_ROOM and nbytes > sum(each.size for each in store.listing().values()):
+            raise FormatError(f"{store.url}: expected {nbytes} bytes, found fewer in all of it")
+        view = np.empty(nbytes, np.uint8).data
+        if nbytes <= _KEPT_ROOM:
+            _rooms.view = view
+    return view[:nbytes]
 
 
 class LocalStore:
@@ -207,6 +241,19 @@ class LocalStore:
         """Read spans; see `Store.read`."""
         merged = merge(self.url, spans, _READ_LIMIT)
         return scatter(spans, merged, self._read(merged, expected))
+
+    def gather(self, spans: Sequence[Span], *, expected: str | None = None) -> memoryview:
+        """Read spans into one buffer; see `Store.gather`."""
+        view = _room(sum(checked(self.url, span).stop - span.start for span in spans), self)
+        at, file, opened = 0, None, None
+        for name, start, stop in spans:
+            if file is None or name != opened:
+                file, opened = self._open(name), name
+                if expected is not None and not file.is_of(expected):
+                    raise changed(file.path)
+            file.read_into(view[at : at + stop - start], start)
+            at += stop - start
+        return view
 
     def _read(self, merged: Sequence[Merged], expected: str | None) -> Iterator[memoryview]:
         for name, group in itertools.groupby((each.span for each in merged), key=lambda span: span.name):

@@ -94,11 +94,21 @@ class CParams:
         padded = metas + (0,) * (len(self.filters) - len(metas))
         return NO_FILTERS[len(padded) :] + padded
 
+    def metas_for(self, typesize: int) -> tuple[int, ...]:
+        """Return `meta_slots` as chunks of items of `typesize` bytes carry them.
+
+        A bytedelta without a number of streams means as many as the item has bytes, which readers of a chunk without
+        its frame have to be told.
+        """
+        slots = zip(self.filter_slots, self.meta_slots, strict=True)
+        return tuple(typesize if fid in _BYTEDELTAS and not meta else meta for fid, meta in slots)
+
     def splits(self, typesize: int, block_nbytes: int) -> bool:
         """Whether full blocks of `block_nbytes` bytes are stored as `typesize` streams."""
+        whole_items = typesize > 1 and block_nbytes % typesize == 0
         if self.splitmode in ("always", "never"):
-            return self.splitmode == "always" and typesize > 1
-        whole_items = 1 < typesize <= 16 and block_nbytes % typesize == 0
+            return self.splitmode == "always" and whole_items
+        whole_items = whole_items and typesize <= 16
         if self.splitmode == "auto":
             # What C-Blosc 1 makes of its own accord, so that one call shuffles and compresses.
             neblock = block_nbytes // typesize
@@ -107,6 +117,7 @@ class CParams:
         return fast and FilterId.SHUFFLE in self.filter_slots and whole_items and block_nbytes // typesize >= 32
 
 
+_BYTEDELTAS = (FilterId.BYTEDELTA, FilterId.BYTEDELTA_BUGGY)
 _SPLIT_BY_BLOSC1 = (CodecId.BLOSCLZ, CodecId.LZ4, CodecId.LZ4HC, CodecId.ZLIB)
 
 

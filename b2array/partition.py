@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from b2array.spec import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 
-__all__ = ["Axes", "Index", "Part", "automatic", "extended", "grid_shape", "parts", "put", "take"]
+__all__ = ["Axes", "Index", "Part", "Tile", "automatic", "extended", "grid_shape", "parts", "put", "take", "tiles"]
 
 Index = slice | NDArray[np.int64]
 """Positions of one group, never negative and in bounds: ``slice(start, stop, step)`` with ``step > 0`` along one
@@ -188,6 +188,65 @@ def _positions(order: NDArray[np.intp] | None, start: int, stop: int, base: Inde
     if order is None:
         return slice(start + offset, stop + offset, 1)
     return order[None, start:stop] + offset
+
+
+class Tile(NamedTuple):
+    """Parts that a selection by slices takes in the same way: all of each, or one part along an axis.
+
+    Attributes
+    ----------
+    coords : tuple of range
+        The parts, along each axis; more than one only where they are taken whole.
+    inside : tuple of slice
+        What is taken of each part.
+    outside : tuple of slice
+        Where all of it stands in the selection's box.
+    """
+
+    coords: tuple[range, ...]
+    inside: tuple[slice, ...]
+    outside: tuple[slice, ...]
+
+
+def tiles(
+    index: tuple[slice, ...], part_shape: Sequence[int], outside: tuple[slice, ...] | None = None
+) -> Iterator[Tile]:
+    """Cut a selection by slices like `parts`, but keep neighbours together that are taken whole.
+
+    Examples
+    --------
+    >>> for tile in tiles((slice(2, 13, 1),), (4,)):
+    ...     print(tile.coords, tile.inside, tile.outside)
+    (range(0, 1),) (slice(2, 4, 1),) (slice(0, 2, 1),)
+    (range(1, 3),) (slice(0, 4, 1),) (slice(2, 10, 1),)
+    (range(3, 4),) (slice(0, 1, 1),) (slice(10, 11, 1),)
+    """
+    if not index:
+        return iter((Tile((), (), ()),))
+    bases = (None,) * len(index) if outside is None else outside
+    runs = [_runs(i, extent, base) for i, extent, base in zip(index, part_shape, bases, strict=True)]
+    return map(Tile._make, starmap(zip, product(*runs)))
+
+
+def _runs(index: slice, extent: int, base: slice | None) -> list[tuple[range, slice, slice]]:
+    start, stop = index.start, index.stop
+    first, last = -(-start // extent), stop // extent
+    if index.step != 1 or last - first < 2:
+        return [(range(coord, coord + 1), inside, where) for coord, inside, where in _cut_slice(index, extent, base)]  # type: ignore[misc]
+    offset = (base.start if base is not None else 0) - start
+    runs = []
+    if start < first * extent:
+        head = first * extent
+        runs.append(
+            (range(first - 1, first), slice(start - head + extent, extent, 1), slice(start + offset, head + offset, 1))
+        )
+    full = slice(first * extent + offset, last * extent + offset, 1)
+    runs.append((range(first, last), slice(0, extent, 1), full))
+    if last * extent < stop:
+        runs.append(
+            (range(last, last + 1), slice(0, stop - last * extent, 1), slice(last * extent + offset, stop + offset, 1))
+        )
+    return runs
 
 
 def take(values: NDArray[Any], index: tuple[Index, ...], axes: Axes | None = None) -> NDArray[Any]:

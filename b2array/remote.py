@@ -22,6 +22,7 @@ from b2array.storage import (
     Mutex,
     Stamp,
     changed,
+    gathered,
     joined,
     merge,
     overtaken,
@@ -281,6 +282,10 @@ class FsspecStore:
     def _require_writable(self) -> None:
         if self.guarantee == "read only":
             raise ReadOnlyError(f"{self.url} can only be read: its protocol has no writing")
+
+    def gather(self, spans: Sequence[Span], *, expected: str | None = None) -> memoryview:
+        """Read spans into one buffer; see `Store.gather`."""
+        return gathered(self.read(spans, expected=expected))
 
     def temporary(self, name: str) -> str | None:  # noqa: ARG002
         """Take no files; see `Store.temporary`."""

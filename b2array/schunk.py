@@ -69,7 +69,7 @@ class SChunk:
 
     @property
     def mode(self) -> Mode:
-        """ "r" or "r+"."""
+        """Whether the handle is for reading, "r", or for changing too, "r+"."""
         return self._mode
 
     @property
@@ -306,8 +306,8 @@ class SChunk:
         return self.update_chunk(n, self._encoded(data))
 
     def _encoded(self, data: Buffer | np.ndarray[Any, Any]) -> bytes:
-        flat = np.ascontiguousarray(data).reshape(-1) if isinstance(data, np.ndarray) else data
-        if not memoryview(flat).nbytes:
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8) if isinstance(data, np.ndarray) else data
+        if not len(flat):
             raise ValueError("a chunk needs at least one byte of data")
         return encoder.encode(flat, typesize=self.typesize, blocksize=self.blocksize, cparams=self.cparams)
 

@@ -6,24 +6,24 @@ whole chunks are wanted or the block sizes are at hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
-from typing import NamedTuple, NoReturn, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from b2array import chunk, encoder, frame
-from b2array.chunk import Context, Head, Stored
+from b2array.chunk import Head, Stored
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError
 from b2array.frame import Frame, FrameType
 from b2array.spans import Span
 from b2array.spec import BLOSC1_HEADER_LEN, HEADER_LEN, Special
-from b2array.storage import Store
+from b2array.storage import Store, gathered
 
-__all__ = ["FRAME_NAME", "Place", "Snapshot", "Source", "Want", "fetch", "load", "located"]
+__all__ = ["FRAME_NAME", "Place", "Snapshot", "Source", "Want", "fetch", "load", "located", "located_error"]
 
 FRAME_NAME = "chunks.b2frame"
 """The file of a sparse frame that holds header, index and trailer (Blosc2 Sparse Frame Format)."""
@@ -31,6 +31,7 @@ FRAME_NAME = "chunks.b2frame"
 _FIRST_READ = 64 * 2**10
 _HEAD_GUESS = 4096
 _NEAR = 4096
+_MAX_HEADS = 4096
 _WHOLE_SHARE = 2 / 3
 """A chunk is read whole when at least this share of its blocks is wanted."""
 
@@ -74,8 +75,22 @@ class Source(Protocol):
         """Read bytes of objects."""
         ...
 
+    def gather(self, spans: Sequence[Span]) -> memoryview:
+        """Read bytes of objects into one buffer, which this thread uses again for the next call."""
+        ...
+
     def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
         """Read the first bytes of objects, fewer of those that are shorter."""
+        ...
+
+    @property
+    def near(self) -> bool:
+        """Whether reading is so fast that every worker may do it for itself."""
+        ...
+
+    @property
+    def heads(self) -> MutableMapping[int, Head]:
+        """The heads of chunks, by number, that were read before."""
         ...
 
 
@@ -113,6 +128,16 @@ class Snapshot:
         """The object that holds header, index and trailer."""
         return FRAME_NAME if self.frame.frame_type == FrameType.SPARSE else ""
 
+    @property
+    def near(self) -> bool:
+        """Whether reading is so fast that every worker may do it for itself."""
+        return self.store.appendable
+
+    @cached_property
+    def heads(self) -> MutableMapping[int, Head]:
+        """The heads of chunks, by number, that were read before."""
+        return {}
+
     @cached_property
     def _ordered(self) -> Int64Array:
         offsets = self.frame.offsets
@@ -133,8 +158,15 @@ class Snapshot:
 
     def read(self, spans: Sequence[Span]) -> list[memoryview]:
         """Read bytes of the store's objects."""
-        expected = self.version if self.frame.frame_type == FrameType.CONTIGUOUS else None
-        return self.store.read(spans, expected=expected)
+        return self.store.read(spans, expected=self._expected)
+
+    def gather(self, spans: Sequence[Span]) -> memoryview:
+        """Read bytes of the store's objects into one buffer, which this thread uses again for the next call."""
+        return self.store.gather(spans, expected=self._expected)
+
+    @property
+    def _expected(self) -> str | None:
+        return self.version if self.frame.frame_type == FrameType.CONTIGUOUS else None
 
     def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
         """Read the first bytes of objects, fewer of those that are shorter."""
@@ -164,18 +196,19 @@ def load(store: Store, *, start: int = 0) -> Snapshot:
     for name, head in zip(names, heads, strict=True):
         if not isinstance(head, Exception):
             stamp = head.stamp
-            return located(store.url, lambda: _parse(store, name, start, head.data, stamp.version if stamp else None))
-    _refuse(store, heads)
+            version = stamp.version if stamp else None
+            return located(store.url, partial(_parse, store, name, start, head.data, version))
+    raise _refusal(store, heads)
 
 
-def _refuse(store: Store, errors: Sequence[object]) -> NoReturn:
+def _refusal(store: Store, errors: Sequence[object]) -> Exception:
     absent = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
     other = next((error for error in errors if isinstance(error, Exception) and not isinstance(error, absent)), None)
     if other is not None:
-        raise other
+        return other
     if any(isinstance(error, IsADirectoryError) for error in errors):
-        raise FileNotFoundError(f"{store.url} is a directory without {FRAME_NAME}: no sparse frame")
-    raise FileNotFoundError(f"{store.url} does not exist")
+        return FileNotFoundError(f"{store.url} is a directory without {FRAME_NAME}: no sparse frame")
+    return FileNotFoundError(f"{store.url} does not exist")
 
 
 def _parse(store: Store, name: str, start: int, data: memoryview, version: str | None) -> Snapshot:
@@ -206,15 +239,16 @@ def located(where: str, verb: Callable[[], T]) -> T:
     try:
         return verb()
     except (FormatError, UnsupportedError) as error:
-        raise _at(where, error) from error
+        raise located_error(where, error) from error
 
 
-def _at(where: str, error: B2ArrayError) -> B2ArrayError:
+def located_error(where: str, error: B2ArrayError) -> B2ArrayError:
+    """Return the error with `where` in front of what it says."""
     text = str(error)
     return error if text.startswith(where) else type(error)(f"{where}: {text}")
 
 
-def fetch(source: Source, wants: Sequence[Want], *, context: Context = chunk.NO_CONTEXT) -> list[Stored]:
+def fetch(source: Source, wants: Sequence[Want], *, reuse: bool = False) -> list[Stored]:
     """Read chunks, or some of their blocks.
 
     Parameters
@@ -223,8 +257,8 @@ def fetch(source: Source, wants: Sequence[Want], *, context: Context = chunk.NO_
         Where the chunks are.
     wants : sequence of Want
         Chunk numbers and blocks.
-    context : Context
-        Not used to read, but to know which blocks others build on.
+    reuse : bool, default False
+        The bytes are needed only until this thread fetches again, so that their memory can be used again.
 
     Returns
     -------
@@ -243,24 +277,26 @@ def fetch(source: Source, wants: Sequence[Want], *, context: Context = chunk.NO_
         waiting = [each for each in pending if each.stored is None]
         if not waiting:
             break
-        _read_wave(source, waiting)
+        _read_wave(source, waiting, reuse=reuse and len(wants) == 1)
         if wave == 3 and any(each.stored is None for each in waiting):
             raise FormatError(f"{source.url}: expected chunk heads that say how long they are, found others")
     return [each.stored for each in pending if each.stored is not None]
 
 
-def _read_wave(source: Source, waiting: Sequence[_Pending]) -> None:
+def _read_wave(source: Source, waiting: Sequence[_Pending], *, reuse: bool) -> None:
     by_span = [each for each in waiting if each.spans]
     by_head = [each for each in waiting if not each.spans]
-    spans = [span for each in by_span for span in each.spans]
     try:
-        views = iter(source.read(spans)) if spans else iter(())
-        for each in by_span:
-            each.take([next(views) for _ in each.spans])
+        if reuse and by_span:
+            by_span[0].take(source.gather(by_span[0].spans))
+        elif by_span:
+            views = iter(source.read([span for each in by_span for span in each.spans]))
+            for each in by_span:
+                each.take(gathered([next(views) for _ in each.spans]))
         if by_head:
             nbytes = max(each.head_nbytes for each in by_head)
             for each, view in zip(by_head, source.read_heads([each.name for each in by_head], nbytes), strict=True):
-                each.take([view])
+                each.take(view)
     except FileNotFoundError as error:
         missing = next((each for each in waiting if str(error.filename or "").endswith(each.name or "\0")), waiting[0])
         raise ChunkMissingError(
@@ -271,6 +307,20 @@ def _read_wave(source: Source, waiting: Sequence[_Pending]) -> None:
 class _Pending:
     """A want on its way: which spans it asks for next, until it is stored."""
 
+    __slots__ = (
+        "_asked",
+        "_head",
+        "_numbers",
+        "_take",
+        "head_nbytes",
+        "name",
+        "place",
+        "source",
+        "spans",
+        "stored",
+        "want",
+    )
+
     def __init__(self, source: Source, want: Want) -> None:
         self.source = source
         self.want = want
@@ -278,20 +328,27 @@ class _Pending:
         self.spans: list[Span] = []
         self.name = ""
         self.head_nbytes = 0
-        self._take: Callable[[list[memoryview]], None] = self._take_whole
+        self._take: Callable[[memoryview], None] = self._take_whole
         place = source.place(want.chunk)
         if isinstance(place, Special):
-            self._take_whole([memoryview(self._special(place))])
+            self._take_whole(memoryview(self._special(place)))
             return
         self.place = place
         self.name = place.name
-        head_nbytes = self._expected_head()
+        blocks = want.blocks
+        if blocks is None:
+            self._ask_whole()
+            return
+        head = source.heads.get(want.chunk)
+        if head is not None:
+            self._ask_for(head, None)
+            return
         nblocks = self._nblocks()
-        if want.blocks is None or (nblocks and len(want.blocks) >= _WHOLE_SHARE * nblocks):
+        if nblocks and len(blocks) >= _WHOLE_SHARE * nblocks:
             self._ask_whole()
         else:
             self._take = self._take_head
-            self._ask(0, head_nbytes)
+            self._ask(0, HEADER_LEN + 4 * nblocks if nblocks else _HEAD_GUESS)
 
     def _special(self, special: Special) -> bytes:
         header = self.source.frame
@@ -308,10 +365,6 @@ class _Pending:
         nbytes = header.chunk_nbytes(self.want.chunk)
         return -(-nbytes // header.blocksize) if nbytes and header.blocksize else 0
 
-    def _expected_head(self) -> int:
-        nblocks = self._nblocks()
-        return HEADER_LEN + 4 * nblocks if nblocks else _HEAD_GUESS
-
     def _ask(self, start: int, stop: int) -> None:
         """Ask for bytes of the chunk, counted from its start."""
         place = self.place
@@ -321,8 +374,11 @@ class _Pending:
         end = place.start + stop if place.stop < 0 else min(place.start + stop, place.stop)
         self.spans = [Span(place.name, place.start + start, end)]
 
-    def _ask_whole(self) -> None:
+    def _ask_whole(self, nbytes: int | None = None) -> None:
         self._take = self._take_whole
+        if nbytes is not None:
+            self.spans = [Span(self.place.name, self.place.start, self.place.start + nbytes)]
+            return
         if self.place.stop >= 0:
             self.spans = [Span(*self.place)]
             return
@@ -330,83 +386,96 @@ class _Pending:
         # Larger than its data by more than this no chunk is; the rest of the file is not looked at.
         self._ask(0, (nbytes if nbytes is not None else 2**31) + HEADER_LEN)
 
-    def take(self, views: list[memoryview]) -> None:
-        """Go on with the bytes that were asked for."""
-        located(self._where, lambda: self._take(views))
+    def take(self, view: memoryview) -> None:
+        """Go on with the bytes that were asked for, one span behind the other."""
+        try:
+            self._take(view)
+        except (FormatError, UnsupportedError) as error:
+            raise located_error(self._where, error) from error
 
     @property
     def _where(self) -> str:
         return f"chunk {self.want.chunk} of {self.source.url}"
 
-    def _take_whole(self, views: list[memoryview]) -> None:
-        (view,) = views
-        self._check(chunk.unpack_head(view))
-        self.stored = Stored.whole(view)
+    def _take_whole(self, view: memoryview) -> None:
+        head = self.source.heads.get(self.want.chunk)
+        if head is None:
+            head = self._checked(view)
+        self.stored = Stored.whole(view, head)
 
-    def _take_head(self, views: list[memoryview]) -> None:
-        (view,) = views
+    def _take_head(self, view: memoryview) -> None:
         needed = chunk.head_nbytes(view)
         if needed > len(view):
             self._ask(0, needed)
             return
-        head = chunk.unpack_head(view)
-        self._check(head)
-        blocks = self.want.blocks or ()
-        if not len(head.starts) or (len(blocks) >= _WHOLE_SHARE * len(head.starts)):
-            if len(view) >= head.header.cbytes:
-                self._take_whole(views)
-            else:
-                self._ask_whole()
-            return
-        self._ask_blocks(head, chunk.needed_blocks(head, blocks))
+        self._ask_for(self._checked(view), view)
 
-    def _check(self, head: Head) -> None:
+    def _checked(self, view: memoryview) -> Head:
+        """Read a head, and keep it if it is what the frame says."""
+        head = chunk.unpack_head(view)
         expected = self.source.frame.chunk_nbytes(self.want.chunk)
-        found = head.header.nbytes
-        if expected is not None and found != expected:
-            raise FormatError(f"expected {expected} uncompressed bytes, found {found}")
-        blocks = self.want.blocks
-        if blocks is not None and len(blocks) and blocks[-1] >= head.header.nblocks:
-            raise FormatError(f"expected at least {blocks[-1] + 1} blocks, found {head.header.nblocks}")
+        if expected is not None and head.header.nbytes != expected:
+            raise FormatError(f"expected {expected} uncompressed bytes, found {head.header.nbytes}")
+        heads = self.source.heads
+        if len(heads) >= _MAX_HEADS:
+            heads.clear()
+        heads[self.want.chunk] = head
+        return head
+
+    def _ask_for(self, head: Head, view: memoryview | None) -> None:
+        """Ask for the wanted blocks of a chunk with this head, or for all of it if that is not much more."""
+        blocks = self.want.blocks or ()
+        nblocks = len(head.starts)
+        if nblocks and len(blocks) < _WHOLE_SHARE * nblocks:
+            self._ask_blocks(head, chunk.needed_blocks(head, blocks))
+        elif view is not None and len(view) >= head.header.cbytes:
+            self.stored = Stored.whole(view, head)
+        elif not nblocks:
+            self.stored = Stored(head, memoryview(b""), head.starts, head.stops)
+        else:
+            self._ask_whole(head.header.cbytes)
 
     def _ask_blocks(self, head: Head, blocks: Sequence[int]) -> None:
         """Ask for the wanted blocks, near ones together and with room for a header in front."""
-        numbers = np.asarray(blocks, np.int64)
+        if blocks[-1] >= head.header.nblocks:
+            raise FormatError(f"expected at least {blocks[-1] + 1} blocks, found {head.header.nblocks}")
+        numbers = np.array(blocks, np.int64)
         starts, stops = head.starts[numbers], head.stops[numbers]
-        runs = _runs(starts, stops)
-        room = BLOSC1_HEADER_LEN + 4 * len(numbers)
+        asked = _runs(starts, stops)
+        lead = min(BLOSC1_HEADER_LEN + 4 * len(numbers), asked[0][0])
+        asked[0] = (asked[0][0] - lead, asked[0][1])
         place = self.place
-        lead = min(room, runs[0][0])
-        asked = [(runs[0][0] - lead, runs[0][1]), *runs[1:]]
-        for start, stop in asked:
-            if place.stop >= 0 and place.start + stop > place.stop:
-                raise FormatError(f"expected blocks within {place.stop - place.start} bytes, found one up to {stop}")
+        if place.stop >= 0 and place.start + asked[-1][1] > place.stop:
+            raise FormatError(
+                f"expected blocks within {place.stop - place.start} bytes, found one up to {asked[-1][1]}"
+            )
         self.spans = [Span(place.name, place.start + start, place.start + stop) for start, stop in asked]
-        self._take = lambda views: self._take_blocks(head, numbers, asked, views)
+        self._head, self._numbers, self._asked = head, numbers, asked
+        self._take = self._take_blocks
 
-    def _take_blocks(
-        self, head: Head, numbers: Int64Array, asked: list[tuple[int, int]], views: list[memoryview]
-    ) -> None:
-        region = views[0] if len(views) == 1 else memoryview(bytearray(b"".join(views)))
-        new_starts = np.full(len(head.starts), -1, np.int64)
-        new_stops = np.full(len(head.starts), -1, np.int64)
-        run_starts = np.array([start for start, _ in asked], np.int64)
-        lengths = [stop - start for start, stop in asked]
-        run_bases = np.cumsum([0, *lengths[:-1]])
-        which = np.searchsorted(run_starts, head.starts[numbers], side="right") - 1
-        shift = run_bases[which] - run_starts[which]
-        new_starts[numbers] = head.starts[numbers] + shift
-        new_stops[numbers] = head.stops[numbers] + shift
-        self.stored = Stored(head, region, new_starts, new_stops)
+    def _take_blocks(self, region: memoryview) -> None:
+        head, numbers, asked = self._head, self._numbers, self._asked
+        starts = np.full(len(head.starts), -1, np.int64)
+        stops = starts.copy()
+        shift: int | Int64Array = -asked[0][0]
+        if len(asked) > 1:
+            run_starts = np.array([start for start, _ in asked], np.int64)
+            bases = np.cumsum([0, *(stop - start for start, stop in asked[:-1])])
+            shift = (bases - run_starts)[np.searchsorted(run_starts, head.starts[numbers], side="right") - 1]
+        starts[numbers] = head.starts[numbers] + shift
+        stops[numbers] = head.stops[numbers] + shift
+        self.stored = Stored(head, region, starts, stops)
 
 
 def _runs(starts: Int64Array, stops: Int64Array) -> list[tuple[int, int]]:
     """Merge ranges that touch or nearly touch; returns them in order."""
-    order = np.argsort(starts, kind="stable")
-    runs: list[tuple[int, int]] = []
-    for start, stop in zip(starts[order].tolist(), stops[order].tolist(), strict=True):
-        if runs and start <= runs[-1][1] + _NEAR:
-            runs[-1] = (runs[-1][0], max(runs[-1][1], stop))
-        else:
-            runs.append((start, stop))
-    return runs
+    if len(starts) == 1:
+        return [(int(starts[0]), int(stops[0]))]
+    if (starts[1:] < starts[:-1]).any():
+        order = np.argsort(starts)
+        starts, stops = starts[order], stops[order]
+    # The ends of blocks are the starts of others, so that in this order they never decrease.
+    breaks = np.flatnonzero(starts[1:] > stops[:-1] + _NEAR)
+    first = [0, *(breaks + 1).tolist()]
+    last = [*breaks.tolist(), len(starts) - 1]
+    return list(zip(starts[first].tolist(), stops[last].tolist(), strict=True))

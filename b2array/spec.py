@@ -15,6 +15,7 @@ from b2array.errors import FormatError, UnsupportedError
 
 __all__ = [
     "BLOSC1_HEADER_LEN",
+    "CODEC_FORMATS",
     "HEADER_LEN",
     "MAX_BLOCKSIZE",
     "MAX_CHUNK_NBYTES",
@@ -23,7 +24,6 @@ __all__ = [
     "NO_FILTERS",
     "Buffer",
     "ChunkHeader",
-    "CODEC_FORMATS",
     "CodecFormat",
     "CodecId",
     "FilterId",

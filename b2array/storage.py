@@ -91,6 +91,13 @@ class Store(Protocol):
         """
         ...
 
+    def gather(self, spans: Sequence[Span], *, expected: str | None = None) -> memoryview:
+        """Read spans one behind the other into one buffer, which may be used again when this thread gathers next.
+
+        Parameters and errors are those of `read`.
+        """
+        ...
+
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
         """Read the beginnings of several objects at once, as they are now.
 
@@ -233,6 +240,11 @@ def scatter(spans: Sequence[Span], merged: Sequence[Merged], buffers: Iterable[m
     return views
 
 
+def gathered(views: Sequence[memoryview]) -> memoryview:
+    """Put what was read into one buffer."""
+    return views[0] if len(views) == 1 else memoryview(bytearray().join(views))
+
+
 def where(url: str, name: str) -> str:
     """Name an object in a message."""
     return f"{url.rstrip('/')}/{name}" if name else url
@@ -348,6 +360,10 @@ class MemoryStore:
         """Copy spans; see `Store.read`."""
         with self._mutex:
             return [self._copy(span, expected) for span in spans]
+
+    def gather(self, spans: Sequence[Span], *, expected: str | None = None) -> memoryview:
+        """Copy spans into one buffer; see `Store.gather`."""
+        return gathered(self.read(spans, expected=expected))
 
     def _copy(self, span: Span, expected: str | None) -> memoryview:
         name, start, stop = checked(self.url, span)

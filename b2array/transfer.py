@@ -10,8 +10,9 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import Any, NamedTuple
+from dataclasses import replace
+from itertools import chain, islice
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +21,17 @@ from b2array import chunk, config, encoder, workers
 from b2array.b2nd import Layout
 from b2array.chunk import Context, Stored
 from b2array.draft import Draft
-from b2array.errors import FormatError
+from b2array.errors import FormatError, UnsupportedError
 from b2array.params import CParams
-from b2array.partition import Axes, Index, Part, parts, put, take
-from b2array.snapshot import Snapshot, Source, Want, fetch, located
-from b2array.spec import Special
+from b2array.partition import Axes, Index, Part, Tile, parts, put, take, tiles
+from b2array.snapshot import Snapshot, Source, Want, fetch, located, located_error
+from b2array.spec import ChunkHeader, Special
 
 __all__ = ["read", "write"]
 
 Array = npt.NDArray[Any]
+Int64Array = npt.NDArray[np.int64]
+Slices = tuple[slice, ...]
 
 _WINDOW_NBYTES = 32 * 2**20
 _CACHED_SHARE = 4
@@ -36,11 +39,10 @@ _CACHED_SHARE = 4
 
 
 class _Job(NamedTuple):
-    """A chunk, and which items of which of its blocks go where."""
+    """A chunk, and what is to be taken from it or put into it."""
 
     number: int
     part: Part
-    blocks: list[tuple[int, Part]]
 
 
 def _strides(grid: Sequence[int]) -> tuple[int, ...]:
@@ -48,15 +50,44 @@ def _strides(grid: Sequence[int]) -> tuple[int, ...]:
 
 
 def _jobs(layout: Layout, index: tuple[Index, ...], axes: Axes | None) -> Iterator[_Job]:
-    chunk_strides, block_strides = _strides(layout.grid_shape), _strides(layout.block_grid)
+    strides = _strides(layout.grid_shape)
     for part in parts(index, layout.chunks, axes):
-        number = sum(map(int.__mul__, part.coords, chunk_strides))
-        blocks = [
-            (sum(map(int.__mul__, block.coords, block_strides)), block)
-            for block in parts(part.inside, layout.blocks, axes, part.outside)
-        ]
-        blocks.sort(key=lambda pair: pair[0])
-        yield _Job(number, part, blocks)
+        yield _Job(sum(map(int.__mul__, part.coords, strides)), part)
+
+
+def _blocks(layout: Layout, part: Part, axes: Axes | None) -> list[tuple[int, Part]]:
+    """List the blocks of a chunk that a selection touches, by their numbers."""
+    strides = _strides(layout.block_grid)
+    blocks = [
+        (sum(map(int.__mul__, block.coords, strides)), block)
+        for block in parts(part.inside, layout.blocks, axes, part.outside)
+    ]
+    blocks.sort(key=lambda pair: pair[0])
+    return blocks
+
+
+class _Tile(NamedTuple):
+    """Blocks that are taken in the same way: their numbers, one dimension an axis, and from where to where."""
+
+    numbers: Int64Array
+    inside: tuple[slice, ...]
+    outside: tuple[slice, ...]
+
+
+def _tiles(layout: Layout, part: Part) -> list[_Tile]:
+    strides = _strides(layout.block_grid)
+    inside, outside = cast(Slices, part.inside), cast(Slices, part.outside)
+    return [
+        _Tile(_numbers(tile.coords, strides), tile.inside, tile.outside)
+        for tile in tiles(inside, layout.blocks, outside)
+    ]
+
+
+def _numbers(coords: tuple[range, ...], strides: tuple[int, ...]) -> Int64Array:
+    numbers: Int64Array = np.zeros((), np.int64)
+    for along, stride in zip(coords, strides, strict=True):
+        numbers = np.add.outer(numbers, np.arange(along.start, along.stop) * stride)
+    return numbers
 
 
 def read(source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | None, box: Array) -> None:
@@ -80,74 +111,123 @@ def read(source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | 
     """
     if not box.size:
         return
-    reader = _Reader(source, layout, axes, box)
+    reader = _Reader(source, layout, index, axes, box)
+    if box.size == 1 and axes is None and np.ndarray not in map(type, index):
+        reader.run_item(cast(Slices, index))
+        return
     jobs = _jobs(layout, index, axes)
-    few = list(islice(jobs, 2))
-    if len(few) == 1 and len(few[0].blocks) == 1:
-        reader.run(few[0])
-        return
-    pending = _chained(few, jobs)
-    if getattr(source_store(source), "appendable", False):
-        for _ in workers.spread(reader.run, pending):
+    first = list(islice(jobs, 2))
+    if len(first) == 1:
+        reader.alone = True
+        reader.run(first[0])
+    elif source.near:
+        for _ in workers.spread(reader.run, chain(first, jobs)):
             pass
-        return
-    for _ in workers.spread(reader.run_fetched, reader.fetched(pending)):
-        pass
+    else:
+        for _ in workers.spread(reader.finish, reader.fetched(chain(first, jobs))):
+            pass
 
 
-def _chained(first: Sequence[_Job], rest: Iterator[_Job]) -> Iterator[_Job]:
-    yield from first
-    yield from rest
+class _Fetched(NamedTuple):
+    """A job whose bytes are at hand, by tiles or by single blocks."""
 
-
-def source_store(source: Source) -> Any:
-    """Return the store behind a snapshot or draft."""
-    return source.store if isinstance(source, Snapshot | Draft) else None
+    job: _Job
+    tiles: list[_Tile] | None
+    blocks: list[tuple[int, Part]]
+    stored: Stored
 
 
 class _Reader:
     """What all jobs of one read share."""
 
-    def __init__(self, source: Source, layout: Layout, axes: Axes | None, box: Array) -> None:
+    def __init__(self, source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | None, box: Array) -> None:
         self.source = source
         self.layout = layout
         self.axes = axes
         self.box = box
+        self.alone = False
         described = source.frame
         self.context = Context(described.codec, described.codec_meta, layout.blocks)
         small = box.nbytes <= config.cache_bytes // _CACHED_SHARE
-        self.cache_key = source.generation if small and isinstance(source, Snapshot) else None
+        # What neither b2array nor the store versioned may be other data of the same sizes elsewhere.
+        known = source if isinstance(source, Snapshot) and (described.fingerprint_type or source.version) else None
+        self.cache_key = known.generation if small and known is not None else None
+        self.by_tiles = self.cache_key is None and axes is None and np.ndarray not in map(type, index)
+
+    def run_item(self, index: Slices) -> None:
+        """Read a single item by the shortest way."""
+        layout = self.layout
+        chunk_number = block_number = 0
+        within = []
+        for i, n, c, b in zip(index, layout.shape, layout.chunks, layout.blocks, strict=True):
+            coord, rest = divmod(i.start, c)
+            chunk_number = chunk_number * -(-n // c) + coord
+            coord, rest = divmod(rest, b)
+            block_number = block_number * -(-c // b) + coord
+            within.append(rest)
+        key = None if self.cache_key is None else (self.cache_key, chunk_number, block_number)
+        block = _cache.get(key) if key is not None else None
+        if block is None:
+            block = self._block(chunk_number, block_number)
+            if key is not None:
+                _cache.add(key, block)
+        self.box[...] = block[tuple(within)]
+
+    def _block(self, chunk_number: int, block_number: int) -> Array:
+        layout = self.layout
+        (stored,) = fetch(self.source, [Want(chunk_number, (block_number,))], reuse=True)
+        try:
+            header = stored.head.header
+            self._check_size(header)
+            if header.special:
+                return np.broadcast_to(self._value(stored), layout.blocks)
+            if header.vl_blocks or header.block_nbytes != layout.block_nbytes:
+                return self._whole(chunk_number)[block_number, ...]
+            out = chunk.scratch_bytes(layout.block_nbytes)
+            reference = chunk.reference_block(stored, self.context)
+            chunk.decode_blocks(stored, (block_number,), out, context=self.context, reference=reference)
+        except (FormatError, UnsupportedError) as error:
+            raise located_error(f"chunk {chunk_number} of {self.source.url}", error) from error
+        return out.view(layout.dtype).reshape(layout.blocks)
+
+    def _check_size(self, header: ChunkHeader) -> None:
+        if header.nbytes != self.layout.chunk_nbytes:
+            raise FormatError(f"expected {self.layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
 
     def run(self, job: _Job) -> None:
         """Fetch, decode and copy one chunk."""
-        wanted = self._uncached(job)
-        if wanted:
-            (stored,) = fetch(self.source, [self._want(job, wanted)], context=self.context)
-            self._finish(job, stored, wanted)
+        for fetched in self.fetched(iter((job,))):
+            self.finish(fetched)
 
-    def run_fetched(self, fetched: tuple[_Job, list[tuple[int, Part]], Stored]) -> None:
-        """Decode and copy one chunk that was fetched before."""
-        job, wanted, stored = fetched
-        self._finish(job, stored, wanted)
-
-    def fetched(self, jobs: Iterator[_Job]) -> Iterator[tuple[_Job, list[tuple[int, Part]], Stored]]:
+    def fetched(self, jobs: Iterator[_Job]) -> Iterator[_Fetched]:
         """Fetch chunks in bounded windows, each in one batch of requests."""
-        chunk_nbytes = max(1, self.layout.chunk_nbytes)
-        length = max(1, _WINDOW_NBYTES // chunk_nbytes)
-        while window := [(job, wanted) for job in islice(jobs, length) if (wanted := self._uncached(job))]:
-            stored = fetch(self.source, [self._want(job, wanted) for job, wanted in window], context=self.context)
-            for (job, wanted), each in zip(window, stored, strict=True):
-                yield job, wanted, each
+        length = max(1, _WINDOW_NBYTES // max(1, self.layout.chunk_nbytes))
+        while window := list(islice(jobs, length)):
+            planned = [entry for job in window if (entry := self._plan(job)) is not None]
+            wants = [Want(job.number, wanted) for job, _, _, wanted in planned]
+            stored = fetch(self.source, wants, reuse=True)
+            for (job, tiled, blocks, _), each in zip(planned, stored, strict=True):
+                yield _Fetched(job, tiled, blocks, each)
 
-    def _want(self, job: _Job, wanted: list[tuple[int, Part]]) -> Want:
-        return Want(job.number, [number for number, _ in wanted])
+    def _plan(self, job: _Job) -> tuple[_Job, list[_Tile] | None, list[tuple[int, Part]], Sequence[int]] | None:
+        """Decide which blocks to fetch; None if the cache has them all."""
+        if self.by_tiles:
+            tiled = _tiles(self.layout, job.part)
+            numbers = (
+                tiled[0].numbers.ravel() if len(tiled) == 1 else np.concatenate([t.numbers.ravel() for t in tiled])
+            )
+            numbers.sort()
+            return job, tiled, [], numbers.tolist()
+        blocks = self._uncached(job)
+        return (job, None, blocks, [number for number, _ in blocks]) if blocks else None
 
     def _uncached(self, job: _Job) -> list[tuple[int, Part]]:
         """Copy the blocks that the cache has, return the others."""
+        blocks = _blocks(self.layout, job.part, self.axes)
         if self.cache_key is None:
-            return job.blocks
+            return blocks
         missing = []
-        for number, part in job.blocks:
+        for number, part in blocks:
             block = _cache.get((self.cache_key, job.number, number))
             if block is None:
                 missing.append((number, part))
@@ -155,40 +235,113 @@ class _Reader:
                 put(self.box, part.outside, take(block, part.inside, self.axes))
         return missing
 
-    def _finish(self, job: _Job, stored: Stored, wanted: list[tuple[int, Part]]) -> None:
-        located(f"chunk {job.number} of {self.source.url}", lambda: self._copy(job, stored, wanted))
+    def finish(self, fetched: _Fetched) -> None:
+        """Decode and copy one chunk."""
+        try:
+            self._copy(fetched)
+        except (FormatError, UnsupportedError) as error:
+            raise located_error(f"chunk {fetched.job.number} of {self.source.url}", error) from error
 
-    def _copy(self, job: _Job, stored: Stored, wanted: list[tuple[int, Part]]) -> None:
+    def _copy(self, fetched: _Fetched) -> None:
+        job, tiled, blocks, stored = fetched
         header = stored.head.header
         if header.nbytes != self.layout.chunk_nbytes:
             raise FormatError(f"expected {self.layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
-        if header.special and header.special != Special.NAN:
-            self._fill(job, stored)
-            return
-        if header.vl_blocks or header.block_nbytes != self.layout.block_nbytes:
-            whole = fetch(self.source, [Want(job.number, None)])[0]
-            data = chunk.decode(whole.region, context=self.context)
-            blocks = data.view(self.layout.dtype).reshape(-1, *self.layout.blocks)
-            for number, part in wanted:
-                put(self.box, part.outside, take(blocks[number, ...], part.inside, self.axes))
-            return
-        pending = iter(wanted)
-        for group, data in chunk.groups(stored, [number for number, _ in wanted], context=self.context):
-            blocks = data.view(self.layout.dtype).reshape(len(group), *self.layout.blocks)
+        if header.special and self.layout.itemsize == self.source.frame.typesize:
+            put(self.box, job.part.outside, np.broadcast_to(self._value(stored), _lengths(job.part.outside)))
+        elif header.special or header.vl_blocks or header.block_nbytes != self.layout.block_nbytes:
+            self._copy_whole(job)
+        elif tiled is not None:
+            self._copy_tiles(tiled, stored)
+        else:
+            self._copy_blocks(job, blocks, stored)
+
+    def _value(self, stored: Stored) -> Array:
+        """Return the item that fills a special chunk."""
+        dtype, item = self.layout.dtype, stored.head.value
+        if stored.head.header.special == Special.NAN:
+            item = encoder.NAN_BYTES[stored.head.header.typesize]
+        elif stored.head.header.special != Special.VALUE:
+            return np.zeros((), dtype)
+        if len(item) != dtype.itemsize:
+            raise FormatError(f"expected a repeated item of {dtype.itemsize} bytes, found {len(item)}")
+        return np.frombuffer(item, dtype).reshape(())
+
+    def _copy_whole(self, job: _Job) -> None:
+        """Copy from a chunk whose blocks are not those of the array."""
+        blocks = self._whole(job.number)
+        for number, part in _blocks(self.layout, job.part, self.axes):
+            put(self.box, part.outside, take(blocks[number, ...], part.inside, self.axes))
+
+    def _whole(self, chunk_number: int) -> Array:
+        """Decode a chunk and cut it into the array's blocks."""
+        (whole,) = fetch(self.source, [Want(chunk_number, None)])
+        data = chunk.decode(whole.region, context=self.context)
+        return data.view(self.layout.dtype).reshape(-1, *self.layout.blocks)
+
+    def _copy_blocks(self, job: _Job, blocks: list[tuple[int, Part]], stored: Stored) -> None:
+        """Copy block by block, for keys with index arrays and for the cache."""
+        pending = iter(blocks)
+        for group, data in chunk.groups(stored, [number for number, _ in blocks], context=self.context):
+            decoded = data.view(self.layout.dtype).reshape(len(group), *self.layout.blocks)
             for i, (number, part) in enumerate(islice(pending, len(group))):
-                block = blocks[i, ...]
+                block = decoded[i, ...]
                 put(self.box, part.outside, take(block, part.inside, self.axes))
                 if self.cache_key is not None:
                     _cache.add((self.cache_key, job.number, number), block)
 
-    def _fill(self, job: _Job, stored: Stored) -> None:
-        head, dtype = stored.head, self.layout.dtype
-        value = np.zeros((), dtype)
-        if head.header.special == Special.VALUE:
-            if len(head.value) != dtype.itemsize:
-                raise FormatError(f"expected a repeated item of {dtype.itemsize} bytes, found {len(head.value)}")
-            value = np.frombuffer(head.value, dtype).reshape(())
-        put(self.box, job.part.outside, np.broadcast_to(value, _lengths(job.part.outside)))
+    def _copy_tiles(self, tiled: list[_Tile], stored: Stored) -> None:
+        """Copy many blocks at once."""
+        reference = chunk.reference_block(stored, self.context)
+        length = chunk.group_length(self.layout.block_nbytes)
+        pieces = [piece for tile in tiled for piece in _pieces(tile, self.box, length)]
+        if self.alone and len(pieces) > 1 and workers.width() > 1:
+            # Several threads share the region now, which must not serve as scratch space then.
+            shared = replace(stored, region=stored.region.toreadonly())
+            for _ in workers.spread(lambda piece: self._copy_piece(piece, shared, reference), pieces):
+                pass
+            return
+        for piece in pieces:
+            self._copy_piece(piece, stored, reference)
+
+    def _copy_piece(self, piece: _Piece, stored: Stored, reference: npt.NDArray[np.uint8] | None) -> None:
+        layout = self.layout
+        whole = piece.target.shape[-layout.ndim or piece.target.ndim :] == layout.blocks
+        if whole and piece.target.flags.c_contiguous:
+            out = piece.target.reshape(-1).view(np.uint8)
+            chunk.decode_blocks(stored, piece.numbers, out, context=self.context, reference=reference)
+            return
+        out = chunk.scratch_bytes(len(piece.numbers) * layout.block_nbytes)
+        chunk.decode_blocks(stored, piece.numbers, out, context=self.context, reference=reference)
+        decoded = out.view(layout.dtype).reshape(piece.target.shape[: -layout.ndim or None] + layout.blocks)
+        piece.target[...] = decoded[cast(Any, (..., *piece.inside))]
+
+
+class _Piece(NamedTuple):
+    """Blocks that are decoded in one call, and where they go: dimensions of the grid first, then those of a block."""
+
+    numbers: Int64Array
+    inside: tuple[slice, ...]
+    target: Array
+
+
+def _pieces(tile: _Tile, box: Array, length: int) -> Iterator[_Piece]:
+    """Cut a tile into pieces of at most `length` blocks (but at least one)."""
+    counts = tile.numbers.shape
+    ndim = len(counts)
+    region = box[tile.outside]
+    split = region.reshape(
+        [n for count, size in zip(counts, region.shape, strict=True) for n in (count, size // count)]
+    )
+    target = split.transpose([*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2)])
+    axis = ndim - 1
+    while axis > 0 and math.prod(counts[axis:]) < length:
+        axis -= 1
+    step = max(1, length // max(1, math.prod(counts[axis + 1 :])))
+    for outer in np.ndindex(*counts[: max(axis, 0)]):
+        for first in range(0, counts[axis] if ndim else 1, step):
+            key = (*outer, slice(first, first + step)) if ndim else ()
+            yield _Piece(tile.numbers[key].reshape(-1), tile.inside, target[key])
 
 
 def _lengths(outside: tuple[Index, ...]) -> tuple[int, ...]:
@@ -228,8 +381,9 @@ _cache = _Cache()
 
 
 def write(
-    draft: Draft, layout: Layout, index: tuple[Index, ...], axes: Axes | None, values: Array, *, cparams: CParams
-) -> None:
+    draft: Draft, layout: Layout, index: tuple[Index, ...], axes: Axes | None, values: Array, *, cparams: CParams,
+    fields: str | list[str] | None = None,
+) -> None:  # fmt: skip
     """Put the selected items into new chunks.
 
     Parameters
@@ -242,33 +396,55 @@ def write(
         One dimension a group of the selection; converted to the array's dtype block by block.
     cparams : CParams
         How to encode.
+    fields : str or list of str, optional
+        The fields to change, where not the whole items.
     """
-    writer = _Writer(draft, layout, axes, values, cparams)
+    writer = _Writer(draft, layout, axes, values, cparams, fields)
+    made: list[tuple[int, int, bytes]] = []
     for number, code, buf in workers.spread(writer.run, _jobs(layout, index, axes)):
-        draft.set_code(number, draft.store_chunk(buf) if code is None else code, buf)
+        made.append((number, draft.store_chunk(buf) if code is None else code, buf[: chunk.head_nbytes(buf)]))
+    # Only when all is well: a transaction in which a write fails may go on without it.
+    for number, stored, head in made:
+        draft.set_code(number, stored, head)
 
 
 class _Writer:
     """What all jobs of one write share."""
 
-    def __init__(self, draft: Draft, layout: Layout, axes: Axes | None, values: Array, cparams: CParams) -> None:
+    def __init__(
+        self, draft: Draft, layout: Layout, axes: Axes | None, values: Array, cparams: CParams,
+        fields: str | list[str] | None,
+    ) -> None:  # fmt: skip
         self.draft = draft
         self.layout = layout
         self.axes = axes
         self.values = values
         self.cparams = cparams
+        self.fields = fields
+        typesize = draft.frame.typesize
+        # Items that are arrays are further dimensions here, but the frame counts them whole.
+        self.typesize = layout.itemsize if layout.block_nbytes % typesize else typesize
 
     def run(self, job: _Job) -> tuple[int, int | None, bytes]:
         """Encode one chunk, and store it at once if it gets a file of its own."""
-        blocks = self._old(job) if not self._covers(job) else self._empty()
-        for number, part in job.blocks:
-            put(blocks[number, ...], part.inside, take(self.values, part.outside), self.axes)
+        layout = self.layout
+        whole = blocks = self._old(job) if not self._covers(job) else self._empty()
+        if self.fields is not None:
+            blocks = whole[self.fields]
+        if self.axes is None and np.ndarray not in map(type, job.part.inside):
+            grid = blocks.reshape(layout.block_grid + layout.blocks)
+            inside, outside = cast(Slices, job.part.inside), cast(Slices, job.part.outside)
+            for tile in tiles(inside, layout.blocks, outside):
+                _put_tile(grid, tile, self.values)
+        else:
+            for number, part in _blocks(layout, job.part, self.axes):
+                put(blocks[number, ...], part.inside, take(self.values, part.outside), self.axes)
         buf = encoder.encode(
-            blocks,
-            typesize=self.layout.itemsize,
-            blocksize=self.layout.block_nbytes,
+            whole,
+            typesize=self.typesize,
+            blocksize=layout.block_nbytes,
             cparams=self.cparams,
-            blockshape=self.layout.blocks,
+            blockshape=layout.blocks,
         )
         return job.number, self.draft.store_chunk(buf) if self.draft.sparse else None, buf
 
@@ -277,12 +453,14 @@ class _Writer:
         padded = layout.extended_chunks != layout.chunks or any(
             n % c for n, c in zip(layout.shape, layout.chunks, strict=True)
         )
-        make = np.zeros if padded else np.empty
+        # Bytes between fields and behind an extended float are nobody's: zeros rather than what the memory held before.
+        gaps = layout.dtype.names is not None or layout.dtype.char in "gG"
+        make = np.zeros if padded or gaps else np.empty
         return make((layout.nblocks, *layout.blocks), layout.dtype)
 
     def _old(self, job: _Job) -> Array:
         context = Context(self.draft.frame.codec, self.draft.frame.codec_meta, self.layout.blocks)
-        (stored,) = fetch(self.draft, [Want(job.number, None)], context=context)
+        (stored,) = fetch(self.draft, [Want(job.number, None)], reuse=True)
         out = np.empty(self.layout.chunk_nbytes, np.uint8)
         where = f"chunk {job.number} of {self.draft.url}"
         located(where, lambda: chunk.decode(stored.region, out=out, context=context))
@@ -290,10 +468,21 @@ class _Writer:
 
     def _covers(self, job: _Job) -> bool:
         """Whether the selection takes every item of the chunk that lies in the array."""
-        if self.axes is not None:
+        if self.axes is not None or self.fields is not None:
             return False
         for i, coord, n, c in zip(job.part.inside, job.part.coords, self.layout.shape, self.layout.chunks, strict=True):
             stop = min(c, n - coord * c)
             if not isinstance(i, slice) or i.start > 0 or i.step != 1 or i.stop < stop:
                 return False
         return True
+
+
+def _put_tile(grid: Array, tile: Tile, values: Array) -> None:
+    """Copy values into blocks, given with the dimensions of the grid first and then those of a block."""
+    ndim = len(tile.coords)
+    region = values[tile.outside]
+    sizes = [n for along, size in zip(tile.coords, region.shape, strict=True) for n in (len(along), size // len(along))]
+    order = [*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2)]
+    grid[(*(slice(along.start, along.stop) for along in tile.coords), *tile.inside)] = region.reshape(sizes).transpose(
+        order
+    )

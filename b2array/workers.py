@@ -78,8 +78,7 @@ def _executor(size: int) -> ThreadPoolExecutor:
     global _pool, _pool_size
     with _lock:
         if _pool is None or _pool_size != size:
-            if _pool is not None:
-                _pool.shutdown(wait=False)
+            # An earlier pool may still be at work for a generator of `spread`; its threads end with the last of those.
             _pool = ThreadPoolExecutor(size, thread_name_prefix="b2array")
             _pool_size = size
         return _pool

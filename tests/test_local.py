@@ -370,12 +370,13 @@ def test_a_child_forked_inside_a_lock_does_not_keep_it(file):
     with LocalStore(file).lock(""):
         child = multiprocessing.get_context("fork").Process(target=os.read, args=(go_on, 1))
         child.start()
-        assert is_locked(file)
-    assert not is_locked(file)
+        locked = is_locked(file)
+    locked_afterwards = is_locked(file)
     os.write(told, b"x")
     child.join(30)
     os.close(go_on)
     os.close(told)
+    assert (locked, locked_afterwards) == (True, False)
 
 
 STOCK = """

@@ -1,6 +1,6 @@
-"""Benchmarks over b2array's public names, run by airspeed velocity.
+"""Benchmarks over b2array's public names, run by airspeed velocity, and the data that they work on.
 
-All of them work on the same simulated field, 64 MiB of float64, with the chunks and blocks of a three-dimensional
+Those of airspeed velocity take one field, 64 MiB of float64, with the chunks and blocks of a three-dimensional
 simulation: small enough to run often, large enough that every read touches several chunks.
 """
 
@@ -12,9 +12,29 @@ BLOCKS = (16, 32, 32)
 CODECS = ("lz4", "zstd")
 
 
+def smooth(shape: tuple[int, int, int]) -> np.ndarray:
+    """Return a field of float64 without noise, in which all bits of the mantissa matter."""
+    z, y, x = (np.linspace(0, 4 * np.pi, n) for n in shape)
+    return np.sin(z)[:, None, None] * np.cos(y)[:, None] + np.sin(x)
+
+
+def rounded(shape: tuple[int, int, int]) -> np.ndarray:
+    """Return a field of float64 with noise, rounded to four decimals, as it is often archived."""
+    noise = np.random.default_rng(0).standard_normal(shape)
+    noise *= 1e-3
+    noise += smooth(shape)
+    return np.round(noise, 4, out=noise)
+
+
+def integers(shape: tuple[int, int, int]) -> np.ndarray:
+    """Return counts (int64) around a mean that varies slowly, as detectors give them."""
+    mean = 20 * (2.1 + smooth(shape))
+    return np.random.default_rng(0).poisson(mean)
+
+
+DATA = {"smooth": smooth, "rounded": rounded, "integers": integers}
+
+
 def field() -> np.ndarray:
-    """Return a smooth field with noise in its low bits, as simulations write them."""
-    z, y, x = (np.linspace(0, 4 * np.pi, n) for n in SHAPE)
-    smooth = np.sin(z)[:, None, None] * np.cos(y)[:, None] + np.sin(x)
-    noise = np.random.default_rng(0).standard_normal(SHAPE)
-    return np.round(smooth + 1e-3 * noise, 4)
+    """Return the field of the benchmarks of airspeed velocity."""
+    return rounded(SHAPE)

@@ -1,4 +1,4 @@
-"""Writing an array to a local file."""
+"""Making arrays, in memory and in local files, and changing them."""
 
 import b2array
 
@@ -6,6 +6,8 @@ from . import BLOCKS, CHUNKS, CODECS, SHAPE, field
 
 
 class Write:
+    """A whole array, or parts of it, with everything that a commit takes."""
+
     params = CODECS
     param_names = ("codec",)
 
@@ -32,7 +34,25 @@ class Write:
     def track_ratio(self, codec: str) -> float:
         return b2array.asarray(self.data, **self.layout).cratio
 
+    track_ratio.unit = "times smaller"
+
+
+class Commit:
+    """What a change costs that hardly changes anything."""
+
+    def setup(self) -> None:
+        self.array = b2array.zeros((64, 64), url="small.b2nd", overwrite=True)
+
+    def time_item(self) -> None:
+        self.array[1, 2] = 3
+
+    def time_attribute(self) -> None:
+        self.array.attrs["name"] = "value"
+
 
 class Create:
     def time_zeros(self) -> None:
         b2array.zeros((10_000, 10_000, 1_000), dtype="f8")
+
+    def time_full(self) -> None:
+        b2array.full((1_000, 1_000, 100), 1.5)
