@@ -19,8 +19,9 @@ from b2array.creation import (
     zeros_like,
 )
 from b2array.oneshot import compress, decompress
+from b2array.opening import create_schunk, open_schunk
 from b2array.params import CParams
-from b2array.schunk import SChunk, create_schunk, open_schunk
+from b2array.schunk import SChunk
 
 __all__ = [
     "CParams",

@@ -1,7 +1,7 @@
 """Blosc1 chunks as the engine: any set of blocks becomes one call into numcodecs' C code.
 
-The streams of a Blosc2 block are byte for byte what a block of a Blosc1 chunk holds. So a 16-byte header and fresh block
-starts in front of the blocks' bytes make a chunk that C-Blosc 1 decodes, and the chunks that it makes hold blocks
+The streams of a Blosc2 block are byte for byte what a block of a Blosc1 chunk holds. So a 16-byte header and fresh
+block starts in front of the blocks' bytes make a chunk that C-Blosc 1 decodes, and the chunks that it makes hold blocks
 for Blosc2. C-Blosc 1 knows neither streams of one repeated byte (their stand-ins are spliced in when reading and taken
 out when writing) nor more than 16 streams a block, nor streams of fewer than 128 bytes.
 
@@ -31,7 +31,9 @@ MAX_SPLIT = 16
 MIN_STREAM = 128
 """C-Blosc 1 does not split into streams of fewer bytes."""
 
-NOSHUFFLE, SHUFFLE, BITSHUFFLE = blosc.NOSHUFFLE, blosc.SHUFFLE, blosc.BITSHUFFLE
+NOSHUFFLE: int = blosc.NOSHUFFLE
+SHUFFLE: int = blosc.SHUFFLE
+BITSHUFFLE: int = blosc.BITSHUFFLE
 
 _SHUFFLE_FLAGS = {NOSHUFFLE: 0x00, SHUFFLE: 0x01, BITSHUFFLE: 0x04}
 _CNAMES = {
@@ -398,10 +400,10 @@ class Made(NamedTuple):
 
 
 def fused_ask(codec: int, typesize: int, block_nbytes: int, nbytes: int) -> int | None:
-    """Return the block size to ask C-Blosc 1 for to get blocks of `block_nbytes` bytes of `nbytes`, None if there is none.
+    """Return the block size to ask C-Blosc 1 for to get `nbytes` bytes in blocks of `block_nbytes`, None if none does.
 
-    It makes zstd blocks as asked for. Of the others it makes ``clamp(min(ask, 256K) * typesize, 64K, 1M)`` bytes, always
-    split, when the items have at most 16 bytes.
+    It makes zstd blocks as asked for. Of the others it makes ``clamp(min(ask, 256K) * typesize, 64K, 1M)`` bytes,
+    always split, when the items have at most 16 bytes.
     """
     if codec == CodecId.ZSTD:
         return block_nbytes if block_nbytes >= MIN_STREAM else None

@@ -99,7 +99,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The bytes of a chunk that are at hand: `starts` and `stops` say where in `region` each block lies, -1 if absent."""
+    """The bytes of a chunk that are at hand: `starts`, `stops` say where in `region` each block lies, -1 if absent."""
 
     head: Head
     region: memoryview
@@ -149,7 +149,7 @@ def _head_nbytes(header: ChunkHeader, buf: Buffer) -> int:
     (size,) = _INT32.unpack_from(buf, nbytes)
     if not 0 < size <= min(MAX_DICT_NBYTES, header.cbytes - nbytes - 4):
         raise FormatError(f"expected a dictionary of 1 to {MAX_DICT_NBYTES} bytes within the chunk, found {size}")
-    return int(nbytes + 4 + size)
+    return nbytes + 4 + int(size)
 
 
 def unpack_head(buf: Buffer) -> Head:
@@ -558,10 +558,12 @@ def _check_streams(plan: Plan, stored: Stored, numbers: Sequence[int]) -> None:
         pick, ratio = _picked(numbers), codecs.MAX_RATIO[CodecId(plan.codec)]
         starts, stops = stored.starts[pick], stored.stops[pick]
         blosc1.check_ratio(stored.region, starts, stops, plan.nstreams, plan.neblock, ratio)
+    else:
+        codecs.require(plan.codec)
 
 
-def _picked(numbers: Sequence[int] | Int64Array) -> slice | list[int]:
-    return slice(numbers.start, numbers.stop) if isinstance(numbers, range) else list(numbers)
+def _picked(numbers: Sequence[int] | Int64Array) -> slice | Int64Array:
+    return slice(numbers.start, numbers.stop) if isinstance(numbers, range) else np.asarray(numbers, np.int64)
 
 
 def vl_blocks(stored: Stored, *, context: Context = NO_CONTEXT) -> Iterator[bytes]:

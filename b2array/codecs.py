@@ -30,7 +30,7 @@ from numcodecs.compat import ensure_bytes
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.spec import MAX_DICT_NBYTES, Buffer, CodecId
 
-__all__ = ["MAX_RATIO", "codec_id", "codec_name", "decode", "encode", "register", "train"]
+__all__ = ["MAX_RATIO", "codec_id", "codec_name", "decode", "encode", "register", "require", "train"]
 
 MakeCodec = Callable[[int, int, tuple[int, ...] | None], Codec]
 
@@ -428,6 +428,11 @@ def _lz4_length(source: bytes, at: int, nibble: int) -> tuple[int, int]:
         more = source[at] == 255
         at += 1
     return length, at
+
+
+def require(codec: int) -> None:
+    """Raise UnsupportedError, which names the codec, unless it was registered."""
+    _maker(codec)
 
 
 def _maker(codec: int) -> MakeCodec:

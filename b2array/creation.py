@@ -28,8 +28,9 @@ from b2array.array import NOT_DATA, NDArray
 from b2array.b2nd import Layout
 from b2array.draft import Draft
 from b2array.errors import LimitError, ReadOnlyError, UnsupportedError
+from b2array.opening import place_new
 from b2array.params import CParams
-from b2array.schunk import Mode, SChunk, place_new
+from b2array.schunk import Mode, SChunk
 from b2array.spec import Buffer, CodecId, FilterId, Special
 from b2array.storage import MemoryStore, open_store
 

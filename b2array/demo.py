@@ -56,9 +56,9 @@ def main(steps: int = 160, side: int = 384) -> None:
         _line("store", f"pond.b2nd: {_bytes(nbytes)}, {field.nbytes / nbytes:.1f} times smaller", seconds)
         stored.close()
 
-        store = _CountingStore(str(path))
+        store = _CountingStore(path)
         a, seconds = _timed(lambda: NDArray(SChunk(snapshot.load(store), "r")))
-        _line("open", f"{_bytes(store.nbytes)} read, to know where everything is", seconds)
+        _line("open", f"{_bytes(store.count())} read, to know where everything is", seconds)
         print(f"          chunks of {_shape(a.chunks)}, each of blocks of {_shape(a.blocks)}\n")
         _read_parts(a, store, nbytes, field)
         a.close()
@@ -106,11 +106,11 @@ def _read_parts(a: NDArray, store: _CountingStore, file_nbytes: int, field: Fiel
     print(f"{'read':<28}{'what it is':<22}{'result':>10}{'from the file':>19}{'time':>9}\n{_RULE}")
     costs: dict[str, tuple[int, float]] = {}
     for part in _parts(a.shape):
-        store.nbytes = 0
+        store.count()
         expected = field[part.key]
         if not np.array_equal(a[part.key], expected):
             raise RuntimeError(f"{part.text} differs from what was stored")
-        nbytes = store.nbytes
+        nbytes = store.count()
         seconds = _repeated(partial(a.__getitem__, part.key))
         costs[part.meaning] = nbytes, seconds
         share = f"{_bytes(nbytes)} {nbytes / file_nbytes:>7.2%}"
@@ -139,20 +139,29 @@ def _parts(shape: Sequence[int]) -> list[_Part]:
 class _CountingStore(LocalStore):
     """A file that counts the bytes that are read from it."""
 
-    nbytes = 0
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        # A list takes numbers from several threads at once.
+        self._counts: list[int] = []
 
-    def gather(self, spans: Sequence[Span], *, expected: str | None = None) -> memoryview:
-        self.nbytes += sum(span.stop - span.start for span in spans)
-        return super().gather(spans, expected=expected)
+    def count(self) -> int:
+        """Return how many bytes were read since this was last asked."""
+        counts, self._counts = self._counts, []
+        return sum(counts)
 
     def read(self, spans: Sequence[Span], *, expected: str | None = None) -> list[memoryview]:
         # Ranges that are close to each other are read together with what lies between them.
-        self.nbytes += sum(span.stop - span.start for span, _ in merge(self.url, spans, limit=2**31))
+        self._counts += (span.stop - span.start for span, _ in merge(self.url, spans, limit=2**31))
         return super().read(spans, expected=expected)
+
+    def gather(self, spans: Sequence[Span], *, expected: str | None = None) -> memoryview:
+        view = super().gather(spans, expected=expected)
+        self._counts.append(len(view))
+        return view
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
         heads = super().head(names, nbytes, offset=offset)
-        self.nbytes += sum(len(head.data) for head in heads if isinstance(head, Head))
+        self._counts += (len(head.data) for head in heads if isinstance(head, Head))
         return heads
 
 

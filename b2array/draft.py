@@ -1,50 +1,52 @@
 """A commit in the making: new chunks where nothing refers to them yet, and the index that will.
 
-In a sparse frame a new chunk goes into a file of its own at once. In a contiguous one it waits in a spool until the commit
-appends it, or, for a new file, is written where it will stay. Until the commit no reader sees any of it.
+Until the commit no reader sees any of it. The commit swaps the index: a sparse frame gets a new file with it, a
+contiguous one gets it appended and then, in one small write, a header that points to it.
 """
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array import chunk, config, encoder, extras, frame
-from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
+from b2array import config, extras, frame, notes
+from b2array.chunk import Head, Stored
+from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.extras import Extras
 from b2array.frame import Frame, FrameType
-from b2array.metalayers import MAX_LAYERS, MAX_NAME_NBYTES, Layers
+from b2array.notes import Sizes, extras_of
+from b2array.shelf import Shelf
 from b2array.snapshot import FRAME_NAME, Place, Snapshot, Source, Want, fetch, load
 from b2array.spans import Span
-from b2array.spec import HEADER_LEN, Buffer, ChunkHeader, Special
+from b2array.spec import ChunkHeader, Special
 from b2array.spool import Spool
-from b2array.storage import Store, gathered
+from b2array.storage import Store, gathered, identity
 
-__all__ = ["Draft", "copied", "extras_of"]
+__all__ = ["Draft", "copied", "extras_of", "whole_chunks"]
 
 Int64Array = npt.NDArray[np.int64]
-Sizes = npt.NDArray[np.uint32]
 
 _SPOOL = "<spool>"
 _CHAIN = "chain"
-_SIZES_LIMIT = 2**22
-"""Above this many entries a record of all block sizes would not stay under its limit anyway."""
 _ATOMIC_HEADER = 512
 """A header is rewritten in place only if all bytes that change lie in this many first ones, one sector of a disk."""
+_DEAD_LIMIT = 2**16
+"""Less dead space than this never makes a commit write a contiguous frame anew."""
+_WINDOW_NBYTES = 32 * 2**20
+_WINDOW_CHUNKS = 256
 
 
 class Draft:
     """Changes on top of a snapshot (or of nothing, for a new frame) until they are committed.
 
-    Threads may put chunks at the same time; everything else is for one thread.
+    Threads may put chunks at the same time; everything else is for one thread at a time.
 
     Parameters
     ----------
@@ -56,36 +58,68 @@ class Draft:
         The frame to create if there is no base.
     overwrite : bool
         Whether a new frame may take the place of an old one.
+    locked : bool
+        Whether the caller holds the store's lock already.
+
+    Raises
+    ------
+    ReadOnlyError
+        The frame lies inside a larger file.
+    UnsupportedError
+        It was written by a later version, which this one cannot follow.
     """
 
     def __init__(
-        self, store: Store, base: Snapshot | None, new: Frame | None = None, *, overwrite: bool = False
-    ) -> None:
+        self, store: Store, base: Snapshot | None, new: Frame | None = None, *,
+        overwrite: bool = False, locked: bool = False,
+    ) -> None:  # fmt: skip
         start = base.frame if base is not None else new
         if start is None:
             raise ValueError("a draft needs a base or a new frame")
+        if base is not None and base.start:
+            raise ReadOnlyError(f"{store.url}: a frame inside a larger file cannot be written")
         self.store = store
         self.base = base
-        self.overwrite = overwrite
         self.frame = replace(start, offsets=np.array(start.offsets, np.int64))
-        self.extras = extras_of(self.frame)
-        self.sizes = _sizes_of(self.frame, self.extras)
+        self.extras = extras_of(start)
+        if self.extras.foreign:
+            raise UnsupportedError(
+                f"{store.url} was written by a later version of b2array, which this one cannot follow"
+            )
+        self.sizes = notes.sizes_of(start, self.extras)
+        self._base_extras = self.extras
+        self._base_cbytes = self.sizes[:, 0].copy()
         self.reshaped = False
+        self.compacting = False
+        self._overwrite = overwrite
+        self._locked = locked
         self._touched: set[int] = set()
         self._read: set[int] = set()
-        self.noted: dict[str, bytes] | None = None
-        self._layers: dict[str, bytes | None] = {}
-        self._created: list[str] = []
-        self._sums: dict[int, bytes] = {}
-        highest = int(self.frame.offsets.max(initial=-1))
-        self._next = max(self.extras.next or 0, highest + 1) if base is not None else 0
-        self._mutex = threading.Lock()
-        self._spooled: list[tuple[int, int]] = []
-        self._spool = self._new_spool() if not self.sparse else Spool()
+        self._attrs: dict[str, bytes | None] = {}
+        self._undo: list[tuple[Int64Array, Sizes, int, int, Sizes]] | None = None
+        self._shelf = self._new_shelf()
 
-    def _new_spool(self) -> Spool:
-        reserved = len(frame.pack(replace(self.frame, nbytes=0, offsets=np.empty(0, np.int64))).header)
-        return Spool(self.store.temporary(""), reserved)
+    def _new_shelf(self) -> Shelf:
+        if self.sparse:
+            return Shelf(self.store, None, self._first_number())
+        path, reserved = self.store.temporary(""), 0
+        if self.base is None and path is not None:
+            reserved = len(frame.pack(replace(self.frame, nbytes=0, offsets=self.frame.offsets[:0])).header)
+        # What ends in memory anyway needs no file on the way there.
+        in_memory = self.store.appendable and path is None
+        return Shelf(self.store, Spool(path, reserved=reserved, **{"limit": np.inf} if in_memory else {}), 0)
+
+    def _first_number(self) -> int:
+        described, noted = self.frame, self.extras
+        if self.base is None:
+            if not self._overwrite:
+                return 0
+            try:
+                described = load(self.store).frame
+            except (FileNotFoundError, FormatError, UnsupportedError):
+                return 0
+            noted = extras_of(described)
+        return max(noted.next or 0, int(described.offsets.max(initial=-1)) + 1)
 
     @property
     def sparse(self) -> bool:
@@ -106,28 +140,27 @@ class Draft:
 
     def place(self, n: int) -> Place | Special:
         """Return where chunk `n` is, new or old."""
-        if not 0 <= n < self.frame.nchunks:
-            raise IndexError(f"chunk {n} is out of bounds for {self.frame.nchunks} chunks")
-        found = int(self.frame.offsets[n])
-        if -(2**32) <= found < 0:
-            start, stop = self._spooled[-1 - found]
-            return Place(_SPOOL, start, stop)
-        self._read.add(n)
-        if found < 0:
-            return Special(self.frame.locate(n))
+        extent = self._shelf.extent(int(self.frame.offsets[n])) if 0 <= n < self.frame.nchunks else None
+        if extent is not None:
+            return Place(_SPOOL, *extent)
+        where = self.frame.locate(n)
+        if n not in self._touched:
+            self._read.add(n)
+        if isinstance(where, Special):
+            return where
         if self.sparse or self.base is None:
-            return Place(frame.chunk_name(found), 0, -1)
-        return self.base.place_of(found)
+            return Place(frame.chunk_name(where), 0, -1)
+        return self.base.place_of(where)
 
     def read(self, spans: Sequence[Span]) -> list[memoryview]:
-        """Read bytes of the store's objects and of the spool."""
+        """Read bytes of the store's objects and of new chunks."""
         stored = [span for span in spans if span.name != _SPOOL]
         source = self.base.read if self.base is not None else self.store.read
         views = iter(source(stored)) if stored else iter(())
-        return [self._spool.read(span.start, span.stop) if span.name == _SPOOL else next(views) for span in spans]
+        return [self._shelf.read(span.start, span.stop) if span.name == _SPOOL else next(views) for span in spans]
 
     def gather(self, spans: Sequence[Span]) -> memoryview:
-        """Read bytes of the store's objects and of the spool into one buffer."""
+        """Read bytes into one buffer."""
         return gathered(self.read(spans))
 
     @property
@@ -136,8 +169,8 @@ class Draft:
         return self.store.appendable
 
     @property
-    def heads(self) -> dict[int, chunk.Head]:
-        """Nothing: chunks change while a draft is made."""
+    def heads(self) -> MutableMapping[int, Head]:
+        """No heads: chunks can change any time."""
         return {}
 
     def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
@@ -153,69 +186,49 @@ class Draft:
 
     def put(self, n: int, buf: bytes) -> None:
         """Make `buf` (a chunk) chunk number `n`; one of zeros or NaN takes no room."""
-        self.set_code(n, self.store_chunk(buf), buf)
-
-    def set_code(self, n: int, code: int, buf: bytes) -> None:
-        """Let index entry `n` be `code`, what `store_chunk` returned for `buf`."""
-        self.frame.offsets[n] = code
-        self._touched.add(n)
-        if self.sizes is not None:
-            nothing_stored = code < -(2**32) or not buf
-            self.sizes[n] = 0 if nothing_stored else extras.sizes_row(chunk.unpack_head(buf), self.sizes.shape[1] - 1)
+        self.set_code(n, self.store_chunk(buf))
 
     def store_chunk(self, buf: bytes) -> int:
         """Put a chunk where it will stay, and return the index entry that refers to it; nothing is stored for zeros."""
-        header = ChunkHeader.unpack(buf)
-        if header.special in frame.SPECIAL_OFFSETS and not self.frame.variable_chunks:
-            return frame.special_offset(header.special)
+        special = ChunkHeader.unpack(buf).special
+        if special in frame.SPECIAL_OFFSETS and not self.frame.variable_chunks:
+            return frame.special_offset(special)
         return self.store_stored(buf)
 
     def store_stored(self, buf: bytes) -> int:
         """Put a chunk where it will stay, even one of zeros."""
-        buf = encoder.stored_special(buf)
-        record = extras.pack_record(buf)
-        if not self.sparse:
-            with self._mutex:
-                start = self._spool.write(buf, record)
-                self._spooled.append((start, start + len(buf)))
-                code = -len(self._spooled)
-                self._sums[code] = record[-4:]
-                return code
-        while True:
-            with self._mutex:
-                number = self._next
-                self._next += 1
-            name = frame.chunk_name(number)
-            try:
-                self.store.create(name, (buf, record))
-            except FileExistsError:
-                continue
-            self._created.append(name)
-            self._sums[number] = record[-4:]
-            return number
+        return self._shelf.put(buf, self.sizes.shape[1] - 1)
 
-    def reindex(self, order: Sequence[int] | Int64Array, **changes: Any) -> None:
+    def set_code(self, n: int, code: int) -> None:
+        """Let index entry `n` be `code`, what `store_chunk` returned."""
+        if self._undo is not None:
+            self._undo.append((self.frame.offsets, self.sizes, n, int(self.frame.offsets[n]), self.sizes[n].copy()))
+        row = self._shelf.sizes.get(code)
+        self.frame.offsets[n] = code
+        self.sizes[n] = 0 if row is None else row[: self.sizes.shape[1]]
+        self._touched.add(n)
+
+    def reindex(self, order: npt.ArrayLike, *, nbytes: int | None = None, chunksize: int | None = None) -> None:
         """Give the chunks a new order, count or size.
 
         Parameters
         ----------
         order : sequence of int
             For each new position the old one, or -1 for a chunk of zeros.
-        **changes
-            Fields of the frame that change with it: nbytes, chunksize.
+        nbytes, chunksize : int, optional
+            New values of these fields of the frame.
         """
-        old = np.asarray(order, np.int64)
-        zeros = frame.special_offset(Special.ZEROS)
-        offsets = np.where(old >= 0, self.frame.offsets[np.maximum(old, 0)] if self.frame.nchunks else zeros, zeros)
-        if self.sizes is not None:
-            rows = (
-                self.sizes[np.maximum(old, 0)] if len(self.sizes) else np.zeros((len(old), self.sizes.shape[1]), "u4")
-            )
-            rows[old < 0] = 0
-            self.sizes = rows
-        self.frame = replace(self.frame, offsets=offsets, **changes)
-        if self.frame.variable_chunks:
-            self.sizes = None
+        old = np.asarray(order, np.int64).reshape(-1)
+        # One more entry, which stands for all zeros, so that -1 finds it.
+        offsets = np.append(self.frame.offsets, frame.special_offset(Special.ZEROS))[old]
+        self.sizes = np.append(self.sizes, np.zeros((1, self.sizes.shape[1]), np.uint32), axis=0)[old]
+        self.frame = replace(
+            self.frame,
+            offsets=offsets,
+            nbytes=self.frame.nbytes if nbytes is None else nbytes,
+            chunksize=self.frame.chunksize if chunksize is None else chunksize,
+        )
+        self.sizes = np.ascontiguousarray(self.sizes[:, : 1 + notes.sized_blocks(self.frame)])
         self.reshaped = True
 
     def set_metalayer(self, name: str, content: bytes) -> None:
@@ -224,33 +237,39 @@ class Draft:
         self.frame = replace(self.frame, metalayers=layers)
         self.reshaped = True
 
-    def set_attr(self, name: str, content: bytes) -> None:
-        """Set an attribute: in a metalayer of its own if it has one or there is room, else in b2array's."""
-        others = [key for key, _ in self.frame.vlmetalayers if key not in (name, extras.LAYER)]
-        fits = len(name.encode()) <= MAX_NAME_NBYTES and name != extras.LAYER and len(others) < MAX_LAYERS - 1
-        if not fits:
-            self.noted = {**self.attrs, name: content}
-            return
-        self.set_layer(name, frame.pack_vlmeta(content))
-        if name in self.attrs:
-            self.noted = {key: value for key, value in self.attrs.items() if key != name}
+    def set_attr(self, name: str, content: bytes | None) -> None:
+        """Set an attribute (or remove it): in a metalayer of its own if there is room, else in b2array's."""
+        self._attrs[name] = content
+        self.frame, self.extras = notes.with_attr(self.frame, self.extras, name, content)
 
-    def remove_attr(self, name: str) -> None:
-        """Remove an attribute, wherever it is."""
-        if self.frame.vlmetalayer(name) is not None and name != extras.LAYER:
-            self.set_layer(name, None)
+    def compact(self) -> None:
+        """Let the commit write everything anew, without dead space."""
+        self.compacting = True
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Undo what is changed inside the block if it raises."""
+        state = self.frame, self.sizes, self.extras, self.reshaped, dict(self._attrs)
+        outer, self._undo = self._undo, []
+        log = self._undo
+        try:
+            yield
+        except BaseException:
+            for offsets, sizes, n, code, row in reversed(log):
+                offsets[n], sizes[n] = code, row[: sizes.shape[1]]
+            self.frame, self.sizes, self.extras, self.reshaped, self._attrs = state
+            raise
         else:
-            self.noted = {key: value for key, value in self.attrs.items() if key != name}
+            if outer is not None:
+                outer.extend(log)
+        finally:
+            self._undo = outer
 
     @property
-    def attrs(self) -> Mapping[str, bytes]:
-        """The attributes that have no metalayer of their own."""
-        return dict(self.extras.attrs) if self.noted is None else self.noted
-
-    def set_layer(self, name: str, content: bytes | None) -> None:
-        """Set a variable-length metalayer to a chunk, or remove it."""
-        self._layers[name] = content
-        self.frame = replace(self.frame, vlmetalayers=_with_layer(self.frame.vlmetalayers, name, content))
+    def changed(self) -> bool:
+        """Whether there is anything to commit."""
+        edited = self._touched or self._attrs or self.reshaped or self.compacting
+        return self.base is None or bool(edited) or self.extras != self._base_extras
 
     # The commit.
 
@@ -268,195 +287,213 @@ class Draft:
             Another writer changed what these changes build on; the store is as that writer left it.
         """
         try:
-            snapshot = self._commit()
+            snapshot = self._commit() if self.base is None or self.changed else self.base
         except BaseException:
             self.abort()
             raise
-        self._spool.close()
+        self._shelf.close()
+        with suppress(OSError, B2ArrayError):  # what stays behind is in nobody's way
+            self.store.delete(self._shelf.unused(snapshot.frame.offsets))
         return snapshot
+
+    def abort(self) -> None:
+        """Forget the changes, as long as no index refers to them."""
+        self._shelf.close()
+        with suppress(OSError, B2ArrayError):
+            if not self._shelf.sizes or not self.sparse:
+                return
+            with self._lock() if self.base is not None else nullcontext():
+                try:
+                    offsets = load(self.store).frame.offsets
+                except FileNotFoundError:
+                    offsets = self.frame.offsets[:0]
+                self.store.delete(self._shelf.unused(offsets))
+
+    def _lock(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._locked else self.store.lock(self.name)
 
     def _commit(self) -> Snapshot:
         if self.base is None:
             return self._publish_new()
         for _ in range(config.retries + 1):
-            with self.store.lock(self.name):
-                current = load(self.store, start=self.base.start)
+            with self._lock():
+                current = load(self.store)
                 if current.generation == self.base.generation:
-                    return self._publish(self.base)
-            self._rebase(current)
+                    try:
+                        return self._publish(current)
+                    except ConflictError:  # from a store without locks that compares while it writes
+                        current = load(self.store)
+                        if current.generation == self.base.generation:
+                            raise
+            self._rebase(self.base, current)
         raise ConflictError(f"{self.url}: other writers came first {config.retries + 1} times")
 
-    def abort(self) -> None:
-        """Forget the changes."""
-        self._spool.close()
-        created, self._created = self._created, []
-        if created:
-            self.store.delete(created)
+    def _rebase(self, base: Snapshot, current: Snapshot) -> None:
+        """Put the changes on top of what another writer committed, if they do not touch the same things."""
+        was, now = base.frame, current.frame
+        theirs = extras_of(now)
+        if self._touched or self._read or self.reshaped or self.compacting:
+            self._check_mergeable(base, current)
+        before, after = notes.attrs(was, self._base_extras), notes.attrs(now, theirs)
+        lost = [name for name in self._attrs if before.get(name) != after.get(name)]
+        if lost:
+            raise ConflictError(f"{self.url}: attributes {lost} were changed by another writer as well")
+        merged = notes.merged(self._base_extras, self.extras, theirs)
+        touched = sorted(self._touched)
+        offsets, sizes = np.array(now.offsets, np.int64), notes.sizes_of(now, theirs)
+        offsets[touched], kept = self.frame.offsets[touched], self.sizes[touched]
+        self.base, self._base_extras, self._base_cbytes = current, theirs, sizes[:, 0].copy()
+        sizes[touched] = kept
+        self.sizes = sizes
+        self.frame, self.extras = replace(now, offsets=offsets), merged
+        for name, content in self._attrs.items():
+            self.frame, self.extras = notes.with_attr(self.frame, self.extras, name, content)
+        self._shelf.next = max(self._shelf.next, theirs.next or 0)
 
-    def _rebase(self, current: Snapshot) -> None:
-        """Put the changes on top of what another writer committed, if they do not touch the same chunks."""
-        base, now = self.base.frame if self.base is not None else self.frame, current.frame
-        same_shape = (base.metalayers, base.nbytes, base.chunksize) == (now.metalayers, now.nbytes, now.chunksize)
+    def _check_mergeable(self, base: Snapshot, current: Snapshot) -> None:
+        was, now = base.frame, current.frame
+        same_shape = (was.metalayers, was.nbytes, was.chunksize) == (now.metalayers, now.nbytes, now.chunksize)
+        # Other software rewrites chunks in their places, and a file written anew has others in the old ones.
         ours = now.fingerprint_type == frame.FINGERPRINT_128
-        if self.reshaped or not same_shape or not ours:
+        moved = not self.sparse and _identity(base) != _identity(current)
+        if self.reshaped or self.compacting or moved or not (same_shape and ours):
             raise ConflictError(f"{self.url} was changed by another writer; call refresh() and repeat the change")
-        changed = set(np.flatnonzero(base.offsets != now.offsets).tolist())
+        changed = set(np.flatnonzero(was.offsets != now.offsets).tolist())
         lost = sorted(changed & (self._touched | self._read))
         if lost:
             raise ConflictError(f"{self.url}: chunks {lost} were changed by another writer as well")
-        offsets = np.array(now.offsets, np.int64)
-        touched = sorted(self._touched)
-        offsets[touched] = self.frame.offsets[touched]
-        layers = now.vlmetalayers
-        for name, content in self._layers.items():
-            layers = _with_layer(layers, name, content)
-        sizes = _sizes_of(now, extras_of(now))
-        if sizes is not None and self.sizes is not None:
-            sizes[touched] = self.sizes[touched]
-        self.base, self.sizes = current, sizes
-        self.extras = extras_of(now)
-        self.frame = replace(now, offsets=offsets, vlmetalayers=layers)
 
     def _publish_new(self) -> Snapshot:
         packed = self._packed(0)
-        if self.sparse:
-            pieces: Iterable[Buffer] = (packed.header, packed.tail)
-        else:
-            if self._spool.on_disk and self._spool.path is not None:
-                self._spool.finish(packed.header, packed.tail, durable=config.durable)
-                stamp = self.store.adopt(self._spool.path, "", exclusive=not self.overwrite)
-                return self._snapshot(packed.frame, 0, stamp.version)
-            pieces = chain((packed.header,), self._spool.pieces(), (packed.tail,))
-        write = self.store.replace if self.overwrite else self.store.create
-        version = write(self.name, pieces).version
-        self.store.close()
-        return self._snapshot(packed.frame, 0, version)
 
-    def _publish(self, base: Snapshot) -> Snapshot:
+        def write() -> str:
+            path = self._shelf.finish(packed.header, packed.tail, durable=config.durable)
+            if path is not None:
+                return self.store.adopt(path, "", exclusive=not self._overwrite).version
+            pieces = chain((packed.header,), self._shelf.pieces(self.frame.offsets), (packed.tail,))
+            if self._overwrite:
+                return self.store.replace(self.name, pieces).version
+            return self.store.create(self.name, pieces).version
+
+        return self._swap(packed, write)
+
+    def _publish(self, current: Snapshot) -> Snapshot:
         if self.sparse:
             packed = self._packed(0)
-            stamp = self.store.replace(self.name, (packed.header, packed.tail), expected=base.version)
-            return self._snapshot(packed.frame, 0, stamp.version)
-        if base.start:
-            raise ReadOnlyError(f"{self.url}: a frame inside a larger file cannot be written")
-        if not self.frame.nchunks or not self.store.appendable:
-            return self._rewrite(base)
-        packed = self._packed(base.frame.frame_len - base.frame.header_len)
-        (old,) = self.store.read([Span("", 0, base.frame.header_len)])
-        if len(old) != len(packed.header) or packed.header[_ATOMIC_HEADER:] != old[_ATOMIC_HEADER:]:
-            return self._rewrite(base)
-        self.store.append("", base.frame.frame_len, chain(self._spool.pieces(), (packed.tail,)))
-        self.store.patch("", 0, packed.header)
-        return self._snapshot(packed.frame, base.start, self.store.stamp("").version)
+            pieces = (packed.header, packed.tail)
+            return self._swap(packed, lambda: self.store.replace(self.name, pieces, expected=current.version).version)
+        packed = self._packed(current.frame.frame_len - current.frame.header_len)
+        if self._must_rewrite(current, packed):
+            return self._rewrite(current)
 
-    def _rewrite(self, base: Snapshot) -> Snapshot:
+        def extend() -> str:
+            tail = chain(self._shelf.pieces(self.frame.offsets), (packed.tail,))
+            self.store.append("", current.frame.frame_len, tail)
+            self.store.patch("", 0, packed.header)
+            return self.store.stamp("").version
+
+        return self._swap(packed, extend)
+
+    def _must_rewrite(self, current: Snapshot, packed: frame.Packed) -> bool:
+        if not self.store.appendable:
+            warnings.warn(f"{self.url}: one file in this store is written anew with every change", stacklevel=2)
+            return True
+        if self.compacting or not packed.frame.nchunks:
+            return True
+        (old,) = self.store.read([Span("", 0, current.frame.header_len)])
+        if len(old) != len(packed.header) or packed.header[_ATOMIC_HEADER:] != old[_ATOMIC_HEADER:]:
+            return True
+        stored, known = packed.frame.offsets >= 0, self.sizes[:, 0]
+        live = int(known.sum(dtype=np.int64)) + int(stored.sum()) * extras.record_nbytes(self.sizes.shape[1] - 1)
+        dead = packed.frame.cbytes - live
+        return bool(known[stored].all()) and dead > max(packed.frame.frame_len // 2, _DEAD_LIMIT)
+
+    def _rewrite(self, current: Snapshot) -> Snapshot:
         """Write everything anew, without dead space, in the place of the old file."""
         new = copied(self, self.store, FrameType.CONTIGUOUS)
-        new.extras = self.extras
         try:
             packed = new._packed(0)
-            pieces = chain((packed.header,), new._spool.pieces(), (packed.tail,))
-            stamp = self.store.replace("", pieces, expected=base.version)
+            pieces = chain((packed.header,), new._shelf.pieces(new.frame.offsets), (packed.tail,))
+            return self._swap(packed, lambda: self.store.replace("", pieces, expected=current.version).version)
         finally:
             new.abort()
-        self.store.close()
-        return self._snapshot(packed.frame, 0, stamp.version)
+
+    def _swap(self, packed: frame.Packed, write: Callable[[], str]) -> Snapshot:
+        """Let the new frame take effect; a failure after the fact, as of an answer that was lost, is none."""
+        generation = packed.frame.fingerprint.hex()
+        try:
+            version = write()
+        except Exception as error:
+            exclusive = isinstance(error, FileExistsError) and self.store.guarantee == "lock"
+            if exclusive or (config.durable and self.store.appendable):
+                raise
+            found = None
+            with suppress(OSError, B2ArrayError):
+                found = load(self.store)
+            if found is None or found.generation != generation:
+                raise
+            return found
+        return Snapshot(self.store, packed.frame, 0, version, generation)
 
     def _packed(self, data_start: int) -> frame.Packed:
         """Pack the frame whose new chunks lie from `data_start` on, in bytes from the end of the header."""
-        offsets = np.array(self.frame.offsets, np.int64)
-        if self._spooled:
-            starts = np.array([start for start, _ in self._spooled], np.int64) + data_start
-            new = (offsets < 0) & (offsets >= -(2**32))
-            offsets[new] = starts[-1 - offsets[new]]
-        sizes = extras.pack_sizes(self.sizes) if self.sizes is not None and self.frame.nchunks else None
+        offsets, cbytes = self._shelf.placed(self.frame.offsets, data_start)
         noted = replace(
             self.extras,
-            attrs=tuple(self.attrs.items()),
-            next=self._next if self.sparse else None,
-            sizes=sizes,
-            unknown=_with_key(self.extras.unknown, _CHAIN, self._chain()),
+            next=self._shelf.next if self.sparse else None,
+            sizes=notes.packed_sizes(self.sizes),
+            unknown=tuple({**dict(self.extras.unknown), _CHAIN: self._chain()}.items()),
         )
-        layers = _with_extras(self.frame.vlmetalayers, noted, self.url)
-        cbytes = self._sparse_cbytes(offsets) if self.sparse else data_start + self._spool.length
+        layers = notes.with_extras(self.frame.vlmetalayers, noted, self.url)
+        if self.sparse:
+            cbytes = frame.sparse_cbytes(self._stored_nbytes(offsets), offsets)
         return frame.pack(replace(self.frame, offsets=offsets, vlmetalayers=layers, cbytes=cbytes))
 
     def _chain(self) -> bytes:
-        """Return a digest of the chunks that were ever put into this frame.
+        """Return a digest of the base and the chunks that were put on top of it.
 
         Without it two frames of equal metadata and unequal data would be taken for the same generation.
         """
-        digest = blake2b(dict(self.extras.unknown).get(_CHAIN, b""), digest_size=16)
-        for n in sorted(self._touched):
-            if n < self.frame.nchunks:
-                code = int(self.frame.offsets[n])
-                digest.update(n.to_bytes(8, "little") + self._sums.get(code, b""))
-        return digest.digest()
+        base = self.base.generation if self.base is not None else ""
+        return blake2b(base.encode() + self._shelf.digest, digest_size=16).digest()
 
-    def _sparse_cbytes(self, offsets: Int64Array) -> int:
-        """Sum up the chunks; one of unknown size counts with its own header, a repeated read of which is avoided."""
-        known = self.sizes[:, 0].astype(np.int64) if self.sizes is not None else np.zeros(len(offsets), np.int64)
-        unknown = np.flatnonzero((known == 0) & (offsets >= 0)).tolist()
-        if unknown:
-            heads = self.read_heads([frame.chunk_name(int(offsets[n])) for n in unknown], HEADER_LEN)
-            known[unknown] = [ChunkHeader.unpack(head).cbytes for head in heads]
-        return frame.sparse_cbytes(int(known[offsets >= 0].sum()), offsets)
+    def _stored_nbytes(self, offsets: Int64Array) -> int:
+        """Sum up the sizes of a sparse frame's chunks.
 
-    def _snapshot(self, packed: Frame, start: int, version: str) -> Snapshot:
-        return Snapshot(self.store, packed, start, version, packed.fingerprint.hex())
+        Where b2array wrote the base, the sum in its header is right, and only what came and went is looked at.
+        """
+        base = self.base.frame if self.base is not None else None
+        if base is None or base.fingerprint_type != frame.FINGERPRINT_128:
+            return self._shelf.nbytes(offsets, {})
+        gone, came = np.setdiff1d(base.offsets, offsets), np.setdiff1d(offsets, base.offsets)
+        noted = np.isin(base.offsets, gone)
+        sizes = dict(zip(base.offsets[noted].tolist(), self._base_cbytes[noted].tolist(), strict=True))
+        before = base.cbytes - frame.sparse_cbytes(0, base.offsets)
+        return max(0, before - self._shelf.nbytes(gone, sizes) + self._shelf.nbytes(came, {}))
 
 
 def copied(source: Source, store: Store, frame_type: FrameType, *, overwrite: bool = False) -> Draft:
     """Return a draft of a new frame with the chunks of `source`, copied as they are."""
-    new = Draft(store, None, replace(source.frame, frame_type=frame_type), overwrite=overwrite)
-    for n in range(source.frame.nchunks):
-        place = source.place(n)
-        if not isinstance(place, Special):
-            (stored,) = fetch(source, [Want(n, None)])
-            new.put(n, bytes(stored.region))
+    noted = source.extras if isinstance(source, Draft) else extras_of(source.frame)
+    layers = tuple(layer for layer in source.frame.vlmetalayers if layer[0] != extras.LAYER)
+    new = Draft(store, None, replace(source.frame, frame_type=frame_type, vlmetalayers=layers), overwrite=overwrite)
+    new.extras = Extras() if noted.foreign else replace(noted, next=None, sizes=None)
+    try:
+        stored = [n for n in range(source.frame.nchunks) if isinstance(source.place(n), Place)]
+        for n, each in zip(stored, whole_chunks(source, stored), strict=True):
+            new.put(n, bytes(each.region))
+    except BaseException:
+        new.abort()
+        raise
     return new
 
 
-def _with_layer(layers: Layers, name: str, content: bytes | None) -> Layers:
-    kept = tuple((key, old) if key != name or content is None else (key, content) for key, old in layers)
-    if content is None:
-        return tuple(layer for layer in kept if layer[0] != name)
-    return kept if any(key == name for key, _ in kept) else (*kept, (name, content))
+def whole_chunks(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
+    """Read chunks, several at a time but not all of them."""
+    step = min(max(1, _WINDOW_NBYTES // max(1, source.frame.chunksize)), _WINDOW_CHUNKS)
+    for first in range(0, len(numbers), step):
+        yield from fetch(source, [Want(n, None) for n in numbers[first : first + step]])
 
 
-def extras_of(described: Frame) -> Extras:
-    """Return what b2array noted in a frame; empty if there is nothing, or nothing that can be understood."""
-    raw = described.vlmetalayer(extras.LAYER)
-    if raw is None:
-        return Extras()
-    array = described.metalayer("b2nd") or described.metalayer("caterva")
-    ndim = array[2] if array is not None and len(array) > 2 else -1
-    try:
-        content = frame.unpack_vlmeta(raw)
-    except (FormatError, UnsupportedError):
-        return Extras()
-    return Extras.unpack(content, itemsize=described.typesize, ndim=ndim, nchunks=described.nchunks)
-
-
-def _sizes_of(described: Frame, noted: Extras) -> Sizes | None:
-    if described.chunksize <= 0 or described.blocksize <= 0 or described.vl_blocks:
-        return None
-    nblocks = -(-described.chunksize // described.blocksize)
-    if described.nchunks * (1 + nblocks) > _SIZES_LIMIT:
-        return None
-    known = extras.unpack_sizes(noted.sizes, described.nchunks, nblocks) if noted.sizes is not None else None
-    if known is not None:
-        return known.copy()
-    return np.zeros((described.nchunks, 1 + nblocks), np.uint32)
-
-
-def _with_extras(layers: Layers, noted: Extras, url: str) -> Layers:
-    others = tuple(layer for layer in layers if layer[0] != extras.LAYER)
-    if len(others) >= MAX_LAYERS:
-        warnings.warn(f"{url} has {len(others)} variable-length metalayers: no room for b2array's own", stacklevel=2)
-        return others
-    return (*others, (extras.LAYER, frame.pack_vlmeta(noted.pack())))
-
-
-def _with_key(entries: tuple[tuple[Any, Any], ...], key: str, value: object) -> tuple[tuple[Any, Any], ...]:
-    return (*((old, kept) for old, kept in entries if old != key), (key, value))
+def _identity(held: Snapshot) -> str:
+    return identity(held.version or "")

@@ -1,8 +1,8 @@
 """One chunk from its data.
 
-Source: "Blosc Chunk Format". Two roads lead through C-Blosc 1: *fused* (shuffle and codec of all blocks in one call, where
-it makes exactly the blocks and streams that are wanted) and *streams* (NumPy filters, then one call in which each stream is
-a block). Dictionaries, codecs that C-Blosc 1 lacks and streams that it would not make go one at a time.
+Source: "Blosc Chunk Format". Two roads lead through C-Blosc 1: *fused* (shuffle and codec of all blocks in one call,
+where it makes exactly the blocks and streams that are wanted) and *streams* (NumPy filters, then one call in which each
+stream is a block). Dictionaries, codecs that C-Blosc 1 lacks and streams that it would not make go one at a time.
 """
 
 from __future__ import annotations
@@ -129,7 +129,10 @@ def encode(
     UnsupportedError
         The codec or a filter only exists for reading, or an optional package is missing.
     """
-    flat = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else data.reshape(-1).view(np.uint8)
+    if isinstance(data, np.ndarray):
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    else:
+        flat = np.frombuffer(data, np.uint8)
     if typesize < 1:
         raise ValueError(f"typesize must be at least 1, not {typesize}")
     if len(flat) > MAX_CHUNK_NBYTES:
@@ -261,7 +264,7 @@ def _assembled(job: _Job, blocks: Sequence[Sequence[Buffer]], dictionary: bytes 
 def _fused(job: _Job) -> bytes | None:
     """Encode by one call of C-Blosc 1 that shuffles and compresses, or return None where it cannot do exactly that."""
     codec, shuffle = job.cparams.codec_id, _c_shuffle(job)
-    if codec not in CODEC_FORMATS or shuffle is None:
+    if codec not in CODEC_FORMATS:
         return None
     ask = blosc1.fused_ask(codec, job.typesize, job.blocksize, len(job.data))
     if ask is None or job.split != (codec != CodecId.ZSTD and job.typesize > 1):
@@ -279,18 +282,18 @@ def _fused(job: _Job) -> bytes | None:
     return _from_made(job, made)
 
 
-def _c_shuffle(job: _Job) -> int | None:
-    """Return which shuffle of C-Blosc 1 stands for the last filter, NOSHUFFLE if NumPy has to do it, None if in doubt."""
+def _c_shuffle(job: _Job) -> int:
+    """Return which shuffle of C-Blosc 1 stands for the last filter, NOSHUFFLE if there is none or NumPy does it."""
     used = [(fid, meta) for fid, meta in zip(job.pipeline.filters, job.pipeline.metas, strict=True) if fid]
     if not used:
-        return int(blosc1.NOSHUFFLE)
+        return blosc1.NOSHUFFLE
     fid, meta = used[-1]
     if fid == FilterId.SHUFFLE and meta in (0, job.typesize):
-        return int(blosc1.SHUFFLE if job.typesize > 1 else blosc1.NOSHUFFLE)
+        return blosc1.SHUFFLE if job.typesize > 1 else blosc1.NOSHUFFLE
     whole = job.blocksize // job.typesize % 8 == 0 and job.short // job.typesize % 8 == 0
     if fid == FilterId.BITSHUFFLE and whole and not job.short % job.typesize:
-        return int(blosc1.BITSHUFFLE)
-    return int(blosc1.NOSHUFFLE)
+        return blosc1.BITSHUFFLE
+    return blosc1.NOSHUFFLE
 
 
 def _filtered(job: _Job) -> Bytes:
@@ -323,36 +326,49 @@ def _from_made(job: _Job, made: blosc1.Made) -> bytes:
 
 def _without_runs(job: _Job, region: memoryview, starts: list[int], stops: list[int]) -> list[list[Buffer]] | None:
     """Cut blocks into pieces in which runs of one byte are replaced by their tokens; None if there is no run."""
-    fmt = CODEC_FORMATS[CodecId(job.cparams.codec_id)]
     neblock = job.blocksize // job.nstreams
-    positions, csizes = blosc1.streams(region, starts[: job.nfull], stops[: job.nfull], job.nstreams, neblock)
-    found = False
-    blocks: list[list[Buffer]] = []
+    blocks = _pieces(job, region, starts[: job.nfull], stops[: job.nfull], job.nstreams, neblock)
+    if job.short:
+        blocks += _pieces(job, region, starts[job.nfull :], stops[job.nfull :], 1, job.short)
+    return blocks if any(len(pieces) > 1 for pieces in blocks) else None
+
+
+def _pieces(
+    job: _Job, region: memoryview, starts: list[int], stops: list[int], nstreams: int, neblock: int
+) -> list[list[Buffer]]:
+    fmt = CODEC_FORMATS[CodecId(job.cparams.codec_id)]
+    positions, csizes = blosc1.streams(region, starts, stops, nstreams, neblock)
     candidates = csizes <= max(neblock // _LONGEST_RUN_RATIO, 64)
-    for i in range(job.nfull):
-        cursor = starts[i]
+    blocks: list[list[Buffer]] = []
+    for i, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+        cursor = start
         pieces: list[Buffer] = []
         for j in np.flatnonzero(candidates[i]).tolist() if candidates[i].any() else ():
             position, csize = int(positions[i, j]), int(csizes[i, j])
-            value = _run_value(fmt, bytes(region[position + 4 : position + 4 + csize]), neblock)
+            value = _run_value(fmt, region[position + 4 : position + 4 + csize], neblock)
             if value is not None:
-                pieces.extend((region[cursor:position], _run_token(value)))
+                pieces += [region[cursor:position], _run_token(value)]
                 cursor = position + 4 + csize
-                found = True
-        pieces.append(region[cursor : stops[i]])
+        pieces.append(region[cursor:stop])
         blocks.append(pieces)
-    if not found:
-        return None
-    if job.short:
-        blocks.append([region[starts[-1] : stops[-1]]])
     return blocks
 
 
-@lru_cache(maxsize=4096)
-def _run_value(fmt: CodecFormat, payload: bytes, nbytes: int) -> int | None:
+def _run_value(fmt: CodecFormat, payload: memoryview, nbytes: int) -> int | None:
     """Return the byte that a payload repeats `nbytes` times, or None if it holds anything else."""
+    verb = _known_run_value if len(payload) <= _REMEMBERED else _decoded_run_value
+    return verb(fmt, bytes(payload), nbytes)
+
+
+def _decoded_run_value(fmt: CodecFormat, payload: bytes, nbytes: int) -> int | None:
     data = blosc1.decode_stream(fmt, payload, nbytes)
     return int(data[0]) if (data == data[0]).all() else None
+
+
+_known_run_value = lru_cache(maxsize=4096)(_decoded_run_value)
+
+_REMEMBERED = 1024
+"""Payloads of up to so many bytes are kept: a run looks the same in every block."""
 
 
 def _run_token(value: int) -> bytes:
@@ -447,7 +463,7 @@ def vl_chunk(blocks: Iterable[Buffer], *, typesize: int = 1, cparams: CParams = 
     Raises
     ------
     ValueError
-        There is no block, or an empty one.
+        There is no block, or an empty one, or the filters contain delta: the C library cannot undo it here.
     """
     datas = [np.frombuffer(block, np.uint8) for block in blocks]
     if not datas or not all(len(data) for data in datas):
@@ -455,6 +471,8 @@ def vl_chunk(blocks: Iterable[Buffer], *, typesize: int = 1, cparams: CParams = 
     width = typesize if typesize <= 255 else 1
     pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(width), width)
     filters.check(pipeline, encode=True)
+    if FilterId.DELTA in pipeline.filters:
+        raise ValueError("delta does not work with blocks of variable length, which have no first block in common")
     total = sum(map(len, datas))
     if total > MAX_CHUNK_NBYTES:
         raise LimitError(f"a chunk holds at most {MAX_CHUNK_NBYTES} bytes, not {total}")

@@ -248,7 +248,7 @@ def record_nbytes(nblocks: int) -> int:
     return _RECORD_HEAD.size + 4 * nblocks + _CRC.size
 
 
-def pack_record(buf: Buffer) -> bytes:
+def pack_record(buf: Buffer, head: chunk.Head | None = None) -> bytes:
     """Return the record of a chunk: checksums of its head (header, block starts, dictionary) and of its blocks.
 
     A block's bytes go from its start to the next larger start; a chunk without streams counts as blocks of `blocksize`
@@ -258,13 +258,15 @@ def pack_record(buf: Buffer) -> bytes:
     ----------
     buf : bytes-like
         The chunk.
+    head : chunk.Head, optional
+        What is known of it already.
 
     Raises
     ------
     FormatError
         This is not a chunk.
     """
-    stored = chunk.Stored.whole(buf)
+    stored = chunk.Stored.whole(buf, head)
     bounds = zip(stored.starts.tolist(), stored.stops.tolist(), strict=True)
     blocks = [crc32(stored.region[start:stop]) for start, stop in bounds]
     head_crc = crc32(stored.region[: chunk.head_nbytes(stored.region)])

@@ -26,8 +26,8 @@ _TRAILER = struct.Struct("<iq")
 class Lazy:
     """A lazy chunk: the head, and where a frame holds the blocks.
 
-    `offset` is the chunk's position in bytes from the start of a contiguous frame, or the number of its file in a sparse
-    one; `sizes` are the blocks' compressed sizes in bytes, in block order.
+    `offset` is the chunk's position in bytes from the start of a contiguous frame, or the number of its file in a
+    sparse one; `sizes` are the blocks' compressed sizes in bytes, in block order.
     """
 
     head: Head

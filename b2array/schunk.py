@@ -5,27 +5,32 @@ Sources: "Blosc2 Contiguous Frame Format" and "Blosc2 Sparse Frame Format".
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from b2array import chunk, encoder, extras, frame, lazy, snapshot
+from b2array import chunk, config, edits, encoder, extras, lazy, notes, snapshot
+from b2array.attributes import Layers
 from b2array.chunk import Context, Stored
-from b2array.draft import Draft, copied, extras_of
-from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
+from b2array.draft import Draft, copied, whole_chunks
+from b2array.errors import ChunkMissingError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.frame import Frame, FrameType
 from b2array.params import CParams
-from b2array.snapshot import Place, Snapshot, Source, Want, fetch, located
+from b2array.snapshot import Snapshot, Source, Want, fetch, located
 from b2array.spans import Span
-from b2array.spec import Buffer, ChunkHeader, Special
-from b2array.storage import MemoryStore, Store, open_store
+from b2array.spec import Buffer, Special
+from b2array.storage import MemoryStore, Mutex, Store
 
-__all__ = ["Layers", "Mode", "SChunk", "create_schunk", "open_schunk"]
+__all__ = ["Layers", "Mode", "SChunk"]
+
+T = TypeVar("T")
+Data = Buffer | npt.NDArray[Any]
+_PICKLED_NBYTES = 2**16
+"""What takes more than this and is of use for writers only stays out of pickles."""
 
 Mode = Literal["r", "r+"]
 
@@ -40,10 +45,15 @@ class SChunk:
     def __init__(self, held: Snapshot, mode: Mode) -> None:
         if mode not in ("r", "r+"):
             raise ValueError(f"mode must be 'r' or 'r+', not {mode!r}")
+        if mode == "r+" and held.start:
+            raise ReadOnlyError("a frame inside a larger file can only be read")
+        if mode == "r+" and held.store.guarantee == "read only":
+            raise ReadOnlyError(f"{held.url} can only be read; open it with mode='r'")
         self._snapshot = held
         self._mode: Mode = mode
         self._draft: Draft | None = None
-        self._mutex = threading.RLock()
+        self._mutex = Mutex()
+        self._thin = False
 
     # What is there.
 
@@ -69,7 +79,7 @@ class SChunk:
 
     @property
     def mode(self) -> Mode:
-        """Whether the handle is for reading, "r", or for changing too, "r+"."""
+        """For reading ("r"), or for reading and changing ("r+")."""
         return self._mode
 
     @property
@@ -132,11 +142,6 @@ class SChunk:
         """The variable-length metalayers, which can be changed."""
         return Layers(self)
 
-    @property
-    def context(self) -> Context:
-        """What the frame adds to the headers of its chunks."""
-        return Context(self.frame.codec, self.frame.codec_meta)
-
     def __len__(self) -> int:
         return self.nchunks
 
@@ -145,15 +150,15 @@ class SChunk:
 
     # Reading.
 
-    def _number(self, n: int, upper: int | None = None) -> int:
-        count = self.nchunks if upper is None else upper
-        if not -count <= n < count:
-            raise IndexError(f"chunk {n} is out of bounds for {self.nchunks} chunks")
-        return n % count
-
-    def _stored(self, n: int) -> Stored:
-        (stored,) = fetch(self.source, [Want(self._number(n), None)])
-        return stored
+    def reading(self, verb: Callable[[Source], T]) -> T:
+        """Call `verb` with what is read from; again if a commit through this handle took that away meanwhile."""
+        while True:
+            source = self.source
+            try:
+                return verb(source)
+            except (ChunkMissingError, ConflictError):
+                if source is self.source:
+                    raise
 
     def decompress_chunk(self, n: int) -> bytes:
         """Return the data of chunk `n`.
@@ -165,63 +170,39 @@ class SChunk:
         FormatError, UnsupportedError
             It cannot be decoded.
         """
-        region = self._stored(n).region
-        return located(self._where(n), lambda: chunk.decode(region, context=self.context)).tobytes()
 
-    def _where(self, n: int) -> str:
-        return f"chunk {self._number(n)} of {self.url}"
+        def decoded(source: Source) -> bytes:
+            number = _number(source, n)
+            return _data(source, number, _stored(source, number)).tobytes()
+
+        return self.reading(decoded)
 
     def get_chunk(self, n: int) -> bytes:
         """Return chunk `n` as it is stored."""
-        return bytes(self._stored(n).region)
+        return self.reading(lambda source: bytes(_stored(source, _number(source, n)).region))
 
     def lazy_chunk(self, n: int) -> bytes:
         """Return chunk `n` without its blocks: header, block starts, and where the blocks are.
 
-        Special chunks are returned whole.
+        Special chunks are returned whole, and so are those that are not committed yet.
         """
-        n = self._number(n)
-        place = self.source.place(n)
-        (stored,) = fetch(self.source, [Want(n, None)])
-        if not isinstance(place, Place):
-            return bytes(stored.region)
-        sparse = self.frame.frame_type == FrameType.SPARSE
-        offset = int(self.frame.offsets[n]) if sparse else place.start - getattr(self.source, "start", 0)
-        return lazy.pack(stored.region, n, offset)
+        buf = self.get_chunk(n)
+        held = self._snapshot
+        n = _number(held, n) if self.source is held else -1
+        where = held.frame.locate(n) if n >= 0 else Special.NONE
+        if isinstance(where, Special):
+            return buf
+        contiguous = held.frame.frame_type == FrameType.CONTIGUOUS
+        return lazy.pack(buf, n, where + held.frame.header_len * contiguous)
 
     def get_slice(self, start: int = 0, stop: int | None = None) -> bytes:
         """Return the items from `start` to `stop`, as slicing counts them."""
-        items = self.nbytes // self.typesize
-        start, stop, _ = slice(start, stop).indices(items)
-        low, high = start * self.typesize, max(start, stop) * self.typesize
-        sizes = [self._chunk_nbytes(n) for n in range(self.nchunks)] if not self.chunksize else None
-        pieces = []
-        for n, base, nbytes in self._overlapping(low, high, sizes):
-            data = self.decompress_chunk(n)
-            pieces.append(data[max(low - base, 0) : min(high - base, nbytes)])
-        return b"".join(pieces)
-
-    def _overlapping(self, low: int, high: int, sizes: list[int] | None) -> Iterator[tuple[int, int, int]]:
-        if high <= low:
-            return
-        if sizes is None:
-            for n in range(low // self.chunksize, -(-high // self.chunksize)):
-                yield n, n * self.chunksize, self.chunksize
-            return
-        base = 0
-        for n, nbytes in enumerate(sizes):
-            if base < high and base + nbytes > low:
-                yield n, base, nbytes
-            base += nbytes
-
-    def _chunk_nbytes(self, n: int) -> int:
-        known = self.frame.chunk_nbytes(n)
-        return known if known is not None else self._stored(n).head.header.nbytes
+        return self.reading(lambda source: _items(source, slice(start, stop)))
 
     def to_bytes(self) -> bytes:
         """Return everything as one contiguous frame; the chunks are copied, not compressed anew."""
         target = MemoryStore()
-        copied(self.source, target, FrameType.CONTIGUOUS).commit()
+        self.reading(lambda source: copied(source, target, FrameType.CONTIGUOUS)).commit()
         (view,) = target.read([Span("", 0, target.stamp("").size)])
         return bytes(view)
 
@@ -229,26 +210,87 @@ class SChunk:
 
     @contextmanager
     def changing(self) -> Iterator[Draft]:
-        """Collect changes for one commit, or for the transaction under way."""
-        if self._mode == "r":
-            raise ReadOnlyError(f"{self.url} was opened for reading; open it with mode='r+' to change it")
-        if self._draft is not None:
-            yield self._draft
-            return
-        draft = Draft(self.store, self._snapshot)
+        """Collect changes for one commit, or for the transaction under way; one that raises changes nothing.
+
+        Raises
+        ------
+        ConflictError
+            Another writer, or another thread with this handle, changed the same; see `change`.
+        """
+        self._require_writable()
+        with self._mutex:
+            if self._draft is not None:
+                with self._draft.attempt():
+                    yield self._draft
+                return
+            draft = self._new_draft()
         try:
             yield draft
         except BaseException:
             draft.abort()
             raise
-        self._snapshot = draft.commit()
+        with self._mutex:
+            self._snapshot = draft.commit()
+
+    def change(self, verb: Callable[[Draft], T], *, anywhere: bool = False) -> T:
+        """Call `verb` with a draft and commit; if another writer came first, again on what that one has left.
+
+        After some attempts other writers have to wait, where the store has locks.
+
+        Parameters
+        ----------
+        verb : callable
+            Changes a draft.
+        anywhere : bool, default False
+            Whether it makes sense if the other writer changed metalayers, number or order of the chunks.
+
+        Raises
+        ------
+        ConflictError
+            It does not make sense any more, or there is a transaction under way.
+        """
+        for _ in range(config.retries):
+            known = self._snapshot
+            try:
+                with self.changing() as draft:
+                    return verb(draft)
+            except ConflictError:
+                if not self._caught_up(known, anywhere=anywhere):
+                    raise
+        with self._mutex:
+            if self._draft is None:
+                return self._change_alone(verb, anywhere=anywhere)
+            with self.changing() as draft:
+                return verb(draft)
+
+    def _caught_up(self, known: Snapshot, *, anywhere: bool) -> bool:
+        """Look what other writers have left; say whether it has the shape that was known, if that matters."""
+        with self._mutex:
+            if self._draft is not None:
+                return False
+            self.refresh()
+            a, b = known.frame, self._snapshot.frame
+            return anywhere or (a.metalayers, a.nbytes, a.chunksize) == (b.metalayers, b.nbytes, b.chunksize)
+
+    def _change_alone(self, verb: Callable[[Draft], T], *, anywhere: bool) -> T:
+        with self.store.lock(self._snapshot.name):
+            if not self._caught_up(self._snapshot, anywhere=anywhere):
+                raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
+            draft = self._new_draft(locked=True)
+            try:
+                result = verb(draft)
+            except BaseException:
+                draft.abort()
+                raise
+            self._snapshot = draft.commit()
+        return result
 
     @contextmanager
     def transaction(self) -> Iterator[Self]:
         """Make everything that is changed through this handle inside the ``with`` block one commit.
 
-        Threads that write through the handle join in, and readings through it show the changes. If the block raises, nothing
-        has happened.
+        Threads that write through the handle join in, one at a time, and readings through it show the changes. If the
+        block raises, nothing has happened.
 
         Raises
         ------
@@ -257,26 +299,47 @@ class SChunk:
         ConflictError
             Another writer changed chunks that were read or written in the block. Nothing has happened then.
         """
+        self._require_writable()
         with self._mutex:
             if self._draft is not None:
                 raise ValueError("a transaction is under way on this handle already")
-            if self._mode == "r":
-                raise ReadOnlyError(f"{self.url} was opened for reading; open it with mode='r+' to change it")
-            draft = self._draft = Draft(self.store, self._snapshot)
+            draft = self._draft = self._new_draft()
         try:
             yield self
-            self._snapshot = draft.commit()
         except BaseException:
+            with self._mutex:  # once other threads have done what they were about to
+                self._draft = None
             draft.abort()
             raise
-        finally:
-            self._draft = None
+        with self._mutex:
+            try:
+                self._snapshot = draft.commit()
+            finally:
+                self._draft = None
+
+    def _require_writable(self) -> None:
+        if self._mode == "r":
+            raise ReadOnlyError(f"{self.url} was opened for reading; open it with mode='r+' to change it")
+
+    def _new_draft(self, *, locked: bool = False) -> Draft:
+        if self._thin:
+            current = snapshot.load(self.store)
+            if current.generation == self._snapshot.generation:
+                self._snapshot = current
+            self._thin = False
+        return Draft(self.store, self._snapshot, locked=locked)
 
     def refresh(self) -> None:
         """Show what has been committed by others since this handle was opened or last changed something."""
-        if self._draft is not None:
-            raise ValueError("refresh() inside a transaction would lose its changes")
-        self._snapshot = snapshot.load(self.store, start=self._snapshot.start)
+        with self._mutex:
+            if self._draft is not None:
+                raise ValueError("refresh() inside a transaction would lose its changes")
+            self._snapshot = snapshot.load(self.store, start=self._snapshot.start)
+
+    def repack(self) -> None:
+        """Write a contiguous frame anew, without dead space. There is none in sparse frames."""
+        if self.frame.frame_type == FrameType.CONTIGUOUS:
+            self.change(Draft.compact, anywhere=True)
 
     def close(self) -> None:
         """Let go of files. The handle can be used again."""
@@ -291,78 +354,59 @@ class SChunk:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._draft is not None:
             raise ValueError("a handle with a transaction under way cannot be pickled")
-        return _restored, (self._snapshot, self._mode)
+        held = self._snapshot
+        thin, index = notes.thinned(held.frame, _PICKLED_NBYTES)
+        return _restored, (held.store, thin, index, held.start, held.version, held.generation, self._mode)
 
-    def append_data(self, data: Buffer | np.ndarray[Any, Any]) -> int:
+    def append_data(self, data: Data) -> int:
         """Compress data and append them as a chunk; returns the number of chunks."""
         return self.append_chunk(self._encoded(data))
 
-    def insert_data(self, n: int, data: Buffer | np.ndarray[Any, Any]) -> int:
+    def insert_data(self, n: int, data: Data) -> int:
         """Compress data and insert them as chunk `n`; returns the number of chunks."""
         return self.insert_chunk(n, self._encoded(data))
 
-    def update_data(self, n: int, data: Buffer | np.ndarray[Any, Any]) -> int:
+    def update_data(self, n: int, data: Data) -> int:
         """Compress data and let them take the place of chunk `n`; returns the number of chunks."""
         return self.update_chunk(n, self._encoded(data))
 
-    def _encoded(self, data: Buffer | np.ndarray[Any, Any]) -> bytes:
-        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8) if isinstance(data, np.ndarray) else data
-        if not len(flat):
+    def _encoded(self, data: Data) -> bytes:
+        flat = np.ascontiguousarray(data).reshape(-1) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+        if not flat.nbytes:
             raise ValueError("a chunk needs at least one byte of data")
         return encoder.encode(flat, typesize=self.typesize, blocksize=self.blocksize, cparams=self.cparams)
 
     def append_chunk(self, buf: Buffer) -> int:
         """Append a chunk; returns the number of chunks.
 
-        A chunk that does not have the size of the others (or follows a short one) makes this a frame in which every chunk
-        has its own size.
+        A chunk that does not have the size of the others (or follows a short one) makes this a frame in which every
+        chunk has its own size.
 
         Raises
         ------
         FormatError, UnsupportedError
             `buf` is not a chunk.
+        ValueError
+            It cannot be in a frame, or not together with the chunks of this one.
         ReadOnlyError
             The handle was opened for reading.
         """
-        return self.insert_chunk(self.nchunks, buf)
+        header, content = edits.check_chunk(buf), bytes(buf)
+        return self._edit(lambda draft: edits.insert(draft, draft.frame.nchunks, content, header), anywhere=True)
 
     def insert_chunk(self, n: int, buf: Buffer) -> int:
         """Insert a chunk before chunk `n`; returns the number of chunks. Raises what `append_chunk` raises."""
-        n = self._number(n, self.nchunks + 1)
-        added = _checked_chunk(buf)
-        with self.changing() as draft:
-            now = draft.frame
-            order = [*range(n), -1, *range(n, now.nchunks)]
-            chunksize = now.chunksize if now.nchunks or now.chunksize > 0 else added.nbytes
-            last_is_full = chunksize > 0 and now.nbytes % chunksize == 0
-            fixed = added.nbytes == chunksize and (last_is_full or n < now.nchunks)
-            fixed = fixed or (n == now.nchunks and last_is_full and added.nbytes < chunksize)
-            self._reindex(draft, order, now.nbytes + added.nbytes, chunksize if fixed else 0)
-            draft.put(n, bytes(buf))
-        return self.nchunks
+        header, content = edits.check_chunk(buf), bytes(buf)
+        return self._edit(lambda draft: edits.insert(draft, _number(draft, n, end=True), content, header))
 
     def update_chunk(self, n: int, buf: Buffer) -> int:
         """Let a chunk take the place of chunk `n`; returns the number of chunks. Raises what `append_chunk` raises."""
-        n = self._number(n)
-        new = _checked_chunk(buf)
-        with self.changing() as draft:
-            now = draft.frame
-            old_nbytes = self._chunk_nbytes(n)
-            if new.nbytes != old_nbytes:
-                fixed = n == now.nchunks - 1 and new.nbytes <= now.chunksize
-                nbytes = now.nbytes - old_nbytes + new.nbytes
-                self._reindex(draft, range(now.nchunks), nbytes, now.chunksize if fixed else 0)
-            draft.put(n, bytes(buf))
-        return self.nchunks
+        header, content = edits.check_chunk(buf), bytes(buf)
+        return self._edit(lambda draft: edits.update(draft, _number(draft, n), content, header))
 
     def delete_chunk(self, n: int) -> int:
         """Remove chunk `n`; returns the number of chunks."""
-        n = self._number(n)
-        with self.changing() as draft:
-            now = draft.frame
-            order = [*range(n), *range(n + 1, now.nchunks)]
-            draft.reindex(order, nbytes=now.nbytes - self._chunk_nbytes(n))
-        return self.nchunks
+        return self._edit(lambda draft: edits.delete(draft, _number(draft, n)))
 
     def reorder(self, order: Sequence[int]) -> None:
         """Give the chunks a new order: new chunk i is what chunk ``order[i]`` was.
@@ -372,217 +416,59 @@ class SChunk:
         ValueError
             `order` does not name every chunk once.
         """
-        wanted = [int(n) for n in order]
-        if sorted(wanted) != list(range(self.nchunks)):
-            raise ValueError(f"the order must name each of {self.nchunks} chunks once: {wanted}")
-        with self.changing() as draft:
-            now = draft.frame
-            short = now.chunksize > 0 and now.nbytes % now.chunksize
-            moved = bool(wanted) and wanted[-1] != now.nchunks - 1
-            self._reindex(draft, wanted, now.nbytes, 0 if short and moved else now.chunksize)
+        self._edit(lambda draft: edits.reorder(draft, order))
 
-    def _reindex(self, draft: Draft, order: Sequence[int], nbytes: int, chunksize: int) -> None:
-        """Change the order, first storing chunks of special values if their size will no longer be known."""
-        if chunksize == 0 and not draft.frame.variable_chunks:
-            for n in range(draft.frame.nchunks):
-                place = draft.place(n)
-                if isinstance(place, Special):
-                    (stored,) = fetch(draft, [Want(n, None)])
-                    draft.set_code(n, draft.store_stored(bytes(stored.region)), b"")
-        draft.reindex(order, nbytes=nbytes, chunksize=chunksize)
+    def _edit(self, verb: Callable[[Draft], None], *, anywhere: bool = False) -> int:
+        with self._mutex:  # threads that share the handle have the same idea of what chunk `n` is
+            self.change(verb, anywhere=anywhere)
+            return self.nchunks
 
 
-def _checked_chunk(buf: Buffer) -> ChunkHeader:
-    header = Stored.whole(buf).head.header
-    if header.cbytes != len(buf):
-        raise ValueError(f"the chunk has {header.cbytes} bytes, {len(buf)} were given")
-    if not header.nbytes:
-        raise ValueError("a chunk needs at least one byte of data")
-    return header
+def _number(source: Source, n: int, *, end: bool = False) -> int:
+    count = source.frame.nchunks + end
+    if not -count <= n < count:
+        raise IndexError(f"chunk {n} is out of bounds for {source.frame.nchunks} chunks")
+    return n % count
 
 
-def _restored(held: Snapshot, mode: Mode) -> SChunk:
-    return SChunk(held, mode)
+def _stored(source: Source, n: int) -> Stored:
+    (stored,) = fetch(source, [Want(n, None)])
+    return stored
 
 
-class Layers(MutableMapping[str, Any]):
-    """The variable-length metalayers of a frame: names and values, each assignment a commit.
+def _data(source: Source, n: int, stored: Stored) -> npt.NDArray[np.uint8]:
+    context = Context(source.frame.codec, source.frame.codec_meta)
+    return located(f"chunk {n} of {source.url}", lambda: chunk.decode(stored.region, context=context))
 
-    Values are what msgpack takes, and complex numbers, sets, tuples and arrays as python-blosc2 writes them.
-    """
 
-    def __init__(self, held: SChunk) -> None:
-        self._held = held
+def _items(source: Source, items: slice) -> bytes:
+    described = source.frame
+    start, stop, _ = items.indices(described.nbytes // described.typesize)
+    low, high = start * described.typesize, stop * described.typesize
+    if low >= high:
+        return b""
+    if described.variable_chunks:
+        edges = np.cumsum([0, *edits.chunk_sizes(source, range(described.nchunks))])
+    else:
+        edges = np.minimum(np.arange(described.nchunks + 1) * described.chunksize, described.nbytes)
+    first, last = int(np.searchsorted(edges, low, side="right")) - 1, int(np.searchsorted(edges, high))
+    pieces = []
+    for n, stored in zip(range(first, last), whole_chunks(source, range(first, last)), strict=True):
+        data = _data(source, n, stored)
+        pieces.append(data[max(low - int(edges[n]), 0) : high - int(edges[n])].tobytes())
+    return b"".join(pieces)
 
-    def _noted(self) -> Mapping[str, bytes]:
-        source = self._held.source
-        return source.attrs if isinstance(source, Draft) else dict(extras_of(source.frame).attrs)
 
-    def __getitem__(self, name: str) -> Any:
-        raw = self._held.frame.vlmetalayer(name) if name != extras.LAYER else None
-        if raw is not None:
-            return located(
-                f"attribute {name!r} of {self._held.url}", lambda: extras.decode_attr(frame.unpack_vlmeta(raw))
-            )
-        return extras.decode_attr(self._noted()[name])
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if not isinstance(name, str):
-            raise TypeError(f"attribute names are str, not {type(name).__name__}")
-        content = extras.encode_attr(value)
-        with self._held.changing() as draft:
-            draft.set_attr(name, content)
-
-    def __delitem__(self, name: str) -> None:
-        if name not in self:
-            raise KeyError(name)
-        with self._held.changing() as draft:
-            draft.remove_attr(name)
-
-    def __iter__(self) -> Iterator[str]:
-        names = [name for name, _ in self._held.frame.vlmetalayers if name != extras.LAYER]
-        yield from names
-        yield from (name for name in self._noted() if name not in names)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
+def _restored(
+    store: Store, thin: Frame, index: bytes, start: int, version: str | None, generation: str, mode: Mode
+) -> SChunk:
+    held = SChunk(Snapshot(store, notes.restored(thin, index), start, version, generation), mode)
+    held._thin = mode == "r+"
+    return held
 
 
 def _decoded(raw: bytes) -> Any:
     try:
         return extras.decode_attr(raw)
-    except FormatError:
-        return raw
-
-
-def open_schunk(
-    url: str | os.PathLike[str],
-    mode: Mode = "r",
-    *,
-    offset: int = 0,
-    storage_options: Mapping[str, Any] | None = None,
-) -> SChunk:
-    """Open a frame as numbered chunks.
-
-    Parameters
-    ----------
-    url : str or os.PathLike
-        A file, a directory with a sparse frame, or what fsspec understands.
-    mode : {"r", "r+"}
-        For reading, or for reading and changing.
-    offset : int, default 0
-        Where the frame begins in the file, in bytes.
-    storage_options : mapping, optional
-        For fsspec.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is nothing.
-    FormatError, UnsupportedError
-        It is not a frame, or one that is not known here.
-    """
-    if offset and mode != "r":
-        raise ReadOnlyError("a frame inside a larger file can only be read")
-    return SChunk(snapshot.load(open_store(url, storage_options=storage_options), start=offset), mode)
-
-
-def create_schunk(
-    url: str | os.PathLike[str] | None = None,
-    *,
-    chunksize: int,
-    typesize: int = 1,
-    blocksize: int = 0,
-    cparams: CParams | None = None,
-    meta: Mapping[str, Any] | None = None,
-    layout: Literal["auto", "contiguous", "sparse"] = "auto",
-    overwrite: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
-) -> SChunk:
-    """Create a frame without chunks, and return a handle that can change it.
-
-    Parameters
-    ----------
-    url : str or os.PathLike, optional
-        Where to; in memory if left out.
-    chunksize : int
-        Uncompressed size in bytes of the chunks, a multiple of `typesize`; 0 if every chunk has its own.
-    typesize : int, default 1
-        Size of an item in bytes.
-    blocksize : int, default 0
-        Uncompressed size in bytes of a block; 0 lets each chunk choose.
-    cparams : CParams, optional
-        How chunks are made.
-    meta : mapping, optional
-        Metalayers, which can never change: what msgpack takes, or bytes, which are stored as they are.
-    layout : {"auto", "contiguous", "sparse"}
-        One file, or a directory with a file a chunk; "auto": one file on local paths, else a directory.
-    overwrite : bool, default False
-        Whether a frame that is there may be replaced.
-    storage_options : mapping, optional
-        For fsspec.
-
-    Raises
-    ------
-    FileExistsError
-        There is something already.
-    """
-    if typesize < 1 or chunksize < 0 or chunksize % typesize:
-        raise ValueError(f"chunksize must be a multiple of the typesize {typesize}, not {chunksize}")
-    layers = [(name, raw if isinstance(raw, bytes) else extras.encode_attr(raw)) for name, raw in (meta or {}).items()]
-    store, frame_type = place_new(url, layout, storage_options, overwrite=overwrite)
-    new = frame.create(
-        cparams or CParams(), frame_type=frame_type, typesize=typesize, chunksize=chunksize, blocksize=blocksize,
-        metalayers=layers,
-    )  # fmt: skip
-    return SChunk(Draft(store, None, new, overwrite=overwrite).commit(), "r+")
-
-
-def place_new(
-    url: str | os.PathLike[str] | None,
-    layout: str,
-    storage_options: Mapping[str, Any] | None,
-    *,
-    overwrite: bool,
-) -> tuple[Store, FrameType]:
-    """Find the store for a new frame and decide its kind; nothing but a frame is ever overwritten.
-
-    Raises
-    ------
-    FileExistsError
-        There is something already, and it is not a frame or may not be overwritten.
-    ValueError
-        The layout has another name, or does not fit the URL.
-    """
-    if layout not in ("auto", "contiguous", "sparse"):
-        raise ValueError(f"layout must be 'auto', 'contiguous' or 'sparse', not {layout!r}")
-    if url is None:
-        return MemoryStore(), FrameType.CONTIGUOUS if layout == "contiguous" else FrameType.SPARSE
-    store = open_store(url, storage_options=storage_options)
-    if layout == "auto":
-        layout = "contiguous" if store.appendable and not store.is_prefix else "sparse"
-    if layout == "contiguous" and store.is_prefix:
-        raise ValueError(f"a contiguous frame is one file, but {store.url} ends with a slash")
-    frame_type = FrameType.SPARSE if layout == "sparse" else FrameType.CONTIGUOUS
-    _make_room(store, frame_type, overwrite=overwrite)
-    return store, frame_type
-
-
-def _make_room(store: Store, frame_type: FrameType, *, overwrite: bool) -> None:
-    try:
-        old = snapshot.load(store)
-    except FileNotFoundError as error:
-        if "is a directory" in str(error) and frame_type == FrameType.CONTIGUOUS:
-            raise FileExistsError(f"{store.url} exists and is a directory without a frame") from None
-        return
     except (FormatError, UnsupportedError):
-        raise FileExistsError(f"{store.url} exists and is not a frame that can be replaced") from None
-    if not overwrite:
-        raise FileExistsError(f"{store.url} exists; overwrite=True replaces it")
-    if old.frame.frame_type != frame_type:
-        raise FileExistsError(
-            f"{store.url} is a {old.frame.frame_type.name.lower()} frame, which a {frame_type.name.lower()} one cannot replace"
-        )
+        return raw

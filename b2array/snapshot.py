@@ -181,8 +181,8 @@ class Snapshot:
 def load(store: Store, *, start: int = 0) -> Snapshot:
     """Read the frame that a store holds now.
 
-    One wave of requests finds out whether the store is one file or a directory, a second one is needed only where header,
-    index and trailer take more than 64 KiB.
+    One wave of requests finds out whether the store is one file or a directory, a second one is needed only where
+    header, index and trailer take more than 64 KiB.
 
     Raises
     ------
@@ -299,6 +299,8 @@ def _read_wave(source: Source, waiting: Sequence[_Pending], *, reuse: bool) -> N
                 each.take(view)
     except FileNotFoundError as error:
         missing = next((each for each in waiting if str(error.filename or "").endswith(each.name or "\0")), waiting[0])
+        if not missing.name:
+            raise  # the whole frame is gone
         raise ChunkMissingError(
             f"chunk {missing.want.chunk} of {source.url}: expected its file {missing.name}, found none"
         ) from error

@@ -186,7 +186,7 @@ class ChunkHeader:
             filters = _blosc1_filters(flags, typesize)
         if flags2 & ~FLAG2_VL_BLOCKS and version > VERSION_VL_BLOCKS:
             raise UnsupportedError(
-                f"chunk format version {version} with flags2 {flags2:#04x}: versions up to {VERSION_VL_BLOCKS} are known"
+                f"chunk format version {version} with flags2 {flags2:#04x}; known: up to {VERSION_VL_BLOCKS}"
             )
         self = cls(
             typesize, nbytes, blocksize, cbytes, flags, version, versionlz,

@@ -1,7 +1,8 @@
 """Items between an array in memory and the blocks of chunks.
 
-One read takes its chunks apart into blocks, fetches what it needs, and lets the workers decode groups of blocks and copy
-them to where they belong; one write does the reverse. Nothing here knows keys: selections come as products of groups.
+One read takes its chunks apart into blocks, fetches what it needs, and lets the workers decode groups of blocks and
+copy them to where they belong; one write does the reverse. Nothing here knows keys: selections come as products of
+groups.
 """
 
 from __future__ import annotations
@@ -400,12 +401,12 @@ def write(
         The fields to change, where not the whole items.
     """
     writer = _Writer(draft, layout, axes, values, cparams, fields)
-    made: list[tuple[int, int, bytes]] = []
+    made: list[tuple[int, int]] = []
     for number, code, buf in workers.spread(writer.run, _jobs(layout, index, axes)):
-        made.append((number, draft.store_chunk(buf) if code is None else code, buf[: chunk.head_nbytes(buf)]))
+        made.append((number, draft.store_chunk(buf) if code is None else code))
     # Only when all is well: a transaction in which a write fails may go on without it.
-    for number, stored, head in made:
-        draft.set_code(number, stored, head)
+    for number, stored in made:
+        draft.set_code(number, stored)
 
 
 class _Writer:
@@ -480,7 +481,7 @@ class _Writer:
 def _put_tile(grid: Array, tile: Tile, values: Array) -> None:
     """Copy values into blocks, given with the dimensions of the grid first and then those of a block."""
     ndim = len(tile.coords)
-    region = values[tile.outside]
+    region = values[cast(Any, (*tile.outside, ...))]
     sizes = [n for along, size in zip(tile.coords, region.shape, strict=True) for n in (len(along), size // len(along))]
     order = [*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2)]
     grid[(*(slice(along.start, along.stop) for along in tile.coords), *tile.inside)] = region.reshape(sizes).transpose(
