@@ -11,6 +11,7 @@ Source: "Blosc Chunk Format", sections Header and Blocks.
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from numcodecs import blosc
 
+from b2array import codecs
 from b2array.errors import FormatError
 from b2array.spec import BLOSC1_HEADER_LEN, FLAG_MEMCPYED, FLAG_UNSPLIT, VERSION_BLOSC1, Buffer, CodecFormat, CodecId
 
@@ -127,6 +129,8 @@ def decode(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Seq
     FormatError
         The streams do not decode to the blocks' sizes.
     """
+    if recipe.fmt == CodecFormat.ZSTD and recipe.nstreams > 1 and _decode_zstd(recipe, region, starts, stops, out):
+        return
     # Data with runs have them in nearly every block; others can be decoded without looking at their streams first.
     if not _runs_of_few(region, starts[:1], stops[:1], recipe.nstreams, recipe.neblock(out.nbytes)):
         try:
@@ -137,7 +141,8 @@ def decode(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Seq
             return
     runs = _find_runs(recipe, region, starts, stops, out.nbytes)
     if runs:
-        _decompress(_spliced(recipe, region, starts, stops, runs, out.nbytes), out)
+        ready = [_ready_run(recipe.fmt, run) for run in runs]
+        _decompress(_spliced(recipe, region, starts, stops, ready, out.nbytes), out)
     else:
         _decode_as_is(recipe, region, starts, stops, out)
 
@@ -159,6 +164,36 @@ def _decode_as_is(recipe: Recipe, region: memoryview, starts: Sequence[int], sto
         _decompress(region[base:high], out)
     finally:
         region[base:low] = saved
+
+
+def _decode_zstd(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes) -> bool:
+    """Decode by way of raw streams; returns False where that cannot be done, or is no gain.
+
+    C-Blosc 1 makes a new zstd context for every stream, which takes longer than decoding a small one.
+    """
+    neblock = recipe.neblock(recipe.block_nbytes)
+    if out.nbytes != len(starts) * recipe.block_nbytes or neblock > _LONGEST_ZSTD:
+        return False
+    positions, csizes = streams(region, starts, stops, recipe.nstreams, neblock)
+    coded = (csizes > 0) & (csizes < neblock)
+    decoded = codecs.decode_zstd_streams(region, positions[coded] + 4, csizes[coded], neblock) if coded.any() else ()
+    if decoded is None:
+        return False
+    blocks, numbers = np.nonzero(csizes < neblock)
+    size, payloads = _INT32.pack(neblock), iter(decoded)
+    ready = []
+    for block, position, csize in zip(
+        blocks.tolist(), positions[blocks, numbers].tolist(), csizes[blocks, numbers].tolist(), strict=True
+    ):
+        if csize > 0:
+            ready.append(_Ready(block, position, 4 + csize, (size, next(payloads)), 4 + neblock))
+        else:
+            ready.append(_ready_run(recipe.fmt, Run(block, position, 4 + (csize < 0), neblock, -csize)))
+    _decompress(_spliced(recipe, region, starts, stops, ready, out.nbytes), out)
+    return True
+
+
+_LONGEST_ZSTD = 2**16
 
 
 def decode_stream(fmt: CodecFormat, payload: Buffer, nbytes: int) -> Bytes:
@@ -320,37 +355,81 @@ def _runs_of_few(
     return runs
 
 
+class _Ready(NamedTuple):
+    """A ready-made stream, size field included, that stands for the `stored` bytes at `start`."""
+
+    block: int
+    start: int
+    stored: int
+    pieces: tuple[Buffer, ...]
+    nbytes: int
+
+
 def _spliced(
-    recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], runs: list[Run], nbytes: int
-) -> bytes:
-    """Assemble a Blosc1 chunk in which ready-made streams stand for the runs."""
+    recipe: Recipe,
+    region: memoryview,
+    starts: Sequence[int],
+    stops: Sequence[int],
+    ready: Sequence[_Ready],
+    nbytes: int,
+) -> memoryview:
+    """Assemble a Blosc1 chunk in which ready-made streams stand for others; valid until this thread makes the next."""
     pieces: list[Buffer] = [b""]
     position = BLOSC1_HEADER_LEN + 4 * len(starts)
     new_starts = []
-    of_block: list[list[Run]] = [[] for _ in starts]
-    for run in runs:
-        of_block[run.block].append(run)
+    of_block: list[list[_Ready]] = [[] for _ in starts]
+    for each in ready:
+        of_block[each.block].append(each)
     # No block takes more; of blocks that overlap, each would have all that follows.
     longest = recipe.block_nbytes + 4 * recipe.nstreams
-    for start, last, block_runs in zip(starts, stops, of_block, strict=True):
+    for start, last, of_this in zip(starts, stops, of_block, strict=True):
         new_starts.append(position)
         cursor, stop = start, min(last, start + longest)
-        for run in block_runs:
-            ready = _ready_run(recipe.fmt, run.nbytes, run.value)
-            pieces += (region[cursor : run.start], ready)
-            position += run.start - cursor + len(ready)
-            cursor = run.start + run.stored
-        pieces.append(region[cursor:stop])
-        position += stop - cursor
+        for each in of_this:
+            if cursor < each.start:
+                pieces.append(region[cursor : each.start])
+            pieces += each.pieces
+            position += each.start - cursor + each.nbytes
+            cursor = each.start + each.stored
+        if cursor < stop:
+            pieces.append(region[cursor:stop])
+            position += stop - cursor
     pieces[0] = recipe.header(nbytes, position) + struct.pack(f"<{len(starts)}i", *new_starts)
-    return b"".join(pieces)
+    assembled = _assembly.room(position)
+    at = 0
+    for piece in pieces:
+        assembled[at : at + len(piece)] = piece
+        at += len(piece)
+    return assembled
 
 
-def _ready_run(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
-    """Return a stream, size field included, of `nbytes` times the byte `value`."""
-    if nbytes < _SHORTEST_RUN[fmt]:
-        return _INT32.pack(nbytes) + bytes([value]) * nbytes
-    return _compressed_run(fmt, nbytes, value)
+class _Assembly(threading.local):
+    """Memory that a thread uses again and again: fresh memory takes longer than copying into it."""
+
+    def __init__(self) -> None:
+        self._buf = memoryview(bytearray(0))
+
+    def room(self, nbytes: int) -> memoryview:
+        """Return a writable view of `nbytes` bytes."""
+        if nbytes > len(self._buf):
+            fresh = memoryview(bytearray(nbytes))
+            if nbytes > _KEPT:
+                return fresh
+            self._buf = fresh
+        return self._buf[:nbytes]
+
+
+_assembly = _Assembly()
+_KEPT = 8 * 2**20
+
+
+def _ready_run(fmt: CodecFormat, run: Run) -> _Ready:
+    """Return a stream of one byte, repeated."""
+    if run.nbytes < _SHORTEST_RUN[fmt]:
+        stream = _INT32.pack(run.nbytes) + bytes([run.value]) * run.nbytes
+    else:
+        stream = _compressed_run(fmt, run.nbytes, run.value)
+    return _Ready(run.block, run.start, run.stored, (stream,), len(stream))
 
 
 _SHORTEST_RUN = {

@@ -99,7 +99,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The bytes of a chunk that are at hand: `starts`, `stops` say where in `region` each block lies, -1 if absent."""
+    """The bytes of a chunk that are at hand: `starts`, `stops` say where in `region` each block lies that is there."""
 
     head: Head
     region: memoryview
@@ -196,7 +196,7 @@ _RAW_BLOCKS = 2**18
 """A raw chunk's header says how many blocks it has, and no block starts prove it: so many are believed at once."""
 
 
-def needed_blocks(head: Head, numbers: Sequence[int]) -> Sequence[int]:
+def needed_blocks(head: Head, numbers: Sequence[int] | Int64Array) -> Sequence[int] | Int64Array:
     """Return the blocks whose bytes are needed to decode the blocks `numbers`: with DELTA also the first."""
     if FilterId.DELTA in head.header.filters and head.header.has_streams and 0 not in numbers:
         return (0, *numbers)

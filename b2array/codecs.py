@@ -16,9 +16,10 @@ import operator
 import struct
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import ModuleType
+from typing import cast
 
 import numcodecs.lz4
 import numpy as np
@@ -30,8 +31,19 @@ from numcodecs.compat import ensure_bytes
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.spec import MAX_DICT_NBYTES, Buffer, CodecId
 
-__all__ = ["MAX_RATIO", "codec_id", "codec_name", "decode", "encode", "register", "require", "train"]
+__all__ = [
+    "MAX_RATIO",
+    "codec_id",
+    "codec_name",
+    "decode",
+    "decode_zstd_streams",
+    "encode",
+    "register",
+    "require",
+    "train",
+]
 
+Int64Array = npt.NDArray[np.int64]
 MakeCodec = Callable[[int, int, tuple[int, ...] | None], Codec]
 
 MAX_RATIO = {
@@ -333,6 +345,45 @@ def _decode_zstd(payload: Buffer, nbytes: int, dictionary: bytes | None) -> byte
     elif size != nbytes:
         raise ValueError(f"a content size of {size}")
     return _contexts.decompressor(dictionary).decompress(payload, max_output_size=nbytes)
+
+
+_MANY_ZSTD = {"multi_decompress_to_buffer", "buffer_types"} <= set(zstandard.backend_features)
+
+
+def decode_zstd_streams(
+    region: Buffer, starts: Int64Array, lengths: Int64Array, nbytes: int
+) -> Sequence[Buffer] | None:
+    """Decode many zstd streams of one size in one call.
+
+    Parameters
+    ----------
+    region : bytes-like
+        Holds the payloads.
+    starts, lengths : ndarray of int64
+        Where each payload begins in `region`, and how long it is, in bytes; the caller has checked them.
+    nbytes : int
+        Uncompressed bytes of every stream.
+
+    Returns
+    -------
+    sequence of buffers, or None where the zstandard package cannot do it (its fallback in Python)
+
+    Raises
+    ------
+    FormatError
+        A payload does not decode to `nbytes` bytes.
+    """
+    if not _MANY_ZSTD:
+        return None
+    segments = np.stack([starts, lengths], axis=1).astype("=u8").tobytes()
+    sizes = np.full(len(starts), nbytes, "=u8").tobytes()
+    try:
+        found = _contexts.decompressor(None).multi_decompress_to_buffer(
+            zstandard.BufferWithSegments(region, segments), decompressed_sizes=sizes
+        )
+    except (zstandard.ZstdError, ValueError) as error:
+        raise FormatError(f"expected zstd streams of {nbytes} bytes each, found others: {error}") from error
+    return cast(Sequence[Buffer], found)
 
 
 def _encode_zstd(data: Buffer, clevel: int, dictionary: bytes | None) -> bytes:

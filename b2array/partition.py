@@ -22,7 +22,21 @@ from numpy.typing import NDArray
 
 from b2array.spec import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 
-__all__ = ["Axes", "Index", "Part", "Tile", "automatic", "extended", "grid_shape", "parts", "put", "take", "tiles"]
+__all__ = [
+    "Axes",
+    "Index",
+    "Part",
+    "Run",
+    "Tile",
+    "automatic",
+    "extended",
+    "grid_shape",
+    "parts",
+    "put",
+    "runs",
+    "take",
+    "tiles",
+]
 
 Index = slice | NDArray[np.int64]
 """Positions of one group, never negative and in bounds: ``slice(start, stop, step)`` with ``step > 0`` along one
@@ -223,30 +237,41 @@ def tiles(
     """
     if not index:
         return iter((Tile((), (), ()),))
+    return map(Tile._make, starmap(zip, product(*runs(index, part_shape, outside))))
+
+
+class Run(NamedTuple):
+    """Parts along one axis that a slice takes in the same way; `coords`, `inside` and `outside` as in `Tile`."""
+
+    coords: range
+    inside: slice
+    outside: slice
+
+
+def runs(
+    index: tuple[slice, ...], part_shape: Sequence[int], outside: tuple[slice, ...] | None = None
+) -> list[list[Run]]:
+    """Cut each slice of a selection into runs, of which `tiles` returns the products."""
     bases = (None,) * len(index) if outside is None else outside
-    runs = [_runs(i, extent, base) for i, extent, base in zip(index, part_shape, bases, strict=True)]
-    return map(Tile._make, starmap(zip, product(*runs)))
+    return [_runs(i, extent, base) for i, extent, base in zip(index, part_shape, bases, strict=True)]
 
 
-def _runs(index: slice, extent: int, base: slice | None) -> list[tuple[range, slice, slice]]:
+def _runs(index: slice, extent: int, base: slice | None) -> list[Run]:
     start, stop = index.start, index.stop
     first, last = -(-start // extent), stop // extent
     if index.step != 1 or last - first < 2:
-        return [(range(coord, coord + 1), inside, where) for coord, inside, where in _cut_slice(index, extent, base)]  # type: ignore[misc]
+        cut = _cut_slice(index, extent, base)
+        return [Run(range(coord, coord + 1), inside, where) for coord, inside, where in cut]  # type: ignore[arg-type]
     offset = (base.start if base is not None else 0) - start
-    runs = []
-    if start < first * extent:
-        head = first * extent
-        runs.append(
-            (range(first - 1, first), slice(start - head + extent, extent, 1), slice(start + offset, head + offset, 1))
-        )
-    full = slice(first * extent + offset, last * extent + offset, 1)
-    runs.append((range(first, last), slice(0, extent, 1), full))
-    if last * extent < stop:
-        runs.append(
-            (range(last, last + 1), slice(0, stop - last * extent, 1), slice(last * extent + offset, stop + offset, 1))
-        )
-    return runs
+    low, high = first * extent, last * extent
+    found = [Run(range(first, last), slice(0, extent, 1), slice(low + offset, high + offset, 1))]
+    if start < low:
+        where = slice(start + offset, low + offset, 1)
+        found.insert(0, Run(range(first - 1, first), slice(start - low + extent, extent, 1), where))
+    if high < stop:
+        where = slice(high + offset, stop + offset, 1)
+        found.append(Run(range(last, last + 1), slice(0, stop - high, 1), where))
+    return found
 
 
 def take(values: NDArray[Any], index: tuple[Index, ...], axes: Axes | None = None) -> NDArray[Any]:

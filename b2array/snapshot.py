@@ -43,7 +43,7 @@ class Want(NamedTuple):
     """A chunk, and which of its blocks are wanted: None for all."""
 
     chunk: int
-    blocks: Sequence[int] | None
+    blocks: Sequence[int] | Int64Array | None
 
 
 class Place(NamedTuple):
@@ -426,7 +426,7 @@ class _Pending:
 
     def _ask_for(self, head: Head, view: memoryview | None) -> None:
         """Ask for the wanted blocks of a chunk with this head, or for all of it if that is not much more."""
-        blocks = self.want.blocks or ()
+        blocks = () if self.want.blocks is None else self.want.blocks
         nblocks = len(head.starts)
         if nblocks and len(blocks) < _WHOLE_SHARE * nblocks:
             self._ask_blocks(head, chunk.needed_blocks(head, blocks))
@@ -437,11 +437,11 @@ class _Pending:
         else:
             self._ask_whole(head.header.cbytes)
 
-    def _ask_blocks(self, head: Head, blocks: Sequence[int]) -> None:
+    def _ask_blocks(self, head: Head, blocks: Sequence[int] | Int64Array) -> None:
         """Ask for the wanted blocks, near ones together and with room for a header in front."""
         if blocks[-1] >= head.header.nblocks:
             raise FormatError(f"expected at least {blocks[-1] + 1} blocks, found {head.header.nblocks}")
-        numbers = np.array(blocks, np.int64)
+        numbers = np.asarray(blocks, np.int64)
         starts, stops = head.starts[numbers], head.stops[numbers]
         asked = _runs(starts, stops)
         lead = min(BLOSC1_HEADER_LEN + 4 * len(numbers), asked[0][0])
@@ -457,15 +457,17 @@ class _Pending:
 
     def _take_blocks(self, region: memoryview) -> None:
         head, numbers, asked = self._head, self._numbers, self._asked
+        if len(asked) == 1:
+            shift = -asked[0][0]
+            self.stored = Stored(head, region, head.starts + shift, head.stops + shift)
+            return
         starts = np.full(len(head.starts), -1, np.int64)
         stops = starts.copy()
-        shift: int | Int64Array = -asked[0][0]
-        if len(asked) > 1:
-            run_starts = np.array([start for start, _ in asked], np.int64)
-            bases = np.cumsum([0, *(stop - start for start, stop in asked[:-1])])
-            shift = (bases - run_starts)[np.searchsorted(run_starts, head.starts[numbers], side="right") - 1]
-        starts[numbers] = head.starts[numbers] + shift
-        stops[numbers] = head.stops[numbers] + shift
+        run_starts = np.array([start for start, _ in asked], np.int64)
+        bases = np.cumsum([0, *(stop - start for start, stop in asked[:-1])])
+        shifts = (bases - run_starts)[np.searchsorted(run_starts, head.starts[numbers], side="right") - 1]
+        starts[numbers] = head.starts[numbers] + shifts
+        stops[numbers] = head.stops[numbers] + shifts
         self.stored = Stored(head, region, starts, stops)
 
 
@@ -473,6 +475,8 @@ def _runs(starts: Int64Array, stops: Int64Array) -> list[tuple[int, int]]:
     """Merge ranges that touch or nearly touch; returns them in order."""
     if len(starts) == 1:
         return [(int(starts[0]), int(stops[0]))]
+    if (starts[1:] == stops[:-1]).all():
+        return [(int(starts[0]), int(stops[-1]))]
     if (starts[1:] < starts[:-1]).any():
         order = np.argsort(starts)
         starts, stops = starts[order], stops[order]

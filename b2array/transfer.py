@@ -7,7 +7,6 @@ groups.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ from b2array.params import CParams
 from b2array.partition import Axes, Index, Part, Tile, parts, put, take, tiles
 from b2array.snapshot import Snapshot, Source, Want, fetch, located, located_error
 from b2array.spec import ChunkHeader, Special
+from b2array.tiling import Step, Tiling, strides_of, tiling_of
 
 __all__ = ["read", "write"]
 
@@ -46,49 +46,21 @@ class _Job(NamedTuple):
     part: Part
 
 
-def _strides(grid: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(grid[axis + 1 :]) for axis in range(len(grid)))
-
-
 def _jobs(layout: Layout, index: tuple[Index, ...], axes: Axes | None) -> Iterator[_Job]:
-    strides = _strides(layout.grid_shape)
+    strides = strides_of(layout.grid_shape)
     for part in parts(index, layout.chunks, axes):
         yield _Job(sum(map(int.__mul__, part.coords, strides)), part)
 
 
 def _blocks(layout: Layout, part: Part, axes: Axes | None) -> list[tuple[int, Part]]:
     """List the blocks of a chunk that a selection touches, by their numbers."""
-    strides = _strides(layout.block_grid)
+    strides = strides_of(layout.block_grid)
     blocks = [
         (sum(map(int.__mul__, block.coords, strides)), block)
         for block in parts(part.inside, layout.blocks, axes, part.outside)
     ]
     blocks.sort(key=lambda pair: pair[0])
     return blocks
-
-
-class _Tile(NamedTuple):
-    """Blocks that are taken in the same way: their numbers, one dimension an axis, and from where to where."""
-
-    numbers: Int64Array
-    inside: tuple[slice, ...]
-    outside: tuple[slice, ...]
-
-
-def _tiles(layout: Layout, part: Part) -> list[_Tile]:
-    strides = _strides(layout.block_grid)
-    inside, outside = cast(Slices, part.inside), cast(Slices, part.outside)
-    return [
-        _Tile(_numbers(tile.coords, strides), tile.inside, tile.outside)
-        for tile in tiles(inside, layout.blocks, outside)
-    ]
-
-
-def _numbers(coords: tuple[range, ...], strides: tuple[int, ...]) -> Int64Array:
-    numbers: Int64Array = np.zeros((), np.int64)
-    for along, stride in zip(coords, strides, strict=True):
-        numbers = np.add.outer(numbers, np.arange(along.start, along.stop) * stride)
-    return numbers
 
 
 def read(source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | None, box: Array) -> None:
@@ -122,8 +94,7 @@ def read(source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | 
         reader.alone = True
         reader.run(first[0])
     elif source.near:
-        for _ in workers.spread(reader.run, chain(first, jobs)):
-            pass
+        workers.each(reader.run, chain(first, jobs))
     else:
         for _ in workers.spread(reader.finish, reader.fetched(chain(first, jobs))):
             pass
@@ -133,7 +104,7 @@ class _Fetched(NamedTuple):
     """A job whose bytes are at hand, by tiles or by single blocks."""
 
     job: _Job
-    tiles: list[_Tile] | None
+    tiling: Tiling | None
     blocks: list[tuple[int, Part]]
     stored: Stored
 
@@ -153,6 +124,8 @@ class _Reader:
         # What neither b2array nor the store versioned may be other data of the same sizes elsewhere.
         known = source if isinstance(source, Snapshot) and (described.fingerprint_type or source.version) else None
         self.cache_key = known.generation if small and known is not None else None
+        ndim = len(layout.shape)
+        self.order = (*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2))
         self.by_tiles = self.cache_key is None and axes is None and np.ndarray not in map(type, index)
 
     def run_item(self, index: Slices) -> None:
@@ -207,18 +180,14 @@ class _Reader:
             planned = [entry for job in window if (entry := self._plan(job)) is not None]
             wants = [Want(job.number, wanted) for job, _, _, wanted in planned]
             stored = fetch(self.source, wants, reuse=True)
-            for (job, tiled, blocks, _), each in zip(planned, stored, strict=True):
-                yield _Fetched(job, tiled, blocks, each)
+            for (job, tiling, blocks, _), each in zip(planned, stored, strict=True):
+                yield _Fetched(job, tiling, blocks, each)
 
-    def _plan(self, job: _Job) -> tuple[_Job, list[_Tile] | None, list[tuple[int, Part]], Sequence[int]] | None:
+    def _plan(self, job: _Job) -> tuple[_Job, Tiling | None, list[tuple[int, Part]], Sequence[int] | Int64Array] | None:
         """Decide which blocks to fetch; None if the cache has them all."""
         if self.by_tiles:
-            tiled = _tiles(self.layout, job.part)
-            numbers = (
-                tiled[0].numbers.ravel() if len(tiled) == 1 else np.concatenate([t.numbers.ravel() for t in tiled])
-            )
-            numbers.sort()
-            return job, tiled, [], numbers.tolist()
+            tiling = tiling_of(self.layout, cast(Slices, job.part.inside))
+            return job, tiling, [], tiling.numbers
         blocks = self._uncached(job)
         return (job, None, blocks, [number for number, _ in blocks]) if blocks else None
 
@@ -244,7 +213,7 @@ class _Reader:
             raise located_error(f"chunk {fetched.job.number} of {self.source.url}", error) from error
 
     def _copy(self, fetched: _Fetched) -> None:
-        job, tiled, blocks, stored = fetched
+        job, tiling, blocks, stored = fetched
         header = stored.head.header
         if header.nbytes != self.layout.chunk_nbytes:
             raise FormatError(f"expected {self.layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
@@ -252,8 +221,8 @@ class _Reader:
             put(self.box, job.part.outside, np.broadcast_to(self._value(stored), _lengths(job.part.outside)))
         elif header.special or header.vl_blocks or header.block_nbytes != self.layout.block_nbytes:
             self._copy_whole(job)
-        elif tiled is not None:
-            self._copy_tiles(tiled, stored)
+        elif tiling is not None:
+            self._copy_tiles(job, tiling, stored)
         else:
             self._copy_blocks(job, blocks, stored)
 
@@ -291,58 +260,30 @@ class _Reader:
                 if self.cache_key is not None:
                     _cache.add((self.cache_key, job.number, number), block)
 
-    def _copy_tiles(self, tiled: list[_Tile], stored: Stored) -> None:
+    def _copy_tiles(self, job: _Job, tiling: Tiling, stored: Stored) -> None:
         """Copy many blocks at once."""
         reference = chunk.reference_block(stored, self.context)
-        length = chunk.group_length(self.layout.block_nbytes)
-        pieces = [piece for tile in tiled for piece in _pieces(tile, self.box, length)]
-        if self.alone and len(pieces) > 1 and workers.width() > 1:
+        target = self.box[cast(Slices, job.part.outside)]
+        if self.alone and len(tiling.steps) > 1 and workers.width() > 1:
             # Several threads share the region now, which must not serve as scratch space then.
             shared = replace(stored, region=stored.region.toreadonly())
-            for _ in workers.spread(lambda piece: self._copy_piece(piece, shared, reference), pieces):
-                pass
+            workers.each(lambda step: self._copy_step(step, shared, reference, target), tiling.steps)
             return
-        for piece in pieces:
-            self._copy_piece(piece, stored, reference)
+        for step in tiling.steps:
+            self._copy_step(step, stored, reference, target)
 
-    def _copy_piece(self, piece: _Piece, stored: Stored, reference: npt.NDArray[np.uint8] | None) -> None:
+    def _copy_step(self, step: Step, stored: Stored, reference: npt.NDArray[np.uint8] | None, target: Array) -> None:
         layout = self.layout
-        whole = piece.target.shape[-layout.ndim or piece.target.ndim :] == layout.blocks
-        if whole and piece.target.flags.c_contiguous:
-            out = piece.target.reshape(-1).view(np.uint8)
-            chunk.decode_blocks(stored, piece.numbers, out, context=self.context, reference=reference)
+        targets = [target[copy.target].reshape(copy.split).transpose(self.order) for copy in step.copies]
+        if len(targets) == 1 and step.copies[0].whole and targets[0].flags.c_contiguous:
+            out = targets[0].reshape(-1).view(np.uint8)
+            chunk.decode_blocks(stored, step.numbers, out, context=self.context, reference=reference)
             return
-        out = chunk.scratch_bytes(len(piece.numbers) * layout.block_nbytes)
-        chunk.decode_blocks(stored, piece.numbers, out, context=self.context, reference=reference)
-        decoded = out.view(layout.dtype).reshape(piece.target.shape[: -layout.ndim or None] + layout.blocks)
-        piece.target[...] = decoded[cast(Any, (..., *piece.inside))]
-
-
-class _Piece(NamedTuple):
-    """Blocks that are decoded in one call, and where they go: dimensions of the grid first, then those of a block."""
-
-    numbers: Int64Array
-    inside: tuple[slice, ...]
-    target: Array
-
-
-def _pieces(tile: _Tile, box: Array, length: int) -> Iterator[_Piece]:
-    """Cut a tile into pieces of at most `length` blocks (but at least one)."""
-    counts = tile.numbers.shape
-    ndim = len(counts)
-    region = box[tile.outside]
-    split = region.reshape(
-        [n for count, size in zip(counts, region.shape, strict=True) for n in (count, size // count)]
-    )
-    target = split.transpose([*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2)])
-    axis = ndim - 1
-    while axis > 0 and math.prod(counts[axis:]) < length:
-        axis -= 1
-    step = max(1, length // max(1, math.prod(counts[axis + 1 :])))
-    for outer in np.ndindex(*counts[: max(axis, 0)]):
-        for first in range(0, counts[axis] if ndim else 1, step):
-            key = (*outer, slice(first, first + step)) if ndim else ()
-            yield _Piece(tile.numbers[key].reshape(-1), tile.inside, target[key])
+        out = chunk.scratch_bytes(len(step.numbers) * layout.block_nbytes)
+        chunk.decode_blocks(stored, step.numbers, out, context=self.context, reference=reference)
+        decoded = out.view(layout.dtype).reshape(step.counts + layout.blocks)
+        for copy, into in zip(step.copies, targets, strict=True):
+            into[...] = decoded[cast(Any, (*copy.source, ...))]
 
 
 def _lengths(outside: tuple[Index, ...]) -> tuple[int, ...]:

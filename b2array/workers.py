@@ -10,17 +10,18 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from b2array import config
 
-__all__ = ["run", "spread", "width"]
+__all__ = ["each", "run", "spread", "width"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+_END: Any = object()
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 _pool_size = 0
@@ -72,6 +73,48 @@ def spread(verb: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Ite
         for future in under_way:
             if not future.cancelled():
                 future.exception()
+
+
+def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
+    """Call ``verb(item)`` for each item, in any order and without results: cheaper than `spread` for small items.
+
+    Parameters
+    ----------
+    verb : callable
+        Called once an item, possibly in another thread; after one that raises no further item is begun.
+    items : iterable
+        Taken as the work proceeds, one at a time, possibly in another thread.
+    """
+    source = iter(items)
+    if threading.current_thread() is not threading.main_thread():
+        for item in source:
+            verb(item)
+        return
+    taking = threading.Lock()
+    stopped = False
+
+    def work() -> None:
+        nonlocal stopped
+        try:
+            while not stopped:
+                with taking:
+                    item = next(source, _END)
+                if item is _END:
+                    return
+                verb(item)
+        except BaseException:
+            stopped = True
+            raise
+
+    nworkers = width()
+    pool = _executor(nworkers)
+    under_way = [pool.submit(work) for _ in range(nworkers)]
+    try:
+        for future in under_way:
+            future.result()
+    finally:
+        stopped = True
+        wait(under_way)
 
 
 def _executor(size: int) -> ThreadPoolExecutor:

@@ -29,7 +29,7 @@ LAYERS = (
     ("snapshot",),
     ("notes", "shelf"),
     ("extras",),
-    ("frame", "lazy", "oneshot"),
+    ("frame", "lazy", "oneshot", "tiling"),
     ("chunk", "encoder"),
     ("blosc1", "local", "remote"),
     ("assignment", "display"),
