@@ -35,6 +35,7 @@ Int64Array = npt.NDArray[np.int64]
 Slices = tuple[slice, ...]
 
 _WINDOW_NBYTES = 32 * 2**20
+_WINDOW_CHUNKS = 4096
 _CACHED_SHARE = 4
 """Only reads of at most one in this many parts of the cache's size go through it: others would flush it."""
 
@@ -138,6 +139,15 @@ class _Fetched(NamedTuple):
     stored: Stored
 
 
+class _Planned(NamedTuple):
+    """A job, its tiles or single blocks, and the numbers of the blocks to fetch for it."""
+
+    job: _Job
+    tiles: list[_Tile] | None
+    blocks: list[tuple[int, Part]]
+    wanted: Sequence[int]
+
+
 class _Reader:
     """What all jobs of one read share."""
 
@@ -202,25 +212,52 @@ class _Reader:
 
     def fetched(self, jobs: Iterator[_Job]) -> Iterator[_Fetched]:
         """Fetch chunks in bounded windows, each in one batch of requests."""
-        length = max(1, _WINDOW_NBYTES // max(1, self.layout.chunk_nbytes))
-        while window := list(islice(jobs, length)):
-            planned = [entry for job in window if (entry := self._plan(job)) is not None]
+        for planned in self._windows(jobs):
             wants = [Want(job.number, wanted) for job, _, _, wanted in planned]
             stored = fetch(self.source, wants, reuse=True)
             for (job, tiled, blocks, _), each in zip(planned, stored, strict=True):
                 yield _Fetched(job, tiled, blocks, each)
 
-    def _plan(self, job: _Job) -> tuple[_Job, list[_Tile] | None, list[tuple[int, Part]], Sequence[int]] | None:
+    def _windows(self, jobs: Iterator[_Job]) -> Iterator[list[_Planned]]:
+        planned: list[_Planned] = []
+        nbytes = 0
+        for job in jobs:
+            entry = self._plan(job)
+            if entry is None:
+                continue
+            planned.append(entry)
+            nbytes += self._nbytes_to_come(job.number, len(entry.wanted))
+            if nbytes >= _WINDOW_NBYTES or len(planned) >= _WINDOW_CHUNKS:
+                yield planned
+                planned, nbytes = [], 0
+        if planned:
+            yield planned
+
+    def _nbytes_to_come(self, n: int, nblocks: int) -> int:
+        cbytes = int(self.source.noted(n)[0])
+        if cbytes:
+            return cbytes * nblocks // self.layout.nblocks
+        return 0 if isinstance(self.source.place(n), Special) else nblocks * self.layout.block_nbytes
+
+    def _plan(self, job: _Job) -> _Planned | None:
         """Decide which blocks to fetch; None if the cache has them all."""
         if self.by_tiles:
             tiled = _tiles(self.layout, job.part)
             numbers = (
                 tiled[0].numbers.ravel() if len(tiled) == 1 else np.concatenate([t.numbers.ravel() for t in tiled])
             )
+            if len(numbers) == self._ninhabited(job.part.coords):
+                return _Planned(job, tiled, [], range(self.layout.nblocks))
             numbers.sort()
-            return job, tiled, [], numbers.tolist()
+            return _Planned(job, tiled, [], numbers.tolist())
         blocks = self._uncached(job)
-        return (job, None, blocks, [number for number, _ in blocks]) if blocks else None
+        return _Planned(job, None, blocks, [number for number, _ in blocks]) if blocks else None
+
+    def _ninhabited(self, coords: Sequence[int]) -> int:
+        """Count the blocks of a chunk that are not all padding."""
+        layout = self.layout
+        extents = zip(coords, layout.shape, layout.chunks, layout.blocks, strict=True)
+        return math.prod(-(-min(c, n - coord * c) // b) for coord, n, c, b in extents)
 
     def _uncached(self, job: _Job) -> list[tuple[int, Part]]:
         """Copy the blocks that the cache has, return the others."""
