@@ -173,10 +173,10 @@ class Draft:
         """No heads: chunks can change any time."""
         return {}
 
-    def noted(self, n: int) -> npt.NDArray[np.uint32]:
-        """Return what is noted about the sizes of chunk `n` and its blocks."""
-        row: npt.NDArray[np.uint32] = self.sizes[n]
-        return row
+    def noted(self, n: int) -> Sizes | None:
+        """Return the sizes of chunk `n` and its blocks, or None if they are not known."""
+        row: Sizes = self.sizes[n]
+        return row if row[0] else None
 
     def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
         """Read the first bytes of objects."""

@@ -95,8 +95,8 @@ class Source(Protocol):
         """The heads of chunks, by number, that were read before."""
         ...
 
-    def noted(self, n: int) -> npt.NDArray[np.uint32]:
-        """Return what is noted about the sizes of chunk `n` and its blocks: one row of `b2array.notes.sizes_of`."""
+    def noted(self, n: int) -> notes.Sizes | None:
+        """Return the sizes of chunk `n` and its blocks, as in `b2array.notes.sizes_of`, or None if not known."""
         ...
 
 
@@ -144,10 +144,10 @@ class Snapshot:
         """The heads of chunks, by number, that were read before."""
         return {}
 
-    def noted(self, n: int) -> npt.NDArray[np.uint32]:
-        """Return what is noted about the sizes of chunk `n` and its blocks."""
-        row: npt.NDArray[np.uint32] = self._sizes[n]
-        return row
+    def noted(self, n: int) -> notes.Sizes | None:
+        """Return the sizes of chunk `n` and its blocks, or None if they are not known."""
+        row: notes.Sizes = self._sizes[n]
+        return row if row[0] else None
 
     @cached_property
     def _sizes(self) -> notes.Sizes:
@@ -486,8 +486,10 @@ class _Pending:
     def _ask_noted(self) -> bool:
         """Ask for head and blocks at once, where what is noted says where they are; tells whether it does."""
         row, place = self.source.noted(self.want.chunk), self.place
+        if row is None:
+            return False
         cbytes = int(row[0])
-        if not cbytes or (place.stop >= 0 and place.start + cbytes > place.stop):
+        if place.stop >= 0 and place.start + cbytes > place.stop:
             return False
         numbers = np.array(self._noted_blocks(), np.int64)
         bounds = self._noted_bounds(row)

@@ -234,9 +234,9 @@ class _Reader:
             yield planned
 
     def _nbytes_to_come(self, n: int, nblocks: int) -> int:
-        cbytes = int(self.source.noted(n)[0])
-        if cbytes:
-            return cbytes * nblocks // self.layout.nblocks
+        row = self.source.noted(n)
+        if row is not None:
+            return int(row[0]) * nblocks // self.layout.nblocks
         return 0 if isinstance(self.source.place(n), Special) else nblocks * self.layout.block_nbytes
 
     def _plan(self, job: _Job) -> _Planned | None:
