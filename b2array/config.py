@@ -30,7 +30,7 @@ threads: int = os.cpu_count() or 1
 cache_bytes: int = 64 * 2**20
 """Size of the process-wide cache of decoded blocks; 0 turns it off."""
 
-coalesce_gap: int = 16 * 2**10
+coalesce_gap: int = 4 * 2**10
 """Ranges of a file that lie closer together than this many bytes are read in one request."""
 
 verify: str = "always"

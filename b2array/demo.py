@@ -149,10 +149,10 @@ class _CountingStore(LocalStore):
         counts, self._counts = self._counts, []
         return sum(counts)
 
-    def read(self, spans: Sequence[Span], *, expected: str | None = None) -> list[memoryview]:
+    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
         # Ranges that are close to each other are read together with what lies between them.
         self._counts += (span.stop - span.start for span, _ in merge(self.url, spans, limit=2**31))
-        return super().read(spans, expected=expected)
+        return super().read(spans, expected=expected, clip=clip)
 
     def gather(self, spans: Sequence[Span], *, expected: str | None = None) -> memoryview:
         view = super().gather(spans, expected=expected)

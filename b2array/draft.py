@@ -152,11 +152,11 @@ class Draft:
             return Place(frame.chunk_name(where), 0, -1)
         return self.base.place_of(where)
 
-    def read(self, spans: Sequence[Span]) -> list[memoryview]:
+    def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects and of new chunks."""
         stored = [span for span in spans if span.name != _SPOOL]
         source = self.base.read if self.base is not None else self.store.read
-        views = iter(source(stored)) if stored else iter(())
+        views = iter(source(stored, clip=clip)) if stored else iter(())
         return [self._shelf.read(span.start, span.stop) if span.name == _SPOOL else next(views) for span in spans]
 
     def gather(self, spans: Sequence[Span]) -> memoryview:
@@ -172,6 +172,11 @@ class Draft:
     def heads(self) -> MutableMapping[int, Head]:
         """No heads: chunks can change any time."""
         return {}
+
+    def noted(self, n: int) -> Sizes | None:
+        """Return the sizes of chunk `n` and its blocks, or None if they are not known."""
+        row: Sizes = self.sizes[n]
+        return row if row[0] else None
 
     def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
         """Read the first bytes of objects."""

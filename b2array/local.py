@@ -146,9 +146,11 @@ class _File:
     def is_of(self, version: str) -> bool:
         return str(os.fstat(self.fd).st_ino) == identity(version)
 
-    def read(self, start: int, stop: int) -> memoryview:
+    def read(self, start: int, stop: int, *, clip: bool = False) -> memoryview:
         size = os.fstat(self.fd).st_size
-        if stop > size:
+        if clip:
+            start, stop = min(start, size), min(stop, size)
+        elif stop > size:
             raise too_short(self.path, start, stop, size - start)
         view = np.empty(stop - start, np.uint8).data
         self.read_into(view, start)
@@ -237,10 +239,10 @@ class LocalStore:
             file = self._file = _File.open(self.url)
         return file
 
-    def read(self, spans: Sequence[Span], *, expected: str | None = None) -> list[memoryview]:
+    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
         """Read spans; see `Store.read`."""
         merged = merge(self.url, spans, _READ_LIMIT)
-        return scatter(spans, merged, self._read(merged, expected))
+        return scatter(spans, merged, self._read(merged, expected, clip=clip))
 
     def gather(self, spans: Sequence[Span], *, expected: str | None = None) -> memoryview:
         """Read spans into one buffer; see `Store.gather`."""
@@ -255,13 +257,13 @@ class LocalStore:
             at += stop - start
         return view
 
-    def _read(self, merged: Sequence[Merged], expected: str | None) -> Iterator[memoryview]:
+    def _read(self, merged: Sequence[Merged], expected: str | None, *, clip: bool) -> Iterator[memoryview]:
         for name, group in itertools.groupby((each.span for each in merged), key=lambda span: span.name):
             file = self._open(name)
             if expected is not None and identity(file.stamp().version) != identity(expected):
                 raise changed(file.path)
             for _, start, stop in group:
-                yield file.read(start, stop)
+                yield file.read(start, stop, clip=clip)
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
         """Read beginnings; see `Store.head`. The file is opened anew, and later reads are from it."""
@@ -271,7 +273,7 @@ class LocalStore:
         try:
             file = _File.open(self._path(name))
             stamp = file.stamp()
-            data = file.read(min(offset, stamp.size), min(offset + nbytes, stamp.size))
+            data = file.read(offset, offset + nbytes, clip=True)
         except (OSError, FormatError) as error:
             return error
         if not name:

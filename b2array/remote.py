@@ -172,22 +172,19 @@ class FsspecStore:
         """Give what the file system takes for a conditional read."""
         return {}
 
-    def read(self, spans: Sequence[Span], *, expected: str | None = None) -> list[memoryview]:
+    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
         """Read spans in one wave of concurrent requests; see `Store.read`."""
         merged = merge(self.url, spans, _READ_LIMIT)
         filled = [each.span for each in merged if each.span.start < each.span.stop]
         try:
-            found = dict(zip(filled, self._read(filled, expected), strict=True)) if filled else {}
+            found = dict(zip(filled, self._read(filled, expected, clip=clip), strict=True)) if filled else {}
         except ConflictError:
             raise changed(where(self.url, filled[0].name)) from None
         return scatter(spans, merged, (found.get(each.span, memoryview(b"")) for each in merged))
 
-    def _read(self, spans: Sequence[Span], expected: str | None) -> list[memoryview]:
+    def _read(self, spans: Sequence[Span], expected: str | None, *, clip: bool) -> list[memoryview]:
         answers = self._ranges(spans, expected)
-        for span, answer in zip(spans, answers, strict=True):
-            if isinstance(answer, Exception):
-                raise self._misread(answer, span)
-        return [self._fit(span, data) for span, data in zip(spans, answers, strict=True)]
+        return [self._fit(span, answer, clip=clip) for span, answer in zip(spans, answers, strict=True)]
 
     def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
         # Errors are returned at first, because one that is raised does not tell which object it is about.
@@ -201,19 +198,18 @@ class FsspecStore:
 
         return self._call(names[0], request)
 
-    def _misread(self, error: Exception, span: Span) -> Exception:
-        failure = self._translate(error, span.name)
-        if isinstance(failure, FormatError):
-            return too_short(where(self.url, span.name), span.start, span.stop, 0)
-        return failure
-
-    def _fit(self, span: Span, data: bytes) -> memoryview:
+    def _fit(self, span: Span, answer: bytes | Exception, *, clip: bool) -> memoryview:
+        if isinstance(answer, Exception):
+            failure = self._translate(answer, span.name)
+            if not isinstance(failure, FormatError):
+                raise failure
+            answer = b""
         wanted = span.stop - span.start
-        if len(data) > wanted:
-            data = data[span.start : span.stop]  # the whole object, from a server that knows no ranges
-        if len(data) != wanted:
-            raise too_short(where(self.url, span.name), span.start, span.stop, len(data))
-        return memoryview(bytearray(data))
+        if len(answer) > wanted:
+            answer = answer[span.start : span.stop]  # the whole object, from a server that knows no ranges
+        if len(answer) != wanted and not clip:
+            raise too_short(where(self.url, span.name), span.start, span.stop, len(answer))
+        return memoryview(bytearray(answer))
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
         """Read beginnings in one wave of concurrent requests; see `Store.head`."""
@@ -225,12 +221,10 @@ class FsspecStore:
         return [self._head(span, answer) for span, answer in zip(spans, answers, strict=True)]
 
     def _head(self, span: Span, answer: Any) -> Head | Exception:
-        if isinstance(answer, Exception):
-            failure = self._translate(answer, span.name)
-            return Head(memoryview(bytearray()), None) if isinstance(failure, FormatError) else failure
-        wanted = span.stop - span.start
-        data = answer[span.start : span.stop] if len(answer) > wanted else answer
-        return Head(memoryview(bytearray(data)), None)
+        try:
+            return Head(self._fit(span, answer, clip=True), None)
+        except Exception as error:  # noqa: BLE001 - the caller judges it
+            return error
 
     def stamp(self, name: str) -> Stamp:
         """Ask for size and version; see `Store.stamp`."""
@@ -383,12 +377,12 @@ class SharedMemoryStore(FsspecStore):
         serial = _serials.setdefault(file, next(_next_serial))
         return Stamp(file.size, f"{serial}@{file.modified.isoformat()}")
 
-    def read(self, spans: Sequence[Span], *, expected: str | None = None) -> list[memoryview]:
+    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
         """Read spans; see `Store.read`."""
         with _shared_memory:
             if expected is not None and spans and self._version(spans[0].name) != expected:
                 raise changed(where(self.url, spans[0].name))
-            return super().read(spans)
+            return super().read(spans, clip=clip)
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
         """Read beginnings; see `Store.head`."""

@@ -1,7 +1,7 @@
 """One committed state of a frame in a store, and how its chunks are fetched.
 
 A snapshot never changes. Reading it needs at most two waves of requests for any set of chunks and blocks, one where
-whole chunks are wanted or the block sizes are at hand.
+whole chunks are wanted or the sizes of the blocks are noted in the frame.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from b2array import chunk, encoder, frame
+from b2array import chunk, encoder, extras, frame, notes
 from b2array.chunk import Head, Stored
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError
 from b2array.frame import Frame, FrameType
 from b2array.spans import Span
-from b2array.spec import BLOSC1_HEADER_LEN, HEADER_LEN, Special
-from b2array.storage import Store, gathered
+from b2array.spec import BLOSC1_HEADER_LEN, HEADER_LEN, MAX_DICT_NBYTES, FilterId, Special
+from b2array.storage import Store, gathered, too_short, where
 
 __all__ = ["FRAME_NAME", "Place", "Snapshot", "Source", "Want", "fetch", "load", "located", "located_error"]
 
@@ -29,11 +29,13 @@ FRAME_NAME = "chunks.b2frame"
 """The file of a sparse frame that holds header, index and trailer (Blosc2 Sparse Frame Format)."""
 
 _FIRST_READ = 64 * 2**10
-_HEAD_GUESS = 4096
-_NEAR = 4096
-_MAX_HEADS = 4096
+_FREE = 4096
+"""So many bytes more are never worth a request of their own."""
 _WHOLE_SHARE = 2 / 3
-"""A chunk is read whole when at least this share of its blocks is wanted."""
+"""A chunk of a near source is read whole when at least this share of its blocks is wanted."""
+_MAX_HEADS = 4096
+_MAX_WAVES = 5
+"""What is noted, a head, a dictionary of unknown size and the blocks: each may turn out to need the next."""
 
 T = TypeVar("T")
 Int64Array = npt.NDArray[np.int64]
@@ -71,8 +73,8 @@ class Source(Protocol):
         """Return where chunk `n` is."""
         ...
 
-    def read(self, spans: Sequence[Span]) -> list[memoryview]:
-        """Read bytes of objects."""
+    def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
+        """Read bytes of objects; `clip`: fewer where an object ends before."""
         ...
 
     def gather(self, spans: Sequence[Span]) -> memoryview:
@@ -91,6 +93,10 @@ class Source(Protocol):
     @property
     def heads(self) -> MutableMapping[int, Head]:
         """The heads of chunks, by number, that were read before."""
+        ...
+
+    def noted(self, n: int) -> notes.Sizes | None:
+        """Return the sizes of chunk `n` and its blocks, as in `b2array.notes.sizes_of`, or None if not known."""
         ...
 
 
@@ -138,6 +144,15 @@ class Snapshot:
         """The heads of chunks, by number, that were read before."""
         return {}
 
+    def noted(self, n: int) -> notes.Sizes | None:
+        """Return the sizes of chunk `n` and its blocks, or None if they are not known."""
+        row: notes.Sizes = self._sizes[n]
+        return row if row[0] else None
+
+    @cached_property
+    def _sizes(self) -> notes.Sizes:
+        return notes.sizes_of(self.frame, notes.extras_of(self.frame))
+
     @cached_property
     def _ordered(self) -> Int64Array:
         offsets = self.frame.offsets
@@ -156,9 +171,9 @@ class Snapshot:
         following = int(self._ordered[np.searchsorted(self._ordered, where, side="right")])
         return Place("", base + where, base + following)
 
-    def read(self, spans: Sequence[Span]) -> list[memoryview]:
-        """Read bytes of the store's objects."""
-        return self.store.read(spans, expected=self._expected)
+    def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
+        """Read bytes of the store's objects; `clip`: fewer where an object ends before."""
+        return self.store.read(spans, expected=self._expected, clip=clip)
 
     def gather(self, spans: Sequence[Span]) -> memoryview:
         """Read bytes of the store's objects into one buffer, which this thread uses again for the next call."""
@@ -273,30 +288,25 @@ def fetch(source: Source, wants: Sequence[Want], *, reuse: bool = False) -> list
         A chunk is not what the frame says it is; the message has its number.
     """
     pending = [_Pending(source, want) for want in wants]
-    for wave in (1, 2, 3):
+    for _ in range(_MAX_WAVES):
         waiting = [each for each in pending if each.stored is None]
         if not waiting:
-            break
+            return [each.stored for each in pending if each.stored is not None]
         _read_wave(source, waiting, reuse=reuse and len(wants) == 1)
-        if wave == 3 and any(each.stored is None for each in waiting):
-            raise FormatError(f"{source.url}: expected chunk heads that say how long they are, found others")
+    if any(each.stored is None for each in pending):
+        raise FormatError(f"{source.url}: expected chunk heads that say how long they are, found others")
     return [each.stored for each in pending if each.stored is not None]
 
 
 def _read_wave(source: Source, waiting: Sequence[_Pending], *, reuse: bool) -> None:
-    by_span = [each for each in waiting if each.spans]
-    by_head = [each for each in waiting if not each.spans]
     try:
-        if reuse and by_span:
-            by_span[0].take(source.gather(by_span[0].spans))
-        elif by_span:
-            views = iter(source.read([span for each in by_span for span in each.spans]))
-            for each in by_span:
-                each.take(gathered([next(views) for _ in each.spans]))
-        if by_head:
-            nbytes = max(each.head_nbytes for each in by_head)
-            for each, view in zip(by_head, source.read_heads([each.name for each in by_head], nbytes), strict=True):
-                each.take(view)
+        if reuse and not waiting[0].clip:
+            waiting[0].take(source.gather(waiting[0].spans))
+            return
+        # One batch for all: what may be shorter, because its length is not known, and what may not.
+        views = iter(source.read([span for each in waiting for span in each.spans], clip=True))
+        for each in waiting:
+            each.take_views([next(views) for _ in each.spans])
     except FileNotFoundError as error:
         missing = next((each for each in waiting if str(error.filename or "").endswith(each.name or "\0")), waiting[0])
         if not missing.name:
@@ -311,10 +321,12 @@ class _Pending:
 
     __slots__ = (
         "_asked",
+        "_bounds",
         "_head",
+        "_hinted",
         "_numbers",
         "_take",
-        "head_nbytes",
+        "clip",
         "name",
         "place",
         "source",
@@ -328,8 +340,9 @@ class _Pending:
         self.want = want
         self.stored: Stored | None = None
         self.spans: list[Span] = []
+        self.clip = False
         self.name = ""
-        self.head_nbytes = 0
+        self._hinted = False
         self._take: Callable[[memoryview], None] = self._take_whole
         place = source.place(want.chunk)
         if isinstance(place, Special):
@@ -337,20 +350,26 @@ class _Pending:
             return
         self.place = place
         self.name = place.name
-        blocks = want.blocks
-        if blocks is None:
-            self._ask_whole()
-            return
-        head = source.heads.get(want.chunk)
+        head = source.heads.get(want.chunk) if want.blocks is not None else None
         if head is not None:
             self._ask_for(head, None)
-            return
+        elif source.near or not self._ask_noted():
+            self._ask_unknown()
+
+    def _ask_unknown(self) -> None:
+        """Ask for a chunk whose head may be anything: whole if all blocks are wanted, else for the head."""
+        self._hinted = False
         nblocks = self._nblocks()
-        if nblocks and len(blocks) >= _WHOLE_SHARE * nblocks:
+        # Where nothing is far, what is read in vain costs less than one more call.
+        enough = nblocks * _WHOLE_SHARE if self.source.near else nblocks
+        if self.want.blocks is None or (nblocks and len(self.want.blocks) >= enough):
             self._ask_whole()
-        else:
-            self._take = self._take_head
-            self._ask(0, HEADER_LEN + 4 * nblocks if nblocks else _HEAD_GUESS)
+            return
+        nbytes = HEADER_LEN + 4 * nblocks
+        if self.source.frame.cparams.use_dict:
+            nbytes += 4 + MAX_DICT_NBYTES
+        self._take = self._take_head
+        self._ask(0, max(nbytes, _FREE))
 
     def _special(self, special: Special) -> bytes:
         header = self.source.frame
@@ -370,30 +389,38 @@ class _Pending:
     def _ask(self, start: int, stop: int) -> None:
         """Ask for bytes of the chunk, counted from its start."""
         place = self.place
-        if place.stop < 0 and start == 0:
-            self.spans, self.head_nbytes = [], stop
-            return
+        self.clip = place.stop < 0
         end = place.start + stop if place.stop < 0 else min(place.start + stop, place.stop)
         self.spans = [Span(place.name, place.start + start, end)]
 
     def _ask_whole(self, nbytes: int | None = None) -> None:
-        self._take = self._take_whole
+        self._take, self.clip = self._take_whole, False
         if nbytes is not None:
             self.spans = [Span(self.place.name, self.place.start, self.place.start + nbytes)]
             return
-        if self.place.stop >= 0:
-            self.spans = [Span(*self.place)]
-            return
         nbytes = self.source.frame.chunk_nbytes(self.want.chunk)
-        # Larger than its data by more than this no chunk is; the rest of the file is not looked at.
+        # Larger than its data by more than this no chunk is; what follows it is not looked at.
         self._ask(0, (nbytes if nbytes is not None else 2**31) + HEADER_LEN)
+
+    def take_views(self, views: Sequence[memoryview]) -> None:
+        """Go on with the bytes of each span that was asked for."""
+        short = next((n for n, view in enumerate(views) if len(view) < self.spans[n].stop - self.spans[n].start), None)
+        if short is None or self.clip:
+            self.take(gathered(views))
+        elif self._hinted:
+            self._ask_unknown()
+        else:
+            name, start, stop = self.spans[short]
+            raise too_short(where(self.source.url, name), start, stop, len(views[short]))
 
     def take(self, view: memoryview) -> None:
         """Go on with the bytes that were asked for, one span behind the other."""
         try:
             self._take(view)
         except (FormatError, UnsupportedError) as error:
-            raise located_error(self._where, error) from error
+            if not self._hinted:
+                raise located_error(self._where, error) from error
+            self._ask_unknown()
 
     @property
     def _where(self) -> str:
@@ -426,16 +453,12 @@ class _Pending:
 
     def _ask_for(self, head: Head, view: memoryview | None) -> None:
         """Ask for the wanted blocks of a chunk with this head, or for all of it if that is not much more."""
-        blocks = () if self.want.blocks is None else self.want.blocks
-        nblocks = len(head.starts)
-        if nblocks and len(blocks) < _WHOLE_SHARE * nblocks:
-            self._ask_blocks(head, chunk.needed_blocks(head, blocks))
-        elif view is not None and len(view) >= head.header.cbytes:
+        if view is not None and len(view) >= head.header.cbytes:
             self.stored = Stored.whole(view, head)
-        elif not nblocks:
-            self.stored = Stored(head, memoryview(b""), head.starts, head.stops)
+        elif len(head.starts):
+            self._ask_blocks(head, chunk.needed_blocks(head, () if self.want.blocks is None else self.want.blocks))
         else:
-            self._ask_whole(head.header.cbytes)
+            self.stored = Stored(head, memoryview(b""), head.starts, head.stops)
 
     def _ask_blocks(self, head: Head, blocks: Sequence[int] | Int64Array) -> None:
         """Ask for the wanted blocks, near ones together and with room for a header in front."""
@@ -444,16 +467,76 @@ class _Pending:
         numbers = np.asarray(blocks, np.int64)
         starts, stops = head.starts[numbers], head.stops[numbers]
         asked = _runs(starts, stops)
-        lead = min(BLOSC1_HEADER_LEN + 4 * len(numbers), asked[0][0])
-        asked[0] = (asked[0][0] - lead, asked[0][1])
+        if _is_most(asked, head.header.cbytes):
+            self._ask_whole(head.header.cbytes)
+            return
         place = self.place
         if place.stop >= 0 and place.start + asked[-1][1] > place.stop:
             raise FormatError(
                 f"expected blocks within {place.stop - place.start} bytes, found one up to {asked[-1][1]}"
             )
+        self._ask_runs(numbers, _with_lead(asked, len(numbers)))
+        self._head, self._take = head, self._take_blocks
+
+    def _ask_runs(self, numbers: Int64Array, asked: list[tuple[int, int]]) -> None:
+        place = self.place
         self.spans = [Span(place.name, place.start + start, place.start + stop) for start, stop in asked]
-        self._head, self._numbers, self._asked = head, numbers, asked
-        self._take = self._take_blocks
+        self._numbers, self._asked, self.clip = numbers, asked, False
+
+    def _ask_noted(self) -> bool:
+        """Ask for head and blocks at once, where what is noted says where they are; tells whether it does."""
+        row, place = self.source.noted(self.want.chunk), self.place
+        if row is None:
+            return False
+        cbytes = int(row[0])
+        if place.stop >= 0 and place.start + cbytes > place.stop:
+            return False
+        numbers = np.array(self._noted_blocks(), np.int64)
+        bounds = self._noted_bounds(row)
+        if self.want.blocks is None or cbytes <= _FREE:
+            self._ask_whole(cbytes)
+        elif bounds is None or numbers[-1] >= len(bounds) - 1:
+            return False
+        else:
+            self._ask_bounded(numbers, bounds)
+        self._hinted = True
+        return True
+
+    def _noted_blocks(self) -> Sequence[int] | Int64Array:
+        blocks: Sequence[int] | Int64Array = () if self.want.blocks is None else self.want.blocks
+        delta = FilterId.DELTA in self.source.frame.cparams.filter_slots
+        return (0, *blocks) if delta and 0 not in blocks else blocks
+
+    def _noted_bounds(self, row: notes.Sizes) -> Int64Array | None:
+        nbytes = self.source.frame.chunk_nbytes(self.want.chunk)
+        if nbytes is not None and row[0] == nbytes + HEADER_LEN and not row[1:].any():  # stored raw
+            return HEADER_LEN + np.minimum(np.arange(self._nblocks() + 1) * self.source.frame.blocksize, nbytes)
+        return extras.block_bounds(row)
+
+    def _ask_bounded(self, numbers: Int64Array, bounds: Int64Array) -> None:
+        """Ask for the head, which ends where the first block begins, and for blocks."""
+        asked = _runs(bounds[numbers], bounds[numbers + 1])
+        if _is_most(asked, int(bounds[-1])):
+            self._ask_whole(int(bounds[-1]))
+            return
+        self._ask_runs(numbers, [(0, int(bounds[0])), *_with_lead(asked, len(numbers))])
+        self._bounds = bounds
+        self._take = self._take_bounded
+
+    def _take_bounded(self, view: memoryview) -> None:
+        """Take head and blocks, if the head says that these are the blocks."""
+        bounds, numbers = self._bounds, self._numbers
+        head = self._checked(view[: int(bounds[0])])
+        found = len(head.starts) == len(bounds) - 1 and len(chunk.needed_blocks(head, numbers.tolist())) == len(numbers)
+        if (
+            found
+            and np.array_equal(head.starts[numbers], bounds[numbers])
+            and np.array_equal(head.stops[numbers], bounds[numbers + 1])
+        ):
+            self._head, self._asked = head, self._asked[1:]
+            self._take_blocks(view[int(bounds[0]) :])
+        else:
+            self._ask_for(head, None)
 
     def _take_blocks(self, region: memoryview) -> None:
         head, numbers, asked = self._head, self._numbers, self._asked
@@ -471,6 +554,18 @@ class _Pending:
         self.stored = Stored(head, region, starts, stops)
 
 
+def _with_lead(asked: list[tuple[int, int]], nblocks: int) -> list[tuple[int, int]]:
+    """Let the first range begin so early that there is room for a header in front of its blocks."""
+    start, stop = asked[0]
+    return [(max(0, start - BLOSC1_HEADER_LEN - 4 * nblocks), stop), *asked[1:]]
+
+
+def _is_most(asked: list[tuple[int, int]], cbytes: int) -> bool:
+    """Whether all of a chunk is not much more than these ranges of it."""
+    wanted = sum(stop - start for start, stop in asked)
+    return cbytes - wanted <= max(wanted // 2, _FREE)
+
+
 def _runs(starts: Int64Array, stops: Int64Array) -> list[tuple[int, int]]:
     """Merge ranges that touch or nearly touch; returns them in order."""
     if len(starts) == 1:
@@ -481,7 +576,7 @@ def _runs(starts: Int64Array, stops: Int64Array) -> list[tuple[int, int]]:
         order = np.argsort(starts)
         starts, stops = starts[order], stops[order]
     # The ends of blocks are the starts of others, so that in this order they never decrease.
-    breaks = np.flatnonzero(starts[1:] > stops[:-1] + _NEAR)
+    breaks = np.flatnonzero(starts[1:] > stops[:-1] + _FREE)
     first = [0, *(breaks + 1).tolist()]
     last = [*breaks.tolist(), len(starts) - 1]
     return list(zip(starts[first].tolist(), stops[last].tolist(), strict=True))

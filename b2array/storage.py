@@ -64,7 +64,7 @@ class Store(Protocol):
     appendable: bool
     """Whether there are `append` and `patch`."""
 
-    def read(self, spans: Sequence[Span], *, expected: str | None = None) -> list[memoryview]:
+    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
         """Read spans of any objects, near ones together.
 
         Parameters
@@ -74,6 +74,8 @@ class Store(Protocol):
             The version that the object had, if all spans lie in one. The bytes of another object that has taken its
             place since are refused, where the backend can tell: by inode for local files (appending keeps it), by
             entity tag on S3 and HTTP. Elsewhere it is ignored.
+        clip : bool, default False
+            Spans may reach beyond the end of their objects, and give fewer bytes then.
 
         Returns
         -------
@@ -83,7 +85,7 @@ class Store(Protocol):
         Raises
         ------
         FormatError
-            If a span is not inside its object.
+            If a span is not inside its object, unless `clip` allows that.
         FileNotFoundError
             If an object does not exist; its ``filename`` ends with the object's name.
         ConflictError
@@ -356,21 +358,21 @@ class MemoryStore:
         except KeyError:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where(self.url, name)) from None
 
-    def read(self, spans: Sequence[Span], *, expected: str | None = None) -> list[memoryview]:
+    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
         """Copy spans; see `Store.read`."""
         with self._mutex:
-            return [self._copy(span, expected) for span in spans]
+            return [self._copy(span, expected, clip=clip) for span in spans]
 
     def gather(self, spans: Sequence[Span], *, expected: str | None = None) -> memoryview:
         """Copy spans into one buffer; see `Store.gather`."""
         return gathered(self.read(spans, expected=expected))
 
-    def _copy(self, span: Span, expected: str | None) -> memoryview:
+    def _copy(self, span: Span, expected: str | None, *, clip: bool) -> memoryview:
         name, start, stop = checked(self.url, span)
         found = self._get(name)
         if expected is not None and found.identity != identity(expected):
             raise changed(where(self.url, name))
-        if stop > len(found.data):
+        if stop > len(found.data) and not clip:
             raise too_short(where(self.url, name), start, stop, len(found.data) - start)
         with memoryview(found.data) as view:
             return memoryview(bytearray(view[start:stop]))

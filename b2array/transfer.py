@@ -7,6 +7,7 @@ groups.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,7 @@ Int64Array = npt.NDArray[np.int64]
 Slices = tuple[slice, ...]
 
 _WINDOW_NBYTES = 32 * 2**20
+_WINDOW_CHUNKS = 4096
 _CACHED_SHARE = 4
 """Only reads of at most one in this many parts of the cache's size go through it: others would flush it."""
 
@@ -109,6 +111,15 @@ class _Fetched(NamedTuple):
     stored: Stored
 
 
+class _Planned(NamedTuple):
+    """A job, its tiling or single blocks, and the numbers of the blocks to fetch for it."""
+
+    job: _Job
+    tiling: Tiling | None
+    blocks: list[tuple[int, Part]]
+    wanted: Sequence[int] | Int64Array
+
+
 class _Reader:
     """What all jobs of one read share."""
 
@@ -170,26 +181,55 @@ class _Reader:
 
     def run(self, job: _Job) -> None:
         """Fetch, decode and copy one chunk."""
-        for fetched in self.fetched(iter((job,))):
-            self.finish(fetched)
+        planned = self._plan(job)
+        if planned is not None:
+            (stored,) = fetch(self.source, [Want(job.number, planned.wanted)], reuse=True)
+            self.finish(_Fetched(job, planned.tiling, planned.blocks, stored))
 
     def fetched(self, jobs: Iterator[_Job]) -> Iterator[_Fetched]:
         """Fetch chunks in bounded windows, each in one batch of requests."""
-        length = max(1, _WINDOW_NBYTES // max(1, self.layout.chunk_nbytes))
-        while window := list(islice(jobs, length)):
-            planned = [entry for job in window if (entry := self._plan(job)) is not None]
+        for planned in self._windows(jobs):
             wants = [Want(job.number, wanted) for job, _, _, wanted in planned]
             stored = fetch(self.source, wants, reuse=True)
             for (job, tiling, blocks, _), each in zip(planned, stored, strict=True):
                 yield _Fetched(job, tiling, blocks, each)
 
-    def _plan(self, job: _Job) -> tuple[_Job, Tiling | None, list[tuple[int, Part]], Sequence[int] | Int64Array] | None:
+    def _windows(self, jobs: Iterator[_Job]) -> Iterator[list[_Planned]]:
+        planned: list[_Planned] = []
+        nbytes = 0
+        for job in jobs:
+            entry = self._plan(job)
+            if entry is None:
+                continue
+            planned.append(entry)
+            nbytes += self._nbytes_to_come(job.number, len(entry.wanted))
+            if nbytes >= _WINDOW_NBYTES or len(planned) >= _WINDOW_CHUNKS:
+                yield planned
+                planned, nbytes = [], 0
+        if planned:
+            yield planned
+
+    def _nbytes_to_come(self, n: int, nblocks: int) -> int:
+        row = self.source.noted(n)
+        if row is not None:
+            return int(row[0]) * nblocks // self.layout.nblocks
+        return 0 if isinstance(self.source.place(n), Special) else nblocks * self.layout.block_nbytes
+
+    def _plan(self, job: _Job) -> _Planned | None:
         """Decide which blocks to fetch; None if the cache has them all."""
         if self.by_tiles:
             tiling = tiling_of(self.layout, cast(Slices, job.part.inside))
-            return job, tiling, [], tiling.numbers
+            if not self.source.near and len(tiling.numbers) == self._ninhabited(job.part.coords):
+                return _Planned(job, tiling, [], range(self.layout.nblocks))
+            return _Planned(job, tiling, [], tiling.numbers)
         blocks = self._uncached(job)
-        return (job, None, blocks, [number for number, _ in blocks]) if blocks else None
+        return _Planned(job, None, blocks, [number for number, _ in blocks]) if blocks else None
+
+    def _ninhabited(self, coords: Sequence[int]) -> int:
+        """Count the blocks of a chunk that are not all padding."""
+        layout = self.layout
+        extents = zip(coords, layout.shape, layout.chunks, layout.blocks, strict=True)
+        return math.prod(-(-min(c, n - coord * c) // b) for coord, n, c, b in extents)
 
     def _uncached(self, job: _Job) -> list[tuple[int, Part]]:
         """Copy the blocks that the cache has, return the others."""

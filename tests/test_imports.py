@@ -34,7 +34,7 @@ LAYERS = (
     ("blosc1", "local", "remote"),
     ("assignment", "display"),
     ("b2nd", "indexing", "metalayers", "params", "spool", "storage"),
-    ("codecs", "filters", "partition", "redaction", "spans", "workers"),
+    ("codecs", "filters", "partition", "progress", "redaction", "spans", "workers"),
     ("spec",),
     ("config", "errors"),
 )
@@ -58,7 +58,7 @@ OPTIONAL = {
     "h5py": {"convert"},
     "lz4": {"codecs"},
     "ml_dtypes": {"b2nd", "creation"},
-    "rich": {"cli", "display"},
+    "rich": {"cli", "display", "progress"},
     "s3fs": {"remote"},
     "typer": {"cli"},
     "xarray": {"xarray_io"},

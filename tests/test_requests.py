@@ -1,0 +1,392 @@
+"""How many round trips and bytes reading takes, in both layouts, on files of this package and of python-blosc2."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import blosc2
+import numpy as np
+import pytest
+
+import b2array
+from b2array import chunk, config, frame, snapshot
+from b2array.array import NDArray
+from b2array.local import LocalStore
+from b2array.schunk import SChunk
+from b2array.spans import Span
+from b2array.storage import Head, merge
+
+ROOT = Path(__file__).parents[1]
+SHAPE, CHUNKS, BLOCKS = (120, 130, 64), (30, 60, 64), (10, 15, 32)
+FREE = 4096
+
+SELECTIONS = {
+    "point": (7, 100, 3),
+    "box": (slice(25, 40), slice(20, 70), slice(10, 50)),
+    "slab": (slice(0, 45),),
+    "row": (50, 70),
+    "column": (slice(None), 64, 20),
+    "strided": (slice(0, 120, 20), slice(5, None, 30), slice(None)),
+    "full": (),
+    "list": ([0, 3, 77, 110],),
+    "most of a chunk": (slice(0, 30), slice(0, 50)),
+}
+
+
+def values(kind: str) -> np.ndarray:
+    n = int(np.prod(SHAPE))
+    rng = np.random.default_rng(5)
+    made = {
+        "smooth": lambda: np.sin(np.arange(n) / 999) + 1e-7 * rng.standard_normal(n),
+        "integers": lambda: rng.integers(0, 1000, n).astype("f8"),
+        "random": lambda: rng.random(n),
+        # A third of each chunk is noise, the rest takes hardly any room.
+        "uneven": lambda: np.where(np.arange(n) // 64 % 60 < 40, np.arange(n) // 64, rng.random(n)),
+    }
+    return made[kind]().reshape(SHAPE)
+
+
+class FarStore(LocalStore):
+    """Local files that count as far away: every call is a round trip."""
+
+    appendable = False
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        self.forget()
+
+    def forget(self) -> None:
+        self.round_trips = self.requests = self.nbytes = 0
+
+    def read(self, spans: Sequence[Span], *, expected=None, clip=False) -> list[memoryview]:
+        views = super().read(spans, expected=expected, clip=clip)
+        reached = [
+            max(spans[n].start + len(views[n]) for n in members) - whole.start
+            for whole, members in merge(self.url, spans, 16 * 2**20)
+        ]
+        self.round_trips += 1
+        self.requests += len(reached)
+        self.nbytes += sum(reached)
+        return views
+
+    def gather(self, spans: Sequence[Span], *, expected=None) -> memoryview:
+        return memoryview(bytearray().join(self.read(spans, expected=expected)))
+
+    def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
+        heads = super().head(names, nbytes, offset=offset)
+        self.round_trips += 1
+        self.requests += len(heads)
+        self.nbytes += sum(len(head.data) for head in heads if isinstance(head, Head))
+        return heads
+
+    def stamp(self, name):
+        self.round_trips += 1
+        return super().stamp(name)
+
+    def listing(self):
+        raise PermissionError("listing is forbidden")
+
+
+def far(path) -> tuple[FarStore, NDArray]:
+    store = FarStore(path)
+    return store, NDArray(SChunk(snapshot.load(store), "r"))
+
+
+def needed(path, key) -> tuple[int, int]:
+    """Count the bytes of the blocks that a selection touches, and those of all chunks' heads."""
+    a = b2array.open(path)
+    touched = np.zeros(SHAPE, bool)
+    touched[key] = True
+    blocks = heads = 0
+    for n, place in enumerate(np.ndindex(a.grid_shape)):
+        part = touched[tuple(slice(i * c, (i + 1) * c) for i, c in zip(place, CHUNKS, strict=True))]
+        padded = np.zeros(a._layout.extended_chunks, bool)
+        padded[tuple(map(slice, part.shape))] = part
+        split = padded.reshape([m for c, b in zip(padded.shape, BLOCKS, strict=True) for m in (c // b, b)])
+        wanted = split.any(axis=(1, 3, 5)).ravel()
+        if wanted.any():
+            buf = a.get_chunk(n)
+            head = chunk.unpack_head(buf)
+            heads += chunk.head_nbytes(buf)
+            blocks += int((head.stops - head.starts)[wanted].sum())
+    return blocks, heads
+
+
+def write_ours(path: Path, data: np.ndarray, layout: str) -> None:
+    b2array.asarray(data, url=path, chunks=CHUNKS, blocks=BLOCKS, layout=layout)
+
+
+def write_stock(path: Path, data: np.ndarray, layout: str, **cparams) -> None:
+    options = {"cparams": cparams} if cparams else {}
+    blosc2.asarray(
+        data, chunks=CHUNKS, blocks=BLOCKS, urlpath=str(path), contiguous=layout == "contiguous", mode="w", **options
+    )
+
+
+Write = Callable[[Path, np.ndarray, str], None]
+WRITERS: dict[str, Write] = {"ours": write_ours, "stock": write_stock}
+ROUND_TRIPS = {"ours": 1, "stock": 2}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Callable[[str, str, str], tuple[Path, np.ndarray]]:
+    made: dict[tuple[str, str, str], tuple[Path, np.ndarray]] = {}
+
+    def get(writer: str, layout: str, kind: str) -> tuple[Path, np.ndarray]:
+        key = (writer, layout, kind)
+        if key not in made:
+            path, data = tmp_path_factory.mktemp("files") / "a.b2nd", values(kind)
+            WRITERS[writer](path, data, layout)
+            made[key] = path, data
+        return made[key]
+
+    return get
+
+
+both_layouts = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+both_writers = pytest.mark.parametrize("writer", ["ours", "stock"])
+
+
+# ---- reading ----
+
+
+@both_layouts
+@both_writers
+@pytest.mark.parametrize("kind", ["smooth", "integers", "random", "uneven"])
+def test_a_cold_read_takes_few_round_trips_and_hardly_more_bytes_than_its_blocks(files, writer, layout, kind):
+    path, data = files(writer, layout, kind)
+    for name, key in SELECTIONS.items():
+        store, a = far(path)
+        store.forget()
+        with config.using(cache_bytes=0):
+            assert np.array_equal(a[key], data[key]), name
+        blocks, heads = needed(path, key)
+        assert store.round_trips <= ROUND_TRIPS[writer], name
+        assert store.nbytes <= 1.5 * blocks + heads + FREE * store.requests, name
+
+
+@both_layouts
+def test_points_in_many_chunks_come_in_one_round_trip(files, layout):
+    path, data = files("ours", layout, "smooth")
+    store, a = far(path)
+    store.forget()
+    where = np.random.default_rng(0).integers(0, 64, (3, 50))
+    assert np.array_equal(a.vindex[tuple(where)], data[tuple(where)])
+    assert store.round_trips == 1
+
+
+@both_layouts
+def test_a_mixture_of_chunks_known_and_unknown_takes_no_more_round_trips(files, layout):
+    path, data = files("stock", layout, "smooth")
+    store, a = far(path)
+    with config.using(cache_bytes=0):
+        assert a[0, 0, 0] == data[0, 0, 0]
+        store.forget()
+        assert np.array_equal(a[:, 0, 0], data[:, 0, 0])
+        assert store.round_trips == 2
+        store.forget()
+        assert np.array_equal(a[5::20, 2, 33], data[5::20, 2, 33])
+    assert store.round_trips == 1
+
+
+@both_layouts
+def test_chunks_with_dictionaries_take_two_round_trips(tmp_path, layout):
+    data = values("integers")
+    write_stock(tmp_path / "a.b2nd", data, layout, codec=blosc2.Codec.ZSTD, use_dict=True)
+    store, a = far(tmp_path / "a.b2nd")
+    assert a.cparams.use_dict
+    store.forget()
+    assert np.array_equal(a[:, 64, 20], data[:, 64, 20])
+    assert store.round_trips == 2
+
+
+@both_layouts
+def test_delta_needs_the_first_block_in_the_same_round_trip(tmp_path, layout):
+    data = values("integers")
+    cparams = b2array.CParams("zstd", filters=["shuffle", "delta"])
+    options = {"chunks": CHUNKS, "blocks": BLOCKS, "layout": layout, "interop": False}
+    b2array.asarray(data, url=tmp_path / "a.b2nd", cparams=cparams, **options)
+    store, a = far(tmp_path / "a.b2nd")
+    store.forget()
+    assert np.array_equal(a[25, 44:46], data[25, 44:46])
+    assert store.round_trips == 1
+
+
+@both_layouts
+def test_special_chunks_cost_nothing(tmp_path, layout):
+    b2array.zeros(SHAPE, url=tmp_path / "a.b2nd", chunks=CHUNKS, blocks=BLOCKS, layout=layout)
+    store, a = far(tmp_path / "a.b2nd")
+    store.forget()
+    assert not a[...].any()
+    assert store.round_trips == 0
+
+
+@both_layouts
+def test_dead_space_between_chunks_is_not_read(tmp_path, layout):
+    data = values("random")
+    path = tmp_path / "a.b2nd"
+    write_ours(path, data, layout)
+    a = b2array.open(path, mode="r+")
+    for _ in range(2):
+        a[30:60] = data[30:60] = data[30:60] + 1
+    store, a = far(path)
+    for key in SELECTIONS.values():
+        store.forget()
+        with config.using(cache_bytes=0):
+            assert np.array_equal(a[key], data[key])
+        blocks, heads = needed(path, key)
+        assert store.nbytes <= 1.5 * blocks + heads + FREE * store.requests
+        assert store.round_trips <= 1
+
+
+# ---- noted sizes that are wrong ----
+
+
+@both_layouts
+@pytest.mark.parametrize("wrong", ["shifted", "larger", "smaller", "nonsense", "raw"])
+def test_noted_sizes_that_are_wrong_are_noticed_and_not_used(files, layout, wrong):
+    path, data = files("ours", layout, "smooth")
+    _store, a = far(path)
+    sizes = a._held.source._sizes
+    change = {
+        "shifted": lambda: np.roll(sizes[:, 1:], 1, axis=1),
+        "larger": lambda: sizes[:, 1:] + 50_000,
+        "smaller": lambda: sizes[:, 1:] // 2,
+        "nonsense": lambda: np.random.default_rng(1).integers(1, 9000, sizes[:, 1:].shape),
+        "raw": lambda: 0 * sizes[:, 1:],
+    }
+    sizes[:, 1:] = change[wrong]()
+    if wrong in ("larger", "nonsense"):
+        sizes[:, 0] = 32 + 4 * (sizes.shape[1] - 1) + sizes[:, 1:].sum(axis=1)
+    if wrong == "raw":
+        sizes[:, 0] = 32 + np.prod(a._layout.extended_chunks) * 8
+    for name, key in SELECTIONS.items():
+        with config.using(cache_bytes=0):
+            assert np.array_equal(a[key], data[key]), name
+
+
+def test_a_chunk_that_another_program_rewrote_is_read_as_it_is_now(tmp_path):
+    data = values("smooth")
+    path = tmp_path / "a.b2nd"
+    write_ours(path, data, "sparse")
+    _store, a = far(path)
+    other, noise = tmp_path / "other.b2nd", values("random")
+    write_ours(other, noise, "sparse")
+    for ours, theirs in zip(a._held.frame.offsets, b2array.open(other)._held.frame.offsets, strict=True):
+        (path / frame.chunk_name(ours)).write_bytes((other / frame.chunk_name(theirs)).read_bytes())
+    assert np.array_equal(a[3, 64], noise[3, 64])
+
+
+# ---- opening ----
+
+
+@both_layouts
+@both_writers
+def test_opening_takes_one_round_trip_or_two(files, tmp_path, writer, layout):
+    path, _ = files(writer, layout, "smooth")
+    store, _ = far(path)
+    assert store.round_trips == (1 if layout == "sparse" else 2)
+    WRITERS[writer](tmp_path / "small.b2nd", np.arange(5.0).reshape(5, 1, 1), layout)
+    store, _ = far(tmp_path / "small.b2nd")
+    assert store.round_trips == 1
+
+
+def test_a_large_index_takes_a_second_round_trip(tmp_path):
+    a = b2array.zeros(300_000, dtype="u1", chunks=1, blocks=1, url=tmp_path / "a.b2nd", layout="sparse")
+    order = np.random.default_rng(0).permutation(300_000)
+    codes = np.where(order % 2, -(2**63) + 2**56, -(2**63) + 2 * 2**56)
+    with a._held.changing() as draft:
+        draft.frame.offsets[:] = codes
+        draft._touched.update(range(5))
+    assert (tmp_path / "a.b2nd" / "chunks.b2frame").stat().st_size > 2**16
+    store, _ = far(tmp_path / "a.b2nd")
+    assert store.round_trips == 2
+
+
+# ---- on servers ----
+
+
+def served(http, path: Path) -> str:
+    """Put a file or the files of a directory on a server; returns the URL."""
+    files = {"a.b2nd": path} if path.is_file() else {f"a.b2nd/{file.name}": file for file in path.iterdir()}
+    http.objects |= {name: file.read_bytes() for name, file in files.items() if file.suffix != ".b2lock"}
+    return http.url_of("a.b2nd")
+
+
+@both_layouts
+@both_writers
+def test_a_server_of_ranges_is_asked_no_more_than_that(files, http, writer, layout):
+    path, data = files(writer, layout, "smooth")
+    http.delay = 0.02
+    a = b2array.open(served(http, path))
+    assert len(http.requests) == (3 if layout == "contiguous" else 2)
+    for name, key in SELECTIONS.items():
+        store, known = far(path)
+        store.forget()
+        a.refresh()
+        http.requests.clear()
+        with config.using(cache_bytes=0):
+            assert np.array_equal(a[key], data[key]), name
+            assert np.array_equal(known[key], data[key]), name
+        assert [method for method, _, _ in http.requests] == ["GET"] * store.requests, name
+
+
+@both_layouts
+def test_s3_is_asked_for_ranges_only_and_never_lists(files, bucket, s3_options, s3_calls, layout):
+    path, data = files("ours", layout, "smooth")
+    url = f"s3://{bucket}/a.b2nd"
+    b2array.asarray(data, url=url, chunks=CHUNKS, blocks=BLOCKS, layout=layout, storage_options=s3_options)
+    s3_calls.clear()
+    a = b2array.open(url, storage_options=s3_options)
+    assert s3_calls == ["get_object"] * (2 if layout == "sparse" else 3)
+    for name, key in SELECTIONS.items():
+        store, known = far(path)
+        store.forget()
+        s3_calls.clear()
+        a.refresh()
+        s3_calls.clear()
+        with config.using(cache_bytes=0):
+            assert np.array_equal(a[key], data[key]), name
+            assert np.array_equal(known[key], data[key]), name
+        assert s3_calls == ["get_object"] * store.requests, name
+
+
+# ---- pickles ----
+
+
+REOPEN = """
+import pickle, sys
+import numpy as np
+a, key, data = pickle.load(sys.stdin.buffer)
+assert a.shape == data.shape
+assert np.array_equal(a[key], data[key])
+"""
+
+
+@both_layouts
+def test_a_pickled_handle_opens_elsewhere_without_a_request(files, http, layout):
+    path, data = files("ours", layout, "smooth")
+    a = b2array.open(served(http, path), storage_options={"headers": {"X-Mine": "yes"}})
+    http.requests.clear()
+    http.headers.clear()
+    content = pickle.dumps((a, SELECTIONS["point"], data))
+    assert len(pickle.dumps(a)) < 30_000
+    copy = pickle.loads(content)[0]
+    assert (copy.shape, copy.generation, copy.url) == (a.shape, a.generation, a.url)
+    assert http.requests == []
+    subprocess.run([sys.executable, "-c", REOPEN], input=content, check=True, cwd=ROOT)
+    # Where the block is, its sizes have told: one range, or one for the head and one for the block.
+    assert 1 <= len(http.requests) <= 2
+    assert all(headers["X-Mine"] == "yes" for headers in http.headers)
+
+
+def test_a_pickled_handle_for_writing_writes_elsewhere(bucket, s3_options):
+    a = b2array.zeros((4, 10), url=f"s3://{bucket}/a.b2nd", chunks=(1, 10), storage_options=s3_options)
+    script = "import pickle, sys; a = pickle.load(sys.stdin.buffer); a[2] = 5"
+    subprocess.run([sys.executable, "-c", script], input=pickle.dumps(a), check=True, cwd=ROOT)
+    a[1] = 3
+    assert a[:, 0].tolist() == [0, 3, 5, 0]
