@@ -244,12 +244,18 @@ def test_blocks_of_chunks_decode_alone(name: str) -> None:
         assert found == data[number * step : (number + 1) * step]
 
 
+def without_starts(content: bytes) -> bytes:
+    """Leave out the block starts of a raw chunk: it has none, and python-blosc2 shows what else is there."""
+    header = ChunkHeader.unpack(content)
+    return content[:32] + content[32 + 4 * header.nblocks * header.memcpyed :]
+
+
 @pytest.mark.parametrize("name", LAZY)
 def test_lazy_chunks_point_into_their_frame(name: str) -> None:
     case, content = make.CHUNK[name], make.chunk_path(name).read_bytes()
     path = make.path_of("stock", name.removeprefix("lazy-"))
     with b2array.open_schunk(path) as schunk:
-        assert content in [schunk.lazy_chunk(n) for n in range(len(schunk))]
+        assert without_starts(content) in [without_starts(schunk.lazy_chunk(n)) for n in range(len(schunk))]
         if ChunkHeader.unpack(content).special:
             assert b2array.decompress(content) == case.data()
             return
