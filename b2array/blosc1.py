@@ -25,7 +25,10 @@ from b2array import codecs
 from b2array.errors import FormatError
 from b2array.spec import BLOSC1_HEADER_LEN, FLAG_MEMCPYED, FLAG_UNSPLIT, VERSION_BLOSC1, Buffer, CodecFormat, CodecId
 
-__all__ = ["MAX_SPLIT", "MIN_STREAM", "Made", "Recipe", "decode", "decode_stream", "make", "streams"]
+__all__ = [
+    "MAX_SPLIT", "MIN_STREAM", "Made", "Recipe", "decode", "decode_stream", "encode_stream", "fused_ask", "make",
+    "streams", "with_room",
+]  # fmt: skip
 
 MAX_SPLIT = 16
 """C-Blosc 1 splits blocks into at most this many streams."""
@@ -503,12 +506,15 @@ def make(codec: int, data: Bytes, *, clevel: int, shuffle: int, typesize: int, b
         The compcode of a built-in codec.
     data : ndarray of uint8
         Contiguous.
-    clevel, shuffle, typesize : int
+    clevel : int
+        As C-Blosc2 takes it.
+    shuffle, typesize : int
         As C-Blosc 1 takes them.
     blocksize : int
         What C-Blosc 1 is asked for; it may choose otherwise, see `Made.block_nbytes`.
     """
-    buf = blosc.compress(data, _CNAMES[CodecId(codec)], clevel, shuffle, blocksize, typesize)
+    level = codecs.zlib_level(clevel) if codec == CodecId.ZLIB else clevel
+    buf = blosc.compress(data, _CNAMES[CodecId(codec)], level, shuffle, blocksize, typesize)
     _, _, flags, _, nbytes, block_nbytes, cbytes = _HEADER.unpack_from(buf)
     if flags & FLAG_MEMCPYED or cbytes != len(buf):
         return None
@@ -516,6 +522,22 @@ def make(codec: int, data: Bytes, *, clevel: int, shuffle: int, typesize: int, b
     starts = np.frombuffer(buf, "<i4", nblocks, BLOSC1_HEADER_LEN).astype(np.int64)
     split = not flags & FLAG_UNSPLIT and typesize <= MAX_SPLIT and block_nbytes // typesize >= MIN_STREAM
     return Made(buf, block_nbytes, split and typesize > 1, starts)
+
+
+def with_room(data: Bytes, neblock: int) -> Bytes:
+    """Add streams of zeros behind `data` in small streams of `neblock` bytes, for `make` to compress with them.
+
+    C-Blosc 1 gives up on data that do not get smaller together with a size and a start for each stream, although the
+    starts of blocks would be enough. The zeros win it so much room.
+    """
+    if neblock >= _SMALL_STREAM:
+        return data
+    nextra = len(data) // neblock * 8 // (neblock - MIN_STREAM // 2) + 1
+    return np.concatenate((data, np.zeros(nextra * neblock, np.uint8)))
+
+
+_SMALL_STREAM = 4096
+"""The start of a stream of so many bytes is too little to matter."""
 
 
 def encode_stream(codec: int, data: Bytes, clevel: int) -> bytes | None:

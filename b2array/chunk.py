@@ -118,8 +118,6 @@ class Stored:
             The chunk is lazy: its blocks are in the frame that it came from.
         """
         head = unpack_head(buf) if head is None else head
-        if head.header.lazy:
-            raise UnsupportedError("a lazy chunk can only be decoded with the frame that it came from")
         if len(buf) < head.header.cbytes:
             raise FormatError(f"expected a chunk of {head.header.cbytes} bytes, found {len(buf)}")
         return cls(head, memoryview(buf).cast("B")[: head.header.cbytes], head.starts, head.stops)
@@ -166,6 +164,8 @@ def unpack_head(buf: Buffer) -> Head:
         The bytes are not the head of a chunk.
     """
     header = ChunkHeader.unpack(buf)
+    if header.lazy:
+        raise UnsupportedError("a lazy chunk can only be decoded with the frame that it came from")
     nbytes = _head_nbytes(header, buf)
     if len(buf) < nbytes:
         raise FormatError(f"expected {nbytes} bytes of chunk header and block starts, found {len(buf)}")

@@ -392,16 +392,18 @@ def _full_blocks(job: _Job, filtered: Bytes) -> list[list[Buffer]]:
         streams = filtered.reshape(-1, job.nstreams, neblock)
         return [[piece for stream in block for piece in _stream_pieces(job, stream)] for block in streams]
     made = blosc1.make(
-        codec, filtered, clevel=job.cparams.clevel, shuffle=blosc1.NOSHUFFLE, typesize=typesize, blocksize=neblock
-    )
+        codec, blosc1.with_room(filtered, neblock), clevel=job.cparams.clevel, shuffle=blosc1.NOSHUFFLE, typesize=typesize,
+        blocksize=neblock,
+    )  # fmt: skip
     if made is None:
         size = struct.pack("<i", neblock)
         streams = filtered.reshape(-1, job.nstreams, neblock)
         return [[piece for stream in block for piece in (size, stream)] for block in streams]
     if made.block_nbytes != neblock or made.split:
         raise FormatError(f"expected streams of {neblock} bytes from C-Blosc, found {made.block_nbytes}")
-    starts = made.starts[:: job.nstreams].tolist()
-    stops = [*starts[1:], len(made.buf)]
+    nblocks = len(filtered) // job.blocksize
+    edges = [*made.starts[:: job.nstreams].tolist(), len(made.buf)]
+    starts, stops = edges[:nblocks], edges[1 : nblocks + 1]
     whole = replace(job, data=job.data[: len(filtered)])
     region = memoryview(made.buf)
     runs_out = _without_runs(whole, region, starts, stops)

@@ -26,8 +26,8 @@ _TRAILER = struct.Struct("<iq")
 class Lazy:
     """A lazy chunk: the head, and where a frame holds the blocks.
 
-    `offset` is the chunk's position in bytes from the start of a contiguous frame, or the number of its file in a
-    sparse one; `sizes` are the blocks' compressed sizes in bytes, in block order.
+    `nchunk` is the chunk's number, and `offset` its position in bytes from the start of the frame; in a sparse frame
+    both are the number of the chunk's file. `sizes` are the blocks' compressed sizes in bytes, in block order.
     """
 
     head: Head
@@ -37,7 +37,7 @@ class Lazy:
 
 
 def pack(head: Buffer, nchunk: int, offset: int) -> bytes:
-    """Make a lazy chunk from the head of chunk number `nchunk` (Blosc Chunk Format, section Trailer).
+    """Make a lazy chunk from the head of a chunk (Blosc Chunk Format, section Trailer); see `Lazy` for the parameters.
 
     A special chunk has no blocks to wait for and is returned as it is.
     """

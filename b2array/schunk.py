@@ -192,8 +192,10 @@ class SChunk:
         where = held.frame.locate(n) if n >= 0 else Special.NONE
         if isinstance(where, Special):
             return buf
-        contiguous = held.frame.frame_type == FrameType.CONTIGUOUS
-        return lazy.pack(buf, n, where + held.frame.header_len * contiguous)
+        if held.frame.frame_type == FrameType.SPARSE:
+            # Stock readers look for the chunk's file by either field.
+            return lazy.pack(buf, where, where)
+        return lazy.pack(buf, n, where + held.frame.header_len)
 
     def get_slice(self, start: int = 0, stop: int | None = None) -> bytes:
         """Return the items from `start` to `stop`, as slicing counts them."""

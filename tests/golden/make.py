@@ -2,8 +2,9 @@
 
     python tests/golden/make.py [names]
 
-The files of the first table were written by python-blosc2 4.14.1, those of the second by b2array 0.1. Old files are the
-point: make only new ones, and never make one again because it cannot be read any more.
+The files of `STOCK` and `SCHUNKS` were written by python-blosc2 4.14.1, those of `OURS` by b2array 0.1, the chunks of
+`CHUNK` by whom their name says (those of Blosc1 by numcodecs 0.16). Old files are the point: make only new ones, and
+never make one again because it cannot be read any more.
 """
 
 from __future__ import annotations
@@ -42,11 +43,26 @@ def ramp(dtype: Any = "<i4") -> np.ndarray:
     return values.astype(dtype)
 
 
+def long_ramp() -> np.ndarray:
+    """Enough of what repeats to train a dictionary on."""
+    n = np.arange(200 * 60).reshape(200, 60)
+    return (n // 60 % 7 * 1000 + n % 60 * 3 + n % 11 % 3).astype("<i4")
+
+
+LONG = {"chunks": (180, 60), "blocks": (4, 60)}
+
+
 def truncated(bits: int) -> np.ndarray:
     """Float values with so many bits of their mantissas left."""
     values = (ramp() / 7).astype("<f4")
     mask = np.uint32(0xFFFFFFFF << (23 - bits) & 0xFFFFFFFF)
     return (values.view("<u4") & mask).view("<f4")
+
+
+def checkered() -> np.ndarray:
+    """Float values that are the same in every cell of 2 x 2 items."""
+    y, x = np.indices((30, 18)) // 2
+    return (y * 10 + x).astype("<f4")
 
 
 def noise(nbytes: int) -> np.ndarray:
@@ -55,7 +71,7 @@ def noise(nbytes: int) -> np.ndarray:
     while len(made) < nbytes:
         state = state * 6364136223846793005 + 1442695040888963407 & 2**64 - 1
         made += struct.pack("<I", state >> 32)
-    return np.frombuffer(bytes(made[:nbytes]), np.uint8)
+    return np.frombuffer(made[:nbytes], np.uint8)
 
 
 def words(dtype: Any) -> np.ndarray:
@@ -77,7 +93,7 @@ def typed(dtype: Any) -> np.ndarray:
     if dtype.kind in "Mm":
         return (n * 86400).astype("<i8").view(dtype.newbyteorder("<")).astype(dtype)
     if dtype.kind == "V":
-        return np.frombuffer(noise(60 * dtype.itemsize).tobytes(), dtype).reshape(12, 5)
+        return noise(60 * dtype.itemsize).copy().view(dtype).reshape(12, 5)
     return (n % 2 == 0) if dtype.kind == "b" else (n * (1.5 + 0.5j) if dtype.kind == "c" else abs(n)).astype(dtype)
 
 
@@ -140,6 +156,43 @@ def with_layers(path: Path, values: np.ndarray) -> None:
         layers[name] = value
 
 
+def assigned(**options: Any) -> Any:
+    """Make an array of zeros first: it keeps the text of a type that values would bring in another form."""
+
+    def make(path: Path, values: np.ndarray) -> None:
+        import blosc2
+
+        array = blosc2.zeros(values.shape, dtype=values.dtype, urlpath=str(path), mode="w", **options)
+        array[...] = values
+
+    return make
+
+
+def cells(filter_name: str) -> Any:
+    """Filters that know dimensions, on blocks of whole cells."""
+    return codec_and_filters("ZSTD", [filter_name], [2], chunks=(16, 10), blocks=(8, 4))
+
+
+def in_sparse_steps(path: Path, values: np.ndarray) -> None:
+    """Make files of chunks that are out of order, missing for zeros, and written again."""
+    import blosc2
+
+    array = blosc2.zeros(
+        (9, 19), dtype=values.dtype, chunks=CHUNKS, blocks=BLOCKS, urlpath=str(path), mode="w", contiguous=False
+    )
+    array[:, 10:] = 5
+    array.resize(SHAPE)
+    array[16:, :10] = 1
+    array[16:, :10] = 0
+    array[:16, 10:] = values[:16, 10:].copy()
+
+
+def in_sparse_steps_values() -> np.ndarray:
+    values = np.zeros(SHAPE, "<i4")
+    values[:16, 10:] = ramp()[:16, 10:]
+    return values
+
+
 ATTRS = {
     "units": "m/s",
     "count": 3,
@@ -168,7 +221,7 @@ def full_changed(path: Path, values: np.ndarray) -> None:
     import blosc2
 
     array = blosc2.full(SHAPE, 7, dtype=values.dtype, chunks=CHUNKS, blocks=BLOCKS, urlpath=str(path), mode="w")
-    array[5:9, 3:17] = values[5:9, 3:17]
+    array[5:9, 3:17] = values[5:9, 3:17].copy()
     array[:, :2] = 0
 
 
@@ -223,7 +276,7 @@ FILTERS: dict[str, tuple[list[str], list[int]]] = {
 TYPES = {
     "bool": "?", "i1": "i1", "u2": "<u2", "big-i4": ">i4", "u8": "<u8", "f2": "<f2", "big-f8": ">f8",
     "c8": "<c8", "c16": "<c16",
-    "days": "<M8[D]", "big-ms": ">M8[ms]", "seconds": "<m8[s]", "V3": "V3",
+    "days": "<M8[D]", "big-ms": ">M8[ms]", "seconds": "<m8[s]",
 }  # fmt: skip
 RECORDS = {
     "packed": [("x", "<i4"), ("y", ">f8"), ("s", "S3")],
@@ -241,6 +294,10 @@ def _stock_cases() -> dict[str, Case]:
         stock(chunks=(2, 1) * 6 + (1,) * 4, blocks=(2, 1) * 4 + (1,) * 8),
     )
     cases["sparse"] = Case(ramp, stock(contiguous=False))
+    cases["sparse-changed"] = Case(in_sparse_steps_values, in_sparse_steps)
+    for codec in CODECS:
+        made = codec_and_filters(codec, ["SHUFFLE"], [0], contiguous=False)
+        cases[f"sparse-{codec.lower()}"] = Case(ramp, made)
     cases["no-dimensions"] = Case(lambda: np.array(2.5), stock(chunks=(), blocks=()))
     cases["layers"] = Case(ramp, with_layers)
     cases["changed"] = Case(ramp, changed)
@@ -261,11 +318,12 @@ def _cases_of_codecs() -> dict[str, Case]:
     for clevel in (0, 1, 9):
         cases[f"clevel-{clevel}"] = Case(ramp, stock(clevel=clevel))
     cases["many-filters"] = Case(ramp, codec_and_filters("ZSTD", ["BITSHUFFLE", "SHUFFLE"], [0, 2]))
+    cases["ndcell"] = Case(ramp, cells("NDCELL"))
+    cases["ndmean"] = Case(checkered, cells("NDMEAN"))
     cases["int-trunc"] = Case(lambda: ramp() & ~0xFF, codec_and_filters("LZ4", ["INT_TRUNC", "SHUFFLE"], [24, 0]))
-    wide = {"chunks": (31, 19), "blocks": (4, 19)}
     for codec in ("ZSTD", "LZ4", "LZ4HC"):
-        made = codec_and_filters(codec, ["SHUFFLE"], [0], use_dict=True, **wide)
-        cases[f"dict-{codec.lower()}"] = Case(lambda: np.tile(ramp(), (1, 1)), made)
+        made = codec_and_filters(codec, ["SHUFFLE"], [0], use_dict=True, **LONG)
+        cases[f"dict-{codec.lower()}"] = Case(long_ramp, made)
     return cases
 
 
@@ -274,10 +332,11 @@ def _cases_of_types() -> dict[str, Case]:
     small = stock(chunks=(5, 4), blocks=(3, 2))
     for name, dtype in TYPES.items():
         cases[f"type-{name}"] = Case(partial(typed, dtype), small)
+    cases["type-V3"] = Case(partial(typed, "V3"), assigned(chunks=(5, 4), blocks=(3, 2)))
     for name, dtype in {"S5": "S5", "U3": "<U3", "big-U9": ">U9", "S300": "S300", "U80": "<U80"}.items():
         cases[f"text-{name}"] = Case(partial(words, dtype), small)
     for name, dtype in RECORDS.items():
-        cases[f"record-{name}"] = Case(partial(records, dtype), stock(chunks=(11,), blocks=(4,)))
+        cases[f"record-{name}"] = Case(partial(records, dtype), assigned(chunks=(11,), blocks=(4,)))
     cases["items-are-arrays"] = Case(lambda: np.arange(120, dtype="<f4").reshape(12, 5, 2), items_are_arrays)
     return cases
 
@@ -291,7 +350,10 @@ def _cases_of_special_chunks() -> dict[str, Case]:
         "nans-f8": Case(partial(nans, "<f8"), constructed("nans")),
         "full": Case(partial(np.full, SHAPE, 2.5), constructed("full", 2.5)),
         "full-zero": Case(partial(np.full, SHAPE, 0.0), constructed("full", 0.0)),
-        "full-S300": Case(partial(np.full, SHAPE, b"item", "S300"), constructed("full", b"item")),
+        "full-S300": Case(partial(np.full, SHAPE, b"item", "S300"), constructed("full", b"item".ljust(300, b"\0"))),
+        "full-i2": Case(partial(np.full, SHAPE, -300, "<i2"), constructed("full", -300, contiguous=False)),
+        "nans-sparse": Case(partial(nans, "<f4"), constructed("nans", contiguous=False)),
+        "uninit-sparse": Case(partial(np.zeros, SHAPE, "<i2"), constructed("uninit", contiguous=False)),
         "full-changed": Case(sevens, full_changed),
         "empty-to-grow": Case(partial(np.zeros, (0, 5), "<i4"), constructed("zeros", chunks=(3, 5), blocks=(2, 5))),
     }
@@ -307,7 +369,7 @@ def items_are_arrays(path: Path, values: np.ndarray) -> None:
     dtype = np.dtype((values.dtype, values.shape[-1:]))
     array = blosc2.zeros(values.shape[:-1], dtype=dtype, chunks=(5, 4), blocks=(5, 4), urlpath=str(path), mode="w")
     # Its own assignment does not know such items.
-    for n in range(4):
+    for n in range(6):
         part = values[n // 2 * 5 :, n % 2 * 4 :][:5, :4]
         padded = np.zeros((5, 4, 2), "<f4")
         padded[: part.shape[0], : part.shape[1]] = part
@@ -373,9 +435,9 @@ def _our_cases() -> dict[str, Case]:
     for name in ("bitshuffle", "delta", "bytedelta"):
         filters = ("shuffle", name) if name == "bytedelta" else (name,)
         cases[name] = Case(ramp, ours(**params(filters=filters), interop=False))
-    dicts = {"chunks": (31, 19), "blocks": (4, 19), "interop": False}
-    for codec in ("zstd", "lz4"):
-        cases[f"dict-{codec}"] = Case(ramp, ours(**params(codec=codec, use_dict=True), **dicts))
+    for codec in ("zstd", "lz4", "lz4hc"):
+        made = ours(**params(codec=codec, use_dict=True), interop=False, **LONG)
+        cases[f"dict-{codec}"] = Case(long_ramp, made)
     cases["raw"] = Case(ramp, ours(**params(clevel=0)))
     cases["contiguous"] = Case(sevens, with_everything("contiguous"))
     cases["sparse"] = Case(sevens, with_everything("sparse"))
@@ -444,12 +506,154 @@ SCHUNKS: dict[str, Callable[[Path], list[bytes]]] = {
 }
 
 
+# Chunks. Those of Blosc1 are read whatever happens to numcodecs; lazy ones point into the files of python-blosc2.
+
+
+class ChunkCase(NamedTuple):
+    """What a chunk holds, and how it is made of that."""
+
+    data: Callable[[], bytes]
+    make: Callable[[bytes], bytes]
+
+
+def longer() -> bytes:
+    """Enough for several blocks of every codec of C-Blosc 1, which makes none below 64 KiB for most."""
+    return np.tile(ramp().reshape(-1), 60).tobytes()
+
+
+def blosc1(codec: str, shuffle: int, **options: Any) -> Callable[[bytes], bytes]:
+    def make(data: bytes) -> bytes:
+        from numcodecs import blosc
+
+        settings = {"typesize": 4, "clevel": 5, "blocksize": 0, **options}
+        clevel = settings.pop("clevel")
+        made: bytes = blosc.compress(np.frombuffer(data, np.uint8), codec.encode(), clevel, shuffle, **settings)
+        return made
+
+    return make
+
+
+def lazy(name: str, n: int) -> ChunkCase:
+    def data() -> bytes:
+        import b2array
+
+        with b2array.open_schunk(path_of("stock", name)) as schunk:
+            return schunk.decompress_chunk(n)
+
+    def make(data: bytes) -> bytes:
+        import blosc2
+
+        array = blosc2.open(str(path_of("stock", name)))
+        if array.schunk.decompress_chunk(n) != data:
+            raise ValueError("python-blosc2 reads other data")
+        return array.schunk.get_lazychunk(n)
+
+    return ChunkCase(data, make)
+
+
+def special_of_stock(name: str, value: Any = None) -> Callable[[bytes], bytes]:
+    def make(data: bytes) -> bytes:
+        import blosc2
+
+        schunk = blosc2.SChunk(chunksize=len(data), cparams={"typesize": 8})
+        schunk.fill_special(len(data) // 8, blosc2.SpecialValue[name], value=value)
+        return schunk.get_chunk(0)
+
+    return make
+
+
+def vl_pieces() -> list[bytes]:
+    return [b"%d some text, and more: %d " % (n, n * n) * 5 for n in range(120)]
+
+
+def vl_data() -> bytes:
+    return b"".join(vl_pieces())
+
+
+def stock_vl(codec: str, **options: Any) -> Callable[[bytes], bytes]:
+    def make(_: bytes) -> bytes:
+        import blosc2
+        from blosc2 import blosc2_ext
+
+        return blosc2_ext.vlcompress(vl_pieces(), typesize=1, codec=blosc2.Codec[codec], **options)
+
+    return make
+
+
+def our_vl(_: bytes) -> bytes:
+    from b2array import encoder
+
+    return encoder.vl_chunk(vl_pieces())
+
+
+def our_chunk(**options: Any) -> Callable[[bytes], bytes]:
+    def make(data: bytes) -> bytes:
+        import b2array
+        from b2array import encoder
+
+        return encoder.encode(data, typesize=4, blocksize=960, cparams=b2array.CParams(**options))
+
+    return make
+
+
+def measurements() -> bytes:
+    return b"".join(struct.pack("<3f4B", n, 2 * n, 3 * n, 1, 2, 3, 4) for n in range(8))
+
+
+def instrumented(data: bytes) -> bytes:
+    """Two blocks of four streams with a measurement each, of which the filters must not be undone."""
+    streams = b"".join(struct.pack("<i", 16) + data[at : at + 16] for at in range(0, 128, 16))
+    header = struct.pack("<4B3i", 5, 1, 0x25, 4, 128, 64, 40 + len(streams))
+    header += bytes((0, 0, 0, 0, 3, 1, 1, *bytes(8), 0x80))
+    return header + struct.pack("<2i", 40, 40 + len(streams) // 2) + streams
+
+
+def _chunk_cases() -> dict[str, ChunkCase]:
+    cases = {
+        f"blosc1-{codec}-{name}": ChunkCase(lambda: ramp().tobytes()[:2336], blosc1(codec, shuffle))
+        for codec in ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
+        for shuffle, name in enumerate(("none", "shuffle", "bitshuffle"))
+    }
+    cases["blosc1-odd-bitshuffle"] = ChunkCase(lambda: ramp().tobytes(), blosc1("zstd", 2))
+    cases["blosc1-raw"] = ChunkCase(lambda: noise(1000).tobytes(), blosc1("lz4", 1, clevel=0))
+    cases["blosc1-blocks"] = ChunkCase(longer, blosc1("zstd", 1, blocksize=2**14, clevel=9))
+    cases["blosc1-split-blocks"] = ChunkCase(longer, blosc1("lz4hc", 1, clevel=9))
+    cases["blosc1-wide"] = ChunkCase(lambda: ramp().tobytes(), blosc1("lz4", 1, typesize=19))
+    for name, n in (
+        ("zstd-shuffle", 1), ("lz4-bitshuffle", 0), ("lz4-never", 3), ("noise", 0), ("dict-zstd", 0), ("full", 0),
+        ("sparse", 2), ("sparse-changed", 1),
+    ):  # fmt: skip
+        cases[f"lazy-{name}"] = lazy(name, n)
+    specials: tuple[tuple[str, Any, float], ...] = (
+        ("ZERO", None, 0.0), ("NAN", None, np.nan), ("VALUE", 2.5, 2.5), ("UNINIT", None, 0.0)
+    )  # fmt: skip
+    for special, value, item in specials:
+        made = special_of_stock(special, value)
+        cases[f"stock-{special.lower()}"] = ChunkCase(lambda item=item: np.full(1000, item).tobytes(), made)
+    for codec in ("BLOSCLZ", "LZ4", "LZ4HC", "ZLIB", "ZSTD"):
+        cases[f"stock-vl-{codec.lower()}"] = ChunkCase(vl_data, stock_vl(codec))
+    for codec in ("LZ4", "ZSTD"):
+        cases[f"stock-vl-dict-{codec.lower()}"] = ChunkCase(vl_data, stock_vl(codec, use_dict=True))
+    cases["instrumented"] = ChunkCase(measurements, instrumented)
+    cases["ours-vl"] = ChunkCase(vl_data, our_vl)
+    cases["ours-dict"] = ChunkCase(lambda: long_ramp().tobytes(), our_chunk(use_dict=True))
+    cases["ours-raw"] = ChunkCase(lambda: noise(500).tobytes(), our_chunk())
+    cases["ours-value"] = ChunkCase(lambda: b"abcd" * 100, our_chunk())
+    cases["ours-zeros"] = ChunkCase(lambda: bytes(400), our_chunk())
+    return cases
+
+
 STOCK = _stock_cases()
 OURS = _our_cases()
+CHUNK = _chunk_cases()
 
 
 def path_of(author: str, name: str) -> Path:
     return HERE / author / f"{name}.b2nd"
+
+
+def chunk_path(name: str) -> Path:
+    return HERE / "chunk" / f"{name}.chunk"
 
 
 def main(names: list[str]) -> None:
@@ -462,6 +666,10 @@ def main(names: list[str]) -> None:
         path = path_of("schunk", name)
         if _wanted(path, names):
             np.save(path.with_suffix(".npy"), np.frombuffer(b"".join(make(path)), np.uint8))
+    for name, chunk_case in CHUNK.items():
+        path = chunk_path(name)
+        if _wanted(path, names):
+            path.write_bytes(chunk_case.make(chunk_case.data()))
     for lock in HERE.rglob("*.b2lock"):
         lock.unlink()
 
