@@ -18,6 +18,7 @@ from b2array.creation import (
     zeros,
     zeros_like,
 )
+from b2array.group import Group, open_group
 from b2array.oneshot import compress, decompress
 from b2array.opening import create_schunk, open_schunk
 from b2array.params import CParams
@@ -25,6 +26,7 @@ from b2array.schunk import SChunk
 
 __all__ = [
     "CParams",
+    "Group",
     "NDArray",
     "SChunk",
     "asarray",
@@ -45,6 +47,7 @@ __all__ = [
     "ones",
     "ones_like",
     "open",
+    "open_group",
     "open_schunk",
     "save",
     "zeros",

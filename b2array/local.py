@@ -293,6 +293,16 @@ class LocalStore:
             found = {entry.name: entry.stat() for entry in entries if entry.is_file()}
         return {name: Listed(status.st_size, status.st_mtime) for name, status in found.items()}
 
+    def walk(self) -> list[str]:
+        """Find the files below; see `Store.walk`. Links to directories are not followed."""
+        os.stat(self.url)
+        found = (
+            os.path.relpath(os.path.join(directory, name), self.url)
+            for directory, _, names in os.walk(self.url)
+            for name in names
+        )
+        return sorted(path.replace(os.sep, "/") for path in found)
+
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
         """Write a new file; see `Store.create`. Missing directories are made."""
         path = self._path(name)

@@ -240,6 +240,17 @@ class FsspecStore:
 
         return self._call("", ask)
 
+    def walk(self) -> list[str]:
+        """Find the objects below; see `Store.walk`."""
+
+        def ask(fs: Any, root: str) -> list[str]:
+            fs.invalidate_cache()
+            start = root.strip("/") + "/" if root.strip("/") else ""
+            paths = (str(path).lstrip("/") for path in fs.find(root))
+            return sorted(path.removeprefix(start) for path in paths if path.startswith(start))
+
+        return self._call("", ask)
+
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
         """Write a new object; see `Store.create`."""
         try:
@@ -328,6 +339,10 @@ class HttpStore(FsspecStore):
         return {"headers": headers}
 
     def listing(self) -> dict[str, Listed]:
+        """Refuse: HTTP knows no directories."""
+        raise UnsupportedError(f"{self.url} cannot be listed")
+
+    def walk(self) -> list[str]:
         """Refuse: HTTP knows no directories."""
         raise UnsupportedError(f"{self.url} cannot be listed")
 

@@ -126,6 +126,18 @@ class Store(Protocol):
         """Find the objects of the store; FileNotFoundError if there is nothing at all."""
         ...
 
+    def walk(self) -> list[str]:
+        """Find the objects of the store and of all directories or prefixes below it, by names with slashes.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no such directory. A prefix without objects is empty.
+        UnsupportedError
+            The protocol cannot list.
+        """
+        ...
+
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
         """Write an object that does not exist yet, as a whole or not at all.
 
@@ -397,6 +409,11 @@ class MemoryStore:
         """Find the objects; see `Store.listing`."""
         with self._mutex:
             return {name: Listed(len(each.data), each.modified) for name, each in self._objects.items()}
+
+    def walk(self) -> list[str]:
+        """Find the objects; see `Store.walk`."""
+        with self._mutex:
+            return sorted(self._objects)
 
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
         """Add an object; see `Store.create`."""

@@ -1,0 +1,328 @@
+"""Groups: directories, prefixes and archives of arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, MutableMapping
+from html import escape
+from typing import Any, Literal
+
+import numpy.typing as npt
+
+from b2array import creation
+from b2array.array import NDArray
+from b2array.catalog import Directory
+from b2array.creation import Shape
+from b2array.errors import ReadOnlyError
+from b2array.members import ARRAY, ATTRS, check_name
+from b2array.opening import create_schunk
+from b2array.schunk import Mode, SChunk
+
+__all__ = ["Group", "open_group"]
+
+GroupMode = Literal["r", "r+", "a", "w", "x"]
+
+
+def open_group(
+    url: str | os.PathLike[str], mode: GroupMode = "r", *, storage_options: Mapping[str, Any] | None = None
+) -> Group:
+    """Open a group of arrays, or make one.
+
+    Parameters
+    ----------
+    url : str or os.PathLike
+        A directory, or a prefix that fsspec understands.
+    mode : {"r", "r+", "a", "w", "x"}
+        For reading; for reading and changing; the same, and make the group if there is none; make an empty one in the
+        place of one that is there; make one where there is none.
+    storage_options : mapping, optional
+        For fsspec.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no group.
+    FileExistsError
+        There is something already.
+
+    Examples
+    --------
+    >>> group = open_group("memory://station.b2d", "w")
+    >>> group.create("air/temperature", data=[20.5, 21.0])
+    <b2array.NDArray memory://station.b2d/air/temperature.b2nd shape=(2,) dtype=float64 chunks=(2,)>
+    >>> group.attrs["place"] = "roof"
+    >>> group["air"]["temperature"][:].tolist(), list(group), "air/pressure" in group
+    ([20.5, 21.0], ['air'], False)
+    """
+    if mode not in ("r", "r+", "a", "w", "x"):
+        raise ValueError(f"mode must be 'r', 'r+', 'a', 'w' or 'x', not {mode!r}")
+    home = Directory(os.fspath(url), storage_options or {})
+    there = home.exists()
+    if mode in ("r", "r+") and not there:
+        raise FileNotFoundError(f"{home.url}: there is no group")
+    if mode == "x" and there:
+        raise FileExistsError(f"{home.url} exists")
+    if mode == "w" and there:
+        home.clear()
+    if mode in ("w", "x") or not there:
+        home.initialise()
+    return Group(home, "", "r" if mode == "r" else "r+")
+
+
+class Group(MutableMapping[str, Any]):
+    """Named arrays, and groups of them in turn.
+
+    Made by `open_group`. A mapping of the names of what is directly in the group; names with slashes reach further
+    down. A group exists as soon as a member's name begins with its own.
+    """
+
+    __slots__ = ("_home", "_mode", "_prefix")
+
+    def __init__(self, home: Directory, prefix: str, mode: Mode) -> None:
+        self._home = home
+        self._prefix = prefix
+        self._mode: Mode = mode
+
+    @property
+    def url(self) -> str:
+        """Where the group is, without secrets."""
+        return f"{self._home.url}/{self._prefix}".rstrip("/")
+
+    @property
+    def name(self) -> str:
+        """Its name in the outermost group, which is called ``""`` itself."""
+        return self._prefix.rstrip("/")
+
+    @property
+    def mode(self) -> Mode:
+        """For reading ("r"), or for reading and changing ("r+")."""
+        return self._mode
+
+    @property
+    def attrs(self) -> Attrs:
+        """The group's attributes: a mapping, each assignment to which is a commit."""
+        return Attrs(self)
+
+    def _below(self) -> dict[str, str]:
+        """Return the paths of all members in and below this group by their names in it; attributes too."""
+        n = len(self._prefix)
+        return {name[n:]: path for name, path in self._home.members().items() if name.startswith(self._prefix)}
+
+    def _open(self, path: str, mode: Mode) -> NDArray | SChunk:
+        held = self._home.open(path, mode)
+        return NDArray(held) if path.endswith(ARRAY) else held
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            check_name(name)
+        except ValueError as error:
+            raise KeyError(str(error)) from None
+        below = self._below()
+        path = below.get(name)
+        if path is not None:
+            return self._open(path, self._mode)
+        if any(other.startswith(name + "/") for other in below):
+            return Group(self._home, f"{self._prefix}{name}/", self._mode)
+        raise KeyError(f"{name!r}: {self.url} has no such member")
+
+    def __contains__(self, name: object) -> bool:
+        return (
+            isinstance(name, str) and any(f"{other}/".startswith(f"{name}/") for other in self._shown()) and bool(name)
+        )
+
+    def _shown(self) -> Iterator[str]:
+        for name in self._below():
+            # Attributes are no member, but make a group of what has them.
+            yield name.removesuffix(ATTRS).rstrip("/") if name.rpartition("/")[2] == ATTRS else name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name.partition("/")[0] for name in self._shown() if name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _split(self) -> tuple[list[str], list[str]]:
+        below = self._below()
+        names = [*self]
+        return [name for name in names if name in below], [name for name in names if name not in below]
+
+    def arrays(self) -> dict[str, Any]:
+        """Open the members that are directly in this group and are no groups."""
+        return {name: self[name] for name in self._split()[0]}
+
+    def groups(self) -> dict[str, Group]:
+        """Return the groups that are directly in this one."""
+        return {name: self[name] for name in self._split()[1]}
+
+    def tree(self) -> str:
+        """Draw the members and groups as text, without opening them.
+
+        Examples
+        --------
+        >>> group = open_group("memory://tree.b2d", "w")
+        >>> for name in ("a/x", "a/y", "b"):
+        ...     _ = group.create(name, (2,))
+        >>> print(group.tree())
+        /
+        ├── a
+        │   ├── x
+        │   └── y
+        └── b
+        """
+        return "\n".join([f"/{self.name}", *_branches(_nested(self._shown()))])
+
+    # Changing.
+
+    def _require_writable(self) -> None:
+        if self._mode == "r":
+            raise ReadOnlyError(f"{self.url} was opened for reading; open it with mode='r+' to change it")
+
+    def create(
+        self, name: str, shape: Shape | None = None, dtype: npt.DTypeLike | None = None, *, data: Any = None,
+        **options: Any,
+    ) -> NDArray:  # fmt: skip
+        """Make an array.
+
+        Parameters
+        ----------
+        name : str
+            Groups that its name goes through come to be.
+        shape, dtype
+            As for `b2array.create`.
+        data : array-like, optional
+            What the array holds, in the place of shape and type.
+        **options
+            What else `b2array.create` takes.
+
+        Raises
+        ------
+        FileExistsError
+            There is a member or a group of that name; with ``overwrite=True`` an array is replaced.
+        ValueError
+            The name cannot be a member's, or a part of it is an array already.
+        """
+        self._require_writable()
+        path = self._check_free(name, overwrite=options.get("overwrite", False))
+        options = {**options, **self._home.options, "url": self._home.address(path)}
+        if (data is None) == (shape is None):
+            raise TypeError("create() takes either a shape or data")
+        if shape is not None:
+            made = creation.create(shape=shape, dtype=float if dtype is None else dtype, **options)
+        else:
+            made = creation.asarray(data, dtype=dtype, **options)
+        full = self._prefix + name
+        self._home.change_list(lambda members: members.update({full: path}))
+        return made
+
+    def _check_free(self, name: str, *, overwrite: bool) -> str:
+        full = self._prefix + check_name(name)
+        members = self._home.members()
+        if not overwrite and full in members:
+            raise FileExistsError(f"{self.url}: there is a member {name!r}; overwrite=True replaces it")
+        if any(other.startswith(full + "/") for other in members):
+            raise FileExistsError(f"{self.url}: there is a group {name!r}")
+        parts = full.split("/")
+        for n in range(1, len(parts)):
+            if (outer := "/".join(parts[:n])) in members:
+                raise ValueError(f"{name!r} cannot name a member: {outer!r} is an array, and no group")
+        return full + ARRAY
+
+    def create_group(self, name: str) -> Group:
+        """Make an empty group, or return the one that is there."""
+        self._require_writable()
+        if not isinstance(self.get(check_name(name)), Group):
+            self._check_free(name, overwrite=False)
+            inner = Group(self._home, f"{self._prefix}{name}/", self._mode)
+            inner.attrs._held(create=True)
+        return Group(self._home, f"{self._prefix}{name}/", self._mode)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.create(name, data=value, overwrite=True).close()
+
+    def __delitem__(self, name: str) -> None:
+        self._require_writable()
+        below = self._below()
+        doomed = {other: path for other, path in below.items() if f"{other}/".startswith(f"{name}/")}
+        if not name or not doomed:
+            raise KeyError(name)
+        self._home.remove({self._prefix + other: path for other, path in doomed.items()})
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"<b2array.Group {self.url}: {len(self)} members>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.tree())}</pre>"
+
+
+class Attrs(MutableMapping[str, Any]):
+    """The attributes of a group, in a frame without chunks as python-blosc2's ``TreeStore`` has them."""
+
+    __slots__ = ("_group",)
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def _held(self, *, create: bool = False) -> SChunk | None:
+        group = self._group
+        home, full = group._home, group._prefix + ATTRS
+        path = home.members().get(full)
+        if path is not None:
+            return home.open(path, group.mode)
+        if not create:
+            return None
+        group._require_writable()
+        path = full + ".b2f"
+        made = create_schunk(home.address(path), chunksize=2**13, **home.options)
+        home.change_list(lambda members: members.update({full: path}))
+        return made
+
+    def _layers(self) -> MutableMapping[str, Any]:
+        held = self._held()
+        return {} if held is None else held.vlmeta
+
+    def __getitem__(self, name: str) -> Any:
+        return self._layers()[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._group._require_writable()
+        held = self._held(create=True)
+        if held is not None:
+            held.vlmeta[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        self._group._require_writable()
+        del self._layers()[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._layers()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layers())
+
+    def __len__(self) -> int:
+        return len(self._layers())
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def _nested(names: Iterator[str]) -> dict[str, Any]:
+    root: dict[str, Any] = {}
+    for name in names:
+        node = root
+        for part in filter(None, name.split("/")):
+            node = node.setdefault(part, {})
+    return root
+
+
+def _branches(tree: Mapping[str, Any]) -> Iterator[str]:
+    for n, (name, inner) in enumerate(tree.items(), 1):
+        last = n == len(tree)
+        yield ("└── " if last else "├── ") + name
+        for line in _branches(inner):
+            yield ("    " if last else "│   ") + line

@@ -1,0 +1,160 @@
+"""The names of a group's members, and the list of them that a group in an object store keeps.
+
+A member is a frame: in a file, or in a directory or prefix of its own. Its path is its name with a suffix that says of
+what kind it is, as in the directories of python-blosc2's ``TreeStore``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import msgpack
+
+from b2array.errors import FormatError, UnsupportedError
+from b2array.snapshot import FRAME_NAME
+from b2array.spec import Buffer
+
+__all__ = ["ARRAY", "ATTRS", "EMBEDDED", "LIST_NAME", "SUFFIXES", "MemberList", "check_name", "found"]
+
+LIST_NAME = ".b2group"
+"""The object with the list of members."""
+EMBEDDED = "embed.b2e"
+"""The frame in which python-blosc2 keeps small members. Without it, it does not take a directory for a store."""
+ATTRS = "__vlmeta__"
+"""Last part of the name of the frame that has a group's attributes."""
+ARRAY = ".b2nd"
+SUFFIXES = (ARRAY, ".b2f", ".b2b")
+
+_MAGIC = "b2array group"
+_VERSION = 1
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
+_UNREADABLE = (ValueError, TypeError, LookupError, RecursionError, MemoryError, msgpack.UnpackException)
+
+
+def check_name(name: str) -> str:
+    """Return a name that can be a member's.
+
+    Raises
+    ------
+    ValueError
+        It is empty or absolute, has empty parts or the parts "." or "..", control characters or backslashes, or ends
+        in a way that is reserved.
+
+    Examples
+    --------
+    >>> check_name("ocean/temperature")
+    'ocean/temperature'
+    >>> check_name("../temperature")
+    Traceback (most recent call last):
+    ValueError: '../temperature' cannot name a member: it has the part '..'
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"names of members are str, not {type(name).__name__}")
+    reason = _reason(name)
+    if reason:
+        raise ValueError(f"{name!r} cannot name a member: {reason}")
+    return name
+
+
+def _reason(name: str) -> str:
+    if not name:
+        return "it is empty"
+    if name.startswith("/"):
+        return "it begins with a slash"
+    if _FORBIDDEN.search(name):
+        return "it has control characters or backslashes"
+    for part in name.split("/"):
+        if part in ("", ".", ".."):
+            return f"it has the part {part!r}"
+        if part == ATTRS or part.endswith(SUFFIXES):
+            return f"{part!r} is reserved"
+    return ""
+
+
+def found(paths: Iterable[str]) -> dict[str, str]:
+    """Find the members among the files of a directory.
+
+    Parameters
+    ----------
+    paths : iterable of str
+        Files, relative to the directory, with slashes.
+
+    Returns
+    -------
+    dict of str to str
+        Path of each member by its name, in the order of the names. Those with attributes are among them.
+
+    Examples
+    --------
+    >>> found(["b/c.b2nd", "b/c.b2nd.b2lock", "a.b2nd/chunks.b2frame", "a.b2nd/00000000.chunk", "embed.b2e"])
+    {'a': 'a.b2nd', 'b/c': 'b/c.b2nd'}
+    """
+    members = {}
+    for path in sorted(paths):
+        member = path.removesuffix("/" + FRAME_NAME)
+        name = member.rpartition(".")[0]
+        if member.endswith(SUFFIXES) and not _reason(name.removesuffix(ATTRS).removesuffix("/") or "x"):
+            members[name] = member
+    return dict(sorted(members.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class MemberList:
+    """The members of a group, as they were when the list was written.
+
+    Parameters
+    ----------
+    members : mapping of str to str
+        Path of each member by its name.
+    unknown : tuple of (key, value)
+        Entries that a later version added; they are kept.
+
+    Examples
+    --------
+    >>> listed = MemberList({"a/b": "a/b.b2nd"})
+    >>> MemberList.unpack(listed.pack()) == listed
+    True
+    """
+
+    members: Mapping[str, str] = field(default_factory=dict)
+    unknown: tuple[tuple[Any, Any], ...] = ()
+
+    def pack(self) -> bytes:
+        """Return the list as bytes."""
+        content = {"format": _MAGIC, "version": _VERSION, "members": dict(self.members), **dict(self.unknown)}
+        packed: bytes = msgpack.packb(content)
+        return packed
+
+    @classmethod
+    def unpack(cls, buf: Buffer) -> Self:
+        """Read a list.
+
+        Raises
+        ------
+        FormatError
+            It is none, or names members that no group can have.
+        UnsupportedError
+            It was written by a later version, which this one cannot follow.
+        """
+        try:
+            content = msgpack.unpackb(buf, strict_map_key=False)
+        except _UNREADABLE as error:
+            raise FormatError(f"expected a list of members, found other bytes ({error})") from None
+        if not isinstance(content, dict) or content.get("format") != _MAGIC:
+            raise FormatError("expected a list of members, found something else")
+        version = content.get("version")
+        if type(version) is not int or version < 1:
+            raise FormatError(f"expected a list of members of version {_VERSION}, found {version!r}")
+        if version > _VERSION:
+            raise UnsupportedError(f"the list of members has version {version}, known here is {_VERSION}")
+        members = content.get("members")
+        if not isinstance(members, dict):
+            raise FormatError(f"expected members in the list, found {type(members).__name__}")
+        for name, path in members.items():
+            if not isinstance(name, str) or not isinstance(path, str) or found([path]) != {name: path}:
+                raise FormatError(f"expected a member's name and path in the list, found {name!r} at {path!r}")
+        known = ("format", "version", "members")
+        return cls(members, tuple((key, value) for key, value in content.items() if key not in known))
