@@ -392,8 +392,8 @@ def _full_blocks(job: _Job, filtered: Bytes) -> list[list[Buffer]]:
         streams = filtered.reshape(-1, job.nstreams, neblock)
         return [[piece for stream in block for piece in _stream_pieces(job, stream)] for block in streams]
     made = blosc1.make(
-        codec, blosc1.with_room(filtered, neblock), clevel=job.cparams.clevel, shuffle=blosc1.NOSHUFFLE, typesize=typesize,
-        blocksize=neblock,
+        codec, blosc1.with_room(filtered, neblock), clevel=job.cparams.clevel, shuffle=blosc1.NOSHUFFLE,
+        typesize=typesize, blocksize=neblock,
     )  # fmt: skip
     if made is None:
         size = struct.pack("<i", neblock)
