@@ -1,6 +1,6 @@
 """A NumPy-compatible chunked array store in the Blosc2 formats."""
 
-from b2array import codecs, config, errors, filters
+from b2array import bloscpack, codecs, config, errors, filters
 from b2array.array import NDArray
 from b2array.creation import (
     asarray,
@@ -30,6 +30,7 @@ __all__ = [
     "NDArray",
     "SChunk",
     "asarray",
+    "bloscpack",
     "codecs",
     "compress",
     "config",

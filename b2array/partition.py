@@ -29,6 +29,7 @@ __all__ = [
     "Run",
     "Tile",
     "automatic",
+    "boxes",
     "extended",
     "grid_shape",
     "parts",
@@ -335,6 +336,38 @@ def _fancy(index: tuple[Index, ...], axes: Axes | None) -> tuple[tuple[Index, ..
     key.extend(index[n] for n in order[len(arrays) :])
     moved = order if axes is None else tuple(chain.from_iterable(axes[n] for n in order))
     return tuple(key), moved, order
+
+
+def boxes(shape: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:
+    """Cut an array into boxes whose items follow each other in C order.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Extents in items.
+    most : int
+        Items that a box may have, at least 1.
+
+    Examples
+    --------
+    >>> [tuple((i.start, i.stop) for i in box) for box in boxes((3, 4), 8)]
+    [((0, 2), (0, 4)), ((2, 3), (0, 4))]
+    """
+    if 0 in shape:
+        return
+    axis, inner = len(shape), 1
+    while axis and inner * shape[axis - 1] <= most:
+        axis -= 1
+        inner *= shape[axis]
+    rest = tuple(slice(0, n) for n in shape[axis:])
+    if not axis:
+        yield rest
+        return
+    step = max(1, most // inner)
+    for outer in np.ndindex(*shape[: axis - 1]):
+        for start in range(0, shape[axis - 1], step):
+            along = slice(start, min(start + step, shape[axis - 1]))
+            yield (*(slice(i, i + 1) for i in outer), along, *rest)
 
 
 def automatic(
