@@ -206,7 +206,12 @@ class NDArray:
     # Reading.
 
     def __getitem__(self, key: Any) -> Any:
-        return self._get(key, indexing.select)
+        source = self._held.source
+        layout = self._layout_in(source)
+        where = indexing.item(key, layout.shape)
+        if where is None or layout.dtype.kind == "V":
+            return self._get(key, indexing.select)
+        return transfer.read_item(source, layout, where)
 
     @property
     def oindex(self) -> Indexer:

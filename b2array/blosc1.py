@@ -177,11 +177,37 @@ def _decode_zstd(recipe: Recipe, region: memoryview, starts: Sequence[int], stop
     neblock = recipe.neblock(recipe.block_nbytes)
     if out.nbytes != len(starts) * recipe.block_nbytes or neblock > _LONGEST_ZSTD:
         return False
+    make = _zstd_of_few if len(starts) <= _FEW else _zstd_of_many
+    ready = make(recipe, region, starts, stops, neblock)
+    if ready is None:
+        return False
+    _decompress(_spliced(recipe, region, starts, stops, ready, out.nbytes), out)
+    return True
+
+
+def _zstd_of_few(
+    recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], neblock: int
+) -> list[_Ready] | None:
+    size = _INT32.pack(neblock)
+    ready = []
+    for block, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+        for position, csize in _walk(region, start, stop, recipe.nstreams, neblock):
+            if csize <= 0:
+                ready.append(_ready_run(recipe.fmt, Run(block, position, 4 + (csize < 0), neblock, -csize)))
+            elif csize < neblock:
+                data = codecs.decode(CodecId.ZSTD, region[position + 4 : position + 4 + csize], neblock)
+                ready.append(_Ready(block, position, 4 + csize, (size, data), 4 + neblock))
+    return ready
+
+
+def _zstd_of_many(
+    recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], neblock: int
+) -> list[_Ready] | None:
     positions, csizes = streams(region, starts, stops, recipe.nstreams, neblock)
     coded = (csizes > 0) & (csizes < neblock)
     decoded = codecs.decode_zstd_streams(region, positions[coded] + 4, csizes[coded], neblock) if coded.any() else ()
     if decoded is None:
-        return False
+        return None
     blocks, numbers = np.nonzero(csizes < neblock)
     size, payloads = _INT32.pack(neblock), iter(decoded)
     ready = []
@@ -192,8 +218,7 @@ def _decode_zstd(recipe: Recipe, region: memoryview, starts: Sequence[int], stop
             ready.append(_Ready(block, position, 4 + csize, (size, next(payloads)), 4 + neblock))
         else:
             ready.append(_ready_run(recipe.fmt, Run(block, position, 4 + (csize < 0), neblock, -csize)))
-    _decompress(_spliced(recipe, region, starts, stops, ready, out.nbytes), out)
-    return True
+    return ready
 
 
 _LONGEST_ZSTD = 2**16
@@ -335,27 +360,34 @@ def _runs_of_many(
 def _runs_of_few(
     region: memoryview, starts: Sequence[int], stops: Sequence[int], nstreams: int, neblock: int
 ) -> list[Run]:
-    runs = []
-    for block, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-        position = start
-        for _ in range(nstreams):
-            if position < 0 or position + 4 > stop:
-                raise FormatError(f"expected streams within a block that ends at byte {stop}, found one at {position}")
-            (csize,) = _INT32.unpack_from(region, position)
-            if not -255 <= csize <= neblock:
-                raise FormatError(f"expected a stream size of -255 to {neblock}, found {csize}")
-            if csize <= 0:
-                if csize:
-                    if position + 5 > stop:
-                        raise FormatError(f"expected a token at byte {position + 4}, found the end of the block")
-                    _check_token(region[position + 4])
-                runs.append(Run(block, position, 4 + (csize < 0), neblock, -csize))
-                position += 4 + (csize < 0)
-            else:
-                position += 4 + csize
-        if position > stop:
-            raise FormatError(f"expected a block that ends at byte {stop}, found streams up to {position}")
-    return runs
+    return [
+        Run(block, position, 4 + (csize < 0), neblock, -csize)
+        for block, (start, stop) in enumerate(zip(starts, stops, strict=True))
+        for position, csize in _walk(region, start, stop, nstreams, neblock)
+        if csize <= 0
+    ]
+
+
+def _walk(region: memoryview, start: int, stop: int, nstreams: int, neblock: int) -> list[tuple[int, int]]:
+    """List position and size field of each stream of a block."""
+    found = []
+    position = start
+    for _ in range(nstreams):
+        if position < 0 or position + 4 > stop:
+            raise FormatError(f"expected streams within a block that ends at byte {stop}, found one at {position}")
+        (csize,) = _INT32.unpack_from(region, position)
+        if not -255 <= csize <= neblock:
+            raise FormatError(f"expected a stream size of -255 to {neblock}, found {csize}")
+        found.append((position, csize))
+        position += 4 + csize if csize > 0 else 4
+        if csize < 0:
+            if position + 1 > stop:
+                raise FormatError(f"expected a token at byte {position}, found the end of the block")
+            _check_token(region[position])
+            position += 1
+    if position > stop:
+        raise FormatError(f"expected a block that ends at byte {stop}, found streams up to {position}")
+    return found
 
 
 class _Ready(NamedTuple):

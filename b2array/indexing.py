@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from b2array.partition import Axes, Index
 
-__all__ = ["Selection", "fields", "orthogonal", "select", "vectorised"]
+__all__ = ["Selection", "fields", "item", "orthogonal", "select", "vectorised"]
 
 MAX_RESULT_NDIM = 64
 
@@ -167,6 +167,24 @@ class Selection:
             f"shape mismatch: value array of shape {_text(found)} could not be broadcast "
             f"to indexing result of shape {_text(self.shape)}"
         )
+
+
+def item(key: object, shape: tuple[int, ...]) -> list[int] | None:
+    """Return the position of the one item that a key of plain integers names, None for all other keys.
+
+    Examples
+    --------
+    >>> item((1, -1), (4, 5)), item((1, 9), (4, 5))
+    ([1, 4], None)
+    """
+    if type(key) is not tuple or len(key) != len(shape):
+        return None
+    where = []
+    for i, n in zip(key, shape, strict=True):
+        if type(i) is not int or not -n <= i < n:
+            return None
+        where.append(i if i >= 0 else i + n)
+    return where
 
 
 def select(key: Any, shape: Sequence[int]) -> Selection:

@@ -7,10 +7,11 @@ whole chunks are wanted or the sizes of the blocks are noted in the frame.
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,18 @@ from b2array.spans import Span
 from b2array.spec import BLOSC1_HEADER_LEN, HEADER_LEN, MAX_DICT_NBYTES, FilterId, Special
 from b2array.storage import Store, gathered, too_short, where
 
-__all__ = ["FRAME_NAME", "Place", "Snapshot", "Source", "Want", "fetch", "load", "located", "located_error"]
+__all__ = [
+    "FRAME_NAME",
+    "Place",
+    "Snapshot",
+    "Source",
+    "Want",
+    "fetch",
+    "fetch_block",
+    "load",
+    "located",
+    "located_error",
+]
 
 FRAME_NAME = "chunks.b2frame"
 """The file of a sparse frame that holds header, index and trailer (Blosc2 Sparse Frame Format)."""
@@ -296,6 +308,28 @@ def fetch(source: Source, wants: Sequence[Want], *, reuse: bool = False) -> list
     if any(each.stored is None for each in pending):
         raise FormatError(f"{source.url}: expected chunk heads that say how long they are, found others")
     return [each.stored for each in pending if each.stored is not None]
+
+
+def fetch_block(source: Source, n: int, block: int) -> Stored:
+    """Read one block of chunk `n` by the shortest way; its bytes are this thread's until it fetches again.
+
+    Raises what `fetch` raises.
+    """
+    head = source.heads.get(n) if source.near else None
+    if head is not None and block < len(head.starts) and FilterId.DELTA not in head.header.filters:
+        name, first, limit = cast(Place, source.place(n))
+        start, stop = int(head.starts[block]), int(head.stops[block])
+        if limit < 0 or first + stop <= limit:
+            shift = min(start, _LEAD) - start
+            with suppress(FileNotFoundError):
+                region = source.gather((Span(name, first - shift, first + stop),))
+                return Stored(head, region, head.starts + shift, head.stops + shift)
+    (stored,) = fetch(source, (Want(n, (block,)),), reuse=True)
+    return stored
+
+
+_LEAD = BLOSC1_HEADER_LEN + 4
+"""Room for the header that the engine puts in front of one block."""
 
 
 def _read_wave(source: Source, waiting: Sequence[_Pending], *, reuse: bool) -> None:

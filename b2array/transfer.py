@@ -25,11 +25,11 @@ from b2array.draft import Draft
 from b2array.errors import FormatError, UnsupportedError
 from b2array.params import CParams
 from b2array.partition import Axes, Index, Part, Tile, parts, put, take, tiles
-from b2array.snapshot import Snapshot, Source, Want, fetch, located, located_error
+from b2array.snapshot import Snapshot, Source, Want, fetch, fetch_block, located, located_error
 from b2array.spec import ChunkHeader, Special
 from b2array.tiling import Step, Tiling, strides_of, tiling_of
 
-__all__ = ["read", "write"]
+__all__ = ["read", "read_item", "write"]
 
 Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
@@ -87,9 +87,6 @@ def read(source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | 
     if not box.size:
         return
     reader = _Reader(source, layout, index, axes, box)
-    if box.size == 1 and axes is None and np.ndarray not in map(type, index):
-        reader.run_item(cast(Slices, index))
-        return
     jobs = _jobs(layout, index, axes)
     first = list(islice(jobs, 2))
     if len(first) == 1:
@@ -100,6 +97,86 @@ def read(source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | 
     else:
         for _ in workers.spread(reader.finish, reader.fetched(chain(first, jobs))):
             pass
+
+
+def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
+    """Return one item by the shortest way.
+
+    Parameters
+    ----------
+    source, layout
+        As in `read`; the dtype has no fields.
+    where : sequence of int
+        Its position, which must lie within the array.
+    """
+    chunk_number = block_number = 0
+    within = []
+    for i, n, c, b in zip(where, layout.shape, layout.chunks, layout.blocks, strict=True):
+        coord, rest = divmod(i, c)
+        chunk_number = chunk_number * -(-n // c) + coord
+        coord, rest = divmod(rest, b)
+        block_number = block_number * -(-c // b) + coord
+        within.append(rest)
+    generation = _cacheable(source) if config.cache_bytes else None
+    if generation is None:
+        return _block(source, layout, chunk_number, block_number)[tuple(within)]
+    key = (generation, chunk_number, block_number)
+    block = _cache.get(key)
+    if block is None:
+        block = _block(source, layout, chunk_number, block_number)
+        _cache.add(key, block)
+    return block[tuple(within)]
+
+
+def _cacheable(source: Source) -> str | None:
+    """Return what identifies the blocks of a source in the cache."""
+    # What neither b2array nor the store versioned may be other data of the same sizes elsewhere.
+    known = isinstance(source, Snapshot) and (source.frame.fingerprint_type or source.version)
+    return cast(Snapshot, source).generation if known else None
+
+
+def _block(source: Source, layout: Layout, chunk_number: int, block_number: int) -> Array:
+    """Return a block, which is this thread's until it decodes the next."""
+    described = source.frame
+    context = Context(described.codec, described.codec_meta, layout.blocks)
+    stored = fetch_block(source, chunk_number, block_number)
+    try:
+        header = stored.head.header
+        _check_size(header, layout)
+        if header.special:
+            return np.broadcast_to(_value(stored, layout.dtype), layout.blocks)
+        if header.vl_blocks or header.block_nbytes != layout.block_nbytes:
+            return _whole(source, layout, context, chunk_number)[block_number, ...]
+        out = chunk.scratch_bytes(layout.block_nbytes)
+        reference = chunk.reference_block(stored, context)
+        chunk.decode_blocks(stored, (block_number,), out, context=context, reference=reference)
+    except (FormatError, UnsupportedError) as error:
+        raise located_error(f"chunk {chunk_number} of {source.url}", error) from error
+    return out.view(layout.dtype).reshape(layout.blocks)
+
+
+def _check_size(header: ChunkHeader, layout: Layout) -> None:
+    if header.nbytes != layout.chunk_nbytes:
+        raise FormatError(f"expected {layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
+
+
+def _value(stored: Stored, dtype: np.dtype[Any]) -> Array:
+    """Return the item that fills a special chunk."""
+    item = stored.head.value
+    if stored.head.header.special == Special.NAN:
+        item = encoder.NAN_BYTES[stored.head.header.typesize]
+    elif stored.head.header.special != Special.VALUE:
+        return np.zeros((), dtype)
+    if len(item) != dtype.itemsize:
+        raise FormatError(f"expected a repeated item of {dtype.itemsize} bytes, found {len(item)}")
+    return np.frombuffer(item, dtype).reshape(())
+
+
+def _whole(source: Source, layout: Layout, context: Context, chunk_number: int) -> Array:
+    """Decode a chunk and cut it into the array's blocks."""
+    (whole,) = fetch(source, [Want(chunk_number, None)])
+    data = chunk.decode(whole.region, context=context)
+    return data.view(layout.dtype).reshape(-1, *layout.blocks)
 
 
 class _Fetched(NamedTuple):
@@ -132,52 +209,10 @@ class _Reader:
         described = source.frame
         self.context = Context(described.codec, described.codec_meta, layout.blocks)
         small = box.nbytes <= config.cache_bytes // _CACHED_SHARE
-        # What neither b2array nor the store versioned may be other data of the same sizes elsewhere.
-        known = source if isinstance(source, Snapshot) and (described.fingerprint_type or source.version) else None
-        self.cache_key = known.generation if small and known is not None else None
+        self.cache_key = _cacheable(source) if small else None
         ndim = len(layout.shape)
         self.order = (*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2))
         self.by_tiles = self.cache_key is None and axes is None and np.ndarray not in map(type, index)
-
-    def run_item(self, index: Slices) -> None:
-        """Read a single item by the shortest way."""
-        layout = self.layout
-        chunk_number = block_number = 0
-        within = []
-        for i, n, c, b in zip(index, layout.shape, layout.chunks, layout.blocks, strict=True):
-            coord, rest = divmod(i.start, c)
-            chunk_number = chunk_number * -(-n // c) + coord
-            coord, rest = divmod(rest, b)
-            block_number = block_number * -(-c // b) + coord
-            within.append(rest)
-        key = None if self.cache_key is None else (self.cache_key, chunk_number, block_number)
-        block = _cache.get(key) if key is not None else None
-        if block is None:
-            block = self._block(chunk_number, block_number)
-            if key is not None:
-                _cache.add(key, block)
-        self.box[...] = block[tuple(within)]
-
-    def _block(self, chunk_number: int, block_number: int) -> Array:
-        layout = self.layout
-        (stored,) = fetch(self.source, [Want(chunk_number, (block_number,))], reuse=True)
-        try:
-            header = stored.head.header
-            self._check_size(header)
-            if header.special:
-                return np.broadcast_to(self._value(stored), layout.blocks)
-            if header.vl_blocks or header.block_nbytes != layout.block_nbytes:
-                return self._whole(chunk_number)[block_number, ...]
-            out = chunk.scratch_bytes(layout.block_nbytes)
-            reference = chunk.reference_block(stored, self.context)
-            chunk.decode_blocks(stored, (block_number,), out, context=self.context, reference=reference)
-        except (FormatError, UnsupportedError) as error:
-            raise located_error(f"chunk {chunk_number} of {self.source.url}", error) from error
-        return out.view(layout.dtype).reshape(layout.blocks)
-
-    def _check_size(self, header: ChunkHeader) -> None:
-        if header.nbytes != self.layout.chunk_nbytes:
-            raise FormatError(f"expected {self.layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
 
     def run(self, job: _Job) -> None:
         """Fetch, decode and copy one chunk."""
@@ -255,10 +290,13 @@ class _Reader:
     def _copy(self, fetched: _Fetched) -> None:
         job, tiling, blocks, stored = fetched
         header = stored.head.header
-        if header.nbytes != self.layout.chunk_nbytes:
-            raise FormatError(f"expected {self.layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
+        _check_size(header, self.layout)
         if header.special and self.layout.itemsize == self.source.frame.typesize:
-            put(self.box, job.part.outside, np.broadcast_to(self._value(stored), _lengths(job.part.outside)))
+            put(
+                self.box,
+                job.part.outside,
+                np.broadcast_to(_value(stored, self.layout.dtype), _lengths(job.part.outside)),
+            )
         elif header.special or header.vl_blocks or header.block_nbytes != self.layout.block_nbytes:
             self._copy_whole(job)
         elif tiling is not None:
@@ -266,28 +304,11 @@ class _Reader:
         else:
             self._copy_blocks(job, blocks, stored)
 
-    def _value(self, stored: Stored) -> Array:
-        """Return the item that fills a special chunk."""
-        dtype, item = self.layout.dtype, stored.head.value
-        if stored.head.header.special == Special.NAN:
-            item = encoder.NAN_BYTES[stored.head.header.typesize]
-        elif stored.head.header.special != Special.VALUE:
-            return np.zeros((), dtype)
-        if len(item) != dtype.itemsize:
-            raise FormatError(f"expected a repeated item of {dtype.itemsize} bytes, found {len(item)}")
-        return np.frombuffer(item, dtype).reshape(())
-
     def _copy_whole(self, job: _Job) -> None:
         """Copy from a chunk whose blocks are not those of the array."""
-        blocks = self._whole(job.number)
+        blocks = _whole(self.source, self.layout, self.context, job.number)
         for number, part in _blocks(self.layout, job.part, self.axes):
             put(self.box, part.outside, take(blocks[number, ...], part.inside, self.axes))
-
-    def _whole(self, chunk_number: int) -> Array:
-        """Decode a chunk and cut it into the array's blocks."""
-        (whole,) = fetch(self.source, [Want(chunk_number, None)])
-        data = chunk.decode(whole.region, context=self.context)
-        return data.view(self.layout.dtype).reshape(-1, *self.layout.blocks)
 
     def _copy_blocks(self, job: _Job, blocks: list[tuple[int, Part]], stored: Stored) -> None:
         """Copy block by block, for keys with index arrays and for the cache."""
