@@ -139,6 +139,14 @@ class Snapshot:
         """Whether reading is so fast that every worker may do it for itself."""
         return self.store.appendable
 
+    @property
+    def superseded(self) -> bool:
+        """Whether the store holds another state by now."""
+        try:
+            return load(self.store, start=self.start).generation != self.generation
+        except (OSError, B2ArrayError):
+            return False
+
     @cached_property
     def heads(self) -> MutableMapping[int, Head]:
         """The heads of chunks, by number, that were read before."""

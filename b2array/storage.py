@@ -351,7 +351,7 @@ class MemoryStore:
 
     def __init__(self, objects: Mapping[str, Buffer] | None = None) -> None:
         self._objects = {name: _Object(joined(data)) for name, data in (objects or {}).items()}
-        self._mutex = Mutex()
+        self._mutex, self._writers = Mutex(), Mutex()
 
     def __repr__(self) -> str:
         return f"<MemoryStore of {sum(len(each.data) for each in self._objects.values())} bytes>"
@@ -362,7 +362,7 @@ class MemoryStore:
 
     def __setstate__(self, objects: dict[str, _Object]) -> None:
         self._objects = objects
-        self._mutex = Mutex()
+        self._mutex, self._writers = Mutex(), Mutex()
 
     def _get(self, name: str) -> _Object:
         try:
@@ -465,8 +465,8 @@ class MemoryStore:
                 self._objects.pop(name, None)
 
     def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Exclude the other threads; see `Store.lock`."""
-        return self._mutex
+        """Exclude the other writers, and nobody who reads; see `Store.lock`."""
+        return self._writers
 
     def close(self) -> None:
         """Do nothing: the objects stay."""
