@@ -72,8 +72,8 @@ class Store(Protocol):
         spans : sequence of Span
         expected : str, optional
             The version that the object had, if all spans lie in one. The bytes of another object that has taken its
-            place since are refused, where the backend can tell: by inode for local files (appending keeps it), by
-            entity tag on S3 and HTTP. Elsewhere it is ignored.
+            place since are refused, where the backend can tell: for local files by inode (appending keeps it) and by
+            what `marked` has added, by entity tag on S3 and HTTP. Elsewhere it is ignored.
         clip : bool, default False
             Spans may reach beyond the end of their objects, and give fewer bytes then.
 
@@ -282,6 +282,25 @@ def overtaken(place: str) -> ConflictError:
 def identity(version: str) -> str:
     """Take the part of a version that stays while an object is appended to."""
     return version.partition("@")[0]
+
+
+class Mark(NamedTuple):
+    """Bytes of an object, by their end, that stay while it is appended to and that no other object has."""
+
+    stop: int
+    content: bytes
+
+
+def marked(version: str, mark: Mark) -> str:
+    """Add to the version of an `appendable` store's object how it can be recognised."""
+    return f"{version}#{mark.stop}:{mark.content.hex()}"
+
+
+def unmarked(version: str) -> tuple[str, Mark | None]:
+    """Take apart what `marked` has put together."""
+    version, _, mark = version.partition("#")
+    stop, _, content = mark.partition(":")
+    return version, Mark(int(stop), bytes.fromhex(content)) if mark else None
 
 
 def pieces(data: Buffer | Iterable[Buffer]) -> Iterable[Buffer]:
