@@ -12,9 +12,9 @@ from typing import Any, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from b2array import assignment, b2nd, config, display, indexing, transfer
+from b2array import assignment, b2nd, display, indexing, transfer
 from b2array.b2nd import Layout
-from b2array.draft import extras_of
+from b2array.draft import Draft, extras_of
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.frame import Frame
 from b2array.indexing import Selection
@@ -257,10 +257,12 @@ class NDArray:
         return Indexer(self, lambda key, shape: indexing.select(_spanned(key, shape, chunks, grid), shape))
 
     def _get(self, key: Any, select: Select) -> Any:
-        source = self._held.source
-        layout = self._layout_in(source)
-        rest, names = indexing.fields(key, layout.dtype)
-        result = _read(source, layout, select(rest, layout.shape))
+        def read(source: Source) -> tuple[Any, str | list[str] | None]:
+            layout = self._layout_in(source)
+            rest, names = indexing.fields(key, layout.dtype)
+            return _read(source, layout, select(rest, layout.shape)), names
+
+        result, names = self._held.reading(read)
         # A copy, so that a field does not keep the memory of all others.
         return np.array(result[names]) if isinstance(names, str) else result if names is None else result[names]
 
@@ -334,19 +336,14 @@ class NDArray:
         box, names = assignment.arrange(value, selection, layout.dtype, names)
         if not box.size:
             return
-        for attempt in range(config.retries + 1):
-            try:
-                with self._held.changing() as draft:
-                    now = self._layout_in(draft)
-                    _check_same(self.url, layout, now)
-                    index, axes, cparams = selection.index, selection.axes, draft.frame.cparams
-                    transfer.write(draft, now, index, axes, box, cparams=cparams, fields=names)
-            except ConflictError:
-                if self._held.in_transaction or attempt == config.retries:
-                    raise
-                self._held.refresh()
-            else:
-                return
+
+        def assign(draft: Draft) -> None:
+            now = self._layout_in(draft)
+            _check_same(self.url, layout, now)
+            index, axes, cparams = selection.index, selection.axes, draft.frame.cparams
+            transfer.write(draft, now, index, axes, box, cparams=cparams, fields=names)
+
+        self._held.change(assign, anywhere=True)
 
     @contextmanager
     def transaction(self) -> Iterator[Self]:

@@ -305,7 +305,7 @@ class Draft:
         """Forget the changes, as long as no index refers to them."""
         self._shelf.close()
         with suppress(OSError, B2ArrayError):
-            if not self._shelf.sizes or not self.sparse:
+            if not self._shelf.sizes or not self.sparse or not self._shelf.ours:
                 return
             with self._lock() if self.base is not None else nullcontext():
                 try:
@@ -317,9 +317,19 @@ class Draft:
     def _lock(self) -> AbstractContextManager[None]:
         return nullcontext() if self._locked else self.store.lock(self.name)
 
+    @property
+    def _occupied(self) -> bool:
+        try:
+            return self.store.guarantee == "lock" and self.store.stamp(self.name).size > 0
+        except FileNotFoundError:
+            return False
+
     def _commit(self) -> Snapshot:
+        self._shelf.require_open()
         if self.base is None:
-            return self._publish_new()
+            # A writer of the frame that goes must not come in between: it would write into the new one.
+            with self._lock() if self._overwrite and self._occupied else nullcontext():
+                return self._publish_new()
         for _ in range(config.retries + 1):
             with self._lock():
                 current = load(self.store)
@@ -393,7 +403,12 @@ class Draft:
 
         def extend() -> str:
             tail = chain(self._shelf.pieces(self.frame.offsets), (packed.tail,))
-            self.store.append("", current.frame.frame_len, tail)
+            try:
+                self.store.append("", current.frame.frame_len, tail)
+            except BaseException:
+                with suppress(OSError):  # a full disk gets its room back
+                    self.store.append("", current.frame.frame_len, ())
+                raise
             self.store.patch("", 0, packed.header)
             return self.store.stamp("").version
 

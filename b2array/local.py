@@ -29,6 +29,7 @@ from b2array.storage import (
     pieces,
     scatter,
     too_short,
+    unmarked,
 )
 
 __all__ = ["TEMPORARY_SUFFIX", "LocalStore"]
@@ -127,11 +128,12 @@ def _local_stamp(status: os.stat_result) -> Stamp:
 class _File:
     """A descriptor that is closed when no thread uses it any more, whoever has replaced it in the meantime."""
 
-    __slots__ = ("fd", "path")
+    __slots__ = ("_known", "fd", "path")
 
     def __init__(self, fd: int, path: str) -> None:
         self.fd = fd
         self.path = path
+        self._known: set[str] = set()
 
     @classmethod
     def open(cls, path: str) -> Self:
@@ -143,8 +145,23 @@ class _File:
     def stamp(self) -> Stamp:
         return _local_stamp(os.fstat(self.fd))
 
-    def is_of(self, version: str) -> bool:
-        return str(os.fstat(self.fd).st_ino) == identity(version)
+    def is_of(self, expected: str) -> bool:
+        """Whether this is the file that had a version, and has at most been appended to since."""
+        if expected not in self._known:
+            if not self._has_been(expected):
+                return False
+            self._known.add(expected)
+        return True
+
+    def _has_been(self, expected: str) -> bool:
+        version, mark = unmarked(expected)
+        found = self.stamp()
+        if identity(found.version) != identity(version):
+            return False
+        # The number of a deleted file is soon that of another one.
+        if mark is None or found.version == version:
+            return True
+        return found.size >= mark.stop and self.read(mark.stop - len(mark.content), mark.stop) == mark.content
 
     def read(self, start: int, stop: int, *, clip: bool = False) -> memoryview:
         size = os.fstat(self.fd).st_size
@@ -260,7 +277,7 @@ class LocalStore:
     def _read(self, merged: Sequence[Merged], expected: str | None, *, clip: bool) -> Iterator[memoryview]:
         for name, group in itertools.groupby((each.span for each in merged), key=lambda span: span.name):
             file = self._open(name)
-            if expected is not None and identity(file.stamp().version) != identity(expected):
+            if expected is not None and not file.is_of(expected):
                 raise changed(file.path)
             for _, start, stop in group:
                 yield file.read(start, stop, clip=clip)

@@ -370,7 +370,7 @@ class CachingStore(FsspecStore):
             return [error] * len(spans)
 
 
-_shared_memory = Mutex()
+_shared_memory, _shared_writers = Mutex(), Mutex()
 _serials: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 _next_serial = itertools.count()
 
@@ -419,8 +419,8 @@ class SharedMemoryStore(FsspecStore):
             return super().replace(name, content, expected=expected)
 
     def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Exclude the other threads; see `Store.lock`."""
-        return _shared_memory
+        """Exclude the other writers, and nobody who reads; see `Store.lock`."""
+        return _shared_writers
 
 
 class S3Store(FsspecStore):

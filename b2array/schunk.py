@@ -17,13 +17,13 @@ from b2array import chunk, config, edits, encoder, extras, lazy, notes, snapshot
 from b2array.attributes import Layers
 from b2array.chunk import Context, Stored
 from b2array.draft import Draft, copied, whole_chunks
-from b2array.errors import ChunkMissingError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
+from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.frame import Frame, FrameType
 from b2array.params import CParams
 from b2array.snapshot import Snapshot, Source, Want, fetch, located
 from b2array.spans import Span
 from b2array.spec import Buffer, Special
-from b2array.storage import MemoryStore, Mutex, Store
+from b2array.storage import MemoryStore, Mutex, Store, changed
 
 __all__ = ["Layers", "Mode", "SChunk"]
 
@@ -151,14 +151,22 @@ class SChunk:
     # Reading.
 
     def reading(self, verb: Callable[[Source], T]) -> T:
-        """Call `verb` with what is read from; again if a commit through this handle took that away meanwhile."""
+        """Call `verb` with what is read from; again if a commit through this handle took that away meanwhile.
+
+        Raises
+        ------
+        ConflictError
+            Another writer took it away.
+        """
         while True:
             source = self.source
             try:
-                return verb(source)
-            except (ChunkMissingError, ConflictError):
-                if source is self.source:
-                    raise
+                with _explained(source):
+                    return verb(source)
+            except (FormatError, ConflictError):
+                with self._mutex:  # once a commit under way is over
+                    if source is self.source:
+                        raise
 
     def decompress_chunk(self, n: int) -> bytes:
         """Return the data of chunk `n`.
@@ -222,17 +230,24 @@ class SChunk:
         self._require_writable()
         with self._mutex:
             if self._draft is not None:
-                with self._draft.attempt():
+                with self._draft.attempt(), _explained(self._draft):
                     yield self._draft
                 return
             draft = self._new_draft()
         try:
-            yield draft
+            with _explained(draft):
+                yield draft
         except BaseException:
             draft.abort()
             raise
         with self._mutex:
-            self._snapshot = draft.commit()
+            self._commit(draft)
+
+    def _commit(self, draft: Draft) -> None:
+        committed = draft.commit()
+        # Without changes there was no commit, and another thread's may have moved the handle on meanwhile.
+        if committed is not draft.base:
+            self._snapshot = committed
 
     def change(self, verb: Callable[[Draft], T], *, anywhere: bool = False) -> T:
         """Call `verb` with a draft and commit; if another writer came first, again on what that one has left.
@@ -284,7 +299,7 @@ class SChunk:
             except BaseException:
                 draft.abort()
                 raise
-            self._snapshot = draft.commit()
+            self._commit(draft)
         return result
 
     @contextmanager
@@ -315,7 +330,7 @@ class SChunk:
             raise
         with self._mutex:
             try:
-                self._snapshot = draft.commit()
+                self._commit(draft)
             finally:
                 self._draft = None
 
@@ -424,6 +439,18 @@ class SChunk:
         with self._mutex:  # threads that share the handle have the same idea of what chunk `n` is
             self.change(verb, anywhere=anywhere)
             return self.nchunks
+
+
+@contextmanager
+def _explained(source: Source) -> Iterator[None]:
+    """Let bad bytes be a conflict if another writer was here: other software moves chunks about in their file."""
+    try:
+        yield
+    except FormatError as error:
+        held = source.base if isinstance(source, Draft) else source
+        if isinstance(held, Snapshot) and held.superseded:
+            raise changed(held.url) from error
+        raise
 
 
 def _number(source: Source, n: int, *, end: bool = False) -> int:

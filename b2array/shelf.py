@@ -7,6 +7,7 @@ checksums.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
@@ -52,6 +53,7 @@ class Shelf:
         self._extents: list[tuple[int, int, int]] = []
         self._digest = blake2b(digest_size=16)
         self._closed = False
+        self._owner = os.getpid()
         self._mutex = threading.Lock()
 
     def put(self, buf: bytes, nblocks: int) -> int:
@@ -64,8 +66,7 @@ class Shelf:
         nblocks : int
             Number of columns of block sizes in the draft's record of sizes.
         """
-        if self._closed:
-            raise ConflictError("expected a transaction under way, found that it has ended")
+        self.require_open()
         head = chunk.unpack_head(buf)
         if head.header.special not in (Special.NONE, Special.VALUE):
             buf = encoder.stored_special(buf)
@@ -77,6 +78,18 @@ class Shelf:
             self._digest.update(record)
             self.sizes[code] = row
         return code
+
+    @property
+    def ours(self) -> bool:
+        """Whether this is the process that the shelf was made in, and not one forked from it."""
+        return self._owner == os.getpid()
+
+    def require_open(self) -> None:
+        """Raise ConflictError if the transaction has ended, or belongs to another process."""
+        if self._closed:
+            raise ConflictError("expected a transaction under way, found that it has ended")
+        if not self.ours:
+            raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
 
     def _enqueue(self, spool: Spool, buf: bytes, record: bytes) -> int:
         with self._mutex:

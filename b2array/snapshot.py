@@ -22,7 +22,7 @@ from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, Unsuppo
 from b2array.frame import Frame, FrameType
 from b2array.spans import Span
 from b2array.spec import BLOSC1_HEADER_LEN, HEADER_LEN, MAX_DICT_NBYTES, FilterId, Special
-from b2array.storage import Store, gathered, too_short, where
+from b2array.storage import Mark, Store, gathered, marked, too_short, where
 
 __all__ = [
     "FRAME_NAME",
@@ -151,6 +151,14 @@ class Snapshot:
         """Whether reading is so fast that every worker may do it for itself."""
         return self.store.appendable
 
+    @property
+    def superseded(self) -> bool:
+        """Whether the store holds another state by now."""
+        try:
+            return load(self.store, start=self.start).generation != self.generation
+        except (OSError, B2ArrayError):
+            return False
+
     @cached_property
     def heads(self) -> MutableMapping[int, Head]:
         """The heads of chunks, by number, that were read before."""
@@ -191,9 +199,15 @@ class Snapshot:
         """Read bytes of the store's objects into one buffer, which this thread uses again for the next call."""
         return self.store.gather(spans, expected=self._expected)
 
-    @property
+    @cached_property
     def _expected(self) -> str | None:
-        return self.version if self.frame.frame_type == FrameType.CONTIGUOUS else None
+        described, version = self.frame, self.version
+        if version is None or described.frame_type != FrameType.CONTIGUOUS:
+            return None
+        if not self.store.appendable or described.fingerprint_type != frame.FINGERPRINT_128:
+            return version
+        # With its fingerprint a frame ends, and no other has the same.
+        return marked(version, Mark(self.start + described.frame_len, described.fingerprint))
 
     def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
         """Read the first bytes of objects, fewer of those that are shorter."""

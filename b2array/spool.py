@@ -7,6 +7,7 @@ import tempfile
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Self
 
@@ -47,6 +48,7 @@ class Spool:
         self._pieces: list[Buffer] = []
         self._file: IO[bytes] | None = None
         self._closed = False
+        self._owner = os.getpid()
         self._mutex = threading.Lock()
 
     @property
@@ -112,6 +114,7 @@ class Spool:
         if self._pieces:
             self._file.seek(self.reserved + self._starts[0])
             self._file.writelines(self._pieces)
+            self._file.flush()  # nothing waits that a forked process would write as well
         self._starts.clear()
         self._pieces.clear()
 
@@ -125,18 +128,26 @@ class Spool:
     def _require_open(self) -> None:
         if self._closed:
             raise ConflictError("expected a transaction under way, found that it has ended")
+        if self._owner != os.getpid():  # the file's position is shared
+            raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
 
     def close(self) -> None:
-        """Let go of everything, and remove the file if it still has the name it was made under."""
+        """Let go of everything, and remove the file if it still has the name it was made under.
+
+        A process that was forked meanwhile leaves the file alone.
+        """
         with self._mutex:
             self._closed = True
             self._starts.clear()
             self._pieces.clear()
             file, self._file = self._file, None
-            if file is not None:
+            if file is None or self._owner != os.getpid():
+                return
+            with suppress(OSError):  # nobody needs what did not fit on the disk
                 file.close()
-                if self.path is not None:
-                    Path(self.path).unlink(missing_ok=True)
+            if self.path is not None:
+                with suppress(OSError):
+                    Path(self.path).unlink()
 
     def __enter__(self) -> Self:
         return self

@@ -72,8 +72,8 @@ class Store(Protocol):
         spans : sequence of Span
         expected : str, optional
             The version that the object had, if all spans lie in one. The bytes of another object that has taken its
-            place since are refused, where the backend can tell: by inode for local files (appending keeps it), by
-            entity tag on S3 and HTTP. Elsewhere it is ignored.
+            place since are refused, where the backend can tell: for local files by inode (appending keeps it) and by
+            what `marked` has added, by entity tag on S3 and HTTP. Elsewhere it is ignored.
         clip : bool, default False
             Spans may reach beyond the end of their objects, and give fewer bytes then.
 
@@ -284,6 +284,25 @@ def identity(version: str) -> str:
     return version.partition("@")[0]
 
 
+class Mark(NamedTuple):
+    """Bytes of an object, by their end, that stay while it is appended to and that no other object has."""
+
+    stop: int
+    content: bytes
+
+
+def marked(version: str, mark: Mark) -> str:
+    """Add to the version of an `appendable` store's object how it can be recognised."""
+    return f"{version}#{mark.stop}:{mark.content.hex()}"
+
+
+def unmarked(version: str) -> tuple[str, Mark | None]:
+    """Take apart what `marked` has put together."""
+    version, _, mark = version.partition("#")
+    stop, _, content = mark.partition(":")
+    return version, Mark(int(stop), bytes.fromhex(content)) if mark else None
+
+
 def pieces(data: Buffer | Iterable[Buffer]) -> Iterable[Buffer]:
     """Take one buffer for an iterable of it alone."""
     return (data,) if isinstance(data, bytes | bytearray | memoryview) else data
@@ -351,7 +370,7 @@ class MemoryStore:
 
     def __init__(self, objects: Mapping[str, Buffer] | None = None) -> None:
         self._objects = {name: _Object(joined(data)) for name, data in (objects or {}).items()}
-        self._mutex = Mutex()
+        self._mutex, self._writers = Mutex(), Mutex()
 
     def __repr__(self) -> str:
         return f"<MemoryStore of {sum(len(each.data) for each in self._objects.values())} bytes>"
@@ -362,7 +381,7 @@ class MemoryStore:
 
     def __setstate__(self, objects: dict[str, _Object]) -> None:
         self._objects = objects
-        self._mutex = Mutex()
+        self._mutex, self._writers = Mutex(), Mutex()
 
     def _get(self, name: str) -> _Object:
         try:
@@ -465,8 +484,8 @@ class MemoryStore:
                 self._objects.pop(name, None)
 
     def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Exclude the other threads; see `Store.lock`."""
-        return self._mutex
+        """Exclude the other writers, and nobody who reads; see `Store.lock`."""
+        return self._writers
 
     def close(self) -> None:
         """Do nothing: the objects stay."""

@@ -8,6 +8,7 @@ groups.
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -381,6 +382,16 @@ class _Cache:
 
 
 _cache = _Cache()
+
+
+def _after_fork() -> None:
+    # Another thread may have held the lock, in the middle of a change.
+    global _cache
+    _cache = _Cache()
+
+
+if hasattr(os, "register_at_fork"):  # absent on Windows, which does not fork
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def write(

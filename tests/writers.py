@@ -1,0 +1,79 @@
+"""What the processes of the concurrency tests do."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import b2array
+
+ROUNDS = 12
+
+
+def fill_rows(url, rows):
+    """Write rows, each in pieces."""
+    array = b2array.open(url, "r+")
+    for row in rows:
+        for start in range(0, array.shape[1], 25):
+            array[row, start : start + 25] = row + 1
+
+
+def raise_counters(url, me):
+    """Raise an item of one's own in a chunk that all share, by transactions that are repeated after a conflict."""
+    array = b2array.open(url, "r+")
+    for _ in range(ROUNDS):
+        while True:
+            try:
+                with array.transaction():
+                    array[me] = array[me] + 1
+            except b2array.errors.ConflictError:
+                array.refresh()
+            else:
+                break
+
+
+def append_chunks(url, me):
+    """Append chunks that say who made them."""
+    held = b2array.open_schunk(url, "r+")
+    for n in range(ROUNDS):
+        held.append_data(np.array([me, n], "i4"))
+
+
+def set_attributes(url, me):
+    """Set attributes of one's own."""
+    array = b2array.open(url, "r+")
+    for n in range(4):
+        array.attrs[f"{me}.{n}"] = n
+
+
+def watch(url):
+    """Open again and again while the others write: all items of a state are equal, and states only go forward."""
+    last = 0
+    while last < ROUNDS * 4:
+        items = b2array.open(url)[...]
+        if items.min() != items.max() or items[0] < last:
+            return items.tolist()
+        last = int(items[0])
+    return last
+
+
+def step_together(url, rounds):
+    """Write all items of all chunks, in one commit each time."""
+    array = b2array.open(url, "r+")
+    for n in range(1, rounds + 1):
+        array[...] = n
+
+
+def replace(url, rounds):
+    """Put a new array in the place of the old one."""
+    for n in range(1, rounds + 1):
+        b2array.save(url, np.full(400, n), chunks=100, blocks=100)
+
+
+def touch(url, rounds):
+    """Change single items of an array that others replace."""
+    for _ in range(rounds):
+        try:
+            array = b2array.open(url, "r+")
+            array[7] = array[6]
+        except b2array.errors.ConflictError:
+            continue
