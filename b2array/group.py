@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from html import escape
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from b2array.array import NDArray
 from b2array.catalog import Directory
 from b2array.creation import Shape
 from b2array.errors import ReadOnlyError
+from b2array.joint import Joint
 from b2array.members import ARRAY, ATTRS, check_name
 from b2array.opening import create_schunk
 from b2array.schunk import Mode, SChunk
@@ -206,13 +208,10 @@ class Group(MutableMapping[str, Any]):
         options = {**options, **self._home.options, "url": self._home.address(path)}
         if (data is None) == (shape is None):
             raise TypeError("create() takes either a shape or data")
-        if shape is not None:
-            made = creation.create(shape=shape, dtype=float if dtype is None else dtype, **options)
-        else:
-            made = creation.asarray(data, dtype=dtype, **options)
-        full = self._prefix + name
-        self._home.change_list(lambda members: members.update({full: path}))
-        return made
+        with self._home.making(self._prefix + name, path, overwrite=options.get("overwrite", False)):
+            if shape is not None:
+                return creation.create(shape=shape, dtype=float if dtype is None else dtype, **options)
+            return creation.asarray(data, dtype=dtype, **options)
 
     def _check_free(self, name: str, *, overwrite: bool) -> str:
         full = self._prefix + check_name(name)
@@ -247,6 +246,47 @@ class Group(MutableMapping[str, Any]):
             raise KeyError(name)
         self._home.remove({self._prefix + other: path for other, path in doomed.items()})
 
+    @contextmanager
+    def transaction(self) -> Iterator[Group]:
+        """Make everything that is changed inside the ``with`` block one commit.
+
+        What is changed through the group that the block is given, and through arrays that are taken from it, is part of
+        the commit; other handles show nothing of it before. If the block raises, nothing has happened. A reader who
+        opens members through one group sees all of the commit or nothing of it. Who opens a member past the group, by
+        its own URL, or as python-blosc2 does, may see it before or after others.
+
+        Raises
+        ------
+        ValueError
+            A transaction is under way already; or, in the block, a member is to be replaced by a new one.
+        ConflictError
+            Another writer changed what was read or written in the block. Nothing has happened then.
+
+        Examples
+        --------
+        >>> group = open_group("memory://growing.b2d", "w")
+        >>> time, level = group.create("time", 0, "i8"), group.create("level", 0, "f4")
+        >>> with group.transaction() as changes:
+        ...     changes["time"].attrs["unit"] = "s"
+        ...     changes["level"].attrs["unit"] = "m"
+        >>> group["level"].attrs
+        {'unit': 'm'}
+        """
+        self._require_writable()
+        if isinstance(self._home, Joint):
+            raise ValueError("a transaction is under way on this group already")  # noqa: TRY004 - not the user's type
+        joint = Joint(self._home)
+        try:
+            yield Group(joint, self._prefix, self._mode)
+        except BaseException:
+            joint.abort()
+            raise
+        joint.commit()
+
+    def refresh(self) -> None:
+        """Show what others have done to the group since it was opened. Arrays that are open stay as they are."""
+        self._home.refresh()
+
     def __eq__(self, other: object) -> bool:
         return self is other
 
@@ -277,9 +317,8 @@ class Attrs(MutableMapping[str, Any]):
             return None
         group._require_writable()
         path = full + ".b2f"
-        made = create_schunk(home.address(path), chunksize=2**13, **home.options)
-        home.change_list(lambda members: members.update({full: path}))
-        return made
+        with home.making(full, path):
+            return create_schunk(home.address(path), chunksize=2**13, **home.options)
 
     def _layers(self) -> MutableMapping[str, Any]:
         held = self._held()

@@ -20,10 +20,10 @@ from b2array.chunk import Head, Stored
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError
 from b2array.frame import Frame, FrameType
 from b2array.spans import Span
-from b2array.spec import BLOSC1_HEADER_LEN, HEADER_LEN, MAX_DICT_NBYTES, FilterId, Special
+from b2array.spec import BLOSC1_HEADER_LEN, HEADER_LEN, MAX_DICT_NBYTES, Buffer, FilterId, Special
 from b2array.storage import Store, gathered, too_short, where
 
-__all__ = ["FRAME_NAME", "Place", "Snapshot", "Source", "Want", "fetch", "load", "located", "located_error"]
+__all__ = ["FRAME_NAME", "Place", "Snapshot", "Source", "Want", "fetch", "load", "located", "located_error", "restore"]
 
 FRAME_NAME = "chunks.b2frame"
 """The file of a sparse frame that holds header, index and trailer (Blosc2 Sparse Frame Format)."""
@@ -214,6 +214,27 @@ def load(store: Store, *, start: int = 0) -> Snapshot:
             version = stamp.version if stamp else None
             return located(store.url, partial(_parse, store, name, start, head.data, version))
     raise _refusal(store, heads)
+
+
+def restore(store: Store, data: Buffer, version: str | None) -> Snapshot:
+    """Read a frame of which somebody else has the beginning.
+
+    Parameters
+    ----------
+    store : Store
+        Where its chunks are, and what else of it there is.
+    data : bytes-like
+        The header at least.
+    version : str or None
+        The store's version of the file that the rest is in.
+
+    Raises
+    ------
+    FormatError, UnsupportedError
+        It is not a frame, or does not belong to what is in the store.
+    """
+    sparse = frame.unpack_header(data).frame_type == FrameType.SPARSE
+    return located(store.url, lambda: _parse(store, FRAME_NAME * sparse, 0, memoryview(data), version))
 
 
 def _refusal(store: Store, errors: Sequence[object]) -> Exception:

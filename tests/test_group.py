@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import blosc2
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array import Group, open_group
-from b2array.errors import ReadOnlyError
+from b2array import Group, NDArray, b2nd, open_group
+from b2array.catalog import Directory
+from b2array.errors import ConflictError, ReadOnlyError
 
 _serials = itertools.count()
 
@@ -178,6 +180,7 @@ def test_python_blosc2_opens_what_is_written(tmp_path: Path) -> None:
     tree.vlmeta["more"] = "stock"
     tree["/b/z"] = np.arange(4)
     assert set(blosc2.DictStore(url, mode="r").keys()) >= {"/a/x", "/y", "/b/z"}
+    group.refresh()
     assert dict(group.attrs) == {"title": "outer", "more": "stock"}
     assert group["b/z"][...].tolist() == [0, 1, 2, 3]
 
@@ -199,3 +202,190 @@ def test_directories_of_python_blosc2_are_read_and_continued(tmp_path: Path) -> 
     tree = blosc2.TreeStore(url, mode="r")
     assert tree["/a/b/x"][0] == 100
     assert tree.vlmeta["w"] == 2
+
+
+def _grown(group: Group) -> tuple[int, int]:
+    return len(group["time"][...]), len(group["level"][...])
+
+
+def _resize(held: NDArray, n: int) -> None:
+    layout = replace(held._layout, shape=(n,))
+    with held._held.changing() as draft:
+        old = draft.frame.nchunks
+        draft.reindex([k if k < old else -1 for k in range(layout.nchunks)], nbytes=layout.nbytes)
+        draft.set_metalayer("b2nd", b2nd.pack(layout))
+
+
+def _append(changes: Group, n: int) -> None:
+    for name in ("time", "level"):
+        held = changes[name]
+        before = held.shape[0]
+        _resize(held, before + n)
+        held[before:] = np.arange(before, before + n)
+
+
+@pytest.fixture
+def growing(group: Group) -> Group:
+    group.create("time", data=np.arange(3), chunks=(4,), blocks=(2,))
+    group.create("level", data=np.arange(3.0), chunks=(2,), blocks=(2,))
+    return group
+
+
+def test_a_transaction_changes_all_members_or_none(growing: Group, url: str) -> None:
+    before = open_group(url)
+    old = before["level"]
+    with growing.transaction() as changes:
+        _append(changes, 5)
+        changes.attrs["steps"] = 8
+        changes["time"].attrs["unit"] = "s"
+        changes.create("new/x", data=[1, 2])
+        assert _grown(changes) == (8, 8)
+        assert _grown(open_group(url)) == (3, 3)
+        assert list(open_group(url)) == ["level", "time"]
+        assert dict(open_group(url).attrs) == {}
+    for found in (growing, open_group(url)):
+        assert _grown(found) == (8, 8)
+        assert found["level"][...].tolist() == list(range(8))
+        assert dict(found.attrs) == {"steps": 8}
+        assert dict(found["time"].attrs) == {"unit": "s"}
+        assert found["new/x"][...].tolist() == [1, 2]
+    assert old[...].tolist() == [0, 1, 2]
+    with pytest.raises(ConflictError, match="refresh"):
+        before["time"]
+    before.refresh()
+    assert _grown(before) == (8, 8)
+
+
+def test_a_transaction_that_raises_leaves_nothing(growing: Group, url: str) -> None:
+    class Stop(BaseException):
+        pass
+
+    def fail() -> None:
+        with growing.transaction() as changes:
+            _append(changes, 5)
+            changes.create("new", data=[1])
+            del changes["time"]
+            changes.attrs["a"] = 1
+            raise Stop
+
+    with pytest.raises(Stop):
+        fail()
+    for found in (growing, open_group(url)):
+        assert list(found) == ["level", "time"]
+        assert _grown(found) == (3, 3)
+        assert dict(found.attrs) == {}
+    growing.create("new", data=[1])
+
+
+def test_transactions_follow_each_other(growing: Group, url: str) -> None:
+    for n in range(1, 4):
+        with growing.transaction() as changes:
+            _append(changes, n)
+    assert _grown(open_group(url)) == (9, 9)
+    growing["time"][0] = 9
+    assert open_group(url)["time"][0] == 9
+    with growing.transaction() as changes:
+        del changes["time"]
+        changes["level"][0] = 7
+        assert "time" not in changes
+        assert "time" in open_group(url)
+    assert list(open_group(url)) == ["level"]
+    assert open_group(url)["level"][0] == 7
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 2])
+def test_a_commit_that_is_interrupted_shows_all_or_nothing(
+    growing: Group, url: str, fails_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growing.attrs["n"] = 3
+    original = Directory._publish_one
+    calls = itertools.count()
+
+    def publish_one(*args: object, **options: object) -> None:
+        if next(calls) >= fails_at:
+            raise OSError("killed")
+        original(*args, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Directory, "_publish_one", publish_one)
+        with growing.transaction() as changes:
+            _append(changes, 5)
+            changes.attrs["n"] = 8
+    # Some of the members' own frames are old, and nobody who goes by the group notices.
+    own = [b2array.open(f"{url}/{name}.b2nd").shape[0] for name in ("level", "time")]
+    assert own != [8, 8]
+    for found in (open_group(url), growing):
+        assert _grown(found) == (8, 8)
+        assert found["level"][...].tolist() == list(range(8))
+        assert found.attrs["n"] == 8
+    # The next writer completes it.
+    again = open_group(url, "r+")
+    again["time"][0] = 100
+    assert b2array.open(f"{url}/time.b2nd")[...].tolist() == [100, *range(1, 8)]
+    with again.transaction() as changes:
+        _append(changes, 1)
+    assert [b2array.open(f"{url}/{name}.b2nd").shape[0] for name in ("level", "time")] == [9, 9]
+    assert _grown(open_group(url)) == (9, 9)
+
+
+def test_a_transaction_notices_other_writers(growing: Group, url: str) -> None:
+    def clash() -> None:
+        with growing.transaction() as changes:
+            _append(changes, 2)
+            with open_group(url, "r+").transaction() as others:
+                _append(others, 1)
+
+    with pytest.raises(ConflictError):
+        clash()
+    assert _grown(open_group(url)) == (4, 4)
+    growing.refresh()
+    with growing.transaction() as changes:
+        changes["time"][0] = 5
+        with open_group(url, "r+").transaction() as others:
+            others["level"][3] = 6
+            others.create("x", data=[1])
+    found = open_group(url)
+    assert (found["time"][0], found["level"][3], list(found)) == (5, 6.0, ["level", "time", "x"])
+
+
+def test_a_transaction_has_rules(growing: Group) -> None:
+    with growing.transaction() as changes:
+        with pytest.raises(ValueError, match="under way"), changes.transaction():
+            pass
+        with pytest.raises(ValueError, match="cannot replace"):
+            changes["time"] = [1]
+        with pytest.raises(ValueError, match="pickled"):
+            pickle.dumps(changes)
+        changes.create("short", data=[1])
+        del changes["short"]
+        assert "short" not in changes
+    with pytest.raises(ConflictError, match="ended"):
+        changes["time"]
+    assert "short" not in growing
+    reading = open_group(growing.url)
+    with pytest.raises(ReadOnlyError), reading.transaction():
+        pass
+
+
+def test_python_blosc2_reads_what_transactions_leave_and_goes_on(tmp_path: Path) -> None:
+    url = str(tmp_path / "ours.b2d")
+    group = open_group(url, "w")
+    for name in ("time", "level"):
+        group.create(name, data=np.arange(3), chunks=(4,), blocks=(2,))
+    with group.transaction() as changes:
+        _append(changes, 5)
+        changes.attrs["n"] = 8
+    tree = blosc2.TreeStore(url, mode="a")
+    assert sorted(tree.keys()) == ["/level", "/time"]
+    assert sorted(blosc2.DictStore(url, mode="r").keys()) == ["/__vlmeta__", "/level", "/time"]
+    assert tree["/time"][:].tolist() == list(range(8))
+    assert tree.vlmeta["n"] == 8
+    held = tree["/time"]
+    held.resize((10,))
+    held[8:] = [80, 90]
+    tree["/level"] = np.ones(10)
+    assert _grown(open_group(url)) == (10, 10)
+    with open_group(url, "r+").transaction() as changes:
+        _append(changes, 1)
+    assert blosc2.TreeStore(url, mode="r")["/time"][:].tolist() == [*range(8), 80, 90, 10]
+    assert _grown(open_group(url)) == (11, 11)

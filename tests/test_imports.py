@@ -22,6 +22,7 @@ LAYERS = (
     ("dask_io", "group"),
     ("creation",),
     ("array", "bloscpack", "integrity"),
+    ("joint",),
     ("catalog",),
     ("members", "opening", "transfer"),
     ("schunk",),
