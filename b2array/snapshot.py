@@ -217,22 +217,7 @@ def load(store: Store, *, start: int = 0) -> Snapshot:
 
 
 def restore(store: Store, data: Buffer, version: str | None) -> Snapshot:
-    """Read a frame of which somebody else has the beginning.
-
-    Parameters
-    ----------
-    store : Store
-        Where its chunks are, and what else of it there is.
-    data : bytes-like
-        The header at least.
-    version : str or None
-        The store's version of the file that the rest is in.
-
-    Raises
-    ------
-    FormatError, UnsupportedError
-        It is not a frame, or does not belong to what is in the store.
-    """
+    """Read a frame of which `data` has the header at least, and the store the rest. Raises what `load` raises."""
     sparse = frame.unpack_header(data).frame_type == FrameType.SPARSE
     return located(store.url, lambda: _parse(store, FRAME_NAME * sparse, 0, memoryview(data), version))
 
