@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
-from b2array import config, snapshot
+from b2array import config, embedding, snapshot
 from b2array.errors import ConflictError, FormatError, ReadOnlyError
 from b2array.frame import Frame
 from b2array.members import EMBEDDED, LIST_NAME, MemberList, found
@@ -114,7 +114,7 @@ class Directory:
                 raise error
         try:
             files = self.store.walk()
-        except _ABSENT:
+        except (*_ABSENT, PermissionError):  # who may not list is told what there is by a list
             return False
         return self.is_local or bool(found(files))
 
@@ -132,13 +132,21 @@ class Directory:
         known = self._known
         if known is None:
             # The files first: what is being made hides in the list before it is there.
-            paths = self.store.walk() if self.is_local else []
-            known = self._known = self._with_files(self.read_list()[0], paths)
+            files = self._files() if self.is_local else {}
+            listed, _ = self.read_list()
+            members = files if self.is_local else listed.members
+            shown = {name: path for name, path in sorted(members.items()) if path not in listed.hidden}
+            known = self._known = listed, shown
         return known
 
-    def _with_files(self, listed: MemberList, paths: list[str]) -> tuple[MemberList, dict[str, str]]:
-        members = found(paths) if self.is_local else listed.members
-        return listed, {name: path for name, path in sorted(members.items()) if path not in listed.hidden}
+    def _files(self) -> dict[str, str]:
+        """Find the members by their files, and those in the embedding frame."""
+        paths = self.store.walk()
+        inner = embedding.extents(self._embedding("r")) if EMBEDDED in paths else {}
+        return {**{name: embedding.path_of(name) for name in inner}, **found(paths)}
+
+    def _embedding(self, mode: Mode) -> SChunk:
+        return SChunk(snapshot.load(self.store_of(EMBEDDED)), mode)
 
     def read_list(self) -> tuple[MemberList, Stamp | None]:
         """Read the list of members and its version. Where there is none, there is no version either."""
@@ -146,7 +154,7 @@ class Directory:
             stamp = self.store.stamp(LIST_NAME)
             (data,) = self.store.read([Span(LIST_NAME, 0, stamp.size)], expected=stamp.version)
         except _ABSENT:
-            return MemberList({} if self.is_local else found(self.store.walk())), None
+            return MemberList({} if self.is_local else self._files()), None
         return snapshot.located(f"{self.url}/{LIST_NAME}", lambda: MemberList.unpack(data)), stamp
 
     def write_list(self, listed: MemberList, stamp: Stamp | None) -> None:
@@ -172,8 +180,11 @@ class Directory:
     def making(self, name: str, path: str, *, overwrite: bool = False) -> Iterator[None]:
         """Note the member that is made inside the block."""
         self._check_hidden(path, overwrite=overwrite)
+        before = self.members().get(name, "")
         yield
         self.change(name, path)
+        if embedding.embedded(before):
+            embedding.remove(self._embedding("r+"), [name])
 
     def _check_hidden(self, path: str, *, overwrite: bool) -> None:
         if path in self.read_list()[0].hidden and not overwrite:
@@ -217,6 +228,8 @@ class Directory:
         ConflictError
             A later commit of several members has changed it.
         """
+        if embedding.embedded(path):
+            return embedding.open_embedded(self._embedding("r"), path)
         store = self.store_of(path)
         held = self.current(store, path)
         if mode == "r+" and path in self._state()[0].pending:
@@ -300,7 +313,7 @@ class Directory:
         empty.vlmeta["estore_metadata"] = {"embed_map": {}, "current_offset": 0}
         self.store.create(EMBEDDED, empty.to_bytes())
         if not self.is_local:
-            self.change()
+            self.write_list(MemberList(), None)
 
     def clear(self) -> None:
         """Remove a group and all its members."""
@@ -314,8 +327,16 @@ class Directory:
     def remove(self, members: Mapping[str, str]) -> None:
         """Take members off the list, then remove their files."""
         self.change(without=members)
+        self.remove_frames(members)
+
+    def remove_frames(self, members: Mapping[str, str]) -> None:
+        """Remove what members consist of."""
+        inner = [name for name, path in members.items() if embedding.embedded(path)]
+        if inner:
+            embedding.remove(self._embedding("r+"), inner)
         for path in members.values():
-            self.remove_files(path)
+            if not embedding.embedded(path):
+                self.remove_files(path)
 
     def remove_files(self, path: str) -> None:
         """Remove the frame at a path."""

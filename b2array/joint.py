@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
-from b2array import config
+from b2array import config, embedding
 from b2array.catalog import MARK, Directory, beside
 from b2array.draft import Draft
 from b2array.errors import B2ArrayError, ConflictError
@@ -54,7 +54,7 @@ class Joint(Directory):
     def open(self, path: str, mode: Mode) -> SChunk:
         """Open a member; what is written to it is part of the commit."""
         self._require_open()
-        if path in self._created.values():
+        if path in self._created.values() or embedding.embedded(path):
             return super().open(path, mode)
         held = self._open.get(path)
         if held is None:
@@ -177,7 +177,7 @@ class Joint(Directory):
         if clash := sorted(self._created.keys() & listed.members.keys()):
             raise ConflictError(f"{self.url}: another writer has made {clash} as well")
         kept = {name: path for name, path in listed.members.items() if name not in self._removed}
-        gone = self._removed.values() if self.is_local else ()
+        gone = [path for path in self._removed.values() if self.is_local and not embedding.embedded(path)]
         return replace(
             listed,
             members=kept if self.is_local else {**kept, **self._created},
@@ -203,8 +203,7 @@ class Joint(Directory):
 
     def _finish(self, new: MemberList, drafts: Mapping[str, Draft]) -> None:
         self.publish(new, locked=drafts.keys())
-        for path in self._removed.values():
-            self.remove_files(path)
+        self.remove_frames(self._removed)
         listed, stamp = self.read_list()
         if (listed.ident, listed.number) == (new.ident, new.number):
             self.write_list(replace(listed, pending={}, hidden=_without(listed.hidden, self._removed.values())), stamp)

@@ -17,7 +17,10 @@ from b2array.errors import FormatError, UnsupportedError
 from b2array.snapshot import FRAME_NAME
 from b2array.spec import Buffer
 
-__all__ = ["ARRAY", "ATTRS", "EMBEDDED", "LIST_NAME", "SUFFIXES", "MemberList", "check_name", "found"]
+__all__ = [
+    "ARRAY", "ATTRS", "EMBEDDED", "LIST_NAME", "SUFFIXES", "MemberList", "check_member", "check_name", "check_path",
+    "found",
+]  # fmt: skip
 
 LIST_NAME = ".b2group"
 """The object with the list of members."""
@@ -74,6 +77,19 @@ def _reason(name: str) -> str:
     return ""
 
 
+def check_member(name: str) -> bool:
+    """Whether a name can be that of a member, or of a group's attributes."""
+    group = name.removesuffix(ATTRS)
+    return not _reason(name) if group == name else not _reason(group.removesuffix("/") or "any")
+
+
+def check_path(path: str) -> None:
+    """Raise `FormatError` if a path is not one of a file below a directory."""
+    parts = path.split("/")
+    if "\0" in path or "\\" in path or any(part in ("", ".", "..") for part in parts):
+        raise FormatError(f"expected relative paths of files, found {path!r}")
+
+
 def found(paths: Iterable[str]) -> dict[str, str]:
     """Find the members among the files of a directory.
 
@@ -96,7 +112,7 @@ def found(paths: Iterable[str]) -> dict[str, str]:
     for path in sorted(paths):
         member = path.removesuffix("/" + FRAME_NAME)
         name = member.rpartition(".")[0]
-        if member.endswith(SUFFIXES) and not _reason(name.removesuffix(ATTRS).removesuffix("/") or "x"):
+        if member.endswith(SUFFIXES) and check_member(name):
             members[name] = member
     return dict(sorted(members.items()))
 
@@ -166,7 +182,7 @@ class MemberList:
         del content["format"]
         members, ident, number, pending, hidden = (content.pop(name, None) for name in _FIELDS)
         for name, path in _checked("members", members, dict).items():
-            if not isinstance(name, str) or not isinstance(path, str) or found([path]) != {name: path}:
+            if not isinstance(name, str) or not isinstance(path, str) or not _fit(name, path):
                 raise FormatError(f"expected a member's name and path in the list, found {name!r} at {path!r}")
         for path, change in _checked("pending", pending, dict).items():
             if not _is_member(path) or not (isinstance(change, bytes) or _is_beside(change)):
@@ -185,6 +201,10 @@ def _checked(name: str, value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise FormatError(f"expected {name!r} of type {kind.__name__} in the list, found {type(value).__name__}")
     return value
+
+
+def _fit(name: str, path: str) -> bool:
+    return found([path]) == {name: path} or (path == f"{EMBEDDED}/{name}" and check_member(name))
 
 
 def _is_member(path: object) -> bool:
