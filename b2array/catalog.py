@@ -3,22 +3,34 @@
 In a local directory the files are the list of members, as for python-blosc2. An object store is never listed when it
 can be helped, because that is slow, and shows the writes of others one by one: there the names are in one object, which
 is replaced as a whole. Where it is missing, as in a directory that was copied there, the store is listed.
+
+Either kind has such an object once several members have been changed at once; see `b2array.joint`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
-from b2array import config, snapshot
+from b2array import config, embedding, snapshot
 from b2array.errors import ConflictError, FormatError, ReadOnlyError
+from b2array.frame import Frame
 from b2array.members import EMBEDDED, LIST_NAME, MemberList, found
+from b2array.notes import extras_of
 from b2array.opening import create_schunk
 from b2array.schunk import Mode, SChunk
+from b2array.snapshot import FRAME_NAME, Snapshot
 from b2array.spans import Span
 from b2array.storage import Stamp, Store, open_store
 
-__all__ = ["Directory", "joined_url"]
+__all__ = ["MARK", "Directory", "beside", "joined_url", "mark_of"]
+
+MARK = "group"
+"""Entry of a member's extras: identity of the list, and number of the commit that the member was last changed in."""
+
+_ABSENT = (FileNotFoundError, NotADirectoryError)
 
 
 def joined_url(url: str, path: str) -> str:
@@ -40,8 +52,13 @@ def joined_url(url: str, path: str) -> str:
     return "::".join(links)
 
 
+def beside(path: str, token: str, *, sparse: bool) -> str:
+    """Return the path of the object that is to take the place of a member's frame."""
+    return f"{path}/{FRAME_NAME}.{token}.b2tmp" if sparse else f"{path}.{token}.b2tmp"
+
+
 class Directory:
-    """The members of a group in a directory or prefix.
+    """The members of a group in a directory or prefix, as they were when they were first asked for.
 
     Parameters
     ----------
@@ -49,112 +66,254 @@ class Directory:
         Where it is.
     storage_options : mapping
         For fsspec.
+    known : tuple, optional
+        The list of members, and their paths by their names.
     """
 
-    def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, url: str, storage_options: Mapping[str, Any], known: tuple[MemberList, dict[str, str]] | None = None
+    ) -> None:
         self._address = url
         self._options = dict(storage_options)
-        self.store = self.store_of("")
+        self._known = known
+        self.store = open_store(url, **self.options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Directory, (self._address, self._options)
+        return Directory, (self._address, self._options, self._known)
 
     @property
     def url(self) -> str:
         """Where the group is, without secrets."""
         return self.store.url.rstrip("/")
 
-    def address(self, path: str) -> str:
-        """Return the URL of a member's path."""
-        return joined_url(self._address, path)
-
     @property
     def options(self) -> dict[str, Any]:
         """What `open_store` takes for a member."""
         return {"storage_options": self._options}
-
-    def store_of(self, path: str) -> Store:
-        """Return the store of a path; of the directory itself for the empty one."""
-        address = self.address(path) if path else self._address
-        return open_store(address, **self.options)
-
-    # The list.
 
     @property
     def is_local(self) -> bool:
         """Whether the files themselves are the list."""
         return self.store.appendable
 
+    def address(self, path: str) -> str:
+        """Return the URL of a member's path."""
+        return joined_url(self._address, path)
+
+    def store_of(self, path: str) -> Store:
+        """Return the store of a member's path."""
+        return open_store(self.address(path), **self.options)
+
     def exists(self) -> bool:
-        """Whether there is a group: a list, an embedding frame, or a directory."""
+        """Whether there is a group: a list, an embedding frame, a local directory, or a prefix with members."""
         heads = self.store.head([LIST_NAME, EMBEDDED], 8)
         if any(not isinstance(head, Exception) for head in heads):
             return True
-        absent = (FileNotFoundError, NotADirectoryError)
         for error in heads:
-            if isinstance(error, Exception) and not isinstance(error, absent):
+            if isinstance(error, Exception) and not isinstance(error, _ABSENT):
                 raise error
         try:
             files = self.store.walk()
-            return self.is_local or bool(found(files))
-        except FileNotFoundError:
+        except (*_ABSENT, PermissionError):  # who may not list is told what there is by a list
             return False
+        return self.is_local or bool(found(files))
+
+    # The list.
 
     def members(self) -> dict[str, str]:
         """Return the path of each member by its name, in the order of the names."""
-        if self.is_local:
-            return found(self.store.walk())
-        listed, stamp = self._read_list()
-        return dict(listed.members) if stamp else found(self.store.walk())
+        return self._state()[1]
 
-    def _read_list(self) -> tuple[MemberList, Stamp | None]:
-        """Read the list of members and its version; where there is none, an empty one."""
+    def refresh(self) -> None:
+        """Ask for the members anew when they are next needed."""
+        self._known = None
+
+    def _state(self) -> tuple[MemberList, dict[str, str]]:
+        known = self._known
+        if known is None:
+            # The files first: what is being made hides in the list before it is there.
+            files = self._files() if self.is_local else {}
+            listed, _ = self.read_list()
+            members = files if self.is_local else listed.members
+            shown = {name: path for name, path in sorted(members.items()) if path not in listed.hidden}
+            known = self._known = listed, shown
+        return known
+
+    def _files(self) -> dict[str, str]:
+        """Find the members by their files, and those in the embedding frame."""
+        paths = self.store.walk()
+        inner = embedding.extents(self._embedding("r")) if EMBEDDED in paths else {}
+        return {**{name: embedding.path_of(name) for name in inner}, **found(paths)}
+
+    def _embedding(self, mode: Mode) -> SChunk:
+        return SChunk(snapshot.load(self.store_of(EMBEDDED)), mode)
+
+    def read_list(self) -> tuple[MemberList, Stamp | None]:
+        """Read the list of members and its version. Where there is none, there is no version either."""
         try:
             stamp = self.store.stamp(LIST_NAME)
             (data,) = self.store.read([Span(LIST_NAME, 0, stamp.size)], expected=stamp.version)
-        except FileNotFoundError:
-            return MemberList(), None
+        except _ABSENT:
+            return MemberList({} if self.is_local else self._files()), None
         return snapshot.located(f"{self.url}/{LIST_NAME}", lambda: MemberList.unpack(data)), stamp
 
-    def change_list(self, verb: Callable[[dict[str, str]], object]) -> None:
-        """Let `verb` change the names, and replace the list; again if another writer came first."""
-        if self.is_local:
-            return
-        for attempt in range(config.retries + 1):
-            with self.store.lock(LIST_NAME):
-                listed, stamp = self._read_list()
-                members = dict(listed.members) if stamp else found(self.store.walk())
-                verb(members)
-                content = MemberList(dict(sorted(members.items())), listed.unknown).pack()
-                try:
-                    if stamp:
-                        self.store.replace(LIST_NAME, content, expected=stamp.version)
+    def write_list(self, listed: MemberList, stamp: Stamp | None) -> None:
+        """Put a list in the place of the one with that stamp; hold the lock.
+
+        Raises
+        ------
+        ConflictError
+            Another writer came first.
+        """
+        content = replace(listed, members=dict(sorted(listed.members.items()))).pack()
+        try:
+            if stamp is None:
+                self.store.create(LIST_NAME, content)
+            else:
+                self.store.replace(LIST_NAME, content, expected=stamp.version)
+        except (ConflictError, FileExistsError) as error:
+            # The answer to a request that succeeded may have been lost.
+            if self.read_list()[0] != listed:
+                raise ConflictError(f"{self.url} was changed by another writer") from error
+
+    @contextmanager
+    def making(self, name: str, path: str, *, overwrite: bool = False) -> Iterator[None]:
+        """Note the member that is made inside the block."""
+        self._check_hidden(path, overwrite=overwrite)
+        before = self.members().get(name, "")
+        yield
+        self.change(name, path)
+        if embedding.embedded(before):
+            embedding.remove(self._embedding("r+"), [name])
+
+    def _check_hidden(self, path: str, *, overwrite: bool) -> None:
+        if path in self.read_list()[0].hidden and not overwrite:
+            raise FileExistsError(
+                f"{self.url}: {path} belongs to a transaction that is under way, or was interrupted; overwrite=True"
+                " takes its place"
+            )
+
+    def change(self, name: str = "", path: str = "", *, without: Mapping[str, str] | None = None) -> None:
+        """Note that a member has come, or that members have gone; again if another writer came first."""
+        gone = dict(without or {})
+        listed, members = self._state()
+        if not self.is_local or path in listed.hidden:
+            for attempt in range(config.retries + 1):
+                with self.store.lock(LIST_NAME):
+                    listed, stamp = self.read_list()
+                    kept = {known: at for known, at in listed.members.items() if known not in gone}
+                    come = {name: path} if name and not self.is_local else {}
+                    hidden = tuple(each for each in listed.hidden if each != path)
+                    listed = replace(listed, members={**kept, **come}, hidden=hidden)
+                    try:
+                        self.write_list(listed, stamp)
+                    except ConflictError:
+                        if attempt == config.retries:
+                            raise
                     else:
-                        self.store.create(LIST_NAME, content)
-                except (ConflictError, FileExistsError):
-                    if attempt == config.retries:
-                        raise
-                else:
-                    return
+                        break
+            members = members if self.is_local else dict(listed.members)
+        members = {known: at for known, at in members.items() if known not in gone}
+        self._known = listed, dict(sorted({**members, **({name: path} if name else {})}.items()))
 
     # Members.
 
     def open(self, path: str, mode: Mode) -> SChunk:
-        """Open a member by its path."""
+        """Open a member by its path.
+
+        Raises
+        ------
+        FormatError
+            The list names it, but it is not there.
+        ConflictError
+            A later commit of several members has changed it.
+        """
+        if embedding.embedded(path):
+            return embedding.open_embedded(self._embedding("r"), path)
         store = self.store_of(path)
+        held = self.current(store, path)
+        if mode == "r+" and path in self._state()[0].pending:
+            self.settle()
+            held = self.current(store, path)
+        return SChunk(held, mode)
+
+    def current(self, store: Store, path: str) -> Snapshot:
+        """Return the state of a member that belongs to the list."""
+        listed, _ = self._state()
         try:
-            return SChunk(snapshot.load(store), mode)
-        except FileNotFoundError:
+            held = snapshot.load(store)
+        except _ABSENT:
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
+        ident, number = mark_of(held.frame)
+        if path in listed.pending and (ident != listed.ident or number < listed.number):
+            return self._ahead(store, path, held, listed.pending[path])
+        if ident and (ident != listed.ident or number > listed.number):
+            now, _ = self.read_list()
+            if now.ident == ident and (now.ident, now.number) != (listed.ident, listed.number):
+                raise ConflictError(f"{self.url} was changed since it was opened; call refresh()")
+        return held
+
+    def _ahead(self, store: Store, path: str, held: Snapshot, change: bytes | str) -> Snapshot:
+        """Return the state that a commit is about to publish, or the present one if it has done so meanwhile."""
+        with suppress(FormatError, *_ABSENT):
+            if isinstance(change, bytes):
+                return snapshot.restore(store, change, held.version)
+            sparse = held.name == FRAME_NAME
+            other = self.store_of(beside(path, change, sparse=sparse))
+            if not sparse:
+                return snapshot.load(other)
+            (data,) = other.read([Span("", 0, other.stamp("").size)])
+            return snapshot.restore(store, data, held.version)
+        return snapshot.load(store)
+
+    def settle(self) -> None:
+        """Publish what a commit of several members left, if it was interrupted."""
+        with self.store.lock(LIST_NAME):
+            listed, stamp = self.read_list()
+            if listed.pending:
+                self.publish(listed)
+                self.write_list(replace(listed, pending={}), stamp)
+        self.refresh()
+
+    def publish(self, listed: MemberList, *, locked: Collection[str] = ()) -> None:
+        """Let members' own frames be what the list says; hold its lock, and those of the members `locked`."""
+        for path, change in listed.pending.items():
+            store = self.store_of(path)
+            for _ in range(config.retries + 1):
+                held = snapshot.load(store)
+                ident, number = mark_of(held.frame)
+                if ident == listed.ident and number >= listed.number:
+                    break
+                ahead = self._ahead(store, path, held, change)
+                if mark_of(ahead.frame) != (listed.ident, listed.number):
+                    break  # other software has put something else there
+                with suppress(ConflictError):
+                    self._publish_one(store, path, held, change, locked=path in locked)
+
+    def _publish_one(self, store: Store, path: str, held: Snapshot, change: bytes | str, *, locked: bool) -> None:
+        with nullcontext() if locked else store.lock(held.name):
+            if snapshot.load(store).generation != held.generation:
+                return
+            if isinstance(change, bytes):
+                store.patch("", 0, change)
+                return
+            other = self.store_of(beside(path, change, sparse=held.name == FRAME_NAME))
+            if self.is_local:
+                store.adopt(other.url, held.name, exclusive=False)
+                return
+            (data,) = other.read([Span("", 0, other.stamp("").size)])
+            store.replace(held.name, data, expected=held.version)
+        other.delete([""])
 
     def initialise(self) -> None:
         """Make an empty group: an embedding frame, and a list where one is needed."""
         if self.store.guarantee == "read only":
             raise ReadOnlyError(f"{self.url} can only be read")
-        with_meta = create_schunk(chunksize=2**13, meta={"b2tree": {"version": 1}})
-        with_meta.vlmeta["estore_metadata"] = {"embed_map": {}, "current_offset": 0}
-        self.store.create(EMBEDDED, with_meta.to_bytes())
-        self.change_list(dict.items)
+        empty = create_schunk(chunksize=2**13, meta={"b2tree": {"version": 1}})
+        empty.vlmeta["estore_metadata"] = {"embed_map": {}, "current_offset": 0}
+        self.store.create(EMBEDDED, empty.to_bytes())
+        if not self.is_local:
+            self.write_list(MemberList(), None)
 
     def clear(self) -> None:
         """Remove a group and all its members."""
@@ -163,26 +322,39 @@ class Directory:
             raise FileExistsError(f"{self.url} exists and is not a group that can be replaced")
         self.remove(self.members())
         self.store.delete([LIST_NAME, EMBEDDED])
+        self.refresh()
 
     def remove(self, members: Mapping[str, str]) -> None:
         """Take members off the list, then remove their files."""
+        self.change(without=members)
+        self.remove_frames(members)
 
-        def strike(listed: dict[str, str]) -> None:
-            for name in members:
-                listed.pop(name, None)
-
-        self.change_list(strike)
+    def remove_frames(self, members: Mapping[str, str]) -> None:
+        """Remove what members consist of."""
+        inner = [name for name, path in members.items() if embedding.embedded(path)]
+        if inner:
+            embedding.remove(self._embedding("r+"), inner)
         for path in members.values():
-            self._remove_frame(path)
+            if not embedding.embedded(path):
+                self.remove_files(path)
 
-    def _remove_frame(self, path: str) -> None:
+    def remove_files(self, path: str) -> None:
+        """Remove the frame at a path."""
         store = self.store_of(path)
         try:
             names = store.walk()
-        except (FileNotFoundError, NotADirectoryError):
+        except _ABSENT:
             names = []
-        index = [name for name in names if name == snapshot.FRAME_NAME]
-        store.delete(index)
-        store.delete([*(name for name in names if name not in index), ""])
+        # The index first, so that nobody finds one without its chunks.
+        store.delete(sorted(names, key=lambda name: name != FRAME_NAME))
+        store.delete([""])
         if self.is_local:
             self.store_of(path + ".b2lock").delete([""])
+
+
+def mark_of(described: Frame) -> tuple[str, int]:
+    """Return identity of the list and number of the commit that a frame says it was last changed in."""
+    mark = dict(extras_of(described).unknown).get(MARK)
+    if isinstance(mark, list | tuple) and len(mark) == 2 and isinstance(mark[0], str) and type(mark[1]) is int:
+        return mark[0], mark[1]
+    return "", 0

@@ -7,11 +7,12 @@ contiguous one gets it appended and then, in one small write, a header that poin
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from b2array.notes import Sizes, extras_of
 from b2array.shelf import Shelf
 from b2array.snapshot import FRAME_NAME, Place, Snapshot, Source, Want, fetch, load
 from b2array.spans import Span
-from b2array.spec import ChunkHeader, Special
+from b2array.spec import Buffer, ChunkHeader, Special
 from b2array.spool import Spool
 from b2array.storage import Store, gathered, identity
 
@@ -314,6 +315,56 @@ class Draft:
                     offsets = self.frame.offsets[:0]
                 self.store.delete(self._shelf.unused(offsets))
 
+    def stage(self, entry: tuple[str, Any], put: Callable[[Iterable[Buffer]], object]) -> tuple[frame.Packed, bytes]:
+        """Write everything but what makes readers see it, for a commit that is more than this one.
+
+        The caller holds the lock, and publishes what is returned.
+
+        Parameters
+        ----------
+        entry : tuple of (str, object)
+            Goes among the extras of the frame.
+        put : callable
+            Takes the pieces of a new object that is to replace the old one, if that is how readers come to see it.
+
+        Returns
+        -------
+        packed : frame.Packed
+            The new frame.
+        header : bytes
+            What is to be written over the beginning of the object; empty if `put` was called.
+
+        Raises
+        ------
+        ConflictError
+            Another writer changed what these changes build on.
+        """
+        current = load(self.store)
+        if self.base is not None and current.generation != self.base.generation:
+            self._rebase(self.base, current)
+        self.extras = replace(self.extras, unknown=tuple({**dict(self.extras.unknown), entry[0]: entry[1]}.items()))
+        if self.sparse:
+            packed = self._packed(0)
+            put((packed.header, packed.tail))
+            return packed, b""
+        packed = self._packed(current.frame.frame_len - current.frame.header_len)
+        if not self._fits(current, packed):
+            new = copied(self, self.store, FrameType.CONTIGUOUS)
+            try:
+                packed = new._packed(0)
+                put(chain((packed.header,), new._shelf.pieces(new.frame.offsets), (packed.tail,)))
+            finally:
+                new.abort()
+            return packed, b""
+        self.store.append("", current.frame.frame_len, chain(self._shelf.pieces(self.frame.offsets), (packed.tail,)))
+        return packed, bytes(packed.header)
+
+    def settled(self, published: Frame) -> None:
+        """Take note that what was staged has been published."""
+        self._shelf.close()
+        with suppress(OSError, B2ArrayError):
+            self.store.delete(self._shelf.unused(published.offsets))
+
     def _lock(self) -> AbstractContextManager[None]:
         return nullcontext() if self._locked else self.store.lock(self.name)
 
@@ -418,15 +469,19 @@ class Draft:
         if not self.store.appendable:
             warnings.warn(f"{self.url}: one file in this store is written anew with every change", stacklevel=2)
             return True
-        if self.compacting or not packed.frame.nchunks:
-            return True
-        (old,) = self.store.read([Span("", 0, current.frame.header_len)])
-        if len(old) != len(packed.header) or packed.header[_ATOMIC_HEADER:] != old[_ATOMIC_HEADER:]:
+        if self.compacting or not self._fits(current, packed):
             return True
         stored, known = packed.frame.offsets >= 0, self.sizes[:, 0]
         live = int(known.sum(dtype=np.int64)) + int(stored.sum()) * extras.record_nbytes(self.sizes.shape[1] - 1)
         dead = packed.frame.cbytes - live
         return bool(known[stored].all()) and dead > max(packed.frame.frame_len // 2, _DEAD_LIMIT)
+
+    def _fits(self, current: Snapshot, packed: frame.Packed) -> bool:
+        """Whether the frame can be appended to the old one and then be pointed to in one small write."""
+        if not self.store.appendable or not packed.frame.nchunks:
+            return False
+        (old,) = self.store.read([Span("", 0, current.frame.header_len)])
+        return len(old) == len(packed.header) and packed.header[_ATOMIC_HEADER:] == old[_ATOMIC_HEADER:]
 
     def _rewrite(self, current: Snapshot) -> Snapshot:
         """Write everything anew, without dead space, in the place of the old file."""

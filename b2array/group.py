@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from html import escape
 from typing import Any, Literal
 
 import numpy.typing as npt
 
 from b2array import creation
+from b2array.archive import MAGIC, Archive
 from b2array.array import NDArray
 from b2array.catalog import Directory
 from b2array.creation import Shape
-from b2array.errors import ReadOnlyError
+from b2array.errors import FormatError, ReadOnlyError
+from b2array.joint import Joint
 from b2array.members import ARRAY, ATTRS, check_name
 from b2array.opening import create_schunk
 from b2array.schunk import Mode, SChunk
+from b2array.storage import Store
 
 __all__ = ["Group", "open_group"]
 
@@ -56,7 +60,12 @@ def open_group(
     """
     if mode not in ("r", "r+", "a", "w", "x"):
         raise ValueError(f"mode must be 'r', 'r+', 'a', 'w' or 'x', not {mode!r}")
-    home = Directory(os.fspath(url), storage_options or {})
+    address, options = os.fspath(url), storage_options or {}
+    home = Directory(address, options)
+    if _is_archive(home.store):
+        if mode != "r":
+            raise ReadOnlyError(f"{home.url} is an archive, which can only be read; open it with mode='r'")
+        return Group(Archive(address, options), "", mode)
     there = home.exists()
     if mode in ("r", "r+") and not there:
         raise FileNotFoundError(f"{home.url}: there is no group")
@@ -69,6 +78,22 @@ def open_group(
     return Group(home, "", "r" if mode == "r" else "r+")
 
 
+def _is_archive(store: Store) -> bool:
+    """Whether the URL is that of a zip archive and not of a directory or prefix."""
+    if store.is_prefix:
+        return False
+    (head,) = store.head([""], 16)
+    if isinstance(head, Exception):
+        return False
+    if bytes(head.data[2:9]) == b"b2frame":
+        raise FormatError(f"{store.url}: expected a group, found a frame (see b2array.open)")
+    if bytes(head.data[:4]) in MAGIC:
+        return True
+    if store.appendable or store.url.endswith(".b2z"):
+        raise FormatError(f"{store.url}: expected a directory or a zip archive, found another file")
+    return False
+
+
 class Group(MutableMapping[str, Any]):
     """Named arrays, and groups of them in turn.
 
@@ -78,7 +103,7 @@ class Group(MutableMapping[str, Any]):
 
     __slots__ = ("_home", "_mode", "_prefix")
 
-    def __init__(self, home: Directory, prefix: str, mode: Mode) -> None:
+    def __init__(self, home: Directory | Archive, prefix: str, mode: Mode) -> None:
         self._home = home
         self._prefix = prefix
         self._mode: Mode = mode
@@ -110,7 +135,7 @@ class Group(MutableMapping[str, Any]):
 
     def _open(self, path: str, mode: Mode) -> NDArray | SChunk:
         held = self._home.open(path, mode)
-        return NDArray(held) if path.endswith(ARRAY) else held
+        return NDArray(held) if path.endswith(ARRAY) or held.frame.metalayer("b2nd") is not None else held
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -173,9 +198,10 @@ class Group(MutableMapping[str, Any]):
 
     # Changing.
 
-    def _require_writable(self) -> None:
-        if self._mode == "r":
+    def _writable(self) -> Directory:
+        if self._mode == "r" or isinstance(self._home, Archive):
             raise ReadOnlyError(f"{self.url} was opened for reading; open it with mode='r+' to change it")
+        return self._home
 
     def create(
         self, name: str, shape: Shape | None = None, dtype: npt.DTypeLike | None = None, *, data: Any = None,
@@ -201,18 +227,15 @@ class Group(MutableMapping[str, Any]):
         ValueError
             The name cannot be a member's, or a part of it is an array already.
         """
-        self._require_writable()
+        home = self._writable()
         path = self._check_free(name, overwrite=options.get("overwrite", False))
-        options = {**options, **self._home.options, "url": self._home.address(path)}
+        options = {**options, **home.options, "url": home.address(path)}
         if (data is None) == (shape is None):
             raise TypeError("create() takes either a shape or data")
-        if shape is not None:
-            made = creation.create(shape=shape, dtype=float if dtype is None else dtype, **options)
-        else:
-            made = creation.asarray(data, dtype=dtype, **options)
-        full = self._prefix + name
-        self._home.change_list(lambda members: members.update({full: path}))
-        return made
+        with home.making(self._prefix + name, path, overwrite=options.get("overwrite", False)):
+            if shape is not None:
+                return creation.create(shape=shape, dtype=float if dtype is None else dtype, **options)
+            return creation.asarray(data, dtype=dtype, **options)
 
     def _check_free(self, name: str, *, overwrite: bool) -> str:
         full = self._prefix + check_name(name)
@@ -229,7 +252,7 @@ class Group(MutableMapping[str, Any]):
 
     def create_group(self, name: str) -> Group:
         """Make an empty group, or return the one that is there."""
-        self._require_writable()
+        self._writable()
         if not isinstance(self.get(check_name(name)), Group):
             self._check_free(name, overwrite=False)
             inner = Group(self._home, f"{self._prefix}{name}/", self._mode)
@@ -240,12 +263,53 @@ class Group(MutableMapping[str, Any]):
         self.create(name, data=value, overwrite=True).close()
 
     def __delitem__(self, name: str) -> None:
-        self._require_writable()
+        home = self._writable()
         below = self._below()
         doomed = {other: path for other, path in below.items() if f"{other}/".startswith(f"{name}/")}
         if not name or not doomed:
             raise KeyError(name)
-        self._home.remove({self._prefix + other: path for other, path in doomed.items()})
+        home.remove({self._prefix + other: path for other, path in doomed.items()})
+
+    @contextmanager
+    def transaction(self) -> Iterator[Group]:
+        """Make everything that is changed inside the ``with`` block one commit.
+
+        What is changed through the group that the block is given, and through arrays that are taken from it, is part of
+        the commit; other handles show nothing of it before. If the block raises, nothing has happened. A reader who
+        opens members through one group sees all of the commit or nothing of it. Who opens a member past the group, by
+        its own URL, or as python-blosc2 does, may see it before or after others.
+
+        Raises
+        ------
+        ValueError
+            A transaction is under way already; or, in the block, a member is to be replaced by a new one.
+        ConflictError
+            Another writer changed what was read or written in the block. Nothing has happened then.
+
+        Examples
+        --------
+        >>> group = open_group("memory://growing.b2d", "w")
+        >>> time, level = group.create("time", 0, "i8"), group.create("level", 0, "f4")
+        >>> with group.transaction() as changes:
+        ...     changes["time"].attrs["unit"] = "s"
+        ...     changes["level"].attrs["unit"] = "m"
+        >>> group["level"].attrs
+        {'unit': 'm'}
+        """
+        home = self._writable()
+        if isinstance(home, Joint):
+            raise ValueError("a transaction is under way on this group already")  # noqa: TRY004 - not the user's type
+        joint = Joint(home)
+        try:
+            yield Group(joint, self._prefix, self._mode)
+        except BaseException:
+            joint.abort()
+            raise
+        joint.commit()
+
+    def refresh(self) -> None:
+        """Show what others have done to the group since it was opened. Arrays that are open stay as they are."""
+        self._home.refresh()
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -269,17 +333,15 @@ class Attrs(MutableMapping[str, Any]):
 
     def _held(self, *, create: bool = False) -> SChunk | None:
         group = self._group
-        home, full = group._home, group._prefix + ATTRS
-        path = home.members().get(full)
+        full = group._prefix + ATTRS
+        path = group._home.members().get(full)
         if path is not None:
-            return home.open(path, group.mode)
+            return group._home.open(path, group.mode)
         if not create:
             return None
-        group._require_writable()
-        path = full + ".b2f"
-        made = create_schunk(home.address(path), chunksize=2**13, **home.options)
-        home.change_list(lambda members: members.update({full: path}))
-        return made
+        home, path = group._writable(), full + ".b2f"
+        with home.making(full, path):
+            return create_schunk(home.address(path), chunksize=2**13, **home.options)
 
     def _layers(self) -> MutableMapping[str, Any]:
         held = self._held()
@@ -289,13 +351,13 @@ class Attrs(MutableMapping[str, Any]):
         return self._layers()[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._group._require_writable()
+        self._group._writable()
         held = self._held(create=True)
         if held is not None:
             held.vlmeta[name] = value
 
     def __delitem__(self, name: str) -> None:
-        self._group._require_writable()
+        self._group._writable()
         del self._layers()[name]
 
     def __contains__(self, name: object) -> bool:

@@ -17,7 +17,10 @@ from b2array.errors import FormatError, UnsupportedError
 from b2array.snapshot import FRAME_NAME
 from b2array.spec import Buffer
 
-__all__ = ["ARRAY", "ATTRS", "EMBEDDED", "LIST_NAME", "SUFFIXES", "MemberList", "check_name", "found"]
+__all__ = [
+    "ARRAY", "ATTRS", "EMBEDDED", "LIST_NAME", "SUFFIXES", "MemberList", "check_member", "check_name", "check_path",
+    "found",
+]  # fmt: skip
 
 LIST_NAME = ".b2group"
 """The object with the list of members."""
@@ -74,6 +77,19 @@ def _reason(name: str) -> str:
     return ""
 
 
+def check_member(name: str) -> bool:
+    """Whether a name can be that of a member, or of a group's attributes."""
+    group = name.removesuffix(ATTRS)
+    return not _reason(name) if group == name else not _reason(group.removesuffix("/") or "any")
+
+
+def check_path(path: str) -> None:
+    """Raise `FormatError` if a path is not one of a file below a directory."""
+    parts = path.split("/")
+    if "\0" in path or "\\" in path or any(part in ("", ".", "..") for part in parts):
+        raise FormatError(f"expected relative paths of files, found {path!r}")
+
+
 def found(paths: Iterable[str]) -> dict[str, str]:
     """Find the members among the files of a directory.
 
@@ -96,36 +112,49 @@ def found(paths: Iterable[str]) -> dict[str, str]:
     for path in sorted(paths):
         member = path.removesuffix("/" + FRAME_NAME)
         name = member.rpartition(".")[0]
-        if member.endswith(SUFFIXES) and not _reason(name.removesuffix(ATTRS).removesuffix("/") or "x"):
+        if member.endswith(SUFFIXES) and check_member(name):
             members[name] = member
     return dict(sorted(members.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class MemberList:
-    """The members of a group, as they were when the list was written.
+    """What a group notes of its members. Each commit of several members at once has a number.
 
     Parameters
     ----------
     members : mapping of str to str
-        Path of each member by its name.
+        Path of each member by its name; empty where the files themselves are the list.
+    ident : str
+        Tells the list from those of other groups, from which members may have been copied.
+    number : int
+        Of the last such commit.
+    pending : mapping of str to (bytes or str)
+        For each path that it changed, as long as the member's own frame may be an older one: the header to be written
+        over the beginning of the file, or the name of the object beside it that takes its place.
+    hidden : tuple of str
+        Paths that are no members yet, or no longer.
     unknown : tuple of (key, value)
         Entries that a later version added; they are kept.
 
     Examples
     --------
-    >>> listed = MemberList({"a/b": "a/b.b2nd"})
+    >>> listed = MemberList({"a/b": "a/b.b2nd"}, number=3)
     >>> MemberList.unpack(listed.pack()) == listed
     True
     """
 
     members: Mapping[str, str] = field(default_factory=dict)
+    ident: str = ""
+    number: int = 0
+    pending: Mapping[str, bytes | str] = field(default_factory=dict)
+    hidden: tuple[str, ...] = ()
     unknown: tuple[tuple[Any, Any], ...] = ()
 
     def pack(self) -> bytes:
         """Return the list as bytes."""
-        content = {"format": _MAGIC, "version": _VERSION, "members": dict(self.members), **dict(self.unknown)}
-        packed: bytes = msgpack.packb(content)
+        known = {name: getattr(self, name) for name in _FIELDS}
+        packed: bytes = msgpack.packb({"format": _MAGIC, "version": _VERSION, **known, **dict(self.unknown)})
         return packed
 
     @classmethod
@@ -145,16 +174,42 @@ class MemberList:
             raise FormatError(f"expected a list of members, found other bytes ({error})") from None
         if not isinstance(content, dict) or content.get("format") != _MAGIC:
             raise FormatError("expected a list of members, found something else")
-        version = content.get("version")
+        version = content.pop("version", None)
         if type(version) is not int or version < 1:
             raise FormatError(f"expected a list of members of version {_VERSION}, found {version!r}")
         if version > _VERSION:
             raise UnsupportedError(f"the list of members has version {version}, known here is {_VERSION}")
-        members = content.get("members")
-        if not isinstance(members, dict):
-            raise FormatError(f"expected members in the list, found {type(members).__name__}")
-        for name, path in members.items():
-            if not isinstance(name, str) or not isinstance(path, str) or found([path]) != {name: path}:
+        del content["format"]
+        members, ident, number, pending, hidden = (content.pop(name, None) for name in _FIELDS)
+        for name, path in _checked("members", members, dict).items():
+            if not isinstance(name, str) or not isinstance(path, str) or not _fit(name, path):
                 raise FormatError(f"expected a member's name and path in the list, found {name!r} at {path!r}")
-        known = ("format", "version", "members")
-        return cls(members, tuple((key, value) for key, value in content.items() if key not in known))
+        for path, change in _checked("pending", pending, dict).items():
+            if not _is_member(path) or not (isinstance(change, bytes) or _is_beside(change)):
+                raise FormatError(f"expected a member's path and its new state in the list, found {path!r}")
+        for path in _checked("hidden", hidden, list):
+            if not _is_member(path):
+                raise FormatError(f"expected a member's path in the list, found {path!r}")
+        number = _checked("number", number, int)
+        return cls(members, _checked("ident", ident, str), number, pending, tuple(hidden), tuple(content.items()))
+
+
+_FIELDS = ("members", "ident", "number", "pending", "hidden")
+
+
+def _checked(name: str, value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise FormatError(f"expected {name!r} of type {kind.__name__} in the list, found {type(value).__name__}")
+    return value
+
+
+def _fit(name: str, path: str) -> bool:
+    return found([path]) == {name: path} or (path == f"{EMBEDDED}/{name}" and check_member(name))
+
+
+def _is_member(path: object) -> bool:
+    return isinstance(path, str) and bool(found([path]))
+
+
+def _is_beside(name: object) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"[0-9a-f]{16}", name) is not None

@@ -316,16 +316,11 @@ class SChunk:
         ConflictError
             Another writer changed chunks that were read or written in the block. Nothing has happened then.
         """
-        self._require_writable()
-        with self._mutex:
-            if self._draft is not None:
-                raise ValueError("a transaction is under way on this handle already")
-            draft = self._draft = self._new_draft()
+        draft = self.begin()
         try:
             yield self
         except BaseException:
-            with self._mutex:  # once other threads have done what they were about to
-                self._draft = None
+            self.end(None)
             draft.abort()
             raise
         with self._mutex:
@@ -333,6 +328,21 @@ class SChunk:
                 self._commit(draft)
             finally:
                 self._draft = None
+
+    def begin(self) -> Draft:
+        """Enter a transaction that somebody else commits; `end` leaves it. Raises what `transaction` raises."""
+        self._require_writable()
+        with self._mutex:
+            if self._draft is not None:
+                raise ValueError("a transaction is under way on this handle already")
+            self._draft = self._new_draft()
+            return self._draft
+
+    def end(self, held: Snapshot | None) -> None:
+        """Leave the transaction, once other threads have done what they were about to, with a new state or the old."""
+        with self._mutex:
+            self._snapshot = held or self._snapshot
+            self._draft = None
 
     def _require_writable(self) -> None:
         if self._mode == "r":

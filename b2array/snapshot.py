@@ -21,7 +21,7 @@ from b2array.chunk import Head, Stored
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError
 from b2array.frame import Frame, FrameType
 from b2array.spans import Span
-from b2array.spec import BLOSC1_HEADER_LEN, HEADER_LEN, MAX_DICT_NBYTES, FilterId, Special
+from b2array.spec import BLOSC1_HEADER_LEN, HEADER_LEN, MAX_DICT_NBYTES, Buffer, FilterId, Special
 from b2array.storage import Mark, Store, gathered, marked, too_short, where
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "load",
     "located",
     "located_error",
+    "restore",
 ]
 
 FRAME_NAME = "chunks.b2frame"
@@ -240,6 +241,12 @@ def load(store: Store, *, start: int = 0) -> Snapshot:
             version = stamp.version if stamp else None
             return located(store.url, partial(_parse, store, name, start, head.data, version))
     raise _refusal(store, heads)
+
+
+def restore(store: Store, data: Buffer, version: str | None) -> Snapshot:
+    """Read a frame of which `data` has the header at least, and the store the rest. Raises what `load` raises."""
+    sparse = frame.unpack_header(data).frame_type == FrameType.SPARSE
+    return located(store.url, lambda: _parse(store, FRAME_NAME * sparse, 0, memoryview(data), version))
 
 
 def _refusal(store: Store, errors: Sequence[object]) -> Exception:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import blosc2
+import fsspec
+import msgpack
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from servers import RangeServer
 
 import b2array
-from b2array import Group, open_group
-from b2array.errors import ReadOnlyError
+from b2array import Group, NDArray, b2nd, open_group
+from b2array.catalog import Directory
+from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
+from b2array.members import MemberList
 
 _serials = itertools.count()
 
@@ -178,6 +188,7 @@ def test_python_blosc2_opens_what_is_written(tmp_path: Path) -> None:
     tree.vlmeta["more"] = "stock"
     tree["/b/z"] = np.arange(4)
     assert set(blosc2.DictStore(url, mode="r").keys()) >= {"/a/x", "/y", "/b/z"}
+    group.refresh()
     assert dict(group.attrs) == {"title": "outer", "more": "stock"}
     assert group["b/z"][...].tolist() == [0, 1, 2, 3]
 
@@ -199,3 +210,501 @@ def test_directories_of_python_blosc2_are_read_and_continued(tmp_path: Path) -> 
     tree = blosc2.TreeStore(url, mode="r")
     assert tree["/a/b/x"][0] == 100
     assert tree.vlmeta["w"] == 2
+
+
+def _grown(group: Group) -> tuple[int, int]:
+    return len(group["time"][...]), len(group["level"][...])
+
+
+def _resize(held: NDArray, n: int) -> None:
+    layout = replace(held._layout, shape=(n,))
+    with held._held.changing() as draft:
+        old = draft.frame.nchunks
+        draft.reindex([k if k < old else -1 for k in range(layout.nchunks)], nbytes=layout.nbytes)
+        draft.set_metalayer("b2nd", b2nd.pack(layout))
+
+
+def _append(changes: Group, n: int) -> None:
+    for name in ("time", "level"):
+        held = changes[name]
+        before = held.shape[0]
+        _resize(held, before + n)
+        held[before:] = np.arange(before, before + n)
+
+
+@pytest.fixture
+def growing(group: Group) -> Group:
+    group.create("time", data=np.arange(3), chunks=(4,), blocks=(2,))
+    group.create("level", data=np.arange(3.0), chunks=(2,), blocks=(2,))
+    return group
+
+
+def test_a_transaction_changes_all_members_or_none(growing: Group, url: str) -> None:
+    before = open_group(url)
+    old = before["level"]
+    with growing.transaction() as changes:
+        _append(changes, 5)
+        changes.attrs["steps"] = 8
+        changes["time"].attrs["unit"] = "s"
+        changes.create("new/x", data=[1, 2])
+        assert _grown(changes) == (8, 8)
+        assert _grown(open_group(url)) == (3, 3)
+        assert list(open_group(url)) == ["level", "time"]
+        assert dict(open_group(url).attrs) == {}
+    for found in (growing, open_group(url)):
+        assert _grown(found) == (8, 8)
+        assert found["level"][...].tolist() == list(range(8))
+        assert dict(found.attrs) == {"steps": 8}
+        assert dict(found["time"].attrs) == {"unit": "s"}
+        assert found["new/x"][...].tolist() == [1, 2]
+    assert old[...].tolist() == [0, 1, 2]
+    with pytest.raises(ConflictError, match="refresh"):
+        before["time"]
+    before.refresh()
+    assert _grown(before) == (8, 8)
+
+
+def test_a_transaction_that_raises_leaves_nothing(growing: Group, url: str) -> None:
+    class Stop(BaseException):
+        pass
+
+    def fail() -> None:
+        with growing.transaction() as changes:
+            _append(changes, 5)
+            changes.create("new", data=[1])
+            del changes["time"]
+            changes.attrs["a"] = 1
+            raise Stop
+
+    with pytest.raises(Stop):
+        fail()
+    for found in (growing, open_group(url)):
+        assert list(found) == ["level", "time"]
+        assert _grown(found) == (3, 3)
+        assert dict(found.attrs) == {}
+    growing.create("new", data=[1])
+
+
+def test_transactions_follow_each_other(growing: Group, url: str) -> None:
+    for n in range(1, 4):
+        with growing.transaction() as changes:
+            _append(changes, n)
+    assert _grown(open_group(url)) == (9, 9)
+    growing["time"][0] = 9
+    assert open_group(url)["time"][0] == 9
+    with growing.transaction() as changes:
+        del changes["time"]
+        changes["level"][0] = 7
+        assert "time" not in changes
+        assert "time" in open_group(url)
+    assert list(open_group(url)) == ["level"]
+    assert open_group(url)["level"][0] == 7
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 2])
+def test_a_commit_that_is_interrupted_shows_all_or_nothing(
+    growing: Group, url: str, fails_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growing.attrs["n"] = 3
+    original = Directory._publish_one
+    calls = itertools.count()
+
+    def publish_one(*args: object, **options: object) -> None:
+        if next(calls) >= fails_at:
+            raise OSError("killed")
+        original(*args, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Directory, "_publish_one", publish_one)
+        with growing.transaction() as changes:
+            _append(changes, 5)
+            changes.attrs["n"] = 8
+    # Some of the members' own frames are old, and nobody who goes by the group notices.
+    own = [b2array.open(f"{url}/{name}.b2nd").shape[0] for name in ("level", "time")]
+    assert own != [8, 8]
+    for found in (open_group(url), growing):
+        assert _grown(found) == (8, 8)
+        assert found["level"][...].tolist() == list(range(8))
+        assert found.attrs["n"] == 8
+    # The next writer completes it.
+    again = open_group(url, "r+")
+    again["time"][0] = 100
+    assert b2array.open(f"{url}/time.b2nd")[...].tolist() == [100, *range(1, 8)]
+    with again.transaction() as changes:
+        _append(changes, 1)
+    assert [b2array.open(f"{url}/{name}.b2nd").shape[0] for name in ("level", "time")] == [9, 9]
+    assert _grown(open_group(url)) == (9, 9)
+
+
+def test_a_transaction_notices_other_writers(growing: Group, url: str) -> None:
+    def clash() -> None:
+        with growing.transaction() as changes:
+            _append(changes, 2)
+            with open_group(url, "r+").transaction() as others:
+                _append(others, 1)
+
+    with pytest.raises(ConflictError):
+        clash()
+    assert _grown(open_group(url)) == (4, 4)
+    growing.refresh()
+    with growing.transaction() as changes:
+        changes["time"][0] = 5
+        with open_group(url, "r+").transaction() as others:
+            others["level"][3] = 6
+            others.create("x", data=[1])
+    found = open_group(url)
+    assert (found["time"][0], found["level"][3], list(found)) == (5, 6.0, ["level", "time", "x"])
+
+
+def test_a_transaction_has_rules(growing: Group) -> None:
+    with growing.transaction() as changes:
+        with pytest.raises(ValueError, match="under way"), changes.transaction():
+            pass
+        with pytest.raises(ValueError, match="cannot replace"):
+            changes["time"] = [1]
+        with pytest.raises(ValueError, match="pickled"):
+            pickle.dumps(changes)
+        changes.create("short", data=[1])
+        del changes["short"]
+        assert "short" not in changes
+    with pytest.raises(ConflictError, match="ended"):
+        changes["time"]
+    assert "short" not in growing
+    reading = open_group(growing.url)
+    with pytest.raises(ReadOnlyError), reading.transaction():
+        pass
+
+
+def test_python_blosc2_reads_what_transactions_leave_and_goes_on(tmp_path: Path) -> None:
+    url = str(tmp_path / "ours.b2d")
+    group = open_group(url, "w")
+    for name in ("time", "level"):
+        group.create(name, data=np.arange(3), chunks=(4,), blocks=(2,))
+    with group.transaction() as changes:
+        _append(changes, 5)
+        changes.attrs["n"] = 8
+    tree = blosc2.TreeStore(url, mode="a")
+    assert sorted(tree.keys()) == ["/level", "/time"]
+    assert sorted(blosc2.DictStore(url, mode="r").keys()) == ["/__vlmeta__", "/level", "/time"]
+    assert tree["/time"][:].tolist() == list(range(8))
+    assert tree.vlmeta["n"] == 8
+    held = tree["/time"]
+    held.resize((10,))
+    held[8:] = [80, 90]
+    tree["/level"] = np.ones(10)
+    assert _grown(open_group(url)) == (10, 10)
+    with open_group(url, "r+").transaction() as changes:
+        _append(changes, 1)
+    assert blosc2.TreeStore(url, mode="r")["/time"][:].tolist() == [*range(8), 80, 90, 10]
+    assert _grown(open_group(url)) == (11, 11)
+
+
+def _stock_tree(url: str, mode: str = "w", **options: object) -> None:
+    with blosc2.TreeStore(url, mode=mode, **options) as tree:
+        tree["/a/b/x"] = np.arange(1000.0).reshape(20, 50)
+        tree["/small"] = np.arange(3)
+        tree["/s"] = blosc2.SChunk(chunksize=8, data=b"12345678")
+        tree.vlmeta["title"] = "outer"
+        tree["/a"].vlmeta["n"] = 5
+
+
+def _check_stock(group: Group) -> None:
+    assert list(group) == ["a", "s", "small"]
+    assert np.array_equal(group["a/b/x"][...], np.arange(1000.0).reshape(20, 50))
+    assert np.array_equal(group["a/b/x"][3:5, 7], np.arange(1000.0).reshape(20, 50)[3:5, 7])
+    assert group["small"][...].tolist() == [0, 1, 2]
+    assert group["s"].get_slice() == b"12345678"
+    assert dict(group.attrs) == {"title": "outer"}
+    assert dict(group["a"].attrs) == {"n": 5}
+
+
+@pytest.mark.parametrize("suffix", [".b2d", ".b2z"])
+@pytest.mark.parametrize("threshold", [0, 100, None])
+def test_stores_of_python_blosc2_are_read_with_and_without_embedded_members(
+    tmp_path: Path, suffix: str, threshold: int | None
+) -> None:
+    url = str(tmp_path / f"stock{suffix}")
+    _stock_tree(url, threshold=threshold)
+    group = open_group(url)
+    _check_stock(group)
+    _check_stock(pickle.loads(pickle.dumps(group)))
+    array = pickle.loads(pickle.dumps(group["a/b/x"]))
+    assert array[1, 1] == 51
+
+
+def test_embedded_members_can_be_removed_and_replaced_but_not_changed(tmp_path: Path) -> None:
+    url = str(tmp_path / "stock.b2d")
+    _stock_tree(url, threshold=None)
+    group = open_group(url, "r+")
+    with pytest.raises(ReadOnlyError):
+        group["small"][0] = 1
+    del group["a/b"]
+    group["small"] = [7, 8]
+    with group.transaction() as changes:
+        assert changes["small"][...].tolist() == [7, 8]
+        del changes["s"]
+    for found in (group, open_group(url)):
+        assert list(found) == ["a", "small"]
+        assert found["small"][...].tolist() == [7, 8]
+    assert sorted(blosc2.TreeStore(url, mode="r").keys()) == ["/a", "/small"]
+
+
+def test_archives_are_read_by_range_without_unpacking(tmp_path: Path, http: RangeServer) -> None:
+    path = tmp_path / "stock.b2z"
+    with blosc2.TreeStore(str(path), mode="w") as tree:
+        tree["/noise"] = np.random.default_rng(0).integers(0, 255, 500_000, dtype="u1")
+        tree["/a/x"] = np.arange(10)
+        tree.vlmeta["v"] = 1
+    http.objects["x/stock.b2z"] = path.read_bytes()
+    group = open_group(http.url_of("x/stock.b2z"))
+    assert list(group) == ["a", "noise"]
+    assert group["a/x"][...].tolist() == list(range(10))
+    assert group.attrs["v"] == 1
+    assert 0 < len(http.requests) < 25
+    assert http.nbytes_asked < 400_000
+    with pytest.raises(ReadOnlyError, match="archive"):
+        open_group(http.url_of("x/stock.b2z"), "r+")
+
+
+def test_an_archive_that_was_replaced_is_noticed(tmp_path: Path) -> None:
+    path = str(tmp_path / "stock.b2z")
+    _stock_tree(path)
+    group = open_group(path)
+    array = group["small"]
+    with blosc2.TreeStore(path, mode="a") as tree:
+        tree["/more"] = np.ones(5)
+    with pytest.raises(ConflictError, match="refresh"):
+        group["a/b/x"]
+    assert array[...].tolist() == [0, 1, 2]
+    group.refresh()
+    assert list(group) == ["a", "more", "s", "small"]
+
+
+def _zip(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+@pytest.mark.parametrize("name", ["../x.b2nd", "/x.b2nd", "a//x.b2nd", "a/./x.b2nd", "a/../../x.b2nd", "C:\\x.b2nd"])
+def test_an_archive_with_names_outside_of_it_is_refused(tmp_path: Path, name: str) -> None:
+    path = _zip(tmp_path / "evil.b2z", {name: b2array.asarray([1]).to_bytes()})
+    with pytest.raises(FormatError, match="expected relative paths"):
+        list(open_group(path))
+
+
+def test_a_name_with_nul_in_an_archive_is_refused(tmp_path: Path) -> None:
+    path = _zip(tmp_path / "evil.b2z", {"xxxx.b2nd": b2array.asarray([1]).to_bytes()})
+    path.write_bytes(path.read_bytes().replace(b"xxxx.b2nd", b"xx\0x.b2nd"))
+    with pytest.raises(FormatError):
+        list(open_group(path))
+
+
+def test_a_compressed_member_says_so_and_leaves_the_others(tmp_path: Path) -> None:
+    path = _zip(tmp_path / "packed.b2z", {"x.b2nd": b2array.zeros(1000).to_bytes()}, zipfile.ZIP_DEFLATED)
+    group = open_group(path)
+    assert list(group) == ["x"]
+    with pytest.raises(UnsupportedError, match="compressed"):
+        group["x"]
+
+
+def test_a_member_that_claims_more_than_it_has_is_refused(tmp_path: Path) -> None:
+    content = b2array.asarray(np.arange(1000)).to_bytes()
+    path = _zip(tmp_path / "cut.b2z", {"x.b2nd": content[:-9], "y.b2nd": content})
+    group = open_group(path)
+    with pytest.raises(FormatError):
+        group["x"]
+    assert group["y"].shape == (1000,)
+
+
+def test_a_file_twice_in_an_archive_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "twice.b2z"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.b2nd", b"1")
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("x.b2nd", b"2")
+    with pytest.raises(FormatError, match="once"):
+        list(open_group(path))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_damaged_archive_is_read_or_refused(archive: bytes, data: st.DataObject) -> None:
+    damaged = bytearray(archive)
+    for _ in range(data.draw(st.integers(1, 4))):
+        # Mostly in the directory, which is at the end.
+        at = data.draw(st.integers(max(4, len(damaged) - 500), len(damaged) - 1) | st.integers(4, len(damaged) - 1))
+        damaged[at] = data.draw(st.integers(0, 255))
+    stop = data.draw(st.integers(8, len(damaged)) | st.just(len(damaged)))
+    with fsspec.filesystem("memory").open("/test-damaged.b2z", "wb") as file:
+        file.write(damaged[:stop])
+    with suppress(FormatError, UnsupportedError, LimitError):
+        group = open_group("memory://test-damaged.b2z")
+        for name in ("a/x", "y", "small"):
+            with suppress(FormatError, UnsupportedError, LimitError, KeyError):
+                group[name][...]
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("archive") / "stock.b2z"
+    with blosc2.TreeStore(str(path), mode="w", threshold=100) as tree:
+        tree["/a/x"] = np.arange(100)
+        tree["/y"] = np.ones(200)
+        tree["/small"] = np.arange(3)
+    return path.read_bytes()
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_list_of_members_or_refused(content: bytes) -> None:
+    with pytest.raises(FormatError):
+        MemberList.unpack(content)
+
+
+_listed = MemberList({"a/b": "a/b.b2nd"}, "ab", 3, {"a/b.b2nd": b"header"}, ("c.b2nd",))
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("members", {"../x": "../x.b2nd"}), ("members", {"a": "/a.b2nd"}), ("members", {"a": "b.b2nd"}),
+        ("members", {"a": "a.txt"}), ("members", {1: 2}), ("members", []), ("members", None), ("number", "3"),
+        ("ident", 3), ("pending", {"x.b2nd": 3}), ("pending", {"x.b2nd": "../../y"}), ("pending", {"../x.b2nd": b""}),
+        ("hidden", ["../x.b2nd"]), ("hidden", None), ("version", 0), ("version", None), ("format", "x"),
+    ],
+)  # fmt: skip
+def test_a_list_of_members_is_checked(entry: str, value: object) -> None:
+    content = msgpack.unpackb(_listed.pack())
+    assert MemberList.unpack(msgpack.packb(content)) == _listed
+    with pytest.raises(FormatError):
+        MemberList.unpack(msgpack.packb({**content, entry: value}))
+    with pytest.raises(UnsupportedError):
+        MemberList.unpack(msgpack.packb({**content, "version": 2}))
+
+
+def test_a_damaged_list_of_members_is_reported(group: Group, url: str) -> None:
+    group.create("x", data=[1])
+    b2array.storage.open_store(url).replace(".b2group", b"rubbish")
+    with pytest.raises(FormatError, match=r"\.b2group: expected a list of members"):
+        list(open_group(url))
+
+
+def test_a_member_that_is_missing_is_reported(group: Group, url: str) -> None:
+    group.create("x", data=[1])
+    group.create("y", data=[2])
+    held = group._home
+    held.remove_files("x.b2nd")
+    with pytest.raises(FormatError, match=r"expected the member x\.b2nd, found nothing"):
+        group["x"]
+    assert group["y"][0] == 2
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        3, {"embed_map": 3}, {"embed_map": {"../x": {"offset": 0, "length": 1}}},
+        {"embed_map": {"/x": {"offset": 0, "length": 10**9}}}, {"embed_map": {"/x": {"offset": -1, "length": 1}}},
+        {"embed_map": {"/x": {"offset": 0}}}, {"embed_map": {"/x": None}}, {"embed_map": {"/": {}}},
+    ],
+)  # fmt: skip
+def test_a_damaged_map_of_embedded_members_is_reported(tmp_path: Path, notes: object) -> None:
+    url = str(tmp_path / "group.b2d")
+    open_group(url, "w")
+    b2array.open_schunk(f"{url}/embed.b2e", "r+").vlmeta["estore_metadata"] = notes
+    with pytest.raises(FormatError, match=r"embed\.b2e: expected"):
+        list(open_group(url))
+
+
+def test_references_to_servers_are_refused(tmp_path: Path) -> None:
+    url = str(tmp_path / "group.b2d")
+    open_group(url, "w")
+    notes = {"embed_map": {"/x": {"urlbase": "https://example.org", "path": "x"}}, "current_offset": 0}
+    b2array.open_schunk(f"{url}/embed.b2e", "r+").vlmeta["estore_metadata"] = notes
+    group = open_group(url)
+    assert list(group) == ["x"]
+    with pytest.raises(UnsupportedError, match="reference"):
+        group["x"]
+
+
+def test_what_is_no_group_is_refused(tmp_path: Path) -> None:
+    b2array.asarray([1], url=tmp_path / "x.b2nd")
+    with pytest.raises(FormatError, match="found a frame"):
+        open_group(tmp_path / "x.b2nd")
+    (tmp_path / "text").write_text("text")
+    for mode in ("r", "w"):
+        with pytest.raises(FormatError, match="expected a directory"):
+            open_group(tmp_path / "text", mode)  # type: ignore[arg-type]
+    with pytest.raises(FileExistsError, match="not a group"):
+        open_group(tmp_path, "w")
+    assert (tmp_path / "text").read_text() == "text"
+
+
+def test_a_directory_of_arrays_is_a_group_and_becomes_no_other(tmp_path: Path) -> None:
+    b2array.asarray([1], url=tmp_path / "x.b2nd")
+    b2array.asarray([2], url=tmp_path / "a" / "y.b2nd", layout="sparse")
+    assert open_group(tmp_path).tree() == "/\n├── a\n│   └── y\n└── x"
+    assert open_group(tmp_path)["a/y"][0] == 2
+    group = open_group(tmp_path, "r+")
+    with group.transaction() as changes:
+        changes["a/y"][0] = 3
+        changes["x"][0] = 4
+    assert [open_group(tmp_path)[name][0] for name in ("a/y", "x")] == [3, 4]
+
+
+def test_a_tree_of_many_members_opens_none_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(300):
+        path = tmp_path / f"g{n % 7}" / f"x{n}.b2nd"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"not even a frame")
+    group = open_group(tmp_path)
+    monkeypatch.setattr(b2array.snapshot, "load", None)
+    assert len(group.tree().splitlines()) == 1 + 7 + 300
+    assert len(group) == 7
+    assert len(group["g3"]) == 43
+    assert repr(group) == f"<b2array.Group {tmp_path}: 7 members>"
+    assert "x299" in group._repr_html_()
+
+
+def test_groups_on_s3_are_written_and_read_without_listing(
+    bucket: str, s3_options: dict[str, object], s3_calls: list[str]
+) -> None:
+    url = f"s3://{bucket}/data/group.b2d"
+    group = open_group(url, "x", storage_options=s3_options)
+    s3_calls.clear()
+    for name in ("time", "level"):
+        group.create(name, data=np.arange(3), chunks=(4,), blocks=(2,))
+    group.attrs["n"] = 3
+    before = open_group(url, storage_options=s3_options)
+    assert _grown(before) == (3, 3)
+    with group.transaction() as changes:
+        _append(changes, 5)
+        changes.attrs["n"] = 8
+        changes.create("new/x", data=[1])
+        assert list(open_group(url, storage_options=s3_options)) == ["level", "time"]
+    again = pickle.loads(pickle.dumps(open_group(url, storage_options=s3_options)))
+    assert _grown(again) == (8, 8)
+    assert again.attrs["n"] == 8
+    assert again.tree() == "/\n├── level\n├── new\n│   └── x\n└── time"
+    with pytest.raises(ConflictError, match="refresh"):
+        before["time"]
+    other = open_group(url, "r+", storage_options=s3_options)
+    with other.transaction() as changes:
+        changes["time"][0] = 5
+        group.create("y", data=[1])
+    assert list(open_group(url, storage_options=s3_options)) == ["level", "new", "time", "y"]
+    assert "shared_secret" not in repr(again)
+    assert not [call for call in s3_calls if call.startswith("list")]
+
+
+def test_a_directory_copied_to_an_object_store_is_read_and_continued(tmp_path: Path) -> None:
+    local = str(tmp_path / "stock.b2d")
+    _stock_tree(local, threshold=100)
+    url = f"memory://test-copied-{next(_serials)}.b2d"
+    fsspec.filesystem("memory").put(local, url, recursive=True)
+    group = open_group(url, "r+")
+    _check_stock(group)
+    group.create("new", data=[1])
+    del group["new"]
+    _check_stock(group)
+    _check_stock(open_group(url))

@@ -1,0 +1,231 @@
+"""Several members of a group changed in one commit.
+
+Each member gets its new chunks and its new index where nobody looks for them. Then one write replaces the group's list
+of members, which names the new states: that is the commit, and a reader who goes by the list sees all members before it
+or all after it. Only then do the members' own frames follow, for readers who open them by themselves. If the writer
+does not live to do that, whoever next opens a member for writing does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+
+from b2array import config, embedding
+from b2array.catalog import MARK, Directory, beside
+from b2array.draft import Draft
+from b2array.errors import B2ArrayError, ConflictError
+from b2array.frame import Frame
+from b2array.members import LIST_NAME, MemberList
+from b2array.schunk import Mode, SChunk
+from b2array.spec import Buffer
+
+__all__ = ["Joint"]
+
+
+class Joint(Directory):
+    """The members of a group as a transaction sees them. Changes of theirs wait for `commit`.
+
+    Parameters
+    ----------
+    base : Directory
+        The group. What others commit to its list after this does not show here.
+    """
+
+    def __init__(self, base: Directory) -> None:
+        super().__init__(*base.__reduce__()[1])
+        self._base = base
+        base.refresh()
+        self._known = base._state()
+        self._open: dict[str, SChunk] = {}
+        self._created: dict[str, str] = {}
+        self._removed: dict[str, str] = {}
+        self._ended = False
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise ValueError("a group with a transaction under way cannot be pickled")
+
+    def _require_open(self) -> None:
+        if self._ended:
+            raise ConflictError("expected a transaction under way, found that it has ended")
+
+    def open(self, path: str, mode: Mode) -> SChunk:
+        """Open a member; what is written to it is part of the commit."""
+        self._require_open()
+        if path in self._created.values() or embedding.embedded(path):
+            return super().open(path, mode)
+        held = self._open.get(path)
+        if held is None:
+            held = super().open(path, mode)
+            held.begin()
+            self._open[path] = held
+        return held
+
+    @contextmanager
+    def making(self, name: str, path: str, *, overwrite: bool = False) -> Iterator[None]:
+        """Hide a member that is made inside the block until the commit."""
+        self._require_open()
+        if name in self.members():
+            raise ValueError(f"a transaction cannot replace the member {name!r}; change it instead")
+        self._check_hidden(path, overwrite=overwrite)
+        self._hide(path)
+        try:
+            yield
+        except BaseException:
+            self._unhide([path])
+            raise
+        self._created[name] = path
+        self.change(name, path)
+
+    def _hide(self, path: str) -> None:
+        if self.is_local:
+            with self.store.lock(LIST_NAME):
+                listed, stamp = self.read_list()
+                self.write_list(replace(listed, hidden=tuple(dict.fromkeys((*listed.hidden, path)))), stamp)
+
+    def _unhide(self, paths: Iterable[str]) -> None:
+        if self.is_local:
+            with self.store.lock(LIST_NAME):
+                listed, stamp = self.read_list()
+                self.write_list(replace(listed, hidden=_without(listed.hidden, paths)), stamp)
+
+    def change(self, name: str = "", path: str = "", *, without: Mapping[str, str] | None = None) -> None:
+        """Note for the commit what has come and gone."""
+        self._require_open()
+        listed, members = self._state()
+        come = {name: path} if name else {}
+        members = {known: at for known, at in {**members, **come}.items() if known not in (without or {})}
+        self._known = listed, dict(sorted(members.items()))
+
+    def remove(self, members: Mapping[str, str]) -> None:
+        """Let members be removed by the commit; those made for it go at once."""
+        self.change(without=members)
+        for name, path in members.items():
+            held = self._open.pop(path, None)
+            if held is not None:
+                _leave(held)
+            if name in self._created:
+                self._discard([self._created.pop(name)])
+            else:
+                self._removed[name] = path
+
+    def _discard(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self.remove_files(path)
+        self._unhide(paths)
+
+    def abort(self) -> None:
+        """Forget all changes."""
+        self._ended = True
+        for held in self._open.values():
+            _leave(held)
+        if self._created:
+            with suppress(OSError, B2ArrayError):
+                self._discard([*self._created.values()])
+
+    def commit(self) -> None:
+        """Make all changes visible at once.
+
+        Raises
+        ------
+        ConflictError
+            Another writer changed what these changes build on. Nothing has happened then.
+        """
+        try:
+            drafts = {path: draft for path, held in self._open.items() if (draft := _draft(held)).changed}
+            if drafts or self._created or self._removed:
+                self._commit(dict(sorted(drafts.items())))
+        except BaseException:
+            self.abort()
+            raise
+        self._ended = True
+        for held in self._open.values():
+            if held.in_transaction:
+                _leave(held)
+        self._base.refresh()
+
+    def _commit(self, drafts: Mapping[str, Draft]) -> None:
+        for _ in range(config.retries + 1):
+            with ExitStack() as locks:
+                locks.enter_context(self.store.lock(LIST_NAME))
+                listed, stamp = self.read_list()
+                self.publish(listed)
+                for draft in drafts.values():
+                    locks.enter_context(draft.store.lock(draft.name))
+                new = self._next(listed)
+                token = os.urandom(8).hex()
+                try:
+                    staged = {path: self._stage(path, draft, new, token) for path, draft in drafts.items()}
+                    new = replace(new, pending={path: change for path, (_, change) in staged.items()})
+                    self.write_list(new, stamp)
+                except BaseException as error:
+                    self._unstage(drafts, token)
+                    if isinstance(error, ConflictError) and self.read_list()[1] != stamp:
+                        continue
+                    raise
+                self._known = new, self._state()[1]
+                with suppress(OSError, B2ArrayError):  # whoever opens a member for writing tries again
+                    self._finish(new, drafts)
+                self._move_on(drafts, {path: described for path, (described, _) in staged.items()})
+                return
+        raise ConflictError(f"{self.url}: other writers came first {config.retries + 1} times")
+
+    def _next(self, listed: MemberList) -> MemberList:
+        """Return the list as the commit leaves it, but for the changes of single members."""
+        if clash := sorted(self._created.keys() & listed.members.keys()):
+            raise ConflictError(f"{self.url}: another writer has made {clash} as well")
+        kept = {name: path for name, path in listed.members.items() if name not in self._removed}
+        gone = [path for path in self._removed.values() if self.is_local and not embedding.embedded(path)]
+        return replace(
+            listed,
+            members=kept if self.is_local else {**kept, **self._created},
+            ident=listed.ident or os.urandom(8).hex(),
+            number=listed.number + 1,
+            hidden=(*_without(listed.hidden, self._created.values()), *gone),
+            pending={},
+        )
+
+    def _stage(self, path: str, draft: Draft, new: MemberList, token: str) -> tuple[Frame, bytes | str]:
+        store = self.store_of(beside(path, token, sparse=draft.sparse))
+
+        def put(pieces: Iterable[Buffer]) -> None:
+            store.create("", pieces)
+
+        packed, header = draft.stage((MARK, (new.ident, new.number)), put)
+        return packed.frame, header or token
+
+    def _unstage(self, drafts: Mapping[str, Draft], token: str) -> None:
+        with suppress(OSError, B2ArrayError):
+            for path, draft in drafts.items():
+                self.store_of(beside(path, token, sparse=draft.sparse)).delete([""])
+
+    def _finish(self, new: MemberList, drafts: Mapping[str, Draft]) -> None:
+        self.publish(new, locked=drafts.keys())
+        self.remove_frames(self._removed)
+        listed, stamp = self.read_list()
+        if (listed.ident, listed.number) == (new.ident, new.number):
+            self.write_list(replace(listed, pending={}, hidden=_without(listed.hidden, self._removed.values())), stamp)
+
+    def _move_on(self, drafts: Mapping[str, Draft], frames: Mapping[str, Frame]) -> None:
+        for path, draft in drafts.items():
+            self._open[path].end(self.current(draft.store, path))
+            draft.settled(frames[path])
+
+
+def _without(paths: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
+    return tuple(path for path in paths if path not in set(others))
+
+
+def _draft(held: SChunk) -> Draft:
+    source = held.source
+    if not isinstance(source, Draft):
+        raise ConflictError(f"{held.url}: expected a transaction under way, found that it has ended")
+    return source
+
+
+def _leave(held: SChunk) -> None:
+    draft = _draft(held)
+    held.end(None)
+    draft.abort()
