@@ -28,6 +28,7 @@ __all__ = [
     "parse_dtype",
     "unpack",
     "unpack_caterva",
+    "with_extents",
 ]
 
 MAX_NDIM = 16
@@ -283,6 +284,31 @@ def pack(layout: Layout) -> bytes:
         struct.pack(">BBI", _DTYPE_NUMPY, _STR32, len(text)),
         text,
     ))  # fmt: skip
+
+
+def with_extents(buf: Buffer, shape: tuple[int, ...], chunks: tuple[int, ...], blocks: tuple[int, ...]) -> bytes:
+    """Return a metalayer, also one named `caterva`, with other extents; nothing else changes, least of all its length.
+
+    Parameters
+    ----------
+    buf : bytes-like
+        The content of the metalayer.
+    shape, chunks, blocks : tuple of int
+        As many extents as there are.
+
+    Examples
+    --------
+    >>> before = pack(Layout((10,), (4,), (2,), np.dtype("<f8"), "<f8"))
+    >>> unpack(with_extents(before, (7,), (4,), (2,))).shape
+    (7,)
+    """
+    buf = bytes(buf)
+    *_, stop = _unpack_geometry(buf)
+    packed = (_pack_extents(shape, "q", _INT64), _pack_extents(chunks, "i", _INT32), _pack_extents(blocks, "i", _INT32))
+    changed = buf[:3] + b"".join(packed) + buf[stop:]
+    if len(changed) != len(buf):
+        raise ValueError(f"expected {buf[2]} extents, found {len(shape)}, {len(chunks)} and {len(blocks)}")
+    return changed
 
 
 def _pack_extents(extents: tuple[int, ...], code: str, marker: int) -> bytes:

@@ -234,6 +234,8 @@ class Draft:
             chunksize=self.frame.chunksize if chunksize is None else chunksize,
         )
         self.sizes = np.ascontiguousarray(self.sizes[:, : 1 + notes.sized_blocks(self.frame)])
+        if self.extras.lost:
+            self.extras = replace(self.extras, lost=tuple(np.flatnonzero(np.isin(old, self.extras.lost)).tolist()))
         self.reshaped = True
 
     def set_metalayer(self, name: str, content: bytes) -> None:
@@ -477,8 +479,11 @@ class Draft:
         return max(0, before - self._shelf.nbytes(gone, sizes) + self._shelf.nbytes(came, {}))
 
 
-def copied(source: Source, store: Store, frame_type: FrameType, *, overwrite: bool = False) -> Draft:
-    """Return a draft of a new frame with the chunks of `source`, copied as they are."""
+def copied(
+    source: Source, store: Store, frame_type: FrameType, *, overwrite: bool = False,
+    progress: Callable[[int, int], object] = lambda _done, _total: None,
+) -> Draft:  # fmt: skip
+    """Return a draft of a new frame with the chunks of `source`, copied as they are; tell how many of how many are."""
     noted = source.extras if isinstance(source, Draft) else extras_of(source.frame)
     layers = tuple(layer for layer in source.frame.vlmetalayers if layer[0] != extras.LAYER)
     new = Draft(store, None, replace(source.frame, frame_type=frame_type, vlmetalayers=layers), overwrite=overwrite)
@@ -487,6 +492,7 @@ def copied(source: Source, store: Store, frame_type: FrameType, *, overwrite: bo
         stored = [n for n in range(source.frame.nchunks) if isinstance(source.place(n), Place)]
         for n, each in zip(stored, whole_chunks(source, stored), strict=True):
             new.put(n, bytes(each.region))
+            progress(n + 1, source.frame.nchunks)
     except BaseException:
         new.abort()
         raise

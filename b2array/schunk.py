@@ -219,7 +219,7 @@ class SChunk:
         ConflictError
             Another writer, or another thread with this handle, changed the same; see `change`.
         """
-        self._require_writable()
+        self.require_writable()
         with self._mutex:
             if self._draft is not None:
                 with self._draft.attempt():
@@ -301,7 +301,7 @@ class SChunk:
         ConflictError
             Another writer changed chunks that were read or written in the block. Nothing has happened then.
         """
-        self._require_writable()
+        self.require_writable()
         with self._mutex:
             if self._draft is not None:
                 raise ValueError("a transaction is under way on this handle already")
@@ -319,7 +319,8 @@ class SChunk:
             finally:
                 self._draft = None
 
-    def _require_writable(self) -> None:
+    def require_writable(self) -> None:
+        """Raise ReadOnlyError if the handle was opened for reading."""
         if self._mode == "r":
             raise ReadOnlyError(f"{self.url} was opened for reading; open it with mode='r+' to change it")
 
