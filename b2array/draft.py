@@ -16,7 +16,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from b2array import config, extras, frame, notes
+from b2array import config, extras, frame, notes, seal
 from b2array.chunk import Head, Stored
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.extras import Extras
@@ -449,12 +449,17 @@ class Draft:
             self.extras,
             next=self._shelf.next if self.sparse else None,
             sizes=notes.packed_sizes(self.sizes),
-            unknown=tuple({**dict(self.extras.unknown), _CHAIN: self._chain()}.items()),
+            unknown=tuple({**dict(self.extras.unknown), **self._noted()}.items()),
         )
         layers = notes.with_extras(self.frame.vlmetalayers, noted, self.url)
         if self.sparse:
             cbytes = frame.sparse_cbytes(self._stored_nbytes(offsets), offsets)
         return frame.pack(replace(self.frame, offsets=offsets, vlmetalayers=layers, cbytes=cbytes))
+
+    def _noted(self) -> dict[str, object]:
+        now = self.frame
+        seen = seal.notes(now.metalayer("b2nd"), now.nthreads_compress, now.nthreads_decompress)
+        return {_CHAIN: self._chain(), **seen}
 
     def _chain(self) -> bytes:
         """Return a digest of the base and the chunks that were put on top of it.

@@ -38,7 +38,7 @@ LAYERS = (
     ("bloscpack_walk",),
     ("blosc1", "local", "remote"),
     ("bloscpack_header",),
-    ("assignment", "display", "indexers"),
+    ("assignment", "display", "indexers", "seal"),
     ("b2nd", "indexing", "metalayers", "params", "spool", "storage"),
     ("codecs", "filters", "partition", "progress", "redaction", "spans", "workers"),
     ("spec",),

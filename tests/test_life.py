@@ -130,7 +130,7 @@ class Life(RuleBasedStateMachine):
         self.array = b2array.open(self.url, "r+")
 
     @precondition(lambda self: self.values.size)
-    @rule(data=st.data(), shrinks=st.just(False))
+    @rule(data=st.data(), shrinks=st.booleans())
     def stock_writes(self, data, shrinks):
         held = blosc2.open(str(self.url), mode="a")
         if shrinks:
