@@ -1,7 +1,9 @@
 """A NumPy-compatible chunked array store in the Blosc2 formats."""
 
 from b2array import bloscpack, codecs, config, errors, filters
+from b2array.appender import Appender
 from b2array.array import NDArray
+from b2array.building import copy, from_blocks
 from b2array.creation import (
     asarray,
     create,
@@ -25,6 +27,7 @@ from b2array.params import CParams
 from b2array.schunk import SChunk
 
 __all__ = [
+    "Appender",
     "CParams",
     "Group",
     "NDArray",
@@ -34,6 +37,7 @@ __all__ = [
     "codecs",
     "compress",
     "config",
+    "copy",
     "create",
     "create_schunk",
     "decompress",
@@ -41,6 +45,7 @@ __all__ = [
     "empty_like",
     "errors",
     "filters",
+    "from_blocks",
     "from_bytes",
     "full",
     "full_like",

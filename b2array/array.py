@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from types import EllipsisType
-from typing import Any, Self, cast
+import operator
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array import assignment, b2nd, display, indexing, transfer
+from b2array import assignment, geometry, indexing, life, transfer, workers
+from b2array.appender import Appender
 from b2array.b2nd import Layout
-from b2array.draft import Draft, extras_of
-from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
-from b2array.frame import Frame
+from b2array.draft import Draft
+from b2array.errors import ChunkMissingError, ConflictError
+from b2array.handle import Handle
+from b2array.indexers import Indexer, Select, chunk_key
 from b2array.indexing import Selection
-from b2array.params import CParams
-from b2array.schunk import Layers, Mode, SChunk
-from b2array.snapshot import Source, located
+from b2array.snapshot import Source
 
-__all__ = ["NOT_DATA", "Indexer", "NDArray"]
+__all__ = ["NDArray"]
 
-NOT_DATA = ("b2o", "LazyArray", "proxy-source")
-"""Metalayers of python-blosc2 that say that the chunks do not hold the array's values."""
-
-Select = Callable[[Any, Sequence[int]], Selection]
+Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
+Url = str | os.PathLike[str]
 
 _ROWS_NBYTES = 32 * 2**20
 """Iteration reads at most about so many bytes ahead."""
 
 
-class NDArray:
+class NDArray(Handle):
     """An n-dimensional array in compressed chunks.
 
     Made by `b2array.open`, `b2array.create` and their relatives. Indexing reads and writes as NumPy does; every
@@ -53,155 +49,7 @@ class NDArray:
     array([7, 0, 7, 0, 7, 0], dtype=int32)
     """
 
-    __slots__ = ("__weakref__", "_held", "_known")
-
-    def __init__(self, held: SChunk) -> None:
-        self._held = held
-        self._known: tuple[object, Layout] | None = None
-        self._layout_in(held.source)
-
-    def _layout_in(self, source: Source) -> Layout:
-        """Return what the metalayers of `source` say, which are looked at again only if they are others."""
-        layers, known = source.frame.metalayers, self._known
-        if known is None or known[0] is not layers:
-            known = self._known = layers, located(source.url, lambda: _layout(source.frame))
-        return known[1]
-
-    @property
-    def _layout(self) -> Layout:
-        return self._layout_in(self._held.source)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents in items."""
-        return self._layout.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the items."""
-        return self._layout.dtype
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return self._layout.ndim
-
-    @property
-    def size(self) -> int:
-        """Number of items."""
-        return math.prod(self.shape)
-
-    @property
-    def itemsize(self) -> int:
-        """Size of an item in bytes."""
-        return self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all items in bytes, without padding and compression."""
-        return self.size * self.itemsize
-
-    @property
-    def cbytes(self) -> int:
-        """Compressed size of the chunks in bytes, as the frame has it."""
-        return self._held.cbytes
-
-    @property
-    def cratio(self) -> float:
-        """`nbytes` over `cbytes`; 0.0 if nothing is stored."""
-        return self.nbytes / self.cbytes if self.cbytes else 0.0
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """Extents of a chunk in items."""
-        return self._layout.chunks
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """Extents of a block in items."""
-        return self._layout.blocks
-
-    @property
-    def grid_shape(self) -> tuple[int, ...]:
-        """Number of chunks along each dimension."""
-        return self._layout.grid_shape
-
-    @property
-    def nchunks(self) -> int:
-        """Number of chunks."""
-        return self._layout.nchunks
-
-    @property
-    def fill_value(self) -> Any:
-        """What items are that were never written, as a NumPy scalar."""
-        fill = extras_of(self._held.frame).fill
-        if fill is None or len(fill) != self.itemsize:
-            return np.zeros((), self.dtype)[()]
-        return np.frombuffer(fill, self.dtype)[0]
-
-    @property
-    def dims(self) -> tuple[str | None, ...] | None:
-        """Names of the dimensions, if they have any."""
-        dims = extras_of(self._held.frame).dims
-        return dims if dims is not None and len(dims) == self.ndim else None
-
-    @property
-    def attrs(self) -> Layers:
-        """The attributes: a mapping, each assignment to which is a commit."""
-        return self._held.vlmeta
-
-    @property
-    def meta(self) -> Mapping[str, Any]:
-        """The metalayers, which were fixed when the array was created."""
-        return self._held.meta
-
-    @property
-    def url(self) -> str:
-        """Where the array is, without secrets; "memory" if nowhere else."""
-        return self._held.url
-
-    @property
-    def mode(self) -> Mode:
-        """For reading ("r"), or for reading and changing ("r+")."""
-        return self._held.mode
-
-    @property
-    def cparams(self) -> CParams:
-        """How new chunks are made."""
-        return self._held.cparams
-
-    @property
-    def generation(self) -> str:
-        """Names the committed state that this handle shows; changes with every commit."""
-        return self._held.generation
-
-    @property
-    def info(self) -> display.Info:
-        """A description that prints as a table."""
-        frame = self._held.frame
-        return display.Info(
-            {
-                "url": self.url,
-                "mode": self.mode,
-                "layout": frame.frame_type.name.lower(),
-                "commits": self._held.store.guarantee,
-                "shape": self.shape,
-                "dtype": str(self.dtype),
-                "chunks": self.chunks,
-                "blocks": self.blocks,
-                "grid": self.grid_shape,
-                "fill value": self.fill_value,
-                "dims": self.dims,
-                "codec": display.codec(self.cparams),
-                "filters": display.filters(self.cparams),
-                "nbytes": display.nbytes(self.nbytes),
-                "cbytes": display.nbytes(self.cbytes),
-                "ratio": f"{self.cratio:.2f}",
-                "metalayers": ", ".join(name for name, _ in frame.metalayers),
-                "fingerprint": frame.fingerprint.hex() if frame.fingerprint_type else "none",
-                "generation": self.generation,
-            }
-        )
+    __slots__ = ()
 
     # Reading.
 
@@ -211,7 +59,10 @@ class NDArray:
         where = indexing.item(key, layout.shape)
         if where is None or layout.dtype.kind == "V":
             return self._get(key, indexing.select)
-        return transfer.read_item(source, layout, where)
+        try:
+            return transfer.read_item(source, layout, where)
+        except (ChunkMissingError, ConflictError):  # perhaps a commit through this handle took the chunk away
+            return self._get(key, indexing.select)
 
     @property
     def oindex(self) -> Indexer:
@@ -254,7 +105,7 @@ class NDArray:
         (array([[7, 7, 7, 7]], dtype=int32), (3, 4))
         """
         chunks, grid = self.chunks, self.grid_shape
-        return Indexer(self, lambda key, shape: indexing.select(_spanned(key, shape, chunks, grid), shape))
+        return Indexer(self, lambda key, shape: indexing.select(chunk_key(key, shape, chunks, grid), shape))
 
     def _get(self, key: Any, select: Select) -> Any:
         def read(source: Source) -> tuple[Any, str | list[str] | None]:
@@ -314,6 +165,36 @@ class NDArray:
     def _repr_html_(self) -> str:
         return self.info._repr_html_()
 
+    def iter_chunks(self) -> Iterator[tuple[tuple[slice, ...], npt.NDArray[Any]]]:
+        """Read the array chunk by chunk, in C order of the grid.
+
+        The next chunks are read while the caller works on one. All come from the state that the handle shows now.
+
+        Yields
+        ------
+        box : tuple of slice
+            What the chunk covers of the array: ``a[box]``.
+        values : ndarray
+            The items there.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray(np.arange(5), chunks=(3,))
+        >>> for box, values in a.iter_chunks():
+        ...     print(box, values)
+        (slice(0, 3, 1),) [0 1 2]
+        (slice(3, 5, 1),) [3 4]
+        """
+        source = self._held.source
+        layout = self._layout_in(source)
+
+        def chunk(coords: tuple[int, ...]) -> tuple[tuple[slice, ...], npt.NDArray[Any]]:
+            box = transfer.chunk_box(layout, coords)
+            return box, life.read_box(source, layout, box)
+
+        return workers.spread(chunk, np.ndindex(*layout.grid_shape))
+
     def get_chunk(self, n: int) -> bytes:
         """Return chunk `n`, in C order of the grid, as it is stored."""
         return self._held.get_chunk(n)
@@ -328,8 +209,7 @@ class NDArray:
         self._set(key, value, indexing.select)
 
     def _set(self, key: Any, value: Any, select: Select) -> None:
-        if self.mode == "r":
-            raise ReadOnlyError(f"{self.url} was opened for reading; open it with mode='r+' to change it")
+        self._held.require_writable()
         layout = self._layout
         rest, names = indexing.fields(key, layout.dtype)
         selection = select(rest, layout.shape)
@@ -345,54 +225,209 @@ class NDArray:
 
         self._held.change(assign, anywhere=True)
 
-    @contextmanager
-    def transaction(self) -> Iterator[Self]:
-        """Make everything that is changed through this handle inside the ``with`` block one commit.
+    def resize(self, shape: SupportsIndex | Sequence[SupportsIndex]) -> None:
+        """Give the array another shape, in one commit. Items that come to be are the fill value.
 
-        If the block raises, nothing has happened.
+        Growing leaves all chunks as they are but those in which old items and new ones meet. Shrinking touches none.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+            Extents in items, as many as there are dimensions.
 
         Raises
         ------
-        ValueError
-            A transaction is under way already.
+        ValueError, LimitError
+            The shape is not possible.
         ConflictError
-            Another writer changed what was read or written in the block. Nothing has happened then.
+            Another writer changed the shape meanwhile. Nothing has happened then.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.full((2, 3), 7)
+        >>> a.resize((3, 2))
+        >>> a[...].tolist()
+        [[7, 7], [7, 7], [7, 7]]
         """
-        with self._held.transaction():
-            yield self
+        extents = geometry.extents(shape)
+        self._held.change(lambda draft: life.resize(draft, extents))
 
-    def refresh(self) -> None:
-        """Show what others have committed since this handle was opened or last changed something."""
-        self._held.refresh()
+    def append(self, values: Any, axis: int = 0) -> tuple[int, ...]:
+        """Put values behind the last items along an axis, in one commit, and return the new shape.
 
-    def close(self) -> None:
-        """Let go of files. The handle can be used again."""
-        self._held.close()
+        What other writers append at the same time stays.
 
-    def __enter__(self) -> Self:
-        return self
+        Parameters
+        ----------
+        values : array-like
+            As many dimensions and, but along `axis`, the same extents as the array.
+        axis : int, default 0
+            Where the array grows.
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        Raises
+        ------
+        ValueError, TypeError
+            The values do not fit; their type cannot be cast ("same_kind") to the array's.
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return NDArray, (self._held,)
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray([[1, 2], [3, 4]])
+        >>> a.append([[5, 6]])
+        (3, 2)
+        """
+        self._held.require_writable()
+        before = self._layout
+        array, axis = life.joint(values, before.shape, before.dtype, axis)
+        if not array.shape[axis]:
+            return before.shape
 
+        def appended(draft: Draft) -> None:
+            life.check_joint(self.url, before, self._layout_in(draft), axis)
+            life.append(draft, array, axis)
 
-class Indexer:
-    """Reads and writes a handle's array by another rule than its own brackets."""
+        self._held.change(appended, anywhere=True)
+        return self.shape
 
-    __slots__ = ("_array", "_select")
+    def insert(self, values: Any, index: SupportsIndex, axis: int = 0) -> tuple[int, ...]:
+        """Put values before a position along an axis, in one commit, and return the new shape.
 
-    def __init__(self, array: NDArray, select: Select) -> None:
-        self._array = array
-        self._select = select
+        Chunks before that position stay as they are; those behind move as a whole where the values are whole chunks,
+        and are made anew otherwise.
 
-    def __getitem__(self, key: Any) -> Any:
-        return self._array._get(key, self._select)
+        Parameters
+        ----------
+        values, axis
+            As for `append`.
+        index : int
+            Where the first of the values will be; negative counts from the end.
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._array._set(key, value, self._select)
+        Raises
+        ------
+        IndexError
+            The index is out of bounds.
+        ValueError, TypeError
+            As for `append`.
+        ConflictError
+            Another writer changed the shape meanwhile. Nothing has happened then.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray([1, 2, 5])
+        >>> a.insert([3, 4], 2)
+        (5,)
+        >>> a[...]
+        array([1, 2, 3, 4, 5])
+        """
+        self._held.require_writable()
+        array, axis = life.joint(values, self.shape, self.dtype, axis)
+        where, length = operator.index(index), self.shape[axis]
+        if not -length <= where <= length:
+            raise IndexError(f"index {where} is out of bounds for axis {axis} with size {length}")
+        start = where + length if where < 0 else where
+        if array.shape[axis]:
+            self._held.change(lambda draft: life.insert(draft, array, start, axis))
+        return self.shape
+
+    def delete(self, key: Any, axis: int = 0) -> tuple[int, ...]:
+        """Remove positions along an axis, in one commit, and return the new shape.
+
+        Chunks move as a whole where they can, and are made anew otherwise.
+
+        Parameters
+        ----------
+        key : int, slice, sequence of int or mask
+            What to remove.
+        axis : int, default 0
+            Along which axis.
+
+        Raises
+        ------
+        IndexError
+            Where NumPy's indexing raises it.
+        ConflictError
+            Another writer changed the shape meanwhile. Nothing has happened then.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray(np.arange(8))
+        >>> a.delete(slice(1, 6))
+        (3,)
+        >>> a[...]
+        array([0, 6, 7])
+        """
+        self._held.require_writable()
+        axis = np.lib.array_utils.normalize_axis_index(axis, self.ndim)
+        gone = life.positions(key, self.shape, axis)
+        if not isinstance(gone, slice) or gone.stop > gone.start:
+            self._held.change(lambda draft: life.delete(draft, gone, axis))
+        return self.shape
+
+    def appender(self, axis: int = 0, every: int | None = None) -> Appender:
+        """Return a context manager that takes one step of a simulation (say) after the other and writes whole chunks.
+
+        Parameters
+        ----------
+        axis : int, default 0
+            Where the array grows.
+        every : int, optional
+            Commit after so many steps; by default whenever a row of chunks is full, which costs least.
+
+        See Also
+        --------
+        b2array.Appender : What it does in detail.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.zeros((0, 3), chunks=(100, 3))
+        >>> with a.appender() as out:
+        ...     for step in range(4):
+        ...         out.append(np.full(3, step))
+        >>> a.shape
+        (4, 3)
+        """
+        return Appender(self, np.lib.array_utils.normalize_axis_index(axis, self.ndim), every)
+
+    def copy(self, url: Url | None = None, **options: Any) -> NDArray:
+        """Copy the array, with another layout if one is given; parameters as for `b2array.copy`."""
+        from b2array import building
+
+        return building.copy(self, url, **options)
+
+    def astype(
+        self, dtype: npt.DTypeLike, url: Url | None = None, *, casting: Casting = "unsafe", **options: Any
+    ) -> NDArray:
+        """Copy the array with the items converted to another type.
+
+        Parameters
+        ----------
+        dtype : dtype-like
+            The other type.
+        url : str or os.PathLike, optional
+            Where to; in memory if left out.
+        casting : {"no", "equiv", "safe", "same_kind", "unsafe"}
+            Which conversions are allowed; see `numpy.can_cast`.
+        **options
+            What else `b2array.copy` takes.
+
+        Raises
+        ------
+        TypeError
+            The conversion is not allowed.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> b2array.asarray([1.5, 2.5]).astype("i2")[...]
+        array([1, 2], dtype=int16)
+        """
+        from b2array import building
+
+        return building.copy(self, url, dtype=dtype, casting=casting, **options)
 
 
 def _read(source: Source, layout: Layout, selection: Selection) -> Any:
@@ -401,49 +436,6 @@ def _read(source: Source, layout: Layout, selection: Selection) -> Any:
     return result[()] if selection.is_scalar else result
 
 
-def _spanned(key: Any, shape: Sequence[int], chunks: tuple[int, ...], grid: tuple[int, ...]) -> tuple[slice, ...]:
-    """Turn a key to the grid of chunks into slices of the array."""
-    for entry in key if isinstance(key, tuple) else (key,):
-        plain = isinstance(entry, int | np.integer | EllipsisType) and not isinstance(entry, bool)
-        if not plain and not (isinstance(entry, slice) and entry.step in (None, 1)):
-            raise IndexError(f"only integers, slices without step and ellipsis (`...`) select chunks, found {entry!r}")
-    found = cast(tuple[slice, ...], indexing.select(key, grid).index)
-    return tuple(slice(i.start * c, min(i.stop * c, n)) for i, c, n in zip(found, chunks, shape, strict=True))
-
-
 def _check_same(url: str, before: Layout, now: Layout) -> None:
     if now.shape != before.shape or now.dtype != before.dtype:
         raise ConflictError(f"{url} has become an array of shape {now.shape} and type {now.dtype}")
-
-
-def _layout(frame: Frame) -> Layout:
-    layout = _declared(frame)
-    if layout.nchunks != frame.nchunks:
-        raise FormatError(f"expected {layout.nchunks} chunks for the shape {layout.shape}, found {frame.nchunks}")
-    if frame.nchunks and frame.chunksize != layout.chunk_nbytes:
-        raise FormatError(f"expected chunks of {layout.chunk_nbytes} bytes, found {frame.chunksize}")
-    if layout.dtype.subdtype is None:
-        return layout
-    # As NumPy does: items that are arrays are further dimensions.
-    base, inner = layout.dtype.subdtype
-    if layout.ndim + len(inner) > b2nd.MAX_NDIM:
-        raise UnsupportedError(
-            f"{layout.ndim} dimensions of items of shape {inner}: at most {b2nd.MAX_NDIM} are possible"
-        )
-    shape, chunks, blocks = (extents + inner for extents in (layout.shape, layout.chunks, layout.blocks))
-    return replace(layout, shape=shape, chunks=chunks, blocks=blocks, dtype=base)
-
-
-def _declared(frame: Frame) -> Layout:
-    for name in NOT_DATA:
-        if frame.metalayer(name) is not None:
-            raise UnsupportedError(f"the metalayer {name!r} says that the stored values are not the array's data")
-    raw = frame.metalayer("b2nd")
-    if raw is not None:
-        return b2nd.unpack(raw, chunksize=frame.chunksize)
-    raw = frame.metalayer("caterva")
-    if raw is None:
-        raise FormatError(
-            "expected a metalayer 'b2nd' or 'caterva' of an array, found a plain super-chunk (see b2array.open_schunk)"
-        )
-    return b2nd.unpack_caterva(raw, frame.typesize)

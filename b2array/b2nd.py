@@ -26,8 +26,10 @@ __all__ = [
     "make_dtype",
     "pack",
     "parse_dtype",
+    "shape_of",
     "unpack",
     "unpack_caterva",
+    "with_extents",
 ]
 
 MAX_NDIM = 16
@@ -283,6 +285,50 @@ def pack(layout: Layout) -> bytes:
         struct.pack(">BBI", _DTYPE_NUMPY, _STR32, len(text)),
         text,
     ))  # fmt: skip
+
+
+def shape_of(buf: Buffer) -> tuple[int, ...]:
+    """Return the shape in a metalayer, also in one named `caterva`; raises FormatError."""
+    return _unpack_geometry(bytes(buf))[1]
+
+
+def with_extents(
+    buf: Buffer,
+    shape: tuple[int, ...],
+    chunks: tuple[int, ...] | None = None,
+    blocks: tuple[int, ...] | None = None,
+) -> bytes:
+    """Return a metalayer, also one named `caterva`, with other extents; nothing else changes, least of all its length.
+
+    Parameters
+    ----------
+    buf : bytes-like
+        The content of the metalayer.
+    shape, chunks, blocks : tuple of int
+        As many extents as there are; left out, the old ones.
+
+    Raises
+    ------
+    ValueError
+        There are more or fewer extents.
+
+    Examples
+    --------
+    >>> before = pack(Layout((10,), (4,), (2,), np.dtype("<f8"), "<f8"))
+    >>> unpack(with_extents(before, (7,))).shape
+    (7,)
+    """
+    buf = bytes(buf)
+    _, _, old_chunks, old_blocks, stop = _unpack_geometry(buf)
+    packed = (
+        _pack_extents(shape, "q", _INT64),
+        _pack_extents(old_chunks if chunks is None else chunks, "i", _INT32),
+        _pack_extents(old_blocks if blocks is None else blocks, "i", _INT32),
+    )
+    changed = buf[:3] + b"".join(packed) + buf[stop:]
+    if len(changed) != len(buf):
+        raise ValueError(f"expected {buf[2]} extents, found {len(shape)}")
+    return changed
 
 
 def _pack_extents(extents: tuple[int, ...], code: str, marker: int) -> bytes:

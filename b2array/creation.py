@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,20 +13,20 @@ import numpy.typing as npt
 from b2array import (
     assignment,
     b2nd,
-    config,
-    encoder,
     extras,
     filters,
     frame,
+    geometry,
     indexing,
+    life,
     partition,
     snapshot,
     transfer,
 )
-from b2array.array import NOT_DATA, NDArray
+from b2array.array import NDArray
 from b2array.b2nd import Layout
 from b2array.draft import Draft
-from b2array.errors import LimitError, ReadOnlyError, UnsupportedError
+from b2array.errors import ReadOnlyError, UnsupportedError
 from b2array.opening import place_new
 from b2array.params import CParams
 from b2array.schunk import Mode, SChunk
@@ -138,19 +137,19 @@ def create(
     UnsupportedError
         Stock Blosc2 would read the array wrongly (see `interop`), or a codec or filter cannot write.
     """
-    draft, plan = _new_draft(
+    draft, plan = new_draft(
         url, shape, dtype, chunks=chunks, blocks=blocks, fill_value=fill_value, cparams=cparams, layout=layout,
         dims=dims, attrs=attrs, meta=meta, overwrite=overwrite, interop=interop, storage_options=storage_options,
     )  # fmt: skip
     try:
-        _fill(draft, plan, _fill_bytes(fill_value, plan.dtype))
+        life.fill_chunks(draft, plan, _fill_bytes(fill_value, plan.dtype), np.arange(plan.nchunks))
     except BaseException:
         draft.abort()
         raise
     return NDArray(SChunk(draft.commit(), "r+"))
 
 
-def _new_draft(
+def new_draft(
     url: Url | None, shape: Shape, dtype: npt.DTypeLike, *, chunks: Any = "auto", blocks: Any = "auto",
     fill_value: Any = 0, cparams: CParams | None = None, layout: Kind = "auto",
     dims: Sequence[str | None] | None = None, attrs: Mapping[str, Any] | None = None,
@@ -163,7 +162,7 @@ def _new_draft(
     fill = _fill_bytes(fill_value, plan.dtype)
     names = _checked_dims(dims, plan.ndim)
     noted = [(name, raw if isinstance(raw, bytes) else extras.encode_attr(raw)) for name, raw in _named(meta)]
-    if wrong := [name for name, _ in noted if name in NOT_DATA]:
+    if wrong := [name for name, _ in noted if name in geometry.NOT_DATA]:
         raise ValueError(f"a metalayer {wrong[0]!r} would say that the chunks do not hold the array's values")
     encoded = [(name, extras.encode_attr(value)) for name, value in _named(attrs)]
     store, frame_type = place_new(url, layout, storage_options, overwrite=overwrite)
@@ -183,18 +182,16 @@ def _plan(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Layou
     # NumPy itself gives types without a size one, and makes dimensions of items that are arrays.
     model = np.empty(0, dtype)
     inner = model.shape[1:]
-    extents = _extents(shape) + inner
+    extents = geometry.extents(shape) + inner
     text = b2nd.dtype_text(model.dtype)
-    given = [None if isinstance(part, str) and part == "auto" else _extents(part) + inner for part in (chunks, blocks)]
+    given = [
+        None if isinstance(part, str) and part == "auto" else geometry.extents(part) + inner
+        for part in (chunks, blocks)
+    ]
     cut = partition.automatic(extents, model.itemsize, chunks=given[0], blocks=given[1])
     plan = Layout(extents, *cut, model.dtype, text)
-    if 8 * plan.nchunks > config.limits.index_nbytes:
-        raise LimitError(f"chunks {plan.chunks} make {plan.nchunks}, an index holds {config.limits.index_nbytes // 8}")
+    geometry.check_count(plan)
     return plan
-
-
-def _extents(shape: Shape) -> tuple[int, ...]:
-    return tuple(map(operator.index, shape)) if isinstance(shape, Sequence | np.ndarray) else (operator.index(shape),)
 
 
 def _named(layers: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
@@ -241,25 +238,6 @@ def _fill_bytes(value: Any, dtype: np.dtype[Any]) -> bytes:
     if not (isinstance(value, int) and value == 0):
         item[()] = value
     return item.tobytes()
-
-
-def _fill(draft: Draft, layout: Layout, item: bytes) -> None:
-    """Put one small chunk of the fill value at every position, unless there is an offset that stands for it."""
-    special = _special_of(item, layout.dtype)
-    if special is not None:
-        draft.frame.offsets[:] = frame.special_offset(special)
-        return
-    chunk = encoder.special_chunk(item, layout.chunk_nbytes, typesize=layout.itemsize, blocksize=layout.block_nbytes)
-    for n in range(layout.nchunks):
-        draft.put(n, chunk)
-
-
-def _special_of(item: bytes, dtype: np.dtype[Any]) -> Special | None:
-    if not any(item):
-        return Special.ZEROS
-    if dtype in (np.dtype("<f4"), np.dtype("<f8")) and item == encoder.NAN_BYTES[dtype.itemsize]:
-        return Special.NAN
-    return None
 
 
 def empty(shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Any) -> NDArray:
@@ -340,7 +318,7 @@ def _like(x: Any, options: dict[str, Any]) -> dict[str, Any]:
         return chosen
     if "cparams" not in given:
         chosen["cparams"] = x.cparams
-    same = _extents(chosen["shape"]) == x.shape and np.dtype(chosen["dtype"]) == x.dtype and 0 not in x.chunks
+    same = geometry.extents(chosen["shape"]) == x.shape and np.dtype(chosen["dtype"]) == x.dtype and 0 not in x.chunks
     return (
         {"chunks": x.chunks, "blocks": x.blocks} | chosen
         if same and not given.keys() & {"chunks", "blocks"}
@@ -372,7 +350,7 @@ def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = Non
         return x
     assignment.check_unmasked(x)
     values = np.asarray(x, dtype=dtype)
-    draft, layout = _new_draft(url, values.shape, values.dtype, **options)
+    draft, layout = new_draft(url, values.shape, values.dtype, **options)
     selection = indexing.select((...,), values.shape)
     try:
         if values.size:

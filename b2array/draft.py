@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from b2array import config, extras, frame, notes
+from b2array import config, extras, frame, notes, seal
 from b2array.chunk import Head, Stored
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.extras import Extras
@@ -235,6 +235,8 @@ class Draft:
             chunksize=self.frame.chunksize if chunksize is None else chunksize,
         )
         self.sizes = np.ascontiguousarray(self.sizes[:, : 1 + notes.sized_blocks(self.frame)])
+        if self.extras.lost:
+            self.extras = replace(self.extras, lost=tuple(np.flatnonzero(np.isin(old, self.extras.lost)).tolist()))
         self.reshaped = True
 
     def set_metalayer(self, name: str, content: bytes) -> None:
@@ -517,12 +519,17 @@ class Draft:
             self.extras,
             next=self._shelf.next if self.sparse else None,
             sizes=notes.packed_sizes(self.sizes),
-            unknown=tuple({**dict(self.extras.unknown), _CHAIN: self._chain()}.items()),
+            unknown=tuple({**dict(self.extras.unknown), **self._noted()}.items()),
         )
         layers = notes.with_extras(self.frame.vlmetalayers, noted, self.url)
         if self.sparse:
             cbytes = frame.sparse_cbytes(self._stored_nbytes(offsets), offsets)
         return frame.pack(replace(self.frame, offsets=offsets, vlmetalayers=layers, cbytes=cbytes))
+
+    def _noted(self) -> dict[str, object]:
+        now = self.frame
+        seen = seal.notes(now.metalayer("b2nd"), now.nthreads_compress, now.nthreads_decompress)
+        return {_CHAIN: self._chain(), **seen}
 
     def _chain(self) -> bytes:
         """Return a digest of the base and the chunks that were put on top of it.
@@ -547,8 +554,11 @@ class Draft:
         return max(0, before - self._shelf.nbytes(gone, sizes) + self._shelf.nbytes(came, {}))
 
 
-def copied(source: Source, store: Store, frame_type: FrameType, *, overwrite: bool = False) -> Draft:
-    """Return a draft of a new frame with the chunks of `source`, copied as they are."""
+def copied(
+    source: Source, store: Store, frame_type: FrameType, *, overwrite: bool = False,
+    progress: Callable[[int, int], object] = lambda _done, _total: None,
+) -> Draft:  # fmt: skip
+    """Return a draft of a new frame with the chunks of `source`, copied as they are; tell how many of how many are."""
     noted = source.extras if isinstance(source, Draft) else extras_of(source.frame)
     layers = tuple(layer for layer in source.frame.vlmetalayers if layer[0] != extras.LAYER)
     new = Draft(store, None, replace(source.frame, frame_type=frame_type, vlmetalayers=layers), overwrite=overwrite)
@@ -557,6 +567,7 @@ def copied(source: Source, store: Store, frame_type: FrameType, *, overwrite: bo
         stored = [n for n in range(source.frame.nchunks) if isinstance(source.place(n), Place)]
         for n, each in zip(stored, whole_chunks(source, stored), strict=True):
             new.put(n, bytes(each.region))
+            progress(n + 1, source.frame.nchunks)
     except BaseException:
         new.abort()
         raise

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
-from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from b2array import chunk, config, encoder, metalayers
+from b2array import chunk, config, encoder, metalayers, seal
 from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.metalayers import Layers
 from b2array.params import CParams, SplitMode
@@ -35,7 +35,7 @@ from b2array.spec import (
 
 __all__ = [
     "FINGERPRINT_128", "SPECIAL_OFFSETS", "Frame", "FrameType", "Header", "Packed", "chunk_name", "create",
-    "fingerprint", "header_nbytes", "pack", "pack_vlmeta", "sparse_cbytes", "special_offset", "unpack",
+    "header_nbytes", "pack", "pack_vlmeta", "sparse_cbytes", "special_offset", "unpack",
     "unpack_header", "unpack_vlmeta",
 ]  # fmt: skip
 
@@ -49,7 +49,6 @@ _MARKERS = {
     0x00: 0x9E, 0x01: 0xA8, 0x0A: 0xD2, 0x0F: 0xCF, 0x18: 0xA4, 0x1D: 0xD3, 0x26: 0xD3, 0x2F: 0xD2,
     0x34: 0xD2, 0x39: 0xD2, 0x3E: 0xD1, 0x41: 0xD1, 0x45: 0xD8,
 }  # fmt: skip
-_FRAME_LEN_AT = slice(0x10, 0x18)
 _TRAILER_END = struct.Struct(">BI2B16s")
 _TRAILER_MARKER, _TRAILER_VERSION, _UINT32, _FIXEXT16 = 0x94, 1, 0xCE, 0xD8
 _MIN_LAYERS_LEN, _MIN_TRAILER_LEN = 10, 25
@@ -183,7 +182,7 @@ class Frame(Header):
     vlmetalayers : tuple of (str, bytes)
         Names and contents, each a Blosc2 chunk (see `unpack_vlmeta`).
     trailer_version, fingerprint_type : int
-        The fingerprint's type is 0 if there is none; 1 and 2 are only kept for show; 3 is ours (see `fingerprint`).
+        The fingerprint's type is 0 if there is none; 1 and 2 are only kept for show; 3 is ours (see `seal`).
     fingerprint : bytes
         16 bytes.
     """
@@ -360,10 +359,9 @@ def unpack(header: Buffer, tail: Buffer) -> Frame:
     _need((marker, ext) == (_UINT32, _FIXEXT16), f"markers {_UINT32:#04x} and {_FIXEXT16:#04x} in the trailer", found)
     longest = min(length, config.limits.metadata_nbytes)
     _need(_MIN_TRAILER_LEN <= trailer_len <= longest, f"a trailer of 25 to {longest} bytes", str(trailer_len))
-    if fingerprint_type == FINGERPRINT_128:
-        computed = fingerprint(header, tail)
-        _need(computed == stored, f"the fingerprint {stored.hex()} of header, index and trailer", computed.hex())
     trailer = bytes(tail[length - trailer_len :])
+    if fingerprint_type == FINGERPRINT_128 and not _is_sealed(head, header, tail, trailer, stored):
+        fingerprint_type = _NO_FINGERPRINT
     return Frame(
         **{field.name: getattr(head, field.name) for field in fields(head)},
         offsets=_unpack_index(head, tail[: length - trailer_len]),
@@ -372,6 +370,21 @@ def unpack(header: Buffer, tail: Buffer) -> Frame:
         fingerprint_type=fingerprint_type,
         fingerprint=stored,
     )
+
+
+def _is_sealed(head: Header, header: Buffer, tail: memoryview, trailer: bytes, stored: bytes) -> bool:
+    """Whether the frame fits its fingerprint; if other software changed no more than the shape, it does not."""
+    computed = seal.fingerprint(header[: head.header_len], tail)
+    if computed == stored:
+        return True
+    before = None
+    with suppress(FormatError, UnsupportedError):
+        array, ours = head.metalayer("b2nd"), metalayers.find(_unpack_trailer_layers(trailer), "b2array")
+        if array is not None and ours is not None:
+            before = seal.as_committed(header[: head.header_len], array, unpack_vlmeta(ours))
+    same = before is not None and seal.fingerprint(before, tail) == stored
+    _need(same, f"the fingerprint {stored.hex()} of header, index and trailer", computed.hex())
+    return False
 
 
 def _unpack_trailer_layers(trailer: bytes) -> Layers:
@@ -457,7 +470,7 @@ def pack(frame: Frame) -> Packed:
     data_len = frame.cbytes if frame.frame_type == FrameType.CONTIGUOUS else 0
     frame = replace(frame, header_len=header_len, frame_len=header_len + data_len + len(tail))
     header = _pack_fixed(frame) + layers
-    frame = replace(frame, fingerprint=fingerprint(header, tail))
+    frame = replace(frame, fingerprint=seal.fingerprint(header, tail))
     return Packed(header, tail[:-_FINGERPRINT_NBYTES] + frame.fingerprint, frame)
 
 
@@ -508,25 +521,6 @@ def _pack_trailer(vlmetalayers: Layers) -> bytes:
     trailer_len = 2 + len(layers) + _TRAILER_END.size
     end = _TRAILER_END.pack(_UINT32, trailer_len, _FIXEXT16, FINGERPRINT_128, bytes(_FINGERPRINT_NBYTES))
     return bytes([_TRAILER_MARKER, _TRAILER_VERSION]) + layers + end
-
-
-def fingerprint(header: Buffer, tail: Buffer) -> bytes:
-    """Return what b2array writes as fingerprint of type 3: a digest of all of a frame but its chunks.
-
-    It is the first 16 bytes of the BLAKE2b digest (of 64 bytes, without key) of the header with the eight bytes of its
-    `frame_len` zeroed, followed by the tail without its last 16 bytes, where the fingerprint itself stands. The C
-    library resets the type to 0 whenever it changes a frame.
-
-    Parameters
-    ----------
-    header, tail : bytes-like
-        At least the header; the index directly followed by the trailer.
-    """
-    digest = blake2b(header[: _FRAME_LEN_AT.start])
-    digest.update(bytes(8))
-    digest.update(header[_FRAME_LEN_AT.stop : header_nbytes(header)])
-    digest.update(tail[:-_FINGERPRINT_NBYTES])
-    return digest.digest()[:_FINGERPRINT_NBYTES]
 
 
 def special_offset(special: Special) -> int:

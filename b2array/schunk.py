@@ -227,7 +227,7 @@ class SChunk:
         ConflictError
             Another writer, or another thread with this handle, changed the same; see `change`.
         """
-        self._require_writable()
+        self.require_writable()
         with self._mutex:
             if self._draft is not None:
                 with self._draft.attempt(), _explained(self._draft):
@@ -331,7 +331,7 @@ class SChunk:
 
     def begin(self) -> Draft:
         """Enter a transaction that somebody else commits; `end` leaves it. Raises what `transaction` raises."""
-        self._require_writable()
+        self.require_writable()
         with self._mutex:
             if self._draft is not None:
                 raise ValueError("a transaction is under way on this handle already")
@@ -344,7 +344,8 @@ class SChunk:
             self._snapshot = held or self._snapshot
             self._draft = None
 
-    def _require_writable(self) -> None:
+    def require_writable(self) -> None:
+        """Raise ReadOnlyError if the handle was opened for reading."""
         if self._mode == "r":
             raise ReadOnlyError(f"{self.url} was opened for reading; open it with mode='r+' to change it")
 

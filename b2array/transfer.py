@@ -11,7 +11,7 @@ import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, NamedTuple, cast
@@ -30,7 +30,7 @@ from b2array.snapshot import Snapshot, Source, Want, fetch, fetch_block, located
 from b2array.spec import ChunkHeader, Special
 from b2array.tiling import Step, Tiling, strides_of, tiling_of
 
-__all__ = ["read", "read_item", "write"]
+__all__ = ["chunk_box", "read", "read_item", "rewrite", "write"]
 
 Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
@@ -414,12 +414,67 @@ def write(
         The fields to change, where not the whole items.
     """
     writer = _Writer(draft, layout, axes, values, cparams, fields)
-    made: list[tuple[int, int]] = []
-    for number, code, buf in workers.spread(writer.run, _jobs(layout, index, axes)):
-        made.append((number, draft.store_chunk(buf) if code is None else code))
-    # Only when all is well: a transaction in which a write fails may go on without it.
-    for number, stored in made:
-        draft.set_code(number, stored)
+    for _ in _stored(draft, workers.spread(writer.run, _jobs(layout, index, axes))):
+        pass
+
+
+def rewrite(
+    draft: Draft, layout: Layout, numbers: Iterable[int], produce: Callable[[Slices], Array], *, cparams: CParams
+) -> Iterator[int]:
+    """Make whole chunks anew, a few at a time.
+
+    Parameters
+    ----------
+    draft : Draft
+        Takes the chunks, when the last one is made.
+    layout : Layout
+        How they make up the array.
+    numbers : iterable of int
+        The chunks, in C order of the grid.
+    produce : callable
+        Called in the workers with a box of the array, one slice an axis, for the items in it.
+    cparams : CParams
+        How to encode.
+
+    Yields
+    ------
+    int
+        The number of each chunk that is made.
+    """
+
+    def run(number: int) -> _Made:
+        coords = tuple(int(coord) for coord in np.unravel_index(number, layout.grid_shape))
+        box = chunk_box(layout, coords)
+        whole = tuple(slice(0, i.stop - i.start, 1) for i in box)
+        values = np.asarray(produce(box))
+        return _Writer(draft, layout, None, values, cparams, None).run(_Job(number, Part(coords, whole, whole)))
+
+    yield from _stored(draft, workers.spread(run, numbers))
+
+
+def chunk_box(layout: Layout, coords: Sequence[int]) -> Slices:
+    """Return the box of the array that a chunk covers, one slice an axis."""
+    return tuple(
+        slice(coord * c, min(coord * c + c, n), 1)
+        for coord, c, n in zip(coords, layout.chunks, layout.shape, strict=True)
+    )
+
+
+_Made = tuple[int, int | None, bytes]
+"""A chunk that was encoded: its number, the code of its place if it has one already, and its bytes."""
+
+
+def _stored(draft: Draft, made: Iterable[_Made]) -> Iterator[int]:
+    """Put chunks where they will stay, and refer to them when all is well.
+
+    Not before: a transaction in which a write fails may go on without it.
+    """
+    codes = []
+    for number, code, buf in made:
+        codes.append((number, draft.store_chunk(buf) if code is None else code))
+        yield number
+    for number, code in codes:
+        draft.set_code(number, code)
 
 
 class _Writer:
@@ -439,7 +494,7 @@ class _Writer:
         # Items that are arrays are further dimensions here, but the frame counts them whole.
         self.typesize = layout.itemsize if layout.block_nbytes % typesize else typesize
 
-    def run(self, job: _Job) -> tuple[int, int | None, bytes]:
+    def run(self, job: _Job) -> _Made:
         """Encode one chunk, and store it at once if it gets a file of its own."""
         layout = self.layout
         whole = blocks = self._old(job) if not self._covers(job) else self._empty()

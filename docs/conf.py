@@ -42,7 +42,8 @@ def directive(name: str, value: object) -> str:
         return f".. autofunction:: b2array.{name}\n"
     if issubclass(value, Exception):
         return f".. autoexception:: b2array.{name}\n   :show-inheritance:\n"
-    return f".. autoclass:: b2array.{name}\n   :members:\n   :special-members: __getitem__, __setitem__, __array__\n"
+    options = ":members:", ":inherited-members:", ":special-members: __getitem__, __setitem__, __array__"
+    return "\n   ".join([f".. autoclass:: b2array.{name}", *options, ""])
 
 
 def home(value: object) -> str:
