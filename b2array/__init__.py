@@ -2,6 +2,7 @@
 
 from b2array import bloscpack, codecs, config, errors, filters
 from b2array.array import NDArray
+from b2array.convert import convert
 from b2array.creation import (
     asarray,
     create,
@@ -34,6 +35,7 @@ __all__ = [
     "codecs",
     "compress",
     "config",
+    "convert",
     "create",
     "create_schunk",
     "decompress",
