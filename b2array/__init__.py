@@ -4,6 +4,7 @@ from b2array import bloscpack, codecs, config, errors, filters
 from b2array.appender import Appender
 from b2array.array import NDArray
 from b2array.building import copy, from_blocks
+from b2array.convert import convert
 from b2array.creation import (
     asarray,
     create,
@@ -37,6 +38,7 @@ __all__ = [
     "codecs",
     "compress",
     "config",
+    "convert",
     "copy",
     "create",
     "create_schunk",

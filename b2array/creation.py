@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, SupportsIndex
 
@@ -354,6 +354,33 @@ def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = Non
     selection = indexing.select((...,), values.shape)
     try:
         if values.size:
+            box = selection.spread(values)
+            transfer.write(draft, layout, selection.index, selection.axes, box, cparams=draft.frame.cparams)
+    except BaseException:
+        draft.abort()
+        raise
+    return NDArray(SChunk(draft.commit(), "r+"))
+
+
+def write_regions(
+    url: Url | None, shape: Shape, dtype: npt.DTypeLike, regions: Iterable[tuple[Any, npt.NDArray[Any]]], **options: Any
+) -> NDArray:
+    """Store an array that comes in parts, in one commit; what no part covers is the fill value.
+
+    Parameters
+    ----------
+    url, shape, dtype
+        As for `create`.
+    regions : iterable of (key, ndarray)
+        Where in the array, by slices, and what. Fastest where each covers whole chunks.
+    **options
+        What else `create` takes.
+    """
+    draft, layout = _new_draft(url, shape, dtype, **options)
+    try:
+        _fill(draft, layout, _fill_bytes(options.get("fill_value", 0), layout.dtype))
+        for key, values in regions:
+            selection = indexing.select(key, layout.shape)
             box = selection.spread(values)
             transfer.write(draft, layout, selection.index, selection.axes, box, cparams=draft.frame.cparams)
     except BaseException:

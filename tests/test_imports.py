@@ -19,6 +19,9 @@ LAYERS = (
     ("__init__", "__main__"),
     ("cli",),
     ("convert", "demo", "xarray_io"),
+    ("formats",),
+    ("hdf5_io", "zarr_io"),
+    ("sources",),
     ("dask_io", "group"),
     ("building",),
     ("creation",),
@@ -63,14 +66,14 @@ OPTIONAL = {
     "botocore": {"remote"},
     "dask": {"dask_io"},
     "distributed": {"dask_io"},
-    "h5py": {"convert"},
+    "h5py": {"hdf5_io"},
     "lz4": {"codecs"},
     "ml_dtypes": {"b2nd", "creation"},
     "rich": {"cli", "display", "progress"},
     "s3fs": {"remote"},
     "typer": {"cli"},
     "xarray": {"xarray_io"},
-    "zarr": {"convert"},
+    "zarr": {"zarr_io"},
 }
 
 MODULES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.py"))

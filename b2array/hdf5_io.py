@@ -1,0 +1,160 @@
+"""Datasets of HDF5 files, through the library h5py.
+
+Sources: the HDF5 data model, and the conventions of HDF5 dimension scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from b2array.errors import FormatError, UnsupportedError
+from b2array.redaction import redact
+from b2array.sources import (
+    Piece,
+    Settings,
+    Source,
+    Storage,
+    local_copy,
+    made_file,
+    only,
+    refuse_objects,
+    require,
+    require_free,
+)  # fmt: skip
+from b2array.storage import open_store
+
+__all__ = ["MAGIC", "check_hdf5", "open_hdf5", "write_hdf5"]
+
+MAGIC = b"\x89HDF\r\n\x1a\n"
+_SCALES = frozenset({
+    "CLASS", "DIMENSION_LABELS", "DIMENSION_LIST", "NAME", "REFERENCE_LIST", "_FillValue", "_NCProperties",
+    "_Netcdf4Coordinates", "_Netcdf4Dimid",
+})  # fmt: skip
+
+
+def _parts(url: str) -> tuple[str, str | None]:
+    """Cut the name of a dataset off a URL."""
+    file, _, name = url.partition("#")
+    return file, name or None
+
+
+def open_hdf5(url: str, storage_options: Storage) -> Source:
+    """Open a source; see `b2array.sources.Format`."""
+    h5py = require("h5py", "hdf5", "HDF5")
+    address, name = _parts(url)
+    resources = ExitStack()
+    try:
+        path = resources.enter_context(local_copy(address, storage_options))
+        try:
+            file = resources.enter_context(h5py.File(path, "r"))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise FormatError(f"{redact(address)}: expected an HDF5 file, found something else: {error}") from None
+        data = _dataset(h5py, file, name, address)
+        dims = tuple(_dim(dim) for dim in data.dims)
+        return Source(
+            data.shape, _bare(data.dtype), lambda box: np.asarray(data[box]), data.chunks,
+            attrs={key: _unpacked(value) for key, value in data.attrs.items() if key not in _SCALES},
+            dims=dims if any(dims) else None, fill_value=data.fillvalue, resources=resources,
+        )  # fmt: skip
+    except BaseException:
+        resources.close()
+        raise
+
+
+def _dataset(h5py: ModuleType, file: Any, name: str | None, address: str) -> Any:
+    if name is None:
+        found: dict[str, Any] = {}
+        file.visititems(lambda key, node: found.__setitem__(key, node) if isinstance(node, h5py.Dataset) else None)
+        return only(found, f"{address}#...")
+    node = file.get(name)
+    if not isinstance(node, h5py.Dataset):
+        raise FileNotFoundError(f"{redact(address)} holds no dataset {name!r}")
+    return node
+
+
+def _dim(dim: Any) -> str | None:
+    if dim.label:
+        return str(dim.label)
+    return dim[0].name.rpartition("/")[2] if len(dim) else None
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item() if value.dtype.kind in "biufSU" else value
+    return value
+
+
+def _bare(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return a type without h5py's notes in it."""
+    if dtype.hasobject:
+        return dtype
+    if dtype.subdtype is not None:
+        return np.dtype((_bare(dtype.base), dtype.shape))
+    if dtype.names is None:
+        return np.dtype(dtype.str)
+    fields = [dtype.fields[name] for name in dtype.names] if dtype.fields else []
+    return np.dtype({
+        "names": list(dtype.names),
+        "formats": [_bare(entry[0]) for entry in fields],
+        "offsets": [entry[1] for entry in fields],
+        "itemsize": dtype.itemsize,
+    })  # fmt: skip
+
+
+def _stored(dtype: np.dtype[Any]) -> Any:
+    """Return the type to store: times are kept as h5py keeps them, as bytes that it knows again."""
+    return require("h5py", "hdf5", "HDF5").opaque_dtype(dtype) if dtype.kind in "mM" else dtype
+
+
+def check_hdf5(source: Source, settings: Settings) -> None:
+    """Refuse what cannot be held; see `b2array.sources.Format`."""
+    refuse_objects(source, settings)
+    h5py = require("h5py", "hdf5", "HDF5")
+    try:
+        held = h5py.h5t.py_create(_stored(source.dtype), logical=True).dtype == source.dtype
+    except TypeError as error:
+        raise UnsupportedError(f"HDF5 cannot hold items of type {source.dtype}: {error}") from None
+    if not held:
+        raise UnsupportedError(f"HDF5 would change items of type {source.dtype}")
+    # What attributes can be is found out in a file in memory.
+    with h5py.File("probe", "w", driver="core", backing_store=False) as probe:
+        _set_attrs(probe, source.attrs)
+
+
+def _set_attrs(node: Any, attrs: Mapping[str, Any]) -> None:
+    for name, value in attrs.items():
+        try:
+            node.attrs[name] = value
+        except (TypeError, ValueError, OSError) as error:
+            raise TypeError(f"HDF5 cannot hold the attribute {name!r}: {error}") from None
+
+
+def write_hdf5(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+    """Make a destination; see `b2array.sources.Format`."""
+    h5py = require("h5py", "hdf5", "HDF5")
+    address, name = _parts(url)
+    store = open_store(address, storage_options=settings.storage_options)
+    require_free(store, MAGIC, "an HDF5 file", overwrite=settings.overwrite)
+    with made_file(store, overwrite=settings.overwrite) as path, h5py.File(path, "w") as file:
+        dtype = _stored(source.dtype)
+        options: dict[str, Any] = {}
+        if source.shape and 0 not in source.shape:
+            options["chunks"] = tuple(min(c, n) for c, n in zip(settings.chunks, source.shape, strict=True))
+            options |= {"shuffle": True, "compression": "gzip", "compression_opts": 5}
+            if settings.cparams is not None:
+                options["compression_opts"] = settings.cparams.clevel
+        if source.dtype.kind not in "mM":
+            options["fillvalue"] = source.fill
+        data = file.create_dataset(name or "data", source.shape, dtype, **options)
+        for dim, label in zip(data.dims, source.dims or (), strict=False):
+            dim.label = label or ""
+        _set_attrs(data, source.attrs)
+        for box, values in pieces:
+            data[box] = values.view(dtype)
