@@ -59,6 +59,7 @@ _FIRST_USER_ID, _LAST_ID = 32, 255
 # What every zstd decoder should support (RFC 8878, section Window Descriptor).
 _MAX_WINDOW = 8 * 2**20
 _MIN_DICT_NBYTES = 256
+_SAMPLE_NBYTES = 4096
 _ZSTD_MAX_LEVEL = 22
 
 
@@ -296,15 +297,25 @@ def train(codec: int, samples: npt.NDArray[np.uint8], clevel: int) -> bytes | No
     # An LZ4 dictionary is history to copy from, so it is made of the data themselves. zstd distils: its authors
     # advise to show it about a hundred times what it shall keep.
     total = 100 * size if codec == CodecId.ZSTD else size
-    rows = samples[:: -(-len(samples) * _MIN_DICT_NBYTES // total)]
-    heads = rows[:, : total // len(rows)]
+    pieces = _spread_pieces(samples, min(samples.shape[1], _SAMPLE_NBYTES if codec == CodecId.ZSTD else size), total)
     if codec != CodecId.ZSTD:
-        return heads.tobytes()[:size]
+        return pieces.tobytes()[:size]
     try:
-        made = zstandard.train_dictionary(size, [head.tobytes() for head in heads], level=_zstd_level(clevel))
+        made = zstandard.train_dictionary(size, [piece.tobytes() for piece in pieces], level=_zstd_level(clevel))
     except zstandard.ZstdError:
         return None
     return made.as_bytes()
+
+
+def _spread_pieces(samples: npt.NDArray[np.uint8], nbytes: int, total: int) -> npt.NDArray[np.uint8]:
+    """Cut blocks into pieces, and return at least `total` bytes of them from all over the blocks, or all there are.
+
+    The filters put bytes of one kind together: the beginnings of the blocks alone are not like the rest of them.
+    """
+    flat = samples.reshape(-1)
+    pieces = flat[: flat.size // nbytes * nbytes].reshape(-1, nbytes)
+    count = min(len(pieces), -(-total // nbytes))
+    return pieces[np.linspace(0, len(pieces) - 1, count).astype(np.intp)]
 
 
 class _ZstdContexts(threading.local):

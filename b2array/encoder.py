@@ -156,12 +156,12 @@ def encode(
 
 
 def _encode_job(job: _Job) -> bytes:
-    if job.cparams.use_dict:
-        chunk = _with_dict(job)
-        if chunk is not None:
-            return chunk
     fused = _fused(job)
-    return fused if fused is not None else _streamed(job)
+    plain = fused if fused is not None else _streamed(job)
+    if not job.cparams.use_dict:
+        return plain
+    # A dictionary takes more room than it saves where blocks are large or have little in common.
+    return min((plain, _with_dict(job) or plain), key=len)
 
 
 def constant(data: Bytes, itemsize: int) -> bytes | None:
@@ -431,7 +431,8 @@ def _stream_pieces(job: _Job, stream: Bytes, dictionary: bytes | None = None) ->
 
 def _payload(job: _Job, stream: Bytes, dictionary: bytes | None) -> Buffer | None:
     codec = job.cparams.codec_id
-    if codec in (CodecId.BLOSCLZ, CodecId.LZ4HC) and dictionary is None:
+    in_c = codec == CodecId.BLOSCLZ or (codec == CodecId.LZ4HC and len(stream) >= blosc1.MIN_STREAM)
+    if in_c and dictionary is None:
         return blosc1.encode_stream(codec, stream, job.cparams.clevel)
     return codecs.encode(
         codec,

@@ -35,7 +35,7 @@ class CParams:
         Whether blocks are stored as one stream for each byte of the item: "auto" is the fastest to write,
         "blosc2" the rule of the C library (smaller with zstd, slower to write).
     use_dict : bool, default False
-        Train a dictionary for each chunk (zstd, lz4, lz4hc).
+        Train a dictionary for each chunk, and keep it where it pays (zstd, lz4, lz4hc).
     nthreads : int, default 1
         Recorded in the frame's header for readers that obey it; b2array itself uses `b2array.config.threads`.
 

@@ -532,8 +532,8 @@ def test_dictionaries_are_read_and_written(codec, filters):
     data = records()[:200_000]
     for splitmode, typesize in itertools.product(("never", "always"), (1, 4)):
         params = CParams(codec, filters=filters, splitmode=splitmode, use_dict=True)
-        stock = stock_chunk(data, typesize=typesize, blocksize=4000, cparams=params)
-        ours = encoder.encode(data, typesize=typesize, blocksize=4000, cparams=params)
+        stock = stock_chunk(data, typesize=typesize, blocksize=800, cparams=params)
+        ours = encoder.encode(data, typesize=typesize, blocksize=800, cparams=params)
         for buf in (stock, ours):
             assert ChunkHeader.unpack(buf).has_dict
             assert decode(buf) == data
@@ -544,10 +544,18 @@ def test_dictionaries_are_read_and_written(codec, filters):
         assert len(ours) <= 1.03 * len(stock)
 
 
+@pytest.mark.parametrize("codec", ["zstd", "lz4", "lz4hc"])
+def test_a_dictionary_that_does_not_pay_is_left_out(codec):
+    options = {"blocksize": 2**16, "cparams": CParams(codec, filters=())}
+    plain = encoder.encode(records(), **options)
+    options["cparams"] = replace(options["cparams"], use_dict=True)
+    assert encoder.encode(records(), **options) == plain
+
+
 @pytest.mark.parametrize("size", [0, -1, 32769, 10**9])
 def test_dictionaries_of_impossible_size_are_refused(size):
     params = CParams(filters=(), use_dict=True)
-    buf = bytearray(encoder.encode(records(), blocksize=4000, cparams=params))
+    buf = bytearray(encoder.encode(records(), blocksize=800, cparams=params))
     struct.pack_into("<i", buf, 32 + 4 * ChunkHeader.unpack(buf).nblocks, size)
     with pytest.raises(FormatError, match=f"dictionary of 1 to 32768 bytes .* found {size}"):
         decode(buf)
@@ -555,7 +563,7 @@ def test_dictionaries_of_impossible_size_are_refused(size):
 
 def test_head_nbytes_says_how_much_the_head_needs():
     for params in (CParams(filters=(), use_dict=True), CParams("lz4"), CParams(clevel=0)):
-        buf = encoder.encode(records(), blocksize=4000, cparams=params)
+        buf = encoder.encode(records(), blocksize=800, cparams=params)
         needed = chunk.head_nbytes(buf[:32])
         assert needed >= chunk.head_nbytes(buf)
         head = chunk.unpack_head(buf[: chunk.head_nbytes(buf)])
@@ -677,7 +685,7 @@ MUTATED = {
         SAMPLE[:2040], typesize=255, blocksize=510, cparams=CParams("zstd", splitmode="always")
     ),
     "dictionary": encoder.encode(
-        b"".join(b"line %d of some text\n" % i for i in range(500)), blocksize=1000,
+        b"".join(b"line %d of some text\n" % i for i in range(500)), blocksize=200,
         cparams=CParams("zstd", filters=(), use_dict=True)
     ),
     "VL": encoder.vl_chunk([block[:200] for block in VL_BLOCKS], typesize=4, cparams=CParams("lz4")),
