@@ -376,9 +376,10 @@ def write_regions(
     **options
         What else `create` takes.
     """
-    draft, layout = _new_draft(url, shape, dtype, **options)
+    draft, layout = new_draft(url, shape, dtype, **options)
     try:
-        _fill(draft, layout, _fill_bytes(options.get("fill_value", 0), layout.dtype))
+        fill = _fill_bytes(options.get("fill_value", 0), layout.dtype)
+        life.fill_chunks(draft, layout, fill, np.arange(layout.nchunks))
         for key, values in regions:
             selection = indexing.select(key, layout.shape)
             box = selection.spread(values)

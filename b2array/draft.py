@@ -26,7 +26,7 @@ from b2array.notes import Sizes, extras_of
 from b2array.shelf import Shelf
 from b2array.snapshot import FRAME_NAME, Place, Snapshot, Source, Want, fetch, load
 from b2array.spans import Span
-from b2array.spec import Buffer, ChunkHeader, Special
+from b2array.spec import ChunkHeader, Special
 from b2array.spool import Spool
 from b2array.storage import Store, gathered, identity
 
@@ -456,14 +456,15 @@ class Draft:
 
         def extend() -> str:
             tail = chain(self._shelf.pieces(self.frame.offsets), (packed.tail,))
+            (old,) = self.store.read([Span("", 0, current.frame.header_len)])
+            self.store.append("", current.frame.frame_len, tail)
             try:
-                self.store.append("", current.frame.frame_len, tail)
+                return self.store.patch("", 0, packed.header).version
             except BaseException:
-                with suppress(OSError):  # a full disk gets its room back
+                with suppress(OSError):  # half a header is none
+                    self.store.patch("", 0, old)
                     self.store.append("", current.frame.frame_len, ())
                 raise
-            self.store.patch("", 0, packed.header)
-            return self.store.stamp("").version
 
         return self._swap(packed, extend)
 

@@ -197,7 +197,11 @@ def _rename_exclusively(source: str, target: str) -> None:
             raise
         except OSError:  # a file system without hard links: take the name first, then fill it
             os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-            os.replace(source, target)
+            try:
+                os.replace(source, target)
+            except BaseException:
+                os.unlink(target)
+                raise
     except FileExistsError:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
 
@@ -363,7 +367,7 @@ class LocalStore:
                 stamp = _local_stamp(os.fstat(file.fileno()))
             yield temporary, stamp
         finally:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # it is gone if it was renamed, and in nobody's way if it stays
                 os.unlink(temporary)
         _sync_directory(directory)
         if new:
@@ -376,28 +380,38 @@ class LocalStore:
     def adopt(self, path: str, name: str, *, exclusive: bool) -> Stamp:
         """Give a complete file its name; see `Store.adopt`."""
         target = os.path.realpath(self._path(name))
+        stamp = _local_stamp(os.stat(path))
         if exclusive:
             _rename_exclusively(path, target)
         else:
             os.replace(path, target)
-        _sync_directory(os.path.dirname(target))
         self.close()
-        return self.stamp(name)
+        _sync_directory(os.path.dirname(target))
+        return stamp
 
     def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:
         """Cut and extend a file; see `Store.append`."""
-        with self._open_to_write(name, offset) as file:
-            file.truncate(offset)
-            file.seek(offset)
-            file.writelines(pieces(data))
-            _flush(file)
+        cut = False
+        try:
+            with self._open_to_write(name, offset) as file:
+                file.truncate(offset)
+                cut = True
+                file.seek(offset)
+                file.writelines(pieces(data))
+                _flush(file)
+        except BaseException:
+            if cut:  # what came through, of data that a full disk did not take, is of no use
+                with suppress(OSError):
+                    os.truncate(self._path(name), offset)
+            raise
 
-    def patch(self, name: str, offset: int, data: Buffer) -> None:
+    def patch(self, name: str, offset: int, data: Buffer) -> Stamp:
         """Overwrite bytes of a file; see `Store.patch`."""
         with self._open_to_write(name, offset + memoryview(data).nbytes) as file:
             file.seek(offset)
             file.write(data)
             _flush(file)
+            return _local_stamp(os.fstat(file.fileno()))
 
     @contextmanager
     def _open_to_write(self, name: str, nbytes: int) -> Iterator[Any]:

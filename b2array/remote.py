@@ -302,11 +302,14 @@ class FsspecStore:
 
     def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:  # noqa: ARG002
         """Refuse: objects are written as a whole."""
-        raise UnsupportedError(f"{where(self.url, name)} cannot be changed in place, only be replaced")
+        raise self._unchangeable(name)
 
-    def patch(self, name: str, offset: int, data: Buffer) -> None:
+    def patch(self, name: str, offset: int, data: Buffer) -> Stamp:  # noqa: ARG002
         """Refuse: objects are written as a whole."""
-        self.append(name, offset, data)
+        raise self._unchangeable(name)
+
+    def _unchangeable(self, name: str) -> Exception:
+        return UnsupportedError(f"{where(self.url, name)} cannot be changed in place, only be replaced")
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects; see `Store.delete`."""

@@ -235,12 +235,13 @@ def load(store: Store, *, start: int = 0) -> Snapshot:
     """
     names = (FRAME_NAME,) if store.is_prefix else ("",) if start else ("", FRAME_NAME)
     heads = store.head(names, _FIRST_READ, offset=start)
-    for name, head in zip(names, heads, strict=True):
-        if not isinstance(head, Exception):
-            stamp = head.stamp
-            version = stamp.version if stamp else None
-            return located(store.url, partial(_parse, store, name, start, head.data, version))
-    raise _refusal(store, heads)
+    found = [(name, head) for name, head in zip(names, heads, strict=True) if not isinstance(head, Exception)]
+    if not found:
+        raise _refusal(store, heads)
+    # On object stores an empty object may stand for the directory.
+    name, head = next((each for each in found if len(each[1].data)), found[0])
+    version = head.stamp.version if head.stamp else None
+    return located(store.url, partial(_parse, store, name, start, head.data, version))
 
 
 def restore(store: Store, data: Buffer, version: str | None) -> Snapshot:
@@ -256,6 +257,8 @@ def _refusal(store: Store, errors: Sequence[object]) -> Exception:
         return other
     if any(isinstance(error, IsADirectoryError) for error in errors):
         return FileNotFoundError(f"{store.url} is a directory without {FRAME_NAME}: no sparse frame")
+    if store.is_prefix:
+        return FileNotFoundError(f"{where(store.url, FRAME_NAME)} does not exist: no sparse frame")
     return FileNotFoundError(f"{store.url} does not exist")
 
 

@@ -205,7 +205,7 @@ class Store(Protocol):
         """
         ...
 
-    def patch(self, name: str, offset: int, data: Buffer) -> None:
+    def patch(self, name: str, offset: int, data: Buffer) -> Stamp:
         """Overwrite bytes inside an object in one small write. Raises what `append` raises."""
         ...
 
@@ -465,11 +465,12 @@ class MemoryStore:
         with self._mutex:
             self._writable(name, offset)[offset:] = content
 
-    def patch(self, name: str, offset: int, data: Buffer) -> None:
+    def patch(self, name: str, offset: int, data: Buffer) -> Stamp:
         """Overwrite bytes of an object; see `Store.patch`."""
         content = joined(data)
         with self._mutex:
             self._writable(name, offset + len(content))[offset : offset + len(content)] = content
+            return self.stamp(name)
 
     def _writable(self, name: str, nbytes: int) -> bytearray:
         found = self._get(name)

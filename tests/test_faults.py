@@ -1,0 +1,450 @@
+"""What happens when something fails: every operation of a store in turn, in several ways, and full disks.
+
+A change either happened or did not. If it raised, it did not, and works when it is repeated; else it did.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+import blosc2
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+import b2array
+from b2array import config, draft, local
+from b2array.errors import B2ArrayError
+from b2array.spool import Spool
+
+DATA = np.random.default_rng(0).integers(0, 1000, (6, 200), dtype="i4")
+OPTIONS = {"chunks": (2, 200), "blocks": (2, 100)}
+LAYOUTS = ("contiguous", "sparse")
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is written anew with every change")
+both_layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+@pytest.fixture(autouse=True)
+def one_thread_and_no_cache():
+    """Let operations come in the same order each time, and reads reach the store."""
+    with config.using(threads=1, cache_bytes=0):
+        yield
+
+
+class Faults:
+    """Counts operations, and lets one of them fail."""
+
+    def __init__(self) -> None:
+        self.mutex = threading.Lock()
+        self.inside = threading.local()
+        self.arm(None)
+
+    def arm(self, at: int | None, mode: str = "error") -> None:
+        self.at, self.mode = at, mode
+        self.names: list[str] = []
+        self.fired = self.paused = False
+
+    def run(self, name: str, verb: Callable[[], object]) -> object:
+        """Call `verb`, unless it is its turn to fail. What it calls itself is part of it."""
+        if self.paused or getattr(self.inside, "yes", False):
+            return verb()
+        with self.mutex:
+            number = len(self.names)
+            self.names.append(name)
+        self.inside.yes = True
+        try:
+            return verb() if number != self.at else self._fail(verb)
+        finally:
+            self.inside.yes = False
+
+    def _fail(self, verb: Callable[[], object]) -> object:
+        self.fired = True
+        if self.mode == "error":
+            kinds = OSError(errno.EIO, "injected"), TimeoutError("injected"), PermissionError(errno.EACCES, "injected")
+            raise kinds[len(self.names) % 3]
+        result = verb()
+        if self.mode == "lost":  # it has happened, but nobody says so
+            raise ConnectionResetError(errno.ECONNRESET, "injected")
+        if self.mode == "twice":  # a client that repeats a request whose answer was lost
+            return verb()
+        return result[: len(result) // 2] if isinstance(result, bytes) else result
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused = False
+
+
+FAULTS = Faults()
+
+
+class FaultyFileSystem(MemoryFileSystem):
+    """A file system in memory of which every operation can fail."""
+
+    protocol = "faulty"
+    store: dict = {}  # noqa: RUF012 - as in its base
+    pseudo_dirs = [""]  # noqa: RUF012
+
+
+def faulty(name: str) -> Callable:
+    original = getattr(MemoryFileSystem, name)
+
+    def method(self, *args, **kwargs):
+        return FAULTS.run(name, lambda: original(self, *args, **kwargs))
+
+    return method
+
+
+for name in ("cat_file", "pipe_file", "info", "rm_file", "ls"):
+    setattr(FaultyFileSystem, name, faulty(name))
+
+
+# ---- what is done ----
+
+Contents = dict[str, object] | None
+
+
+class Story:
+    """Changes to one array, and what it must hold after each."""
+
+    def __init__(self, url: str, layout: str, options: dict | None = None) -> None:
+        self.url, self.layout, self.options = url, layout, options or {}
+        self.a: b2array.NDArray | None = None
+
+    def create(self) -> None:
+        self.a = b2array.asarray(
+            DATA, url=self.url, layout=self.layout, storage_options=self.options, attrs={"n": 0}, **OPTIONS
+        )
+
+    def assign(self) -> None:
+        self.a[0:2] = DATA[0:2] + 1
+
+    def assign_a_part(self) -> None:
+        self.a[3, 7:50] = -1
+
+    def transact(self) -> None:
+        with self.a.transaction():
+            self.a[4:6] = self.a[2:4]
+            self.a[1, 0] = self.a[1, 0] + 5
+            self.a.attrs["n"] = 1
+
+    def reopen(self) -> None:
+        self.a = b2array.open(self.url, mode="r+", storage_options=self.options)
+
+    def fill(self) -> None:
+        self.a[...] = 9
+
+    def read(self) -> None:
+        assert (self.a[...] == 9).all()
+        assert (self.a[3, 5:120] == 9).all()
+
+    STEPS = ("create", "assign", "assign_a_part", "transact", "reopen", "fill", "read")
+
+    def found(self) -> Contents:
+        try:
+            a = b2array.open(self.url, storage_options=self.options)
+        except FileNotFoundError:
+            return None
+        return {"values": a[...].tobytes(), "n": a.attrs["n"]}
+
+
+class ChunkStory(Story):
+    """Changes to the sequence of chunks."""
+
+    def create(self) -> None:
+        self.a = b2array.create_schunk(
+            self.url, chunksize=800, typesize=4, layout=self.layout, storage_options=self.options
+        )
+
+    def append(self) -> None:
+        self.a.append_data(DATA[0])
+
+    def append_another(self) -> None:
+        self.a.append_data(DATA[1])
+
+    def insert(self) -> None:
+        self.a.insert_data(0, DATA[2])
+
+    def update(self) -> None:
+        self.a.update_data(1, DATA[3])
+
+    def reopen(self) -> None:
+        self.a = b2array.open_schunk(self.url, mode="r+", storage_options=self.options)
+
+    def reorder(self) -> None:
+        self.a.reorder([2, 0, 1])
+
+    def delete(self) -> None:
+        self.a.delete_chunk(1)
+
+    def read(self) -> None:
+        assert self.a.decompress_chunk(0) == DATA[1].tobytes()
+
+    STEPS = ("create", "append", "append_another", "insert", "update", "reopen", "reorder", "delete", "read")
+
+    def found(self) -> Contents:
+        try:
+            s = b2array.open_schunk(self.url, storage_options=self.options)
+        except FileNotFoundError:
+            return None
+        return {"chunks": [s.decompress_chunk(n) for n in range(s.nchunks)]}
+
+
+def told(story: Story) -> list[Contents]:
+    """Do everything; returns what is found before the first step and after each."""
+    states: list[Contents] = [None]
+    for step in story.STEPS:
+        getattr(story, step)()
+        with FAULTS.pause():
+            states.append(story.found())
+    return states
+
+
+def retold(story: Story, states: list[Contents]) -> None:
+    """Do everything while something fails."""
+    for step, before, after in zip(story.STEPS, states, states[1:], strict=False):
+        failure, unharmed = None, FAULTS.fired
+        try:
+            getattr(story, step)()
+        except (OSError, B2ArrayError) as error:
+            failure = error
+        assert FAULTS.fired or failure is None
+        if FAULTS.fired == unharmed and step != story.STEPS[-1]:
+            continue
+        with FAULTS.pause():
+            found = story.found()
+        assert found == (after if failure is None else before), (step, failure)
+        if failure is not None:
+            getattr(story, step)()
+            with FAULTS.pause():
+                assert story.found() == after, step
+
+
+STORIES = pytest.mark.parametrize("story", [Story, ChunkStory])
+_places = itertools.count()
+
+
+@both_layouts
+@STORIES
+@pytest.mark.parametrize("mode", ["error", "lost", "twice", "short"])
+def test_each_operation_of_a_file_system_may_fail(monkeypatch, layout, story, mode):
+    fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
+    FAULTS.arm(None)
+    states = told(story(f"faulty://{next(_places)}/a.b2nd", layout))
+    count = len(FAULTS.names)
+    assert count > 20
+    for at in range(count):
+        FAULTS.arm(at, mode)
+        retold(story(f"faulty://{next(_places)}/a.b2nd", layout), states)
+        assert FAULTS.fired
+    FaultyFileSystem.store.clear()
+
+
+@STORIES
+@pytest.mark.parametrize("mode", ["error", "lost", "twice"])
+def test_each_request_to_s3_may_fail(bucket, s3_options, monkeypatch, story, mode):
+    import s3fs
+    from fsspec.asyn import sync_wrapper
+
+    original = s3fs.S3FileSystem._call_s3
+
+    async def call_s3(self, method, *args, **parameters):
+        if FAULTS.paused:
+            return await original(self, method, *args, **parameters)
+        number = len(FAULTS.names)
+        FAULTS.names.append(method)
+        if number != FAULTS.at:
+            return await original(self, method, *args, **parameters)
+        FAULTS.fired = True
+        if mode != "error":
+            result = await original(self, method, *args, **parameters)
+        if mode == "twice":
+            return await original(self, method, *args, **parameters)
+        if mode == "lost" and method.startswith("get"):
+            return result
+        raise ConnectionResetError(errno.ECONNRESET, "injected")
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", call_s3)
+    monkeypatch.setattr(s3fs.S3FileSystem, "call_s3", sync_wrapper(call_s3))
+    FAULTS.arm(None)
+    states = told(story(f"s3://{bucket}/told", "sparse", s3_options))
+    writing = [n for n, method in enumerate(FAULTS.names) if mode == "error" or not method.startswith("get")]
+    chosen = writing[:: 4 if mode == "error" else 3]
+    assert len(chosen) >= 4
+    for at in chosen:
+        FAULTS.arm(at, mode)
+        retold(story(f"s3://{bucket}/{at}", "sparse", s3_options), states)
+        assert FAULTS.fired
+
+
+# ---- local files ----
+
+
+class FaultyOs:
+    """The module `os`, of which the calls that change or open files can fail."""
+
+    NAMES = ("open", "link", "replace", "unlink", "stat", "makedirs", "fsync", "chmod")
+
+    def __getattr__(self, name: str) -> object:
+        value = getattr(os, name)
+        if name not in self.NAMES:
+            return value
+        return lambda *args, **kwargs: FAULTS.run(name, lambda: value(*args, **kwargs))
+
+
+class FaultyFile:
+    """A file of which every writing can fail, after half of it was done."""
+
+    def __init__(self, file) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ValueError):
+            self._file.close()
+
+    def write(self, data) -> None:
+        def half():
+            if FAULTS.at == len(FAULTS.names) - 1:
+                self._file.write(memoryview(data)[: len(data) // 2])
+                self._file.flush()
+                FAULTS.fired = True
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._file.write(data)
+
+        number, FAULTS.mode = FAULTS.mode, "through"
+        try:
+            FAULTS.run("write", half)
+        finally:
+            FAULTS.mode = number
+
+    def writelines(self, pieces) -> None:
+        for piece in pieces:
+            self.write(piece)
+
+
+def opened(path: str, mode: str) -> FaultyFile:
+    return FaultyFile(Path(path).open(mode))
+
+
+@both_layouts
+@STORIES
+@pytest.mark.parametrize("durable", [False, True])
+def test_each_call_of_the_system_may_fail(tmp_path, monkeypatch, layout, story, durable):
+    monkeypatch.setattr(local, "os", FaultyOs())
+    monkeypatch.setattr(local, "open", opened, raising=False)
+    with config.using(durable=durable):
+        FAULTS.arm(None)
+        states = told(story(str(tmp_path / "told.b2nd"), layout))
+        names = FAULTS.names
+        assert {"open", "link", "write"} <= {*names}
+        assert ("fsync" in names) == durable
+        for at, name in enumerate(names):
+            if durable and name != "fsync" and at % 5:
+                continue  # as without
+            FAULTS.arm(at)
+            place = tmp_path / str(at) / "a.b2nd"
+            place.parent.mkdir()
+            if durable and name in ("fsync", "open"):  # of a directory, to have it on the disk
+                survived(story(str(place), layout), states, must_fail=name == "fsync")
+            else:
+                retold(story(str(place), layout), states)
+            assert FAULTS.fired
+
+
+def survived(story: Story, states: list[Contents], *, must_fail: bool) -> None:
+    """Do everything while the disk may not have taken something, so that nobody knows what will be there."""
+    for step, before, after in zip(story.STEPS, states, states[1:], strict=False):
+        failure = None
+        try:
+            getattr(story, step)()
+        except OSError as error:
+            failure = error
+        with FAULTS.pause():
+            found = story.found()
+            assert found == after or (failure is not None and found == before), step
+        if failure is not None:
+            return
+    assert not must_fail
+
+
+# ---- full disks ----
+
+
+@contextmanager
+def files_of_at_most(nbytes: int) -> Iterator[None]:
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    files = [path] if path.is_file() else path.rglob("*")
+    return {file.name: file.read_bytes() for file in files if file.suffix != ".b2lock"}
+
+
+NOISE = np.random.default_rng(1).integers(0, 2**62, (20, 1000))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of file sizes")
+@both_layouts
+@pytest.mark.parametrize("spooled", [False, True])
+def test_a_disk_that_is_full_leaves_the_files_as_they_were(tmp_path, monkeypatch, layout, spooled):
+    if spooled:  # to a file, as when there is much to write
+        monkeypatch.setattr(draft, "Spool", lambda path, **options: Spool(path, **options | {"limit": 1000}))
+    path = tmp_path / "a.b2nd"
+    old = NOISE[::-1].copy()
+    a = b2array.asarray(old, url=path, layout=layout, chunks=(5, 1000), blocks=(5, 500))
+    before, nbytes = contents(path), sum(map(len, contents(path).values()))
+    limits = np.linspace(100, nbytes * (2 if layout == "contiguous" else 0.26), 14).astype(int).tolist()
+    failed = 0
+    for limit in limits:
+        try:
+            with files_of_at_most(limit):
+                a[...] = NOISE
+        except OSError as error:
+            assert error.errno in (errno.EFBIG, errno.ENOSPC)  # noqa: PT017 - it need not come
+            failed += 1
+            assert contents(path) == before
+            assert np.array_equal(a[...], old)
+            assert np.array_equal(b2array.open(path)[...], old)
+            assert np.array_equal(blosc2.open(str(path))[...], old)
+    assert failed > 8
+    a[...] = NOISE
+    assert np.array_equal(b2array.open(path)[...], NOISE)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of file sizes")
+@both_layouts
+@pytest.mark.parametrize("spooled", [False, True])
+def test_a_new_array_that_finds_no_room_is_not_there(tmp_path, monkeypatch, layout, spooled):
+    if spooled:
+        monkeypatch.setattr(draft, "Spool", lambda path, **options: Spool(path, **options | {"limit": 1000}))
+    for limit in (0, 100, 1000, 30_000):
+        with files_of_at_most(limit), pytest.raises(OSError, match=r"too large|No space"):
+            b2array.asarray(NOISE, url=tmp_path / "a.b2nd", layout=layout, chunks=(5, 1000), blocks=(5, 500))
+        assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+    a = b2array.asarray(NOISE, url=tmp_path / "a.b2nd", layout=layout, chunks=(5, 1000), blocks=(5, 500))
+    assert np.array_equal(a[...], NOISE)
