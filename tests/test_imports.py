@@ -20,6 +20,7 @@ LAYERS = (
     ("cli",),
     ("convert", "demo", "xarray_io"),
     ("dask_io", "group"),
+    ("parallel",),
     ("creation",),
     ("array", "bloscpack", "integrity"),
     ("catalog",),
@@ -37,8 +38,8 @@ LAYERS = (
     ("blosc1", "local", "remote"),
     ("bloscpack_header",),
     ("assignment", "display"),
-    ("b2nd", "indexing", "metalayers", "params", "spool", "storage"),
-    ("codecs", "filters", "partition", "progress", "redaction", "spans", "workers"),
+    ("alignment", "b2nd", "indexing", "metalayers", "params", "spool", "storage"),
+    ("codecs", "filters", "partition", "progress", "redaction", "shared", "spans", "workers"),
     ("spec",),
     ("config", "errors"),
 )
@@ -57,7 +58,7 @@ REQUIRED = {"fsspec", "msgpack", "numcodecs", "numpy", "zstandard"}
 OPTIONAL = {
     "aiobotocore": {"remote"},
     "botocore": {"remote"},
-    "dask": {"dask_io"},
+    "dask": {"array", "dask_io"},
     "distributed": {"dask_io"},
     "h5py": {"convert"},
     "lz4": {"codecs"},
