@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ import numpy.typing as npt
 from b2array import chunk, config, encoder, workers
 from b2array.b2nd import Layout
 from b2array.chunk import Context, Stored
-from b2array.draft import Draft
 from b2array.errors import FormatError, UnsupportedError
 from b2array.params import CParams
 from b2array.partition import Axes, Index, Part, Tile, parts, put, take, tiles
@@ -30,7 +29,7 @@ from b2array.snapshot import Snapshot, Source, Want, fetch, fetch_block, located
 from b2array.spec import ChunkHeader, Special
 from b2array.tiling import Step, Tiling, strides_of, tiling_of
 
-__all__ = ["chunk_box", "read", "read_item", "rewrite", "write"]
+__all__ = ["Target", "chunk_box", "read", "read_item", "rewrite", "write"]
 
 Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
@@ -394,15 +393,32 @@ if hasattr(os, "register_at_fork"):  # absent on Windows, which does not fork
     os.register_at_fork(after_in_child=_after_fork)
 
 
+class Target(Source, Protocol):
+    """What takes new chunks, and gives the old ones of which only a part is new: a draft, or what stands for one."""
+
+    @property
+    def sparse(self) -> bool:
+        """Whether every chunk goes into a file of its own, so that workers may store them at the same time."""
+        ...
+
+    def store_chunk(self, buf: bytes) -> int:
+        """Keep a chunk, and return a code for it."""
+        ...
+
+    def set_code(self, n: int, code: int) -> None:
+        """Let chunk `n` be the one with this code."""
+        ...
+
+
 def write(
-    draft: Draft, layout: Layout, index: tuple[Index, ...], axes: Axes | None, values: Array, *, cparams: CParams,
+    draft: Target, layout: Layout, index: tuple[Index, ...], axes: Axes | None, values: Array, *, cparams: CParams,
     fields: str | list[str] | None = None,
 ) -> None:  # fmt: skip
     """Put the selected items into new chunks.
 
     Parameters
     ----------
-    draft : Draft
+    draft : Draft or Target
         Takes the chunks.
     layout, index, axes
         As in `read`.
@@ -419,13 +435,13 @@ def write(
 
 
 def rewrite(
-    draft: Draft, layout: Layout, numbers: Iterable[int], produce: Callable[[Slices], Array], *, cparams: CParams
+    draft: Target, layout: Layout, numbers: Iterable[int], produce: Callable[[Slices], Array], *, cparams: CParams
 ) -> Iterator[int]:
     """Make whole chunks anew, a few at a time.
 
     Parameters
     ----------
-    draft : Draft
+    draft : Draft or Target
         Takes the chunks, when the last one is made.
     layout : Layout
         How they make up the array.
@@ -464,7 +480,7 @@ _Made = tuple[int, int | None, bytes]
 """A chunk that was encoded: its number, the code of its place if it has one already, and its bytes."""
 
 
-def _stored(draft: Draft, made: Iterable[_Made]) -> Iterator[int]:
+def _stored(draft: Target, made: Iterable[_Made]) -> Iterator[int]:
     """Put chunks where they will stay, and refer to them when all is well.
 
     Not before: a transaction in which a write fails may go on without it.
@@ -481,7 +497,7 @@ class _Writer:
     """What all jobs of one write share."""
 
     def __init__(
-        self, draft: Draft, layout: Layout, axes: Axes | None, values: Array, cparams: CParams,
+        self, draft: Target, layout: Layout, axes: Axes | None, values: Array, cparams: CParams,
         fields: str | list[str] | None,
     ) -> None:  # fmt: skip
         self.draft = draft
