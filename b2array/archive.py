@@ -73,6 +73,7 @@ class Archive:
     def refresh(self) -> None:
         """Ask for the members anew when they are next needed."""
         self._known = None
+        self.store.close()
 
     def _state(self) -> tuple[Stamp, dict[str, _Entry], dict[str, str]]:
         if self._known is None:

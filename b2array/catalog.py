@@ -268,6 +268,8 @@ class Directory:
 
     def settle(self) -> None:
         """Publish what a commit of several members left, if it was interrupted."""
+        if not self._state()[0].pending:
+            return
         with self.store.lock(LIST_NAME):
             listed, stamp = self.read_list()
             if listed.pending:

@@ -35,7 +35,7 @@ def open_group(
     Parameters
     ----------
     url : str or os.PathLike
-        A directory, or a prefix that fsspec understands.
+        A directory, a prefix that fsspec understands, or a ``.b2z`` file of python-blosc2's.
     mode : {"r", "r+", "a", "w", "x"}
         For reading; for reading and changing; the same, and make the group if there is none; make an empty one in the
         place of one that is there; make one where there is none.
@@ -47,7 +47,11 @@ def open_group(
     FileNotFoundError
         There is no group.
     FileExistsError
-        There is something already.
+        There is something already; with "w", something that is not known to be a group.
+    FormatError
+        It is a file, and no archive.
+    ReadOnlyError
+        An archive was to be written.
 
     Examples
     --------
@@ -75,6 +79,8 @@ def open_group(
         home.clear()
     if mode in ("w", "x") or not there:
         home.initialise()
+    if mode != "r":
+        home.settle()
     return Group(home, "", "r" if mode == "r" else "r+")
 
 
@@ -99,6 +105,11 @@ class Group(MutableMapping[str, Any]):
 
     Made by `open_group`. A mapping of the names of what is directly in the group; names with slashes reach further
     down. A group exists as soon as a member's name begins with its own.
+
+    A handle shows the members that there were when they were first asked for, and its own changes; those of others are
+    seen after `refresh`. Arrays are opened as they are then. One that has been changed by a `transaction` in the
+    meantime is refused with `ConflictError`, so that all that is opened through one handle belongs together.
+    Threads may share a handle for reading.
     """
 
     __slots__ = ("_home", "_mode", "_prefix")
@@ -138,6 +149,17 @@ class Group(MutableMapping[str, Any]):
         return NDArray(held) if path.endswith(ARRAY) or held.frame.metalayer("b2nd") is not None else held
 
     def __getitem__(self, name: str) -> Any:
+        """Open an array (or a super-chunk), or give a group.
+
+        Raises
+        ------
+        KeyError
+            There is no such member.
+        FormatError, UnsupportedError
+            It is not what it should be; in an archive, it cannot be read in place.
+        ConflictError
+            It was changed by a transaction after the group was opened.
+        """
         try:
             check_name(name)
         except ValueError as error:
@@ -260,6 +282,7 @@ class Group(MutableMapping[str, Any]):
         return Group(self._home, f"{self._prefix}{name}/", self._mode)
 
     def __setitem__(self, name: str, value: Any) -> None:
+        """Store an array-like, in the place of an array that may be there."""
         self.create(name, data=value, overwrite=True).close()
 
     def __delitem__(self, name: str) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import subprocess
+import sys
+import threading
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -336,6 +340,52 @@ def test_a_commit_that_is_interrupted_shows_all_or_nothing(
     assert _grown(open_group(url)) == (9, 9)
 
 
+@pytest.mark.parametrize("at", ["write_list", "publish", "_publish_one"])
+def test_a_killed_writer_leaves_all_or_nothing(tmp_path: Path, at: str) -> None:
+    url = str(tmp_path / "group.b2d")
+    group = open_group(url, "w")
+    for name in ("level", "time"):
+        group.create(name, data=np.zeros(10), chunks=(4,), blocks=(2,))
+    script = f"""
+import os
+from b2array import open_group
+from b2array.catalog import Directory
+group = open_group({url!r}, "r+")
+calls = 0
+original = Directory.{at}
+def killed(self, *args, **options):
+    global calls
+    calls += armed
+    if calls > {int(at != "write_list")}:
+        os._exit(9)
+    return original(self, *args, **options)
+armed = 0
+Directory.{at} = killed
+with group.transaction() as changes:
+    changes["time"][2:7] = 1
+    changes["level"][2:7] = 1
+    changes.create("new", data=[1])
+    armed = 1
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
+    assert done.returncode == 9
+    committed = at != "write_list"
+    for mode in ("r", "r+"):
+        found = open_group(url, mode)
+        assert [found[name][...].sum() for name in ("level", "time")] == [5 * committed] * 2
+        assert ("new" in found) == committed
+    with group.transaction() as changes:
+        changes["time"][0] = changes["level"][0] = 1
+    found = open_group(url)
+    assert [found[name][...].sum() for name in ("level", "time")] == [1 + 5 * committed] * 2
+    assert found["time"][...].tolist() == blosc2.TreeStore(url, mode="r")["/time"][:].tolist()
+    if not committed:
+        with pytest.raises(FileExistsError, match="interrupted"):
+            group.create("new", data=[2])
+        group.create("new", data=[2], overwrite=True)
+        assert open_group(url)["new"][...].tolist() == [2]
+
+
 def test_a_transaction_notices_other_writers(growing: Group, url: str) -> None:
     def clash() -> None:
         with growing.transaction() as changes:
@@ -354,6 +404,30 @@ def test_a_transaction_notices_other_writers(growing: Group, url: str) -> None:
             others.create("x", data=[1])
     found = open_group(url)
     assert (found["time"][0], found["level"][3], list(found)) == (5, 6.0, ["level", "time", "x"])
+
+
+def test_readers_never_see_a_member_without_the_others(growing: Group, url: str) -> None:
+    done = threading.Event()
+    seen: set[tuple[int, int]] = set()
+
+    def read() -> None:
+        while not done.is_set():
+            found = open_group(url)
+            with suppress(ConflictError):
+                seen.add((found["time"].shape[0], found["level"].shape[0]))
+
+    with ThreadPoolExecutor(2) as readers:
+        reading = [readers.submit(read) for _ in range(2)]
+        try:
+            for n in range(12):
+                with growing.transaction() as changes:
+                    _append(changes, 1 + n % 3)
+        finally:
+            done.set()
+    assert [each.result() for each in reading] == [None, None]
+    assert seen
+    assert all(time == level for time, level in seen)
+    assert _grown(open_group(url)) == (27, 27)
 
 
 def test_a_transaction_has_rules(growing: Group) -> None:
