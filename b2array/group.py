@@ -358,13 +358,16 @@ class Attrs(MutableMapping[str, Any]):
         group = self._group
         full = group._prefix + ATTRS
         path = group._home.members().get(full)
-        if path is not None:
-            return group._home.open(path, group.mode)
-        if not create:
-            return None
+        held = None if path is None else group._home.open(path, group.mode)
+        if not create or (held is not None and held.mode == "r+"):
+            return held
         home, path = group._writable(), full + ".b2f"
         with home.making(full, path):
-            return create_schunk(home.address(path), chunksize=2**13, **home.options)
+            made = create_schunk(home.address(path), chunksize=2**13, **home.options)
+            if held is not None:  # embedded, where it cannot be changed
+                with made.transaction():
+                    made.vlmeta.update(held.vlmeta)
+        return made
 
     def _layers(self) -> MutableMapping[str, Any]:
         held = self._held()
@@ -373,15 +376,19 @@ class Attrs(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         return self._layers()[name]
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def _changeable(self) -> MutableMapping[str, Any]:
         self._group._writable()
         held = self._held(create=True)
-        if held is not None:
-            held.vlmeta[name] = value
+        return {} if held is None else held.vlmeta
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._changeable()[name] = value
 
     def __delitem__(self, name: str) -> None:
         self._group._writable()
-        del self._layers()[name]
+        if name not in self:
+            raise KeyError(name)
+        del self._changeable()[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._layers()
