@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from b2array import config, embedding, snapshot
-from b2array.errors import ConflictError, FormatError, ReadOnlyError
+from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError
 from b2array.frame import Frame
 from b2array.members import EMBEDDED, LIST_NAME, MemberList, found
 from b2array.notes import extras_of
@@ -134,7 +134,7 @@ class Directory:
             # The files first: what is being made hides in the list before it is there.
             files = self._files() if self.is_local else {}
             listed, _ = self.read_list()
-            members = files if self.is_local else listed.members
+            members = files if self.is_local else listed.members or {}
             shown = {name: path for name, path in sorted(members.items()) if path not in listed.hidden}
             known = self._known = listed, shown
         return known
@@ -150,12 +150,27 @@ class Directory:
 
     def read_list(self) -> tuple[MemberList, Stamp | None]:
         """Read the list of members and its version. Where there is none, there is no version either."""
-        try:
+        listed, stamp = self._stored_list()
+        if listed.members is None and not self.is_local:
+            listed = replace(listed, members=self._files())
+        return listed, stamp
+
+    def _stored_list(self) -> tuple[MemberList, Stamp | None]:
+        limit = config.limits.metadata_nbytes
+        (head,) = self.store.head([LIST_NAME], limit)
+        stamp = None
+        if not isinstance(head, Exception) and head.stamp is None and self.store.guarantee != "read only":
+            # The version first: the list that is read later is at least as new, so that no update is lost.
             stamp = self.store.stamp(LIST_NAME)
-            (data,) = self.store.read([Span(LIST_NAME, 0, stamp.size)], expected=stamp.version)
-        except _ABSENT:
-            return MemberList({} if self.is_local else self._files()), None
-        return snapshot.located(f"{self.url}/{LIST_NAME}", lambda: MemberList.unpack(data)), stamp
+            (head,) = self.store.head([LIST_NAME], limit)
+        if isinstance(head, _ABSENT):
+            return MemberList(), None
+        if isinstance(head, Exception):
+            raise head
+        place, data = f"{self.url}/{LIST_NAME}", head.data
+        if len(data) == limit:
+            raise LimitError(f"{place} has {limit} bytes or more")
+        return snapshot.located(place, lambda: MemberList.unpack(data)), head.stamp or stamp
 
     def write_list(self, listed: MemberList, stamp: Stamp | None) -> None:
         """Put a list in the place of the one with that stamp; hold the lock.
@@ -165,7 +180,8 @@ class Directory:
         ConflictError
             Another writer came first.
         """
-        content = replace(listed, members=dict(sorted(listed.members.items()))).pack()
+        listed = replace(listed, members=None if self.is_local else listed.members)
+        content = listed.pack()
         try:
             if stamp is None:
                 self.store.create(LIST_NAME, content)
@@ -173,7 +189,7 @@ class Directory:
                 self.store.replace(LIST_NAME, content, expected=stamp.version)
         except (ConflictError, FileExistsError) as error:
             # The answer to a request that succeeded may have been lost.
-            if self.read_list()[0] != listed:
+            if self._stored_list()[0] != listed:
                 raise ConflictError(f"{self.url} was changed by another writer") from error
 
     @contextmanager
@@ -194,27 +210,28 @@ class Directory:
             )
 
     def change(self, name: str = "", path: str = "", *, without: Mapping[str, str] | None = None) -> None:
-        """Note that a member has come, or that members have gone; again if another writer came first."""
-        gone = dict(without or {})
+        """Note that a member has come, or that members have gone."""
+        come, gone = {name: path} if name else {}, without or {}
         listed, members = self._state()
-        if not self.is_local or path in listed.hidden:
-            for attempt in range(config.retries + 1):
-                with self.store.lock(LIST_NAME):
-                    listed, stamp = self.read_list()
-                    kept = {known: at for known, at in listed.members.items() if known not in gone}
-                    come = {name: path} if name and not self.is_local else {}
-                    hidden = tuple(each for each in listed.hidden if each != path)
-                    listed = replace(listed, members={**kept, **come}, hidden=hidden)
-                    try:
-                        self.write_list(listed, stamp)
-                    except ConflictError:
-                        if attempt == config.retries:
-                            raise
-                    else:
-                        break
-            members = members if self.is_local else dict(listed.members)
-        members = {known: at for known, at in members.items() if known not in gone}
-        self._known = listed, dict(sorted({**members, **({name: path} if name else {})}.items()))
+        if not self.is_local or path in listed.hidden or listed.members is not None:
+            listed = self._change_list(come, gone)
+        if not self.is_local:
+            members = {known: at for known, at in (listed.members or {}).items() if at not in listed.hidden}
+        members = {known: at for known, at in {**members, **come}.items() if known not in gone}
+        self._known = listed, dict(sorted(members.items()))
+
+    def _change_list(self, come: Mapping[str, str], gone: Collection[str]) -> MemberList:
+        """Replace the list; again if another writer came first."""
+        for _ in range(config.retries + 1):
+            with self.store.lock(LIST_NAME):
+                listed, stamp = self.read_list()
+                members = {name: path for name, path in {**(listed.members or {}), **come}.items() if name not in gone}
+                hidden = tuple(path for path in listed.hidden if path not in come.values())
+                listed = replace(listed, members=dict(sorted(members.items())), hidden=hidden)
+                with suppress(ConflictError):
+                    self.write_list(listed, stamp)
+                    return listed
+        raise ConflictError(f"{self.url}: other writers came first {config.retries + 1} times")
 
     # Members.
 
@@ -268,6 +285,8 @@ class Directory:
 
     def settle(self) -> None:
         """Publish what a commit of several members left, if it was interrupted."""
+        if not self._state()[0].pending:
+            return
         with self.store.lock(LIST_NAME):
             listed, stamp = self.read_list()
             if listed.pending:
@@ -313,7 +332,7 @@ class Directory:
         empty.vlmeta["estore_metadata"] = {"embed_map": {}, "current_offset": 0}
         self.store.create(EMBEDDED, empty.to_bytes())
         if not self.is_local:
-            self.write_list(MemberList(), None)
+            self.write_list(MemberList({}), None)
 
     def clear(self) -> None:
         """Remove a group and all its members."""

@@ -35,7 +35,7 @@ def open_group(
     Parameters
     ----------
     url : str or os.PathLike
-        A directory, or a prefix that fsspec understands.
+        A directory, a prefix that fsspec understands, or a ``.b2z`` file of python-blosc2's.
     mode : {"r", "r+", "a", "w", "x"}
         For reading; for reading and changing; the same, and make the group if there is none; make an empty one in the
         place of one that is there; make one where there is none.
@@ -47,7 +47,11 @@ def open_group(
     FileNotFoundError
         There is no group.
     FileExistsError
-        There is something already.
+        There is something already; with "w", something that is not known to be a group.
+    FormatError
+        It is a file, and no archive.
+    ReadOnlyError
+        An archive was to be written.
 
     Examples
     --------
@@ -75,6 +79,8 @@ def open_group(
         home.clear()
     if mode in ("w", "x") or not there:
         home.initialise()
+    if mode != "r":
+        home.settle()
     return Group(home, "", "r" if mode == "r" else "r+")
 
 
@@ -99,6 +105,11 @@ class Group(MutableMapping[str, Any]):
 
     Made by `open_group`. A mapping of the names of what is directly in the group; names with slashes reach further
     down. A group exists as soon as a member's name begins with its own.
+
+    A handle shows the members that there were when they were first asked for, and its own changes; those of others are
+    seen after `refresh`. Arrays are opened as they are then. One that has been changed by a `transaction` in the
+    meantime is refused with `ConflictError`, so that all that is opened through one handle belongs together.
+    Threads may share a handle for reading.
     """
 
     __slots__ = ("_home", "_mode", "_prefix")
@@ -138,6 +149,17 @@ class Group(MutableMapping[str, Any]):
         return NDArray(held) if path.endswith(ARRAY) or held.frame.metalayer("b2nd") is not None else held
 
     def __getitem__(self, name: str) -> Any:
+        """Open an array (or a super-chunk), or give a group.
+
+        Raises
+        ------
+        KeyError
+            There is no such member.
+        FormatError, UnsupportedError
+            It is not what it should be; in an archive, it cannot be read in place.
+        ConflictError
+            It was changed by a transaction after the group was opened.
+        """
         try:
             check_name(name)
         except ValueError as error:
@@ -260,6 +282,7 @@ class Group(MutableMapping[str, Any]):
         return Group(self._home, f"{self._prefix}{name}/", self._mode)
 
     def __setitem__(self, name: str, value: Any) -> None:
+        """Store an array-like, in the place of an array that may be there."""
         self.create(name, data=value, overwrite=True).close()
 
     def __delitem__(self, name: str) -> None:
@@ -335,13 +358,16 @@ class Attrs(MutableMapping[str, Any]):
         group = self._group
         full = group._prefix + ATTRS
         path = group._home.members().get(full)
-        if path is not None:
-            return group._home.open(path, group.mode)
-        if not create:
-            return None
+        held = None if path is None else group._home.open(path, group.mode)
+        if not create or (held is not None and held.mode == "r+"):
+            return held
         home, path = group._writable(), full + ".b2f"
         with home.making(full, path):
-            return create_schunk(home.address(path), chunksize=2**13, **home.options)
+            made = create_schunk(home.address(path), chunksize=2**13, **home.options)
+            if held is not None:  # embedded, where it cannot be changed
+                with made.transaction():
+                    made.vlmeta.update(held.vlmeta)
+        return made
 
     def _layers(self) -> MutableMapping[str, Any]:
         held = self._held()
@@ -350,15 +376,19 @@ class Attrs(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         return self._layers()[name]
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def _changeable(self) -> MutableMapping[str, Any]:
         self._group._writable()
         held = self._held(create=True)
-        if held is not None:
-            held.vlmeta[name] = value
+        return {} if held is None else held.vlmeta
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._changeable()[name] = value
 
     def __delitem__(self, name: str) -> None:
         self._group._writable()
-        del self._layers()[name]
+        if name not in self:
+            raise KeyError(name)
+        del self._changeable()[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._layers()

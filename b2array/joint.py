@@ -174,13 +174,14 @@ class Joint(Directory):
 
     def _next(self, listed: MemberList) -> MemberList:
         """Return the list as the commit leaves it, but for the changes of single members."""
-        if clash := sorted(self._created.keys() & listed.members.keys()):
+        members = listed.members or {}
+        if clash := sorted(self._created.keys() & members.keys()):
             raise ConflictError(f"{self.url}: another writer has made {clash} as well")
-        kept = {name: path for name, path in listed.members.items() if name not in self._removed}
+        kept = {name: path for name, path in members.items() if name not in self._removed}
         gone = [path for path in self._removed.values() if self.is_local and not embedding.embedded(path)]
         return replace(
             listed,
-            members=kept if self.is_local else {**kept, **self._created},
+            members=dict(sorted({**kept, **self._created}.items())),
             ident=listed.ident or os.urandom(8).hex(),
             number=listed.number + 1,
             hidden=(*_without(listed.hidden, self._created.values()), *gone),

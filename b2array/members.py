@@ -123,8 +123,8 @@ class MemberList:
 
     Parameters
     ----------
-    members : mapping of str to str
-        Path of each member by its name; empty where the files themselves are the list.
+    members : mapping of str to str, optional
+        Path of each member by its name; None where the files themselves are the list.
     ident : str
         Tells the list from those of other groups, from which members may have been copied.
     number : int
@@ -144,7 +144,7 @@ class MemberList:
     True
     """
 
-    members: Mapping[str, str] = field(default_factory=dict)
+    members: Mapping[str, str] | None = None
     ident: str = ""
     number: int = 0
     pending: Mapping[str, bytes | str] = field(default_factory=dict)
@@ -180,8 +180,10 @@ class MemberList:
         if version > _VERSION:
             raise UnsupportedError(f"the list of members has version {version}, known here is {_VERSION}")
         del content["format"]
+        if "members" not in content:
+            raise FormatError("expected members in the list, found none")
         members, ident, number, pending, hidden = (content.pop(name, None) for name in _FIELDS)
-        for name, path in _checked("members", members, dict).items():
+        for name, path in _checked("members", {} if members is None else members, dict).items():
             if not isinstance(name, str) or not isinstance(path, str) or not _fit(name, path):
                 raise FormatError(f"expected a member's name and path in the list, found {name!r} at {path!r}")
         for path, change in _checked("pending", pending, dict).items():

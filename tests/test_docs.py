@@ -36,4 +36,4 @@ def test_every_page_with_examples_is_run() -> None:
 def test_every_public_name_is_shown_at_work(name: str) -> None:
     shown = "".join(example.source for page in PAGES for example in examples(page))
     # Handles are made by functions, and show themselves.
-    assert name in ("Appender", "NDArray", "SChunk") or f"b2array.{name}" in shown
+    assert name in ("Appender", "Group", "NDArray", "SChunk") or f"b2array.{name}" in shown

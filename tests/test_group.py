@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import subprocess
+import sys
+import threading
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -336,6 +340,52 @@ def test_a_commit_that_is_interrupted_shows_all_or_nothing(
     assert _grown(open_group(url)) == (9, 9)
 
 
+@pytest.mark.parametrize("at", ["write_list", "publish", "_publish_one"])
+def test_a_killed_writer_leaves_all_or_nothing(tmp_path: Path, at: str) -> None:
+    url = str(tmp_path / "group.b2d")
+    group = open_group(url, "w")
+    for name in ("level", "time"):
+        group.create(name, data=np.zeros(10), chunks=(4,), blocks=(2,))
+    script = f"""
+import os
+from b2array import open_group
+from b2array.catalog import Directory
+group = open_group({url!r}, "r+")
+calls = 0
+original = Directory.{at}
+def killed(self, *args, **options):
+    global calls
+    calls += armed
+    if calls > {int(at != "write_list")}:
+        os._exit(9)
+    return original(self, *args, **options)
+armed = 0
+Directory.{at} = killed
+with group.transaction() as changes:
+    changes["time"][2:7] = 1
+    changes["level"][2:7] = 1
+    changes.create("new", data=[1])
+    armed = 1
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
+    assert done.returncode == 9
+    committed = at != "write_list"
+    for mode in ("r", "r+"):
+        found = open_group(url, mode)
+        assert [found[name][...].sum() for name in ("level", "time")] == [5 * committed] * 2
+        assert ("new" in found) == committed
+    with group.transaction() as changes:
+        changes["time"][0] = changes["level"][0] = 1
+    found = open_group(url)
+    assert [found[name][...].sum() for name in ("level", "time")] == [1 + 5 * committed] * 2
+    assert found["time"][...].tolist() == blosc2.TreeStore(url, mode="r")["/time"][:].tolist()
+    if not committed:
+        with pytest.raises(FileExistsError, match="interrupted"):
+            group.create("new", data=[2])
+        group.create("new", data=[2], overwrite=True)
+        assert open_group(url)["new"][...].tolist() == [2]
+
+
 def test_a_transaction_notices_other_writers(growing: Group, url: str) -> None:
     def clash() -> None:
         with growing.transaction() as changes:
@@ -354,6 +404,30 @@ def test_a_transaction_notices_other_writers(growing: Group, url: str) -> None:
             others.create("x", data=[1])
     found = open_group(url)
     assert (found["time"][0], found["level"][3], list(found)) == (5, 6.0, ["level", "time", "x"])
+
+
+def test_readers_never_see_a_member_without_the_others(growing: Group, url: str) -> None:
+    done = threading.Event()
+    seen: set[tuple[int, int]] = set()
+
+    def read() -> None:
+        while not done.is_set():
+            found = open_group(url)
+            with suppress(ConflictError):
+                seen.add((found["time"].shape[0], found["level"].shape[0]))
+
+    with ThreadPoolExecutor(2) as readers:
+        reading = [readers.submit(read) for _ in range(2)]
+        try:
+            for n in range(12):
+                with growing.transaction() as changes:
+                    _append(changes, 1 + n % 3)
+        finally:
+            done.set()
+    assert [each.result() for each in reading] == [None, None]
+    assert seen
+    assert all(time == level for time, level in seen)
+    assert _grown(open_group(url)) == (27, 27)
 
 
 def test_a_transaction_has_rules(growing: Group) -> None:
@@ -447,6 +521,21 @@ def test_embedded_members_can_be_removed_and_replaced_but_not_changed(tmp_path: 
         assert list(found) == ["a", "small"]
         assert found["small"][...].tolist() == [7, 8]
     assert sorted(blosc2.TreeStore(url, mode="r").keys()) == ["/a", "/small"]
+
+
+def test_embedded_attributes_can_be_changed(tmp_path: Path) -> None:
+    url = str(tmp_path / "stock.b2d")
+    _stock_tree(url, threshold=None)
+    group = open_group(url, "r+")
+    group.attrs["more"] = 1
+    del group["a"].attrs["n"]
+    with pytest.raises(KeyError):
+        del group.attrs["none"]
+    for found in (group, open_group(url)):
+        assert dict(found.attrs) == {"title": "outer", "more": 1}
+        assert dict(found["a"].attrs) == {}
+    theirs = blosc2.TreeStore(url, mode="r").vlmeta
+    assert (theirs["title"], theirs["more"]) == ("outer", 1)
 
 
 def test_archives_are_read_by_range_without_unpacking(tmp_path: Path, http: RangeServer) -> None:
@@ -569,7 +658,7 @@ _listed = MemberList({"a/b": "a/b.b2nd"}, "ab", 3, {"a/b.b2nd": b"header"}, ("c.
     ("entry", "value"),
     [
         ("members", {"../x": "../x.b2nd"}), ("members", {"a": "/a.b2nd"}), ("members", {"a": "b.b2nd"}),
-        ("members", {"a": "a.txt"}), ("members", {1: 2}), ("members", []), ("members", None), ("number", "3"),
+        ("members", {"a": "a.txt"}), ("members", {1: 2}), ("members", []), ("number", "3"),
         ("ident", 3), ("pending", {"x.b2nd": 3}), ("pending", {"x.b2nd": "../../y"}), ("pending", {"../x.b2nd": b""}),
         ("hidden", ["../x.b2nd"]), ("hidden", None), ("version", 0), ("version", None), ("format", "x"),
     ],
@@ -581,6 +670,9 @@ def test_a_list_of_members_is_checked(entry: str, value: object) -> None:
         MemberList.unpack(msgpack.packb({**content, entry: value}))
     with pytest.raises(UnsupportedError):
         MemberList.unpack(msgpack.packb({**content, "version": 2}))
+    del content["members"]
+    with pytest.raises(FormatError):
+        MemberList.unpack(msgpack.packb(content))
 
 
 def test_a_damaged_list_of_members_is_reported(group: Group, url: str) -> None:
@@ -695,6 +787,55 @@ def test_groups_on_s3_are_written_and_read_without_listing(
     assert list(open_group(url, storage_options=s3_options)) == ["level", "new", "time", "y"]
     assert "shared_secret" not in repr(again)
     assert not [call for call in s3_calls if call.startswith("list")]
+
+
+def test_groups_move_between_directories_and_object_stores(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    group = open_group(tmp_path / "first.b2d", "w")
+    for name in ("time", "level"):
+        group.create(name, data=np.arange(3), chunks=(4,), blocks=(2,))
+    with group.transaction() as changes:
+        _append(changes, 1)
+    url = f"memory://test-moved-{next(_serials)}.b2d"
+    memory.put(str(tmp_path / "first.b2d"), url, recursive=True)
+    group = open_group(url, "r+")
+    assert _grown(group) == (4, 4)
+    group.create("x", data=[1])
+    with group.transaction() as changes:
+        _append(changes, 1)
+    assert list(open_group(url)) == ["level", "time", "x"]
+    memory.get(url, str(tmp_path / "second.b2d"), recursive=True)
+    group = open_group(tmp_path / "second.b2d", "r+")
+    assert list(group) == ["level", "time", "x"]
+    group.create("y", data=[1])
+    with group.transaction() as changes:
+        _append(changes, 1)
+    url = f"memory://test-moved-{next(_serials)}.b2d"
+    memory.put(str(tmp_path / "second.b2d"), url, recursive=True)
+    assert list(open_group(url)) == ["level", "time", "x", "y"]
+    assert _grown(open_group(url)) == (6, 6)
+
+
+def test_writers_of_the_list_of_members_do_not_lose_each_others_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"memory://test-writers-{next(_serials)}.b2d"
+    group = open_group(url, "w")
+    group.create("x", data=[1])
+    original = Directory.write_list
+    names = iter(["other1", "other2", "other3"])
+
+    def write_list(self: Directory, *args: object) -> None:
+        for name in names:
+            open_group(url, "r+").create(name, data=[1])
+            break
+        original(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Directory, "write_list", write_list)
+    group.create("y", data=[1])
+    with group.transaction() as changes:
+        changes["x"][0] = 2
+        changes.create("z", data=[1])
+    assert list(open_group(url)) == ["other1", "other2", "other3", "x", "y", "z"]
+    assert open_group(url)["x"][0] == 2
 
 
 def test_a_directory_copied_to_an_object_store_is_read_and_continued(tmp_path: Path) -> None:
