@@ -91,7 +91,7 @@ class Spool:
             for position in range(start, stop, _STEP):
                 yield self._from_file(self._file, position, min(position + _STEP, stop))
             return
-        number = bisect_right(self._starts, start) - 1
+        number = max(0, bisect_right(self._starts, start) - 1)
         while number < len(self._starts) and self._starts[number] < stop:
             yield self._pieces[number]
             number += 1
