@@ -26,7 +26,7 @@ from b2array.notes import Sizes, extras_of
 from b2array.shelf import Shelf
 from b2array.snapshot import FRAME_NAME, Place, Snapshot, Source, Want, fetch, load
 from b2array.spans import Span
-from b2array.spec import ChunkHeader, Special
+from b2array.spec import Buffer, ChunkHeader, Special
 from b2array.spool import Spool
 from b2array.storage import Store, gathered, identity
 
