@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array import creation, draft, geometry, life, notes, transfer
+from b2array import creation, draft, geometry, life, notes, progress, transfer
 from b2array.array import Casting, NDArray
 from b2array.b2nd import Layout
 from b2array.creation import Kind, Shape, Url
 from b2array.draft import Draft
 from b2array.opening import place_new
 from b2array.params import CParams
+from b2array.progress import Progress
 from b2array.schunk import SChunk
 from b2array.snapshot import Source
 
 __all__ = ["copy", "from_blocks"]
-
-Progress = Callable[[int, int], object]
 
 
 def copy(
@@ -36,7 +36,7 @@ def copy(
     layout: Kind = "auto",
     overwrite: bool = False,
     interop: bool = True,
-    progress: Progress | None = None,
+    progress: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> NDArray:
     """Copy an array, its attributes and metalayers, and return a handle that can change the copy.
@@ -62,8 +62,8 @@ def copy(
         One file, or a directory with a file a chunk; "auto": one file on local paths, else a directory.
     overwrite, interop, storage_options
         As for `create`; the options are those of `dst`.
-    progress : callable, optional
-        Called as ``progress(done, total)`` with numbers of chunks, in this thread.
+    progress : bool, default False
+        Show on stderr how many chunks are done.
 
     Raises
     ------
@@ -88,13 +88,8 @@ def copy(
                 opened, dst, dtype=dtype, casting=casting, chunks=chunks, blocks=blocks, cparams=cparams, layout=layout,
                 overwrite=overwrite, interop=interop, progress=progress, storage_options=storage_options,
             )  # fmt: skip
-    wish = _Wish(
-        dst, dtype, casting, chunks, blocks, cparams, layout, overwrite, interop, progress or _ignore, storage_options
-    )
+    wish = _Wish(dst, dtype, casting, chunks, blocks, cparams, layout, overwrite, interop, progress, storage_options)
     return NDArray(SChunk(src._held.reading(lambda source: _copied(source, wish)).commit(), "r+"))
-
-
-def _ignore(_done: int, _total: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +105,7 @@ class _Wish:
     layout: Kind
     overwrite: bool
     interop: bool
-    progress: Progress
+    progress: bool
     storage_options: Mapping[str, Any] | None
 
 
@@ -119,8 +114,13 @@ def _copied(source: Source, wish: _Wish) -> Draft:
     dtype = old.dtype if wish.dtype is None else _converted(old.dtype, wish.dtype, wish.casting)
     if dtype == old.dtype and _keeps_chunks(source, old, wish):
         store, frame_type = place_new(wish.url, wish.layout, wish.storage_options, overwrite=wish.overwrite)
-        return draft.copied(source, store, frame_type, overwrite=wish.overwrite, progress=wish.progress)
+        with _tracked(old.nchunks, wish) as shown:
+            return draft.copied(source, store, frame_type, overwrite=wish.overwrite, progress=shown)
     return _recoded(source, old, dtype, wish)
+
+
+def _tracked(nchunks: int, wish: _Wish) -> AbstractContextManager[Progress]:
+    return progress.track(nchunks, "chunks copied", wish.progress, unit="items")
 
 
 def _converted(old: np.dtype[Any], dtype: npt.DTypeLike, casting: Casting) -> np.dtype[Any]:
@@ -155,8 +155,9 @@ def _recoded(source: Source, old: Layout, dtype: np.dtype[Any], wish: _Wish) -> 
         steps = transfer.rewrite(
             new, plan, range(plan.nchunks), lambda box: life.read_box(source, old, box), cparams=new.frame.cparams
         )
-        for done, _ in enumerate(steps, 1):
-            wish.progress(done, plan.nchunks)
+        with _tracked(plan.nchunks, wish) as shown:
+            for _ in steps:
+                shown.advance()
     except BaseException:
         new.abort()
         raise

@@ -23,6 +23,7 @@ from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyErr
 from b2array.extras import Extras
 from b2array.frame import Frame, FrameType
 from b2array.notes import Sizes, extras_of
+from b2array.progress import Progress
 from b2array.shelf import Shelf
 from b2array.snapshot import FRAME_NAME, Place, Snapshot, Source, Want, fetch, load
 from b2array.spans import Span
@@ -576,18 +577,20 @@ class Draft:
 
 def copied(
     source: Source, store: Store, frame_type: FrameType, *, overwrite: bool = False,
-    progress: Callable[[int, int], object] = lambda _done, _total: None,
+    progress: Progress | None = None,
 ) -> Draft:  # fmt: skip
-    """Return a draft of a new frame with the chunks of `source`, copied as they are; tell how many of how many are."""
+    """Return a draft of a new frame with the chunks of `source`, copied as they are; count them all."""
     noted = source.extras if isinstance(source, Draft) else extras_of(source.frame)
     layers = tuple(layer for layer in source.frame.vlmetalayers if layer[0] != extras.LAYER)
     new = Draft(store, None, replace(source.frame, frame_type=frame_type, vlmetalayers=layers), overwrite=overwrite)
     new.extras = Extras() if noted.foreign else replace(noted, next=None, sizes=None)
     try:
         stored = [n for n in range(source.frame.nchunks) if isinstance(source.place(n), Place)]
+        shown = progress or Progress(None)
+        shown.advance(source.frame.nchunks - len(stored))
         for n, each in zip(stored, whole_chunks(source, stored), strict=True):
             new.put(n, bytes(each.region))
-            progress(n + 1, source.frame.nchunks)
+            shown.advance()
     except BaseException:
         new.abort()
         raise
