@@ -1,4 +1,4 @@
-"""``python -m b2array``."""
+"""``b2array`` and ``python -m b2array``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from b2array import demo
 
 __all__ = ["main"]
 
-_USAGE = """usage: python -m b2array demo
+_USAGE = """usage: b2array demo
 
   demo    store a small simulation, open it lazily, and read parts of it
 """
-_HINT = "Other commands need an extra: pip install 'b2array[cli]'"
+_HINT = "the other commands need packages that are not installed: pip install 'b2array[cli]'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,17 +27,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit code: 0, or 2 if the arguments are not understood.
+        0: all is well; 1: an error, or something is missing; 2: wrong usage; 3: the file is damaged.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        from b2array import cli
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("rich", "typer", "click"):
+            raise
+        return _without_typer(list(sys.argv[1:] if argv is None else argv))
+    return cli.main(argv)
+
+
+def _without_typer(arguments: list[str]) -> int:
     if arguments == ["demo"]:
         demo.main()
         return 0
     if arguments in (["-h"], ["--help"]):
         print(_USAGE, _HINT, sep="\n")
         return 0
-    print(_USAGE, _HINT, sep="\n", file=sys.stderr)
-    return 2
+    if not arguments:
+        print(_USAGE, _HINT, sep="\n", file=sys.stderr)
+        return 2
+    print(f"b2array: {_HINT}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

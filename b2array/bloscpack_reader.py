@@ -184,6 +184,11 @@ class Reader:
         return self.table_start + 8 * self.nslots
 
     @property
+    def checksum_nbytes(self) -> int:
+        """Bytes of the checksum behind each chunk."""
+        return digest_size(self.header.checksum)
+
+    @property
     def is_array(self) -> bool:
         """Whether the file holds an array rather than bytes."""
         return self._about is not None

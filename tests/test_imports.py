@@ -18,7 +18,7 @@ MAX_LINES = 650
 LAYERS = (
     ("__init__", "__main__"),
     ("cli",),
-    ("convert", "demo", "xarray_io"),
+    ("bench", "convert", "demo", "describing", "xarray_io"),
     ("formats",),
     ("hdf5_io", "zarr_io"),
     ("sources",),
@@ -30,6 +30,7 @@ LAYERS = (
     ("appender", "joint"),
     ("archive", "catalog", "handle", "life"),
     ("embedding",),
+    ("inspection",),
     ("members", "opening", "transfer"),
     ("schunk",),
     ("attributes", "edits"),
@@ -46,6 +47,7 @@ LAYERS = (
     ("assignment", "display", "indexers", "seal"),
     ("alignment", "b2nd", "indexing", "metalayers", "params", "spool", "storage"),
     ("codecs", "filters", "partition", "progress", "redaction", "shared", "spans", "workers"),
+    ("keys",),
     ("spec",),
     ("config", "errors"),
 )

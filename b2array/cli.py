@@ -1,0 +1,449 @@
+"""The command line, for people who meet a file first. Nothing else imports this module."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+import numpy as np
+import typer
+
+from b2array import bench as measuring
+from b2array import bloscpack, creation, describing, keys
+from b2array import convert as converting
+from b2array import demo as demonstration
+from b2array.array import NDArray
+from b2array.bloscpack_header import CHECKSUMS
+from b2array.display import nbytes as shown_nbytes
+from b2array.errors import B2ArrayError, FormatError
+from b2array.formats import FORMATS, find
+from b2array.group import open_group
+from b2array.params import CParams
+from b2array.storage import open_store
+
+__all__ = ["app", "main"]
+
+P = ParamSpec("P")
+
+OK, ERROR, USAGE, CORRUPT = 0, 1, 2, 3
+_STEP = 8 * 2**20
+
+app = typer.Typer(
+    name="b2array",
+    help="Look at, read, convert and check arrays in the Blosc2 formats, in files and at URLs.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="A path, or a URL that fsspec understands.")]
+Src = Annotated[str, typer.Argument(metavar="SRC", help="What to read.")]
+Dst = Annotated[str, typer.Argument(metavar="DST", help="What to write.")]
+Storage = Annotated[
+    list[str] | None,
+    typer.Option("--storage", metavar="KEY=VALUE", help="A storage option for fsspec; the value may be JSON."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Verify = Annotated[bool, typer.Option("--verify", help="Read both afterwards and compare.")]
+Progress = Annotated[
+    bool | None, typer.Option("--progress/--no-progress", help="Show how far it is; by default on a terminal.")
+]
+Codec = Annotated[str | None, typer.Option(help="blosclz, lz4, lz4hc, zlib or zstd.")]
+Clevel = Annotated[int | None, typer.Option(min=0, max=9, help="Compression level.")]
+Filters = Annotated[str | None, typer.Option(help="Filters in their order, separated by commas; none: no filter.")]
+Extents = Annotated[str | None, typer.Option(metavar="N,N,...", help="Extents in items.")]
+Layout = Annotated[str, typer.Option(help="contiguous (a file), sparse (a directory), or auto.")]
+Name = Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; by default the ending tells.")]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The arguments behind the program's name; by default those of the process.
+
+    Returns
+    -------
+    int
+        0: all is well; 1: an error, or something is missing; 2: wrong usage; 3: the file is damaged.
+    """
+    with warnings.catch_warnings():
+        setattr(warnings, "showwarning", _warn)  # noqa: B010 - a simpler signature does
+        try:
+            app(args=None if argv is None else list(argv), prog_name="b2array")
+            sys.stdout.flush()
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else OK
+        except BrokenPipeError:
+            # Whoever read the output has seen enough; the interpreter must not fail over it at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return OK
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"b2array: {message}", file=sys.stderr)
+
+
+def _command(name: str) -> Callable[[Callable[P, int | None]], Callable[P, None]]:
+    """Make a function a command whose errors are one line and an exit code."""
+
+    def decorate(verb: Callable[P, int | None]) -> Callable[P, None]:
+        @app.command(name)
+        @functools.wraps(verb)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                code = verb(*args, **kwargs)
+            except BrokenPipeError:
+                raise
+            except (B2ArrayError, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+                print(f"b2array: {_text(error)}", file=sys.stderr)
+                code = CORRUPT if isinstance(error, FormatError) else ERROR
+            if code:
+                raise typer.Exit(code)
+
+        return run
+
+    return decorate
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    return " ".join(str(text).split()) or type(error).__name__
+
+
+def _options(storage: Sequence[str] | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for entry in storage or ():
+        name, equals, value = entry.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"expected KEY=VALUE, got {entry!r}", param_hint="--storage")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def _extents(text: str | None, hint: str) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.strip("()[] ").split(",") if part.strip())
+    except ValueError:
+        raise typer.BadParameter(f"expected integers separated by commas, got {text!r}", param_hint=hint) from None
+
+
+def _cparams(codec: str | None, clevel: int | None, filters: str | None) -> CParams | None:
+    if codec is None and clevel is None and filters is None:
+        return None
+    given: dict[str, Any] = {"codec": codec, "clevel": clevel}
+    if filters is not None:
+        given["filters"] = tuple(part.strip() for part in filters.split(",") if part.strip() not in ("", "none"))
+    try:
+        return CParams(**{name: value for name, value in given.items() if value is not None})
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _shows(progress: bool | None) -> bool:
+    return sys.stderr.isatty() if progress is None else progress
+
+
+def _print(data: Any) -> None:
+    print(json.dumps(describing.plain(data), indent=2, ensure_ascii=False))
+
+
+def _all(lines: Iterator[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+@_command("info")
+def info(
+    url: Url,
+    as_json: Json = False,
+    chunks: Annotated[bool, typer.Option("--chunks", help="Sizes, ratios, dead space, a map of the chunks.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Every field of header, index and trailer.")] = False,
+    storage: Storage = None,
+) -> None:
+    """Say what a file is: an array, a super-chunk, a group, or a Bloscpack file."""
+    options = _options(storage)
+    if raw:
+        found = list(describing.raw_fields(url, options))
+        if as_json:
+            _print([each._asdict() for each in found])
+            return
+        rows = [("part", "offset", "bytes", "field", "value", "meaning")]
+        rows += [(f.part, str(f.offset), _hex(f.raw), f.name, str(f.value), f.meaning) for f in found]
+        _all(describing.table(rows, "<><<<<"))
+        return
+    about = describing.describe(url, options)
+    sizes = describing.surveyed(url, options) if chunks else None
+    if as_json:
+        _print(about if sizes is None else about | {"sizes": sizes.data()})
+        return
+    _all(describing.lines(about))
+    if sizes is not None:
+        print()
+        _all(sizes.lines())
+
+
+def _hex(raw: bytes) -> str:
+    return raw.hex(" ") if len(raw) <= 8 else f"{raw[:7].hex(' ')} ..."
+
+
+@_command("ls")
+def ls(url: Url, as_json: Json = False, storage: Storage = None) -> None:
+    """List the members of a group."""
+    group = open_group(url, storage_options=_options(storage))
+    found: dict[str, dict[str, Any]] = {name: {"kind": "group"} for name in group.groups()}
+    for name, each in group.arrays().items():
+        is_array = isinstance(each, NDArray)
+        found[name] = (
+            {"kind": "array", "dtype": str(each.dtype), "shape": each.shape} if is_array else {"kind": "chunks"}
+        )
+    if as_json:
+        _print(found)
+        return
+    rows = [
+        (name + "/" * (each["kind"] == "group"), each.get("dtype", ""), str(each.get("shape", "")))
+        for name, each in sorted(found.items())
+    ]
+    _all(describing.table(rows, "<<<") if rows else iter(()))
+
+
+@_command("tree")
+def tree(url: Url, storage: Storage = None) -> None:
+    """Draw a group with all that is below it."""
+    print(open_group(url, storage_options=_options(storage)).tree())
+
+
+@_command("cat")
+def cat(
+    url: Url,
+    key: Annotated[str, typer.Argument(help='As between brackets in NumPy: "[0:3, ::-1]".')] = "[...]",
+    output: Annotated[str | None, typer.Option("-o", "--output", help="A .npy file to write instead.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Print all items of large results.")] = False,
+    overwrite: Overwrite = False,
+    storage: Storage = None,
+) -> None:
+    """Print a part of an array, or write it to a .npy file."""
+    try:
+        wanted = keys.parse(key)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="KEY") from None
+    options = _options(storage)
+    kind, address = find(url, None, options, exists=True)
+    with kind.open(address, options) as source:
+        values = source.read(wanted)
+    if output is not None:
+        with Path(output).open("wb" if overwrite else "xb") as file:
+            np.save(file, values, allow_pickle=False)
+        return
+    print(np.array2string(np.asarray(values), threshold=sys.maxsize if every else 1000))
+
+
+@_command("convert")
+def convert(
+    src: Src,
+    dst: Dst,
+    src_format: Name = None,
+    dst_format: Name = None,
+    chunks: Extents = None,
+    blocks: Extents = None,
+    codec: Codec = None,
+    clevel: Clevel = None,
+    filters: Filters = None,
+    layout: Layout = "auto",
+    zarr_format: Annotated[int | None, typer.Option(help="2 or 3.")] = None,
+    overwrite: Overwrite = False,
+    verify: Verify = False,
+    progress: Progress = None,
+    storage: Storage = None,
+) -> None:
+    """Copy an array to another format: .b2nd, .npy, .zarr, .h5 or .blp."""
+    options = _options(storage)
+    more = {} if zarr_format is None else {"zarr_format": zarr_format}
+    converting(
+        src, dst, src_format=_format(src_format), dst_format=_format(dst_format), chunks=_extents(chunks, "--chunks"),
+        blocks=_extents(blocks, "--blocks"), cparams=_cparams(codec, clevel, filters), layout=_layout(layout),
+        overwrite=overwrite, verify=verify, progress=_shows(progress), src_options=options, dst_options=options, **more,
+    )  # fmt: skip
+
+
+def _format(name: str | None) -> Any:
+    if name is not None and name not in FORMATS:
+        raise typer.BadParameter(f"expected one of {', '.join(FORMATS)}, got {name!r}")
+    return name
+
+
+def _layout(name: str) -> Any:
+    if name not in ("auto", "contiguous", "sparse"):
+        raise typer.BadParameter(f"expected auto, contiguous or sparse, got {name!r}", param_hint="--layout")
+    return name
+
+
+@_command("pack")
+def pack(
+    src: Src,
+    dst: Dst,
+    checksum: Annotated[str, typer.Option(help=", ".join(CHECKSUMS))] = "adler32",
+    offsets: Annotated[bool, typer.Option(help="Whether the file says where its chunks are.")] = True,
+    chunk_size: Annotated[int | None, typer.Option(help="Bytes in a chunk before compression.")] = None,
+    codec: Codec = None,
+    clevel: Clevel = None,
+    filters: Filters = None,
+    overwrite: Overwrite = False,
+    verify: Verify = False,
+    progress: Progress = None,
+    storage: Storage = None,
+) -> None:
+    """Write an array, or the bytes of any other file, to a Bloscpack file (.blp)."""
+    if checksum not in CHECKSUMS:
+        raise typer.BadParameter(f"expected one of {', '.join(CHECKSUMS)}, got {checksum!r}", param_hint="--checksum")
+    options, cparams = _options(storage), _cparams(codec, clevel, filters)
+    more: dict[str, Any] = {"checksum": checksum, "offsets": offsets, "chunk_size": chunk_size}
+    if _is_array(src, options):
+        converting(
+            src, dst, dst_format="blp", cparams=cparams, overwrite=overwrite, verify=verify,
+            progress=_shows(progress), src_options=options, dst_options=options, **more,
+        )  # fmt: skip
+        return
+    store = open_store(src, storage_options=options)
+    size = store.stamp("").size
+    with bloscpack.create(dst, cparams=cparams, overwrite=overwrite, storage_options=options, **more) as writer:
+        for start in range(0, size, _STEP):
+            writer.write(_bytes(store.head([""], _STEP, offset=start)[0]))
+    if verify:
+        with bloscpack.open(dst, storage_options=options) as f:
+            at = 0
+            for piece in f.iter_chunks():
+                if bytes(_bytes(store.head([""], len(piece), offset=at)[0])) != piece:
+                    raise B2ArrayError(f"{f.url} differs from its source at byte {at} or behind")
+                at += len(piece)
+
+
+def _bytes(head: Any) -> memoryview:
+    if isinstance(head, Exception):
+        raise head
+    data: memoryview = head.data
+    return data
+
+
+def _is_array(url: str, options: Mapping[str, Any]) -> bool:
+    """Whether there is an array in a format that is known, by the ending or by the first bytes."""
+    kind, address = find(url, None, options, exists=True)
+    if kind.name != "b2nd" or address.rstrip("/").endswith(kind.suffixes):
+        return True
+    try:
+        creation.open(url, storage_options=options).close()
+    except FormatError:
+        return False
+    return True
+
+
+@_command("unpack")
+def unpack(
+    src: Src,
+    dst: Dst,
+    partial: Annotated[bool, typer.Option("--partial", help="Of a damaged file, what is before the damage.")] = False,
+    overwrite: Overwrite = False,
+    verify: Verify = False,
+    progress: Progress = None,
+    storage: Storage = None,
+) -> int | None:
+    """Read a Bloscpack file: an array into another format, bytes as they were."""
+    options = _options(storage)
+    with bloscpack.open(src, storage_options=options) as f:
+        if partial:
+            data, error = f.read_intact()
+            _save(dst, data, options, overwrite=overwrite)
+            if error is None:
+                return OK
+            print(f"b2array: {_text(error)}", file=sys.stderr)
+            return CORRUPT
+        if f.is_array:
+            converting(
+                src, dst, src_format="blp", overwrite=overwrite, verify=verify, progress=_shows(progress),
+                src_options=options, dst_options=options,
+            )  # fmt: skip
+            return OK
+        store = open_store(dst, storage_options=options)
+        write = store.replace if overwrite else store.create
+        write("", f.iter_chunks())
+    return OK
+
+
+def _save(dst: str, data: Any, options: Mapping[str, Any], *, overwrite: bool) -> None:
+    store = open_store(dst, storage_options=options)
+    if isinstance(data, bytes):
+        write = store.replace if overwrite else store.create
+        write("", data)
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        converting_data = bloscpack.pack(data)
+    name = f"memory://b2array-unpack/{os.getpid()}.blp"
+    memory = open_store(name)
+    memory.replace("", converting_data or b"")
+    try:
+        converting(name, dst, overwrite=overwrite, dst_options=options)
+    finally:
+        memory.delete([""])
+
+
+@_command("bench")
+def bench(
+    url: Url,
+    alternatives: Annotated[bool, typer.Option(help="Also with other chunks and blocks.")] = True,
+    as_json: Json = False,
+    storage: Storage = None,
+) -> None:
+    """Measure how fast an array is read here, by pattern, and what other chunks and blocks would give."""
+    with creation.open(url, storage_options=_options(storage)) as a:
+        own = list(measuring.patterns(a))
+        others = list(measuring.alternatives(a)) if alternatives else []
+    if as_json:
+        _print({"file": [each._asdict() for each in own], "sample": [each._asdict() for each in others]})
+        return
+    rows = [("read", "bytes", "time", "rate")]
+    rows += [(each.pattern, shown_nbytes(each.nbytes), _time(each.seconds), _rate(each.rate)) for each in own]
+    _all(describing.table(rows, "<>>>"))
+    if others:
+        print("\nA sample in memory, with other chunks and blocks:\n")
+        _all(describing.table(list(_compared(others)), "<<>" + ">" * len(own)))
+
+
+def _compared(found: Sequence[measuring.Measured]) -> Iterator[tuple[str, ...]]:
+    patterns = list(dict.fromkeys(each.pattern for each in found))
+    yield ("chunks", "blocks", "ratio", *patterns)
+    for chunks, blocks in dict.fromkeys((each.chunks, each.blocks) for each in found):
+        mine = {each.pattern: each for each in found if (each.chunks, each.blocks) == (chunks, blocks)}
+        ratio = next(iter(mine.values())).ratio
+        times = (_time(mine[name].seconds) if name in mine else "" for name in patterns)
+        yield str(chunks), str(blocks), f"{ratio:.2f}", *times
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
+
+
+def _rate(rate: float) -> str:
+    return f"{rate / 1e6:.1f} MB/s"
+
+
+@_command("demo")
+def demo() -> None:
+    """Store a small simulation, open it lazily, and read parts of it."""
+    demonstration.main()
