@@ -457,7 +457,7 @@ class _Pending:
             self.spans = [Span(self.place.name, self.place.start, self.place.start + nbytes)]
             return
         nbytes = self.source.frame.chunk_nbytes(self.want.chunk)
-        # Larger than its data by more than this no chunk is; what follows it is not looked at.
+        # Larger than its data by more than this only instrumented chunks are; what follows it is not looked at.
         self._ask(0, (nbytes if nbytes is not None else 2**31) + HEADER_LEN)
 
     def take_views(self, views: Sequence[memoryview]) -> None:
@@ -488,7 +488,16 @@ class _Pending:
         head = self.source.heads.get(self.want.chunk)
         if head is None:
             head = self._checked(view)
+        if len(view) < head.header.cbytes and self._is_larger(head.header.cbytes, len(view)):
+            self._ask_whole(head.header.cbytes)
+            return
         self.stored = Stored.whole(view, head)
+
+    def _is_larger(self, cbytes: int, found: int) -> bool:
+        """Whether a chunk has room for more bytes than its data justify, as instrumented ones need."""
+        if found < self.spans[0].stop - self.spans[0].start:
+            return False
+        return self.place.stop < 0 or self.place.start + cbytes <= self.place.stop
 
     def _take_head(self, view: memoryview) -> None:
         needed = chunk.head_nbytes(view)
