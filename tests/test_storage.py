@@ -539,7 +539,6 @@ def test_the_guarantee_is_named(maker):
         "memory": "lock",
         "shared": "lock",
         "s3": "compare-and-swap",
-        "simplecache": "single writer",
     }
     assert maker.single(CONTENT).guarantee == expected.get(maker.kind, "read only")
 
