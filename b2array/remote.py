@@ -286,7 +286,7 @@ class FsspecStore:
 
     def _require_writable(self) -> None:
         if self.guarantee == "read only":
-            raise ReadOnlyError(f"{self.url} can only be read: its protocol has no writing")
+            raise ReadOnlyError(f"{self.url} can only be read: there is no writing with its protocol")
 
     def gather(self, spans: Sequence[Span], *, expected: str | None = None) -> memoryview:
         """Read spans into one buffer; see `Store.gather`."""
@@ -358,7 +358,11 @@ class CachingStore(FsspecStore):
 
     Files of the cache are filled in view of other readers, and stay behind unfinished if another file of the same
     batch fails. Therefore one read at a time fetches objects one by one, for ``simplecache`` in several threads.
+
+    For reading: a writer would compare with the index in the cache, and not notice what others have committed.
     """
+
+    guarantee = "read only"
 
     def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:  # noqa: ARG002
         parallel = _CONNECTIONS if self._address.startswith("simplecache") else 1

@@ -518,7 +518,7 @@ def test_other_stores_say_that_they_change_nothing_in_place(maker):
         store.patch("", 0, b"x")
 
 
-@on(("http", "zip"))
+@on(("http", "zip", "simplecache"))
 def test_a_store_for_reading_refuses_to_write(maker):
     store = maker.single(CONTENT)
     assert store.guarantee == "read only"
@@ -539,7 +539,6 @@ def test_the_guarantee_is_named(maker):
         "memory": "lock",
         "shared": "lock",
         "s3": "compare-and-swap",
-        "simplecache": "single writer",
     }
     assert maker.single(CONTENT).guarantee == expected.get(maker.kind, "read only")
 

@@ -386,7 +386,7 @@ def test_a_directory_without_a_frame_is_said_to_be_one(tmp_path):
 
 
 @both_layouts
-@pytest.mark.parametrize("place", ["http", "zip", "zip over http", "tar"], indirect=True)
+@pytest.mark.parametrize("place", ["http", "zip", "zip over http", "tar", "simplecache s3"], indirect=True)
 def test_places_for_reading_cannot_be_opened_for_writing(place, tmp_path, layout):
     (tmp_path / "made").mkdir()
     url, options = place(made(tmp_path / "made", layout))

@@ -1,0 +1,198 @@
+"""Each line of the table of guarantees in the documentation, tried out."""
+
+from __future__ import annotations
+
+import re
+import threading
+import zipfile
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+import b2array
+from b2array import config
+from b2array.errors import ConflictError, ReadOnlyError
+from b2array.local import LocalStore
+from b2array.remote import FsspecStore, S3Store, SharedMemoryStore
+from b2array.storage import MemoryStore, Store
+
+TEXT = (Path(__file__).parents[1] / "docs" / "guarantees.rst").read_text(encoding="utf-8")
+COLUMNS = ("place", "written", "atomic", "concurrent", "relies")
+OPTIONS = {"chunks": (1, 50), "blocks": (1, 25)}
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is written anew with every change")
+
+
+def rows() -> dict[str, dict[str, str]]:
+    table = TEXT.partition("Where what holds")[2].partition("* - Place")[2]
+    table = table.partition("\n\n")[0]
+    cells = [re.findall(r"- (.*)", row) for row in table.split("\n   * ")[1:]]
+    return {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in cells}
+
+
+TABLE = rows()
+WRITTEN = [place for place, row in TABLE.items() if row["written"] != "no"]
+READ_ONLY = [place for place in TABLE if place not in WRITTEN]
+
+
+class OtherFileSystem(MemoryFileSystem):
+    """A protocol of which nothing special is known."""
+
+    protocol = "other"
+    store: dict = {}  # noqa: RUF012 - as in its base
+    pseudo_dirs = [""]  # noqa: RUF012
+
+
+@pytest.fixture(autouse=True)
+def uncached():
+    fsspec.register_implementation("other", OtherFileSystem, clobber=True)
+    with config.using(cache_bytes=0):
+        yield
+
+
+def make(place: str, request, tmp_path) -> tuple[b2array.NDArray, dict]:
+    """Make an array of zeros at a place; returns a handle for writing and how to open another one."""
+    bucket = f"s3://{request.getfixturevalue('bucket')}" if place.startswith("``s3") else ""
+    storage = request.getfixturevalue("s3_options") if bucket else {}
+    url, layout = {
+        "local file": (str(tmp_path / "a.b2nd"), "contiguous"),
+        "local directory": (str(tmp_path / "a.b2nd"), "sparse"),
+        "no URL": (None, "auto"),
+        "``memory://``": (f"memory://{tmp_path.name}/a.b2nd", "auto"),
+        "``s3://``, directory": (f"{bucket}/a.b2nd", "auto"),
+        "``s3://``, one file": (f"{bucket}/a.b2nd", "contiguous"),
+        "other protocols of fsspec": (f"other://{tmp_path.name}/a.b2nd", "auto"),
+    }[place]
+    a = b2array.zeros((4, 50), url=url, layout=layout, storage_options=storage, **OPTIONS)
+    return a, {"url": url, "storage_options": storage}
+
+
+def handle(a: b2array.NDArray, place: dict, mode: str = "r") -> b2array.NDArray:
+    if place["url"] is not None:
+        return b2array.open(place["url"], mode=mode, storage_options=place["storage_options"])
+    return b2array.NDArray(b2array.SChunk(b2array.snapshot.load(a._held.store), mode))
+
+
+def test_the_table_has_a_line_for_every_kind_of_store():
+    assert len(TABLE) == 10
+    assert {row["relies"] for row in TABLE.values()} == {"lock", "compare-and-swap", "read only", "single writer"}
+    assert set(READ_ONLY) == {place for place, row in TABLE.items() if row["relies"] == "read only"}
+
+
+@pytest.mark.parametrize("place", WRITTEN)
+def test_a_handle_says_what_its_commits_rely_on(request, tmp_path, place):
+    a, _ = make(place, request, tmp_path)
+    assert a.info["commits"] == TABLE[place]["relies"]
+
+
+@pytest.mark.parametrize("place", WRITTEN)
+def test_a_reader_finds_one_state_or_the_other_after_every_step_of_a_commit(request, tmp_path, monkeypatch, place):
+    assert not TABLE[place]["atomic"].startswith("no")
+    a, where = make(place, request, tmp_path)
+    seen = []
+
+    def watched(kind: type[Store], name: str) -> None:
+        original = getattr(kind, name)
+
+        def step(self, *args, **kwargs):
+            result = original(self, *args, **kwargs)
+            if threading.current_thread() is main and seen[-1:] != ["looking"]:
+                seen.append("looking")
+                found = handle(a, where)[...]
+                seen[-1] = sorted({*found[:, 0].tolist()})
+            return result
+
+        monkeypatch.setattr(kind, name, step)
+
+    main = threading.current_thread()
+    for kind in (LocalStore, MemoryStore, FsspecStore, SharedMemoryStore, S3Store):
+        for name in ("create", "replace", "append", "patch", "delete"):
+            if name in vars(kind):
+                watched(kind, name)
+    with config.using(threads=1):
+        a[...] = 1
+    assert {*map(tuple, seen)} <= {(0.0,), (1.0,)}
+    assert seen[-1] == [1.0]
+
+
+@pytest.mark.parametrize("place", WRITTEN)
+def test_what_another_writer_has_committed_is_noticed(request, tmp_path, place):
+    a, where = make(place, request, tmp_path)
+    b = handle(a, where, "r+")
+    a[0] = 1
+    b[1] = 2
+    b[0, :10] = 3
+    assert handle(a, where)[:2, [0, 20]].tolist() == [[3, 1], [2, 2]]
+    with pytest.raises(ConflictError), a.transaction():
+        a[1] = a[1] + 1
+        b[1] = 5
+    assert handle(a, where)[1, 0] == 5
+
+
+@pytest.mark.parametrize("place", [place for place in WRITTEN if TABLE[place]["concurrent"].startswith("yes")])
+def test_concurrent_writers_lose_nothing(request, tmp_path, place):
+    a, where = make(place, request, tmp_path)
+    failures: list[BaseException] = []
+    start = threading.Barrier(4)
+
+    def work(n: int) -> None:
+        try:
+            mine = handle(a, where, "r+")
+            start.wait()
+            for k in range(3):
+                while True:
+                    try:
+                        mine[n, k] = n + 1
+                        break
+                    except ConflictError:
+                        if "may give up" not in TABLE[place]["concurrent"]:
+                            raise
+                        mine.refresh()
+        except BaseException as error:  # noqa: BLE001 - it is looked at below
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert handle(a, where)[:, :3].tolist() == [[n + 1] * 3 for n in range(4)]
+
+
+def test_two_single_writers_that_look_at_the_same_moment_overwrite_each_other(request, tmp_path, monkeypatch):
+    a, where = make("other protocols of fsspec", request, tmp_path)
+    b = handle(a, where, "r+")
+    original = FsspecStore._version
+    with monkeypatch.context() as patched:
+
+        def version(self, name):
+            patched.undo()
+            found = original(self, name)
+            b[1] = 2  # between looking and writing
+            return found
+
+        patched.setattr(FsspecStore, "_version", version)
+        a[0] = 1
+    assert handle(a, where)[:2, 0].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("place", READ_ONLY)
+def test_places_for_reading_are_read_and_refuse_to_be_written(request, tmp_path, http, place):
+    assert TABLE[place]["concurrent"] == "no"
+    b2array.ones((4, 50), url=tmp_path / "a.b2nd", **OPTIONS)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.write(tmp_path / "a.b2nd", "a.b2nd")
+    http.objects["a.b2nd"] = (tmp_path / "a.b2nd").read_bytes()
+    url = {
+        "``http://``, ``https://``": http.url_of("a.b2nd"),
+        "``zip://``, ``tar://``": f"zip://a.b2nd::{tmp_path}/a.zip",
+        "``simplecache::``, ``filecache::``": f"simplecache::{http.url_of('a.b2nd')}",
+    }[place]
+    a = b2array.open(url)
+    assert (a[...] == 1).all()
+    assert a.info["commits"] == "read only"
+    with pytest.raises(ReadOnlyError, match="can only be read"):
+        b2array.open(url, mode="r+")
