@@ -328,11 +328,20 @@ class Directory:
         """Make an empty group: an embedding frame, and a list where one is needed."""
         if self.store.guarantee == "read only":
             raise ReadOnlyError(f"{self.url} can only be read")
+        self._embed_nothing()
+        if not self.is_local:
+            self.write_list(MemberList({}), None)
+
+    def complete(self) -> None:
+        """Make a directory of arrays one that python-blosc2 takes for a store."""
+        if self.is_local and isinstance(self.store.head([EMBEDDED], 1)[0], FileNotFoundError):
+            with suppress(FileExistsError):
+                self._embed_nothing()
+
+    def _embed_nothing(self) -> None:
         empty = create_schunk(chunksize=2**13, meta={"b2tree": {"version": 1}})
         empty.vlmeta["estore_metadata"] = {"embed_map": {}, "current_offset": 0}
         self.store.create(EMBEDDED, empty.to_bytes())
-        if not self.is_local:
-            self.write_list(MemberList({}), None)
 
     def clear(self) -> None:
         """Remove a group and all its members."""

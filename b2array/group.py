@@ -79,6 +79,8 @@ def open_group(
         home.clear()
     if mode in ("w", "x") or not there:
         home.initialise()
+    elif mode == "a":
+        home.complete()
     if mode != "r":
         home.settle()
     return Group(home, "", "r" if mode == "r" else "r+")
@@ -349,10 +351,11 @@ class Group(MutableMapping[str, Any]):
 class Attrs(MutableMapping[str, Any]):
     """The attributes of a group, in a frame without chunks as python-blosc2's ``TreeStore`` has them."""
 
-    __slots__ = ("_group",)
+    __slots__ = ("_group", "_known")
 
     def __init__(self, group: Group) -> None:
         self._group = group
+        self._known: MutableMapping[str, Any] | None = None
 
     def _held(self, *, create: bool = False) -> SChunk | None:
         group = self._group
@@ -370,8 +373,11 @@ class Attrs(MutableMapping[str, Any]):
         return made
 
     def _layers(self) -> MutableMapping[str, Any]:
-        held = self._held()
-        return {} if held is None else held.vlmeta
+        # Opened once, for whoever goes through all of them.
+        if self._known is None:
+            held = self._held()
+            self._known = {} if held is None else held.vlmeta
+        return self._known
 
     def __getitem__(self, name: str) -> Any:
         return self._layers()[name]
@@ -379,7 +385,8 @@ class Attrs(MutableMapping[str, Any]):
     def _changeable(self) -> MutableMapping[str, Any]:
         self._group._writable()
         held = self._held(create=True)
-        return {} if held is None else held.vlmeta
+        self._known = {} if held is None else held.vlmeta
+        return self._known
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._changeable()[name] = value

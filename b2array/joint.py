@@ -21,6 +21,7 @@ from b2array.frame import Frame
 from b2array.members import LIST_NAME, MemberList
 from b2array.schunk import Mode, SChunk
 from b2array.spec import Buffer
+from b2array.storage import Mutex
 
 __all__ = ["Joint"]
 
@@ -38,11 +39,13 @@ class Joint(Directory):
         super().__init__(*base.__reduce__()[1])
         self._base = base
         base.refresh()
+        base.settle()
         self._known = base._state()
         self._open: dict[str, SChunk] = {}
         self._created: dict[str, str] = {}
         self._removed: dict[str, str] = {}
         self._ended = False
+        self._mutex = Mutex()
 
     def __reduce__(self) -> tuple[object, ...]:
         raise ValueError("a group with a transaction under way cannot be pickled")
@@ -56,12 +59,13 @@ class Joint(Directory):
         self._require_open()
         if path in self._created.values() or embedding.embedded(path):
             return super().open(path, mode)
-        held = self._open.get(path)
-        if held is None:
-            held = super().open(path, mode)
-            held.begin()
-            self._open[path] = held
-        return held
+        with self._mutex:
+            held = self._open.get(path)
+            if held is None:
+                held = super().open(path, mode)
+                held.begin()
+                self._open[path] = held
+            return held
 
     @contextmanager
     def making(self, name: str, path: str, *, overwrite: bool = False) -> Iterator[None]:
