@@ -2,8 +2,8 @@
 
     python asv_bench/parity.py [--cases 1000] [--seed 0]
 
-A key counts if NumPy accepts it. It matches if the store reads the same shape and items, or holds the same items after the
-assignment. Each store works in a process of its own; where one crashes or hangs, that key does not match.
+A key counts if NumPy accepts it. It matches if the store reads the same shape and items, or holds the same items after
+the assignment. Each store works in a process of its own; where one crashes or hangs, that key does not match.
 """
 
 from __future__ import annotations

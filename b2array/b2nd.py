@@ -23,6 +23,7 @@ __all__ = [
     "Layout",
     "dtype_text",
     "extension_dtype",
+    "extension_name",
     "make_dtype",
     "pack",
     "parse_dtype",
@@ -393,6 +394,19 @@ def extension_dtype(name: str) -> np.dtype[Any] | None:
         return None
     found = getattr(ml_dtypes, name, None) if name.isidentifier() else None
     return np.dtype(found) if isinstance(found, type) and issubclass(found, np.generic) else None
+
+
+def extension_name(dtype: np.dtype[Any]) -> str | None:
+    """Return the name under which `extension_dtype` finds a type, or None if it is none of the package ml_dtypes.
+
+    Examples
+    --------
+    >>> extension_name(np.dtype("f4")) is None
+    True
+    """
+    if dtype.isbuiltin != 2 or dtype.subdtype is not None:
+        return None
+    return dtype.name if extension_dtype(dtype.name) == dtype else None
 
 
 def make_dtype(literal: object) -> np.dtype[Any]:
