@@ -319,17 +319,17 @@ def with_extents(
     >>> unpack(with_extents(before, (7,))).shape
     (7,)
     """
-    buf = bytes(buf)
-    _, _, old_chunks, old_blocks, stop = _unpack_geometry(buf)
-    packed = (
-        _pack_extents(shape, "q", _INT64),
-        _pack_extents(old_chunks if chunks is None else chunks, "i", _INT32),
-        _pack_extents(old_blocks if blocks is None else blocks, "i", _INT32),
-    )
-    changed = buf[:3] + b"".join(packed) + buf[stop:]
-    if len(changed) != len(buf):
-        raise ValueError(f"expected {buf[2]} extents, found {len(shape)}")
-    return changed
+    changed = bytearray(buf)
+    _unpack_geometry(bytes(buf))
+    at = 3
+    for extents, code in ((shape, "q"), (chunks, "i"), (blocks, "i")):
+        width = 1 + struct.calcsize(f">{code}")
+        if extents is not None and len(extents) != buf[2]:
+            raise ValueError(f"expected {buf[2]} extents, found {len(extents)}")
+        for n, extent in enumerate(extents or ()):
+            struct.pack_into(f">{code}", changed, at + 2 + n * width, extent)
+        at += 1 + buf[2] * width
+    return bytes(changed)
 
 
 def _pack_extents(extents: tuple[int, ...], code: str, marker: int) -> bytes:
