@@ -23,6 +23,7 @@ __all__ = [
     "Layout",
     "dtype_text",
     "extension_dtype",
+    "extension_name",
     "make_dtype",
     "pack",
     "parse_dtype",
@@ -318,17 +319,17 @@ def with_extents(
     >>> unpack(with_extents(before, (7,))).shape
     (7,)
     """
-    buf = bytes(buf)
-    _, _, old_chunks, old_blocks, stop = _unpack_geometry(buf)
-    packed = (
-        _pack_extents(shape, "q", _INT64),
-        _pack_extents(old_chunks if chunks is None else chunks, "i", _INT32),
-        _pack_extents(old_blocks if blocks is None else blocks, "i", _INT32),
-    )
-    changed = buf[:3] + b"".join(packed) + buf[stop:]
-    if len(changed) != len(buf):
-        raise ValueError(f"expected {buf[2]} extents, found {len(shape)}")
-    return changed
+    changed = bytearray(buf)
+    _unpack_geometry(bytes(buf))
+    at = 3
+    for extents, code in ((shape, "q"), (chunks, "i"), (blocks, "i")):
+        width = 1 + struct.calcsize(f">{code}")
+        if extents is not None and len(extents) != buf[2]:
+            raise ValueError(f"expected {buf[2]} extents, found {len(extents)}")
+        for n, extent in enumerate(extents or ()):
+            struct.pack_into(f">{code}", changed, at + 2 + n * width, extent)
+        at += 1 + buf[2] * width
+    return bytes(changed)
 
 
 def _pack_extents(extents: tuple[int, ...], code: str, marker: int) -> bytes:
@@ -393,6 +394,19 @@ def extension_dtype(name: str) -> np.dtype[Any] | None:
         return None
     found = getattr(ml_dtypes, name, None) if name.isidentifier() else None
     return np.dtype(found) if isinstance(found, type) and issubclass(found, np.generic) else None
+
+
+def extension_name(dtype: np.dtype[Any]) -> str | None:
+    """Return the name under which `extension_dtype` finds a type, or None if it is none of the package ml_dtypes.
+
+    Examples
+    --------
+    >>> extension_name(np.dtype("f4")) is None
+    True
+    """
+    if dtype.isbuiltin != 2 or dtype.subdtype is not None:
+        return None
+    return dtype.name if extension_dtype(dtype.name) == dtype else None
 
 
 def make_dtype(literal: object) -> np.dtype[Any]:

@@ -111,7 +111,7 @@ class _Wish:
 
 def _copied(source: Source, wish: _Wish) -> Draft:
     old = geometry.layout_of(source.frame)
-    dtype = old.dtype if wish.dtype is None else _converted(old.dtype, wish.dtype, wish.casting)
+    dtype = old.dtype if wish.dtype is None else _converted(old.dtype, creation.known_dtype(wish.dtype), wish.casting)
     if dtype == old.dtype and _keeps_chunks(source, old, wish):
         store, frame_type = place_new(wish.url, wish.layout, wish.storage_options, overwrite=wish.overwrite)
         with _tracked(old.nchunks, wish) as shown:
@@ -123,7 +123,7 @@ def _tracked(nchunks: int, wish: _Wish) -> AbstractContextManager[Progress]:
     return progress.track(nchunks, "chunks copied", wish.progress, unit="items")
 
 
-def _converted(old: np.dtype[Any], dtype: npt.DTypeLike, casting: Casting) -> np.dtype[Any]:
+def _converted(old: np.dtype[Any], dtype: npt.DTypeLike | None, casting: Casting) -> np.dtype[Any]:
     if np.dtype(dtype).subdtype is not None:
         raise TypeError(f"items cannot be converted to arrays: {np.dtype(dtype)}")
     # NumPy chooses the length of text without one.
@@ -222,7 +222,7 @@ def from_blocks(
     ((10, 3), [0, 1, 3, 4])
     """
     remaining = iter(blocks)
-    first = np.asarray(next(remaining, None), dtype)
+    first = np.asarray(next(remaining, None), creation.known_dtype(dtype))
     if first.dtype == object or not first.ndim:
         raise ValueError("from_blocks needs at least one block, with the dimension along which blocks are joined")
     axis = np.lib.array_utils.normalize_axis_index(axis, first.ndim)

@@ -172,7 +172,8 @@ def new_draft(
     )  # fmt: skip
     zeros = np.broadcast_to(np.int64(frame.special_offset(Special.ZEROS)), (plan.nchunks,))
     draft = Draft(store, None, replace(new, nbytes=plan.nbytes, offsets=zeros), overwrite=overwrite)
-    draft.extras = replace(draft.extras, fill=fill if any(fill) else None, dims=names)
+    named = b2nd.extension_name(plan.dtype)
+    draft.extras = replace(draft.extras, fill=fill if any(fill) else None, dims=names, dtype=named)
     for name, content in encoded:
         draft.set_attr(name, content)
     return draft, plan
@@ -180,10 +181,12 @@ def new_draft(
 
 def _plan(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Layout:
     # NumPy itself gives types without a size one, and makes dimensions of items that are arrays.
-    model = np.empty(0, dtype)
+    model = np.empty(0, known_dtype(dtype))
     inner = model.shape[1:]
     extents = geometry.extents(shape) + inner
-    text = b2nd.dtype_text(model.dtype)
+    # Other readers see items of ml_dtypes as so many bytes: their names mean nothing to NumPy alone.
+    raw = np.dtype((np.void, model.itemsize)) if b2nd.extension_name(model.dtype) else model.dtype
+    text = b2nd.dtype_text(raw)
     given = [
         None if isinstance(part, str) and part == "auto" else geometry.extents(part) + inner
         for part in (chunks, blocks)
@@ -192,6 +195,11 @@ def _plan(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Layou
     plan = Layout(extents, *cut, model.dtype, text)
     geometry.check_count(plan)
     return plan
+
+
+def known_dtype(dtype: npt.DTypeLike | None) -> npt.DTypeLike | None:
+    """Return a type for a name of the package ml_dtypes, whether or not that is imported already."""
+    return (b2nd.extension_dtype(dtype) or dtype) if isinstance(dtype, str) else dtype
 
 
 def _named(layers: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
@@ -286,7 +294,7 @@ def full(
     url, **options
         As for `zeros`.
     """
-    item = np.asarray(fill_value) if dtype is None else np.full((), fill_value, np.empty(0, dtype).dtype)
+    item = np.asarray(fill_value) if dtype is None else np.full((), fill_value, np.empty(0, known_dtype(dtype)).dtype)
     return create(url, shape, item.dtype if dtype is None else dtype, fill_value=item[()], **options)
 
 
@@ -318,7 +326,11 @@ def _like(x: Any, options: dict[str, Any]) -> dict[str, Any]:
         return chosen
     if "cparams" not in given:
         chosen["cparams"] = x.cparams
-    same = geometry.extents(chosen["shape"]) == x.shape and np.dtype(chosen["dtype"]) == x.dtype and 0 not in x.chunks
+    same = (
+        geometry.extents(chosen["shape"]) == x.shape
+        and np.dtype(known_dtype(chosen["dtype"])) == x.dtype
+        and 0 not in x.chunks
+    )
     return (
         {"chunks": x.chunks, "blocks": x.blocks} | chosen
         if same and not given.keys() & {"chunks", "blocks"}
@@ -349,7 +361,7 @@ def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = Non
     if isinstance(x, NDArray) and url is None and not options and dtype in (None, x.dtype):
         return x
     assignment.check_unmasked(x)
-    values = np.asarray(x, dtype=dtype)
+    values = np.asarray(x, dtype=known_dtype(dtype))
     draft, layout = new_draft(url, values.shape, values.dtype, **options)
     selection = indexing.select((...,), values.shape)
     try:

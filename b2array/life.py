@@ -336,8 +336,8 @@ def _cast(values: Any, dtype: np.dtype[Any]) -> Array:
     if isinstance(values, list | tuple | bool | int | float | complex | str | bytes):
         array = np.asarray(values, dtype)  # NumPy checks the range of Python's integers
         # ... but cuts off the fractions of its floats.
-        found = np.asarray(values).dtype if dtype.kind in "biu" else dtype
-        known = found.kind in ("b" if dtype.kind == "b" else "biu") or not array.size
+        found = np.asarray(values).dtype if dtype.kind in "biu" and array.size else dtype
+        known = found == dtype or found.kind == "b" or (found.kind in "iu" and dtype.kind in "iu")
     else:
         array = np.asarray(values)
         found = array.dtype

@@ -74,6 +74,5 @@ def as_committed(header: Buffer, array: bytes, layer: bytes) -> bytes | None:
         _TWO_INT16.pack_into(before, _THREADS_AT, *noted[_THREADS])
     except _UNREADABLE:
         return None
-    # The marker between the two numbers.
-    before[_THREADS_AT + 2] = header[_THREADS_AT + 2]
+    before[_THREADS_AT + 2] = header[_THREADS_AT + 2]  # the marker between the two numbers
     return bytes(before.replace(array, content)) if before.count(array) == 1 else None

@@ -569,3 +569,16 @@ def test_what_is_not_possible_is_refused_before_anything_is_written(tmp_path):
     for call in (lambda: reader.resize((5, 6)), lambda: reader.append(np.zeros((1, 6))), lambda: reader.delete([])):
         with pytest.raises(ReadOnlyError):
             call()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        ("f4", [[1, 2.5]]), ("u1", [[255, True]]), ("?", [[True, False]]), ("M8[D]", [["2020-01-01", "NaT"]]),
+        ("U3", [["a", "bc"]]), ("c8", [[1j, 2]]), ([("x", "i4"), ("y", "f4")], [[(1, 2.5), (3, 4)]]), ("i2", []),
+    ],
+)  # fmt: skip
+def test_lists_are_appended_as_numpy_makes_arrays_of_them(dtype, values):
+    a = b2array.zeros((1, 2) if values else (0,), dtype)
+    a.append(values)
+    assert same(a[1:] if values else a[...], np.array(values, dtype))
