@@ -21,6 +21,7 @@ from b2array.creation import (
     zeros,
     zeros_like,
 )
+from b2array.dask_io import from_dask
 from b2array.group import Group, open_group
 from b2array.oneshot import compress, decompress
 from b2array.opening import create_schunk, open_schunk
@@ -49,6 +50,7 @@ __all__ = [
     "filters",
     "from_blocks",
     "from_bytes",
+    "from_dask",
     "full",
     "full_like",
     "load",

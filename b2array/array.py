@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,10 @@ from b2array.handle import Handle
 from b2array.indexers import Indexer, Select, chunk_key
 from b2array.indexing import Selection
 from b2array.snapshot import Source
+
+if TYPE_CHECKING:
+    import dask.array as da
+    from dask.delayed import Delayed
 
 __all__ = ["NDArray"]
 
@@ -203,6 +208,46 @@ class NDArray(Handle):
         """Return the array as one contiguous frame; chunks are copied, not compressed anew."""
         return self._held.to_bytes()
 
+    def to_dask(self, chunks: Any = "auto") -> da.Array:
+        """Return a dask array that reads what is committed now. Nothing is read before it is computed.
+
+        Parameters
+        ----------
+        chunks : "auto", or what dask takes
+            The default is whole stored chunks, as many together as dask's setting ``array.chunk-size`` permits; or
+            whole blocks, where one stored chunk is larger.
+
+        Returns
+        -------
+        dask.array.Array
+            With a name that depends on URL, generation and chunks only.
+
+        Raises
+        ------
+        ValueError
+            A transaction is under way.
+
+        Warns
+        -----
+        dask.array.PerformanceWarning
+            The given chunks do not consist of whole stored chunks.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.zeros((400, 600), dtype="f8", chunks=(100, 100), blocks=(50, 50))
+        >>> a.to_dask().chunks, a.to_dask(chunks=(200, 300)).sum().compute()
+        (((400,), (600,)), np.float64(0.0))
+        """
+        from b2array.dask_io import to_dask
+
+        return to_dask(self, chunks)
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        if self._held.in_transaction:
+            return "b2array", self.url, uuid4().hex
+        return "b2array", self.url, self._held.committed.start, self.generation
+
     # Writing.
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -224,6 +269,66 @@ class NDArray(Handle):
             transfer.write(draft, now, index, axes, box, cparams=cparams, fields=names)
 
         self._held.change(assign, anywhere=True)
+
+    def store(
+        self, x: da.Array, region: tuple[slice, ...] | None = None, *, compute: bool = True,
+        return_stored: bool = False, resume: bool = False, progress: bool = False, scheduler: Any = None,
+    ) -> da.Array | Delayed | None:  # fmt: skip
+        """Write a dask array, in parallel and as one commit.
+
+        Each task encodes a piece of `x` and puts its chunks where no reader looks; when all are there, they are
+        committed. Nothing is visible before that, and a task that fails or is repeated does no harm.
+        ``dask.array.store(x, a)`` works as well, but makes every task a commit of its own; with threads, inside a
+        `transaction`, it makes one.
+
+        Parameters
+        ----------
+        x : dask.array.Array
+            Of the region's shape, with chunks of any sizes that are known.
+        region : tuple of slice, optional
+            Where to; the whole array if left out.
+        compute : bool, default True
+            Whether to compute now. Otherwise a `dask.delayed.Delayed` is returned that does all, the commit too. When
+            it was computed, `refresh` shows what it did.
+        return_stored : bool, default False
+            Whether to return a dask array that reads what was stored.
+        resume : bool, default False
+            Finish a write of the same values to the same place that was interrupted, keeping the chunks that are
+            there.
+        progress : bool, default False
+            Show on stderr how far it has come.
+        scheduler : str, callable or distributed.Client, optional
+            For dask; its default otherwise.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `x` is no dask array, has chunks of unknown sizes, another shape than the region, or a type that does not
+            cast to the array's with ``casting="same_kind"``. Nothing has been computed then.
+        IndexError
+            The region is not inside the array. Nothing has been computed then.
+        ConflictError
+            Another writer changed the same chunks meanwhile. Nothing has happened then.
+
+        Warns
+        -----
+        dask.array.PerformanceWarning
+            The chunks of `x` do not consist of whole stored chunks, so that data are moved between tasks.
+
+        Examples
+        --------
+        >>> import b2array, dask.array as da
+        >>> a = b2array.zeros((4, 6), dtype="i8", chunks=(2, 3), blocks=(2, 3))
+        >>> a.store(da.arange(8, chunks=4).reshape(2, 4), region=(slice(1, 3), slice(0, 4)))
+        >>> a[1:3].tolist()
+        [[0, 1, 2, 3, 0, 0], [4, 5, 6, 7, 0, 0]]
+        """
+        from b2array.dask_io import store
+
+        return store(
+            self, x, region, compute=compute, return_stored=return_stored, resume=resume, progress=progress,
+            scheduler=scheduler,
+        )  # fmt: skip
 
     def resize(self, shape: SupportsIndex | Sequence[SupportsIndex]) -> None:
         """Give the array another shape, in one commit. Items that come to be are the fill value.

@@ -205,6 +205,25 @@ class Draft:
         """Put a chunk where it will stay, even one of zeros."""
         return self._shelf.put(buf, self.sizes.shape[1] - 1)
 
+    def reserve(self, count: int) -> int:
+        """Set numbers for files aside, for other processes to use; returns the first. Commit before they do."""
+        self.reshaped = True  # another writer may have set the same ones aside
+        return self._shelf.reserve(count)
+
+    def adopt(self, n: int, code: int, sizes: npt.NDArray[np.uint32], record: bytes) -> None:
+        """Let chunk `n` be one that another process has put into file `code`.
+
+        Parameters
+        ----------
+        n, code : int
+        sizes : ndarray of uint32
+            Its size and those of its blocks, as many as there is room for.
+        record : bytes
+            The record of checksums behind it.
+        """
+        self._shelf.adopt(code, sizes, record)
+        self.set_code(n, code)
+
     def set_code(self, n: int, code: int) -> None:
         """Let index entry `n` be `code`, what `store_chunk` returned."""
         if self._undo is not None:

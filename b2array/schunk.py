@@ -63,6 +63,11 @@ class SChunk:
         return self._draft if self._draft is not None else self._snapshot
 
     @property
+    def committed(self) -> Snapshot:
+        """The committed state that this handle shows."""
+        return self._snapshot
+
+    @property
     def frame(self) -> Frame:
         """Header, index and trailer."""
         return self.source.frame
@@ -233,7 +238,7 @@ class SChunk:
                 with self._draft.attempt(), _explained(self._draft):
                     yield self._draft
                 return
-            draft = self._new_draft()
+            draft = self.new_draft()
         try:
             with _explained(draft):
                 yield draft
@@ -293,7 +298,7 @@ class SChunk:
         with self.store.lock(self._snapshot.name):
             if not self._caught_up(self._snapshot, anywhere=anywhere):
                 raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
-            draft = self._new_draft(locked=True)
+            draft = self.new_draft(locked=True)
             try:
                 result = verb(draft)
             except BaseException:
@@ -335,7 +340,7 @@ class SChunk:
         with self._mutex:
             if self._draft is not None:
                 raise ValueError("a transaction is under way on this handle already")
-            self._draft = self._new_draft()
+            self._draft = self.new_draft()
             return self._draft
 
     def end(self, held: Snapshot | None) -> None:
@@ -349,13 +354,35 @@ class SChunk:
         if self._mode == "r":
             raise ReadOnlyError(f"{self.url} was opened for reading; open it with mode='r+' to change it")
 
-    def _new_draft(self, *, locked: bool = False) -> Draft:
+    def new_draft(self, *, locked: bool = False) -> Draft:
+        """Begin a commit on top of the committed state, apart from any transaction."""
         if self._thin:
             current = snapshot.load(self.store)
             if current.generation == self._snapshot.generation:
                 self._snapshot = current
             self._thin = False
         return Draft(self.store, self._snapshot, locked=locked)
+
+    def frozen(self, mode: Mode = "r") -> SChunk:
+        """Return another handle that shows the committed state, and goes on doing so whatever this one commits.
+
+        Raises
+        ------
+        ValueError
+            A transaction is under way.
+        """
+        if self._draft is not None:
+            raise ValueError("a transaction is under way on this handle; what it changes is not committed yet")
+        held = SChunk(self._snapshot, mode)
+        held._thin = self._thin
+        return held
+
+    def show(self, held: Snapshot) -> None:
+        """Show a state that was committed by other means than this handle."""
+        with self._mutex:
+            if self._draft is None:
+                self._snapshot = held
+                self._thin = False
 
     def refresh(self) -> None:
         """Show what has been committed by others since this handle was opened or last changed something."""

@@ -51,6 +51,7 @@ class Shelf:
         self._store = store
         self._spool = spool
         self._extents: list[tuple[int, int, int]] = []
+        self._adopted: set[int] = set()
         self._digest = blake2b(digest_size=16)
         self._closed = False
         self._owner = os.getpid()
@@ -107,6 +108,21 @@ class Shelf:
             except FileExistsError:
                 continue
             return number
+
+    def reserve(self, count: int) -> int:
+        """Set numbers aside; returns the first."""
+        with self._mutex:
+            first = self.next
+            self.next += count
+            return first
+
+    def adopt(self, code: int, sizes: npt.NDArray[np.uint32], record: bytes) -> None:
+        """Take note of a chunk that another process has put. It is not removed if the commit fails."""
+        with self._mutex:
+            self._digest.update(record)
+            self.sizes[code] = sizes
+            self._adopted.add(code)
+            self.next = max(self.next, code + 1)
 
     @property
     def digest(self) -> bytes:
@@ -170,7 +186,7 @@ class Shelf:
 
     def unused(self, offsets: Int64Array) -> list[str]:
         """Return the names of the files made here that an index does not refer to."""
-        numbers = np.array([code for code in self.sizes if code >= 0], np.int64)
+        numbers = np.array([code for code in self.sizes if code >= 0 and code not in self._adopted], np.int64)
         return [frame.chunk_name(number) for number in numbers[~np.isin(numbers, offsets)].tolist()]
 
     def nbytes(self, offsets: Int64Array, noted: Mapping[int, int]) -> int:

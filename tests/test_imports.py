@@ -24,6 +24,7 @@ LAYERS = (
     ("sources",),
     ("dask_io", "group"),
     ("building",),
+    ("parallel",),
     ("creation",),
     ("array", "bloscpack", "integrity"),
     ("appender", "joint"),
@@ -43,8 +44,8 @@ LAYERS = (
     ("blosc1", "local", "remote"),
     ("bloscpack_header",),
     ("assignment", "display", "indexers", "seal"),
-    ("b2nd", "indexing", "metalayers", "params", "spool", "storage"),
-    ("codecs", "filters", "partition", "progress", "redaction", "spans", "workers"),
+    ("alignment", "b2nd", "indexing", "metalayers", "params", "spool", "storage"),
+    ("codecs", "filters", "partition", "progress", "redaction", "shared", "spans", "workers"),
     ("spec",),
     ("config", "errors"),
 )
@@ -64,7 +65,7 @@ REQUIRED = {"fsspec", "msgpack", "numcodecs", "numpy", "zstandard"}
 OPTIONAL = {
     "aiobotocore": {"remote"},
     "botocore": {"remote"},
-    "dask": {"dask_io"},
+    "dask": {"array", "dask_io"},
     "distributed": {"dask_io"},
     "h5py": {"hdf5_io"},
     "lz4": {"codecs"},
