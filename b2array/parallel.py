@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -314,8 +314,7 @@ def put(job: Job, values: npt.NDArray[Any], inside: Region) -> list[Entry]:
     if not values.size:
         return []
     desk = _Desk(job)
-    write = cast(Draft, desk)
-    transfer.write(write, job.layout, job.part(inside), None, values, cparams=job.frame.cparams)
+    transfer.write(desk, job.layout, job.part(inside), None, values, cparams=job.frame.cparams)
     return desk.entries
 
 
@@ -356,6 +355,8 @@ class _Desk:
 
     sparse = False  # so that the numbers of the chunks are known when they are put
     near = False
+    frame: Frame
+    url: str
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -375,8 +376,8 @@ class _Desk:
     def place(self, n: int) -> Place | Special:
         return self._old.place(n)
 
-    def read(self, spans: Sequence[Span]) -> list[memoryview]:
-        return self._old.read(spans)
+    def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
+        return self._old.read(spans, clip=clip)
 
     def gather(self, spans: Sequence[Span]) -> memoryview:
         return self._old.gather(spans)
@@ -385,8 +386,11 @@ class _Desk:
         return self._old.read_heads(names, nbytes)
 
     @property
-    def heads(self) -> dict[int, chunk.Head]:
-        return {}
+    def heads(self) -> MutableMapping[int, chunk.Head]:
+        return self._old.heads
+
+    def noted(self, n: int) -> notes.Sizes | None:
+        return self._old.noted(n)
 
     def store_chunk(self, buf: bytes) -> int:
         self._chunks.append(buf)

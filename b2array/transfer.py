@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ import numpy.typing as npt
 from b2array import chunk, config, encoder, workers
 from b2array.b2nd import Layout
 from b2array.chunk import Context, Stored
-from b2array.draft import Draft
 from b2array.errors import FormatError, UnsupportedError
 from b2array.params import CParams
 from b2array.partition import Axes, Index, Part, Tile, parts, put, take, tiles
@@ -30,7 +29,7 @@ from b2array.snapshot import Snapshot, Source, Want, fetch, fetch_block, located
 from b2array.spec import ChunkHeader, Special
 from b2array.tiling import Step, Tiling, strides_of, tiling_of
 
-__all__ = ["chunk_box", "read", "read_item", "rewrite", "write"]
+__all__ = ["Target", "chunk_box", "read", "read_item", "rewrite", "write"]
 
 Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
@@ -394,15 +393,32 @@ if hasattr(os, "register_at_fork"):  # absent on Windows, which does not fork
     os.register_at_fork(after_in_child=_after_fork)
 
 
+class Target(Source, Protocol):
+    """What takes new chunks, and gives the old ones of which only a part is new: a draft, or what stands for one."""
+
+    @property
+    def sparse(self) -> bool:
+        """Whether every chunk goes into a file of its own, so that workers may store them at the same time."""
+        ...
+
+    def store_chunk(self, buf: bytes) -> int:
+        """Keep a chunk, and return a code for it."""
+        ...
+
+    def set_code(self, n: int, code: int) -> None:
+        """Let chunk `n` be the one with this code."""
+        ...
+
+
 def write(
-    draft: Draft, layout: Layout, index: tuple[Index, ...], axes: Axes | None, values: Array, *, cparams: CParams,
+    draft: Target, layout: Layout, index: tuple[Index, ...], axes: Axes | None, values: Array, *, cparams: CParams,
     fields: str | list[str] | None = None,
 ) -> None:  # fmt: skip
     """Put the selected items into new chunks.
 
     Parameters
     ----------
-    draft : Draft
+    draft : Draft or Target
         Takes the chunks.
     layout, index, axes
         As in `read`.
@@ -481,7 +497,7 @@ class _Writer:
     """What all jobs of one write share."""
 
     def __init__(
-        self, draft: Draft, layout: Layout, axes: Axes | None, values: Array, cparams: CParams,
+        self, draft: Target, layout: Layout, axes: Axes | None, values: Array, cparams: CParams,
         fields: str | list[str] | None,
     ) -> None:  # fmt: skip
         self.draft = draft
