@@ -1,0 +1,205 @@
+"""dask's process and distributed schedulers, on local files and on S3, and workers that die."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+
+import b2array
+from b2array import parallel, workers
+
+distributed = pytest.importorskip("distributed")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:distributed"),
+    pytest.mark.xdist_group("distributed"),
+]
+
+LAYOUTS = ["contiguous", "sparse"]
+SHAPE = (40, 30)
+PIECES = (10, 15)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[object]:
+    settings = {"distributed.scheduler.allowed-failures": 10, "distributed.worker.daemon": True}
+    with (
+        dask.config.set(settings),
+        distributed.LocalCluster(2, threads_per_worker=2, processes=True, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Executor]:
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        yield pool
+
+
+def values() -> np.ndarray:
+    return np.arange(1200).reshape(SHAPE)
+
+
+def source() -> da.Array:
+    return da.from_array(values(), chunks=PIECES)
+
+
+def doubled(block: np.ndarray) -> np.ndarray:
+    return 2 * block
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_processes_read_and_write(pool: Executor, tmp_path: Path, layout: str) -> None:
+    with dask.config.set(scheduler="processes", pool=pool):
+        a = b2array.from_dask(source(), tmp_path / "a.b2nd", layout=layout)
+        assert np.array_equal(a.to_dask().map_blocks(doubled).compute(), 2 * values())
+        region = (slice(5, 25), slice(5, 20))
+        a.store(-source()[region].rechunk(((5, 10, 5), (10, 5))), region)
+        da.store(source() + 1, b2array.open(a.url, mode="r+"), lock=False)
+    assert np.array_equal(b2array.open(a.url)[...], values() + 1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_cluster_reads_and_writes(client: object, tmp_path: Path, layout: str) -> None:
+    a = b2array.from_dask(source(), tmp_path / "a.b2nd", layout=layout, scheduler=client)
+    assert np.array_equal(b2array.open(a.url)[...], values())
+    assert a.to_dask().sum().compute(scheduler=client) == values().sum()
+    region = (slice(5, 25), slice(5, 20))
+    a.store(-source()[region].rechunk(((5, 10, 5), (10, 5))), region, scheduler=client)
+    expected = values()
+    expected[region] *= -1
+    assert np.array_equal(a[...], expected)
+    stored = a.store(2 * source(), compute=False, return_stored=True)
+    assert np.array_equal(stored.compute(scheduler=client), 2 * values())
+    assert np.array_equal(b2array.open(a.url)[...], 2 * values())
+    assert [path.name for path in tmp_path.rglob(f"*{parallel.SUFFIX}*")] == []
+
+
+def test_a_cluster_writes_into_memory_of_the_client(client: object) -> None:
+    a = b2array.from_dask(source(), scheduler=client)
+    assert np.array_equal(a[...], values())
+    a.store(source() + 1, scheduler=client)
+    assert np.array_equal(a[...], values() + 1)
+    with pytest.raises(ValueError, match="memory of one process"):
+        a.store(source(), compute=False).compute(scheduler=client)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_dask_store_by_processes_loses_nothing(client: object, tmp_path: Path, layout: str) -> None:
+    a = b2array.zeros(SHAPE, "i8", url=tmp_path / "a.b2nd", layout=layout, chunks=(8, 8), blocks=(4, 4))
+    da.store(source(), a, lock=False, scheduler=client)
+    assert np.array_equal(b2array.open(a.url)[...], values())
+
+
+def test_tasks_of_a_cluster_use_one_thread(client: object, tmp_path: Path) -> None:
+    assert client.submit(workers.width, pure=False).result() == 1
+
+
+def test_workers_do_not_open_again(client: object, tmp_path: Path) -> None:
+    a = b2array.asarray(values(), url=tmp_path / "a.b2nd", layout="sparse", chunks=PIECES)
+    x = a.to_dask()
+    (tmp_path / "a.b2nd" / "chunks.b2frame").rename(tmp_path / "gone")
+    assert np.array_equal(x.compute(scheduler=client), values())
+
+
+def kill_once(block: np.ndarray, marker: str, block_info: object = None) -> np.ndarray:
+    try:
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return block
+    time.sleep(0.3)  # until other tasks have put their chunks
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def killing(x: da.Array, marker: Path) -> da.Array:
+    name = f"killing-{dask.base.tokenize(x, str(marker))}"
+    return x.map_blocks(kill_once, marker=str(marker), dtype=x.dtype, name=name, meta=np.empty((0, 0), x.dtype))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_worker_that_is_killed_is_made_up_for(client: object, tmp_path: Path, layout: str) -> None:
+    x = killing(source(), tmp_path / "killed")
+    a = b2array.from_dask(x, tmp_path / "a.b2nd", layout=layout, scheduler=client)
+    assert (tmp_path / "killed").exists()
+    assert np.array_equal(b2array.open(a.url)[...], values())
+    assert [path.name for path in tmp_path.rglob(f"*{parallel.SUFFIX}*")] == []
+
+
+# On S3.
+
+
+@pytest.fixture
+def remote(bucket: str, s3_options: dict[str, object]) -> dict[str, object]:
+    return {"url": f"s3://{bucket}/a.b2nd", "storage_options": s3_options}
+
+
+def test_a_cluster_writes_to_s3_and_reads_it(client: object, remote: dict[str, object], tmp_path: Path) -> None:
+    x = killing(source(), tmp_path / "killed")
+    a = b2array.from_dask(x, **remote, scheduler=client)
+    assert (tmp_path / "killed").exists()
+    assert np.array_equal(b2array.open(**remote)[...], values())
+    assert np.array_equal(a.to_dask().map_blocks(doubled).compute(scheduler=client), 2 * values())
+    region = (slice(5, 25), slice(5, 20))
+    a.store(-source()[region].rechunk(((5, 10, 5), (10, 5))), region, scheduler=client)
+    expected = values()
+    expected[region] *= -1
+    assert np.array_equal(b2array.open(**remote)[...], expected)
+    assert str(remote["storage_options"]["secret"]) not in repr(a.to_dask()) + a.to_dask().name
+
+
+def test_processes_write_one_object_to_s3(pool: Executor, remote: dict[str, object]) -> None:
+    with dask.config.set(scheduler="processes", pool=pool):
+        a = b2array.from_dask(source(), **remote, layout="contiguous")
+    assert np.array_equal(b2array.open(**remote)[...], values())
+    assert a.info["layout"] == "contiguous"
+
+
+def test_dask_store_to_s3_loses_nothing(remote: dict[str, object]) -> None:
+    a = b2array.zeros(SHAPE, "i8", chunks=(20, 15), **remote)
+    da.store(source(), a, lock=False, scheduler="threads", num_workers=3)
+    assert np.array_equal(b2array.open(**remote)[...], values())
+
+
+def test_an_interrupted_write_to_s3_is_resumed(
+    remote: dict[str, object], s3_calls: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("the client went away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(parallel, "_commit", fail)
+        with pytest.raises(OSError, match="went away"):
+            b2array.from_dask(source(), **remote, scheduler="threads")
+    puts = s3_calls.count("put_object")
+    s3_calls.clear()
+    with pytest.raises(PermissionError, match="listing"):
+        b2array.from_dask(source(), **remote, scheduler="threads", resume=True)
+    assert puts >= 8
+    monkeypatch.undo()
+    a = b2array.from_dask(source(), **remote, scheduler="threads", resume=True)
+    assert np.array_equal(a[...], values())
+
+
+def test_reading_from_s3_asks_once_for_each_chunk(remote: dict[str, object], s3_calls: list[str]) -> None:
+    a = b2array.from_dask(source(), **remote, scheduler="threads")
+    x = pickle.loads(pickle.dumps(b2array.open(**remote).to_dask()))
+    s3_calls.clear()
+    with dask.config.set({"array.chunk-size": "1200B"}):
+        x = b2array.open(**remote).to_dask()
+    s3_calls.clear()
+    assert x.sum().compute(scheduler="threads") == values().sum()
+    assert s3_calls == ["get_object"] * a.nchunks
