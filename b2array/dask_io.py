@@ -238,7 +238,7 @@ def from_dask(
         x = x.astype(dtype)
     if isinstance(chunks, str) and "blocks" not in options:
         chunks = alignment.dividing(x.chunks, x.dtype.itemsize) or "auto"
-    draft, layout = creation._new_draft(url, x.shape, x.dtype, chunks=chunks, **options)
+    draft, layout = creation.new_draft(url, x.shape, x.dtype, chunks=chunks, **options)
     draft.abort()
     whole = tuple(slice(0, n) for n in x.shape)
     if layout.shape != x.shape:

@@ -26,7 +26,7 @@ from b2array.notes import Sizes, extras_of
 from b2array.shelf import Shelf
 from b2array.snapshot import FRAME_NAME, Place, Snapshot, Source, Want, fetch, load
 from b2array.spans import Span
-from b2array.spec import ChunkHeader, Special
+from b2array.spec import Buffer, ChunkHeader, Special
 from b2array.spool import Spool
 from b2array.storage import Store, gathered, identity
 
@@ -211,16 +211,7 @@ class Draft:
         return self._shelf.reserve(count)
 
     def adopt(self, n: int, code: int, sizes: npt.NDArray[np.uint32], record: bytes) -> None:
-        """Let chunk `n` be one that another process has put into file `code`.
-
-        Parameters
-        ----------
-        n, code : int
-        sizes : ndarray of uint32
-            Its size and those of its blocks, as many as there is room for.
-        record : bytes
-            The record of checksums behind it.
-        """
+        """Let chunk `n` be one that another process has put into file `code`; see `Shelf.adopt`."""
         self._shelf.adopt(code, sizes, record)
         self.set_code(n, code)
 

@@ -435,13 +435,13 @@ def write(
 
 
 def rewrite(
-    draft: Draft, layout: Layout, numbers: Iterable[int], produce: Callable[[Slices], Array], *, cparams: CParams
+    draft: Target, layout: Layout, numbers: Iterable[int], produce: Callable[[Slices], Array], *, cparams: CParams
 ) -> Iterator[int]:
     """Make whole chunks anew, a few at a time.
 
     Parameters
     ----------
-    draft : Draft
+    draft : Draft or Target
         Takes the chunks, when the last one is made.
     layout : Layout
         How they make up the array.
@@ -480,7 +480,7 @@ _Made = tuple[int, int | None, bytes]
 """A chunk that was encoded: its number, the code of its place if it has one already, and its bytes."""
 
 
-def _stored(draft: Draft, made: Iterable[_Made]) -> Iterator[int]:
+def _stored(draft: Target, made: Iterable[_Made]) -> Iterator[int]:
     """Put chunks where they will stay, and refer to them when all is well.
 
     Not before: a transaction in which a write fails may go on without it.
