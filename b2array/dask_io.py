@@ -9,7 +9,9 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import islice
+from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["Frozen", "from_dask", "register_sizeof", "store", "to_dask"]
 
 Region = tuple[slice, ...]
+
+_JOINING_NBYTES = 256 * 2**20
+"""What a write that is part of a transaction has in memory at a time, if the pieces are not larger."""
 
 
 @contextmanager
@@ -88,6 +93,12 @@ class Frozen:
     def chunks(self) -> tuple[int, ...]:
         """Extents of a chunk in items."""
         return self.array.chunks
+
+    @contextmanager
+    def reading(self) -> Iterator[NDArray]:
+        """Give the handle, with one thread only in processes that others share a machine with."""
+        with _alone() if parent_process() is not None else nullcontext():
+            yield self.array
 
     def __getitem__(self, key: Any) -> Any:
         with _alone():
@@ -267,13 +278,18 @@ def store(
     _check_source(x)
     if a.mode == "r":
         raise ReadOnlyError(f"{a.url} was opened for reading; open it with mode='r+' to change it")
-    base = a._held.frozen("r+")
     inside = _region(region, a.shape)
     lengths = tuple(part.stop - part.start for part in inside)
     if x.shape != lengths:
         raise ValueError(f"expected an array of shape {lengths} for the region, found {x.shape}")
     if not np.can_cast(x.dtype, a.dtype, "same_kind"):
         raise TypeError(f"{x.dtype} cannot be cast to {a.dtype} without loss of kind; convert with astype()")
+    if a._held.in_transaction:
+        if not compute or return_stored or resume:
+            raise ValueError("in a transaction only compute=True works: it commits at its end, and nothing before")
+        _store_joining(a, x, inside, progress, scheduler)
+        return None
+    base = a._held.frozen("r+")
     job = Job(base.store, a._layout, inside, base=base, token=x.name)
     write = _Write(x, job, resume=resume, result=_opened, handle=a)
     if return_stored and not compute:
@@ -282,6 +298,25 @@ def store(
     if not compute:
         return cast("Delayed", done)
     return to_dask(a)[inside] if return_stored else None
+
+
+def _store_joining(a: NDArray, x: da.Array, inside: Region, progress: bool, scheduler: Any) -> None:
+    """Write as part of a transaction: tasks compute pieces, some at a time, and this process puts them."""
+    from dask.array.core import slices_from_chunks
+    from dask.base import compute
+
+    options = {} if scheduler is None else {"scheduler": scheduler}
+    x = _aligned(x, a._layout.chunks, inside)
+    places = zip(x.to_delayed().ravel().tolist(), slices_from_chunks(x.chunks), strict=True)
+    largest = max(1, math.prod(map(max, x.chunks)) * x.dtype.itemsize)
+    count = max(1, _JOINING_NBYTES // largest)
+    with track(x.npartitions, f"storing {a.url}", progress, unit="items") as shown:
+        while batch := list(islice(places, count)):
+            for (_, part), values in zip(batch, compute(*(each for each, _ in batch), **options), strict=True):
+                _check_piece(values, part)
+                whole = zip(inside, part, strict=True)
+                a[tuple(slice(i.start + p.start, i.start + p.stop) for i, p in whole)] = values
+                shown.advance()
 
 
 def _check_source(x: Any) -> None:
@@ -318,7 +353,7 @@ class _Write:
     def __init__(
         self, x: da.Array, job: Job, *, resume: bool, result: Callable[[SChunk], Any], handle: NDArray | None = None
     ) -> None:
-        self.x = _aligned(x, job)
+        self.x = _aligned(x, job.layout.chunks, job.region)
         self.job, self.there = job.begun(resume=resume)
         self.result = result
         self.handle = handle
@@ -412,11 +447,11 @@ def _plain(inside: Region) -> Region:
     return tuple(slice(int(part.start), int(part.stop)) for part in inside)
 
 
-def _aligned(x: da.Array, job: Job) -> da.Array:
+def _aligned(x: da.Array, chunks: tuple[int, ...], region: Region) -> da.Array:
+    """Rechunk a dask array so that no two of its pieces touch the same stored chunk."""
     from dask.array.core import PerformanceWarning
 
-    chunks = job.layout.chunks
-    cut = alignment.aligned(x.chunks, chunks, [part.start for part in job.region])
+    cut = alignment.aligned(x.chunks, chunks, [part.start for part in region])
     if cut == x.chunks:
         return x
     warnings.warn(
@@ -448,13 +483,16 @@ def _shown(name: str, total: int, url: str, enabled: bool) -> Iterator[None]:
 
 
 def _put(values: Any, shared: Shared[Job], inside: Region) -> list[Entry]:
-    assignment.check_unmasked(values)
-    found = np.asarray(values)
-    lengths = tuple(part.stop - part.start for part in inside)
-    if found.shape != lengths:
-        raise ValueError(f"expected a piece of shape {lengths} from dask, found {found.shape}")
+    _check_piece(values, inside)
     with _alone():
-        return parallel.put(shared.value, found, inside)
+        return parallel.put(shared.value, np.asarray(values), inside)
+
+
+def _check_piece(values: Any, inside: Region) -> None:
+    assignment.check_unmasked(values)
+    lengths = tuple(part.stop - part.start for part in inside)
+    if np.shape(values) != lengths:
+        raise ValueError(f"expected a piece of shape {lengths} from dask, found {np.shape(values)}")
 
 
 def _keep(shared: Shared[Job], inside: Region) -> list[Entry]:

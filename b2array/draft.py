@@ -212,16 +212,7 @@ class Draft:
         return self._shelf.reserve(count)
 
     def adopt(self, n: int, code: int, sizes: npt.NDArray[np.uint32], record: bytes) -> None:
-        """Let chunk `n` be one that another process has put into file `code`.
-
-        Parameters
-        ----------
-        n, code : int
-        sizes : ndarray of uint32
-            Its size and those of its blocks, as many as there is room for.
-        record : bytes
-            The record of checksums behind it.
-        """
+        """Let chunk `n` be one that another process has put into file `code`; see `Shelf.adopt`."""
         self._shelf.adopt(code, sizes, record)
         self.set_code(n, code)
 

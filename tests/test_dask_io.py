@@ -297,11 +297,22 @@ def test_regions_that_are_not_boxes_are_refused(stored: b2array.NDArray) -> None
         stored.store(da.zeros((20, 30), dtype="i8"), (slice(None),) * 3)
 
 
-def test_handles_for_reading_and_transactions_refuse_to_store(stored: b2array.NDArray) -> None:
+def test_handles_for_reading_refuse_to_store_and_transactions_to_wait(stored: b2array.NDArray) -> None:
     with pytest.raises(ReadOnlyError):
         b2array.open(stored.url).store(da.zeros((43, 30), dtype="i8"))
     with stored.transaction(), pytest.raises(ValueError, match="transaction"):
-        stored.store(da.zeros((43, 30), dtype="i8"))
+        stored.store(da.zeros((43, 30), dtype="i8"), compute=False)
+
+
+@pytest.mark.filterwarnings("ignore::dask.array.PerformanceWarning")
+def test_a_transaction_takes_in_what_is_stored(stored: b2array.NDArray) -> None:
+    with stored.transaction():
+        stored.resize((50, 30))
+        stored.store(da.ones((17, 30), chunks=(7, 30), dtype="i8"), (slice(33, 50),))
+        assert stored[33:].sum() == 17 * 30
+        assert b2array.open(stored.url).shape == (43, 30)
+    assert np.array_equal(b2array.open(stored.url)[:33], numbers(43, 30)[:33])
+    assert b2array.open(stored.url)[33:].sum() == 17 * 30
 
 
 def test_objects_are_refused(tmp_path: Path) -> None:

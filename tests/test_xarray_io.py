@@ -1,0 +1,353 @@
+"""xarray's backend, and datasets written as groups."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from pathlib import Path
+
+import dask
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+
+import b2array
+from b2array.errors import FormatError
+from b2array.xarray_io import Backend, to_b2array
+
+ENGINE = Backend
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    with dask.config.set(scheduler="threads", num_workers=2):
+        yield
+
+
+def weather(start: str = "2026-01-01", periods: int = 6) -> xr.Dataset:
+    times = pd.date_range(start, periods=periods, freq="6h")
+    rng = np.random.default_rng(periods)
+    return xr.Dataset(
+        {
+            "temperature": (
+                ("time", "y", "x"),
+                rng.normal(size=(periods, 4, 5)).astype("f4"),
+                {"units": "K", "valid_range": np.array([180.0, 340.0])},
+            ),
+            "rain": (("time", "y", "x"), rng.integers(0, 9, (periods, 4, 5)), {"long_name": "Regen, täglich"}),
+            "mask": (("y", "x"), rng.integers(0, 2, (4, 5)).astype(bool)),
+            "height": ((), 2.0, {"positive": "up"}),
+        },
+        coords={
+            "time": times,
+            "x": ("x", np.arange(5.0), {"axis": "X"}),
+            "y": np.linspace(-1, 1, 4),
+            "station": ("x", ["a", "bb", "ccc", "d", "e"]),
+            "length": ("time", pd.to_timedelta(np.arange(periods), unit="h")),
+        },
+        attrs={"title": "weather", "levels": [1, 2, 3], "version": 3},
+    )
+
+
+def reopened(url: object, **options: object) -> xr.Dataset:
+    return xr.open_dataset(url, engine=ENGINE, decode_timedelta=True, **options)
+
+
+def test_a_dataset_makes_the_round_trip(tmp_path: Path) -> None:
+    ds = weather()
+    to_b2array(ds, tmp_path / "w.b2d")
+    back = reopened(tmp_path / "w.b2d")
+    xr.testing.assert_identical(back, ds)
+    xr.testing.assert_identical(back.load(), ds)
+    assert {name: var.dtype.kind for name, var in back.variables.items()} == {
+        name: var.dtype.kind for name, var in ds.variables.items()
+    }
+
+
+def test_what_was_read_can_be_written_again(tmp_path: Path) -> None:
+    ds = weather()
+    ds.time.encoding |= {"units": "hours since 2000-01-01", "calendar": "proleptic_gregorian", "dtype": "i4"}
+    ds.temperature.encoding |= {"dtype": "i2", "scale_factor": 0.01, "add_offset": 273.0, "_FillValue": -999}
+    to_b2array(ds, tmp_path / "a.b2d", encoding={"rain": {"chunks": (2, 4, 5), "cparams": b2array.CParams("lz4")}})
+    first = reopened(tmp_path / "a.b2d")
+    assert b2array.open_group(tmp_path / "a.b2d")["temperature"].dtype == "i2"
+    assert b2array.open_group(tmp_path / "a.b2d")["rain"].cparams.codec == "lz4"
+    assert first.time.encoding["units"] == "hours since 2000-01-01"
+    assert first.rain.encoding["preferred_chunks"] == {"time": 2, "y": 4, "x": 5}
+    to_b2array(first, tmp_path / "b.b2d")
+    xr.testing.assert_identical(reopened(tmp_path / "b.b2d"), first)
+    assert b2array.open_group(tmp_path / "b.b2d")["rain"].chunks == (2, 4, 5)
+    to_b2array(first.isel(time=[3]), tmp_path / "c.b2d")
+    xr.testing.assert_identical(reopened(tmp_path / "c.b2d"), first.isel(time=[3]))
+
+
+def test_dask_variables_are_written_in_parallel_and_read_lazily(tmp_path: Path) -> None:
+    ds = weather()
+    to_b2array(ds.chunk(time=2, x=5), tmp_path / "w.b2d")
+    back = reopened(tmp_path / "w.b2d", chunks={})
+    assert back.temperature.chunks is not None
+    assert b2array.open_group(tmp_path / "w.b2d")["temperature"].chunks == (2, 4, 5)
+    xr.testing.assert_identical(back.compute(), ds)
+    with dask.config.set(scheduler="processes", num_workers=1):
+        assert float(back.temperature.sum()) == pytest.approx(float(ds.temperature.sum()))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        {"x": 2},
+        {"x": slice(None, None, -2), "time": slice(1, 4)},
+        {"x": [4, 0, -1], "time": [1, 1]},
+        {"x": xr.DataArray([0, 3, -1], dims="p"), "y": xr.DataArray([1, 1, -4], dims="p")},
+        {"x": xr.DataArray([[0, 3], [1, 1]], dims=("p", "q")), "time": 3},
+        {"time": xr.DataArray([5, 0], dims="p"), "x": xr.DataArray([2, 1], dims="p"), "y": slice(1, 3)},
+        {"time": []},
+        {"time": np.array([True, False] * 3)},
+    ],
+)
+def test_every_kind_of_indexing_gives_what_memory_gives(tmp_path: Path, key: dict[str, object]) -> None:
+    ds = weather()
+    to_b2array(ds, tmp_path / "w.b2d")
+    back = reopened(tmp_path / "w.b2d")
+    xr.testing.assert_identical(back.isel(key).load(), ds.isel(key))
+    xr.testing.assert_identical(back.isel(x=slice(1, 5)).isel(x=[0, 2]).load(), ds.isel(x=slice(1, 5)).isel(x=[0, 2]))
+
+
+def test_opening_reads_no_data_and_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    to_b2array(weather(), tmp_path / "w.b2d")
+    keys = []
+    original = b2array.NDArray.__getitem__
+
+    def getitem(self: b2array.NDArray, key: object) -> object:
+        keys.append((self.url, key))
+        return original(self, key)
+
+    monkeypatch.setattr(b2array.NDArray, "__getitem__", getitem)
+    back = reopened(tmp_path / "w.b2d")
+    assert not [key for url, key in keys if "temperature" in url]
+    copy = pickle.loads(pickle.dumps(back))
+    assert not [key for url, key in keys if "temperature" in url]
+    xr.testing.assert_identical(copy, weather())
+
+
+def test_a_single_array_is_a_variable(tmp_path: Path) -> None:
+    values = np.arange(12.0).reshape(3, 4)
+    b2array.asarray(values, url=tmp_path / "level.b2nd", dims=("time", None), attrs={"units": "m"})
+    b2array.asarray(values, url=tmp_path / "sparse", layout="sparse")
+    b2array.asarray(values, url=tmp_path / "old.b2frame")
+    ds = reopened(tmp_path / "level.b2nd")
+    assert ds.level.dims == ("time", "level_1")
+    assert ds.level.attrs == {"units": "m"}
+    assert np.array_equal(ds.level, values)
+    assert np.array_equal(reopened(tmp_path / "sparse").sparse, values)
+    assert np.array_equal(reopened(tmp_path / "old.b2frame").old, values)
+
+
+def test_what_stock_wrote_is_opened(tmp_path: Path) -> None:
+    blosc2 = pytest.importorskip("blosc2")
+    values = np.arange(12.0).reshape(3, 4)
+    array = blosc2.asarray(values, urlpath=str(tmp_path / "a.b2nd"))
+    array.schunk.vlmeta["units"] = "m"
+    found = reopened(tmp_path / "a.b2nd").a
+    assert np.array_equal(found, values)
+    assert found.attrs == {"units": "m"}
+
+
+def test_guessing_goes_by_name_and_by_content(tmp_path: Path) -> None:
+    guess = Backend().guess_can_open
+    b2array.asarray(np.arange(3), url=tmp_path / "a.b2frame")
+    b2array.asarray(np.arange(3), url=tmp_path / "sparse", layout="sparse")
+    b2array.create_schunk(tmp_path / "s.b2f", chunksize=80).append_data(b"x" * 80)
+    (tmp_path / "empty").mkdir()
+    assert [guess(name) for name in ("s3://bucket/a.b2nd", "a.B2D", "c.b2z", "d/e.b2d/")] == [True] * 4
+    assert [guess(tmp_path / name) for name in ("a.b2frame", "sparse")] == [True] * 2
+    assert [guess(tmp_path / name) for name in ("s.b2f", "empty", "none.b2frame", "a.nc", "a.zarr")] == [False] * 5
+    assert not guess(b"CDF")
+
+
+def test_the_entry_points_are_declared() -> None:
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["xarray.backends"] == {"b2array": "b2array.xarray_io:Backend"}
+    assert project["entry-points"]["dask.sizeof"] == {"b2array": "b2array.dask_io:register_sizeof"}
+
+
+def test_nothing_to_open_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        reopened(tmp_path / "none.b2d")
+    with pytest.raises(FileNotFoundError):
+        reopened(tmp_path / "none.b2nd")
+    (tmp_path / "bad.b2nd").write_bytes(b"nothing")
+    with pytest.raises(FormatError):
+        reopened(tmp_path / "bad.b2nd")
+
+
+# Trees.
+
+
+def test_a_tree_makes_the_round_trip(tmp_path: Path) -> None:
+    tree = xr.DataTree.from_dict(
+        {
+            "/": xr.Dataset(attrs={"title": "all"}),
+            "/air": weather(),
+            "/sea/deep": xr.Dataset({"salt": ("z", np.arange(3.0))}, attrs={"from": "ship"}),
+        }
+    )
+    to_b2array(tree, tmp_path / "t.b2d")
+    back = xr.open_datatree(tmp_path / "t.b2d", engine=ENGINE, decode_timedelta=True)
+    xr.testing.assert_identical(back, tree)
+    xr.testing.assert_identical(reopened(tmp_path / "t.b2d", group="/sea/deep"), tree["/sea/deep"].to_dataset())
+
+
+def test_a_group_in_a_group_is_written(tmp_path: Path) -> None:
+    to_b2array(weather(), tmp_path / "t.b2d", group="a/b")
+    to_b2array(weather(periods=2), tmp_path / "t.b2d", mode="a", group="c")
+    xr.testing.assert_identical(reopened(tmp_path / "t.b2d", group="a/b"), weather())
+    xr.testing.assert_identical(reopened(tmp_path / "t.b2d", group="c"), weather(periods=2))
+    with pytest.raises(FileExistsError):
+        to_b2array(weather(), tmp_path / "t.b2d", mode="a", group="c")
+    with pytest.raises(FileExistsError):
+        to_b2array(weather(), tmp_path / "t.b2d")
+    to_b2array(weather(periods=3), tmp_path / "t.b2d", mode="w")
+    xr.testing.assert_identical(reopened(tmp_path / "t.b2d"), weather(periods=3))
+
+
+# Growing.
+
+
+@pytest.mark.filterwarnings("ignore::dask.array.PerformanceWarning")
+@pytest.mark.parametrize("chunked", [False, True])
+def test_appending_gives_the_concatenation(tmp_path: Path, chunked: bool) -> None:
+    first, second = weather(), weather("2026-01-02T12:00", periods=5)
+    second = second.assign(mask=first.mask)
+    to_b2array(first, tmp_path / "w.b2d", encoding={"rain": {"chunks": (4, 4, 5)}})
+    to_b2array(second.chunk(time=2) if chunked else second, tmp_path / "w.b2d", append_dim="time")
+    expected = xr.concat([first, second], "time", data_vars="minimal")
+    xr.testing.assert_identical(reopened(tmp_path / "w.b2d"), expected)
+
+
+@pytest.mark.filterwarnings("ignore::dask.array.PerformanceWarning")
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_region_is_written(tmp_path: Path, chunked: bool) -> None:
+    ds = weather()
+    to_b2array(ds, tmp_path / "w.b2d")
+    part = (ds[["temperature", "rain"]] + 1).isel(time=slice(1, 4), x=slice(2, 5)).drop_vars(["y"])
+    part = part.drop_vars(["station"])
+    with xr.set_options(keep_attrs=True):
+        to_b2array(
+            part.chunk(time=1) if chunked else part, tmp_path / "w.b2d", region={"time": slice(1, 4), "x": slice(2, 5)}
+        )
+    back = reopened(tmp_path / "w.b2d")
+    expected = ds.copy(deep=True)
+    for name in ("temperature", "rain"):
+        expected[name][1:4, :, 2:5] += 1
+    xr.testing.assert_identical(back, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda ds: ds.drop_vars("rain"), "would not grow"),
+        (lambda ds: ds.assign(new=("time", np.arange(2))), "no variables"),
+        (lambda ds: ds.assign(rain=ds.rain.astype("f8") + 0.5), "cannot hold"),
+        (lambda ds: ds.assign(rain=ds.rain.transpose("x", "y", "time")), "dimensions"),
+        (lambda ds: ds.isel(x=slice(0, 2)), "items"),
+        (lambda ds: ds.rename(time="when"), "no dimension"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_happens(tmp_path: Path, change: object, words: str) -> None:
+    to_b2array(weather(), tmp_path / "w.b2d")
+    with pytest.raises(ValueError, match=words):
+        to_b2array(change(weather("2026-02-01", periods=2)), tmp_path / "w.b2d", append_dim="time")
+    xr.testing.assert_identical(reopened(tmp_path / "w.b2d"), weather())
+
+
+@pytest.mark.parametrize("part", [slice(4, 8), slice(-9, 2), slice(0, 4, 2)])
+def test_regions_outside_are_refused(tmp_path: Path, part: slice) -> None:
+    to_b2array(weather(), tmp_path / "w.b2d")
+    with pytest.raises(ValueError, match=r"not inside|items along"):
+        to_b2array(
+            weather(periods=4)[["rain"]].drop_vars(["x", "y", "station"]), tmp_path / "w.b2d", region={"time": part}
+        )
+    xr.testing.assert_identical(reopened(tmp_path / "w.b2d"), weather())
+
+
+@pytest.mark.filterwarnings("ignore:Times can't be serialized faithfully")
+def test_times_that_do_not_fit_their_units_are_refused(tmp_path: Path) -> None:
+    ds = weather()
+    ds.time.encoding |= {"units": "hours since 2026-01-01", "dtype": "i8"}
+    to_b2array(ds, tmp_path / "w.b2d")
+    later = weather("2026-03-01T00:00:01", periods=2)
+    with pytest.raises(ValueError, match=r"units|faithfully|cannot hold"):
+        to_b2array(later, tmp_path / "w.b2d", append_dim="time")
+    assert reopened(tmp_path / "w.b2d").sizes["time"] == 6
+
+
+def test_readers_never_see_a_variable_without_its_coordinate(tmp_path: Path) -> None:
+    url = tmp_path / "w.b2d"
+    ds = xr.Dataset({"level": (("time", "x"), np.zeros((1, 3)))}, {"time": [0]})
+    to_b2array(ds, url)
+    ended = threading.Event()
+    seen: list[int] = []
+    failures: list[Exception] = []
+
+    def read() -> None:
+        try:
+            while not ended.is_set():
+                found = xr.open_dataset(url, engine=ENGINE)
+                n = found.sizes["time"]
+                assert found.time.values.tolist() == list(range(n))
+                assert found.level.values[:, 0].tolist() == list(range(n))
+                seen.append(n)
+        except Exception as error:  # noqa: BLE001 - shown by the main thread
+            failures.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for step in range(1, 9):
+            to_b2array(ds.assign_coords(time=[step]) + step, url, append_dim="time")
+    finally:
+        ended.set()
+        reader.join()
+    assert failures == []
+    assert seen == sorted(seen)
+    assert reopened(url).time.values.tolist() == list(range(9))
+
+
+def test_a_failing_task_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    def fail(block: np.ndarray) -> np.ndarray:
+        raise RuntimeError("out of order")
+
+    bad = xr.Dataset(
+        {"level": (("time", "x"), da.zeros((2, 3), chunks=(1, 3)).map_blocks(fail, dtype="f8", meta=np.empty((0, 0))))},
+        {"time": [1, 2]},
+    )
+    good = xr.Dataset({"level": (("time", "x"), np.zeros((1, 3)))}, {"time": [0]})
+    to_b2array(good, tmp_path / "w.b2d")
+    with pytest.raises(RuntimeError, match="out of order"):
+        to_b2array(bad, tmp_path / "w.b2d", append_dim="time")
+    xr.testing.assert_identical(reopened(tmp_path / "w.b2d"), good)
+    with pytest.raises(RuntimeError, match="out of order"):
+        to_b2array(bad, tmp_path / "new.b2d")
+    assert len(b2array.open_group(tmp_path / "new.b2d")) == 0
+
+
+def test_objects_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    ds = xr.Dataset({"a": ("x", np.array(["a", 3, None], dtype=object))})
+    with pytest.raises((TypeError, ValueError)):
+        to_b2array(ds, tmp_path / "w.b2d")
+    with pytest.raises(TypeError, match="text"):
+        to_b2array(xr.Dataset({3: ("x", [1])}), tmp_path / "w.b2d")
+
+
+def test_datasets_on_s3_make_the_round_trip(bucket: str, s3_options: dict[str, object]) -> None:
+    url, options = f"s3://{bucket}/w.b2d", {"storage_options": s3_options}
+    to_b2array(weather().chunk(time=3), url, **options)
+    later = weather("2026-01-02T12:00", periods=5).assign(mask=weather().mask)
+    to_b2array(later, url, append_dim="time", **options)
+    expected = xr.concat([weather(), later], "time", data_vars="minimal")
+    xr.testing.assert_identical(reopened(url, **options), expected)
