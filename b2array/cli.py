@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import typer
 
 from b2array import bench as measuring
-from b2array import bloscpack, creation, describing, keys
+from b2array import bloscpack, building, creation, describing, draft, keys, snapshot
 from b2array import convert as converting
 from b2array import demo as demonstration
 from b2array.array import NDArray
@@ -24,7 +25,10 @@ from b2array.display import nbytes as shown_nbytes
 from b2array.errors import B2ArrayError, FormatError
 from b2array.formats import FORMATS, find
 from b2array.group import open_group
+from b2array.opening import place_new
 from b2array.params import CParams
+from b2array.progress import track
+from b2array.schunk import SChunk
 from b2array.storage import open_store
 
 __all__ = ["app", "main"]
@@ -78,14 +82,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     with warnings.catch_warnings():
         setattr(warnings, "showwarning", _warn)  # noqa: B010 - a simpler signature does
+        warnings.simplefilter("always", UserWarning)
         try:
             app(args=None if argv is None else list(argv), prog_name="b2array")
-            sys.stdout.flush()
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else OK
-        except BrokenPipeError:
-            # Whoever read the output has seen enough; the interpreter must not fail over it at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return OK
 
 
@@ -102,8 +103,11 @@ def _command(name: str) -> Callable[[Callable[P, int | None]], Callable[P, None]
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
             try:
                 code = verb(*args, **kwargs)
+                sys.stdout.flush()
             except BrokenPipeError:
-                raise
+                # Whoever read the output has seen enough; the interpreter must not fail over it at its end.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                code = OK
             except (B2ArrayError, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
                 print(f"b2array: {_text(error)}", file=sys.stderr)
                 code = CORRUPT if isinstance(error, FormatError) else ERROR
@@ -119,7 +123,8 @@ def _text(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
-    return " ".join(str(text).split()) or type(error).__name__
+    said = " ".join(str(text).split()) or type(error).__name__
+    return said.replace("overwrite=True", "--overwrite")
 
 
 def _options(storage: Sequence[str] | None) -> dict[str, Any]:
@@ -294,6 +299,36 @@ def _layout(name: str) -> Any:
     return name
 
 
+@_command("copy")
+def copy(
+    src: Src,
+    dst: Dst,
+    layout: Layout = "auto",
+    chunks: Extents = None,
+    blocks: Extents = None,
+    codec: Codec = None,
+    clevel: Clevel = None,
+    filters: Filters = None,
+    overwrite: Overwrite = False,
+    progress: Progress = None,
+    storage: Storage = None,
+) -> None:
+    """Copy an array or super-chunk: its chunks as they are, unless other ones are asked for."""
+    options = _options(storage)
+    kind, cut, inner = _layout(layout), _extents(chunks, "--chunks"), _extents(blocks, "--blocks")
+    held = snapshot.load(open_store(src, storage_options=options))
+    if held.frame.metalayer("b2nd") is None and held.frame.metalayer("caterva") is None:
+        store, frame_type = place_new(dst, kind, options, overwrite=overwrite)
+        draft.copied(held, store, frame_type, overwrite=overwrite).commit()
+        return
+    a = NDArray(SChunk(held, "r"))
+    with track(a.nchunks, "copying", _shows(progress), unit="items") as shown:
+        building.copy(
+            a, dst, chunks=cut, blocks=inner, cparams=_cparams(codec, clevel, filters), layout=kind,
+            overwrite=overwrite, progress=lambda done, _: shown.advance(done - shown.done), storage_options=options,
+        ).close()  # fmt: skip
+
+
 @_command("pack")
 def pack(
     src: Src,
@@ -386,21 +421,15 @@ def unpack(
 
 
 def _save(dst: str, data: Any, options: Mapping[str, Any], *, overwrite: bool) -> None:
-    store = open_store(dst, storage_options=options)
+    """Write what was saved of a damaged file."""
     if isinstance(data, bytes):
+        store = open_store(dst, storage_options=options)
         write = store.replace if overwrite else store.create
         write("", data)
         return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        converting_data = bloscpack.pack(data)
-    name = f"memory://b2array-unpack/{os.getpid()}.blp"
-    memory = open_store(name)
-    memory.replace("", converting_data or b"")
-    try:
-        converting(name, dst, overwrite=overwrite, dst_options=options)
-    finally:
-        memory.delete([""])
+    with tempfile.TemporaryDirectory(prefix="b2array-") as directory:
+        np.save(f"{directory}/intact.npy", data)
+        converting(f"{directory}/intact.npy", dst, overwrite=overwrite, dst_options=options)
 
 
 @_command("bench")

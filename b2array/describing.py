@@ -87,9 +87,9 @@ def _frame(held: Snapshot) -> dict[str, Any]:
             "attrs": dict(chunks.vlmeta),
         }
     a = NDArray(chunks)
-    return {"format": "array"} | dict(a.info) | {
-        "nbytes": a.nbytes, "cbytes": a.cbytes, "ratio": round(a.cratio, 2), "mode": None, "attrs": dict(a.attrs)
-    }  # fmt: skip
+    rows = {name: value for name, value in a.info.items() if name not in ("mode", "fingerprint")}
+    exact = {"nbytes": a.nbytes, "cbytes": a.cbytes, "ratio": round(a.cratio, 2)}
+    return {"format": "array"} | rows | exact | {"attrs": dict(a.attrs)}
 
 
 def _bloscpack(f: bloscpack.Reader) -> dict[str, Any]:
