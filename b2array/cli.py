@@ -27,7 +27,6 @@ from b2array.formats import FORMATS, find
 from b2array.group import open_group
 from b2array.opening import place_new
 from b2array.params import CParams
-from b2array.progress import track
 from b2array.schunk import SChunk
 from b2array.storage import open_store
 
@@ -322,11 +321,10 @@ def copy(
         draft.copied(held, store, frame_type, overwrite=overwrite).commit()
         return
     a = NDArray(SChunk(held, "r"))
-    with track(a.nchunks, "copying", _shows(progress), unit="items") as shown:
-        building.copy(
-            a, dst, chunks=cut, blocks=inner, cparams=_cparams(codec, clevel, filters), layout=kind,
-            overwrite=overwrite, progress=lambda done, _: shown.advance(done - shown.done), storage_options=options,
-        ).close()  # fmt: skip
+    building.copy(
+        a, dst, chunks=cut, blocks=inner, cparams=_cparams(codec, clevel, filters), layout=kind, overwrite=overwrite,
+        progress=_shows(progress), storage_options=options,
+    ).close()  # fmt: skip
 
 
 @_command("pack")
