@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array import __main__, bench, bloscpack, cli, describing, inspection, keys, snapshot
+from b2array import __main__, anatomy, bench, bloscpack, cli, describing, keys, snapshot
 from b2array.storage import open_store
 
 ROOT = Path(__file__).parents[1]
@@ -227,9 +227,9 @@ def test_every_byte_is_accounted_for(layout: str, tmp_path: Path) -> None:
     a = b2array.zeros((40, 40), url=tmp_path / "x", chunks=(10, 10), blocks=(5, 5), layout=layout)
     a[...] = rng.random((40, 40))
     held = snapshot.load(open_store(tmp_path / "x"))
-    before = inspection.survey(held)
+    before = anatomy.survey(held)
     a[:10] = rng.random((10, 40))
-    after = inspection.survey(snapshot.load(open_store(tmp_path / "x")))
+    after = anatomy.survey(snapshot.load(open_store(tmp_path / "x")))
     if layout == "sparse":
         assert before.dead == 0
     assert after.dead >= before.dead + sum(each.cbytes for each in before.chunks[:4])
@@ -237,12 +237,12 @@ def test_every_byte_is_accounted_for(layout: str, tmp_path: Path) -> None:
 
 
 def test_the_map_of_chunks_has_a_line_a_row_and_says_what_it_leaves_out() -> None:
-    sizes = [inspection.ChunkSizes(n, n, "", 100, cbytes, 1, "") for n, cbytes in enumerate([10, 30, 60, 90, 110, 0])]
-    assert list(inspection.chunk_map(sizes, (2, 3))) == ["░▒▓", "██·"]
-    assert list(inspection.chunk_map(sizes, (2, 1, 3))) == ["░▒▓", "", "██·"]
-    assert list(inspection.chunk_map(sizes[:1], ())) == ["░"]
+    sizes = [anatomy.ChunkSizes(n, n, "", 100, cbytes, 1, "") for n, cbytes in enumerate([10, 30, 60, 90, 110, 0])]
+    assert list(anatomy.chunk_map(sizes, (2, 3))) == ["░▒▓", "██·"]
+    assert list(anatomy.chunk_map(sizes, (2, 1, 3))) == ["░▒▓", "", "██·"]
+    assert list(anatomy.chunk_map(sizes[:1], ())) == ["░"]
     many = sizes[:1] * 10000
-    lines = list(inspection.chunk_map(many, (100, 100)))
+    lines = list(anatomy.chunk_map(many, (100, 100)))
     assert lines[0] == "░" * 64 + " and 36 more"
     assert lines[-1] == "and 60 more rows"
 

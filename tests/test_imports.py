@@ -30,7 +30,7 @@ LAYERS = (
     ("appender", "joint"),
     ("archive", "catalog", "handle", "life"),
     ("embedding",),
-    ("inspection",),
+    ("anatomy",),
     ("members", "opening", "transfer"),
     ("schunk",),
     ("attributes", "edits"),
