@@ -247,7 +247,7 @@ def _bloscpack_fields(f: bloscpack.Reader) -> Iterator[anatomy.Field]:
             shown = raw.rstrip(b"\0").decode(errors="replace") if text else found
             yield anatomy.Field("metadata", at, raw, key, shown, "of the metadata behind this header")
             at += width
-    for n in range(min(f.nchunks, 16) if f.nslots else 0):
+    for n in range(f.nchunks if f.nslots else 0):
         start = f.place(n).start
         place = f.table_start + 8 * n
         yield anatomy.Field("offsets", place, start.to_bytes(8, "little"), f"chunk {n}", start, "where it begins")
