@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,16 +16,41 @@ import numpy as np
 import typer
 
 from b2array import bench as measuring
-from b2array import bloscpack, creation, describing, keys
+from b2array import bloscpack, building, creation, describing, draft, keys, snapshot
 from b2array import convert as converting
 from b2array import demo as demonstration
 from b2array.array import NDArray
 from b2array.bloscpack_header import CHECKSUMS
+from b2array.cli_options import (
+    Clevel,
+    Codec,
+    Dst,
+    Extents,
+    Filters,
+    Json,
+    Layout,
+    Name,
+    Overwrite,
+    Progress,
+    Src,
+    Storage,
+    Url,
+    Verify,
+    cparams_of,
+    extents,
+    format_name,
+    layout_kind,
+    shows,
+    storage_options,
+)  # fmt: skip
 from b2array.display import nbytes as shown_nbytes
 from b2array.errors import B2ArrayError, FormatError
-from b2array.formats import FORMATS, find
+from b2array.formats import find
 from b2array.group import open_group
-from b2array.params import CParams
+from b2array.opening import place_new
+from b2array.progress import Progress as Progressing
+from b2array.progress import track
+from b2array.schunk import SChunk
 from b2array.storage import open_store
 
 __all__ = ["app", "main"]
@@ -42,26 +68,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="A path, or a URL that fsspec understands.")]
-Src = Annotated[str, typer.Argument(metavar="SRC", help="What to read.")]
-Dst = Annotated[str, typer.Argument(metavar="DST", help="What to write.")]
-Storage = Annotated[
-    list[str] | None,
-    typer.Option("--storage", metavar="KEY=VALUE", help="A storage option for fsspec; the value may be JSON."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
-Verify = Annotated[bool, typer.Option("--verify", help="Read both afterwards and compare.")]
-Progress = Annotated[
-    bool | None, typer.Option("--progress/--no-progress", help="Show how far it is; by default on a terminal.")
-]
-Codec = Annotated[str | None, typer.Option(help="blosclz, lz4, lz4hc, zlib or zstd.")]
-Clevel = Annotated[int | None, typer.Option(min=0, max=9, help="Compression level.")]
-Filters = Annotated[str | None, typer.Option(help="Filters in their order, separated by commas; none: no filter.")]
-Extents = Annotated[str | None, typer.Option(metavar="N,N,...", help="Extents in items.")]
-Layout = Annotated[str, typer.Option(help="contiguous (a file), sparse (a directory), or auto.")]
-Name = Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; by default the ending tells.")]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
@@ -78,14 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     with warnings.catch_warnings():
         setattr(warnings, "showwarning", _warn)  # noqa: B010 - a simpler signature does
+        warnings.simplefilter("always", UserWarning)
         try:
             app(args=None if argv is None else list(argv), prog_name="b2array")
-            sys.stdout.flush()
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else OK
-        except BrokenPipeError:
-            # Whoever read the output has seen enough; the interpreter must not fail over it at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return OK
 
 
@@ -102,8 +105,11 @@ def _command(name: str) -> Callable[[Callable[P, int | None]], Callable[P, None]
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
             try:
                 code = verb(*args, **kwargs)
+                sys.stdout.flush()
             except BrokenPipeError:
-                raise
+                # Whoever read the output has seen enough; the interpreter must not fail over it at its end.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                code = OK
             except (B2ArrayError, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
                 print(f"b2array: {_text(error)}", file=sys.stderr)
                 code = CORRUPT if isinstance(error, FormatError) else ERROR
@@ -119,45 +125,8 @@ def _text(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
-    return " ".join(str(text).split()) or type(error).__name__
-
-
-def _options(storage: Sequence[str] | None) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for entry in storage or ():
-        name, equals, value = entry.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"expected KEY=VALUE, got {entry!r}", param_hint="--storage")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found
-
-
-def _extents(text: str | None, hint: str) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.strip("()[] ").split(",") if part.strip())
-    except ValueError:
-        raise typer.BadParameter(f"expected integers separated by commas, got {text!r}", param_hint=hint) from None
-
-
-def _cparams(codec: str | None, clevel: int | None, filters: str | None) -> CParams | None:
-    if codec is None and clevel is None and filters is None:
-        return None
-    given: dict[str, Any] = {"codec": codec, "clevel": clevel}
-    if filters is not None:
-        given["filters"] = tuple(part.strip() for part in filters.split(",") if part.strip() not in ("", "none"))
-    try:
-        return CParams(**{name: value for name, value in given.items() if value is not None})
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-def _shows(progress: bool | None) -> bool:
-    return sys.stderr.isatty() if progress is None else progress
+    said = " ".join(str(text).split()) or type(error).__name__
+    return said.replace("overwrite=True", "--overwrite")
 
 
 def _print(data: Any) -> None:
@@ -178,7 +147,7 @@ def info(
     storage: Storage = None,
 ) -> None:
     """Say what a file is: an array, a super-chunk, a group, or a Bloscpack file."""
-    options = _options(storage)
+    options = storage_options(storage)
     if raw:
         found = list(describing.raw_fields(url, options))
         if as_json:
@@ -206,7 +175,7 @@ def _hex(raw: bytes) -> str:
 @_command("ls")
 def ls(url: Url, as_json: Json = False, storage: Storage = None) -> None:
     """List the members of a group."""
-    group = open_group(url, storage_options=_options(storage))
+    group = open_group(url, storage_options=storage_options(storage))
     found: dict[str, dict[str, Any]] = {name: {"kind": "group"} for name in group.groups()}
     for name, each in group.arrays().items():
         is_array = isinstance(each, NDArray)
@@ -226,7 +195,7 @@ def ls(url: Url, as_json: Json = False, storage: Storage = None) -> None:
 @_command("tree")
 def tree(url: Url, storage: Storage = None) -> None:
     """Draw a group with all that is below it."""
-    print(open_group(url, storage_options=_options(storage)).tree())
+    print(open_group(url, storage_options=storage_options(storage)).tree())
 
 
 @_command("cat")
@@ -243,7 +212,7 @@ def cat(
         wanted = keys.parse(key)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="KEY") from None
-    options = _options(storage)
+    options = storage_options(storage)
     kind, address = find(url, None, options, exists=True)
     with kind.open(address, options) as source:
         values = source.read(wanted)
@@ -273,25 +242,43 @@ def convert(
     storage: Storage = None,
 ) -> None:
     """Copy an array to another format: .b2nd, .npy, .zarr, .h5 or .blp."""
-    options = _options(storage)
+    options = storage_options(storage)
     more = {} if zarr_format is None else {"zarr_format": zarr_format}
     converting(
-        src, dst, src_format=_format(src_format), dst_format=_format(dst_format), chunks=_extents(chunks, "--chunks"),
-        blocks=_extents(blocks, "--blocks"), cparams=_cparams(codec, clevel, filters), layout=_layout(layout),
-        overwrite=overwrite, verify=verify, progress=_shows(progress), src_options=options, dst_options=options, **more,
+        src, dst, src_format=format_name(src_format), dst_format=format_name(dst_format),
+        chunks=extents(chunks, "--chunks"), blocks=extents(blocks, "--blocks"),
+        cparams=cparams_of(codec, clevel, filters), layout=layout_kind(layout), overwrite=overwrite, verify=verify,
+        progress=shows(progress), src_options=options, dst_options=options, **more,
     )  # fmt: skip
 
 
-def _format(name: str | None) -> Any:
-    if name is not None and name not in FORMATS:
-        raise typer.BadParameter(f"expected one of {', '.join(FORMATS)}, got {name!r}")
-    return name
-
-
-def _layout(name: str) -> Any:
-    if name not in ("auto", "contiguous", "sparse"):
-        raise typer.BadParameter(f"expected auto, contiguous or sparse, got {name!r}", param_hint="--layout")
-    return name
+@_command("copy")
+def copy(
+    src: Src,
+    dst: Dst,
+    layout: Layout = "auto",
+    chunks: Extents = None,
+    blocks: Extents = None,
+    codec: Codec = None,
+    clevel: Clevel = None,
+    filters: Filters = None,
+    overwrite: Overwrite = False,
+    progress: Progress = None,
+    storage: Storage = None,
+) -> None:
+    """Copy an array or super-chunk: its chunks as they are, unless other ones are asked for."""
+    options = storage_options(storage)
+    kind, cut, inner = layout_kind(layout), extents(chunks, "--chunks"), extents(blocks, "--blocks")
+    held = snapshot.load(open_store(src, storage_options=options))
+    if held.frame.metalayer("b2nd") is None and held.frame.metalayer("caterva") is None:
+        store, frame_type = place_new(dst, kind, options, overwrite=overwrite)
+        draft.copied(held, store, frame_type, overwrite=overwrite).commit()
+        return
+    a = NDArray(SChunk(held, "r"))
+    building.copy(
+        a, dst, chunks=cut, blocks=inner, cparams=cparams_of(codec, clevel, filters), layout=kind, overwrite=overwrite,
+        progress=shows(progress), storage_options=options,
+    ).close()  # fmt: skip
 
 
 @_command("pack")
@@ -312,19 +299,24 @@ def pack(
     """Write an array, or the bytes of any other file, to a Bloscpack file (.blp)."""
     if checksum not in CHECKSUMS:
         raise typer.BadParameter(f"expected one of {', '.join(CHECKSUMS)}, got {checksum!r}", param_hint="--checksum")
-    options, cparams = _options(storage), _cparams(codec, clevel, filters)
+    options, cparams = storage_options(storage), cparams_of(codec, clevel, filters)
     more: dict[str, Any] = {"checksum": checksum, "offsets": offsets, "chunk_size": chunk_size}
     if _is_array(src, options):
         converting(
             src, dst, dst_format="blp", cparams=cparams, overwrite=overwrite, verify=verify,
-            progress=_shows(progress), src_options=options, dst_options=options, **more,
+            progress=shows(progress), src_options=options, dst_options=options, **more,
         )  # fmt: skip
         return
     store = open_store(src, storage_options=options)
     size = store.stamp("").size
-    with bloscpack.create(dst, cparams=cparams, overwrite=overwrite, storage_options=options, **more) as writer:
+    with (
+        track(size, "packing", shows(progress)) as shown,
+        bloscpack.create(dst, cparams=cparams, overwrite=overwrite, storage_options=options, **more) as writer,
+    ):
         for start in range(0, size, _STEP):
-            writer.write(_bytes(store.head([""], _STEP, offset=start)[0]))
+            data = _bytes(store.head([""], _STEP, offset=start)[0])
+            writer.write(data)
+            shown.advance(len(data))
     if verify:
         with bloscpack.open(dst, storage_options=options) as f:
             at = 0
@@ -364,7 +356,7 @@ def unpack(
     storage: Storage = None,
 ) -> int | None:
     """Read a Bloscpack file: an array into another format, bytes as they were."""
-    options = _options(storage)
+    options = storage_options(storage)
     with bloscpack.open(src, storage_options=options) as f:
         if partial:
             data, error = f.read_intact()
@@ -375,32 +367,33 @@ def unpack(
             return CORRUPT
         if f.is_array:
             converting(
-                src, dst, src_format="blp", overwrite=overwrite, verify=verify, progress=_shows(progress),
+                src, dst, src_format="blp", overwrite=overwrite, verify=verify, progress=shows(progress),
                 src_options=options, dst_options=options,
             )  # fmt: skip
             return OK
         store = open_store(dst, storage_options=options)
         write = store.replace if overwrite else store.create
-        write("", f.iter_chunks())
+        with track(f.nbytes, "unpacking", shows(progress)) as shown:
+            write("", _counted(f.iter_chunks(), shown))
     return OK
 
 
+def _counted(pieces: Iterator[bytes], shown: Progressing) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece
+        shown.advance(len(piece))
+
+
 def _save(dst: str, data: Any, options: Mapping[str, Any], *, overwrite: bool) -> None:
-    store = open_store(dst, storage_options=options)
+    """Write what was saved of a damaged file."""
     if isinstance(data, bytes):
+        store = open_store(dst, storage_options=options)
         write = store.replace if overwrite else store.create
         write("", data)
         return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        converting_data = bloscpack.pack(data)
-    name = f"memory://b2array-unpack/{os.getpid()}.blp"
-    memory = open_store(name)
-    memory.replace("", converting_data or b"")
-    try:
-        converting(name, dst, overwrite=overwrite, dst_options=options)
-    finally:
-        memory.delete([""])
+    with tempfile.TemporaryDirectory(prefix="b2array-") as directory:
+        np.save(f"{directory}/intact.npy", data)
+        converting(f"{directory}/intact.npy", dst, overwrite=overwrite, dst_options=options)
 
 
 @_command("bench")
@@ -408,12 +401,21 @@ def bench(
     url: Url,
     alternatives: Annotated[bool, typer.Option(help="Also with other chunks and blocks.")] = True,
     as_json: Json = False,
+    progress: Progress = None,
     storage: Storage = None,
 ) -> None:
     """Measure how fast an array is read here, by pattern, and what other chunks and blocks would give."""
-    with creation.open(url, storage_options=_options(storage)) as a:
-        own = list(measuring.patterns(a))
-        others = list(measuring.alternatives(a)) if alternatives else []
+    own, others = [], []
+    with (
+        creation.open(url, storage_options=storage_options(storage)) as a,
+        track(None, "measuring", shows(progress), unit="items") as shown,
+    ):
+        for each in measuring.patterns(a):
+            own.append(each)
+            shown.advance()
+        for each in measuring.alternatives(a) if alternatives else ():
+            others.append(each)
+            shown.advance()
     if as_json:
         _print({"file": [each._asdict() for each in own], "sample": [each._asdict() for each in others]})
         return

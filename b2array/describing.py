@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from b2array import bloscpack, display, formats, inspection, snapshot
+from b2array import anatomy, bloscpack, display, formats, snapshot
 from b2array.array import NDArray
 from b2array.bloscpack_header import CHECKSUMS
 from b2array.errors import B2ArrayError
@@ -87,9 +87,9 @@ def _frame(held: Snapshot) -> dict[str, Any]:
             "attrs": dict(chunks.vlmeta),
         }
     a = NDArray(chunks)
-    return {"format": "array"} | dict(a.info) | {
-        "nbytes": a.nbytes, "cbytes": a.cbytes, "ratio": round(a.cratio, 2), "mode": None, "attrs": dict(a.attrs)
-    }  # fmt: skip
+    rows = {name: value for name, value in a.info.items() if name not in ("mode", "fingerprint")}
+    exact = {"nbytes": a.nbytes, "cbytes": a.cbytes, "ratio": round(a.cratio, 2)}
+    return {"format": "array"} | rows | exact | {"attrs": dict(a.attrs)}
 
 
 def _bloscpack(f: bloscpack.Reader) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def plain(value: Any) -> Any:
 class Chunks:
     """The chunks of a frame or of a Bloscpack file, and what else takes room in it."""
 
-    def __init__(self, found: inspection.Survey, grid: tuple[int, ...]) -> None:
+    def __init__(self, found: anatomy.Survey, grid: tuple[int, ...]) -> None:
         self.survey = found
         self.grid = grid
 
@@ -189,7 +189,7 @@ class Chunks:
         yield from repr(display.Info(rows)).splitlines()
         yield ""
         yield "what compression leaves of each chunk: · nothing  ░ up to 25 %  ▒ 50 %  ▓ 75 %  █ more"
-        yield from inspection.chunk_map(found.chunks, self.grid)
+        yield from anatomy.chunk_map(found.chunks, self.grid)
 
 
 def surveyed(url: str, storage_options: Storage) -> Chunks:
@@ -201,30 +201,30 @@ def surveyed(url: str, storage_options: Storage) -> Chunks:
     grid: tuple[int, ...] = (held.frame.nchunks,)
     if held.frame.metalayer("b2nd") is not None or held.frame.metalayer("caterva") is not None:
         grid = NDArray(SChunk(held, "r")).grid_shape or (1,)
-    return Chunks(inspection.survey(held), grid)
+    return Chunks(anatomy.survey(held), grid)
 
 
-def _bloscpack_survey(f: bloscpack.Reader) -> inspection.Survey:
+def _bloscpack_survey(f: bloscpack.Reader) -> anatomy.Survey:
     sizes = []
     for n in range(f.nchunks):
         part = f.place(n)
         cbytes = len(f.get_chunk(n))
-        sizes.append(inspection.ChunkSizes(n, part.start, "", part.nbytes, cbytes, 0, ""))
+        sizes.append(anatomy.ChunkSizes(n, part.start, "", part.nbytes, cbytes, 0, ""))
     live = sum(each.cbytes for each in sizes) + f.nchunks * f.checksum_nbytes
     head = f.first_chunk
-    return inspection.Survey(tuple(sizes), f.cbytes, head, live, max(0, f.cbytes - head - live))
+    return anatomy.Survey(tuple(sizes), f.cbytes, head, live, max(0, f.cbytes - head - live))
 
 
-def raw_fields(url: str, storage_options: Storage) -> Iterator[inspection.Field]:
+def raw_fields(url: str, storage_options: Storage) -> Iterator[anatomy.Field]:
     """Yield every field in front of and behind the chunks."""
     if formats.find(url, None, storage_options, exists=True)[0].name == "blp":
         with bloscpack.open(url, storage_options=storage_options) as f:
             yield from _bloscpack_fields(f)
         return
-    yield from inspection.fields(snapshot.load(open_store(url, storage_options=storage_options)))
+    yield from anatomy.fields(snapshot.load(open_store(url, storage_options=storage_options)))
 
 
-def _bloscpack_fields(f: bloscpack.Reader) -> Iterator[inspection.Field]:
+def _bloscpack_fields(f: bloscpack.Reader) -> Iterator[anatomy.Field]:
     header = f.header
     at = 5
     for name, size, value, meaning in (
@@ -237,7 +237,7 @@ def _bloscpack_fields(f: bloscpack.Reader) -> Iterator[inspection.Field]:
         ("max_app_chunks", 8, header.max_app_chunks, "for the offsets of how many further chunks there is room"),
     ):  # fmt: skip
         raw = header.pack()[at : at + size]
-        yield inspection.Field("header", at, raw, name, raw[0] if value is None else value, meaning)
+        yield anatomy.Field("header", at, raw, name, raw[0] if value is None else value, meaning)
         at += size
     if f.meta_head is not None:
         at = header.length
@@ -245,12 +245,12 @@ def _bloscpack_fields(f: bloscpack.Reader) -> Iterator[inspection.Field]:
             text = isinstance(found, bytes)
             raw = found if isinstance(found, bytes) else cast(int, found).to_bytes(width, "little")
             shown = raw.rstrip(b"\0").decode(errors="replace") if text else found
-            yield inspection.Field("metadata", at, raw, key, shown, "of the metadata behind this header")
+            yield anatomy.Field("metadata", at, raw, key, shown, "of the metadata behind this header")
             at += width
-    for n in range(min(f.nchunks, 16) if f.nslots else 0):
+    for n in range(f.nchunks if f.nslots else 0):
         start = f.place(n).start
         place = f.table_start + 8 * n
-        yield inspection.Field("offsets", place, start.to_bytes(8, "little"), f"chunk {n}", start, "where it begins")
+        yield anatomy.Field("offsets", place, start.to_bytes(8, "little"), f"chunk {n}", start, "where it begins")
 
 
 def table(rows: Sequence[Sequence[str]], align: str) -> Iterator[str]:

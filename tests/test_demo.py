@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from b2array import config, demo
-from b2array.__main__ import main
 
 ROOT = Path(__file__).parents[1]
 
@@ -64,23 +63,6 @@ def test_the_pond_is_a_pond() -> None:
     np.testing.assert_array_equal(field, demo.ripples(40, 48))
 
 
-@pytest.mark.parametrize("argument", ["-h", "--help"])
-def test_help_goes_to_the_standard_output(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([argument]) == 0
-    captured = capsys.readouterr()
-    assert "usage: python -m b2array" in captured.out
-    assert captured.err == ""
-
-
-@pytest.mark.parametrize("arguments", [[], ["demonstration"], ["demo", "more"], ["--demo"]])
-def test_other_arguments_are_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "usage: python -m b2array" in captured.err
-    assert "pip install 'b2array[cli]'" in captured.err
-
-
 def test_runs_as_a_program(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "b2array", "demo"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=120)
@@ -89,9 +71,3 @@ def test_runs_as_a_program(tmp_path: Path) -> None:
     assert 95 < found["a[...]"] <= 100
     assert found["a[80, 128, 96]"] < 1
     assert all(len(line) <= 100 for line in done.stdout.splitlines())
-
-
-def test_exits_with_2_when_called_wrongly() -> None:
-    done = subprocess.run([sys.executable, "-m", "b2array"], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 2
-    assert "usage" in done.stderr

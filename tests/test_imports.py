@@ -18,6 +18,7 @@ MAX_LINES = 650
 LAYERS = (
     ("__init__", "__main__"),
     ("cli",),
+    ("cli_options",),
     ("bench", "convert", "demo", "describing", "xarray_io"),
     ("formats",),
     ("hdf5_io", "zarr_io"),
@@ -30,7 +31,7 @@ LAYERS = (
     ("appender", "joint"),
     ("archive", "catalog", "handle", "life"),
     ("embedding",),
-    ("inspection",),
+    ("anatomy",),
     ("members", "opening", "transfer"),
     ("schunk",),
     ("attributes", "edits"),
@@ -74,7 +75,7 @@ OPTIONAL = {
     "ml_dtypes": {"b2nd", "creation"},
     "rich": {"cli", "display", "progress"},
     "s3fs": {"remote"},
-    "typer": {"cli"},
+    "typer": {"cli", "cli_options"},
     "xarray": {"xarray_io"},
     "zarr": {"zarr_io"},
 }

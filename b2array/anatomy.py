@@ -189,7 +189,6 @@ _CHUNK_FIELDS = (
     ("blosc2_flags", 31, "B", "bit 0: dictionary; 4-6: special value"),
 )
 _FIRST_LAYERS = 87
-_SHOWN = 16
 
 
 def fields(held: Snapshot) -> Iterator[Field]:
@@ -256,12 +255,11 @@ def _index(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
     length = HEADER_LEN if ChunkHeader.unpack(buf).extended else BLOSC1_HEADER_LEN
     yield from _rows("index", buf, base, [row for row in _CHUNK_FIELDS if row[1] < length])
     what = "file of the chunk" if head.frame_type == FrameType.SPARSE else "from the end of the header"
-    for n in range(min(head.nchunks, _SHOWN)):
+    # They are compressed together, so that none has bytes of its own in the file.
+    for n in range(head.nchunks):
         where = head.locate(n)
         value = where.name.lower() if isinstance(where, Special) else where
         yield Field("index", base + length, np.int64(head.offsets[n]).tobytes(), f"chunk {n}", value, what)
-    if head.nchunks > _SHOWN:
-        yield Field("index", base + length, b"", f"and {head.nchunks - _SHOWN} more", "", "compressed together")
 
 
 def _trailer(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:

@@ -1,0 +1,379 @@
+"""The command line, as the documentation shows it and beyond."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import b2array
+from b2array import __main__, anatomy, bench, bloscpack, cli, describing, keys, snapshot
+from b2array.storage import open_store
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "cli.rst"
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Give a function that runs a command in an empty directory; returns exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "dumb")
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = __main__.main(list(arguments))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def waves(tmp_path: Path) -> np.ndarray:
+    """Make the array waves.b2nd."""
+    x = np.arange(1200.0).reshape(30, 40)
+    a = b2array.create(tmp_path / "waves.b2nd", x.shape, "f8", chunks=(10, 10), blocks=(5, 10), dims=("y", "x"))
+    a[:20] = x[:20]
+    a.attrs["unit"] = "m"
+    return a[...]
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Return the code blocks of the page: language and text."""
+    found = re.findall(r"^\.\. code-block:: (\w+)\n\n((?:   .*\n|\n)+)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return [(language, re.sub(r"^   ", "", text, flags=re.MULTILINE)) for language, text in found]
+
+
+def transcripts(text: str) -> list[tuple[str, str]]:
+    """Cut a console session into commands and what they print."""
+    parts = re.split(r"^\$ (.*)\n", text, flags=re.MULTILINE)[1:]
+    return list(zip(parts[::2], (part.rstrip("\n") + "\n" for part in parts[1::2]), strict=True))
+
+
+def test_the_transcripts_of_the_documentation_are_what_happens(run: Run) -> None:
+    names: dict[str, Any] = {}
+    checker = doctest.OutputChecker()
+    commands = set()
+    for language, text in blocks():
+        if language == "python":
+            exec(text, names)
+            continue
+        for command, expected in transcripts(text):
+            program, *arguments = shlex.split(command)
+            assert program == "b2array"
+            commands.add(arguments[0])
+            code, out, err = run(*arguments)
+            got = err + out + (f"[exit code {code}]\n" if code else "")
+            assert checker.check_output(expected.lstrip("\n"), got, FLAGS), f"{command}\n{expected}\n---\n{got}"
+    assert commands >= {command.name for command in cli.app.registered_commands}
+
+
+def test_nothing_imports_the_command_line() -> None:
+    script = "import sys, b2array; print('b2array.cli' in sys.modules, 'typer' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def without_typer(*arguments: str) -> subprocess.CompletedProcess[str]:
+    script = (
+        "import sys; sys.modules['typer'] = None\n"
+        f"from b2array.__main__ import main; sys.exit(main({list(arguments)!r}))"
+    )
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
+
+
+def test_without_typer_the_rest_says_what_to_install() -> None:
+    done = without_typer("info", "x.b2nd")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'b2array[cli]'" in done.stderr
+
+
+def test_without_typer_the_demonstration_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__._without_typer(["demo"]) == 0
+    assert "Every part is equal" in capsys.readouterr().out
+
+
+def test_help_without_typer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__._without_typer(["--help"]) == 0
+    assert "usage: b2array demo" in capsys.readouterr().out
+    assert __main__._without_typer([]) == 2
+    assert "pip install" in capsys.readouterr().err
+
+
+def test_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "b2array", "info", "nowhere.b2nd"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert re.fullmatch(r"b2array: .*nowhere\.b2nd.*\n", done.stderr)
+
+
+def test_whoever_stops_reading_is_not_told_of_errors(tmp_path: Path) -> None:
+    b2array.asarray(np.arange(20_000), url=tmp_path / "x.b2nd")
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "b2array", "cat", str(tmp_path / "x.b2nd"), "--all"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    os.close(write)
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+def test_help_and_completion(run: Run) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    for command in cli.app.registered_commands:
+        assert f"  {command.name} " in out
+        assert run(command.name, "--help")[0] == 0
+    environment = os.environ | {"_B2ARRAY_COMPLETE": "complete_bash", "COMP_WORDS": "b2array co", "COMP_CWORD": "1"}
+    command = [sys.executable, "-c", "from b2array.__main__ import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+    assert done.stdout.split() == ["convert", "copy"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [], ["nonsense"], ["info"], ["info", "a", "b"], ["info", "a", "--what"], ["cat", "waves.b2nd", "[a.b]"],
+        ["cat", "waves.b2nd", "__import__('os')"], ["convert", "waves.b2nd", "x.npy", "--chunks", "a,b"],
+        ["convert", "waves.b2nd", "x.npy", "--dst-format", "csv"], ["convert", "waves.b2nd", "x.npy", "--codec", "rar"],
+        ["copy", "waves.b2nd", "x.b2nd", "--layout", "round"], ["pack", "waves.b2nd", "x.blp", "--checksum", "crc64"],
+        ["info", "waves.b2nd", "--storage", "oops"], ["convert", "waves.b2nd", "x.npy", "--clevel", "11"],
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("waves")
+def test_wrong_usage_is_exit_code_2(arguments: list[str], run: Run) -> None:
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert "Usage" in out + err
+    assert "Traceback" not in err
+    assert not Path("x.npy").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["info", "missing.b2nd"], ["cat", "missing.b2nd"], ["cat", "waves.b2nd", "[99]"],
+        ["cat", "waves.b2nd", "['f']"],
+        ["convert", "missing.npy", "x.npy"], ["convert", "waves.b2nd", "x.unknown"], ["copy", "missing.b2nd", "x.b2nd"],
+        ["copy", "waves.b2nd", "waves.b2nd"], ["unpack", "missing.blp", "x.npy"], ["ls", "missing"],
+        ["tree", "missing"],
+        ["bench", "missing.b2nd"], ["info", "nosuch://a.b2nd"], ["cat", "waves.b2nd", "-o", "waves.b2nd"],
+        ["pack", "missing.bin", "x.blp"],
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("waves")
+def test_errors_are_one_line_and_exit_code_1(arguments: list[str], run: Run) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"b2array: .+\n", err)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["info", "bad.b2nd"], ["cat", "bad.b2nd"], ["copy", "bad.b2nd", "x.b2nd"], ["info", "bad.blp"],
+     ["unpack", "bad.blp", "x.npy"], ["info", "bad.b2nd", "--chunks"], ["info", "bad.b2nd", "--raw"],
+     ["convert", "bad.npy", "x.b2nd"], ["bench", "bad.b2nd"]],
+)  # fmt: skip
+@pytest.mark.usefixtures("waves")
+def test_damage_is_exit_code_3(arguments: list[str], run: Run) -> None:
+    whole = Path("waves.b2nd").read_bytes()
+    Path("bad.b2nd").write_bytes(whole[: len(whole) // 2])
+    Path("bad.blp").write_bytes(bloscpack.pack(np.arange(100))[:40])
+    Path("bad.npy").write_bytes(b"\x93NUMPY nothing")
+    code, out, err = run(*arguments)
+    assert (code, out) == (3, "")
+    assert re.fullmatch(r"b2array: .+\n", err)
+
+
+def test_json_is_what_the_text_says(run: Run, waves: np.ndarray) -> None:
+    found = json.loads(run("info", "waves.b2nd", "--json")[1])
+    assert found["shape"] == [30, 40]
+    assert found["attrs"] == {"unit": "m"}
+    assert found["nbytes"] == waves.nbytes
+    sizes = json.loads(run("info", "waves.b2nd", "--json", "--chunks")[1])["sizes"]
+    assert len(sizes["chunks"]) == 12
+    assert sizes["chunks"][5]["coords"] == [1, 1]
+    assert sizes["chunks"][11]["special"] == "zeros"
+    assert sizes["total"] == Path("waves.b2nd").stat().st_size
+    assert sizes["total"] == sizes["frame"] + sizes["live"] + sizes["dead"]
+    raw = json.loads(run("info", "waves.b2nd", "--json", "--raw")[1])
+    whole = Path("waves.b2nd").read_bytes()
+    for each in raw:
+        value = bytes.fromhex(each["raw"])
+        if not (each["part"] == "index" and each["name"].startswith("chunk ")):
+            assert whole[each["offset"] : each["offset"] + len(value)] == value, each
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_every_byte_is_accounted_for(layout: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    a = b2array.zeros((40, 40), url=tmp_path / "x", chunks=(10, 10), blocks=(5, 5), layout=layout)
+    a[...] = rng.random((40, 40))
+    held = snapshot.load(open_store(tmp_path / "x"))
+    before = anatomy.survey(held)
+    a[:10] = rng.random((10, 40))
+    after = anatomy.survey(snapshot.load(open_store(tmp_path / "x")))
+    if layout == "sparse":
+        assert before.dead == 0
+    assert after.dead >= before.dead + sum(each.cbytes for each in before.chunks[:4])
+    assert after.total == after.frame + after.live + after.dead
+
+
+def test_the_map_of_chunks_has_a_line_a_row_and_says_what_it_leaves_out() -> None:
+    sizes = [anatomy.ChunkSizes(n, n, "", 100, cbytes, 1, "") for n, cbytes in enumerate([10, 30, 60, 90, 110, 0])]
+    assert list(anatomy.chunk_map(sizes, (2, 3))) == ["░▒▓", "██·"]
+    assert list(anatomy.chunk_map(sizes, (2, 1, 3))) == ["░▒▓", "", "██·"]
+    assert list(anatomy.chunk_map(sizes[:1], ())) == ["░"]
+    many = sizes[:1] * 10000
+    lines = list(anatomy.chunk_map(many, (100, 100)))
+    assert lines[0] == "░" * 64 + " and 36 more"
+    assert lines[-1] == "and 60 more rows"
+
+
+def test_parts_are_printed_and_written(run: Run, waves: np.ndarray) -> None:
+    assert run("cat", "waves.b2nd", "[3, 4]") == (0, "124.\n", "")
+    assert run("cat", "waves.b2nd", "1, :3")[1] == "[40. 41. 42.]\n"
+    assert run("cat", "waves.b2nd", "[[2, 0], 0]")[1] == "[80.  0.]\n"
+    assert "..." in run("cat", "waves.b2nd")[1]
+    assert "..." not in run("cat", "waves.b2nd", "--all")[1]
+    assert run("cat", "waves.b2nd", "[:, ::-2]", "-o", "part.npy") == (0, "", "")
+    np.testing.assert_array_equal(np.load("part.npy"), waves[:, ::-2])
+    assert run("cat", "waves.b2nd", "-o", "part.npy")[0] == 1
+    assert run("cat", "waves.b2nd", "-o", "part.npy", "--overwrite")[0] == 0
+    np.testing.assert_array_equal(np.load("part.npy"), waves)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[0:3, ::-1]", (slice(0, 3), slice(None, None, -1))),
+        ("0", 0), ("[-1]", -1), ("", ()), ("[]", ()), ("...", ...), ("[None, 1]", (None, 1)), ("[True]", True),
+        ("[[1, -2], 3]", ([1, -2], 3)), ("[1, 2], 3", ([1, 2], 3)), ("['a']", "a"), ("[['a', 'b']]", ["a", "b"]),
+    ],
+)  # fmt: skip
+def test_keys_are_parsed(text: str, key: Any) -> None:
+    if text in ("", "[]"):
+        with pytest.raises(ValueError, match="expected integers"):
+            keys.parse(text)
+        return
+    assert keys.parse(text) == key
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a", "[a]", "f()", "[__import__('os').system('true')]", "[1.5]", "[1:'a']", "[(lambda: 0)()]", "][", "[1",
+     "[0][1]x",
+     "[" * 500, "1" * 2000, "[{}]", "[x for x in y]", "[b'a']", "[-'a']"],
+)  # fmt: skip
+def test_keys_that_are_something_else_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected integers"):
+        keys.parse(text)
+
+
+def test_bytes_of_any_file_are_packed_and_unpacked(run: Run, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 5000
+    Path("some.bin").write_bytes(data)
+    arguments = ("--verify", "--codec", "lz4", "--filters", "none", "--chunk-size", "100000")
+    assert run("pack", "some.bin", "some.blp", *arguments) == (0, "", "")
+    assert bloscpack.unpack("some.blp") == data
+    assert run("unpack", "some.blp", "back.bin")[0] == 0
+    assert Path("back.bin").read_bytes() == data
+    assert run("unpack", "some.blp", "back.bin")[0] == 1
+    Path("cut.blp").write_bytes(Path("some.blp").read_bytes()[:-10])
+    code, _, err = run("unpack", "cut.blp", "saved.bin", "--partial")
+    assert code == 3
+    assert "chunk 12 of" in err
+    assert Path("saved.bin").read_bytes() == data[:1_200_000]
+
+
+@pytest.mark.usefixtures("waves")
+def test_what_is_before_the_damage_of_an_array_is_saved(run: Run, waves: np.ndarray) -> None:
+    assert run("pack", "waves.b2nd", "waves.blp", "--chunk-size", "960")[0] == 0
+    Path("waves.blp").write_bytes(Path("waves.blp").read_bytes()[:-10])
+    assert run("unpack", "waves.blp", "saved.npy")[0] == 3
+    assert run("unpack", "waves.blp", "saved.npy", "--partial")[0] == 3
+    np.testing.assert_array_equal(np.load("saved.npy"), waves[:27])
+
+
+def test_copies_keep_chunks_or_make_others(run: Run, waves: np.ndarray) -> None:
+    assert run("copy", "waves.b2nd", "sparse.b2nd", "--layout", "sparse") == (0, "", "")
+    assert Path("sparse.b2nd/chunks.b2frame").exists()
+    assert run("copy", "sparse.b2nd", "big.b2nd", "--chunks", "30,40", "--codec", "zlib", "--progress")[0] == 0
+    a = b2array.open("big.b2nd")
+    assert (a.chunks, a.cparams.codec, dict(a.attrs)) == ((30, 40), "zlib", {"unit": "m"})
+    np.testing.assert_array_equal(a, waves)
+    chunks = b2array.create_schunk("log.b2frame", chunksize=80, typesize=8)
+    chunks.append_data(np.arange(10))
+    assert run("copy", "log.b2frame", "log2.b2frame")[0] == 0
+    assert b2array.open_schunk("log2.b2frame").decompress_chunk(0) == np.arange(10).tobytes()
+    assert json.loads(run("info", "log2.b2frame", "--json")[1])["format"] == "super-chunk"
+
+
+@pytest.mark.usefixtures("waves")
+def test_progress_is_shown_on_request(run: Run) -> None:
+    assert run("convert", "waves.b2nd", "x.h5")[2] == ""
+    assert "converting: 9600 bytes of 9600 bytes (100 %)" in run("convert", "waves.b2nd", "y.h5", "--progress")[2]
+
+
+def test_urls_are_as_good_as_paths(run: Run, waves: np.ndarray) -> None:
+    assert run("copy", "waves.b2nd", "memory://cli-test/waves.b2nd")[0] == 0
+    assert run("cat", "memory://cli-test/waves.b2nd", "[3, 4]") == (0, "124.\n", "")
+    assert "float64" in run("info", "memory://cli-test/waves.b2nd", "--chunks")[1]
+    assert run("convert", "memory://cli-test/waves.b2nd", "memory://cli-test/waves.blp", "--verify")[0] == 0
+    assert "bloscpack" in run("info", "memory://cli-test/waves.blp")[1]
+    b2array.open_group("memory://cli-test/group", "w").create("a", data=[1, 2])
+    assert run("ls", "memory://cli-test/group")[1].split()[0] == "a"
+    assert json.loads(run("ls", "memory://cli-test/group", "--json")[1])["a"]["shape"] == [2]
+    assert "a" in run("tree", "memory://cli-test/group")[1]
+
+
+def test_storage_options_are_passed_on(run: Run, s3_options: dict[str, Any], bucket: str, waves: np.ndarray) -> None:
+    given = [part for name, value in s3_options.items() for part in ("--storage", f"{name}={json.dumps(value)}")]
+    assert run("copy", "waves.b2nd", f"s3://{bucket}/waves.b2nd", *given)[0] == 0
+    assert run("cat", f"s3://{bucket}/waves.b2nd", "[3, 4]", *given) == (0, "124.\n", "")
+
+
+def test_bench_measures_every_pattern_and_other_shapes(
+    run: Run, waves: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "_SECONDS", 0.001)
+    found = json.loads(run("bench", "waves.b2nd", "--json")[1])
+    assert [each["pattern"] for each in found["file"]] == ["one item", "one chunk", "[i, :]", "[:, i]", "everything"]
+    assert [each["nbytes"] for each in found["file"]] == [8, 800, 320, 240, 9600]
+    assert len({(tuple(each["chunks"]), tuple(each["blocks"])) for each in found["sample"]}) >= 3
+    assert run("bench", "waves.b2nd", "--no-alternatives")[1].count("\n") == 6
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (7,), (3, 4, 5)])
+def test_arrays_of_any_shape_are_described_and_measured(
+    shape: tuple[int, ...], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "_SECONDS", 0.001)
+    b2array.asarray(np.ones(shape), url="x.b2nd")
+    for command in (["info", "--chunks"], ["info", "--raw"], ["info", "--json", "--chunks"], ["bench"], ["cat"]):
+        code, _, err = run(command[0], "x.b2nd", *command[1:])
+        assert (code, err) == (0, "")
+
+
+def test_what_json_lacks_is_text() -> None:
+    found = describing.plain({"a": np.datetime64("2020-01-01"), "b": (np.int8(1), b"\xff"), "c": {1: np.arange(2)}})
+    assert found == {"a": "2020-01-01", "b": [1, "ff"], "c": {"1": [0, 1]}}
