@@ -1,10 +1,10 @@
 """A NumPy-compatible chunked array store in the Blosc2 formats."""
 
-from b2array import bloscpack, codecs, config, errors, filters
-from b2array.appender import Appender
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from b2array import codecs, config, errors, filters
 from b2array.array import NDArray
-from b2array.building import copy, from_blocks
-from b2array.convert import convert
 from b2array.creation import (
     asarray,
     create,
@@ -21,12 +21,18 @@ from b2array.creation import (
     zeros,
     zeros_like,
 )
-from b2array.dask_io import from_dask
-from b2array.group import Group, open_group
 from b2array.oneshot import compress, decompress
 from b2array.opening import create_schunk, open_schunk
 from b2array.params import CParams
 from b2array.schunk import SChunk
+
+if TYPE_CHECKING:
+    from b2array import bloscpack
+    from b2array.appender import Appender
+    from b2array.building import copy, from_blocks
+    from b2array.convert import convert
+    from b2array.dask_io import from_dask
+    from b2array.group import Group, open_group
 
 __all__ = [
     "Appender",
@@ -63,3 +69,29 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+# What only some programs use is imported when it is first asked for: importing b2array stays about as fast as importing
+# what it is built on.
+_LAZY = {
+    "Appender": "appender",
+    "Group": "group",
+    "bloscpack": "bloscpack",
+    "convert": "convert",
+    "copy": "building",
+    "from_blocks": "building",
+    "from_dask": "dask_io",
+    "open_group": "group",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"{__name__}.{_LAZY[name]}")
+    found = module if name == _LAZY[name] == "bloscpack" else getattr(module, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
