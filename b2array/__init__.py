@@ -23,6 +23,7 @@ from b2array.creation import (
 )
 from b2array.dask_io import from_dask
 from b2array.group import Group, open_group
+from b2array.integrity import repack, repair, vacuum, verify
 from b2array.oneshot import compress, decompress
 from b2array.opening import create_schunk, open_schunk
 from b2array.params import CParams
@@ -59,7 +60,11 @@ __all__ = [
     "open",
     "open_group",
     "open_schunk",
+    "repack",
+    "repair",
     "save",
+    "vacuum",
+    "verify",
     "zeros",
     "zeros_like",
 ]
