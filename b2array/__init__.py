@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from b2array.convert import convert
     from b2array.dask_io import from_dask
     from b2array.group import Group, open_group
+    from b2array.integrity import repack, repair, vacuum, verify
 
 __all__ = [
     "Appender",
@@ -65,7 +66,11 @@ __all__ = [
     "open",
     "open_group",
     "open_schunk",
+    "repack",
+    "repair",
     "save",
+    "vacuum",
+    "verify",
     "zeros",
     "zeros_like",
 ]
@@ -81,6 +86,10 @@ _LAZY = {
     "from_blocks": "building",
     "from_dask": "dask_io",
     "open_group": "group",
+    "repack": "integrity",
+    "repair": "integrity",
+    "vacuum": "integrity",
+    "verify": "integrity",
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from b2array import b2nd, extras, frame
+from b2array.fetching import chunk_number
 from b2array.frame import FrameType
 from b2array.snapshot import Place, Snapshot
 from b2array.spans import Span
@@ -83,6 +84,11 @@ def survey(held: Snapshot) -> Survey:
     return Survey(tuple(chunks), total, frame_nbytes, live, max(0, total - frame_nbytes - live))
 
 
+def _number(place: Place) -> int:
+    number = chunk_number(place.name)
+    return -1 if number is None else number
+
+
 def _wave(held: Snapshot, numbers: Sequence[int]) -> tuple[list[ChunkSizes], int]:
     """Return the sizes of chunks, and how many bytes the records behind them take."""
     places = [held.place(n) for n in numbers]
@@ -92,7 +98,8 @@ def _wave(held: Snapshot, numbers: Sequence[int]) -> tuple[list[ChunkSizes], int
     ends = {place: place.start + header.cbytes for place, header in heads.items()}
     nbytes = {place: extras.record_nbytes(header.nblocks) for place, header in heads.items()}
     behind = [Span(place.name, ends[place], ends[place] + nbytes[place]) for place in stored]
-    records = sum(len(view) for view in held.read(behind, clip=True) if extras.unpack_record(view) is not None)
+    found = zip(stored, held.read(behind, clip=True), strict=True)
+    records = sum(len(view) for place, view in found if extras.unpack_record(view, number=_number(place)) is not None)
     sizes = []
     for n, place in zip(numbers, places, strict=True):
         if isinstance(place, Place):

@@ -7,7 +7,7 @@ contiguous one gets it appended and then, in one small write, a header that poin
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from hashlib import blake2b
@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config, extras, frame, notes, seal
-from b2array.chunk import Head, Stored
+from b2array.chunk import Stored
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.extras import Extras
 from b2array.frame import Frame, FrameType
 from b2array.notes import Sizes, extras_of
 from b2array.progress import Progress
 from b2array.shelf import Shelf
-from b2array.snapshot import FRAME_NAME, Place, Snapshot, Source, Want, fetch, load
+from b2array.snapshot import FRAME_NAME, Known, Place, Snapshot, Source, Want, fetch, load, lost_error
 from b2array.spans import Span
 from b2array.spec import Buffer, ChunkHeader, Special
 from b2array.spool import Spool
@@ -89,6 +89,7 @@ class Draft:
                 f"{store.url} was written by a later version of b2array, which this one cannot follow"
             )
         self.sizes = notes.sizes_of(start, self.extras)
+        self.sizes[self.sizes[:, 0] == extras.UNSIZED] = 0
         self._base_extras = self.extras
         self._base_cbytes = self.sizes[:, 0].copy()
         self.reshaped = False
@@ -146,6 +147,8 @@ class Draft:
         if extent is not None:
             return Place(_SPOOL, *extent)
         where = self.frame.locate(n)
+        if n in self.extras.lost:
+            raise lost_error(n, self.url)
         if n not in self._touched:
             self._read.add(n)
         if isinstance(where, Special):
@@ -171,7 +174,7 @@ class Draft:
         return self.store.appendable
 
     @property
-    def heads(self) -> MutableMapping[int, Head]:
+    def heads(self) -> MutableMapping[int, Known]:
         """No heads: chunks can change any time."""
         return {}
 
@@ -179,6 +182,15 @@ class Draft:
         """Return the sizes of chunk `n` and its blocks, or None if they are not known."""
         row: Sizes = self.sizes[n]
         return row if row[0] else None
+
+    def checked(self, n: int) -> bool:
+        """Say whether a record of its checksums must follow chunk `n`."""
+        return bool(self.sizes[n, 0]) and self._shelf.extent(int(self.frame.offsets[n])) is None
+
+    @property
+    def superseded(self) -> bool:
+        """Whether the store holds another state than the one that the changes are made to."""
+        return self.base is not None and self.base.superseded
 
     def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
         """Read the first bytes of objects."""
@@ -224,6 +236,17 @@ class Draft:
         self.frame.offsets[n] = code
         self.sizes[n] = 0 if row is None else row[: self.sizes.shape[1]]
         self._touched.add(n)
+        if n in self.extras.lost:
+            self.extras = replace(self.extras, lost=tuple(k for k in self.extras.lost if k != n))
+
+    def lose(self, n: int) -> None:
+        """Let chunk `n` be lost: reading it is an error, until it is written as a whole."""
+        self.set_code(n, self._shelf.tomb())
+        self.extras = replace(self.extras, lost=tuple(sorted({*self.extras.lost, n})))
+
+    def avoid(self, number: int) -> None:
+        """Give no new file this number or a lower one."""
+        self._shelf.next = max(self._shelf.next, number + 1)
 
     def reindex(self, order: npt.ArrayLike, *, nbytes: int | None = None, chunksize: int | None = None) -> None:
         """Give the chunks a new order, count or size.
@@ -464,6 +487,9 @@ class Draft:
         packed = self._packed(current.frame.frame_len - current.frame.header_len)
         if self._must_rewrite(current, packed):
             return self._rewrite(current)
+        if self._mostly_dead(packed):
+            with suppress(FormatError):  # a chunk that cannot be read is no reason to refuse others
+                return self._rewrite(current)
 
         def extend() -> str:
             tail = chain(self._shelf.pieces(self.frame.offsets), (packed.tail,))
@@ -483,8 +509,9 @@ class Draft:
         if not self.store.appendable:
             warnings.warn(f"{self.url}: one file in this store is written anew with every change", stacklevel=2)
             return True
-        if self.compacting or not self._fits(current, packed):
-            return True
+        return self.compacting or not self._fits(current, packed)
+
+    def _mostly_dead(self, packed: frame.Packed) -> bool:
         stored, known = packed.frame.offsets >= 0, self.sizes[:, 0]
         live = int(known.sum(dtype=np.int64)) + int(stored.sum()) * extras.record_nbytes(self.sizes.shape[1] - 1)
         dead = packed.frame.cbytes - live
@@ -509,6 +536,9 @@ class Draft:
 
     def _swap(self, packed: frame.Packed, write: Callable[[], str]) -> Snapshot:
         """Let the new frame take effect; a failure after the fact, as of an answer that was lost, is none."""
+        gone = self._shelf.missing(self.frame.offsets)
+        if gone:
+            raise ConflictError(f"{self.url}: somebody removed {', '.join(gone)} before the commit that needs them")
         generation = packed.frame.fingerprint.hex()
         try:
             version = write()
@@ -568,20 +598,23 @@ class Draft:
 
 def copied(
     source: Source, store: Store, frame_type: FrameType, *, overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | None = None, lost: Collection[int] = (),
 ) -> Draft:  # fmt: skip
-    """Return a draft of a new frame with the chunks of `source`, copied as they are; count them all."""
+    """Return a draft of a new frame with the chunks of `source`, copied as they are, but for those that are `lost`."""
     noted = source.extras if isinstance(source, Draft) else extras_of(source.frame)
     layers = tuple(layer for layer in source.frame.vlmetalayers if layer[0] != extras.LAYER)
     new = Draft(store, None, replace(source.frame, frame_type=frame_type, vlmetalayers=layers), overwrite=overwrite)
     new.extras = Extras() if noted.foreign else replace(noted, next=None, sizes=None)
+    lost = {*lost, *new.extras.lost}
     try:
-        stored = [n for n in range(source.frame.nchunks) if isinstance(source.place(n), Place)]
+        stored = [n for n in range(source.frame.nchunks) if n not in lost and isinstance(source.place(n), Place)]
         shown = progress or Progress(None)
         shown.advance(source.frame.nchunks - len(stored))
         for n, each in zip(stored, whole_chunks(source, stored), strict=True):
             new.put(n, bytes(each.region))
             shown.advance()
+        for n in lost:
+            new.lose(n)
     except BaseException:
         new.abort()
         raise

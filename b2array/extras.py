@@ -8,12 +8,11 @@ msgpack with the conventions of python-blosc2: what one of the two packages writ
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple, Self
-from zlib import crc32
 
 import msgpack
 import numpy as np
@@ -24,19 +23,28 @@ from b2array.errors import ChecksumError, FormatError, UnsupportedError
 from b2array.params import CParams
 from b2array.spec import HEADER_LEN, Buffer, ChunkHeader
 
+try:  # ten times as fast as zlib, so that verifying costs next to nothing
+    from isal.isal_zlib import crc32
+except ImportError:  # it has no builds for some platforms
+    from zlib import crc32
+
 __all__ = [
-    "LAYER", "MAX_SIZES_NBYTES", "Extras", "Record", "block_bounds", "check_block", "check_head", "decode_attr",
-    "encode_attr", "pack_record", "pack_sizes", "record_nbytes", "sizes_row", "unpack_record", "unpack_sizes",
+    "LAYER", "MAX_SIZES_NBYTES", "UNSIZED", "Extras", "Record", "block_bounds", "check_block", "check_blocks",
+    "check_head", "crc32", "decode_attr", "encode_attr", "pack_record", "pack_sizes", "record_nbytes", "sizes_row",
+    "unpack_record", "unpack_sizes", "verified_sums",
 ]  # fmt: skip
 
 LAYER = "b2array"
 """Name of the variable-length metalayer."""
 MAX_SIZES_NBYTES = 2**20
 """Packed block sizes that are larger are left out of the metalayer."""
+UNSIZED = 2**32 - 1
+"""Stands for the size of a chunk with a record whose size is not at hand."""
 
 _VERSION = 1
 _KEYS = ("fill", "dims", "dtype", "next", "attrs", "lost", "sizes")
 _SIZES_CPARAMS = CParams("zstd")
+_MAX_CHUNK_SIZES_NBYTES = 16 * MAX_SIZES_NBYTES
 _RECORD_HEAD = struct.Struct("<4s2H2I")
 _RECORD_MAGIC, _RECORD_VERSION = b"b2ck", 1
 _CRC = struct.Struct("<I")
@@ -212,6 +220,8 @@ def block_bounds(row: NDArray[np.uint32]) -> NDArray[np.int64] | None:
 def pack_sizes(rows: NDArray[np.uint32]) -> bytes | None:
     """Return the sizes of all chunks as one Blosc2 chunk, or None if it gets larger than `MAX_SIZES_NBYTES`.
 
+    Without sizes of blocks it may be 16 times as large: like the index, it has one number a chunk.
+
     Parameters
     ----------
     rows : ndarray of uint32, shape (nchunks, 1 + nblocks)
@@ -220,7 +230,7 @@ def pack_sizes(rows: NDArray[np.uint32]) -> bytes | None:
     if rows.nbytes > 64 * MAX_SIZES_NBYTES:
         return None
     packed = encoder.encode(np.ascontiguousarray(rows, "<u4").tobytes(), typesize=4, cparams=_SIZES_CPARAMS)
-    return packed if len(packed) <= MAX_SIZES_NBYTES else None
+    return packed if len(packed) <= (MAX_SIZES_NBYTES if rows.shape[1] > 1 else _MAX_CHUNK_SIZES_NBYTES) else None
 
 
 def unpack_sizes(buf: Buffer, nchunks: int, nblocks: int) -> NDArray[np.uint32] | None:
@@ -248,7 +258,7 @@ def record_nbytes(nblocks: int) -> int:
     return _RECORD_HEAD.size + 4 * nblocks + _CRC.size
 
 
-def pack_record(buf: Buffer, head: chunk.Head | None = None) -> bytes:
+def pack_record(buf: Buffer, head: chunk.Head | None = None, *, number: int = -1) -> bytes:
     """Return the record of a chunk: checksums of its head (header, block starts, dictionary) and of its blocks.
 
     A block's bytes go from its start to the next larger start; a chunk without streams counts as blocks of `blocksize`
@@ -260,6 +270,9 @@ def pack_record(buf: Buffer, head: chunk.Head | None = None) -> bytes:
         The chunk.
     head : chunk.Head, optional
         What is known of it already.
+    number : int, optional
+        The number of the chunk's file in a sparse frame. The record's own checksum continues from this number plus 1
+        (from 0 without a number), so that files whose names were exchanged are found out.
 
     Raises
     ------
@@ -272,18 +285,20 @@ def pack_record(buf: Buffer, head: chunk.Head | None = None) -> bytes:
     head_crc = crc32(stored.region[: chunk.head_nbytes(stored.region)])
     body = _RECORD_HEAD.pack(_RECORD_MAGIC, _RECORD_VERSION, 0, len(blocks), head_crc)
     body += struct.pack(f"<{len(blocks)}I", *blocks)
-    return body + _CRC.pack(crc32(body))
+    return body + _CRC.pack(crc32(body, number + 1))
 
 
-def unpack_record(buf: Buffer) -> Record | None:
-    """Return the record at the start of `buf`, or None if there is none, or not all of it."""
+def unpack_record(buf: Buffer, *, number: int = -1) -> Record | None:
+    """Return the record at the start of `buf`, or None if there is none, not all of it, or that of another file."""
     if len(buf) < record_nbytes(0):
         return None
     magic, version, _, nblocks, head_crc = _RECORD_HEAD.unpack_from(buf)
     body_len = record_nbytes(nblocks) - _CRC.size
     if (magic, version) != (_RECORD_MAGIC, _RECORD_VERSION) or len(buf) < body_len + _CRC.size:
         return None
-    if _CRC.unpack_from(buf, body_len) != (crc32(memoryview(buf)[:body_len]),):
+    body = memoryview(buf)[:body_len]
+    (found,) = _CRC.unpack_from(buf, body_len)
+    if found not in (crc32(body, number + 1), crc32(body)):
         return None
     return Record(head_crc, struct.unpack_from(f"<{nblocks}I", buf, _RECORD_HEAD.size))
 
@@ -310,6 +325,60 @@ def check_block(record: Record, n: int, block: Buffer) -> None:
     if not 0 <= n < len(record.block_crcs):
         raise ChecksumError(f"expected checksums of {n + 1} blocks or more, found {len(record.block_crcs)}")
     _compare(f"block {n}", record.block_crcs[n], block)
+
+
+def verified_sums(behind: Buffer, head: chunk.Head, head_bytes: Buffer, *, number: int = -1) -> NDArray[np.uint32]:
+    """Return the checksums of a chunk's blocks from its record, after comparing the head with its own.
+
+    Parameters
+    ----------
+    behind : bytes-like
+        What follows the chunk.
+    head : chunk.Head
+        Header and block starts of the chunk.
+    head_bytes : bytes-like
+        The bytes that they were read from, or more.
+    number : int, optional
+        As for `pack_record`.
+
+    Raises
+    ------
+    ChecksumError
+        There is no record that belongs to this chunk.
+    """
+    record = unpack_record(behind, number=number)
+    if record is None:
+        raise ChecksumError("expected a record of its checksums behind the chunk, found none")
+    if len(record.block_crcs) != len(head.starts):
+        raise ChecksumError(f"expected a record of {len(head.starts)} blocks, found one of {len(record.block_crcs)}")
+    check_head(record, memoryview(head_bytes)[: chunk.head_nbytes(head_bytes)])
+    return np.array(record.block_crcs, np.uint32)
+
+
+def check_blocks(
+    sums: NDArray[np.uint32], numbers: Sequence[int], region: memoryview, starts: list[int], stops: list[int]
+) -> None:
+    """Compare blocks with their checksums.
+
+    Parameters
+    ----------
+    sums : ndarray of uint32, shape (nblocks,)
+        The checksums of all blocks of the chunk.
+    numbers : sequence of int
+        Which blocks.
+    region : memoryview
+        Holds them.
+    starts, stops : list of int
+        Where in it each of them lies, in bytes.
+
+    Raises
+    ------
+    ChecksumError
+        One differs; the message names the first.
+    """
+    for n, start, stop in zip(numbers, starts, stops, strict=True):
+        if crc32(region[start:stop]) != sums[n]:
+            _compare(f"block {n}", int(sums[n]), region[start:stop])
 
 
 def _compare(what: str, expected: int, data: Buffer) -> None:

@@ -31,7 +31,7 @@ __all__ = [
 
 Sizes = npt.NDArray[np.uint32]
 
-_MERGED = ("fill", "dims", "dtype", "lost", "unknown")
+_MERGED = ("fill", "dims", "dtype", "unknown")
 _SIZES_LIMIT = 2**22
 """Above this many entries a record of all block sizes would not stay under its limit anyway."""
 
@@ -47,7 +47,9 @@ def extras_of(described: Frame) -> Extras:
         content = frame.unpack_vlmeta(raw)
     except (FormatError, UnsupportedError):
         return Extras()
-    return Extras.unpack(content, itemsize=described.typesize, ndim=ndim, nchunks=described.nchunks)
+    noted = Extras.unpack(content, itemsize=described.typesize, ndim=ndim, nchunks=described.nchunks)
+    # Other software may have written chunks again, or moved others to their numbers.
+    return noted if described.fingerprint_type == frame.FINGERPRINT_128 else replace(noted, lost=())
 
 
 def sized_blocks(described: Frame) -> int:
@@ -79,7 +81,8 @@ def attrs(described: Frame, noted: Extras) -> dict[str, bytes]:
 def merged(base: Extras, ours: Extras, theirs: Extras) -> Extras:
     """Return what two writers made of the same extras, attributes aside; where both changed something, ours."""
     changed = {name: getattr(ours, name) for name in _MERGED if getattr(ours, name) != getattr(base, name)}
-    return replace(theirs, **changed)
+    written = set(base.lost) - set(ours.lost)
+    return replace(theirs, **changed, lost=tuple(n for n in theirs.lost if n not in written))
 
 
 def with_attr(described: Frame, noted: Extras, name: str, content: bytes | None) -> tuple[Frame, Extras]:
@@ -131,10 +134,19 @@ def thinned(described: Frame, limit: int) -> tuple[Frame, bytes]:
     noted = extras_of(described)
     layers = described.vlmetalayers
     if noted.sizes is not None and len(noted.sizes) > limit:
-        packed = frame.pack_vlmeta(replace(noted, sizes=None).pack())
+        packed = frame.pack_vlmeta(replace(noted, sizes=_short_sizes(described, noted, limit)).pack())
         layers = tuple((name, packed if name == extras.LAYER else raw) for name, raw in layers)
     index = described.offsets.astype("<i8").tobytes()
     return replace(described, vlmetalayers=layers, offsets=described.offsets[:0]), encoder.encode(index, typesize=8)
+
+
+def _short_sizes(described: Frame, noted: Extras, limit: int) -> bytes | None:
+    """Return a record of sizes of at most `limit` bytes which still says what chunks have checksums."""
+    rows = sizes_of(described, noted)[:, :1]
+    packed = extras.pack_sizes(rows)
+    if packed is None or len(packed) > limit:
+        packed = extras.pack_sizes(np.where(rows > 0, extras.UNSIZED, 0).astype(np.uint32))
+    return packed if packed is None or len(packed) <= limit else None
 
 
 def restored(thin: Frame, index: bytes) -> Frame:

@@ -35,7 +35,7 @@ from b2array.frame import Frame, FrameType
 from b2array.local import LocalStore
 from b2array.remote import SharedMemoryStore
 from b2array.schunk import SChunk
-from b2array.snapshot import Place, Snapshot, load
+from b2array.snapshot import Known, Place, Snapshot, load
 from b2array.spans import Span
 from b2array.spec import Buffer, ChunkHeader, Special
 from b2array.storage import MemoryStore, Store
@@ -330,7 +330,7 @@ def _kept(job: Job, desk: Store, number: int) -> Entry:
     code = job.first + job.position(number)
     buf = _stored(desk, code)
     head = chunk.unpack_head(buf)
-    return Entry(number, code, _row(job, head), extras.pack_record(buf, head))
+    return Entry(number, code, _row(job, head), extras.pack_record(buf, head, number=code))
 
 
 def _stored(desk: Store, code: int) -> bytes:
@@ -340,7 +340,7 @@ def _stored(desk: Store, code: int) -> bytes:
     (view,) = desk.read([Span(name, 0, size)])
     header = ChunkHeader.unpack(view)
     buf = bytes(view[: header.cbytes])
-    if extras.pack_record(buf) != view[header.cbytes :]:
+    if extras.pack_record(buf, number=code) != view[header.cbytes :]:
         raise ChecksumError(f"{desk.url}: expected the checksums of {name}, found others")
     return buf
 
@@ -386,8 +386,15 @@ class _Desk:
         return self._old.read_heads(names, nbytes)
 
     @property
-    def heads(self) -> MutableMapping[int, chunk.Head]:
+    def heads(self) -> MutableMapping[int, Known]:
         return self._old.heads
+
+    def checked(self, n: int) -> bool:
+        return self._old.checked(n)
+
+    @property
+    def superseded(self) -> bool:
+        return self._old.superseded
 
     def noted(self, n: int) -> notes.Sizes | None:
         return self._old.noted(n)
@@ -409,11 +416,11 @@ class _Desk:
     def _file(self, store: Store, n: int, buf: bytes) -> Entry:
         job = self.job
         head = chunk.unpack_head(buf)
-        record = extras.pack_record(buf, head)
         first = job.first + job.position(n)
         # A file is never written twice: who comes second takes it if it is the same, else one of another number.
         for code in range(first, first + _ATTEMPTS * job.nchunks, job.nchunks):
             name = frame.chunk_name(code)
+            record = extras.pack_record(buf, head, number=code)
             try:
                 store.create(name, (buf, record))
             except FileExistsError:

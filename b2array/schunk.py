@@ -516,6 +516,8 @@ def _items(source: Source, items: slice) -> bytes:
         return b""
     if described.variable_chunks:
         edges = np.cumsum([0, *edits.chunk_sizes(source, range(described.nchunks))])
+        if edges[-1] != described.nbytes:
+            raise FormatError(f"{source.url}: expected chunks of {described.nbytes} bytes in all, found {edges[-1]}")
     else:
         edges = np.minimum(np.arange(described.nchunks + 1) * described.chunksize, described.nbytes)
     first, last = int(np.searchsorted(edges, low, side="right")) - 1, int(np.searchsorted(edges, high))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 
@@ -16,15 +17,20 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import chunk, encoder, extras, frame
+from b2array.chunk import Head
 from b2array.errors import ConflictError
 from b2array.spec import HEADER_LEN, Buffer, ChunkHeader, Special
 from b2array.spool import Spool
 from b2array.storage import Store
 
-__all__ = ["Shelf"]
+__all__ = ["CHECKED_AFTER", "Shelf"]
 
 Int64Array = npt.NDArray[np.int64]
 
+CHECKED_AFTER = 3600.0
+"""Seconds after which a commit makes sure that the files it made are still there."""
+
+_TOMB = b"\xff" * HEADER_LEN
 _LOWEST_CODE = -(2**32)
 """Below are the index entries that stand for special values."""
 
@@ -54,6 +60,7 @@ class Shelf:
         self._adopted: set[int] = set()
         self._digest = blake2b(digest_size=16)
         self._closed = False
+        self._since = time.monotonic()
         self._owner = os.getpid()
         self._mutex = threading.Lock()
 
@@ -72,9 +79,8 @@ class Shelf:
         if head.header.special not in (Special.NONE, Special.VALUE):
             buf = encoder.stored_special(buf)
             head = chunk.unpack_head(buf)
-        record = extras.pack_record(buf, head)
         row = extras.sizes_row(head, nblocks)
-        code = self._file(buf, record) if self._spool is None else self._enqueue(self._spool, buf, record)
+        code, record = self._file(buf, head) if self._spool is None else self._enqueue(self._spool, buf, head)
         with self._mutex:
             self._digest.update(record)
             self.sizes[code] = row
@@ -92,22 +98,24 @@ class Shelf:
         if not self.ours:
             raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
 
-    def _enqueue(self, spool: Spool, buf: bytes, record: bytes) -> int:
+    def _enqueue(self, spool: Spool, buf: bytes, head: Head) -> tuple[int, bytes]:
+        record = extras.pack_record(buf, head)
         with self._mutex:
             start = spool.write(buf, record)
             self._extents.append((start, start + len(buf), start + len(buf) + len(record)))
-            return -len(self._extents)
+            return -len(self._extents), record
 
-    def _file(self, buf: bytes, record: bytes) -> int:
+    def _file(self, buf: bytes, head: Head) -> tuple[int, bytes]:
         while True:
             with self._mutex:
                 number = self.next
                 self.next += 1
+            record = extras.pack_record(buf, head, number=number)
             try:
                 self._store.create(frame.chunk_name(number), (buf, record))
             except FileExistsError:
                 continue
-            return number
+            return number, record
 
     def reserve(self, count: int) -> int:
         """Set numbers aside; returns the first."""
@@ -123,6 +131,29 @@ class Shelf:
             self.sizes[code] = sizes
             self._adopted.add(code)
             self.next = max(self.next, code + 1)
+
+    def tomb(self) -> int:
+        """Return a code for a chunk that is lost, where no software will read anything: no file, or no chunk."""
+        with self._mutex:
+            if self._spool is None:
+                self.next += 1
+                return self.next - 1
+            start = self._spool.write(_TOMB)
+            self._extents.append((start, start + len(_TOMB), start + len(_TOMB)))
+            self._digest.update(_TOMB)
+            return -len(self._extents)
+
+    def missing(self, offsets: Int64Array) -> list[str]:
+        """Return the names of the files made here that an index refers to and that are gone.
+
+        It is looked for only after so long a time that somebody may have taken them for leftovers.
+        """
+        if time.monotonic() - self._since < CHECKED_AFTER:
+            return []
+        numbers = [code for code in self.sizes if code >= 0 and code in offsets]
+        names = [frame.chunk_name(number) for number in numbers]
+        heads = self._store.head(names, 1) if names else []
+        return [name for name, head in zip(names, heads, strict=True) if isinstance(head, FileNotFoundError)]
 
     @property
     def digest(self) -> bytes:

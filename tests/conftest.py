@@ -10,6 +10,18 @@ from fsspec.asyn import sync_wrapper
 from servers import RangeServer, range_server, s3_server
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the torture test take longer."""
+    parser.addoption("--torture", type=int, default=50, help="how often to kill a writer of each layout")
+
+
+@pytest.fixture
+def torture(request: pytest.FixtureRequest) -> int:
+    """Tell how often to kill a writer."""
+    times: int = request.config.getoption("--torture")
+    return times
+
+
 @pytest.fixture
 def http() -> Iterator[RangeServer]:
     """Run an HTTP server of objects in memory, which counts requests."""

@@ -32,11 +32,12 @@ LAYERS = (
     ("archive", "catalog", "handle", "life"),
     ("embedding",),
     ("anatomy",),
-    ("members", "opening", "transfer"),
+    ("inspection", "members", "opening", "salvage", "transfer"),
     ("schunk",),
     ("attributes", "edits"),
     ("draft",),
     ("geometry", "snapshot"),
+    ("fetching",),
     ("notes", "shelf"),
     ("extras",),
     ("bloscpack_reader", "bloscpack_writer"),
@@ -64,7 +65,7 @@ UPWARD = {
     ("storage", "open_store", "remote"),
 }
 
-REQUIRED = {"fsspec", "msgpack", "numcodecs", "numpy", "zstandard"}
+REQUIRED = {"fsspec", "isal", "msgpack", "numcodecs", "numpy", "zstandard"}
 OPTIONAL = {
     "aiobotocore": {"remote"},
     "botocore": {"remote"},

@@ -1,0 +1,571 @@
+"""How chunks, or some of their blocks, get from a store into memory, and are compared with their checksums.
+
+Any set of chunks and blocks takes one wave of requests where the sizes of the blocks are noted in the frame or whole
+chunks are wanted, else two: for the heads of the chunks, and for the blocks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array import chunk, config, encoder, extras, notes
+from b2array.chunk import Head, Stored
+from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError
+from b2array.frame import Frame
+from b2array.spans import Span
+from b2array.spec import BLOSC1_HEADER_LEN, HEADER_LEN, MAX_DICT_NBYTES, Buffer, FilterId, Special
+from b2array.storage import changed, gathered, too_short, where
+
+__all__ = ["Known", "Place", "Source", "Want", "chunk_number", "fetch", "fetch_block", "located_error"]
+
+_CHUNK_NAME = re.compile("([0-9A-F]{8})[.]chunk")
+_FREE = 4096
+"""So many bytes more are never worth a request of their own."""
+_WHOLE_SHARE = 2 / 3
+"""A chunk of a near source is read whole when at least this share of its blocks is wanted."""
+_MAX_HEADS = 4096
+_MAX_WAVES = 6
+"""What is noted, a head, a dictionary of unknown size, the blocks and a record: each may turn out to need the next."""
+
+Int64Array = npt.NDArray[np.int64]
+Range = tuple[int, int]
+
+
+class Want(NamedTuple):
+    """A chunk, and which of its blocks are wanted: None for all."""
+
+    chunk: int
+    blocks: Sequence[int] | Int64Array | None
+
+
+class Place(NamedTuple):
+    """Where a stored chunk is: bytes [start, stop) of an object; `stop` may lie behind the chunk's end, -1 unknown."""
+
+    name: str
+    start: int
+    stop: int
+
+
+class Known(NamedTuple):
+    """What was read of a chunk before: its head, and the checksums of its blocks if it was compared with its own."""
+
+    head: Head
+    sums: npt.NDArray[np.uint32] | None
+
+
+class Source(Protocol):
+    """What chunks are fetched from: a snapshot, or a transaction on top of one."""
+
+    @property
+    def frame(self) -> Frame:
+        """What the frame says about its chunks."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """The store, for messages."""
+        ...
+
+    def place(self, n: int) -> Place | Special:
+        """Return where chunk `n` is; ChunkMissingError if it is known to be lost."""
+        ...
+
+    def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
+        """Read bytes of objects; `clip`: fewer where an object ends before."""
+        ...
+
+    def gather(self, spans: Sequence[Span]) -> memoryview:
+        """Read bytes of objects into one buffer, which this thread uses again for the next call."""
+        ...
+
+    def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
+        """Read the first bytes of objects, fewer of those that are shorter."""
+        ...
+
+    @property
+    def near(self) -> bool:
+        """Whether reading is so fast that every worker may do it for itself."""
+        ...
+
+    @property
+    def heads(self) -> MutableMapping[int, Known]:
+        """The heads of chunks, by number, that were read before."""
+        ...
+
+    def noted(self, n: int) -> notes.Sizes | None:
+        """Return the sizes of chunk `n` and its blocks, as in `b2array.notes.sizes_of`, or None if not known."""
+        ...
+
+    def checked(self, n: int) -> bool:
+        """Say whether a record of its checksums must follow chunk `n`."""
+        ...
+
+    @property
+    def superseded(self) -> bool:
+        """Whether the store holds another state by now, so that its bytes may be those of that one."""
+        ...
+
+
+def located_error(where: str, error: B2ArrayError) -> B2ArrayError:
+    """Return the error with `where` in front of what it says."""
+    text = str(error)
+    return error if text.startswith(where) else type(error)(f"{where}: {text}")
+
+
+def fetch(source: Source, wants: Sequence[Want], *, reuse: bool = False) -> list[Stored]:
+    """Read chunks, or some of their blocks, and compare what was read with its checksums.
+
+    Parameters
+    ----------
+    source : Source
+        Where the chunks are.
+    wants : sequence of Want
+        Chunk numbers and blocks.
+    reuse : bool, default False
+        The bytes are needed only until this thread fetches again, so that their memory can be used again.
+
+    Returns
+    -------
+    list of Stored
+        One item a want, with at least the wanted blocks at hand.
+
+    Raises
+    ------
+    ChunkMissingError
+        The store does not have a chunk that the index names.
+    ChecksumError
+        Bytes are not those that were written; the message has the chunk's number, and the block's.
+    FormatError
+        A chunk is not what the frame says it is; the message has its number.
+    ConflictError
+        The same, because another writer has changed the store since it was opened.
+    """
+    try:
+        return _fetch(source, wants, reuse=reuse)
+    except FormatError as error:
+        if source.superseded:
+            raise changed(source.url) from error
+        raise
+
+
+def fetch_block(source: Source, n: int, block: int) -> Stored:
+    """Read one block of chunk `n` by the shortest way; its bytes are this thread's until it fetches again.
+
+    Raises what `fetch` raises.
+    """
+    known = source.heads.get(n) if source.near else None
+    if known is not None and block < len(known.head.starts) and FilterId.DELTA not in known.head.header.filters:
+        head, sums = known
+        name, first, limit = cast(Place, source.place(n))
+        start, stop = int(head.starts[block]), int(head.stops[block])
+        due = config.verify != "never" and source.checked(n)
+        if (limit < 0 or first + stop <= limit) and not (due and sums is None):
+            shift = min(start, _LEAD) - start
+            with suppress(FileNotFoundError):
+                region = source.gather((Span(name, first - shift, first + stop),))
+                # What differs is read again below, which says what it is.
+                if not due or sums is None or extras.crc32(region[start + shift :]) == sums[block]:
+                    return Stored(head, region, head.starts + shift, head.stops + shift)
+    (stored,) = fetch(source, (Want(n, (block,)),), reuse=True)
+    return stored
+
+
+_LEAD = BLOSC1_HEADER_LEN + 4
+"""Room for the header that the engine puts in front of one block."""
+
+
+def _fetch(source: Source, wants: Sequence[Want], *, reuse: bool) -> list[Stored]:
+    pending = [_Pending(source, want) for want in wants]
+    for _ in range(_MAX_WAVES):
+        waiting = [each for each in pending if each.stored is None]
+        if not waiting:
+            return [each.stored for each in pending if each.stored is not None]
+        _read_wave(source, waiting, reuse=reuse and len(wants) == 1)
+    if any(each.stored is None for each in pending):
+        raise FormatError(f"{source.url}: expected chunk heads that say how long they are, found others")
+    return [each.stored for each in pending if each.stored is not None]
+
+
+def _read_wave(source: Source, waiting: Sequence[_Pending], *, reuse: bool) -> None:
+    try:
+        if reuse and waiting[0].plain:
+            waiting[0].take_gathered()
+            return
+        # One batch for all: what may be shorter, because its length is not known, and what may not.
+        views = iter(source.read([span for each in waiting for span in each.spans], clip=True))
+        for each in waiting:
+            each.take_views([next(views) for _ in each.spans])
+    except FileNotFoundError as error:
+        missing = next((each for each in waiting if str(error.filename or "").endswith(each.name or "\0")), waiting[0])
+        if not missing.name:
+            raise  # the whole frame is gone
+        raise ChunkMissingError(
+            f"chunk {missing.want.chunk} of {source.url}: expected its file {missing.name}, found none"
+        ) from error
+
+
+class _Pending:
+    """A want on its way: which spans it asks for next, until it is stored."""
+
+    __slots__ = (
+        "_asked", "_bounds", "_due", "_half", "_head", "_head_bytes", "_hinted", "_known", "_numbers", "_record",
+        "_take", "clip", "name", "place", "source", "spans", "stored", "want",
+    )  # fmt: skip
+
+    def __init__(self, source: Source, want: Want) -> None:
+        self.source = source
+        self.want = want
+        self.stored: Stored | None = None
+        self.spans: list[Span] = []
+        self.clip = False
+        self.name = ""
+        self._hinted = False
+        self._half: Stored | None = None
+        self._take: Callable[[memoryview], None] = self._take_whole
+        place = source.place(want.chunk)
+        if isinstance(place, Special):
+            self.stored = Stored.whole(memoryview(self._special(place)))
+            return
+        self.place = place
+        self.name = place.name
+        self._due = config.verify != "never" and source.checked(want.chunk)
+        self._known = source.heads.get(want.chunk)
+        if self._known is not None and self._due and self._known.sums is None:
+            self._known = None  # read while checksums were not compared
+        if self._known is not None and want.blocks is not None:
+            self._ask_for(self._known.head, None)
+        elif source.near or not self._ask_noted():
+            self._ask_unknown()
+
+    def _ask_unknown(self) -> None:
+        """Ask for a chunk whose head may be anything: whole if all blocks are wanted, else for the head."""
+        self._hinted = False
+        nblocks = self._nblocks()
+        # Where nothing is far, what is read in vain costs less than one more call.
+        enough = nblocks * _WHOLE_SHARE if self.source.near else nblocks
+        if self.want.blocks is None or (nblocks and len(self.want.blocks) >= enough):
+            self._ask_whole()
+            return
+        nbytes = HEADER_LEN + 4 * nblocks
+        if self.source.frame.cparams.use_dict:
+            nbytes += 4 + MAX_DICT_NBYTES
+        self._take = self._take_head
+        self._ask(0, max(nbytes, _FREE))
+
+    @property
+    def plain(self) -> bool:
+        """Whether all bytes that are asked for have to be there, and none that were read before are still needed."""
+        return not self.clip and not self._hinted and self._half is None
+
+    @property
+    def _record_due(self) -> bool:
+        return self._due and self._known is None
+
+    def _special(self, special: Special) -> bytes:
+        header = self.source.frame
+        nbytes = header.chunk_nbytes(self.want.chunk)
+        if nbytes is None:
+            raise FormatError(
+                f"chunk {self.want.chunk} of {self.source.url}: expected a stored chunk where chunks have sizes of "
+                f"their own, found {special.name.lower()}"
+            )
+        return encoder.special_chunk(special, nbytes, typesize=header.typesize, blocksize=header.blocksize)
+
+    def _nblocks(self) -> int:
+        header = self.source.frame
+        nbytes = header.chunk_nbytes(self.want.chunk)
+        return -(-nbytes // header.blocksize) if nbytes and header.blocksize else 0
+
+    def _ask(self, start: int, stop: int) -> None:
+        """Ask for bytes of the chunk, counted from its start."""
+        place = self.place
+        self.clip = place.stop < 0
+        end = place.start + stop if place.stop < 0 else min(place.start + stop, place.stop)
+        self.spans = [Span(place.name, place.start + start, end)]
+
+    def _ask_whole(self, cbytes: int | None = None, nblocks: int | None = None) -> None:
+        """Ask for all of a chunk of `cbytes` bytes (None: unknown), and the record of its checksums."""
+        self._take = self._take_whole
+        if cbytes is None:
+            nbytes = self.source.frame.chunk_nbytes(self.want.chunk)
+            # Larger than its data by more than this only instrumented chunks are; what follows it is not looked at.
+            cbytes = (nbytes if nbytes is not None else 2**31) + HEADER_LEN
+        nblocks = self._nblocks() or cbytes // 4 if nblocks is None else nblocks
+        self._ask(0, cbytes + extras.record_nbytes(nblocks) * self._record_due)
+
+    def take_gathered(self) -> None:
+        """Read what is asked for into memory that is used again, and go on."""
+        try:
+            view = self.source.gather(self.spans)
+        except FormatError as error:
+            raise self.located(error) from error
+        self.take(view)
+
+    def take_views(self, views: Sequence[memoryview]) -> None:
+        """Go on with the bytes of each span that was asked for."""
+        short = next((n for n, view in enumerate(views) if len(view) < self.spans[n].stop - self.spans[n].start), None)
+        if short is None or self.clip:
+            self.take(gathered(views))
+        elif self._hinted:
+            self._ask_unknown()
+        else:
+            name, start, stop = self.spans[short]
+            raise self.located(too_short(where(self.source.url, name), start, stop, len(views[short])))
+
+    def take(self, view: memoryview) -> None:
+        """Go on with the bytes that were asked for, one span behind the other."""
+        try:
+            self._take(view)
+        except (FormatError, UnsupportedError) as error:
+            if not self._hinted:
+                raise self.located(error) from error
+            self._half = None
+            self._ask_unknown()
+
+    def located(self, error: B2ArrayError) -> B2ArrayError:
+        """Return the error with number and file of the chunk."""
+        where = f"chunk {self.want.chunk} of {self.source.url}"
+        return located_error(f"{where}, {self.name}" if chunk_number(self.name) is not None else where, error)
+
+    def _take_whole(self, view: memoryview) -> None:
+        head = self._known.head if self._known is not None else self._unpacked(view)
+        if len(view) < head.header.cbytes and self._is_larger(head.header.cbytes, len(view)):
+            self._ask_whole(head.header.cbytes, len(head.starts))
+            return
+        stored = Stored.whole(view, head)
+        size = head.header.cbytes, head.header.cbytes + extras.record_nbytes(len(head.starts))
+        if self._record_due and len(view) < size[1]:
+            self._half, self._take = stored, self._take_record
+            self._ask(*size)
+        else:
+            self._finish(stored, view[size[0] :])
+
+    def _is_larger(self, cbytes: int, found: int) -> bool:
+        """Whether a chunk has room for more bytes than its data justify, as instrumented ones need."""
+        if found < self.spans[0].stop - self.spans[0].start:
+            return False
+        return self.place.stop < 0 or self.place.start + cbytes <= self.place.stop
+
+    def _take_record(self, view: memoryview) -> None:
+        if self._half is not None:
+            self._finish(self._half, view)
+
+    def _finish(self, stored: Stored, behind: memoryview) -> None:
+        """Hand out a whole chunk, after comparing it with its checksums."""
+        self._remember(stored.head, stored.region, behind)
+        # Blocks that nobody wants may be damaged.
+        wanted = None if self.want.blocks is None else chunk.needed_blocks(stored.head, self.want.blocks)
+        self._check(range(len(stored.starts)) if wanted is None else np.asarray(wanted, np.int64), stored)
+        self.stored = stored
+
+    def _take_head(self, view: memoryview) -> None:
+        needed = chunk.head_nbytes(view)
+        if needed > len(view):
+            self._ask(0, needed)
+            return
+        head = self._unpacked(view)
+        if self._due:
+            self._head_bytes = bytes(view[:needed])
+        else:
+            self._remember(head, view, view)
+        self._ask_for(head, view)
+
+    def _unpacked(self, view: memoryview) -> Head:
+        """Read a head that has to be what the frame says."""
+        head = chunk.unpack_head(view)
+        expected = self.source.frame.chunk_nbytes(self.want.chunk)
+        if expected is not None and head.header.nbytes != expected:
+            raise FormatError(f"expected {expected} uncompressed bytes, found {head.header.nbytes}")
+        return head
+
+    def _remember(self, head: Head, head_bytes: Buffer, behind: Buffer) -> None:
+        """Compare a head with its checksum, if there has to be one, and keep both."""
+        if self._known is not None:
+            return
+        sums = None
+        if self._due:
+            number = chunk_number(self.name)
+            number = -1 if number is None else number
+            sums = extras.verified_sums(behind, head, head_bytes, number=number)
+        heads = self.source.heads
+        if len(heads) >= _MAX_HEADS:
+            heads.clear()
+        self._known = heads[self.want.chunk] = Known(head, sums)
+
+    def _check(self, numbers: range | Int64Array, stored: Stored) -> None:
+        if not self._due or self._known is None or self._known.sums is None or not len(stored.starts):
+            return
+        starts, stops = stored.starts, stored.stops
+        if isinstance(numbers, range):
+            extras.check_blocks(self._known.sums, numbers, stored.region, starts.tolist(), stops.tolist())
+            return
+        if numbers[-1] >= len(starts):
+            raise FormatError(f"expected at least {numbers[-1] + 1} blocks, found {len(starts)}")
+        starts, stops = starts[numbers], stops[numbers]
+        extras.check_blocks(self._known.sums, numbers.tolist(), stored.region, starts.tolist(), stops.tolist())
+
+    def _ask_for(self, head: Head, view: memoryview | None) -> None:
+        """Ask for the wanted blocks of a chunk with this head, or for all of it if that is not much more."""
+        if view is not None and len(view) >= head.header.cbytes:
+            self._take_whole(view)
+        elif len(head.starts):
+            self._ask_blocks(head, chunk.needed_blocks(head, () if self.want.blocks is None else self.want.blocks))
+        elif self._record_due:
+            self._ask_whole(head.header.cbytes, 0)
+        else:
+            self.stored = Stored(head, memoryview(b""), head.starts, head.stops)
+
+    def _ask_blocks(self, head: Head, blocks: Sequence[int] | Int64Array) -> None:
+        """Ask for the wanted blocks, near ones together and with room for a header in front."""
+        if blocks[-1] >= head.header.nblocks:
+            raise self.located(FormatError(f"expected at least {blocks[-1] + 1} blocks, found {head.header.nblocks}"))
+        numbers = np.asarray(blocks, np.int64)
+        asked = self._runs_and_record(head.starts[numbers], head.stops[numbers], head.header.cbytes, len(head.starts))
+        if _is_most(asked, head.header.cbytes):
+            self._ask_whole(head.header.cbytes, len(head.starts))
+            return
+        place = self.place
+        if place.stop >= 0 and place.start + asked[-1][1] > place.stop:
+            room = place.stop - place.start
+            raise self.located(FormatError(f"expected blocks within {room} bytes, found one up to {asked[-1][1]}"))
+        self._ask_runs(numbers, _with_lead(asked, len(numbers)))
+        self._head, self._take = head, self._take_blocks
+
+    def _runs_and_record(self, starts: Int64Array, stops: Int64Array, cbytes: int, nblocks: int) -> list[Range]:
+        self._record = cbytes if self._record_due else -1
+        if self._record >= 0:
+            starts, stops = np.append(starts, cbytes), np.append(stops, cbytes + extras.record_nbytes(nblocks))
+        return _runs(starts, stops)
+
+    def _ask_runs(self, numbers: Int64Array, asked: list[Range]) -> None:
+        place = self.place
+        self.spans = [Span(place.name, place.start + start, place.start + stop) for start, stop in asked]
+        self._numbers, self._asked, self.clip = numbers, asked, False
+
+    def _ask_noted(self) -> bool:
+        """Ask for head and blocks at once, where what is noted says where they are; tells whether it does."""
+        row, place = self.source.noted(self.want.chunk), self.place
+        if row is None:
+            return False
+        cbytes = int(row[0])
+        if place.stop >= 0 and place.start + cbytes > place.stop:
+            return False
+        numbers = np.array(self._noted_blocks(), np.int64)
+        bounds = self._noted_bounds(row)
+        if self.want.blocks is None or cbytes <= _FREE:
+            self._ask_whole(cbytes)
+        elif bounds is None or numbers[-1] >= len(bounds) - 1:
+            return False
+        else:
+            self._ask_bounded(numbers, bounds)
+        self._hinted = True
+        return True
+
+    def _noted_blocks(self) -> Sequence[int] | Int64Array:
+        blocks: Sequence[int] | Int64Array = () if self.want.blocks is None else self.want.blocks
+        delta = FilterId.DELTA in self.source.frame.cparams.filter_slots
+        return (0, *blocks) if delta and 0 not in blocks else blocks
+
+    def _noted_bounds(self, row: notes.Sizes) -> Int64Array | None:
+        nbytes = self.source.frame.chunk_nbytes(self.want.chunk)
+        if nbytes is not None and row[0] == nbytes + HEADER_LEN and not row[1:].any():  # stored raw
+            return HEADER_LEN + np.minimum(np.arange(self._nblocks() + 1) * self.source.frame.blocksize, nbytes)
+        return extras.block_bounds(row)
+
+    def _ask_bounded(self, numbers: Int64Array, bounds: Int64Array) -> None:
+        """Ask for the head, which ends where the first block begins, and for blocks."""
+        asked = self._runs_and_record(bounds[numbers], bounds[numbers + 1], int(bounds[-1]), len(bounds) - 1)
+        if _is_most(asked, int(bounds[-1])):
+            self._ask_whole(int(bounds[-1]), len(bounds) - 1)
+            return
+        self._ask_runs(numbers, [(0, int(bounds[0])), *_with_lead(asked, len(numbers))])
+        self._bounds = bounds
+        self._take = self._take_bounded
+
+    def _take_bounded(self, view: memoryview) -> None:
+        """Take head and blocks, if the head says that these are the blocks."""
+        bounds, numbers = self._bounds, self._numbers
+        head = self._unpacked(view[: int(bounds[0])])
+        self._head_bytes = bytes(view[: int(bounds[0])])
+        found = len(head.starts) == len(bounds) - 1 and len(chunk.needed_blocks(head, numbers.tolist())) == len(numbers)
+        if (
+            found
+            and np.array_equal(head.starts[numbers], bounds[numbers])
+            and np.array_equal(head.stops[numbers], bounds[numbers + 1])
+        ):
+            self._head, self._asked = head, self._asked[1:]
+            self._take_blocks(view[int(bounds[0]) :])
+        else:
+            self._ask_for(head, None)
+
+    def _take_blocks(self, region: memoryview) -> None:
+        head, numbers, asked = self._head, self._numbers, self._asked
+        if self._known is None and self._record >= 0:
+            at = int(_shifted(np.array([self._record], np.int64), asked)[0])
+            self._remember(head, self._head_bytes, region[at:])
+        elif self._known is None:
+            self._remember(head, region, region)
+        if len(asked) == 1:
+            shift = -asked[0][0]
+            stored = Stored(head, region, head.starts + shift, head.stops + shift)
+        else:
+            starts = np.full(len(head.starts), -1, np.int64)
+            stops = starts.copy()
+            starts[numbers] = _shifted(head.starts[numbers], asked)
+            stops[numbers] = starts[numbers] + (head.stops[numbers] - head.starts[numbers])
+            stored = Stored(head, region, starts, stops)
+        self._check(numbers, stored)
+        self.stored = stored
+
+
+def chunk_number(name: str) -> int | None:
+    """Return the number of the chunk's file with this name, or None if chunks' files are not called so.
+
+    Examples
+    --------
+    >>> chunk_number("0000000A.chunk"), chunk_number("chunks.b2frame")
+    (10, None)
+    """
+    found = _CHUNK_NAME.fullmatch(name)
+    return int(found[1], 16) if found else None
+
+
+def _shifted(positions: Int64Array, asked: list[Range]) -> Int64Array:
+    """Return where positions in a chunk are in the ranges of it that stand one behind the other."""
+    starts = np.array([start for start, _ in asked], np.int64)
+    bases = np.cumsum([0, *(stop - start for start, stop in asked[:-1])])
+    return positions + (bases - starts)[np.searchsorted(starts, positions, side="right") - 1]
+
+
+def _with_lead(asked: list[Range], nblocks: int) -> list[Range]:
+    """Let the first range begin so early that there is room for a header in front of its blocks."""
+    start, stop = asked[0]
+    return [(max(0, start - BLOSC1_HEADER_LEN - 4 * nblocks), stop), *asked[1:]]
+
+
+def _is_most(asked: list[Range], cbytes: int) -> bool:
+    """Whether all of a chunk is not much more than these ranges of it."""
+    wanted = sum(stop - start for start, stop in asked)
+    return cbytes - wanted <= max(wanted // 2, _FREE)
+
+
+def _runs(starts: Int64Array, stops: Int64Array) -> list[Range]:
+    """Merge ranges that touch or nearly touch; returns them in order."""
+    if len(starts) == 1:
+        return [(int(starts[0]), int(stops[0]))]
+    if (starts[1:] == stops[:-1]).all():
+        return [(int(starts[0]), int(stops[-1]))]
+    if (starts[1:] < starts[:-1]).any():
+        order = np.argsort(starts)
+        starts, stops = starts[order], stops[order]
+    # The ends of blocks are the starts of others, so that in this order they never decrease.
+    breaks = np.flatnonzero(starts[1:] > stops[:-1] + _FREE)
+    first = [0, *(breaks + 1).tolist()]
+    last = [*breaks.tolist(), len(starts) - 1]
+    return list(zip(starts[first].tolist(), stops[last].tolist(), strict=True))

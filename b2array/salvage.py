@@ -1,0 +1,269 @@
+"""What a damaged frame still says: its header, an index that fits the chunks, and the trailer, each for itself.
+
+A frame that other software changes in place is not readable if that software is killed meanwhile: the header may be
+that of the state before, chunks may stand where the index was, and the trailer may be missing. Chunks say themselves
+how long they are, so that they can be found again.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array import chunk, config, extras, frame, metalayers
+from b2array.chunk import Context
+from b2array.errors import FormatError, UnsupportedError
+from b2array.fetching import chunk_number
+from b2array.frame import Frame, FrameType, Header
+from b2array.metalayers import Layers
+from b2array.snapshot import FRAME_NAME
+from b2array.spans import Span
+from b2array.spec import HEADER_LEN, ChunkHeader
+from b2array.storage import Store
+
+__all__ = ["Salvaged", "salvage"]
+
+Int64Array = npt.NDArray[np.int64]
+
+_FRAME_LEN = slice(0x10, 0x18)
+_NO_LIMIT = struct.pack(">Q", 2**62)
+_TRAILER_END = struct.Struct(">BI2B16s")
+_TRAILER_NBYTES = 25
+_WINDOW = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Salvaged:
+    """A frame put together from what is left of one.
+
+    Parameters
+    ----------
+    frame : Frame
+        Its index has -1 for chunks that were not found. With the type of a fingerprint, but none, if b2array wrote
+        index and trailer.
+    certain : bool
+        Whether an index says which chunk is which, and not only the order of the chunks in the file.
+    notes : tuple of str
+        What was done, and what could not be.
+    """
+
+    frame: Frame
+    certain: bool
+    notes: tuple[str, ...]
+
+
+def salvage(store: Store) -> Salvaged:
+    """Put a frame together from what is left of it.
+
+    Raises
+    ------
+    FormatError, UnsupportedError
+        Not even the header can be read, so that nothing is known about the data.
+    FileNotFoundError
+        There is nothing.
+    """
+    return _Wreck(store).salvaged()
+
+
+class _Wreck:
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        names = (FRAME_NAME,) if store.is_prefix else ("", FRAME_NAME)
+        heads = store.head(names, 2**16)
+        found = [(name, head) for name, head in zip(names, heads, strict=True) if not isinstance(head, Exception)]
+        if not found:
+            raise FileNotFoundError(f"{store.url} has no frame that could be repaired")
+        self.name, head = found[0]
+        self.size = store.stamp(self.name).size
+        data = bytes(head.data)
+        if frame.header_nbytes(data) > len(data):
+            data = self.read(0, frame.header_nbytes(data))
+        # How long the file was meant to be does not matter here, and may be what is wrong.
+        (self.frame_len,) = struct.unpack(">Q", data[_FRAME_LEN])
+        self.header = frame.unpack_header(data[: _FRAME_LEN.start] + _NO_LIMIT + data[_FRAME_LEN.stop :])
+        self.context = Context(self.header.codec, self.header.codec_meta)
+        self.notes: list[str] = []
+        self.same_commit = False
+        self.fingerprint_type = 0
+
+    def read(self, start: int, stop: int) -> bytes:
+        stop = min(stop, self.size)
+        return bytes(self.store.read([Span(self.name, start, stop)])[0]) if start < stop else b""
+
+    @property
+    def expected(self) -> int:
+        """How many chunks the header counts; 0 if it does not tell."""
+        return -(-self.header.nbytes // self.header.chunksize) if self.header.chunksize > 0 else 0
+
+    def salvaged(self) -> Salvaged:
+        if self.header.frame_type == FrameType.SPARSE:
+            valid, index_places = self._numbers(), [self.header.header_len]
+        else:
+            valid, index_places = self._walk()
+        offsets, end = self._index(valid, index_places)
+        certain = offsets is not None
+        if offsets is None:
+            offsets = self._in_order(sorted(valid))
+        layers = self._trailer(end)
+        sparse = self.header.frame_type == FrameType.SPARSE
+        cbytes = self.header.cbytes if sparse else self.size - self.header.header_len
+        described = {each.name: getattr(self.header, each.name) for each in fields(Header)}
+        described |= {"cbytes": cbytes, "frame_len": self.size}
+        # What the metadata note of chunks is true of the state that they were written with.
+        ours = self.same_commit and self.fingerprint_type == frame.FINGERPRINT_128
+        found = Frame(**described, offsets=offsets, vlmetalayers=layers, fingerprint_type=frame.FINGERPRINT_128 * ours)
+        return Salvaged(found, certain, tuple(self.notes))
+
+    # Chunks.
+
+    def _numbers(self) -> set[int]:
+        numbers = (chunk_number(name) for name in self.store.listing())
+        return {number for number in numbers if number is not None}
+
+    def _walk(self) -> tuple[set[int], list[int]]:
+        """Find chunks in a file; returns where they are, from the header's end, and where an index may be."""
+        base, at = self.header.header_len, self.header.header_len
+        chunks, indices = set(), [self.header.tail_start] if self.header.nbytes else []
+        while at < self.size - HEADER_LEN // 2:
+            header = self._chunk_header(at)
+            if header is not None and self._is_data(at, header):
+                chunks.add(at - base)
+            elif header is not None and header.typesize == 8 and header.nbytes == 8 * self.expected:
+                indices.append(at)
+            else:
+                at = self._next_candidate(at + 1)
+                continue
+            at += header.cbytes
+            at += self._record_nbytes(at)
+        return chunks, indices
+
+    def _chunk_header(self, at: int) -> ChunkHeader | None:
+        try:
+            header = ChunkHeader.unpack(self.read(at, at + HEADER_LEN))
+        except (FormatError, UnsupportedError):
+            return None
+        return header if 16 <= header.cbytes <= self.size - at else None
+
+    def _is_data(self, at: int, header: ChunkHeader) -> bool:
+        chunksize, rest = self.header.chunksize, self.header.nbytes % max(1, self.header.chunksize)
+        if chunksize > 0 and header.nbytes not in (chunksize, rest or chunksize):
+            return False
+        if chunksize > 0 and self.header.blocksize and header.blocksize > max(self.header.blocksize, 1):
+            return False
+        if header.nbytes > config.limits.chunk_nbytes or header.cbytes < HEADER_LEN:
+            return False
+        try:
+            chunk.decode(self.read(at, at + header.cbytes), context=self.context)
+        except (FormatError, UnsupportedError):
+            return False
+        return True
+
+    def _record_nbytes(self, at: int) -> int:
+        head = self.read(at, at + extras.record_nbytes(0))
+        nblocks = int.from_bytes(head[8:12], "little")
+        whole = self.read(at, at + extras.record_nbytes(min(nblocks, 2**28)))
+        return extras.record_nbytes(nblocks) if extras.unpack_record(whole) is not None else 0
+
+    def _next_candidate(self, at: int) -> int:
+        """Find the next place from `at` on with the sizes that a chunk's or index's header has."""
+        patterns = [struct.pack("<i", 8 * self.expected)] if self.expected else []
+        if self.header.chunksize > 0:
+            blocksize = struct.pack("<i", self.header.blocksize) if self.header.blocksize else b""
+            patterns.append(struct.pack("<i", self.header.chunksize) + blocksize)
+        while patterns and at < self.size:
+            window = self.read(at, at + _WINDOW)
+            hits = [hit for pattern in patterns if (hit := window.find(pattern, 4)) >= 0]
+            if hits:
+                return at + min(hits) - 4
+            if at + len(window) >= self.size:
+                break
+            at += len(window) - 12
+        return self.size
+
+    # The index.
+
+    def _index(self, valid: set[int], places: list[int]) -> tuple[Int64Array | None, int]:
+        """Find an index whose chunks are all there; the later the better. Returns it, and where it ends."""
+        missing_allowed = self.header.frame_type == FrameType.SPARSE
+        for at in places[:1] + sorted(places[1:], reverse=True):
+            found = self._index_at(at)
+            if found is None:
+                continue
+            offsets, end = found
+            stored = offsets[offsets >= 0]
+            known = np.isin(stored, np.array(sorted(valid), np.int64))
+            if not known.all() and not (missing_allowed or at == self.header.tail_start):
+                continue
+            self.same_commit = at == places[0]
+            if not self.same_commit:
+                self.notes.append("took an index that was found behind the chunks")
+            return offsets, end
+        if not self.header.nbytes:
+            return np.empty(0, np.int64), self.header.header_len
+        self.notes.append("found no index: took the chunks in the order in which they are stored")
+        return None, self.header.header_len
+
+    def _index_at(self, at: int) -> tuple[Int64Array, int] | None:
+        header = self._chunk_header(at)
+        if header is None or header.nbytes % 8 or (self.expected and header.nbytes != 8 * self.expected):
+            return None
+        if not header.nbytes or header.nbytes > config.limits.index_nbytes:
+            return None
+        try:
+            data = chunk.decode(self.read(at, at + header.cbytes), context=self.context)
+        except (FormatError, UnsupportedError):
+            return None
+        offsets = np.frombuffer(data, "<i8").astype(np.int64)
+        special = np.isin(offsets, list(frame.SPECIAL_OFFSETS.values()))
+        top = 2**32 - 1 if self.header.frame_type == FrameType.SPARSE else self.size - HEADER_LEN
+        if not (special | ((offsets >= 0) & (offsets <= top))).all():
+            return None
+        return offsets, at + header.cbytes
+
+    def _in_order(self, found: list[int]) -> Int64Array:
+        expected = self.expected or len(found)
+        offsets = np.full(expected, -1, np.int64)
+        kept = found[:expected]
+        offsets[: len(kept)] = kept
+        if len(found) > expected:
+            self.notes.append(f"found {len(found)} chunks where the header counts {expected}")
+        elif len(found) < expected:
+            self.notes.append(f"found only {len(found)} of {expected} chunks")
+        return offsets
+
+    # The trailer.
+
+    def _trailer(self, start: int) -> Layers:
+        """Find the trailer, which ends where the header says or where the file does."""
+        for end in dict.fromkeys((self.frame_len, self.size)):
+            layers = self._trailer_before(start, end) if start + _TRAILER_NBYTES <= end <= self.size else None
+            if layers is not None:
+                return layers
+        self.notes.append("found no trailer: attributes are lost")
+        return ()
+
+    def _trailer_before(self, start: int, end: int) -> Layers | None:
+        tail = self.read(end - _TRAILER_END.size, end)
+        marker, nbytes, ext, fingerprint_type, _ = _TRAILER_END.unpack(tail)
+        if (marker, ext) != (0xCE, 0xD8) or not _TRAILER_NBYTES <= nbytes <= end - start:
+            return None
+        raw = self.read(end - nbytes, end)
+        try:
+            layers = tuple(self._readable(metalayers.unpack(raw, 2)))
+        except FormatError:
+            return None
+        self.fingerprint_type = fingerprint_type
+        return layers
+
+    def _readable(self, layers: Layers) -> Iterator[tuple[str, bytes]]:
+        for name, raw in layers:
+            try:
+                frame.unpack_vlmeta(raw)
+            except (FormatError, UnsupportedError):
+                self.notes.append(f"dropped the attribute {name!r}, which cannot be read")
+            else:
+                yield name, raw
