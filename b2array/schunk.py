@@ -135,7 +135,7 @@ class SChunk:
     @property
     def cparams(self) -> CParams:
         """How new chunks are made."""
-        return self.frame.cparams
+        return located(self.url, lambda: self.frame.cparams)
 
     @property
     def meta(self) -> Mapping[str, Any]:
