@@ -20,7 +20,7 @@ from b2array.params import CParams
 
 SHAPE, CHUNKS, BLOCKS = (24, 20), (12, 10), (6, 5)
 KEYS = (..., (slice(3, 20, 2), slice(None)), (5, 5), (slice(11, 13), slice(9, 11)))
-MAX_NBYTES = 8 * 2**20
+MAX_NBYTES = 32 * 2**20
 """Far more than the files hold, far less than damaged fields claim."""
 
 
