@@ -1,0 +1,122 @@
+"""Chunks of C-Blosc 1 as the engine: what it makes, which blocks can be asked for, runs it does not know."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from chunks import CODECS, sine, walk
+from hypothesis import given
+from hypothesis import strategies as st
+
+from b2array import blosc1, codecs, workers
+from b2array.blosc1 import Recipe
+from b2array.errors import FormatError
+from b2array.spec import CODEC_FORMATS, CodecFormat, CodecId
+
+FORMATS = (CodecFormat.BLOSCLZ, CodecFormat.LZ4, CodecFormat.ZLIB, CodecFormat.ZSTD)
+
+
+def make(codec: str, data: np.ndarray, typesize: int, ask: int, shuffle: int = blosc1.SHUFFLE) -> blosc1.Made | None:
+    flat = data.reshape(-1).view(np.uint8)
+    return workers.run(
+        lambda: blosc1.make(codecs.codec_id(codec), flat, clevel=5, shuffle=shuffle, typesize=typesize, blocksize=ask)
+    )
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("typesize", [1, 2, 3, 4, 8, 16])
+def test_blocks_come_out_as_they_were_asked_for(codec: str, typesize: int) -> None:
+    data = (np.arange(600_000) // 7 % 200).astype(np.uint8)
+    for block in (2**12, 2**16, 2**17, 2**18, 2**20):
+        block_nbytes = block // typesize * typesize
+        ask = blosc1.fused_ask(codecs.codec_id(codec), typesize, block_nbytes, data.size)
+        if ask is None:
+            continue
+        made = make(codec, data, typesize, ask)
+        assert made is not None
+        assert made.block_nbytes == min(block_nbytes, data.size)
+        assert len(made.starts) == -(-data.size // made.block_nbytes)
+        assert made.split == (codec != "zstd" and 1 < typesize <= 16)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("shuffle", [blosc1.NOSHUFFLE, blosc1.SHUFFLE, blosc1.BITSHUFFLE])
+def test_any_blocks_of_what_was_made_decode(codec: str, shuffle: int) -> None:
+    data = sine(40_000)
+    made = make(codec, data, 8, 2**13, shuffle)
+    assert made is not None
+    recipe = Recipe(CODEC_FORMATS[CodecId(codecs.codec_id(codec))], 8, shuffle, made.split, made.block_nbytes)
+    starts = made.starts.tolist()
+    stops = [*starts[1:], len(made.buf)]
+    raw = data.tobytes()
+    for numbers in ([0], [1, 3], [3, 1, 0, 2], [2, len(starts) - 1], range(len(starts))):
+        expected = b"".join(raw[n * made.block_nbytes : (n + 1) * made.block_nbytes] for n in numbers)
+        out = np.empty(len(expected), np.uint8)
+        for region in (memoryview(made.buf), memoryview(bytearray(made.buf))):
+            blosc1.decode(recipe, region, [starts[n] for n in numbers], [stops[n] for n in numbers], out)
+            assert out.tobytes() == expected
+            assert bytes(region) == made.buf
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("neblock", [1, 128, 2**16, 300_000])
+def test_runs_among_other_streams_decode(fmt: CodecFormat, neblock: int) -> None:
+    raw = bytes(n * 31 % 256 for n in range(neblock))
+    block = struct.pack("<i", 0) + struct.pack("<iB", -9, 1) + struct.pack("<i", neblock) + raw
+    recipe = Recipe(fmt, 3, blosc1.NOSHUFFLE, neblock >= blosc1.MIN_STREAM, 3 * neblock)
+    if not recipe.split:
+        recipe = Recipe(fmt, 1, blosc1.NOSHUFFLE, split=False, block_nbytes=neblock)
+        out = np.empty(neblock, np.uint8)
+        blosc1.decode(recipe, memoryview(struct.pack("<iB", -9, 1)), [0], [5], out)
+        assert out.tobytes() == b"\x09" * neblock
+        return
+    region = memoryview(block * 2)
+    out = np.empty(6 * neblock, np.uint8)
+    blosc1.decode(recipe, region, [0, len(block)], [len(block), 2 * len(block)], out)
+    assert out.tobytes() == (bytes(neblock) + b"\x09" * neblock + raw) * 2
+
+
+@pytest.mark.parametrize("nblocks", [1, 3, 40])
+def test_streams_are_walked_and_checked(nblocks: int) -> None:
+    block = struct.pack("<i", 0) + struct.pack("<iB", -9, 1) + struct.pack("<i", 3) + b"abc"
+    region = memoryview(block * nblocks)
+    starts = np.arange(nblocks) * len(block)
+    positions, csizes = blosc1.streams(region, starts, starts + len(block), 3, 10)
+    assert csizes.tolist() == [[0, -9, 3]] * nblocks
+    assert positions.tolist() == [[start, start + 4, start + 9] for start in starts.tolist()]
+    for limit, neblock in ((len(block) - 1, 10), (len(block), 2)):
+        with pytest.raises(FormatError):
+            blosc1.streams(region, starts, starts + limit, 3, neblock)
+    blosc1.check_ratio(region, starts, starts + len(block), 3, 10, 4)
+    with pytest.raises(FormatError, match="3 bytes"):
+        blosc1.check_ratio(region, starts, starts + len(block), 3, 10, 3)
+
+
+@given(st.sampled_from(("blosclz", "lz4hc")), st.integers(0, 3), st.integers(1, 5000))
+def test_single_streams_decode(codec: str, step: int, nbytes: int) -> None:
+    data = (np.arange(nbytes) * step // 7).astype(np.uint8)
+    payload = workers.run(blosc1.encode_stream, codecs.codec_id(codec), data, 5)
+    if payload is not None:
+        assert len(payload) < nbytes
+        fmt = CODEC_FORMATS[CodecId(codecs.codec_id(codec))]
+        assert blosc1.decode_stream(fmt, payload, nbytes).tobytes() == data.tobytes()
+        with pytest.raises(FormatError):
+            blosc1.decode_stream(fmt, payload[:-1], nbytes)
+
+
+def test_noise_does_not_get_smaller() -> None:
+    noise = np.frombuffer(np.random.default_rng(0).bytes(2**17), np.uint8)
+    assert make("lz4", noise, 1, 2**16) is None
+    assert workers.run(blosc1.encode_stream, CodecId.LZ4HC, noise, 5) is None
+
+
+@pytest.mark.parametrize("neblock", [128, 500, 4095, 4096])
+def test_small_streams_get_room_for_their_starts(neblock: int) -> None:
+    data = walk(4096 * 10).view(np.uint8)[: neblock * 20]
+    with_room = blosc1.with_room(data, neblock)
+    assert with_room[: data.size].tobytes() == data.tobytes()
+    assert not with_room[data.size :].any()
+    assert (len(with_room) - len(data)) % neblock == 0
+    assert (len(with_room) > len(data)) == (neblock < 4096)

@@ -1,0 +1,131 @@
+"""Work is spread over threads in order, a bounded number of items ahead, and only from the main thread."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from b2array import config, workers
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    with config.using(threads=2):
+        yield
+
+
+def in_thread(verb: Any) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(verb()))
+    thread.start()
+    thread.join(30)
+    return found[0]
+
+
+def name_of(_: object = None) -> str:
+    return threading.current_thread().name
+
+
+def test_results_come_in_order() -> None:
+    assert list(workers.spread(lambda n: n * n, range(200))) == [n * n for n in range(200)]
+    assert list(workers.spread(str, [])) == []
+
+
+def test_the_main_thread_leaves_the_work_to_others() -> None:
+    assert workers.run(name_of).startswith("b2array")
+    assert all(name.startswith("b2array") for name in workers.spread(name_of, range(9)))
+    assert workers.width() == 2
+
+
+def test_other_threads_work_themselves() -> None:
+    assert in_thread(lambda: workers.run(name_of) == name_of())
+    assert in_thread(lambda: set(workers.spread(name_of, range(9))) == {name_of()})
+    assert in_thread(workers.width) == 1
+    done: list[int] = []
+    in_thread(lambda: workers.each(done.append, range(9)))
+    assert done == list(range(9))
+
+
+def test_items_are_taken_a_bounded_number_ahead() -> None:
+    taken = 0
+
+    def items() -> Iterator[int]:
+        nonlocal taken
+        for n in range(100):
+            taken += 1
+            yield n
+
+    results = workers.spread(lambda n: n, items(), ahead=3)
+    for n, _ in zip(range(20), results, strict=False):
+        assert taken <= n + 1 + 2 * 3
+    results.close()
+    assert taken < 30
+
+
+def test_an_error_comes_at_its_place() -> None:
+    def verb(n: int) -> int:
+        if n == 5:
+            raise ValueError("five")
+        return n
+
+    found: list[int] = []
+    with pytest.raises(ValueError, match="five"):
+        found.extend(workers.spread(verb, range(50)))
+    assert found == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="five"):
+        workers.run(verb, 5)
+    with pytest.raises(ValueError, match="five"):
+        workers.each(verb, range(50))
+    # The threads are there for the next.
+    assert list(workers.spread(str, range(3))) == ["0", "1", "2"]
+
+
+def test_after_an_error_nothing_more_is_begun() -> None:
+    begun: list[int] = []
+
+    def verb(n: int) -> None:
+        begun.append(n)
+        if n == 3:
+            raise ValueError(n)
+
+    with pytest.raises(ValueError, match="3"):
+        workers.each(verb, range(100_000))
+    count = len(begun)
+    assert count < 100_000
+    assert workers.run(len, begun) == count
+
+
+def test_each_does_everything_once() -> None:
+    done: list[int] = []
+    workers.each(done.append, range(1000))
+    assert sorted(done) == list(range(1000))
+
+
+def test_the_number_of_threads_can_change() -> None:
+    for threads in (1, 3, 0):
+        with config.using(threads=threads):
+            assert workers.width() == max(1, threads)
+            assert list(workers.spread(str, range(5))) == list("01234")
+
+
+def test_a_pool_is_replaced_while_it_is_at_work() -> None:
+    results = workers.spread(lambda n: n, range(30))
+    assert next(results) == 0
+    with config.using(threads=5):
+        assert list(workers.spread(lambda n: -n, range(4))) == [0, -1, -2, -3]
+    assert list(results) == list(range(1, 30))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork") or sys.platform == "darwin", reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    workers.run(name_of)
+    child = os.fork()
+    if not child:
+        os._exit(0 if list(workers.spread(lambda n: n + 1, range(3))) == [1, 2, 3] else 1)
+    assert os.waitpid(child, 0)[1] == 0
