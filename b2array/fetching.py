@@ -230,7 +230,10 @@ class _Pending:
         self._take: Callable[[memoryview], None] = self._take_whole
         place = source.place(want.chunk)
         if isinstance(place, Special):
-            self.stored = Stored.whole(memoryview(self._special(place)))
+            try:
+                self.stored = Stored.whole(memoryview(self._special(place)))
+            except (FormatError, UnsupportedError) as error:
+                raise self.located(error) from error
             return
         self.place = place
         self.name = place.name
