@@ -529,8 +529,9 @@ class _Pending:
 
     def _ask_blocks(self, head: Head, blocks: Sequence[int] | Int64Array) -> None:
         """Ask for the wanted blocks, near ones together and with room for a header in front."""
-        if blocks[-1] >= head.header.nblocks:
-            raise FormatError(f"expected at least {blocks[-1] + 1} blocks, found {head.header.nblocks}")
+        if blocks[-1] >= head.header.nblocks:  # other blocks than the frame's: none of the numbers means anything
+            self._ask_whole(head.header.cbytes)
+            return
         numbers = np.asarray(blocks, np.int64)
         starts, stops = head.starts[numbers], head.stops[numbers]
         asked = _runs(starts, stops)
