@@ -329,8 +329,9 @@ def fetch(source: Source, wants: Sequence[Want], *, reuse: bool = False) -> list
         if not waiting:
             return [each.stored for each in pending if each.stored is not None]
         _read_wave(source, waiting, reuse=reuse and len(wants) == 1)
-    if any(each.stored is None for each in pending):
-        raise FormatError(f"{source.url}: expected chunk heads that say how long they are, found others")
+    for each in pending:
+        if each.stored is None:
+            raise FormatError(f"{each.where}: expected a head with the starts of all blocks, found less")
     return [each.stored for each in pending if each.stored is not None]
 
 
@@ -477,11 +478,11 @@ class _Pending:
             self._take(view)
         except (FormatError, UnsupportedError) as error:
             if not self._hinted:
-                raise located_error(self._where, error) from error
+                raise located_error(self.where, error) from error
             self._ask_unknown()
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
         return f"chunk {self.want.chunk} of {self.source.url}"
 
     def _take_whole(self, view: memoryview) -> None:
