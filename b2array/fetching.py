@@ -185,10 +185,11 @@ def _fetch(source: Source, wants: Sequence[Want], *, reuse: bool) -> list[Stored
     for _ in range(_MAX_WAVES):
         waiting = [each for each in pending if each.stored is None]
         if not waiting:
-            return [each.stored for each in pending if each.stored is not None]
+            break
         _read_wave(source, waiting, reuse=reuse and len(wants) == 1)
-    if any(each.stored is None for each in pending):
-        raise FormatError(f"{source.url}: expected chunk heads that say how long they are, found others")
+    for each in pending:
+        if each.stored is None:
+            raise each.located(FormatError("expected a head with the starts of all blocks, found less"))
     return [each.stored for each in pending if each.stored is not None]
 
 
@@ -364,7 +365,11 @@ class _Pending:
         self._remember(stored.head, stored.region, behind)
         # Blocks that nobody wants may be damaged.
         wanted = None if self.want.blocks is None else chunk.needed_blocks(stored.head, self.want.blocks)
-        self._check(range(len(stored.starts)) if wanted is None else np.asarray(wanted, np.int64), stored)
+        nblocks = len(stored.starts)
+        if wanted is None or wanted[-1] >= nblocks:  # or with other blocks than the frame's
+            self._check(range(nblocks), stored)
+        else:
+            self._check(np.asarray(wanted, np.int64), stored)
         self.stored = stored
 
     def _take_head(self, view: memoryview) -> None:
@@ -408,8 +413,6 @@ class _Pending:
         if isinstance(numbers, range):
             extras.check_blocks(self._known.sums, numbers, stored.region, starts.tolist(), stops.tolist())
             return
-        if numbers[-1] >= len(starts):
-            raise FormatError(f"expected at least {numbers[-1] + 1} blocks, found {len(starts)}")
         starts, stops = starts[numbers], stops[numbers]
         extras.check_blocks(self._known.sums, numbers.tolist(), stored.region, starts.tolist(), stops.tolist())
 
@@ -426,8 +429,9 @@ class _Pending:
 
     def _ask_blocks(self, head: Head, blocks: Sequence[int] | Int64Array) -> None:
         """Ask for the wanted blocks, near ones together and with room for a header in front."""
-        if blocks[-1] >= head.header.nblocks:
-            raise self.located(FormatError(f"expected at least {blocks[-1] + 1} blocks, found {head.header.nblocks}"))
+        if blocks[-1] >= head.header.nblocks:  # other blocks than the frame's: none of the numbers means anything
+            self._ask_whole(head.header.cbytes)
+            return
         numbers = np.asarray(blocks, np.int64)
         asked = self._runs_and_record(head.starts[numbers], head.stops[numbers], head.header.cbytes, len(head.starts))
         if _is_most(asked, head.header.cbytes):

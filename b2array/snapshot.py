@@ -139,13 +139,12 @@ class Snapshot:
 
     @cached_property
     def _expected(self) -> str | None:
-        described, version = self.frame, self.version
-        if version is None or described.frame_type != FrameType.CONTIGUOUS:
+        described = self.frame
+        if self.version is None or self.name:
             return None
-        if not self.store.appendable or described.fingerprint_type != frame.FINGERPRINT_128:
-            return version
-        # With its fingerprint a frame ends, and no other has the same.
-        return marked(version, Mark(self.start + described.frame_len, described.fingerprint))
+        mark = Mark(self.start + described.frame_len, described.fingerprint)  # its last bytes, and no other's
+        ours = self.store.appendable and described.fingerprint_type == frame.FINGERPRINT_128
+        return marked(self.version, mark) if ours else self.version
 
     def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
         """Read the first bytes of objects, fewer of those that are shorter."""
