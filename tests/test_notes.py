@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import b2array
@@ -98,6 +98,7 @@ names = st.one_of(st.sampled_from("abc"), st.text(max_size=3), st.sampled_from([
 
 
 @given(st.lists(st.tuples(names, st.one_of(st.none(), st.binary(max_size=9))), max_size=40))
+@settings(deadline=None, max_examples=60)
 def test_attributes_are_a_mapping_wherever_they_are(changes):
     described, found, model = plain(), Extras(), {}
     for name, content in changes:

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from b2array.errors import ConflictError
@@ -15,6 +15,7 @@ from b2array.spool import Spool
 
 
 @given(st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=3), max_size=12), st.integers(0, 200))
+@settings(deadline=None)
 def test_what_was_written_is_read(writes, limit):
     with Spool(limit=limit) as spool:
         starts = [spool.write(*pieces) for pieces in writes]
