@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 import os
@@ -457,16 +458,31 @@ class S3Store(FsspecStore):
 
         return self._call(name, request)
 
-    def _get(self, span: Span, expected: str | None = None) -> tuple[Any, bytes] | Exception:
-        condition = {} if expected is None else {"IfMatch": expected}
-        try:
-            return self._request(span.name, "get_object", Range=f"bytes={span.start}-{span.stop - 1}", **condition)
-        except Exception as error:  # noqa: BLE001 - the caller judges it
-            return error
-
     def _get_all(self, spans: Sequence[Span], expected: str | None = None) -> list[tuple[Any, bytes] | Exception]:
-        with ThreadPoolExecutor(min(_CONNECTIONS, len(spans))) as threads:
-            return [*threads.map(lambda span: self._get(span, expected), spans)]
+        """Read ranges of objects, a few at the same time, with the answers' headers."""
+        from fsspec.asyn import sync
+
+        condition = {} if expected is None else {"IfMatch": expected}
+        limit = asyncio.Semaphore(_CONNECTIONS)
+
+        async def get(fs: Any, root: str, span: Span) -> tuple[Any, bytes] | Exception:
+            try:
+                bucket, key, version = fs.split_path(_join(root, span.name))
+                where = {"Bucket": bucket, "Key": key, **({} if version is None else {"VersionId": version})}
+                part = f"bytes={span.start}-{span.stop - 1}"
+                async with limit:
+                    response = await fs._call_s3("get_object", **where, Range=part, **condition)
+                    async with response["Body"] as body:
+                        return response, await body.read()
+            except Exception as error:  # noqa: BLE001 - the caller judges it
+                return self._translate(error, span.name)
+
+        async def get_all(fs: Any, root: str) -> list[tuple[Any, bytes] | Exception]:
+            return await asyncio.gather(*(get(fs, root, span) for span in spans))
+
+        found: list[tuple[Any, bytes] | Exception]
+        found = self._call(spans[0].name, lambda fs, _: sync(fs.loop, get_all, fs, self._connect()[1]))
+        return found
 
     def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
         if expected is None:

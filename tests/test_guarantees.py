@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import zipfile
@@ -196,3 +197,58 @@ def test_places_for_reading_are_read_and_refuse_to_be_written(request, tmp_path,
     assert a.info["commits"] == "read only"
     with pytest.raises(ReadOnlyError, match="can only be read"):
         b2array.open(url, mode="r+")
+
+
+@pytest.fixture
+def forced(tmp_path, monkeypatch) -> list[tuple[str, float | None]]:
+    """What is forced to the disk from now on: which file, and what readers see at that moment."""
+    events: list[tuple[str, float | None]] = []
+    original = os.fsync
+
+    def fsync(fd: int) -> None:
+        original(fd)
+        name = Path(f"/proc/self/fd/{fd}").readlink().name
+        try:
+            events.append((name, float(b2array.open(tmp_path / "a.b2nd")[0, 0])))
+        except FileNotFoundError:
+            events.append((name, None))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return events
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs names of descriptors")
+
+
+@needs_proc
+def test_a_durable_commit_to_one_file_forces_the_data_before_the_header_and_then_the_header(tmp_path, forced):
+    a = b2array.zeros((4, 50), url=tmp_path / "a.b2nd", **OPTIONS)
+    assert forced == []
+    with config.using(durable=True):
+        a[0] = 1
+    assert forced == [("a.b2nd", 0), ("a.b2nd", 1)]
+
+
+@needs_proc
+def test_a_durable_commit_to_a_directory_forces_chunks_then_the_index_then_its_name(tmp_path, forced):
+    a = b2array.zeros((4, 50), url=tmp_path / "a.b2nd", layout="sparse", **OPTIONS)
+    with config.using(durable=True):
+        a[0] = 1
+    (chunk, index) = (name for name, _ in forced if name.endswith(".b2tmp"))
+    assert chunk.startswith("00000000.chunk")
+    assert index.startswith("chunks.b2frame")
+    assert forced == [(chunk, 0), ("a.b2nd", 0), (index, 0), ("a.b2nd", 1)]
+
+
+@needs_proc
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_durable_new_array_is_forced_before_it_gets_its_name(tmp_path, forced, layout):
+    with config.using(durable=True):
+        b2array.asarray([[1.0] * 50] * 4, url=tmp_path / "a.b2nd", layout=layout, **OPTIONS)
+    written = [seen for name, seen in forced if name.endswith(".b2tmp")]
+    assert written == [None] * len(written)
+    if layout == "contiguous":
+        assert forced[-1] == (tmp_path.name, 1)
+    else:
+        assert (tmp_path.name, None) in forced
+        assert forced[-1] == ("a.b2nd", 1)
