@@ -448,7 +448,7 @@ def test_an_appender_joins_a_transaction(tmp_path):
 def test_blocks_make_an_array(data, lengths, axis, layout):
     blocks = [items(np.dtype("i4"), (n, 3) if axis == 0 else (3, n), n) for n in lengths]
     chunks = (data.draw(st.integers(1, 8)), data.draw(st.integers(1, 8)))
-    a = b2array.from_blocks(iter(blocks), axis=axis, chunks=chunks, layout=layout)
+    a = b2array.from_blocks(iter(blocks), axis=axis, chunks=chunks, blocks=(1, 1), layout=layout)
     assert same(a[...], np.concatenate(blocks, axis))
 
 
