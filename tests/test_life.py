@@ -483,12 +483,13 @@ def test_chunks_are_iterated_over_with_their_places():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_handles_that_append_lose_nothing(tmp_path, layout):
+@pytest.mark.parametrize("shared", [True, False])
+def test_threads_that_append_lose_nothing(tmp_path, layout, shared):
     url = tmp_path / "a.b2nd"
-    b2array.zeros((0,), "i4", url=url, chunks=(4,), layout=layout)
+    handle = b2array.zeros((0,), "i4", url=url, chunks=(4,), layout=layout)
 
     def work(name):
-        a = b2array.open(url, "r+")
+        a = handle if shared else b2array.open(url, "r+")
         for n in range(10):
             a.append([100 * name + n])
 
