@@ -454,6 +454,8 @@ def dtype_text(dtype: np.dtype[Any]) -> str:
     >>> dtype_text(np.dtype("float64")), dtype_text(np.dtype([("a", "<i2")])), dtype_text(np.dtype("V3"))
     ('<f8', "[('a', '<i2')]", '|V3')
     """
+    if dtype.kind == "T":
+        raise TypeError(f"arrays of type {dtype} cannot be stored: text needs a length, as in astype('U20')")
     text = str(dtype) if dtype.kind == "V" else dtype.str
     try:
         if _is_foreign(dtype):

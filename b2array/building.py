@@ -182,7 +182,8 @@ def _fill(fill: bytes | None, old: np.dtype[Any], new: np.dtype[Any]) -> Any:
 
 
 def from_blocks(
-    blocks: Iterable[Any],
+    pieces: Iterable[Any],
+    /,
     url: Url | None = None,
     *,
     axis: int = 0,
@@ -196,8 +197,8 @@ def from_blocks(
 
     Parameters
     ----------
-    blocks : iterable of array-like
-        All with the same extents but along `axis`, along which they are joined. The first one decides on the type.
+    pieces : iterable of array-like
+        The blocks, with the same extents but along `axis`, along which they are joined. The first decides on the type.
     url : str or os.PathLike, optional
         Where to; in memory if left out.
     axis : int, default 0
@@ -221,7 +222,7 @@ def from_blocks(
     >>> a.shape, a[::3, 0].tolist()
     ((10, 3), [0, 1, 3, 4])
     """
-    remaining = iter(blocks)
+    remaining = iter(pieces)
     first = np.asarray(next(remaining, None), creation.known_dtype(dtype))
     if first.dtype == object or not first.ndim:
         raise ValueError("from_blocks needs at least one block, with the dimension along which blocks are joined")

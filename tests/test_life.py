@@ -448,7 +448,7 @@ def test_an_appender_joins_a_transaction(tmp_path):
 def test_blocks_make_an_array(data, lengths, axis, layout):
     blocks = [items(np.dtype("i4"), (n, 3) if axis == 0 else (3, n), n) for n in lengths]
     chunks = (data.draw(st.integers(1, 8)), data.draw(st.integers(1, 8)))
-    a = b2array.from_blocks(iter(blocks), axis=axis, chunks=chunks, layout=layout)
+    a = b2array.from_blocks(iter(blocks), axis=axis, chunks=chunks, blocks=(1, 1), layout=layout)
     assert same(a[...], np.concatenate(blocks, axis))
 
 
@@ -483,12 +483,13 @@ def test_chunks_are_iterated_over_with_their_places():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_handles_that_append_lose_nothing(tmp_path, layout):
+@pytest.mark.parametrize("shared", [True, False])
+def test_threads_that_append_lose_nothing(tmp_path, layout, shared):
     url = tmp_path / "a.b2nd"
-    b2array.zeros((0,), "i4", url=url, chunks=(4,), layout=layout)
+    handle = b2array.zeros((0,), "i4", url=url, chunks=(4,), layout=layout)
 
     def work(name):
-        a = b2array.open(url, "r+")
+        a = handle if shared else b2array.open(url, "r+")
         for n in range(10):
             a.append([100 * name + n])
 
