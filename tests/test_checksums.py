@@ -98,8 +98,8 @@ def check_right_or_refused(files, expected):
         a = opened(files)
     except (B2ArrayError, FileNotFoundError):
         return
-    if a.shape != expected.shape:
-        return  # python-blosc2 writes a new shape over the old one and leaves the fingerprint as it is
+    if a.shape != expected.shape and not a._held.frame.fingerprint_type:
+        return  # as after the C library has resized the array, which leaves no other trace
     for read in (
         lambda: np.testing.assert_array_equal(a[...], expected),
         lambda: np.testing.assert_array_equal(a[3:30:5, 9], expected[3:30:5, 9]),

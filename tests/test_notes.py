@@ -41,8 +41,13 @@ def test_a_frame_without_notes_has_none():
 
 
 def test_notes_are_found_again():
-    found = notes.extras_of(noted(plain(), next=7, lost=(1,)))
+    found = notes.extras_of(replace(noted(plain(), next=7, lost=(1,)), fingerprint_type=frame.FINGERPRINT_128))
     assert (found.next, found.lost) == (7, (1,))
+
+
+def test_after_other_software_wrote_nothing_is_known_to_be_lost():
+    found = notes.extras_of(noted(plain(), next=7, lost=(1,)))
+    assert (found.next, found.lost) == (7, ())
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_a_chunk_gets_a_file_of_its_own_with_its_checksums_behind_it():
     assert [shelf.put(packed(n), 5) for n in range(2)] == [7, 8]
     stored = bytes(store._objects["00000007.chunk"].data)
     assert stored.startswith(packed(0))
-    assert stored[len(packed(0)) :] == extras.pack_record(packed(0), chunk.unpack_head(packed(0)))
+    assert stored[len(packed(0)) :] == extras.pack_record(packed(0), number=7)
     assert shelf.sizes[7].tolist()[0] == len(packed(0))
     assert shelf.next == 9
 
