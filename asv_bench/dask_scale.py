@@ -24,7 +24,7 @@ from dask.core import flatten
 import b2array
 from b2array import dask_io, parallel
 
-COUNTS = (100, 10_000)
+COUNTS = (100, 10_000, 100_000)
 
 
 def timed(verb: Callable[[], object]) -> tuple[float, object]:
@@ -132,7 +132,9 @@ def workers() -> None:
 def _written_and_reduced(url: Path) -> tuple[float, float]:
     x = da.random.default_rng(0).normal(size=(8192, 8192), chunks=(1024, 1024)).round(2)
     writing, a = timed(lambda: b2array.from_dask(x, url, layout="sparse"))
-    reducing, _ = timed(lambda: a.to_dask().std(axis=0).compute())
+    with dask.config.set({"array.chunk-size": "16MiB"}):
+        y = a.to_dask()
+    reducing, _ = timed(lambda: y.std(axis=0).compute())
     return writing, reducing
 
 
