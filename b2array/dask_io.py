@@ -405,14 +405,39 @@ class _Write:
         """Compute and commit, or return what does."""
         if not compute:
             return self._final("commit", _commit, self.result)
-        options = {} if scheduler is None else {"scheduler": scheduler}
-        with _shown(self._name("put"), self.x.npartitions, self.job.store.url, progress):
-            entries = self._final("gather", _gather).compute(**options)
+        with track(self.x.npartitions, f"storing {self.job.store.url}", progress, unit="items") as shown:
+            entries = self._gathered(scheduler, shown.advance if progress else None)
         done = parallel.commit(self.job, entries)
         if self.handle is None:
             return self.result(SChunk(done, "r+"))
         self.handle._held.show(done)
         return None
+
+    def _gathered(self, scheduler: Any, advance: Callable[[], None] | None) -> list[Entry]:
+        """Run the tasks that put chunks, and tell `advance` of each."""
+        client = _client(scheduler) if advance is not None else None
+        if client is not None and advance is not None:
+            return self._watched(client, advance)
+        from dask.callbacks import Callback
+
+        name, options = self._name("put"), {} if scheduler is None else {"scheduler": scheduler}
+
+        def done(key: Any, *_: Any) -> None:
+            if advance is not None and isinstance(key, tuple) and key[0] == name:
+                advance()
+
+        with Callback(posttask=done) if advance is not None else nullcontext():
+            return cast(list[Entry], self._final("gather", _gather).compute(**options))
+
+    def _watched(self, client: Any, advance: Callable[[], None]) -> list[Entry]:
+        """Do the same on a cluster, where callbacks of dask are not called."""
+        from distributed import as_completed
+
+        graph, keys = self.entries()
+        futures = client.get(dict(graph), keys, sync=False)
+        for _ in as_completed(futures):
+            advance()
+        return _gather(self.shared, client.gather(futures))
 
     def reading(self) -> da.Array:
         """Return an array that reads what is stored, once it is."""
@@ -464,19 +489,13 @@ def _aligned(x: da.Array, chunks: tuple[int, ...], region: Region) -> da.Array:
     return x.rechunk(cut)
 
 
-@contextmanager
-def _shown(name: str, total: int, url: str, enabled: bool) -> Iterator[None]:
-    """Show how many of the tasks with a name have been done, on schedulers in this process."""
-    from dask.callbacks import Callback
+def _client(scheduler: Any) -> Any:
+    """Return the client of a cluster, if that is where tasks will run."""
+    import dask.array as da
+    from dask.base import get_scheduler
 
-    with track(total, f"storing {url}", enabled, unit="items") as shown:
-
-        def done(key: Any, *_: Any) -> None:
-            if isinstance(key, tuple) and key[0] == name:
-                shown.advance()
-
-        with Callback(posttask=done) if enabled else Callback():
-            yield
+    owner = getattr(get_scheduler(scheduler=scheduler, cls=da.Array), "__self__", None)
+    return owner if type(owner).__module__.startswith("distributed") else None
 
 
 # Tasks.

@@ -333,6 +333,16 @@ def _kept(job: Job, desk: Store, number: int) -> Entry:
     return Entry(number, code, _row(job, head), extras.pack_record(buf, head, number=code))
 
 
+def _spooled(desk: Store, entry: Entry) -> bytes:
+    """Read a chunk from its file, which must be the one that the entry is about."""
+    name = frame.chunk_name(entry.code)
+    (view,) = desk.read([Span(name, 0, desk.stamp(name).size)])
+    stop = len(view) - len(entry.record)
+    if stop < 0 or view[stop:] != entry.record:
+        raise ChecksumError(f"{desk.url}: expected the checksums that were noted for {name}, found others")
+    return bytes(view[:stop])
+
+
 def _stored(desk: Store, code: int) -> bytes:
     """Read a chunk from its file and compare it with the record of checksums behind it."""
     name = frame.chunk_name(code)
@@ -515,7 +525,7 @@ def _take(job: Job, draft: Draft, entries: Sequence[Entry]) -> None:
         elif entry.content is not None:
             draft.put(entry.number, entry.content)
         elif desk is not None and desk is not job.store:
-            draft.put(entry.number, _stored(desk, entry.code))
+            draft.put(entry.number, _spooled(desk, entry))
         else:
             row = np.frombuffer(entry.sizes, np.uint32)
             draft.adopt(entry.number, entry.code, row, entry.record)

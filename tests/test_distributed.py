@@ -104,6 +104,12 @@ def test_dask_store_by_processes_loses_nothing(client: object, tmp_path: Path, l
     assert np.array_equal(b2array.open(a.url)[...], values())
 
 
+def test_progress_of_a_cluster_is_shown(client: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = b2array.from_dask(source(), tmp_path / "a.b2nd", scheduler=client, progress=True)
+    assert "8 items of 8 items (100 %)" in capsys.readouterr().err
+    assert np.array_equal(a[...], values())
+
+
 def test_tasks_of_a_cluster_use_one_thread(client: object, tmp_path: Path) -> None:
     assert client.submit(workers.width, pure=False).result() == 1
 
