@@ -326,6 +326,29 @@ def test_groups_are_searched_for_their_only_array(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.load(tmp_path / "in2.npy"), np.arange(6))
 
 
+def test_only_what_is_named_is_replaced(tmp_path: Path) -> None:
+    np.save(tmp_path / "new.npy", np.arange(9))
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["one"], file["deep/two"] = np.arange(3), np.arange(4)
+    b2array.convert(tmp_path / "new.npy", f"{tmp_path}/x.h5#three", verify=True)
+    for name in ("x.h5#one", "x.h5#deep"):
+        with pytest.raises(FileExistsError, match="already"):
+            b2array.convert(tmp_path / "new.npy", f"{tmp_path}/{name}")
+    with pytest.raises(FileExistsError, match="already"):
+        b2array.convert(tmp_path / "new.npy", f"{tmp_path}/x.h5#deep", overwrite=True)
+    with pytest.raises(FileExistsError, match="several datasets"):
+        b2array.convert(tmp_path / "new.npy", tmp_path / "x.h5", overwrite=True)
+    b2array.convert(tmp_path / "new.npy", f"{tmp_path}/x.h5#one", overwrite=True)
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert [len(file[name]) for name in ("one", "deep/two", "three")] == [9, 4, 9]
+    group = zarr.create_group(tmp_path / "g.zarr")
+    group.create_array("in", data=np.arange(6))
+    with pytest.raises(FileExistsError, match="not a Zarr array"):
+        b2array.convert(tmp_path / "new.npy", tmp_path / "g.zarr", overwrite=True)
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "g.zarr" / "in")[...], np.arange(6))
+    assert {path.name for path in tmp_path.iterdir()} == {"new.npy", "x.h5", "g.zarr"}
+
+
 def test_netcdf_dimensions_are_recognised(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.nc", "w") as file:
         file["lat"] = np.arange(3.0)
