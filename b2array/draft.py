@@ -599,11 +599,13 @@ class Draft:
 def copied(
     source: Source, store: Store, frame_type: FrameType, *, overwrite: bool = False,
     progress: Progress | None = None, lost: Collection[int] = (),
+    locked: bool = False,
 ) -> Draft:  # fmt: skip
     """Return a draft of a new frame with the chunks of `source`, copied as they are, but for those that are `lost`."""
     noted = source.extras if isinstance(source, Draft) else extras_of(source.frame)
     layers = tuple(layer for layer in source.frame.vlmetalayers if layer[0] != extras.LAYER)
-    new = Draft(store, None, replace(source.frame, frame_type=frame_type, vlmetalayers=layers), overwrite=overwrite)
+    described = replace(source.frame, frame_type=frame_type, vlmetalayers=layers)
+    new = Draft(store, None, described, overwrite=overwrite, locked=locked)
     new.extras = Extras() if noted.foreign else replace(noted, next=None, sizes=None)
     lost = {*lost, *new.extras.lost}
     try:
