@@ -17,7 +17,6 @@ import typer
 
 from b2array import bench as measuring
 from b2array import bloscpack, building, creation, describing, draft, integrity, keys, snapshot
-from b2array import convert as converting
 from b2array import demo as demonstration
 from b2array.array import NDArray
 from b2array.bloscpack_header import CHECKSUMS
@@ -44,6 +43,7 @@ from b2array.cli_options import (
     shows,
     storage_options,
 )  # fmt: skip
+from b2array.conversion import convert as converting
 from b2array.display import nbytes as shown_nbytes
 from b2array.errors import B2ArrayError, FormatError
 from b2array.formats import find
