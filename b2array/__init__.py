@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from b2array import bloscpack
     from b2array.appender import Appender
     from b2array.building import copy, from_blocks
-    from b2array.convert import convert
+    from b2array.conversion import convert
     from b2array.dask_io import from_dask
     from b2array.group import Group, open_group
     from b2array.integrity import repack, repair, vacuum, verify

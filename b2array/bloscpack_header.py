@@ -224,7 +224,10 @@ class MetaHeader(NamedTuple):
         self = cls(*_META.unpack_from(buf))
         kind = self.magic.rstrip(b"\0")
         if kind != _JSON or self.options or self.codec not in (_NO_CODEC, _ZLIB) or any(self.user_codec):
-            raise UnsupportedError(f"metadata of kind {kind!r}, options {self.options}, codec {self.codec}")
+            codec = f"codec {self.codec} {bytes(self.user_codec).rstrip(bytes(1))!r}"
+            raise UnsupportedError(
+                f"metadata of kind {kind!r}, options {self.options}, {codec}: only JSON is known, as it is or by zlib"
+            )
         _need(self.checksum < len(CHECKSUMS), f"a checksum of 0 to {len(CHECKSUMS) - 1}", str(self.checksum))
         _need(
             self.meta_comp_size <= self.max_meta_size, f"at most {self.max_meta_size} bytes", f"{self.meta_comp_size}"

@@ -28,7 +28,7 @@ from b2array.bloscpack_header import (
 )
 from b2array.bloscpack_walk import Part, Walk, located_at
 from b2array.codecs import MAX_RATIO
-from b2array.errors import B2ArrayError, FormatError
+from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.partition import Index, take
 from b2array.spans import Span, extents
 from b2array.spec import BLOSC1_HEADER_LEN, HEADER_LEN, Buffer, ChunkHeader
@@ -99,6 +99,8 @@ class Reader:
         if isinstance(head, Exception):
             raise head
         stamp = head.stamp or store.stamp("")
+        if stamp.size < 0:
+            raise UnsupportedError(f"{self.url}: the server does not tell how large the file is")
         self._size, self._version = stamp.size, stamp.version
         self._known = head.data
         self.header: Header = Header.unpack(head.data)

@@ -16,14 +16,14 @@ import numpy as np
 import typer
 
 from b2array import bench as measuring
-from b2array import bloscpack, building, creation, describing, draft, keys, snapshot
-from b2array import convert as converting
+from b2array import bloscpack, building, creation, describing, draft, integrity, keys, snapshot
 from b2array import demo as demonstration
 from b2array.array import NDArray
 from b2array.bloscpack_header import CHECKSUMS
 from b2array.cli_options import (
     Clevel,
     Codec,
+    DryRun,
     Dst,
     Extents,
     Filters,
@@ -43,6 +43,7 @@ from b2array.cli_options import (
     shows,
     storage_options,
 )  # fmt: skip
+from b2array.conversion import convert as converting
 from b2array.display import nbytes as shown_nbytes
 from b2array.errors import B2ArrayError, FormatError
 from b2array.formats import find
@@ -443,6 +444,64 @@ def _time(seconds: float) -> str:
 
 def _rate(rate: float) -> str:
     return f"{rate / 1e6:.1f} MB/s"
+
+
+@_command("verify")
+def verify(
+    url: Url,
+    deep: Annotated[bool, typer.Option("--deep", help="Read, compare and decode all of each chunk.")] = False,
+    as_json: Json = False,
+    progress: Progress = None,
+    storage: Storage = None,
+) -> int:
+    """Look whether a frame is in order, without changing anything; exit code 3 if it is not."""
+    report = integrity.verify(url, deep=deep, storage_options=storage_options(storage), progress=shows(progress))
+    if as_json:
+        _print(report.to_dict())
+    else:
+        print(report)
+    return OK if report.ok else CORRUPT
+
+
+@_command("repair")
+def repair(
+    url: Url,
+    dry_run: DryRun = False,
+    backup: Annotated[bool, typer.Option(help="Whether to keep the old frame beside the new one.")] = True,
+    trust_order: Annotated[
+        bool, typer.Option("--trust-order", help="Without an index, believe that the chunks found are the first ones.")
+    ] = False,
+    as_json: Json = False,
+    progress: Progress = None,
+    storage: Storage = None,
+) -> None:
+    """Make a frame readable again, as far as its chunks are intact."""
+    done = integrity.repair(
+        url, dry_run=dry_run, backup=backup, trust_order=trust_order, storage_options=storage_options(storage),
+        progress=shows(progress),
+    )  # fmt: skip
+    _print(done.to_dict()) if as_json else print(done)
+
+
+@_command("vacuum")
+def vacuum(
+    url: Url,
+    grace: Annotated[str, typer.Option(help="How old a file must be: 90s, 30min, 24h, 7d, or seconds.")] = "24h",
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    storage: Storage = None,
+) -> None:
+    """Remove files of writers that were killed, and of states that nobody needs any more."""
+    age: str | float = float(grace) if grace.replace(".", "", 1).isdigit() else grace
+    done = integrity.vacuum(url, grace=age, dry_run=dry_run, storage_options=storage_options(storage))
+    _print(done.to_dict()) if as_json else print(done)
+
+
+@_command("repack")
+def repack(url: Url, dry_run: DryRun = False, as_json: Json = False, storage: Storage = None) -> None:
+    """Write a contiguous frame anew, without dead space."""
+    done = integrity.repack(url, dry_run=dry_run, storage_options=storage_options(storage))
+    _print(done.to_dict()) if as_json else print(done)
 
 
 @_command("demo")

@@ -5,6 +5,7 @@ Sources: the HDF5 data model, and the conventions of HDF5 dimension scales.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from types import ModuleType
@@ -26,7 +27,7 @@ from b2array.sources import (
     require,
     require_free,
 )  # fmt: skip
-from b2array.storage import open_store
+from b2array.storage import Store, open_store
 
 __all__ = ["MAGIC", "check_hdf5", "open_hdf5", "write_hdf5"]
 
@@ -70,9 +71,7 @@ def open_hdf5(url: str, storage_options: Storage) -> Source:
 
 def _dataset(h5py: ModuleType, file: Any, name: str | None, address: str) -> Any:
     if name is None:
-        found: dict[str, Any] = {}
-        file.visititems(lambda key, node: found.__setitem__(key, node) if isinstance(node, h5py.Dataset) else None)
-        return only(found, f"{address}#...")
+        return only(_datasets(h5py, file), f"{address}#...")
     node = file.get(name)
     if not isinstance(node, h5py.Dataset):
         raise FileNotFoundError(f"{redact(address)} holds no dataset {name!r}")
@@ -137,12 +136,46 @@ def _set_attrs(node: Any, attrs: Mapping[str, Any]) -> None:
 
 
 def write_hdf5(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
-    """Make a destination; see `b2array.sources.Format`."""
+    """Make a destination; see `b2array.sources.Format`. What else the file holds stays."""
     h5py = require("h5py", "hdf5", "HDF5")
     address, name = _parts(url)
     store = open_store(address, storage_options=settings.storage_options)
-    require_free(store, MAGIC, "an HDF5 file", overwrite=settings.overwrite)
-    with made_file(store, overwrite=settings.overwrite) as path, h5py.File(path, "w") as file:
+    adds = name is not None and _is_there(store)
+    if not adds:
+        require_free(store, MAGIC, "an HDF5 file", overwrite=settings.overwrite)
+    with made_file(store, overwrite=adds or settings.overwrite) as path:
+        if adds or _is_there(store):
+            with local_copy(address, settings.storage_options) as old:
+                _require_room(h5py, old, address, name, overwrite=settings.overwrite)
+                if adds:
+                    shutil.copyfile(old, path)
+        _write(h5py, path, name or "data", source, pieces, settings)
+
+
+def _is_there(store: Store) -> bool:
+    (head,) = store.head([""], len(MAGIC))
+    return not isinstance(head, Exception) and bytes(head.data) == MAGIC
+
+
+def _require_room(h5py: ModuleType, path: str, address: str, name: str | None, *, overwrite: bool) -> None:
+    """Raise FileExistsError if something else than the one dataset would be replaced."""
+    with h5py.File(path, "r") as file:
+        if name is None and len(_datasets(h5py, file)) > 1:
+            raise FileExistsError(f"{redact(address)} holds several datasets: name the one to replace behind #")
+        if name is not None and name in file and not (overwrite and isinstance(file[name], h5py.Dataset)):
+            raise FileExistsError(f"{redact(address)} holds {name!r} already; overwrite=True replaces a dataset")
+
+
+def _datasets(h5py: ModuleType, file: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    file.visititems(lambda key, node: found.__setitem__(key, node) if isinstance(node, h5py.Dataset) else None)
+    return found
+
+
+def _write(h5py: ModuleType, path: str, name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+    with h5py.File(path, "a") as file:
+        if name in file:
+            del file[name]
         dtype = _stored(source.dtype)
         options: dict[str, Any] = {}
         if source.shape and 0 not in source.shape:
@@ -152,7 +185,7 @@ def write_hdf5(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
                 options["compression_opts"] = settings.cparams.clevel
         if source.dtype.kind not in "mM":
             options["fillvalue"] = source.fill
-        data = file.create_dataset(name or "data", source.shape, dtype, **options)
+        data = file.create_dataset(name, source.shape, dtype, **options)
         for dim, label in zip(data.dims, source.dims or (), strict=False):
             dim.label = label or ""
         _set_attrs(data, source.attrs)

@@ -112,7 +112,7 @@ def check_zarr(source: Source, settings: Settings) -> None:
 def write_zarr(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
     """Make a destination; see `b2array.sources.Format`."""
     store = open_store(url, storage_options=settings.storage_options)
-    _require_free_zarr(store, overwrite=settings.overwrite)
+    _require_free(url, store, settings)
     path = store.temporary("")
     if path is None:
         options = dict(settings.storage_options or {})
@@ -125,19 +125,27 @@ def write_zarr(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
         out = _create(path, source, settings, None)
         for box, values in pieces:
             out[box] = values
-        if settings.overwrite:
-            shutil.rmtree(store.url, ignore_errors=True)
+        old = f"{path}-old"
+        if Path(store.url).exists():
+            Path(store.url).rename(old)
         Path(path).rename(store.url)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _require_free_zarr(store: Store, *, overwrite: bool) -> None:
+def _require_free(url: str, store: Store, settings: Settings) -> None:
+    """Raise FileExistsError unless there is nothing, or an array that may be replaced; groups never are."""
     try:
-        found = store.listing()
+        store.listing()
     except FileNotFoundError:
         return
-    if not overwrite:
+    if not settings.overwrite:
         raise FileExistsError(f"{store.url} exists; overwrite=True replaces it")
-    if not {"zarr.json", ".zarray"} & found.keys():
+    zarr = require("zarr", "zarr", ".zarr")
+    try:
+        node = zarr.open(_address(url), mode="r", storage_options=_remote(url, settings.storage_options))
+    except (zarr.errors.NodeNotFoundError, OSError, ValueError):
+        node = None
+    if not isinstance(node, zarr.Array):
         raise FileExistsError(f"{store.url} exists and is not a Zarr array that can be replaced")

@@ -8,6 +8,7 @@ import os
 import shutil
 import struct
 import subprocess
+import tracemalloc
 import warnings
 import zlib
 from collections.abc import Callable
@@ -456,6 +457,22 @@ def test_open_extents_are_the_outermost() -> None:
     for arguments in [((3, None), "i4"), ((3,), None), (None, "i4"), ((-2,), "i4")]:
         with pytest.raises((TypeError, ValueError)):
             bloscpack.create(None, *arguments)
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    x = b2array.zeros((400, 500, 100), "i8", url=tmp_path / "big.b2nd", chunks=(10, 500, 100))
+    x[::50] = 1
+    with b2array.config.using(cache_bytes=0):
+        tracemalloc.start()
+        try:
+            bloscpack.pack(x, tmp_path / "x.blp")
+            with bloscpack.open(tmp_path / "x.blp") as f:
+                total = sum(map(len, f.iter_chunks()))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert total == x.nbytes
+    assert peak < x.nbytes / 1.5
 
 
 # Appending.

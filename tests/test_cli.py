@@ -33,6 +33,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERM", "dumb")
+    # A program begins with nothing in its cache.
+    monkeypatch.setattr(b2array.config, "cache_bytes", 0)
 
     def call(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -326,6 +328,46 @@ def test_copies_keep_chunks_or_make_others(run: Run, waves: np.ndarray) -> None:
     assert run("copy", "log.b2frame", "log2.b2frame")[0] == 0
     assert b2array.open_schunk("log2.b2frame").decompress_chunk(0) == np.arange(10).tobytes()
     assert json.loads(run("info", "log2.b2frame", "--json")[1])["format"] == "super-chunk"
+
+
+def test_frames_are_verified_and_repaired(run: Run, waves: np.ndarray) -> None:
+    found = json.loads(run("verify", "waves.b2nd", "--deep", "--json")[1])
+    assert (found["ok"], found["checked"], found["problems"]) == (True, 8, [])
+    raw = bytearray(Path("waves.b2nd").read_bytes())
+    chunk = json.loads(run("info", "waves.b2nd", "--json", "--chunks")[1])["sizes"]["chunks"][5]
+    raw[chunk["offset"] + chunk["cbytes"] - 3] ^= 255
+    Path("bad.b2nd").write_bytes(raw)
+    assert run("verify", "bad.b2nd")[0] == 0
+    code, out, err = run("verify", "bad.b2nd", "--deep", "--json")
+    assert (code, err) == (3, "")
+    assert [problem["chunk"] for problem in json.loads(out)["problems"]] == [5]
+    assert run("cat", "bad.b2nd")[0] == 3
+    assert json.loads(run("repair", "bad.b2nd", "--dry-run", "--json")[1])["lost"] == [5]
+    assert run("verify", "bad.b2nd", "--deep")[0] == 3
+    assert run("repair", "bad.b2nd", "--no-backup")[0] == 0
+    assert not Path("bad.b2nd.b2bak").exists()
+    np.testing.assert_array_equal(b2array.open("bad.b2nd")[:10], waves[:10])
+    assert run("cat", "bad.b2nd", "[10:20, 10:20]")[0] == 3
+    assert run("repair", "missing.b2nd")[0] == 1
+
+
+def test_dead_space_is_reclaimed(run: Run, waves: np.ndarray) -> None:
+    assert run("copy", "waves.b2nd", "sparse.b2nd", "--layout", "sparse")[0] == 0
+    for name in ("waves.b2nd", "sparse.b2nd"):
+        b2array.open(name, "r+")[:10] = 3.5
+    before = json.loads(run("info", "waves.b2nd", "--json", "--chunks")[1])["sizes"]
+    assert before["dead"] > 0
+    would = json.loads(run("repack", "waves.b2nd", "--dry-run", "--json")[1])
+    assert Path("waves.b2nd").stat().st_size == before["total"]
+    done = json.loads(run("repack", "waves.b2nd", "--json")[1])
+    assert would["nbytes"] > 0
+    assert done["nbytes"] == before["total"] - Path("waves.b2nd").stat().st_size
+    assert json.loads(run("vacuum", "sparse.b2nd", "--json")[1])["removed"] == []
+    assert len(json.loads(run("vacuum", "sparse.b2nd", "--grace", "0", "--dry-run", "--json")[1])["removed"]) == 4
+    assert len(json.loads(run("vacuum", "sparse.b2nd", "--grace", "0", "--json")[1])["removed"]) == 4
+    assert run("vacuum", "sparse.b2nd", "--grace", "soon")[0] == 1
+    for name in ("waves.b2nd", "sparse.b2nd"):
+        np.testing.assert_array_equal(b2array.open(name)[10:], waves[10:])
 
 
 @pytest.mark.usefixtures("waves")

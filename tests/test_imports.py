@@ -19,7 +19,7 @@ LAYERS = (
     ("__init__", "__main__"),
     ("cli",),
     ("cli_options",),
-    ("bench", "convert", "demo", "describing", "xarray_io"),
+    ("bench", "conversion", "demo", "describing", "xarray_io"),
     ("formats",),
     ("hdf5_io", "zarr_io"),
     ("sources",),

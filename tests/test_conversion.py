@@ -207,7 +207,7 @@ def test_chunks_are_kept_where_they_are_worth_it(tmp_path: Path) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let only a few items be held at once."""
-    monkeypatch.setattr(sys.modules["b2array.convert"], "_BUDGET", 3000)
+    monkeypatch.setattr(sys.modules["b2array.conversion"], "_BUDGET", 3000)
 
 
 @pytest.mark.usefixtures("small")
@@ -225,7 +225,7 @@ def test_pieces_cover_everything_once(source: str, target: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["x.npy", "x.blp", "x.h5"])
 def test_memory_is_bounded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["b2array.convert"], "_BUDGET", 2**22)
+    monkeypatch.setattr(sys.modules["b2array.conversion"], "_BUDGET", 2**22)
     monkeypatch.setattr(b2array.config, "cache_bytes", 2**20)
     x = b2array.zeros((1000, 500, 20), "i8", url=tmp_path / "big.b2nd", chunks=(50, 500, 20))
     x[::100] = 1
@@ -272,7 +272,7 @@ def test_a_conversion_that_fails_leaves_nothing(target: str, tmp_path: Path, mon
     raw = bytearray((tmp_path / "one.blp").read_bytes())
     raw[-10] ^= 1
     (tmp_path / "one.blp").write_bytes(raw)
-    monkeypatch.setattr(sys.modules["b2array.convert"], "_BUDGET", 80_000)
+    monkeypatch.setattr(sys.modules["b2array.conversion"], "_BUDGET", 80_000)
     place, options = PLACES[target]
     with pytest.raises(FormatError, match="chunk 99 of"):
         b2array.convert(tmp_path / "one.blp", tmp_path / "out" / place, **options)
@@ -324,6 +324,29 @@ def test_groups_are_searched_for_their_only_array(tmp_path: Path) -> None:
     b2array.convert(tmp_path / "g.zarr", tmp_path / "in.npy")
     b2array.convert(tmp_path / "g.zarr" / "in", tmp_path / "in2.npy")
     np.testing.assert_array_equal(np.load(tmp_path / "in2.npy"), np.arange(6))
+
+
+def test_only_what_is_named_is_replaced(tmp_path: Path) -> None:
+    np.save(tmp_path / "new.npy", np.arange(9))
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["one"], file["deep/two"] = np.arange(3), np.arange(4)
+    b2array.convert(tmp_path / "new.npy", f"{tmp_path}/x.h5#three", verify=True)
+    for name in ("x.h5#one", "x.h5#deep"):
+        with pytest.raises(FileExistsError, match="already"):
+            b2array.convert(tmp_path / "new.npy", f"{tmp_path}/{name}")
+    with pytest.raises(FileExistsError, match="already"):
+        b2array.convert(tmp_path / "new.npy", f"{tmp_path}/x.h5#deep", overwrite=True)
+    with pytest.raises(FileExistsError, match="several datasets"):
+        b2array.convert(tmp_path / "new.npy", tmp_path / "x.h5", overwrite=True)
+    b2array.convert(tmp_path / "new.npy", f"{tmp_path}/x.h5#one", overwrite=True)
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert [len(file[name]) for name in ("one", "deep/two", "three")] == [9, 4, 9]
+    group = zarr.create_group(tmp_path / "g.zarr")
+    group.create_array("in", data=np.arange(6))
+    with pytest.raises(FileExistsError, match="not a Zarr array"):
+        b2array.convert(tmp_path / "new.npy", tmp_path / "g.zarr", overwrite=True)
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "g.zarr" / "in")[...], np.arange(6))
+    assert {path.name for path in tmp_path.iterdir()} == {"new.npy", "x.h5", "g.zarr"}
 
 
 def test_netcdf_dimensions_are_recognised(tmp_path: Path) -> None:
