@@ -81,7 +81,7 @@ _LAZY = {
     "Appender": "appender",
     "Group": "group",
     "bloscpack": "bloscpack",
-    "convert": "convert",
+    "convert": "conversion",
     "copy": "building",
     "from_blocks": "building",
     "from_dask": "dask_io",
