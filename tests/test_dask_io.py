@@ -180,6 +180,7 @@ def test_writing_is_one_commit_without_leftovers(tmp_path: Path, layout: str) ->
     assert a.chunks == (10, 15)
     assert (a.dims, dict(a.attrs)) == (("x", "y"), {"unit": "m"})
     assert np.array_equal(b2array.open(tmp_path / "a.b2nd")[...], numbers(40, 30))
+    assert b2array.verify(tmp_path / "a.b2nd", deep=True).problems == ()
     assert leftovers(tmp_path) == []
     a[0] = 0
     assert b2array.open(tmp_path / "a.b2nd")[0].sum() == 0
