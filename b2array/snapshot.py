@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import frame, notes
+from b2array.caching import cached
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError
 from b2array.extras import UNSIZED, Extras
 from b2array.fetching import Known, Place, Source, Want, fetch, fetch_block, located_error
@@ -81,16 +82,16 @@ class Snapshot:
         except (OSError, B2ArrayError):
             return False
 
-    @cached_property
+    @cached
     def heads(self) -> MutableMapping[int, Known]:
         """The heads of chunks, by number, that were read before."""
         return {}
 
-    @cached_property
+    @cached
     def _extras(self) -> Extras:
         return notes.extras_of(self.frame)
 
-    @cached_property
+    @cached
     def _sizes(self) -> notes.Sizes:
         return notes.sizes_of(self.frame, self._extras)
 
@@ -103,7 +104,7 @@ class Snapshot:
         """Say whether a record of its checksums must follow chunk `n`."""
         return bool(self._sizes[n, 0])
 
-    @cached_property
+    @cached
     def _ordered(self) -> Int64Array:
         offsets = self.frame.offsets
         return np.append(np.sort(offsets[offsets >= 0]), self.frame.cbytes)
@@ -137,7 +138,7 @@ class Snapshot:
         """Read bytes of the store's objects into one buffer, which this thread uses again for the next call."""
         return self.store.gather(spans, expected=self._expected)
 
-    @cached_property
+    @cached
     def _expected(self) -> str | None:
         described = self.frame
         if self.version is None or self.name:

@@ -51,7 +51,7 @@ LAYERS = (
     ("codecs", "filters", "partition", "progress", "redaction", "shared", "spans", "workers"),
     ("keys",),
     ("spec",),
-    ("config", "errors"),
+    ("caching", "config", "errors"),
 )
 LEVEL = {module: level for level, layer in enumerate(reversed(LAYERS)) for module in layer}
 
