@@ -50,7 +50,7 @@ __all__ = [
 Bytes = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
 
-GROUP_NBYTES = 2 * 2**20
+GROUP_NBYTES = 4 * 2**20
 """Blocks are decoded in groups of about this many bytes, so that a group is still in the cache when it is copied on."""
 
 _INT32 = struct.Struct("<i")
