@@ -7,7 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 from fsspec.asyn import sync_wrapper
+from hypothesis import settings
 from servers import RangeServer, range_server, s3_server
+
+# How long an example takes says more about what else the machine does.
+settings.register_profile("b2array", deadline=None)
+settings.load_profile("b2array")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
