@@ -76,8 +76,14 @@ def _converted(value: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
         if not np.can_cast(array.dtype, dtype, "unsafe"):
             np.empty(0, dtype)[...] = np.empty(0, array.dtype)  # raises
         return array
-    array = np.asarray(value, dtype=dtype)
-    if selection.kind == "basic" and isinstance(value, list | tuple) and array.ndim > len(selection.shape):
+    nested = selection.kind == "basic" and isinstance(value, list | tuple)
+    try:
+        array = np.asarray(value, dtype=dtype)
+    except (ValueError, TypeError, OverflowError):
+        if nested:  # NumPy looks how deep the lists are before it looks at what is in them
+            np.empty((1,) * len(selection.shape), dtype)[...] = value
+        raise
+    if nested and array.ndim > len(selection.shape):
         raise ValueError(
             "setting an array element with a sequence. "
             f"The requested array would exceed the maximum number of dimension of {len(selection.shape)}."

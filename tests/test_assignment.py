@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import b2array
 from b2array import indexing
 from b2array.assignment import arrange, check_unmasked
 
@@ -124,3 +125,13 @@ def test_a_mask_that_hides_nothing_is_no_matter():
     value = np.ma.array([1, 2], mask=[False, False])
     check_unmasked(value)
     assert arrange(value, indexing.select((slice(2),), (4,)), np.dtype("i8"))[0].tolist() == [1, 2]
+
+
+def test_lists_that_are_too_deep_are_refused_before_numbers_that_are_too_large():
+    expected = np.zeros(3, "u2")
+    stored = b2array.asarray(expected)
+    for target in (expected, stored):
+        with pytest.raises(ValueError, match="exceed the maximum number of dimension"):
+            target[0:2] = [[-1, -1], [-1, -1]]
+        with pytest.raises(OverflowError):
+            target[0:2] = [-1, -1]
