@@ -100,6 +100,9 @@ class _Wreck:
         return -(-self.header.nbytes // self.header.chunksize) if self.header.chunksize > 0 else 0
 
     def salvaged(self) -> Salvaged:
+        most = min(config.limits.index_nbytes, 2**31 - 1) // 8
+        if self.expected > most:
+            raise FormatError(f"expected a header that counts at most {most} chunks, found {self.expected}")
         if self.header.frame_type == FrameType.SPARSE:
             valid, index_places = self._numbers(), [self.header.header_len]
         else:
