@@ -513,7 +513,7 @@ def test_repairing_any_flipped_byte_gives_right_data_or_an_error(tmp_path_factor
     flip(files[which], at, by)
     in_header = files[which].name in ("a.b2nd", FRAME_NAME) and at < header_len
     try:
-        b2array.repair(path)
+        certain = b2array.repair(path).certain
         a = b2array.open(path)
     except B2ArrayError:
         return
@@ -522,7 +522,7 @@ def test_repairing_any_flipped_byte_gives_right_data_or_an_error(tmp_path_factor
             rows = a[8 * n : 8 * n + 8]
         except (B2ArrayError, IndexError):
             continue
-        if not in_header:  # nothing says what a header was
+        if certain and not in_header:  # nothing says what a header was
             np.testing.assert_array_equal(rows, data[8 * n : 8 * n + 8])
 
 
