@@ -217,17 +217,9 @@ class _Reader:
     def run(self, job: _Job) -> None:
         """Fetch, decode and copy one chunk."""
         planned = self._plan(job)
-        if planned is None:
-            return
-        if planned.tiling is None or self.alone:
+        if planned is not None:
             (stored,) = fetch(self.source, [Want(job.number, planned.wanted)], reuse=True)
             self.finish(_Fetched(job, planned.tiling, planned.blocks, stored))
-            return
-        # What is read and decoded bit by bit stays in the processor's cache in between.
-        for step in planned.tiling.steps:
-            (stored,) = fetch(self.source, [Want(job.number, step.numbers)], reuse=True)
-            if not self.finish(_Fetched(job, Tiling(step.numbers, [step]), [], stored)):
-                return
 
     def fetched(self, jobs: Iterator[_Job]) -> Iterator[_Fetched]:
         """Fetch chunks in bounded windows, each in one batch of requests."""
@@ -288,14 +280,14 @@ class _Reader:
                 put(self.box, part.outside, take(block, part.inside, self.axes))
         return missing
 
-    def finish(self, fetched: _Fetched) -> bool:
-        """Decode and copy; tell whether there may be more to come of the chunk, because only its tiling was copied."""
+    def finish(self, fetched: _Fetched) -> None:
+        """Decode and copy one chunk."""
         try:
-            return self._copy(fetched)
+            self._copy(fetched)
         except (FormatError, UnsupportedError) as error:
             raise located_error(f"chunk {fetched.job.number} of {self.source.url}", error) from error
 
-    def _copy(self, fetched: _Fetched) -> bool:
+    def _copy(self, fetched: _Fetched) -> None:
         job, tiling, blocks, stored = fetched
         header = stored.head.header
         _check_size(header, self.layout)
@@ -309,10 +301,8 @@ class _Reader:
             self._copy_whole(job)
         elif tiling is not None:
             self._copy_tiles(job, tiling, stored)
-            return True
         else:
             self._copy_blocks(job, blocks, stored)
-        return False
 
     def _copy_whole(self, job: _Job) -> None:
         """Copy from a chunk whose blocks are not those of the array."""
