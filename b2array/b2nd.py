@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from b2array import config
+from b2array.caching import cached
 from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.spec import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES, Buffer
 
@@ -42,7 +43,7 @@ _STORABLE_KINDS = "biufcmMSUV"
 _NOT_A_DTYPE = (TypeError, ValueError, SyntaxError, LookupError, ArithmeticError, MemoryError, RecursionError, Warning)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """How an array is cut: into chunks on a grid, and each chunk into blocks on a grid.
 
@@ -122,47 +123,47 @@ class Layout:
         """Number of dimensions."""
         return len(self.shape)
 
-    @property
+    @cached
     def itemsize(self) -> int:
         """Size of an item in bytes."""
         return self.dtype.itemsize
 
-    @property
+    @cached
     def extended_chunks(self) -> tuple[int, ...]:
         """Extents in items of a chunk with its padding: a whole number of blocks in every dimension."""
         return tuple(n * b for n, b in zip(self.block_grid, self.blocks, strict=True))
 
-    @property
+    @cached
     def grid_shape(self) -> tuple[int, ...]:
         """Number of chunks along every dimension."""
         return _grid(self.shape, self.chunks)
 
-    @property
+    @cached
     def nchunks(self) -> int:
         """Number of chunks: 1 without dimensions, 0 if an extent of the shape is 0."""
         return prod(self.grid_shape)
 
-    @property
+    @cached
     def block_grid(self) -> tuple[int, ...]:
         """Number of blocks along every dimension of a chunk."""
         return _grid(self.chunks, self.blocks)
 
-    @property
+    @cached
     def nblocks(self) -> int:
         """Number of blocks in a chunk."""
         return prod(self.block_grid)
 
-    @property
+    @cached
     def block_nbytes(self) -> int:
         """Size of a block in bytes."""
         return prod(self.blocks) * self.itemsize
 
-    @property
+    @cached
     def chunk_nbytes(self) -> int:
         """Size of a chunk in bytes, padding included."""
         return self.nblocks * self.block_nbytes
 
-    @property
+    @cached
     def nbytes(self) -> int:
         """Size of all chunks in bytes, padding included: what the frame calls its uncompressed size."""
         return self.nchunks * self.chunk_nbytes

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, NoReturn
@@ -56,7 +56,7 @@ _SPARSE = 2
 _WALK = 2**18
 """At most so many streams are looked at in one go."""
 
-_FEW = 4
+_FEW = 8
 """Up to this many blocks a plain loop over the streams is faster than NumPy."""
 
 Int64Array = npt.NDArray[np.int64]
@@ -175,50 +175,42 @@ def _decode_zstd(recipe: Recipe, region: memoryview, starts: Sequence[int], stop
     C-Blosc 1 makes a new zstd context for every stream, which takes longer than decoding a small one.
     """
     neblock = recipe.neblock(recipe.block_nbytes)
-    if out.nbytes != len(starts) * recipe.block_nbytes or neblock > _LONGEST_ZSTD:
+    nblocks = len(starts)
+    if out.nbytes != nblocks * recipe.block_nbytes or neblock > _LONGEST_ZSTD:
         return False
-    make = _zstd_of_few if len(starts) <= _FEW else _zstd_of_many
-    ready = make(recipe, region, starts, stops, neblock)
-    if ready is None:
-        return False
-    _decompress(_spliced(recipe, region, starts, stops, ready, out.nbytes), out)
+    room = BLOSC1_HEADER_LEN + 4 * nblocks
+    stream = 4 + neblock
+    nbytes = room + nblocks * recipe.nstreams * stream
+    raw = _assembly.room(nbytes)
+    step = recipe.nstreams * stream
+    raw[:room] = recipe.header(out.nbytes, nbytes) + struct.pack(f"<{nblocks}i", *range(room, nbytes, step))
+    rows = np.frombuffer(raw[room:], np.uint8).reshape(-1, stream)
+    rows[:, :4] = np.frombuffer(_INT32.pack(neblock), np.uint8)
+    targets, payloads = [], []
+    for row, (start, csize) in enumerate(_all_streams(recipe, region, starts, stops, neblock)):
+        if csize == neblock:
+            at = room + row * stream + 4
+            raw[at : at + neblock] = region[start + 4 : start + 4 + neblock]
+        elif csize > 0:
+            targets.append(room + row * stream + 4)
+            payloads.append((start + 4, csize))
+        else:
+            rows[row, 4:] = -csize
+    for at, data in zip(targets, codecs.decode_zstd_streams(region, payloads, neblock), strict=True):
+        raw[at : at + neblock] = data
+    _decompress(raw, out)
     return True
 
 
-def _zstd_of_few(
+def _all_streams(
     recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], neblock: int
-) -> list[_Ready] | None:
-    size = _INT32.pack(neblock)
-    ready = []
-    for block, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-        for position, csize in _walk(region, start, stop, recipe.nstreams, neblock):
-            if csize <= 0:
-                ready.append(_ready_run(recipe.fmt, Run(block, position, 4 + (csize < 0), neblock, -csize)))
-            elif csize < neblock:
-                data = codecs.decode(CodecId.ZSTD, region[position + 4 : position + 4 + csize], neblock)
-                ready.append(_Ready(block, position, 4 + csize, (size, data), 4 + neblock))
-    return ready
-
-
-def _zstd_of_many(
-    recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], neblock: int
-) -> list[_Ready] | None:
+) -> Iterable[tuple[int, int]]:
+    """Walk the streams of full blocks, one after the other: where the size field stands, and its value."""
+    if len(starts) <= _FEW:
+        blocks = zip(starts, stops, strict=True)
+        return [each for start, stop in blocks for each in _walk(region, start, stop, recipe.nstreams, neblock)]
     positions, csizes = streams(region, starts, stops, recipe.nstreams, neblock)
-    coded = (csizes > 0) & (csizes < neblock)
-    decoded = codecs.decode_zstd_streams(region, positions[coded] + 4, csizes[coded], neblock) if coded.any() else ()
-    if decoded is None:
-        return None
-    blocks, numbers = np.nonzero(csizes < neblock)
-    size, payloads = _INT32.pack(neblock), iter(decoded)
-    ready = []
-    for block, position, csize in zip(
-        blocks.tolist(), positions[blocks, numbers].tolist(), csizes[blocks, numbers].tolist(), strict=True
-    ):
-        if csize > 0:
-            ready.append(_Ready(block, position, 4 + csize, (size, next(payloads)), 4 + neblock))
-        else:
-            ready.append(_ready_run(recipe.fmt, Run(block, position, 4 + (csize < 0), neblock, -csize)))
-    return ready
+    return zip(positions.ravel().tolist(), csizes.ravel().tolist(), strict=True)
 
 
 _LONGEST_ZSTD = 2**16

@@ -361,33 +361,31 @@ def _decode_zstd(payload: Buffer, nbytes: int, dictionary: bytes | None) -> byte
 _MANY_ZSTD = {"multi_decompress_to_buffer", "buffer_types"} <= set(zstandard.backend_features)
 
 
-def decode_zstd_streams(
-    region: Buffer, starts: Int64Array, lengths: Int64Array, nbytes: int
-) -> Sequence[Buffer] | None:
-    """Decode many zstd streams of one size in one call.
+def decode_zstd_streams(region: memoryview, payloads: Sequence[tuple[int, int]], nbytes: int) -> Sequence[Buffer]:
+    """Decode zstd streams of one size, many of them in one call.
 
     Parameters
     ----------
-    region : bytes-like
+    region : memoryview
         Holds the payloads.
-    starts, lengths : ndarray of int64
-        Where each payload begins in `region`, and how long it is, in bytes; the caller has checked them.
+    payloads : sequence of (int, int)
+        Where each of them begins in `region`, and how long it is, in bytes; the caller has checked them.
     nbytes : int
         Uncompressed bytes of every stream.
 
     Returns
     -------
-    sequence of buffers, or None where the zstandard package cannot do it (its fallback in Python)
+    sequence of bytes-like
 
     Raises
     ------
     FormatError
         A payload does not decode to `nbytes` bytes.
     """
-    if not _MANY_ZSTD:
-        return None
-    segments = np.stack([starts, lengths], axis=1).astype("=u8").tobytes()
-    sizes = np.full(len(starts), nbytes, "=u8").tobytes()
+    if len(payloads) < _MANY or not _MANY_ZSTD:
+        return [decode(CodecId.ZSTD, region[start : start + length], nbytes) for start, length in payloads]
+    segments = np.array(payloads, "=u8").tobytes()
+    sizes = np.full(len(payloads), nbytes, "=u8").tobytes()
     try:
         found = _contexts.decompressor(None).multi_decompress_to_buffer(
             zstandard.BufferWithSegments(region, segments), decompressed_sizes=sizes
@@ -395,6 +393,10 @@ def decode_zstd_streams(
     except (zstandard.ZstdError, ValueError) as error:
         raise FormatError(f"expected zstd streams of {nbytes} bytes each, found others: {error}") from error
     return cast(Sequence[Buffer], found)
+
+
+_MANY = 12
+"""From so many streams on, one call for all is faster than one for each."""
 
 
 def _encode_zstd(data: Buffer, clevel: int, dictionary: bytes | None) -> bytes:

@@ -18,7 +18,7 @@ from b2array import chunk, config, encoder, extras, notes
 from b2array.chunk import Head, Stored
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError
 from b2array.frame import Frame
-from b2array.spans import Span
+from b2array.spans import Span, close_up
 from b2array.spec import BLOSC1_HEADER_LEN, HEADER_LEN, MAX_DICT_NBYTES, Buffer, FilterId, Special
 from b2array.storage import changed, gathered, too_short, where
 
@@ -215,8 +215,8 @@ class _Pending:
     """A want on its way: which spans it asks for next, until it is stored."""
 
     __slots__ = (
-        "_asked", "_bounds", "_due", "_half", "_head", "_head_bytes", "_hinted", "_known", "_numbers", "_record",
-        "_take", "clip", "name", "place", "source", "spans", "stored", "want",
+        "_bounds", "_due", "_half", "_head", "_head_bytes", "_hinted", "_known", "_numbers", "_positions", "_take",
+        "clip", "name", "place", "source", "spans", "stored", "want",
     )  # fmt: skip
 
     def __init__(self, source: Source, want: Want) -> None:
@@ -433,7 +433,8 @@ class _Pending:
             self._ask_whole(head.header.cbytes)
             return
         numbers = np.asarray(blocks, np.int64)
-        asked = self._runs_and_record(head.starts[numbers], head.stops[numbers], head.header.cbytes, len(head.starts))
+        starts, stops = head.starts[numbers], head.stops[numbers]
+        asked = self._close_up(starts.tolist(), stops.tolist(), head.header.cbytes, len(head.starts))
         if _is_most(asked, head.header.cbytes):
             self._ask_whole(head.header.cbytes, len(head.starts))
             return
@@ -441,19 +442,21 @@ class _Pending:
         if place.stop >= 0 and place.start + asked[-1][1] > place.stop:
             room = place.stop - place.start
             raise self.located(FormatError(f"expected blocks within {room} bytes, found one up to {asked[-1][1]}"))
-        self._ask_runs(numbers, _with_lead(asked, len(numbers)))
+        self._ask_ranges(numbers, asked)
         self._head, self._take = head, self._take_blocks
 
-    def _runs_and_record(self, starts: Int64Array, stops: Int64Array, cbytes: int, nblocks: int) -> list[Range]:
-        self._record = cbytes if self._record_due else -1
-        if self._record >= 0:
-            starts, stops = np.append(starts, cbytes), np.append(stops, cbytes + extras.record_nbytes(nblocks))
-        return _runs(starts, stops)
+    def _close_up(self, starts: list[int], stops: list[int], cbytes: int, nblocks: int) -> list[Range]:
+        """Put blocks and the record of checksums together, with room for the engine's header in front."""
+        lead = BLOSC1_HEADER_LEN + 4 * len(starts)
+        if self._record_due:
+            starts, stops = [*starts, cbytes], [*stops, cbytes + extras.record_nbytes(nblocks)]
+        ranges, self._positions = close_up(starts, stops, gap=_FREE, lead=lead)
+        return ranges
 
-    def _ask_runs(self, numbers: Int64Array, asked: list[Range]) -> None:
-        place = self.place
-        self.spans = [Span(place.name, place.start + start, place.start + stop) for start, stop in asked]
-        self._numbers, self._asked, self.clip = numbers, asked, False
+    def _ask_ranges(self, numbers: Int64Array, asked: list[Range]) -> None:
+        name, base, _ = self.place
+        self.spans = [Span(name, base + start, base + stop) for start, stop in asked]
+        self._numbers, self.clip = numbers, False
 
     def _ask_noted(self) -> bool:
         """Ask for head and blocks at once, where what is noted says where they are; tells whether it does."""
@@ -487,11 +490,12 @@ class _Pending:
 
     def _ask_bounded(self, numbers: Int64Array, bounds: Int64Array) -> None:
         """Ask for the head, which ends where the first block begins, and for blocks."""
-        asked = self._runs_and_record(bounds[numbers], bounds[numbers + 1], int(bounds[-1]), len(bounds) - 1)
+        starts, stops = bounds[numbers], bounds[numbers + 1]
+        asked = self._close_up(starts.tolist(), stops.tolist(), int(bounds[-1]), len(bounds) - 1)
         if _is_most(asked, int(bounds[-1])):
             self._ask_whole(int(bounds[-1]), len(bounds) - 1)
             return
-        self._ask_runs(numbers, [(0, int(bounds[0])), *_with_lead(asked, len(numbers))])
+        self._ask_ranges(numbers, [(0, int(bounds[0])), *asked])
         self._bounds = bounds
         self._take = self._take_bounded
 
@@ -506,27 +510,20 @@ class _Pending:
             and np.array_equal(head.starts[numbers], bounds[numbers])
             and np.array_equal(head.stops[numbers], bounds[numbers + 1])
         ):
-            self._head, self._asked = head, self._asked[1:]
+            self._head = head
             self._take_blocks(view[int(bounds[0]) :])
         else:
             self._ask_for(head, None)
 
     def _take_blocks(self, region: memoryview) -> None:
-        head, numbers, asked = self._head, self._numbers, self._asked
-        if self._known is None and self._record >= 0:
-            at = int(_shifted(np.array([self._record], np.int64), asked)[0])
-            self._remember(head, self._head_bytes, region[at:])
+        head, numbers, positions = self._head, self._numbers, self._positions
+        if self._known is None and self._record_due:
+            self._remember(head, self._head_bytes, region[positions[-1] :])
         elif self._known is None:
             self._remember(head, region, region)
-        if len(asked) == 1:
-            shift = -asked[0][0]
-            stored = Stored(head, region, head.starts + shift, head.stops + shift)
-        else:
-            starts = np.full(len(head.starts), -1, np.int64)
-            stops = starts.copy()
-            starts[numbers] = _shifted(head.starts[numbers], asked)
-            stops[numbers] = starts[numbers] + (head.stops[numbers] - head.starts[numbers])
-            stored = Stored(head, region, starts, stops)
+        starts = np.full(len(head.starts), -1, np.int64)
+        starts[numbers] = positions[: len(numbers)]
+        stored = Stored(head, region, starts, starts + (head.stops - head.starts))
         self._check(numbers, stored)
         self.stored = stored
 
@@ -543,36 +540,7 @@ def chunk_number(name: str) -> int | None:
     return int(found[1], 16) if found else None
 
 
-def _shifted(positions: Int64Array, asked: list[Range]) -> Int64Array:
-    """Return where positions in a chunk are in the ranges of it that stand one behind the other."""
-    starts = np.array([start for start, _ in asked], np.int64)
-    bases = np.cumsum([0, *(stop - start for start, stop in asked[:-1])])
-    return positions + (bases - starts)[np.searchsorted(starts, positions, side="right") - 1]
-
-
-def _with_lead(asked: list[Range], nblocks: int) -> list[Range]:
-    """Let the first range begin so early that there is room for a header in front of its blocks."""
-    start, stop = asked[0]
-    return [(max(0, start - BLOSC1_HEADER_LEN - 4 * nblocks), stop), *asked[1:]]
-
-
 def _is_most(asked: list[Range], cbytes: int) -> bool:
     """Whether all of a chunk is not much more than these ranges of it."""
     wanted = sum(stop - start for start, stop in asked)
     return cbytes - wanted <= max(wanted // 2, _FREE)
-
-
-def _runs(starts: Int64Array, stops: Int64Array) -> list[Range]:
-    """Merge ranges that touch or nearly touch; returns them in order."""
-    if len(starts) == 1:
-        return [(int(starts[0]), int(stops[0]))]
-    if (starts[1:] == stops[:-1]).all():
-        return [(int(starts[0]), int(stops[-1]))]
-    if (starts[1:] < starts[:-1]).any():
-        order = np.argsort(starts)
-        starts, stops = starts[order], stops[order]
-    # The ends of blocks are the starts of others, so that in this order they never decrease.
-    breaks = np.flatnonzero(starts[1:] > stops[:-1] + _FREE)
-    first = [0, *(breaks + 1).tolist()]
-    last = [*breaks.tolist(), len(starts) - 1]
-    return list(zip(starts[first].tolist(), stops[last].tolist(), strict=True))

@@ -174,11 +174,11 @@ class _File:
         return view
 
     def read_into(self, view: memoryview, start: int) -> None:
-        done, stop = 0, start + len(view)
+        done = _read_into(self.fd, view, start)
         while done < len(view):
             count = _read_into(self.fd, view[done:], start + done)
             if not count:
-                raise too_short(self.path, start, stop, done)
+                raise too_short(self.path, start, start + len(view), done)
             done += count
 
 
@@ -274,8 +274,9 @@ class LocalStore:
                 file, opened = self._open(name), name
                 if expected is not None and not file.is_of(expected):
                     raise changed(file.path)
-            file.read_into(view[at : at + stop - start], start)
-            at += stop - start
+            following = at + stop - start
+            file.read_into(view[at:following], start)
+            at = following
         return view
 
     def _read(self, merged: Sequence[Merged], expected: str | None, *, clip: bool) -> Iterator[memoryview]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Merged", "Span", "coalesce", "extents"]
+__all__ = ["ClosedUp", "Merged", "Span", "close_up", "coalesce", "extents"]
 
 
 class Span(NamedTuple):
@@ -24,6 +24,13 @@ class Merged(NamedTuple):
 
     span: Span
     members: tuple[int, ...]
+
+
+class ClosedUp(NamedTuple):
+    """Ranges to read, start and stop, and where each part begins when they stand one behind the other."""
+
+    ranges: list[tuple[int, int]]
+    positions: list[int]
 
 
 def coalesce(spans: Sequence[Span], gap: int, limit: int = 64 * 2**20) -> list[Merged]:
@@ -68,6 +75,46 @@ def coalesce(spans: Sequence[Span], gap: int, limit: int = 64 * 2**20) -> list[M
             members = [position]
     merged.append(Merged(Span(name, start, stop), tuple(members)))
     return merged
+
+
+def close_up(starts: Sequence[int], stops: Sequence[int], *, gap: int, lead: int = 0) -> ClosedUp:
+    """Merge parts of one object that are near each other, and find them again in what is read.
+
+    Parameters
+    ----------
+    starts, stops : sequence of int
+        Where each part begins and ends, in bytes, in any order; they may overlap.
+    gap : int
+        Bytes that may lie unwanted between two parts that are read together.
+    lead : int
+        Bytes to read in front of the first part, or as many as the object has there.
+
+    Returns
+    -------
+    ClosedUp
+        Ranges in increasing order, and a position a part, in the order of the parts.
+
+    Examples
+    --------
+    >>> close_up([500, 100, 205], [600, 200, 300], gap=10, lead=20)
+    ClosedUp(ranges=[(80, 300), (500, 600)], positions=[220, 20, 125])
+    """
+    # Few parts are the rule, and of few a loop makes less ado than NumPy.
+    parts = sorted(zip(starts, stops, range(len(starts)), strict=True))
+    ranges = []
+    positions = [0] * len(parts)
+    reached = parts[0][0]
+    begin = max(0, reached - lead)
+    shift = -begin
+    for start, stop, number in parts:
+        if start > reached + gap:
+            ranges.append((begin, reached))
+            shift += reached - start
+            begin = reached = start
+        positions[number] = start + shift
+        reached = max(reached, stop)
+    ranges.append((begin, reached))
+    return ClosedUp(ranges, positions)
 
 
 def extents(starts: NDArray[np.int64], end: int) -> NDArray[np.int64]:

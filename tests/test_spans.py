@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from b2array.spans import Merged, Span, coalesce, extents
+from b2array.spans import Merged, Span, close_up, coalesce, extents
 
 spans_of_two_objects = st.lists(
     st.builds(
@@ -79,3 +79,31 @@ def test_an_extent_is_the_next_larger_start_below_the_end(starts, end):
     found = extents(np.array(starts, np.int64), end)
     assert found.dtype == np.int64
     assert found.tolist() == expected
+
+
+parts_of_an_object = st.lists(
+    st.tuples(st.integers(0, 1000), st.integers(0, 100)).map(lambda part: (part[0], sum(part))), min_size=1, max_size=40
+)
+
+
+@given(parts_of_an_object, st.integers(0, 50), st.integers(0, 60))
+def test_parts_that_are_closed_up_are_found_again_in_what_is_read(parts, gap, lead):
+    content = bytes(n % 251 for n in range(1200))
+    found = close_up([start for start, _ in parts], [stop for _, stop in parts], gap=gap, lead=lead)
+    read = b"".join(content[start:stop] for start, stop in found.ranges)
+    for position, (start, stop) in zip(found.positions, parts, strict=True):
+        assert read[position : position + stop - start] == content[start:stop]
+
+
+@given(parts_of_an_object, st.integers(0, 50), st.integers(0, 60))
+def test_ranges_of_parts_that_are_closed_up_have_gaps_between_them_and_no_wider_ones_inside(parts, gap, lead):
+    ranges, _ = close_up([start for start, _ in parts], [stop for _, stop in parts], gap=gap, lead=lead)
+    first = min(start for start, _ in parts)
+    assert ranges[0][0] == max(0, first - lead)
+    assert all(after[0] - before[1] > gap for before, after in pairwise(ranges))
+    for start, stop in [(first, ranges[0][1]), *ranges[1:]]:
+        reached = start
+        for begin, end in sorted(part for part in parts if start <= part[0] <= stop):
+            assert begin - reached <= gap
+            reached = max(reached, end)
+        assert reached == stop
