@@ -196,7 +196,7 @@ def compare_peaks(libraries: list[Library], paths: dict[str, Path]) -> dict[str,
     return rows
 
 
-DEPENDENCIES = "import fsspec, msgpack, numcodecs, numpy, zstandard"
+DEPENDENCIES = "import fsspec, isal.isal_zlib, msgpack, numcodecs, numpy, zstandard"
 
 
 def compare_imports(directory: Path, rounds: int) -> Row:

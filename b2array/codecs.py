@@ -63,15 +63,15 @@ _SAMPLE_NBYTES = 4096
 _ZSTD_MAX_LEVEL = 22
 
 
-def _optional(name: str) -> ModuleType | None:
+@lru_cache(maxsize=1)
+def _lz4_block() -> ModuleType | None:
+    # Late, because few need it.
     try:
-        return importlib.import_module(name)
+        return importlib.import_module("lz4.block")
     except ImportError:
         return None
 
 
-_lz4_block = _optional("lz4.block")
-_Lz4Error: type[Exception] = ValueError if _lz4_block is None else _lz4_block.LZ4BlockError
 _registry: dict[int, MakeCodec] = {}
 
 
@@ -206,7 +206,7 @@ def decode(
     else:
         try:
             data = built_in(payload, nbytes, dictionary)
-        except (RuntimeError, ValueError, zlib.error, zstandard.ZstdError, _Lz4Error) as error:
+        except (RuntimeError, ValueError, zlib.error, zstandard.ZstdError) as error:
             raise _corrupt(codec, payload, nbytes, str(error)) from error
     if len(data) != nbytes:
         raise _corrupt(codec, payload, nbytes, f"{len(data)} bytes")
@@ -435,10 +435,13 @@ _ZLIB_LEVELS = (0, 1, 6, 6, 6, 8, 8, 8, 8, 9)
 def _decode_lz4(payload: Buffer, nbytes: int, dictionary: bytes | None) -> bytes:
     if dictionary is None:
         decoded: bytes = numcodecs.lz4.decompress(b"".join((struct.pack("<i", nbytes), payload)))
-    elif _lz4_block is None:
+    elif (lz4_block := _lz4_block()) is None:
         decoded = _decode_lz4_slowly(payload, nbytes, dictionary)
     else:
-        decoded = _lz4_block.decompress(payload, uncompressed_size=nbytes, dict=dictionary)
+        try:
+            decoded = lz4_block.decompress(payload, uncompressed_size=nbytes, dict=dictionary)
+        except lz4_block.LZ4BlockError as error:
+            raise ValueError(str(error)) from error
     return decoded
 
 
@@ -453,7 +456,7 @@ def _encode_lz4(data: Buffer, clevel: int, dictionary: bytes | None) -> bytes:
 
 
 def _encode_lz4hc(data: Buffer, clevel: int, dictionary: bytes | None) -> bytes:
-    if dictionary is None and _lz4_block is None:
+    if dictionary is None and _lz4_block() is None:
         return _encode_lz4(data, clevel, None)
     lz4_block = _need_lz4_block()
     history = {} if dictionary is None else {"dict": dictionary}
@@ -462,9 +465,10 @@ def _encode_lz4hc(data: Buffer, clevel: int, dictionary: bytes | None) -> bytes:
 
 
 def _need_lz4_block() -> ModuleType:
-    if _lz4_block is None:
+    lz4_block = _lz4_block()
+    if lz4_block is None:
         raise UnsupportedError("LZ4 dictionaries need the package lz4: pip install lz4")
-    return _lz4_block
+    return lz4_block
 
 
 def _decode_lz4_slowly(payload: Buffer, nbytes: int, dictionary: bytes) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from html import escape
 from typing import Any
 
 from b2array import codecs
@@ -35,6 +34,8 @@ class Info(Mapping[str, Any]):
         return "\n".join(f"{name:<{width}} : {value}" for name, value in self._rows.items())
 
     def _repr_html_(self) -> str:
+        from html import escape  # takes longer to import than most of this package
+
         left = 'style="text-align: left"'
         rows = (
             f"<tr><th {left}>{escape(name)}</th><td {left}>{escape(str(value))}</td></tr>"

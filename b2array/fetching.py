@@ -435,7 +435,7 @@ class _Pending:
         numbers = np.asarray(blocks, np.int64)
         starts, stops = head.starts[numbers], head.stops[numbers]
         asked = self._close_up(starts.tolist(), stops.tolist(), head.header.cbytes, len(head.starts))
-        if _is_most(asked, head.header.cbytes):
+        if asked is None:
             self._ask_whole(head.header.cbytes, len(head.starts))
             return
         place = self.place
@@ -445,13 +445,16 @@ class _Pending:
         self._ask_ranges(numbers, asked)
         self._head, self._take = head, self._take_blocks
 
-    def _close_up(self, starts: list[int], stops: list[int], cbytes: int, nblocks: int) -> list[Range]:
-        """Put blocks and the record of checksums together, with room for the engine's header in front."""
+    def _close_up(self, starts: list[int], stops: list[int], cbytes: int, nblocks: int) -> list[Range] | None:
+        """Put blocks and the record of checksums together, with room for the engine's header in front.
+
+        Returns None where all of the chunk is not much more.
+        """
         lead = BLOSC1_HEADER_LEN + 4 * len(starts)
         if self._record_due:
             starts, stops = [*starts, cbytes], [*stops, cbytes + extras.record_nbytes(nblocks)]
-        ranges, self._positions = close_up(starts, stops, gap=_FREE, lead=lead)
-        return ranges
+        ranges, self._positions, nbytes = close_up(starts, stops, gap=_FREE, lead=lead)
+        return None if cbytes - nbytes <= max(nbytes // 2, _FREE) else ranges
 
     def _ask_ranges(self, numbers: Int64Array, asked: list[Range]) -> None:
         name, base, _ = self.place
@@ -492,7 +495,7 @@ class _Pending:
         """Ask for the head, which ends where the first block begins, and for blocks."""
         starts, stops = bounds[numbers], bounds[numbers + 1]
         asked = self._close_up(starts.tolist(), stops.tolist(), int(bounds[-1]), len(bounds) - 1)
-        if _is_most(asked, int(bounds[-1])):
+        if asked is None:
             self._ask_whole(int(bounds[-1]), len(bounds) - 1)
             return
         self._ask_ranges(numbers, [(0, int(bounds[0])), *asked])
@@ -538,9 +541,3 @@ def chunk_number(name: str) -> int | None:
     """
     found = _CHUNK_NAME.fullmatch(name)
     return int(found[1], 16) if found else None
-
-
-def _is_most(asked: list[Range], cbytes: int) -> bool:
-    """Whether all of a chunk is not much more than these ranges of it."""
-    wanted = sum(stop - start for start, stop in asked)
-    return cbytes - wanted <= max(wanted // 2, _FREE)

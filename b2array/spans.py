@@ -27,10 +27,11 @@ class Merged(NamedTuple):
 
 
 class ClosedUp(NamedTuple):
-    """Ranges to read, start and stop, and where each part begins when they stand one behind the other."""
+    """Ranges to read, and where each part begins when they stand one behind the other (`nbytes` bytes)."""
 
     ranges: list[tuple[int, int]]
     positions: list[int]
+    nbytes: int
 
 
 def coalesce(spans: Sequence[Span], gap: int, limit: int = 64 * 2**20) -> list[Merged]:
@@ -97,7 +98,7 @@ def close_up(starts: Sequence[int], stops: Sequence[int], *, gap: int, lead: int
     Examples
     --------
     >>> close_up([500, 100, 205], [600, 200, 300], gap=10, lead=20)
-    ClosedUp(ranges=[(80, 300), (500, 600)], positions=[220, 20, 125])
+    ClosedUp(ranges=[(80, 300), (500, 600)], positions=[220, 20, 125], nbytes=320)
     """
     # Few parts are the rule, and of few a loop makes less ado than NumPy.
     parts = sorted(zip(starts, stops, range(len(starts)), strict=True))
@@ -114,7 +115,7 @@ def close_up(starts: Sequence[int], stops: Sequence[int], *, gap: int, lead: int
         positions[number] = start + shift
         reached = max(reached, stop)
     ranges.append((begin, reached))
-    return ClosedUp(ranges, positions)
+    return ClosedUp(ranges, positions, reached + shift)
 
 
 def extents(starts: NDArray[np.int64], end: int) -> NDArray[np.int64]:

@@ -91,13 +91,14 @@ def test_parts_that_are_closed_up_are_found_again_in_what_is_read(parts, gap, le
     content = bytes(n % 251 for n in range(1200))
     found = close_up([start for start, _ in parts], [stop for _, stop in parts], gap=gap, lead=lead)
     read = b"".join(content[start:stop] for start, stop in found.ranges)
+    assert len(read) == found.nbytes
     for position, (start, stop) in zip(found.positions, parts, strict=True):
         assert read[position : position + stop - start] == content[start:stop]
 
 
 @given(parts_of_an_object, st.integers(0, 50), st.integers(0, 60))
 def test_ranges_of_parts_that_are_closed_up_have_gaps_between_them_and_no_wider_ones_inside(parts, gap, lead):
-    ranges, _ = close_up([start for start, _ in parts], [stop for _, stop in parts], gap=gap, lead=lead)
+    ranges, *_ = close_up([start for start, _ in parts], [stop for _, stop in parts], gap=gap, lead=lead)
     first = min(start for start, _ in parts)
     assert ranges[0][0] == max(0, first - lead)
     assert all(after[0] - before[1] > gap for before, after in pairwise(ranges))
