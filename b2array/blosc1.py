@@ -537,7 +537,11 @@ def make(codec: int, data: Bytes, *, clevel: int, shuffle: int, typesize: int, b
     blocksize : int
         What C-Blosc 1 is asked for; it may choose otherwise, see `Made.block_nbytes`.
     """
-    level = codecs.zlib_level(clevel) if codec == CodecId.ZLIB else clevel
+    level = clevel
+    if codec == CodecId.ZLIB:
+        level = codecs.zlib_level(clevel)
+    elif codec == CodecId.BLOSCLZ:
+        level = max(clevel, _LEAST_BLOSCLZ)
     buf = blosc.compress(data, _CNAMES[CodecId(codec)], level, shuffle, blocksize, typesize)
     _, _, flags, _, nbytes, block_nbytes, cbytes = _HEADER.unpack_from(buf)
     if flags & FLAG_MEMCPYED or cbytes != len(buf):
@@ -546,6 +550,10 @@ def make(codec: int, data: Bytes, *, clevel: int, shuffle: int, typesize: int, b
     starts = np.frombuffer(buf, "<i4", nblocks, BLOSC1_HEADER_LEN).astype(np.int64)
     split = not flags & FLAG_UNSPLIT and typesize <= MAX_SPLIT and block_nbytes // typesize >= MIN_STREAM
     return Made(buf, block_nbytes, split and typesize > 1, starts)
+
+
+_LEAST_BLOSCLZ = 3
+"""Below, this BloscLZ gives up on streams that the one in C-Blosc2 still compresses."""
 
 
 def with_room(data: Bytes, neblock: int) -> Bytes:

@@ -419,17 +419,17 @@ def _encode_zlib(data: Buffer, clevel: int, _dictionary: bytes | None) -> bytes:
 def zlib_level(clevel: int) -> int:
     """Return the level of zlib that compresses as well as zlib-ng, which C-Blosc2 is built with, at level `clevel`.
 
-    The levels 2 to 4 of zlib-ng are as good as level 6 here, its levels 5 and 6 nearly as good as level 8.
+    Level 1 of zlib-ng is as good as level 3 here, levels 2 to 4 as level 6, and 5 to 8 nearly as good as level 9.
 
     Examples
     --------
     >>> [zlib_level(clevel) for clevel in range(1, 10)]
-    [1, 6, 6, 6, 8, 8, 8, 8, 9]
+    [3, 6, 6, 6, 9, 9, 9, 9, 9]
     """
     return _ZLIB_LEVELS[clevel]
 
 
-_ZLIB_LEVELS = (0, 1, 6, 6, 6, 8, 8, 8, 8, 9)
+_ZLIB_LEVELS = (0, 3, 6, 6, 6, 9, 9, 9, 9, 9)
 
 
 def _decode_lz4(payload: Buffer, nbytes: int, dictionary: bytes | None) -> bytes:
