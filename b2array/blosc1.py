@@ -27,7 +27,7 @@ from b2array.spec import BLOSC1_HEADER_LEN, FLAG_MEMCPYED, FLAG_UNSPLIT, VERSION
 
 __all__ = [
     "MAX_SPLIT", "MIN_STREAM", "Made", "Recipe", "decode", "decode_stream", "encode_stream", "fused_ask", "make",
-    "streams", "with_room",
+    "room_behind", "room_in_front", "streams", "with_room",
 ]  # fmt: skip
 
 MAX_SPLIT = 16
@@ -103,16 +103,27 @@ class Recipe:
 
 
 class Run(NamedTuple):
-    """A stream that is stored as one repeated byte."""
+    """A stream that is stored, in `stored` bytes at `start`, as one repeated byte, and what C-Blosc 1 knows for it."""
 
     block: int
     start: int
     stored: int
-    nbytes: int
-    value: int
+    stand_in: bytes
 
 
-def decode(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes) -> None:
+def room_in_front(nblocks: int) -> int:
+    """Return how many bytes in front of `nblocks` blocks take the header that makes a Blosc1 chunk of them."""
+    return BLOSC1_HEADER_LEN + 4 * nblocks
+
+
+def room_behind(nstreams: int, block_nbytes: int) -> int:
+    """Return how many bytes behind a block take in what it grows by when its runs become streams of the codec."""
+    return nstreams * (MIN_STREAM + 4 + block_nbytes // nstreams // 255)
+
+
+def decode(
+    recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes, *, room: int = 0
+) -> None:
     """Decode blocks that lie anywhere in `region` into `out`, one behind the other.
 
     Parameters
@@ -126,6 +137,9 @@ def decode(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Seq
         Where each block begins and where it ends at the latest, in bytes from the start of `region`.
     out : ndarray of uint8
         As long as the blocks are together; only the last block may be a short one.
+    room : int, default 0
+        Bytes behind each block that may be overwritten, and with them the end of the block: `room_behind` says how
+        many are enough.
 
     Raises
     ------
@@ -135,25 +149,26 @@ def decode(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Seq
     if recipe.fmt == CodecFormat.ZSTD and recipe.nstreams > 1 and _decode_zstd(recipe, region, starts, stops, out):
         return
     # Data with runs have them in nearly every block; others can be decoded without looking at their streams first.
-    if not _runs_of_few(region, starts[:1], stops[:1], recipe.nstreams, recipe.neblock(out.nbytes)):
+    if not _runs_of_few(recipe.fmt, region, starts[:1], stops[:1], recipe.nstreams, recipe.neblock(out.nbytes)):
         try:
             _decode_as_is(recipe, region, starts, stops, out)
         except FormatError:
             pass
         else:
             return
+    if room and not region.readonly and _spelt_out(recipe, region, starts, stops, out.nbytes, room):
+        _decode_as_is(recipe, region, starts, [stop + room for stop in stops], out)
+        return
     runs = _find_runs(recipe, region, starts, stops, out.nbytes)
     if runs:
-        ready = [_ready_run(recipe.fmt, run) for run in runs]
-        _decompress(_spliced(recipe, region, starts, stops, ready, out.nbytes), out)
+        _decompress(_spliced(recipe, region, starts, stops, runs, out.nbytes), out)
     else:
         _decode_as_is(recipe, region, starts, stops, out)
 
 
 def _decode_as_is(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes) -> None:
     low, high = min(starts), max(stops)
-    room = BLOSC1_HEADER_LEN + 4 * len(starts)
-    base = low - room
+    base = low - room_in_front(len(starts))
     if (region.readonly or base < 0) and high - low > _SPARSE * out.nbytes:
         _decompress(_spliced(recipe, region, starts, stops, [], out.nbytes), out)
         return
@@ -169,6 +184,34 @@ def _decode_as_is(recipe: Recipe, region: memoryview, starts: Sequence[int], sto
         region[base:low] = saved
 
 
+def _spelt_out(
+    recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], nbytes: int, room: int
+) -> bool:
+    """Let runs in the blocks themselves be streams of the codec; returns False where there is no room for it."""
+    ends = []
+    rest = nbytes
+    for start, stop in zip(starts, stops, strict=True):
+        full = rest >= recipe.block_nbytes
+        nstreams, neblock = (recipe.nstreams, recipe.block_nbytes // recipe.nstreams) if full else (1, rest)
+        rest -= recipe.block_nbytes
+        walked = _walk(region, start, stop, nstreams, neblock)
+        while walked and walked[0][1] > 0:
+            del walked[0]
+        if walked:
+            at = walked[0][0]
+            pieces = [
+                region[position : position + 4 + csize] if csize > 0 else _stand_in(recipe.fmt, neblock, -csize)
+                for position, csize in walked
+            ]
+            end = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            if at + len(end) > stop + room:
+                return False
+            ends.append((at, end))
+    for at, end in ends:
+        region[at : at + len(end)] = end
+    return True
+
+
 def _decode_zstd(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes) -> bool:
     """Decode by way of raw streams; returns False where that cannot be done, or is no gain.
 
@@ -178,7 +221,7 @@ def _decode_zstd(recipe: Recipe, region: memoryview, starts: Sequence[int], stop
     nblocks = len(starts)
     if out.nbytes != nblocks * recipe.block_nbytes or neblock > _LONGEST_ZSTD:
         return False
-    room = BLOSC1_HEADER_LEN + 4 * nblocks
+    room = room_in_front(nblocks)
     stream = 4 + neblock
     nbytes = room + nblocks * recipe.nstreams * stream
     raw = _assembly.room(nbytes)
@@ -330,19 +373,20 @@ def _find_runs(
     if nfull:
         neblock = recipe.block_nbytes // recipe.nstreams
         walk = _runs_of_few if nfull <= _FEW else _runs_of_many
-        runs = walk(region, starts[:nfull], stops[:nfull], recipe.nstreams, neblock)
+        runs = walk(recipe.fmt, region, starts[:nfull], stops[:nfull], recipe.nstreams, neblock)
     if nfull < nblocks:
-        runs += [run._replace(block=nfull) for run in _runs_of_few(region, starts[nfull:], stops[nfull:], 1, short)]
+        last = _runs_of_few(recipe.fmt, region, starts[nfull:], stops[nfull:], 1, short)
+        runs += [run._replace(block=nfull) for run in last]
     return runs
 
 
 def _runs_of_many(
-    region: memoryview, starts: Sequence[int], stops: Sequence[int], nstreams: int, neblock: int
+    fmt: CodecFormat, region: memoryview, starts: Sequence[int], stops: Sequence[int], nstreams: int, neblock: int
 ) -> list[Run]:
     positions, csizes = streams(region, starts, stops, nstreams, neblock)
     blocks, numbers = np.nonzero(csizes <= 0)
     return [
-        Run(block, position, 4 + (csize < 0), neblock, -csize)
+        Run(block, position, 4 + (csize < 0), _stand_in(fmt, neblock, -csize))
         for block, position, csize in zip(
             blocks.tolist(), positions[blocks, numbers].tolist(), csizes[blocks, numbers].tolist(), strict=True
         )
@@ -350,10 +394,10 @@ def _runs_of_many(
 
 
 def _runs_of_few(
-    region: memoryview, starts: Sequence[int], stops: Sequence[int], nstreams: int, neblock: int
+    fmt: CodecFormat, region: memoryview, starts: Sequence[int], stops: Sequence[int], nstreams: int, neblock: int
 ) -> list[Run]:
     return [
-        Run(block, position, 4 + (csize < 0), neblock, -csize)
+        Run(block, position, 4 + (csize < 0), _stand_in(fmt, neblock, -csize))
         for block, (start, stop) in enumerate(zip(starts, stops, strict=True))
         for position, csize in _walk(region, start, stop, nstreams, neblock)
         if csize <= 0
@@ -382,42 +426,32 @@ def _walk(region: memoryview, start: int, stop: int, nstreams: int, neblock: int
     return found
 
 
-class _Ready(NamedTuple):
-    """A ready-made stream, size field included, that stands for the `stored` bytes at `start`."""
-
-    block: int
-    start: int
-    stored: int
-    pieces: tuple[Buffer, ...]
-    nbytes: int
-
-
 def _spliced(
     recipe: Recipe,
     region: memoryview,
     starts: Sequence[int],
     stops: Sequence[int],
-    ready: Sequence[_Ready],
+    runs: Sequence[Run],
     nbytes: int,
 ) -> memoryview:
-    """Assemble a Blosc1 chunk in which ready-made streams stand for others; valid until this thread makes the next."""
+    """Assemble a Blosc1 chunk in which other streams stand for runs; valid until this thread makes the next."""
     pieces: list[Buffer] = [b""]
     position = BLOSC1_HEADER_LEN + 4 * len(starts)
     new_starts = []
-    of_block: list[list[_Ready]] = [[] for _ in starts]
-    for each in ready:
-        of_block[each.block].append(each)
+    of_block: list[list[Run]] = [[] for _ in starts]
+    for run in runs:
+        of_block[run.block].append(run)
     # No block takes more; of blocks that overlap, each would have all that follows.
     longest = recipe.block_nbytes + 4 * recipe.nstreams
     for start, last, of_this in zip(starts, stops, of_block, strict=True):
         new_starts.append(position)
         cursor, stop = start, min(last, start + longest)
-        for each in of_this:
-            if cursor < each.start:
-                pieces.append(region[cursor : each.start])
-            pieces += each.pieces
-            position += each.start - cursor + each.nbytes
-            cursor = each.start + each.stored
+        for run in of_this:
+            if cursor < run.start:
+                pieces.append(region[cursor : run.start])
+            pieces.append(run.stand_in)
+            position += run.start - cursor + len(run.stand_in)
+            cursor = run.start + run.stored
         if cursor < stop:
             pieces.append(region[cursor:stop])
             position += stop - cursor
@@ -450,13 +484,11 @@ _assembly = _Assembly()
 _KEPT = 8 * 2**20
 
 
-def _ready_run(fmt: CodecFormat, run: Run) -> _Ready:
-    """Return a stream of one byte, repeated."""
-    if run.nbytes < _SHORTEST_RUN[fmt]:
-        stream = _INT32.pack(run.nbytes) + bytes([run.value]) * run.nbytes
-    else:
-        stream = _compressed_run(fmt, run.nbytes, run.value)
-    return _Ready(run.block, run.start, run.stored, (stream,), len(stream))
+def _stand_in(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
+    """Return a stream of `nbytes` times one byte, size field included."""
+    if nbytes < _SHORTEST_RUN[fmt]:
+        return _INT32.pack(nbytes) + bytes([value]) * nbytes
+    return _compressed_run(fmt, nbytes, value)
 
 
 _SHORTEST_RUN = {

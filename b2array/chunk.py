@@ -42,6 +42,7 @@ __all__ = [
     "head_nbytes",
     "needed_blocks",
     "reference_block",
+    "room_for",
     "scratch_bytes",
     "unpack_head",
     "vl_blocks",
@@ -99,12 +100,17 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The bytes of a chunk that are at hand: `starts`, `stops` say where in `region` each block lies that is there."""
+    """The bytes of a chunk that are at hand: `starts`, `stops` say where in `region` each block lies that is there.
+
+    With `room`, so many bytes behind each block and the block itself are at the disposal of the engine, and every block
+    can be decoded only once.
+    """
 
     head: Head
     region: memoryview
     starts: Int64Array
     stops: Int64Array
+    room: int = 0
 
     @classmethod
     def whole(cls, buf: Buffer, head: Head | None = None) -> Stored:
@@ -201,6 +207,14 @@ def needed_blocks(head: Head, numbers: Sequence[int] | Int64Array) -> Sequence[i
     if FilterId.DELTA in head.header.filters and head.header.has_streams and 0 not in numbers:
         return (0, *numbers)
     return numbers
+
+
+def room_for(head: Head, numbers: Sequence[int] | Int64Array) -> tuple[int, int]:
+    """Return how many bytes in front of the blocks `numbers` and behind each of them are of use to the engine."""
+    header = head.header
+    # The first block is decoded twice where others build on it.
+    behind = 0 if FilterId.DELTA in header.filters else blosc1.room_behind(header.nstreams, header.block_nbytes)
+    return blosc1.room_in_front(len(numbers)), behind
 
 
 def decode(buf: Buffer, *, out: Bytes | None = None, context: Context = NO_CONTEXT) -> Bytes:
@@ -491,7 +505,8 @@ def _decode_full(
         flat = rows.reshape(-1)
         blosc1.decode(plan.recipe, stored.region, positions.ravel().tolist(), ends.ravel().tolist(), flat)
     else:
-        blosc1.decode(plan.recipe, stored.region, starts.tolist(), stops.tolist(), rows.reshape(-1))
+        flat = rows.reshape(-1)
+        blosc1.decode(plan.recipe, stored.region, starts.tolist(), stops.tolist(), flat, room=stored.room)
     if not exact:
         target[:, :stored_nbytes] = rows
         target[:, stored_nbytes:] = 0

@@ -154,9 +154,11 @@ class _CountingStore(LocalStore):
         self._counts += (span.stop - span.start for span, _ in merge(self.url, spans, limit=2**31))
         return super().read(spans, expected=expected, clip=clip)
 
-    def gather(self, spans: Sequence[Span], *, expected: str | None = None) -> memoryview:
-        view = super().gather(spans, expected=expected)
-        self._counts.append(len(view))
+    def gather(
+        self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
+    ) -> memoryview:
+        view = super().gather(spans, places, nbytes, expected=expected)
+        self._counts += (span.stop - span.start for span in spans)
         return view
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:

@@ -29,7 +29,7 @@ from b2array.snapshot import FRAME_NAME, Known, Place, Snapshot, Source, Want, f
 from b2array.spans import Span
 from b2array.spec import Buffer, ChunkHeader, Special
 from b2array.spool import Spool
-from b2array.storage import Store, gathered, identity
+from b2array.storage import Store, identity, placed
 
 __all__ = ["Draft", "copied", "extras_of", "whole_chunks"]
 
@@ -164,9 +164,9 @@ class Draft:
         views = iter(source(stored, clip=clip)) if stored else iter(())
         return [self._shelf.read(span.start, span.stop) if span.name == _SPOOL else next(views) for span in spans]
 
-    def gather(self, spans: Sequence[Span]) -> memoryview:
-        """Read bytes into one buffer."""
-        return gathered(self.read(spans))
+    def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
+        """Read bytes into one buffer, each span to its place."""
+        return placed(self.read(spans), places, nbytes)
 
     @property
     def near(self) -> bool:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array import chunk, config, encoder, extras, notes
+from b2array import blosc1, chunk, config, encoder, extras, notes
 from b2array.chunk import Head, Stored
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError
 from b2array.frame import Frame
-from b2array.spans import Span, close_up
-from b2array.spec import BLOSC1_HEADER_LEN, HEADER_LEN, MAX_DICT_NBYTES, Buffer, FilterId, Special
+from b2array.spans import Span, close_up, set_apart
+from b2array.spec import HEADER_LEN, MAX_DICT_NBYTES, Buffer, FilterId, Special
 from b2array.storage import changed, gathered, too_short, where
 
 __all__ = ["Known", "Place", "Source", "Want", "chunk_number", "fetch", "fetch_block", "located_error"]
@@ -29,6 +30,8 @@ _FREE = 4096
 """So many bytes more are never worth a request of their own."""
 _WHOLE_SHARE = 2 / 3
 """A chunk of a near source is read whole when at least this share of its blocks is wanted."""
+_MAX_APART = 512
+"""So many blocks at most get places of their own."""
 _MAX_HEADS = 4096
 _MAX_WAVES = 6
 """What is noted, a head, a dictionary of unknown size, the blocks and a record: each may turn out to need the next."""
@@ -80,8 +83,8 @@ class Source(Protocol):
         """Read bytes of objects; `clip`: fewer where an object ends before."""
         ...
 
-    def gather(self, spans: Sequence[Span]) -> memoryview:
-        """Read bytes of objects into one buffer, which this thread uses again for the next call."""
+    def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
+        """Read bytes of objects to their places in one buffer, which this thread uses again for the next call."""
         ...
 
     def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
@@ -166,27 +169,26 @@ def fetch_block(source: Source, n: int, block: int) -> Stored:
         start, stop = int(head.starts[block]), int(head.stops[block])
         due = config.verify != "never" and source.checked(n)
         if (limit < 0 or first + stop <= limit) and not (due and sums is None):
-            shift = min(start, _LEAD) - start
+            lead, room = chunk.room_for(head, (block,))
+            end = lead + stop - start
             with suppress(FileNotFoundError):
-                region = source.gather((Span(name, first - shift, first + stop),))
+                region = source.gather((Span(name, first + start, first + stop),), (lead,), end + room)
                 # What differs is read again below, which says what it is.
-                if not due or sums is None or extras.crc32(region[start + shift :]) == sums[block]:
-                    return Stored(head, region, head.starts + shift, head.stops + shift)
+                if not due or sums is None or extras.crc32(region[lead:end]) == sums[block]:
+                    shift = lead - start
+                    return Stored(head, region, head.starts + shift, head.stops + shift, room)
     (stored,) = fetch(source, (Want(n, (block,)),), reuse=True)
     return stored
 
 
-_LEAD = BLOSC1_HEADER_LEN + 4
-"""Room for the header that the engine puts in front of one block."""
-
-
 def _fetch(source: Source, wants: Sequence[Want], *, reuse: bool) -> list[Stored]:
-    pending = [_Pending(source, want) for want in wants]
+    reuse = reuse and len(wants) == 1
+    pending = [_Pending(source, want, apart=reuse and source.near) for want in wants]
     for _ in range(_MAX_WAVES):
         waiting = [each for each in pending if each.stored is None]
         if not waiting:
             break
-        _read_wave(source, waiting, reuse=reuse and len(wants) == 1)
+        _read_wave(source, waiting, reuse=reuse)
     for each in pending:
         if each.stored is None:
             raise each.located(FormatError("expected a head with the starts of all blocks, found less"))
@@ -215,13 +217,16 @@ class _Pending:
     """A want on its way: which spans it asks for next, until it is stored."""
 
     __slots__ = (
-        "_bounds", "_due", "_half", "_head", "_head_bytes", "_hinted", "_known", "_numbers", "_positions", "_take",
-        "clip", "name", "place", "source", "spans", "stored", "want",
+        "_apart", "_bounds", "_due", "_half", "_head", "_head_bytes", "_hinted", "_known", "_numbers", "_places",
+        "_positions", "_room", "_take", "clip", "name", "place", "source", "spans", "stored", "want",
     )  # fmt: skip
 
-    def __init__(self, source: Source, want: Want) -> None:
+    def __init__(self, source: Source, want: Want, *, apart: bool) -> None:
         self.source = source
         self.want = want
+        self._apart = apart
+        self._places: tuple[list[int], int] | None = None
+        self._room = 0
         self.stored: Stored | None = None
         self.spans: list[Span] = []
         self.clip = False
@@ -305,8 +310,12 @@ class _Pending:
 
     def take_gathered(self) -> None:
         """Read what is asked for into memory that is used again, and go on."""
+        places, self._places = self._places, None
+        if places is None:
+            ends = [0, *accumulate(span.stop - span.start for span in self.spans)]
+            places = ends[:-1], ends[-1]
         try:
-            view = self.source.gather(self.spans)
+            view = self.source.gather(self.spans, *places)
         except FormatError as error:
             raise self.located(error) from error
         self.take(view)
@@ -433,26 +442,43 @@ class _Pending:
             self._ask_whole(head.header.cbytes)
             return
         numbers = np.asarray(blocks, np.int64)
-        starts, stops = head.starts[numbers], head.stops[numbers]
-        asked = self._close_up(starts.tolist(), stops.tolist(), head.header.cbytes, len(head.starts))
+        starts, stops = head.starts[numbers].tolist(), head.stops[numbers].tolist()
+        if self._apart and len(numbers) <= _MAX_APART and sum(stops) - sum(starts) <= head.header.cbytes:
+            asked: list[Range] | None = self._set_apart(head, starts, stops)
+        else:
+            asked = self._close_up(starts, stops, head.header.cbytes, len(head.starts))
         if asked is None:
             self._ask_whole(head.header.cbytes, len(head.starts))
             return
         place = self.place
         if place.stop >= 0 and place.start + asked[-1][1] > place.stop:
-            room = place.stop - place.start
-            raise self.located(FormatError(f"expected blocks within {room} bytes, found one up to {asked[-1][1]}"))
+            space = place.stop - place.start
+            raise self.located(FormatError(f"expected blocks within {space} bytes, found one up to {asked[-1][1]}"))
         self._ask_ranges(numbers, asked)
         self._head, self._take = head, self._take_blocks
+
+    def _set_apart(self, head: Head, starts: list[int], stops: list[int]) -> list[Range]:
+        """Find places for blocks, with the record of checksums, where the engine has all the room it needs."""
+        lead, self._room = chunk.room_for(head, starts)
+        starts, stops = self._with_record(starts, stops, head.header.cbytes, len(head.starts))
+        ranges, places, self._positions, nbytes = set_apart(starts, stops, gap=_FREE, lead=lead, room=self._room)
+        self._places = places, nbytes
+        return ranges
+
+    def _with_record(
+        self, starts: list[int], stops: list[int], cbytes: int, nblocks: int
+    ) -> tuple[list[int], list[int]]:
+        if not self._record_due:
+            return starts, stops
+        return [*starts, cbytes], [*stops, cbytes + extras.record_nbytes(nblocks)]
 
     def _close_up(self, starts: list[int], stops: list[int], cbytes: int, nblocks: int) -> list[Range] | None:
         """Put blocks and the record of checksums together, with room for the engine's header in front.
 
         Returns None where all of the chunk is not much more.
         """
-        lead = BLOSC1_HEADER_LEN + 4 * len(starts)
-        if self._record_due:
-            starts, stops = [*starts, cbytes], [*stops, cbytes + extras.record_nbytes(nblocks)]
+        lead = blosc1.room_in_front(len(starts))
+        starts, stops = self._with_record(starts, stops, cbytes, nblocks)
         ranges, self._positions, nbytes = close_up(starts, stops, gap=_FREE, lead=lead)
         return None if cbytes - nbytes <= max(nbytes // 2, _FREE) else ranges
 
@@ -493,8 +519,8 @@ class _Pending:
 
     def _ask_bounded(self, numbers: Int64Array, bounds: Int64Array) -> None:
         """Ask for the head, which ends where the first block begins, and for blocks."""
-        starts, stops = bounds[numbers], bounds[numbers + 1]
-        asked = self._close_up(starts.tolist(), stops.tolist(), int(bounds[-1]), len(bounds) - 1)
+        starts, stops = bounds[numbers].tolist(), bounds[numbers + 1].tolist()
+        asked = self._close_up(starts, stops, int(bounds[-1]), len(bounds) - 1)
         if asked is None:
             self._ask_whole(int(bounds[-1]), len(bounds) - 1)
             return
@@ -526,7 +552,7 @@ class _Pending:
             self._remember(head, region, region)
         starts = np.full(len(head.starts), -1, np.int64)
         starts[numbers] = positions[: len(numbers)]
-        stored = Stored(head, region, starts, starts + (head.stops - head.starts))
+        stored = Stored(head, region, starts, starts + (head.stops - head.starts), self._room)
         self._check(numbers, stored)
         self.stored = stored
 

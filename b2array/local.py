@@ -40,22 +40,25 @@ TEMPORARY_SUFFIX = ".b2tmp"
 _LOCK_SUFFIX = ".b2lock"
 _READ_LIMIT = 64 * 2**20
 
+_IOV_MAX = 1024
+"""So many buffers POSIX systems fill in one call."""
+
 try:
-    from os import preadv as _preadv
+    from os import preadv as _read_into
 except ImportError:  # Windows, old macOS
     _seeking = threading.Lock()
 
-    def _read_into(fd: int, view: memoryview, offset: int) -> int:
+    def _read_into(fd: int, buffers: Sequence[memoryview], offset: int, /) -> int:  # type: ignore[misc]
+        done = 0
         with _seeking:
             os.lseek(fd, offset, os.SEEK_SET)
-            data = os.read(fd, len(view))
-        view[: len(data)] = data
-        return len(data)
-
-else:
-
-    def _read_into(fd: int, view: memoryview, offset: int) -> int:
-        return _preadv(fd, [view], offset)
+            for view in buffers:
+                data = os.read(fd, len(view))
+                view[: len(data)] = data
+                done += len(data)
+                if len(data) < len(view):
+                    break
+        return done
 
 
 if sys.platform == "win32":
@@ -170,16 +173,24 @@ class _File:
         elif stop > size:
             raise too_short(self.path, start, stop, size - start)
         view = np.empty(stop - start, np.uint8).data
-        self.read_into(view, start)
+        self.read_into([view], start)
         return view
 
-    def read_into(self, view: memoryview, start: int) -> None:
-        done = _read_into(self.fd, view, start)
-        while done < len(view):
-            count = _read_into(self.fd, view[done:], start + done)
-            if not count:
-                raise too_short(self.path, start, start + len(view), done)
-            done += count
+    def read_into(self, views: list[memoryview], start: int) -> None:
+        """Fill views with the bytes from `start` on."""
+        nbytes = sum(map(len, views))
+        done = _read_into(self.fd, views, start)
+        if done == nbytes:
+            return
+        for view in views:
+            # What the one call left over comes piece by piece.
+            at, done = min(done, len(view)), max(0, done - len(view))
+            while at < len(view):
+                count = _read_into(self.fd, [view[at:]], start + at)
+                if not count:
+                    raise too_short(self.path, start, start + len(view), at)
+                at += count
+            start += len(view)
 
 
 def _flush(file: Any) -> None:
@@ -265,23 +276,29 @@ class LocalStore:
         merged = merge(self.url, spans, _READ_LIMIT)
         return scatter(spans, merged, self._read(merged, expected, clip=clip))
 
-    def gather(self, spans: Sequence[Span], *, expected: str | None = None) -> memoryview:
-        """Read spans into one buffer; see `Store.gather`."""
-        nbytes = 0
-        for span in spans:
-            _, start, stop = checked(self.url, span)
-            nbytes += stop - start
-        view = _room(nbytes, self)
-        at, file, opened = 0, None, None
-        for name, start, stop in spans:
-            if file is None or name != opened:
-                file, opened = self._open(name), name
-                if expected is not None and not file.is_of(expected):
-                    raise changed(file.path)
-            following = at + stop - start
-            file.read_into(view[at:following], start)
-            at = following
-        return view
+    def gather(
+        self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
+    ) -> memoryview:
+        """Read spans into one buffer, in one call what is side by side in a file; see `Store.gather`."""
+        buffer = _room(nbytes, self)
+        file: _File | None = None
+        opened, begin, reached = "", -1, -1
+        side_by_side: list[memoryview] = []
+        for span, place in zip(spans, places, strict=True):
+            name, start, stop = checked(self.url, span)
+            if file is None or start != reached or name != opened or len(side_by_side) == _IOV_MAX:
+                if file is not None:
+                    file.read_into(side_by_side, begin)
+                if file is None or name != opened:
+                    file, opened = self._open(name), name
+                    if expected is not None and not file.is_of(expected):
+                        raise changed(file.path)
+                side_by_side, begin = [], start
+            side_by_side.append(buffer[place : place + stop - start])
+            reached = stop
+        if file is not None:
+            file.read_into(side_by_side, begin)
+        return buffer
 
     def _read(self, merged: Sequence[Merged], expected: str | None, *, clip: bool) -> Iterator[memoryview]:
         for name, group in itertools.groupby((each.span for each in merged), key=lambda span: span.name):

@@ -389,8 +389,8 @@ class _Desk:
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         return self._old.read(spans, clip=clip)
 
-    def gather(self, spans: Sequence[Span]) -> memoryview:
-        return self._old.gather(spans)
+    def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
+        return self._old.gather(spans, places, nbytes)
 
     def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
         return self._old.read_heads(names, nbytes)

@@ -23,10 +23,10 @@ from b2array.storage import (
     Mutex,
     Stamp,
     changed,
-    gathered,
     joined,
     merge,
     overtaken,
+    placed,
     scatter,
     too_short,
     where,
@@ -289,9 +289,11 @@ class FsspecStore:
         if self.guarantee == "read only":
             raise ReadOnlyError(f"{self.url} can only be read: there is no writing with its protocol")
 
-    def gather(self, spans: Sequence[Span], *, expected: str | None = None) -> memoryview:
+    def gather(
+        self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
+    ) -> memoryview:
         """Read spans into one buffer; see `Store.gather`."""
-        return gathered(self.read(spans, expected=expected))
+        return placed(self.read(spans, expected=expected), places, nbytes)
 
     def temporary(self, name: str) -> str | None:  # noqa: ARG002
         """Take no files; see `Store.temporary`."""

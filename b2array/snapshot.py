@@ -134,9 +134,9 @@ class Snapshot:
         """Read bytes of the store's objects; `clip`: fewer where an object ends before."""
         return self.store.read(spans, expected=self._expected, clip=clip)
 
-    def gather(self, spans: Sequence[Span]) -> memoryview:
+    def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
         """Read bytes of the store's objects into one buffer, which this thread uses again for the next call."""
-        return self.store.gather(spans, expected=self._expected)
+        return self.store.gather(spans, places, nbytes, expected=self._expected)
 
     @cached
     def _expected(self) -> str | None:

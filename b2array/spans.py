@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ClosedUp", "Merged", "Span", "close_up", "coalesce", "extents"]
+__all__ = ["ClosedUp", "Merged", "SetApart", "Span", "close_up", "coalesce", "extents", "set_apart"]
 
 
 class Span(NamedTuple):
@@ -30,6 +30,15 @@ class ClosedUp(NamedTuple):
     """Ranges to read, and where each part begins when they stand one behind the other (`nbytes` bytes)."""
 
     ranges: list[tuple[int, int]]
+    positions: list[int]
+    nbytes: int
+
+
+class SetApart(NamedTuple):
+    """Ranges to read, the place of each in a buffer of `nbytes` bytes, and where each part begins there."""
+
+    ranges: list[tuple[int, int]]
+    places: list[int]
     positions: list[int]
     nbytes: int
 
@@ -116,6 +125,45 @@ def close_up(starts: Sequence[int], stops: Sequence[int], *, gap: int, lead: int
         reached = max(reached, stop)
     ranges.append((begin, reached))
     return ClosedUp(ranges, positions, reached + shift)
+
+
+def set_apart(starts: Sequence[int], stops: Sequence[int], *, gap: int, lead: int = 0, room: int = 0) -> SetApart:
+    """Find a place for each part of an object in a buffer where all of them have room around them.
+
+    Parameters
+    ----------
+    starts, stops : sequence of int
+        Where each part begins and ends, in bytes, in any order.
+    gap : int
+        Bytes that may be read with a part because they lie between it and the next.
+    lead : int
+        Bytes that stay free in front of the first part.
+    room : int
+        Bytes that stay free behind every part.
+
+    Returns
+    -------
+    SetApart
+        A range a part, in increasing order, with its place, and a position a part, in the order of the parts.
+
+    Examples
+    --------
+    >>> set_apart([500, 100, 205], [600, 200, 300], gap=10, lead=20, room=5)
+    SetApart(ranges=[(100, 205), (205, 300), (500, 600)], places=[20, 130, 230], positions=[230, 20, 130], nbytes=335)
+    """
+    parts = sorted(zip(starts, stops, range(len(starts)), strict=True))
+    ranges, places = [], []
+    positions = [0] * len(parts)
+    at = lead
+    following = iter([*parts[1:], parts[-1]])
+    for start, stop, number in parts:
+        next_start = next(following)[0]
+        end = next_start if stop < next_start <= stop + gap else stop
+        ranges.append((start, end))
+        places.append(at)
+        positions[number] = at
+        at += end - start + room
+    return SetApart(ranges, places, positions, at)
 
 
 def extents(starts: NDArray[np.int64], end: int) -> NDArray[np.int64]:

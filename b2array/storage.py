@@ -93,10 +93,19 @@ class Store(Protocol):
         """
         ...
 
-    def gather(self, spans: Sequence[Span], *, expected: str | None = None) -> memoryview:
-        """Read spans one behind the other into one buffer, which may be used again when this thread gathers next.
+    def gather(
+        self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
+    ) -> memoryview:
+        """Read spans into one buffer, which may be used again when this thread gathers next.
 
-        Parameters and errors are those of `read`.
+        Parameters
+        ----------
+        spans, expected
+            As in `read`, with its errors.
+        places : sequence of int
+            Where in the buffer each span goes.
+        nbytes : int
+            Size of the buffer. What is in it between the spans is not defined.
         """
         ...
 
@@ -259,6 +268,16 @@ def gathered(views: Sequence[memoryview]) -> memoryview:
     return views[0] if len(views) == 1 else memoryview(bytearray().join(views))
 
 
+def placed(views: Sequence[memoryview], places: Sequence[int], nbytes: int) -> memoryview:
+    """Put what was read into one buffer of `nbytes` bytes, each view to its place."""
+    if len(views) == 1 and nbytes == len(views[0]):
+        return views[0]
+    buffer = memoryview(bytearray(nbytes))
+    for view, place in zip(views, places, strict=True):
+        buffer[place : place + len(view)] = view
+    return buffer
+
+
 def where(url: str, name: str) -> str:
     """Name an object in a message."""
     return f"{url.rstrip('/')}/{name}" if name else url
@@ -394,9 +413,11 @@ class MemoryStore:
         with self._mutex:
             return [self._copy(span, expected, clip=clip) for span in spans]
 
-    def gather(self, spans: Sequence[Span], *, expected: str | None = None) -> memoryview:
+    def gather(
+        self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
+    ) -> memoryview:
         """Copy spans into one buffer; see `Store.gather`."""
-        return gathered(self.read(spans, expected=expected))
+        return placed(self.read(spans, expected=expected), places, nbytes)
 
     def _copy(self, span: Span, expected: str | None, *, clip: bool) -> memoryview:
         name, start, stop = checked(self.url, span)

@@ -78,6 +78,44 @@ def test_runs_among_other_streams_decode(fmt: CodecFormat, neblock: int) -> None
     assert out.tobytes() == (bytes(neblock) + b"\x09" * neblock + raw) * 2
 
 
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("order", ["end", "middle", "begin", "all"])
+@pytest.mark.parametrize("last", [3 * 1024, 700])
+def test_runs_decode_within_the_room_behind_blocks_and_change_nothing_else(
+    fmt: CodecFormat, order: str, last: int
+) -> None:
+    neblock = 1024
+    raw = struct.pack("<i", neblock) + bytes(n * 31 % 256 for n in range(neblock))
+    zero, nine = struct.pack("<i", 0), struct.pack("<iB", -9, 1)
+    orders = {
+        "end": (raw, zero, nine),
+        "middle": (raw, nine, raw),
+        "begin": (nine, raw, raw),
+        "all": (zero, nine, nine),
+    }
+    streams = orders[order]
+    block = b"".join(streams)
+    plain = {raw: raw[4:], zero: bytes(neblock), nine: b"\x09" * neblock}
+    blocks, data = [block, block], [b"".join(plain[stream] for stream in streams)] * 2
+    if last < 3 * neblock:
+        blocks[1], data[1] = struct.pack("<iB", -7, 1), b"\x07" * last
+    recipe = Recipe(fmt, 3, blosc1.NOSHUFFLE, split=True, block_nbytes=3 * neblock)
+    lead = blosc1.room_in_front(2)
+    for room in (0, 1, blosc1.room_behind(3, 3 * neblock)):
+        start = lead + len(blocks[0]) + room
+        between = b"\xee" * room
+        region = b"".join((b"\xee" * lead, blocks[0], between, blocks[1], between, b"\xee" * 9))
+        writable = memoryview(bytearray(region))
+        out = np.empty(3 * neblock + last, np.uint8)
+        stops = [lead + len(blocks[0]), start + len(blocks[1])]
+        blosc1.decode(recipe, writable, [lead, start], stops, out, room=room)
+        assert out.tobytes() == b"".join(data)
+        assert writable[:lead] == region[:lead]
+        assert writable[stops[1] + room :] == region[stops[1] + room :]
+        if room <= 1:
+            assert writable == region
+
+
 @pytest.mark.parametrize("nblocks", [1, 3, 40])
 def test_streams_are_walked_and_checked(nblocks: int) -> None:
     block = struct.pack("<i", 0) + struct.pack("<iB", -9, 1) + struct.pack("<i", 3) + b"abc"

@@ -69,8 +69,33 @@ def test_adjacent_spans_are_one_call_and_near_ones_by_the_allowed_gap(file, monk
 
 def test_reads_that_return_less_than_asked_are_continued(file, monkeypatch):
     original = local._read_into
-    monkeypatch.setattr(local, "_read_into", lambda fd, view, offset: original(fd, view[:100], offset))
+
+    def read_into(fd, views, offset):
+        return original(fd, [views[0][:100]], offset)
+
+    monkeypatch.setattr(local, "_read_into", read_into)
     assert read(LocalStore(file), ("", 5, 5000)) == [CONTENT[5:5000]]
+    gathered = LocalStore(file).gather([Span("", 5, 300), Span("", 300, 900)], [0, 300], 900)
+    assert (gathered[:295], gathered[300:]) == (CONTENT[5:300], CONTENT[300:900])
+
+
+def test_what_is_gathered_comes_to_its_places_in_one_call_a_piece_of_the_file(file, monkeypatch):
+    offsets = []
+    original = local._read_into
+
+    def read_into(fd, views, offset):
+        offsets.append(offset)
+        return original(fd, views, offset)
+
+    monkeypatch.setattr(local, "_read_into", read_into)
+    monkeypatch.setattr(local, "_IOV_MAX", 3)
+    ends = [100, 150, 200, 200, 300, 400, 500, 900]
+    spans = [*map(Span, [""] * 7, ends, ends[1:]), Span("", 2000, 2001)]
+    places = [3 + 10 * n + start - 100 for n, start in enumerate(ends[:-1])] + [1000]
+    found = LocalStore(file).gather(spans, places, 1001)
+    for (_, start, stop), place in zip(spans, places, strict=True):
+        assert found[place : place + stop - start] == CONTENT[start:stop]
+    assert offsets == [100, 200, 500, 2000]
 
 
 def test_a_platform_without_preadv_reads_the_same(file, monkeypatch):

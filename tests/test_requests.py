@@ -19,7 +19,7 @@ from b2array.errors import FormatError
 from b2array.local import LocalStore
 from b2array.schunk import SChunk
 from b2array.spans import Span
-from b2array.storage import Head, merge
+from b2array.storage import Head, merge, placed
 
 ROOT = Path(__file__).parents[1]
 SHAPE, CHUNKS, BLOCKS = (120, 130, 64), (30, 60, 64), (10, 15, 32)
@@ -74,8 +74,8 @@ class FarStore(LocalStore):
         self.nbytes += sum(reached)
         return views
 
-    def gather(self, spans: Sequence[Span], *, expected=None) -> memoryview:
-        return memoryview(bytearray().join(self.read(spans, expected=expected)))
+    def gather(self, spans: Sequence[Span], places, nbytes, *, expected=None) -> memoryview:
+        return placed(self.read(spans, expected=expected), places, nbytes)
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
         heads = super().head(names, nbytes, offset=offset)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from b2array.spans import Merged, Span, close_up, coalesce, extents
+from b2array.spans import Merged, Span, close_up, coalesce, extents, set_apart
 
 spans_of_two_objects = st.lists(
     st.builds(
@@ -108,3 +108,27 @@ def test_ranges_of_parts_that_are_closed_up_have_gaps_between_them_and_no_wider_
             assert begin - reached <= gap
             reached = max(reached, end)
         assert reached == stop
+
+
+@given(parts_of_an_object, st.integers(0, 50), st.integers(0, 60), st.integers(0, 30))
+def test_parts_that_are_set_apart_are_found_again_with_room_around_them(parts, gap, lead, room):
+    content = bytes(n % 251 for n in range(1200))
+    found = set_apart([start for start, _ in parts], [stop for _, stop in parts], gap=gap, lead=lead, room=room)
+    buffer = bytearray(found.nbytes)
+    reached = lead
+    for (start, stop), place in zip(found.ranges, found.places, strict=True):
+        assert place == reached
+        buffer[place : place + stop - start] = content[start:stop]
+        reached = place + stop - start + room
+    assert reached == found.nbytes == len(buffer)
+    assert sorted(found.positions) == found.places
+    for position, (start, stop) in zip(found.positions, parts, strict=True):
+        assert buffer[position : position + stop - start] == content[start:stop]
+
+
+@given(parts_of_an_object, st.integers(0, 50))
+def test_with_parts_that_are_set_apart_no_more_is_read_than_the_gap_allows(parts, gap):
+    ranges = set_apart([start for start, _ in parts], [stop for _, stop in parts], gap=gap).ranges
+    assert ranges == sorted(ranges)
+    for (start, stop), wanted in zip(ranges, sorted(parts), strict=True):
+        assert (start, stop) == wanted or wanted[1] < stop <= wanted[1] + gap
