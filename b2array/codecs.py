@@ -16,7 +16,7 @@ import operator
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import cast
@@ -361,7 +361,7 @@ def _decode_zstd(payload: Buffer, nbytes: int, dictionary: bytes | None) -> byte
 _MANY_ZSTD = {"multi_decompress_to_buffer", "buffer_types"} <= set(zstandard.backend_features)
 
 
-def decode_zstd_streams(region: memoryview, payloads: Sequence[tuple[int, int]], nbytes: int) -> Sequence[Buffer]:
+def decode_zstd_streams(region: memoryview, payloads: Sequence[tuple[int, int]], nbytes: int) -> Iterator[Buffer]:
     """Decode zstd streams of one size, many of them in one call.
 
     Parameters
@@ -373,9 +373,9 @@ def decode_zstd_streams(region: memoryview, payloads: Sequence[tuple[int, int]],
     nbytes : int
         Uncompressed bytes of every stream.
 
-    Returns
-    -------
-    sequence of bytes-like
+    Yields
+    ------
+    bytes-like
 
     Raises
     ------
@@ -383,20 +383,30 @@ def decode_zstd_streams(region: memoryview, payloads: Sequence[tuple[int, int]],
         A payload does not decode to `nbytes` bytes.
     """
     if len(payloads) < _MANY or not _MANY_ZSTD:
-        return [decode(CodecId.ZSTD, region[start : start + length], nbytes) for start, length in payloads]
-    segments = np.array(payloads, "=u8").tobytes()
-    sizes = np.full(len(payloads), nbytes, "=u8").tobytes()
-    try:
-        found = _contexts.decompressor(None).multi_decompress_to_buffer(
-            zstandard.BufferWithSegments(region, segments), decompressed_sizes=sizes
-        )
-    except (zstandard.ZstdError, ValueError) as error:
-        raise FormatError(f"expected zstd streams of {nbytes} bytes each, found others: {error}") from error
-    return cast(Sequence[Buffer], found)
+        for start, length in payloads:
+            yield decode(CodecId.ZSTD, region[start : start + length], nbytes)
+        return
+    decompressor = _contexts.decompressor(None)
+    step = max(_MANY, _BATCH_NBYTES // nbytes)
+    for first in range(0, len(payloads), step):
+        batch = payloads[first : first + step]
+        segments = np.array(batch, "=u8").tobytes()
+        sizes = np.full(len(batch), nbytes, "=u8").tobytes()
+        try:
+            decoded = decompressor.multi_decompress_to_buffer(
+                zstandard.BufferWithSegments(region, segments), decompressed_sizes=sizes
+            )
+        except (zstandard.ZstdError, ValueError) as error:
+            raise FormatError(f"expected zstd streams of {nbytes} bytes each, found others: {error}") from error
+        for i in range(len(decoded)):
+            yield cast(Buffer, decoded[i])
 
 
 _MANY = 12
 """From so many streams on, one call for all is faster than one for each."""
+
+_BATCH_NBYTES = 2**18
+"""What one call returns: more of it would be new memory each time, which takes longer than decoding."""
 
 
 def _encode_zstd(data: Buffer, clevel: int, dictionary: bytes | None) -> bytes:
