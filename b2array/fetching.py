@@ -258,14 +258,16 @@ class _Pending:
         nblocks = self._nblocks()
         # Where nothing is far, what is read in vain costs less than one more call.
         enough = nblocks * _WHOLE_SHARE if self.source.near else nblocks
-        if self.want.blocks is None or (nblocks and len(self.want.blocks) >= enough):
+        most = nblocks and self.want.blocks is not None and len(self.want.blocks) >= enough
+        # One more call for the head is nothing beside blocks without room, whose runs cost a copy of all of them.
+        if self.want.blocks is None or (most and not (self._apart and nblocks <= _MAX_APART)):
             self._ask_whole()
             return
         nbytes = HEADER_LEN + 4 * nblocks
         if self.source.frame.cparams.use_dict:
             nbytes += 4 + MAX_DICT_NBYTES
         self._take = self._take_head
-        self._ask(0, max(nbytes, _FREE))
+        self._ask(0, nbytes if most else max(nbytes, _FREE))
 
     @property
     def plain(self) -> bool:
