@@ -557,21 +557,18 @@ class Draft:
     def _packed(self, data_start: int) -> frame.Packed:
         """Pack the frame whose new chunks lie from `data_start` on, in bytes from the end of the header."""
         offsets, cbytes = self._shelf.placed(self.frame.offsets, data_start)
+        if self.sparse:
+            cbytes = frame.sparse_cbytes(self._stored_nbytes(offsets), offsets)
+        described = replace(self.frame, offsets=offsets, cbytes=cbytes, frame_len=0, nthreads_decompress=seal.MARK)
+        header = frame.pack_header(replace(described, vlmetalayers=((extras.LAYER, b""),)))
         noted = replace(
             self.extras,
             next=self._shelf.next if self.sparse else None,
             sizes=notes.packed_sizes(self.sizes),
-            unknown=tuple({**dict(self.extras.unknown), **self._noted()}.items()),
+            unknown=tuple({**dict(self.extras.unknown), _CHAIN: self._chain(), seal.HEADER: header}.items()),
         )
-        layers = notes.with_extras(self.frame.vlmetalayers, noted, self.url)
-        if self.sparse:
-            cbytes = frame.sparse_cbytes(self._stored_nbytes(offsets), offsets)
-        return frame.pack(replace(self.frame, offsets=offsets, vlmetalayers=layers, cbytes=cbytes))
-
-    def _noted(self) -> dict[str, object]:
-        now = self.frame
-        seen = seal.notes(now.metalayer("b2nd"), now.nthreads_compress, now.nthreads_decompress)
-        return {_CHAIN: self._chain(), **seen}
+        layers = notes.with_extras(described.vlmetalayers, noted, self.url)
+        return frame.pack(replace(described, vlmetalayers=layers))
 
     def _chain(self) -> bytes:
         """Return a digest of the base and the chunks that were put on top of it.

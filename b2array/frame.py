@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import NamedTuple
@@ -35,7 +34,7 @@ from b2array.spec import (
 
 __all__ = [
     "FINGERPRINT_128", "SPECIAL_OFFSETS", "Frame", "FrameType", "Header", "Packed", "chunk_name", "create",
-    "header_nbytes", "pack", "pack_vlmeta", "sparse_cbytes", "special_offset", "unpack",
+    "header_nbytes", "pack", "pack_header", "pack_vlmeta", "sparse_cbytes", "special_offset", "unpack",
     "unpack_header", "unpack_vlmeta",
 ]  # fmt: skip
 
@@ -360,31 +359,42 @@ def unpack(header: Buffer, tail: Buffer) -> Frame:
     longest = min(length, config.limits.metadata_nbytes)
     _need(_MIN_TRAILER_LEN <= trailer_len <= longest, f"a trailer of 25 to {longest} bytes", str(trailer_len))
     trailer = bytes(tail[length - trailer_len :])
-    if fingerprint_type == FINGERPRINT_128 and not _is_sealed(head, header, tail, trailer, stored):
-        fingerprint_type = _NO_FINGERPRINT
+    layers = _unpack_trailer_layers(trailer)
+    fingerprint_type = _verified_type(header[: head.header_len], tail, layers, fingerprint_type, stored)
     return Frame(
         **{field.name: getattr(head, field.name) for field in fields(head)},
         offsets=_unpack_index(head, tail[: length - trailer_len]),
-        vlmetalayers=_unpack_trailer_layers(trailer),
+        vlmetalayers=layers,
         trailer_version=trailer[1],
         fingerprint_type=fingerprint_type,
         fingerprint=stored,
     )
 
 
-def _is_sealed(head: Header, header: Buffer, tail: memoryview, trailer: bytes, stored: bytes) -> bool:
-    """Whether the frame fits its fingerprint; if other software changed no more than the shape, it does not."""
-    computed = seal.fingerprint(header[: head.header_len], tail)
-    if computed == stored:
-        return True
-    before = None
-    with suppress(FormatError, UnsupportedError):
-        array, ours = head.metalayer("b2nd"), metalayers.find(_unpack_trailer_layers(trailer), "b2array")
-        if array is not None and ours is not None:
-            before = seal.as_committed(header[: head.header_len], array, unpack_vlmeta(ours))
-    same = before is not None and seal.fingerprint(before, tail) == stored
-    _need(same, f"the fingerprint {stored.hex()} of header, index and trailer", computed.hex())
-    return False
+def _verified_type(header: Buffer, tail: Buffer, layers: Layers, fingerprint_type: int, stored: bytes) -> int:
+    """Return the fingerprint's type, after comparing it with the frame; none if other software wrote a header since."""
+    if fingerprint_type == FINGERPRINT_128:
+        computed = seal.fingerprint(header, tail)
+        if computed == stored:
+            return FINGERPRINT_128
+        noted = _noted_header(layers)
+        same = (
+            noted is not None and seal.is_changed_by_others(header, noted) and seal.fingerprint(noted, tail) == stored
+        )
+        _need(same, f"the fingerprint {stored.hex()} of header, index and trailer", computed.hex())
+        return _NO_FINGERPRINT
+    if fingerprint_type or any(stored):
+        # Other software takes our fingerprint away or keeps it, but has none of its own.
+        _need(_noted_header(layers) is None, "a fingerprint of type 3, or none", f"one of type {fingerprint_type}")
+    return fingerprint_type
+
+
+def _noted_header(layers: Layers) -> bytes | None:
+    raw = metalayers.find(layers, "b2array")
+    try:
+        return None if raw is None else seal.noted_header(unpack_vlmeta(raw))
+    except (FormatError, UnsupportedError):
+        return None
 
 
 def _unpack_trailer_layers(trailer: bytes) -> Layers:
@@ -455,7 +465,20 @@ def pack(frame: Frame) -> Packed:
     ValueError
         The index does not fit `nbytes`, `chunksize` or `cbytes`.
     """
-    frame = replace(
+    frame = _settled(frame)
+    _check_writable(frame)
+    tail = _pack_index(frame.offsets) + _pack_trailer(frame.vlmetalayers)
+    header_len = len(pack_header(frame))
+    data_len = frame.cbytes if frame.frame_type == FrameType.CONTIGUOUS else 0
+    frame = replace(frame, header_len=header_len, frame_len=header_len + data_len + len(tail))
+    header = pack_header(frame)
+    frame = replace(frame, fingerprint=seal.fingerprint(header, tail))
+    return Packed(header, tail[:-_FINGERPRINT_NBYTES] + frame.fingerprint, frame)
+
+
+def _settled(frame: Frame) -> Frame:
+    """Return the frame with all that is computed and not taken from it, but for sizes and fingerprint."""
+    return replace(
         frame,
         cbytes=frame.cbytes if frame.nbytes else 0,
         format_version=3 if frame.variable_chunks or frame.vl_blocks else 2,
@@ -463,15 +486,13 @@ def pack(frame: Frame) -> Packed:
         trailer_version=_TRAILER_VERSION,
         fingerprint_type=FINGERPRINT_128,
     )
-    _check_writable(frame)
+
+
+def pack_header(frame: Frame) -> bytes:
+    """Return the bytes of a frame's header, with its `frame_len` as it is: 0 if it was not packed yet."""
+    frame = _settled(frame)
     layers = metalayers.pack(frame.metalayers, _FIXED.size, uncounted=0)
-    tail = _pack_index(frame.offsets) + _pack_trailer(frame.vlmetalayers)
-    header_len = _FIXED.size + len(layers)
-    data_len = frame.cbytes if frame.frame_type == FrameType.CONTIGUOUS else 0
-    frame = replace(frame, header_len=header_len, frame_len=header_len + data_len + len(tail))
-    header = _pack_fixed(frame) + layers
-    frame = replace(frame, fingerprint=seal.fingerprint(header, tail))
-    return Packed(header, tail[:-_FINGERPRINT_NBYTES] + frame.fingerprint, frame)
+    return _pack_fixed(replace(frame, header_len=_FIXED.size + len(layers))) + layers
 
 
 def _check_writable(frame: Frame) -> None:

@@ -1,9 +1,11 @@
 """The fingerprint that b2array puts into a frame's trailer, and what other software may change without breaking it.
 
-Source: "Blosc2 Contiguous Frame Format", section Trailer. The C library resets the type of a fingerprint whenever it
-writes a trailer; but where it resizes an array and the number of chunks stays, it only writes a header, with the new
-shape and its own numbers of threads. So these are noted in the trailer as well: a frame that fits its fingerprint with
-what is noted in its header is not damaged, but was changed by other software.
+Source: "Blosc2 Contiguous Frame Format", sections Header and Trailer. The C library resets the type of a fingerprint
+whenever it writes a trailer; but where it resizes an array and the number of chunks stays, or changes a metalayer, it
+only writes a header, with the new shape and with how it was told to compress. So the header is noted in the trailer as
+well, and it is marked: its number of threads for decompression, which readers do not obey, is 0, and the C library
+always writes 1 or more. A header that differs from the one noted only where the C library may, and in this mark, was
+changed by other software; one that keeps the mark is damaged.
 """
 
 from __future__ import annotations
@@ -13,19 +15,30 @@ from hashlib import blake2b
 
 import msgpack
 
-from b2array import b2nd
+from b2array import b2nd, metalayers
 from b2array.errors import FormatError
 from b2array.spec import Buffer
 
-__all__ = ["FINGERPRINT_NBYTES", "as_committed", "fingerprint", "notes"]
+__all__ = ["FINGERPRINT_NBYTES", "HEADER", "MARK", "fingerprint", "is_changed_by_others", "noted_header"]
 
 FINGERPRINT_NBYTES = 16
+HEADER = "header"
+"""Key of the noted header in b2array's own metalayer."""
+MARK = 0
+"""Number of threads for decompression in a header that b2array wrote."""
 
 _UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, struct.error, FormatError, msgpack.UnpackException)
-_SHAPE, _THREADS = "shape", "threads"
-_FRAME_LEN_AT = slice(0x10, 0x18)
-_THREADS_AT = 0x3F
-_TWO_INT16 = struct.Struct(">hxh")
+_FRAME_LEN = slice(0x10, 0x18)
+_NTHREADS_DECOMPRESS = slice(0x42, 0x44)
+_FREE = (
+    _FRAME_LEN,
+    slice(0x1B, 0x1D),  # codec, level, split mode
+    slice(0x35, 0x39),  # blocksize
+    slice(0x3F, 0x41),  # threads for compression
+    _NTHREADS_DECOMPRESS,
+    slice(0x47, 0x56),  # filters, codec and its parameter, dictionary
+)
+_LAYERS_AT = 0x57
 
 
 def fingerprint(header: Buffer, tail: Buffer) -> bytes:
@@ -39,40 +52,41 @@ def fingerprint(header: Buffer, tail: Buffer) -> bytes:
     header, tail : bytes-like
         The header; the index directly followed by the trailer.
     """
-    digest = blake2b(header[: _FRAME_LEN_AT.start])
+    digest = blake2b(header[: _FRAME_LEN.start])
     digest.update(bytes(8))
-    digest.update(header[_FRAME_LEN_AT.stop :])
+    digest.update(header[_FRAME_LEN.stop :])
     digest.update(tail[:-FINGERPRINT_NBYTES])
     return digest.digest()[:FINGERPRINT_NBYTES]
 
 
-def notes(array: bytes | None, nthreads_compress: int, nthreads_decompress: int) -> dict[str, object]:
-    """Return what b2array's own metalayer holds of the header: nothing if there is no `b2nd` metalayer `array`."""
+def noted_header(layer: Buffer) -> bytes | None:
+    """Return the header that is noted in b2array's own metalayer, or None if there is none."""
     try:
-        shape = None if array is None else b2nd.shape_of(array)
-    except FormatError:
-        return {}
-    return {} if shape is None else {_SHAPE: list(shape), _THREADS: [nthreads_compress, nthreads_decompress]}
-
-
-def as_committed(header: Buffer, array: bytes, layer: bytes) -> bytes | None:
-    """Return the header with what b2array noted of it, or None if it noted nothing.
-
-    Parameters
-    ----------
-    header : bytes-like
-        The header as it is.
-    array : bytes
-        Its `b2nd` metalayer.
-    layer : bytes
-        The content of b2array's own metalayer.
-    """
-    before = bytearray(header)
-    try:
-        noted = msgpack.unpackb(layer, strict_map_key=False)
-        content = b2nd.with_extents(array, tuple(noted[_SHAPE]))
-        _TWO_INT16.pack_into(before, _THREADS_AT, *noted[_THREADS])
+        header = msgpack.unpackb(layer, strict_map_key=False)[HEADER]
     except _UNREADABLE:
         return None
-    before[_THREADS_AT + 2] = header[_THREADS_AT + 2]  # the marker between the two numbers
-    return bytes(before.replace(array, content)) if before.count(array) == 1 else None
+    return header if isinstance(header, bytes) and len(header) > _LAYERS_AT else None
+
+
+def is_changed_by_others(header: Buffer, noted: bytes) -> bool:
+    """Say whether a header is what the C library makes of the one that was noted; if not, it is damaged."""
+    now, before = bytes(header), bytearray(noted)
+    (nthreads,) = struct.unpack(">h", now[_NTHREADS_DECOMPRESS])
+    if len(now) != len(before) or nthreads < 1 or any(before[_NTHREADS_DECOMPRESS]):
+        return False
+    for free in _FREE:
+        before[free] = now[free]
+    try:
+        layers, old = metalayers.unpack(now, _LAYERS_AT), metalayers.unpack(bytes(before), _LAYERS_AT)
+        changed = tuple(map(_changed, old, layers)) if len(old) == len(layers) else ()
+    except _UNREADABLE:
+        return False
+    return changed == layers and now == before[:_LAYERS_AT] + metalayers.pack(layers, _LAYERS_AT, uncounted=0)
+
+
+def _changed(old: tuple[str, bytes], new: tuple[str, bytes]) -> tuple[str, bytes] | None:
+    """Return what may have become of a metalayer: another shape, or other content of a user's own."""
+    (name, before), (_, now) = old, new
+    if name == "b2nd":
+        return name, b2nd.with_extents(before, b2nd.shape_of(now))
+    return (name, now) if len(now) == len(before) else None
