@@ -360,7 +360,7 @@ def unpack(header: Buffer, tail: Buffer) -> Frame:
     _need(_MIN_TRAILER_LEN <= trailer_len <= longest, f"a trailer of 25 to {longest} bytes", str(trailer_len))
     trailer = bytes(tail[length - trailer_len :])
     layers = _unpack_trailer_layers(trailer)
-    fingerprint_type = _verified_type(header[: head.header_len], tail, layers, fingerprint_type, stored)
+    head, fingerprint_type = _verified(head, header, tail, layers, fingerprint_type, stored)
     return Frame(
         **{field.name: getattr(head, field.name) for field in fields(head)},
         offsets=_unpack_index(head, tail[: length - trailer_len]),
@@ -371,22 +371,30 @@ def unpack(header: Buffer, tail: Buffer) -> Frame:
     )
 
 
-def _verified_type(header: Buffer, tail: Buffer, layers: Layers, fingerprint_type: int, stored: bytes) -> int:
-    """Return the fingerprint's type, after comparing it with the frame; none if other software wrote a header since."""
+def _verified(
+    head: Header, header: Buffer, tail: Buffer, layers: Layers, fingerprint_type: int, stored: bytes
+) -> tuple[Header, int]:
+    """Compare a frame with its fingerprint; returns the header to go by, and the type of a fingerprint that fits."""
     if fingerprint_type == FINGERPRINT_128:
-        computed = seal.fingerprint(header, tail)
+        now = bytes(header[: head.header_len])
+        computed = seal.fingerprint(now, tail)
         if computed == stored:
-            return FINGERPRINT_128
-        noted = _noted_header(layers)
+            return head, FINGERPRINT_128
+        before = _noted_header(layers)
         same = (
-            noted is not None and seal.is_changed_by_others(header, noted) and seal.fingerprint(noted, tail) == stored
+            before is not None and seal.is_changed_by_others(now, before) and seal.fingerprint(before, tail) == stored
         )
-        _need(same, f"the fingerprint {stored.hex()} of header, index and trailer", computed.hex())
-        return _NO_FINGERPRINT
+        if before is None or not same:
+            raise FormatError(
+                f"expected the fingerprint {stored.hex()} of header, index and trailer, found {computed.hex()}"
+            )
+        # Some of what the C library writes is what its user said on opening, and not what the chunks have.
+        old = unpack_header(before[:0x10] + now[0x10:0x18] + before[0x18:])
+        return replace(head, typesize=old.typesize, blocksize=old.blocksize), _NO_FINGERPRINT
     if fingerprint_type or any(stored):
         # Other software takes our fingerprint away or keeps it, but has none of its own.
         _need(_noted_header(layers) is None, "a fingerprint of type 3, or none", f"one of type {fingerprint_type}")
-    return fingerprint_type
+    return head, fingerprint_type
 
 
 def _noted_header(layers: Layers) -> bytes | None:

@@ -33,6 +33,7 @@ _NTHREADS_DECOMPRESS = slice(0x42, 0x44)
 _FREE = (
     _FRAME_LEN,
     slice(0x1B, 0x1D),  # codec, level, split mode
+    slice(0x30, 0x34),  # typesize
     slice(0x35, 0x39),  # blocksize
     slice(0x3F, 0x41),  # threads for compression
     _NTHREADS_DECOMPRESS,
