@@ -123,7 +123,9 @@ class _Inspector:
             raise
         except B2ArrayError as error:
             if len(numbers) == 1:
-                self.report(_kind(error), numbers[0], str(error))
+                # What b2array wrote is known here, at least the head: anything else is damage.
+                damaged = isinstance(error, UnsupportedError) and self.held.checked(numbers[0])
+                self.report("checksum" if damaged else _kind(error), numbers[0], str(error))
                 return
             for n in numbers:
                 yield from self._fetched((n,))

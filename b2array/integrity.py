@@ -309,8 +309,10 @@ def repair(
 ) -> Repair:  # fmt: skip
     """Make a frame readable again, as far as its chunks are intact.
 
-    Where the header, the index or the trailer is damaged, as after other software was killed while it changed them, the
-    frame is put together from the parts that can be read and the chunks that are found. Chunks that are missing or
+    Where the header, the index or the trailer that b2array wrote is damaged, they are restored as they were as long as
+    their fingerprint proves it: any damage of the header, and a wrong byte of the others. Otherwise, as after other
+    software was killed while it changed them, the frame is put together from the parts that can be read and the chunks
+    that are found. Chunks that are missing or
     damaged become *lost*: reading them is `ChunkMissingError` here and an error in other software, never zeros, until
     they are written again. The repaired frame takes the place of the old one in one step, and the old one is kept
     beside it. Nobody else may write meanwhile.
@@ -325,8 +327,10 @@ def repair(
         Whether to keep the old frame, under its name with ``.b2bak`` at the end (in a directory: the file
         ``chunks.b2frame``, for chunks' files are not changed).
     trust_order : bool, default False
-        If there is no index and not all chunks, whether to believe that those found are the first ones, in the order in
-        which they are stored. That is so for arrays that were being written from the beginning to the end.
+        If nothing proves which chunk is which, as where the index is damaged and not all chunks are found or b2array
+        wrote them, whether to believe what can still be read, and without an index, that the chunks found are the first
+        ones in the order in which they are stored. That is so for arrays that were written from the beginning to the
+        end.
     storage_options : mapping, optional
         For fsspec.
     progress : bool, default False
@@ -372,14 +376,15 @@ class _Repairer:
 
     def run(self, *, dry_run: bool, backup: bool, trust_order: bool) -> Repair:
         held, certain, actions = self._read()
-        if not certain and not trust_order and (held.frame.offsets == -1).any():
-            raise FormatError(
-                f"{self.store.url}: {'; '.join(actions)}: nothing says which they are. If they were written from the "
-                "first to the last, trust_order=True takes them for the first ones"
-            )
         files = _listing(self.store)
         sizes = {name: each.size for name, each in files.items()} if files is not None else None
         found, lost = self._inspected(held, sizes)
+        # b2array is never in the middle of a change: where there are checksums of its own, something was damaged.
+        if not certain and not trust_order and (found.checked or (held.frame.offsets == -1).any()):
+            raise FormatError(
+                f"{self.store.url}: {'; '.join(actions)}: nothing proves which chunk is which. If they were written "
+                "from the first to the last, trust_order=True takes those found for the first ones"
+            )
         known = set(extras_of(held.frame).lost)
         if lost - known:
             actions = (*actions, *(problem.text for problem in found.problems if problem.chunk not in known))
@@ -397,8 +402,8 @@ class _Repairer:
         """Return the frame as it is, or as it can be put together, and why that was necessary."""
         try:
             return load(self.store), True, ()
-        except FormatError as error:
-            saved = salvage(self.store)
+        except (FormatError, UnsupportedError) as error:
+            saved = salvage(self.store, error)
             stamp = self.store.stamp(FRAME_NAME if saved.frame.frame_type == FrameType.SPARSE else "")
             held = Snapshot(self.store, saved.frame, 0, stamp.version, "")
             reason = str(error)

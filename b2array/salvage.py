@@ -19,6 +19,7 @@ from b2array.chunk import Context
 from b2array.errors import FormatError, UnsupportedError
 from b2array.fetching import chunk_number
 from b2array.frame import Frame, FrameType, Header
+from b2array.healing import heal
 from b2array.metalayers import Layers
 from b2array.snapshot import FRAME_NAME
 from b2array.spans import Span
@@ -43,10 +44,10 @@ class Salvaged:
     Parameters
     ----------
     frame : Frame
-        Its index has -1 for chunks that were not found. With the type of a fingerprint, but none, if b2array wrote
-        index and trailer.
+        Its index has -1 for chunks that were not found. It has a fingerprint only if it is as it was committed.
     certain : bool
-        Whether an index says which chunk is which, and not only the order of the chunks in the file.
+        Whether the header is right and an index says which chunk is which, and not only the order of the chunks in the
+        file.
     notes : tuple of str
         What was done, and what could not be.
     """
@@ -56,8 +57,15 @@ class Salvaged:
     notes: tuple[str, ...]
 
 
-def salvage(store: Store) -> Salvaged:
+def salvage(store: Store, reason: FormatError | UnsupportedError) -> Salvaged:
     """Put a frame together from what is left of it.
+
+    Parameters
+    ----------
+    store : Store
+        Where it is.
+    reason : FormatError or UnsupportedError
+        Why it cannot be read. What is merely not known is no damage, unless a fingerprint says so.
 
     Raises
     ------
@@ -66,20 +74,40 @@ def salvage(store: Store) -> Salvaged:
     FileNotFoundError
         There is nothing.
     """
-    return _Wreck(store).salvaged()
+    file = _File(store)
+    healed = heal(file.read, file.size)
+    if healed is not None:
+        return Salvaged(frame.unpack(healed.header, healed.tail), healed.certain, (healed.text,))
+    if isinstance(reason, UnsupportedError):
+        raise reason
+    return _Wreck(file).salvaged()
 
 
-class _Wreck:
+class _File:
+    """The file that holds the header, index and trailer."""
+
     def __init__(self, store: Store) -> None:
         self.store = store
         names = (FRAME_NAME,) if store.is_prefix else ("", FRAME_NAME)
-        heads = store.head(names, 2**16)
-        found = [(name, head) for name, head in zip(names, heads, strict=True) if not isinstance(head, Exception)]
+        heads = store.head(names, 1)
+        found = [name for name, head in zip(names, heads, strict=True) if not isinstance(head, Exception)]
         if not found:
             raise FileNotFoundError(f"{store.url} has no frame that could be repaired")
-        self.name, head = found[0]
+        self.name = found[0]
         self.size = store.stamp(self.name).size
-        data = bytes(head.data)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Read bytes, fewer at the end."""
+        stop = min(stop, self.size)
+        return bytes(self.store.read([Span(self.name, start, stop)])[0]) if start < stop else b""
+
+
+class _Wreck:
+    def __init__(self, file: _File) -> None:
+        self.store = file.store
+        self.size = file.size
+        self.read = file.read
+        data = self.read(0, 2**16)
         if frame.header_nbytes(data) > len(data):
             data = self.read(0, frame.header_nbytes(data))
         # How long the file was meant to be does not matter here, and may be what is wrong.
@@ -87,12 +115,7 @@ class _Wreck:
         self.header = frame.unpack_header(data[: _FRAME_LEN.start] + _NO_LIMIT + data[_FRAME_LEN.stop :])
         self.context = Context(self.header.codec, self.header.codec_meta)
         self.notes: list[str] = []
-        self.same_commit = False
         self.fingerprint_type = 0
-
-    def read(self, start: int, stop: int) -> bytes:
-        stop = min(stop, self.size)
-        return bytes(self.store.read([Span(self.name, start, stop)])[0]) if start < stop else b""
 
     @property
     def expected(self) -> int:
@@ -108,17 +131,17 @@ class _Wreck:
         else:
             valid, index_places = self._walk()
         offsets, end = self._index(valid, index_places)
-        certain = offsets is not None
+        layers = self._trailer(end)
+        certain = offsets is not None and self.fingerprint_type != frame.FINGERPRINT_128
         if offsets is None:
             offsets = self._in_order(sorted(valid))
-        layers = self._trailer(end)
+        elif not certain:
+            self.notes.append("header, index or trailer do not fit the fingerprint")
         sparse = self.header.frame_type == FrameType.SPARSE
         cbytes = self.header.cbytes if sparse else self.size - self.header.header_len
         described = {each.name: getattr(self.header, each.name) for each in fields(Header)}
         described |= {"cbytes": cbytes, "frame_len": self.size}
-        # What the metadata note of chunks is true of the state that they were written with.
-        ours = self.same_commit and self.fingerprint_type == frame.FINGERPRINT_128
-        found = Frame(**described, offsets=offsets, vlmetalayers=layers, fingerprint_type=frame.FINGERPRINT_128 * ours)
+        found = Frame(**described, offsets=offsets, vlmetalayers=layers)
         return Salvaged(found, certain, tuple(self.notes))
 
     # Chunks.
@@ -201,8 +224,7 @@ class _Wreck:
             known = np.isin(stored, np.array(sorted(valid), np.int64))
             if not known.all() and not (missing_allowed or at == self.header.tail_start):
                 continue
-            self.same_commit = at == places[0]
-            if not self.same_commit:
+            if at != places[0]:
                 self.notes.append("took an index that was found behind the chunks")
             return offsets, end
         if not self.header.nbytes:
@@ -225,6 +247,8 @@ class _Wreck:
         top = 2**32 - 1 if self.header.frame_type == FrameType.SPARSE else self.size - HEADER_LEN
         if not (special | ((offsets >= 0) & (offsets <= top))).all():
             return None
+        if len(np.unique(offsets[~special])) < np.count_nonzero(~special):
+            return None  # nobody writes a chunk for two
         return offsets, at + header.cbytes
 
     def _in_order(self, found: list[int]) -> Int64Array:

@@ -38,7 +38,7 @@ LAYERS = (
     ("draft",),
     ("geometry", "snapshot"),
     ("fetching",),
-    ("notes", "shelf"),
+    ("healing", "notes", "shelf"),
     ("extras",),
     ("bloscpack_reader", "bloscpack_writer"),
     ("frame", "lazy", "oneshot", "tiling"),

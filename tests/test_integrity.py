@@ -488,42 +488,93 @@ def test_damage_that_nothing_can_be_made_of_is_one_clear_error(path, layout):
     write(path, noise(), layout)
     file = index_file(path)
     raw = file.read_bytes()
-    file.write_bytes(b"\0" * 40 + raw[40:])
+    file.write_bytes(b"\0" * 40 + raw[40:-200] + bytes(200))
     with pytest.raises(FormatError, match="magic"):
         b2array.repair(path)
     with pytest.raises(FileNotFoundError):
         b2array.repair(path.parent / "nothing.b2nd")
 
 
+def all_of(path):
+    a = b2array.open(path)
+    return a.shape, a.dtype, a.chunks, a.blocks, dict(a.attrs), dict(a.meta), a.dims, a.fill_value
+
+
+@pytest.mark.parametrize("damage", [bytes(150), bytes(40), b"\xff\0" * 40], ids=["all", "start", "noise"])
+def test_a_header_that_is_gone_is_taken_from_the_trailer(path, layout, damage):
+    data = noise()
+    write(path, data, layout, dims=("y", "x"), fill_value=2.5)
+    expected, file = all_of(path), index_file(path)
+    raw = file.read_bytes()
+    file.write_bytes(damage + raw[len(damage) :])
+    with pytest.raises(FormatError):
+        b2array.open(path)
+    surely = not any(damage)  # else other software may have changed the shape
+    if not surely:
+        with pytest.raises(FormatError, match="trust_order=True"):
+            b2array.repair(path)
+    result = b2array.repair(path, trust_order=not surely)
+    assert (result.lost, result.certain) == ((), surely)
+    assert "took the header that is noted in the trailer" in str(result)
+    assert all_of(path) == expected
+    np.testing.assert_array_equal(b2array.open(path)[...], data)
+    np.testing.assert_array_equal(blosc2.open(str(path))[...], data)
+    assert b2array.verify(path, deep=True).ok
+
+
+def test_an_index_that_nothing_proves_is_not_believed_without_leave(path, layout):
+    data = noise()
+    write(path, data, layout)
+    file, described = index_file(path), b2array.open_schunk(path).frame
+    raw = bytearray(file.read_bytes())
+    start = described.tail_start + 32
+    one, two = slice(start, start + 8), slice(start + 8, start + 16)
+    raw[one], raw[two] = raw[two], raw[one]  # two chunks are exchanged
+    file.write_bytes(raw)
+    with pytest.raises(FormatError, match="fingerprint"):
+        b2array.open(path)
+    with pytest.raises(FormatError, match=r"(fit the fingerprint|found no index).*trust_order=True"):
+        b2array.repair(path)
+    assert file.read_bytes() == raw
+    result = b2array.repair(path, trust_order=True)
+    assert not result.certain
+
+
 @example(at=30, by=1)
+@example(at=31, by=8)
 @given(at=st.integers(0, 10**6), by=st.integers(1, 255))
 @settings(max_examples=60, deadline=None)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_repairing_any_flipped_byte_gives_right_data_or_an_error(tmp_path_factory, layout, at, by):
+def test_repairing_any_flipped_byte_loses_at_most_the_chunk_that_has_it(tmp_path_factory, layout, at, by):
     path = tmp_path_factory.mktemp("flipped") / "a.b2nd"
     data = noise()
     write(path, data, layout)
+    expected = all_of(path)
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     files = [file for file in files if not file.name.endswith("lock")]
     sizes = np.cumsum([0, *(file.stat().st_size for file in files)])
     at %= int(sizes[-1])
     which = int(np.searchsorted(sizes, at, side="right")) - 1
-    header_len = b2array.open_schunk(path).frame.header_len
+    places = [place(path, n) for n in range(5)]
     at -= int(sizes[which])
+    hit = {n for n, (file, start) in enumerate(places) if file == files[which] and start <= at}
+    described = b2array.open_schunk(path).frame
+    if files[which] == index_file(path) and at >= described.tail_start:
+        hit = set()
+    elif layout == "contiguous":
+        hit = {max(hit, key=lambda n: places[n][1])} if hit else set()
     flip(files[which], at, by)
-    in_header = files[which].name in ("a.b2nd", FRAME_NAME) and at < header_len
-    try:
-        certain = b2array.repair(path).certain
-        a = b2array.open(path)
-    except B2ArrayError:
-        return
+    result = b2array.repair(path)
+    assert result.certain
+    assert set(result.lost) <= hit
+    assert all_of(path) == expected
+    a = b2array.open(path)
     for n in range(5):
-        try:
-            rows = a[8 * n : 8 * n + 8]
-        except (B2ArrayError, IndexError):
-            continue
-        if certain and not in_header:  # nothing says what a header was
-            np.testing.assert_array_equal(rows, data[8 * n : 8 * n + 8])
+        if n in result.lost:
+            with pytest.raises(ChunkMissingError):
+                a[8 * n]
+        else:
+            np.testing.assert_array_equal(a[8 * n : 8 * n + 8], data[8 * n : 8 * n + 8])
 
 
 # ---- vacuum ----
