@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from b2array import config, extras, frame, notes, seal
+from b2array import config, extras, frame, notes, seal, workers
 from b2array.chunk import Stored
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.extras import Extras
@@ -43,6 +43,7 @@ _DEAD_LIMIT = 2**16
 """Less dead space than this never makes a commit write a contiguous frame anew."""
 _WINDOW_NBYTES = 32 * 2**20
 _WINDOW_CHUNKS = 256
+_WINDOWS_UNDER_WAY = 3
 
 
 class Draft:
@@ -623,8 +624,9 @@ def copied(
 def whole_chunks(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
     """Read chunks, several at a time but not all of them."""
     step = min(max(1, _WINDOW_NBYTES // max(1, source.frame.chunksize)), _WINDOW_CHUNKS)
-    for first in range(0, len(numbers), step):
-        yield from fetch(source, [Want(n, None) for n in numbers[first : first + step]])
+    windows = ([Want(n, None) for n in numbers[first : first + step]] for first in range(0, len(numbers), step))
+    for window in workers.ahead(lambda wants: fetch(source, wants), windows, 1 if source.near else _WINDOWS_UNDER_WAY):
+        yield from window
 
 
 def _identity(held: Snapshot) -> str:

@@ -40,6 +40,8 @@ _CONNECTIONS = 8  # below the pool size of the S3 client, so that no request wai
 _PUT_LIMIT = 5 * 2**30  # S3: bytes that one request can write
 _DELETE_LIMIT = 1000  # S3: keys that one request can delete
 _ARCHIVES = ("github", "libarchive", "reference", "tar", "zip")
+_ONE_FILE = ("libarchive", "tar")
+"""Archives that all their readers seek in through one file object, so that only one thread may read at a time."""
 _VERSIONS = (
     "ETag",
     "etag",
@@ -185,7 +187,9 @@ class FsspecStore:
 
     def _read(self, spans: Sequence[Span], expected: str | None, *, clip: bool) -> list[memoryview]:
         answers = self._ranges(spans, expected)
-        return [self._fit(span, answer, clip=clip) for span, answer in zip(spans, answers, strict=True)]
+        answers.reverse()
+        # Each answer is copied and then forgotten, so that not all of them are in memory twice.
+        return [self._fit(span, answers.pop(), clip=clip) for span in spans]
 
     def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
         # Errors are returned at first, because one that is raised does not tell which object it is about.
@@ -197,7 +201,8 @@ class FsspecStore:
             answers: list[Any] = fs.cat_ranges(paths, starts, stops, on_error="return", **options)
             return answers
 
-        return self._call(names[0], request)
+        with _archives if self._address.partition("://")[0] in _ONE_FILE else nullcontext():
+            return self._call(names[0], request)
 
     def _fit(self, span: Span, answer: bytes | Exception, *, clip: bool) -> memoryview:
         if isinstance(answer, Exception):
@@ -353,7 +358,7 @@ class HttpStore(FsspecStore):
         raise UnsupportedError(f"{self.url} cannot be listed")
 
 
-_caching = Mutex()
+_caching, _archives = Mutex(), Mutex()
 
 
 class CachingStore(FsspecStore):

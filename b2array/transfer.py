@@ -35,8 +35,10 @@ Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
 Slices = tuple[slice, ...]
 
-_WINDOW_NBYTES = 32 * 2**20
+_WINDOW_NBYTES = 8 * 2**20
 _WINDOW_CHUNKS = 4096
+_WINDOWS_UNDER_WAY = 6
+"""So many windows are asked for before the first of them has come, so that they do not wait for each other."""
 _CACHED_SHARE = 4
 """Only reads of at most one in this many parts of the cache's size go through it: others would flush it."""
 
@@ -222,12 +224,14 @@ class _Reader:
             self.finish(_Fetched(job, planned.tiling, planned.blocks, stored))
 
     def fetched(self, jobs: Iterator[_Job]) -> Iterator[_Fetched]:
-        """Fetch chunks in bounded windows, each in one batch of requests."""
-        for planned in self._windows(jobs):
-            wants = [Want(job.number, wanted) for job, _, _, wanted in planned]
-            stored = fetch(self.source, wants, reuse=True)
-            for (job, tiling, blocks, _), each in zip(planned, stored, strict=True):
-                yield _Fetched(job, tiling, blocks, each)
+        """Fetch chunks in bounded windows, each in one batch of requests, and a few of them at the same time."""
+        for window in workers.ahead(self._fetched, self._windows(jobs), _WINDOWS_UNDER_WAY):
+            yield from window
+            del window  # nobody needs it while the next one is awaited
+
+    def _fetched(self, planned: list[_Planned]) -> list[_Fetched]:
+        stored = fetch(self.source, [Want(job.number, wanted) for job, _, _, wanted in planned])
+        return [_Fetched(*each[:3], found) for each, found in zip(planned, stored, strict=True)]
 
     def _windows(self, jobs: Iterator[_Job]) -> Iterator[list[_Planned]]:
         planned: list[_Planned] = []

@@ -11,12 +11,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 from b2array import config
 
-__all__ = ["each", "run", "spread", "width"]
+__all__ = ["ahead", "each", "run", "spread", "width"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -115,6 +115,40 @@ def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
     finally:
         stopped = True
         wait(under_way)
+
+
+def ahead(verb: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]:
+    """Yield ``verb(item)`` for each item, in order, with `count` of the calls under way in threads of their own.
+
+    For what takes time but no processor, as requests do, which would wait for each other otherwise. The threads are
+    gone when the last result was taken, or the iterator is closed.
+
+    Parameters
+    ----------
+    verb : callable
+        Called once an item; in this thread if there is only one, or `count` is 1.
+    items : iterable
+        Taken as the work proceeds, always in the calling thread.
+    count : int
+        How many items are under way or finished before the caller asks for them.
+    """
+    source = iter(items)
+    first = list(islice(source, 2))
+    if len(first) < 2 or count < 2:
+        yield from map(verb, chain(first, source))
+        return
+    under_way: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(count, thread_name_prefix="b2array-ahead") as pool:
+        try:
+            under_way.extend(pool.submit(verb, item) for item in islice(chain(first, source), count))
+            while under_way:
+                result = under_way.popleft().result()
+                under_way.extend(pool.submit(verb, item) for item in islice(source, 1))
+                yield result
+                del result  # it may be large
+        finally:
+            for future in under_way:
+                future.cancel()
 
 
 def _executor(size: int) -> ThreadPoolExecutor:

@@ -37,6 +37,8 @@ class RangeServer:
     under_way: int = 0
     most_under_way: int = 0
     """How many requests were answered at the same time at most."""
+    depth: int = 0
+    """Length of the longest chain of requests that came after each other's answers: round trips, seen from here."""
 
     def url_of(self, path: str) -> str:
         return f"{self.url}/{path}"
@@ -73,12 +75,14 @@ class _Handler(BaseHTTPRequestHandler):
             served.requests.append((self.command, self.path, self.headers.get("Range")))
             served.under_way += 1
             served.most_under_way = max(served.most_under_way, served.under_way)
+            depth = served.depth + 1
         try:
             time.sleep(served.delay)
             status, headers, content = self._content(urlsplit(self.path).path.lstrip("/"))
         finally:
             with self.lock:
                 served.under_way -= 1
+                served.depth = max(served.depth, depth)
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)

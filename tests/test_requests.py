@@ -5,6 +5,9 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import threading
+import time
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,10 +16,11 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array import chunk, config, frame, snapshot
+from b2array import chunk, config, frame, snapshot, transfer
 from b2array.array import NDArray
 from b2array.errors import FormatError
 from b2array.local import LocalStore
+from b2array.params import CParams
 from b2array.schunk import SChunk
 from b2array.spans import Span
 from b2array.storage import Head, merge, placed
@@ -336,6 +340,60 @@ def test_a_server_of_ranges_is_asked_no_more_than_that(files, http, writer, layo
             assert np.array_equal(a[key], data[key]), name
             assert np.array_equal(known[key], data[key]), name
         assert [method for method, _, _ in http.requests] == ["GET"] * store.requests, name
+
+
+@both_layouts
+@both_writers
+def test_windows_of_a_large_read_do_not_wait_for_each_other(files, http, monkeypatch, writer, layout):
+    path, data = files(writer, layout, "random")
+    a = b2array.open(served(http, path))
+    monkeypatch.setattr(transfer, "_WINDOW_NBYTES", data.nbytes // 3)
+    monkeypatch.setattr(transfer, "_WINDOWS_UNDER_WAY", 4)
+    for name, most in (("full", 1), ("box", 1 + (writer == "stock")), ("column", 1 + (writer == "stock"))):
+        http.requests.clear()
+        a.refresh()
+        http.depth, http.most_under_way, http.delay = 0, 0, 0.4
+        with config.using(cache_bytes=0):
+            assert np.array_equal(a[SELECTIONS[name]], data[SELECTIONS[name]])
+        assert http.depth <= most, name
+        http.delay = 0
+        assert "b2array-ahead" not in " ".join(thread.name for thread in threading.enumerate())
+
+
+def test_windows_that_fail_are_errors_and_leave_no_threads(files, http, monkeypatch):
+    path, _ = files("ours", "sparse", "random")
+    a = b2array.open(served(http, path))
+    monkeypatch.setattr(transfer, "_WINDOW_NBYTES", 1)
+    name = a._held.source.place(5).name
+    kept = http.objects.pop(f"a.b2nd/{name}")
+    with config.using(cache_bytes=0):
+        with pytest.raises(b2array.errors.ChunkMissingError, match="chunk 5 of"):
+            a[...]
+        assert not [thread for thread in threading.enumerate() if "ahead" in thread.name]
+        http.objects[f"a.b2nd/{name}"] = kept
+        assert a[...].shape == SHAPE
+
+
+def test_a_large_read_takes_bounded_memory(tmp_path):
+    path = tmp_path / "a.b2nd"
+    data = np.random.default_rng(0).integers(0, 2**60, (1024, 16384))  # 128 MiB of noise
+    b2array.asarray(data, url=path, chunks=(16, 16384), blocks=(4, 8192), cparams=CParams(clevel=0))
+
+    class SlowStore(FarStore):
+        def read(self, *args, **kwargs):
+            time.sleep(0.02)
+            return super().read(*args, **kwargs)
+
+    array = NDArray(SChunk(snapshot.load(SlowStore(path)), "r"))
+    tracemalloc.start()
+    try:
+        with config.using(cache_bytes=0):
+            found = array[...]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(found, data)
+    assert peak - found.nbytes < 128e6
 
 
 @both_layouts

@@ -129,3 +129,50 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     if not child:
         os._exit(0 if list(workers.spread(lambda n: n + 1, range(3))) == [1, 2, 3] else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_calls_ahead_are_under_way_at_the_same_time_and_come_in_order() -> None:
+    together = threading.Barrier(3, timeout=30)
+
+    def wait_for_the_others(n: int) -> int:
+        together.wait()
+        return n
+
+    assert list(workers.ahead(wait_for_the_others, range(9), 3)) == list(range(9))
+
+
+def test_calls_ahead_are_bounded_and_leave_no_threads() -> None:
+    taken = []
+
+    def items() -> Iterator[int]:
+        for n in range(10):
+            taken.append(n)
+            yield n
+
+    before = threading.active_count()
+    results = workers.ahead(lambda n: n, items(), 3)
+    assert next(results) == 0
+    assert len(taken) == 4
+    results.close()
+    assert len(taken) == 4
+    assert threading.active_count() == before
+
+
+def test_an_error_ahead_comes_at_its_place_and_ends_the_others() -> None:
+    def fail_at_two(n: int) -> int:
+        if n == 2:
+            raise ValueError("two")
+        return n
+
+    before = threading.active_count()
+    results = workers.ahead(fail_at_two, iter(range(10)), 4)
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(ValueError, match="two"):
+        next(results)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(("items", "count"), [((), 3), ((1,), 3), ((1, 2, 3), 1)])
+def test_what_cannot_overlap_needs_no_thread(items: tuple[int, ...], count: int) -> None:
+    me = threading.get_ident()
+    assert list(workers.ahead(lambda _: threading.get_ident() == me, items, count)) == [True] * len(items)
