@@ -123,12 +123,22 @@ class _Inspector:
             raise
         except B2ArrayError as error:
             if len(numbers) == 1:
-                # What b2array wrote is known here, at least the head: anything else is damage.
-                damaged = isinstance(error, UnsupportedError) and self.held.checked(numbers[0])
-                self.report("checksum" if damaged else _kind(error), numbers[0], str(error))
+                self.report(self._kind(error, numbers[0]), numbers[0], str(error))
                 return
             for n in numbers:
                 yield from self._fetched((n,))
+
+    def _kind(self, error: B2ArrayError, n: int) -> str:
+        """Say what is wrong with a chunk that cannot be read; what is only not known has the size that it must have."""
+        if not isinstance(error, UnsupportedError):
+            return _kind(error)
+        if self.held.checked(n):
+            return "checksum"  # what b2array wrote is known here
+        place, expected = self.held.place(n), self.held.frame.chunk_nbytes(n)
+        if expected is None or isinstance(place, Special):
+            return "unsupported"
+        (sizes,) = self.held.read([Span(place.name, place.start + 4, place.start + 8)], clip=True)
+        return "unsupported" if int.from_bytes(sizes, "little") == expected else "chunk"
 
     def _examined(self, item: tuple[int, Stored]) -> B2ArrayError | None:
         n, stored = item

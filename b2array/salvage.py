@@ -116,11 +116,17 @@ class _Wreck:
         self.context = Context(self.header.codec, self.header.codec_meta)
         self.notes: list[str] = []
         self.fingerprint_type = 0
+        self.gaps: list[int] = []
 
     @property
     def expected(self) -> int:
         """How many chunks the header counts; 0 if it does not tell."""
         return -(-self.header.nbytes // self.header.chunksize) if self.header.chunksize > 0 else 0
+
+    @property
+    def index_sizes(self) -> tuple[int, ...]:
+        """Sizes in bytes that an index may have: the header is written after it, so that it may have a chunk more."""
+        return (8 * self.expected, 8 * self.expected + 8) if self.expected else ()
 
     def salvaged(self) -> Salvaged:
         most = min(config.limits.index_nbytes, 2**31 - 1) // 8
@@ -154,17 +160,20 @@ class _Wreck:
         """Find chunks in a file; returns where they are, from the header's end, and where an index may be."""
         base, at = self.header.header_len, self.header.header_len
         chunks, indices = set(), [self.header.tail_start] if self.header.nbytes else []
+        gaps = []
         while at < self.size - HEADER_LEN // 2:
             header = self._chunk_header(at)
             if header is not None and self._is_data(at, header):
                 chunks.add(at - base)
-            elif header is not None and header.typesize == 8 and header.nbytes == 8 * self.expected:
+            elif header is not None and header.typesize == 8 and header.nbytes in self.index_sizes:
                 indices.append(at)
             else:
+                gaps.append(len(chunks))
                 at = self._next_candidate(at + 1)
                 continue
             at += header.cbytes
             at += self._record_nbytes(at)
+        self.gaps = [before for before in gaps if before < len(chunks)]
         return chunks, indices
 
     def _chunk_header(self, at: int) -> ChunkHeader | None:
@@ -196,7 +205,7 @@ class _Wreck:
 
     def _next_candidate(self, at: int) -> int:
         """Find the next place from `at` on with the sizes that a chunk's or index's header has."""
-        patterns = [struct.pack("<i", 8 * self.expected)] if self.expected else []
+        patterns = [struct.pack("<i", nbytes) for nbytes in self.index_sizes]
         if self.header.chunksize > 0:
             blocksize = struct.pack("<i", self.header.blocksize) if self.header.blocksize else b""
             patterns.append(struct.pack("<i", self.header.chunksize) + blocksize)
@@ -234,7 +243,7 @@ class _Wreck:
 
     def _index_at(self, at: int) -> tuple[Int64Array, int] | None:
         header = self._chunk_header(at)
-        if header is None or header.nbytes % 8 or (self.expected and header.nbytes != 8 * self.expected):
+        if header is None or header.nbytes % 8 or (self.expected and header.nbytes not in self.index_sizes):
             return None
         if not header.nbytes or header.nbytes > config.limits.index_nbytes:
             return None
@@ -249,13 +258,26 @@ class _Wreck:
             return None
         if len(np.unique(offsets[~special])) < np.count_nonzero(~special):
             return None  # nobody writes a chunk for two
-        return offsets, at + header.cbytes
+        counted = self._as_counted(offsets)
+        return None if counted is None else (counted, at + header.cbytes)
+
+    def _as_counted(self, offsets: Int64Array) -> Int64Array | None:
+        """Leave out a chunk that the header does not count yet; None if it is not the last one."""
+        if not 0 < self.expected < len(offsets):
+            return offsets
+        return offsets[:-1] if offsets[-1] < 0 or offsets[-1] == offsets.max() else None
 
     def _in_order(self, found: list[int]) -> Int64Array:
         expected = self.expected or len(found)
         offsets = np.full(expected, -1, np.int64)
-        kept = found[:expected]
-        offsets[: len(kept)] = kept
+        before, after = found[:expected], found[:0]
+        if self.gaps:
+            # Chunks were being moved: at least one is lost, and some may be found twice, where they were first.
+            before = found[: self.gaps[0]][: expected - 1]
+            after = found[self.gaps[-1] :][-(expected - 1 - len(before)) :] if len(before) < expected - 1 else []
+            self.notes.append("what lies between chunks is none")
+        offsets[: len(before)] = before
+        offsets[expected - len(after) :] = after
         if len(found) > expected:
             self.notes.append(f"found {len(found)} chunks where the header counts {expected}")
         elif len(found) < expected:
