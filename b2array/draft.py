@@ -63,6 +63,8 @@ class Draft:
         Whether a new frame may take the place of an old one.
     locked : bool
         Whether the caller holds the store's lock already.
+    replaces : str, optional
+        The store's version of the old frame whose place a new one takes, so that no other is overwritten.
 
     Raises
     ------
@@ -74,7 +76,7 @@ class Draft:
 
     def __init__(
         self, store: Store, base: Snapshot | None, new: Frame | None = None, *,
-        overwrite: bool = False, locked: bool = False,
+        overwrite: bool = False, locked: bool = False, replaces: str | None = None,
     ) -> None:  # fmt: skip
         start = base.frame if base is not None else new
         if start is None:
@@ -97,6 +99,7 @@ class Draft:
         self.compacting = False
         self._overwrite = overwrite
         self._locked = locked
+        self._replaces = replaces
         self._touched: set[int] = set()
         self._read: set[int] = set()
         self._attrs: dict[str, bytes | None] = {}
@@ -475,7 +478,7 @@ class Draft:
                 return self.store.adopt(path, "", exclusive=not self._overwrite).version
             pieces = chain((packed.header,), self._shelf.pieces(self.frame.offsets), (packed.tail,))
             if self._overwrite:
-                return self.store.replace(self.name, pieces).version
+                return self.store.replace(self.name, pieces, expected=self._replaces).version
             return self.store.create(self.name, pieces).version
 
         return self._swap(packed, write)
@@ -597,13 +600,13 @@ class Draft:
 def copied(
     source: Source, store: Store, frame_type: FrameType, *, overwrite: bool = False,
     progress: Progress | None = None, lost: Collection[int] = (),
-    locked: bool = False,
+    locked: bool = False, replaces: str | None = None,
 ) -> Draft:  # fmt: skip
     """Return a draft of a new frame with the chunks of `source`, copied as they are, but for those that are `lost`."""
     noted = source.extras if isinstance(source, Draft) else extras_of(source.frame)
     layers = tuple(layer for layer in source.frame.vlmetalayers if layer[0] != extras.LAYER)
     described = replace(source.frame, frame_type=frame_type, vlmetalayers=layers)
-    new = Draft(store, None, described, overwrite=overwrite, locked=locked)
+    new = Draft(store, None, described, overwrite=overwrite, locked=locked, replaces=replaces)
     new.extras = Extras() if noted.foreign else replace(noted, next=None, sizes=None)
     lost = {*lost, *new.extras.lost}
     try:

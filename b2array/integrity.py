@@ -446,9 +446,11 @@ class _Repairer:
         whole = replace(described, offsets=zeros)
         if described.frame_type == FrameType.CONTIGUOUS:
             source = Snapshot(held.store, whole, held.start, held.version, held.generation)
-            copied(source, self.store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True).commit()
+            copied(
+                source, self.store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True, replaces=held.version
+            ).commit()
             return
-        draft = Draft(self.store, None, whole, overwrite=True, locked=True)
+        draft = Draft(self.store, None, whole, overwrite=True, locked=True, replaces=held.version)
         numbers = [number for name in files if (number := chunk_number(name)) is not None]
         draft.avoid(max([-1, *numbers, *described.offsets.tolist()]))
         draft.extras = replace(extras_of(described), next=None, sizes=None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array import config
+from b2array import config, integrity
 from b2array.errors import ChunkMissingError, ConflictError, FormatError
 
 LAYOUTS = ("contiguous", "sparse")
@@ -128,6 +128,24 @@ def test_damage_of_the_index_object_is_undone(stored, where):
     assert (result.lost, result.certain, result.backup) == ((), True, None)
     np.testing.assert_array_equal(stored.open()[...], stored.data)
     assert stored.verify().ok
+
+
+def test_a_repair_does_not_overwrite_what_another_writer_commits_meanwhile(sparse, monkeypatch):
+    sparse.flip(sparse.chunk_object(2), 300)
+    inspect = integrity.inspect
+
+    def inspect_and_write(*args, **options):
+        found = inspect(*args, **options)
+        sparse.open("r+").attrs["unit"] = "m"
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(integrity, "inspect", inspect_and_write)
+        with pytest.raises(ConflictError):
+            sparse.repair()
+    assert sparse.open().attrs["unit"] == "m"
+    assert sparse.repair().lost == (2,)
+    assert sparse.open().attrs["unit"] == "m"
 
 
 def test_a_missing_chunk_is_found_and_lost(sparse):
