@@ -23,7 +23,7 @@ from b2array.opening import create_schunk
 from b2array.schunk import Mode, SChunk
 from b2array.snapshot import FRAME_NAME, Snapshot
 from b2array.spans import Span
-from b2array.storage import Stamp, Store, open_store
+from b2array.storage import Stamp, Store, attempts, open_store, outrun
 
 __all__ = ["MARK", "Directory", "beside", "joined_url", "mark_of"]
 
@@ -222,7 +222,7 @@ class Directory:
 
     def _change_list(self, come: Mapping[str, str], gone: Collection[str]) -> MemberList:
         """Replace the list; again if another writer came first."""
-        for _ in range(config.retries + 1):
+        for _ in attempts(self.store):
             with self.store.lock(LIST_NAME):
                 listed, stamp = self.read_list()
                 members = {name: path for name, path in {**(listed.members or {}), **come}.items() if name not in gone}
@@ -231,7 +231,7 @@ class Directory:
                 with suppress(ConflictError):
                     self.write_list(listed, stamp)
                     return listed
-        raise ConflictError(f"{self.url}: other writers came first {config.retries + 1} times")
+        raise outrun(self.store)
 
     # Members.
 
@@ -298,7 +298,7 @@ class Directory:
         """Let members' own frames be what the list says; hold its lock, and those of the members `locked`."""
         for path, change in listed.pending.items():
             store = self.store_of(path)
-            for _ in range(config.retries + 1):
+            for _ in attempts(store):
                 held = snapshot.load(store)
                 ident, number = mark_of(held.frame)
                 if ident == listed.ident and number >= listed.number:

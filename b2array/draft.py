@@ -29,7 +29,7 @@ from b2array.snapshot import FRAME_NAME, Known, Place, Snapshot, Source, Want, f
 from b2array.spans import Span
 from b2array.spec import Buffer, ChunkHeader, Special
 from b2array.spool import Spool
-from b2array.storage import Store, identity, placed
+from b2array.storage import Store, attempts, identity, outrun, placed
 
 __all__ = ["Draft", "copied", "extras_of", "whole_chunks"]
 
@@ -421,7 +421,7 @@ class Draft:
             # A writer of the frame that goes must not come in between: it would write into the new one.
             with self._lock() if self._overwrite and self._occupied else nullcontext():
                 return self._publish_new()
-        for _ in range(config.retries + 1):
+        for _ in attempts(self.store):
             with self._lock():
                 current = load(self.store)
                 if current.generation == self.base.generation:
@@ -432,7 +432,7 @@ class Draft:
                         if current.generation == self.base.generation:
                             raise
             self._rebase(self.base, current)
-        raise ConflictError(f"{self.url}: other writers came first {config.retries + 1} times")
+        raise outrun(self.store)
 
     def _rebase(self, base: Snapshot, current: Snapshot) -> None:
         """Put the changes on top of what another writer committed, if they do not touch the same things."""
@@ -462,9 +462,9 @@ class Draft:
         # Other software rewrites chunks in their places, and a file written anew has others in the old ones.
         ours = now.fingerprint_type == frame.FINGERPRINT_128
         moved = not self.sparse and _identity(base) != _identity(current)
-        if self.reshaped or self.compacting or moved or not (same_shape and ours):
+        changed = notes.changed_chunks(was, now, moved=moved) if same_shape and ours else None
+        if self.reshaped or self.compacting or changed is None:
             raise ConflictError(f"{self.url} was changed by another writer; call refresh() and repeat the change")
-        changed = set(np.flatnonzero(was.offsets != now.offsets).tolist())
         lost = sorted(changed & (self._touched | self._read))
         if lost:
             raise ConflictError(f"{self.url}: chunks {lost} were changed by another writer as well")
@@ -569,10 +569,15 @@ class Draft:
             self.extras,
             next=self._shelf.next if self.sparse else None,
             sizes=notes.packed_sizes(self.sizes),
-            unknown=tuple({**dict(self.extras.unknown), _CHAIN: self._chain(), seal.HEADER: header}.items()),
+            unknown=tuple({**dict(self.extras.unknown), **self._marks(), seal.HEADER: header}.items()),
         )
         layers = notes.with_extras(described.vlmetalayers, noted, self.url)
         return frame.pack(replace(described, vlmetalayers=layers))
+
+    def _marks(self) -> dict[str, object]:
+        """Return what tells this commit from others, and its chunks from others where their places do not."""
+        marked = not self.sparse and not self.store.appendable
+        return {_CHAIN: self._chain(), notes.MARKS: self._shelf.marks(self.frame.offsets).tobytes() if marked else b""}
 
     def _chain(self) -> bytes:
         """Return a digest of the base and the chunks that were put on top of it.

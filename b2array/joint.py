@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
-from b2array import config, embedding
+from b2array import embedding
 from b2array.catalog import MARK, Directory, beside
 from b2array.draft import Draft
 from b2array.errors import B2ArrayError, ConflictError
@@ -21,7 +21,7 @@ from b2array.frame import Frame
 from b2array.members import LIST_NAME, MemberList
 from b2array.schunk import Mode, SChunk
 from b2array.spec import Buffer
-from b2array.storage import Mutex
+from b2array.storage import Mutex, attempts, outrun
 
 __all__ = ["Joint"]
 
@@ -151,7 +151,7 @@ class Joint(Directory):
         self._base.refresh()
 
     def _commit(self, drafts: Mapping[str, Draft]) -> None:
-        for _ in range(config.retries + 1):
+        for _ in attempts(self.store):
             with ExitStack() as locks:
                 locks.enter_context(self.store.lock(LIST_NAME))
                 listed, stamp = self.read_list()
@@ -174,7 +174,7 @@ class Joint(Directory):
                     self._finish(new, drafts)
                 self._move_on(drafts, {path: described for path, (described, _) in staged.items()})
                 return
-        raise ConflictError(f"{self.url}: other writers came first {config.retries + 1} times")
+        raise outrun(self.store)
 
     def _next(self, listed: MemberList) -> MemberList:
         """Return the list as the commit leaves it, but for the changes of single members."""

@@ -18,8 +18,10 @@ from b2array.frame import Frame
 from b2array.metalayers import MAX_LAYERS, MAX_NAME_NBYTES, Layers
 
 __all__ = [
+    "MARKS",
     "Sizes",
     "attrs",
+    "changed_chunks",
     "extras_of",
     "merged",
     "packed_sizes",
@@ -30,6 +32,9 @@ __all__ = [
 ]
 
 Sizes = npt.NDArray[np.uint32]
+
+MARKS = "marks"
+"""Key of what tells chunks from each other in a file whose every commit moves them: eight bytes for each."""
 
 _MERGED = ("fill", "dims", "dtype", "unknown")
 _SIZES_LIMIT = 2**22
@@ -83,6 +88,27 @@ def merged(base: Extras, ours: Extras, theirs: Extras) -> Extras:
     changed = {name: getattr(ours, name) for name in _MERGED if getattr(ours, name) != getattr(base, name)}
     written = set(base.lost) - set(ours.lost)
     return replace(theirs, **changed, lost=tuple(n for n in theirs.lost if n not in written))
+
+
+def changed_chunks(was: Frame, now: Frame, *, moved: bool) -> set[int] | None:
+    """Return which chunks differ between two states of as many chunks, or None if nothing says it.
+
+    Parameters
+    ----------
+    was, now : Frame
+        The states.
+    moved : bool
+        Whether a chunk's place in one of them says nothing about the other.
+    """
+    before, after = (_marks_of(was), _marks_of(now)) if moved else (was.offsets, now.offsets)
+    return None if before is None or after is None else set(np.flatnonzero(before != after).tolist())
+
+
+def _marks_of(described: Frame) -> npt.NDArray[np.int64] | None:
+    noted = dict(extras_of(described).unknown).get(MARKS)
+    if not isinstance(noted, bytes) or not noted or len(noted) != 8 * described.nchunks:
+        return None
+    return np.frombuffer(noted, "<i8").astype(np.int64)
 
 
 def with_attr(described: Frame, noted: Extras, name: str, content: bytes | None) -> tuple[Frame, Extras]:

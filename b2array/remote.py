@@ -18,6 +18,7 @@ from b2array.redaction import leaks, redact, secrets
 from b2array.spans import Span
 from b2array.spec import Buffer
 from b2array.storage import (
+    COMPARE_AND_SWAP,
     Head,
     Listed,
     Mutex,
@@ -444,7 +445,7 @@ class S3Store(FsspecStore):
     Needs no permission to list. Replacing and creating are conditional requests, so that no update is lost.
     """
 
-    guarantee = "compare-and-swap"
+    guarantee = COMPARE_AND_SWAP
 
     def _request(self, name: str, method: str, **parameters: Any) -> tuple[Any, bytes]:
         """Call a method of S3 on an object, and read the body of the answer."""

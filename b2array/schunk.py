@@ -23,7 +23,7 @@ from b2array.params import CParams
 from b2array.snapshot import Snapshot, Source, Want, fetch, located
 from b2array.spans import Span
 from b2array.spec import Buffer, Special
-from b2array.storage import MemoryStore, Mutex, Store, changed
+from b2array.storage import COMPARE_AND_SWAP, MemoryStore, Mutex, Store, attempts, changed
 
 __all__ = ["Layers", "Mode", "SChunk"]
 
@@ -271,7 +271,9 @@ class SChunk:
         ConflictError
             It does not make sense any more, or there is a transaction under way.
         """
-        for _ in range(config.retries):
+        for tried in attempts(self.store):
+            if tried == config.retries and self.store.guarantee != COMPARE_AND_SWAP:
+                break
             known = self._snapshot
             try:
                 with self.changing() as draft:

@@ -57,6 +57,7 @@ class Shelf:
         self._store = store
         self._spool = spool
         self._extents: list[tuple[int, int, int]] = []
+        self._marks: list[int] = []
         self._adopted: set[int] = set()
         self._digest = blake2b(digest_size=16)
         self._closed = False
@@ -103,6 +104,7 @@ class Shelf:
         with self._mutex:
             start = spool.write(buf, record)
             self._extents.append((start, start + len(buf), start + len(buf) + len(record)))
+            self._marks.append(_mark(record))
             return -len(self._extents), record
 
     def _file(self, buf: bytes, head: Head) -> tuple[int, bytes]:
@@ -141,6 +143,7 @@ class Shelf:
             start = self._spool.write(_TOMB)
             self._extents.append((start, start + len(_TOMB), start + len(_TOMB)))
             self._digest.update(_TOMB)
+            self._marks.append(_mark(_TOMB))
             return -len(self._extents)
 
     def missing(self, offsets: Int64Array) -> list[str]:
@@ -159,6 +162,13 @@ class Shelf:
     def digest(self) -> bytes:
         """A digest of all chunks that were put here."""
         return self._digest.digest()
+
+    def marks(self, offsets: Int64Array) -> Int64Array:
+        """Return a number for each entry of an index with codes, which other chunks do not have."""
+        marks = np.array(offsets, "<i8")
+        new = (marks < 0) & (marks >= _LOWEST_CODE)
+        marks[new] = np.array(self._marks, np.int64)[-1 - marks[new]]
+        return marks
 
     def extent(self, code: int) -> tuple[int, int] | None:
         """Return where a spooled chunk starts and stops in the spool, in bytes; None for other codes."""
@@ -247,3 +257,7 @@ class Shelf:
         self._closed = True
         if self._spool is not None:
             self._spool.close()
+
+
+def _mark(record: bytes) -> int:
+    return int.from_bytes(blake2b(record, digest_size=8).digest(), "little", signed=True)

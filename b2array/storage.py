@@ -13,10 +13,11 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import random
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -25,7 +26,24 @@ from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.spans import Merged, Span, coalesce
 from b2array.spec import Buffer
 
-__all__ = ["Head", "Listed", "MemoryStore", "Mutex", "Stamp", "Store", "open_store"]
+__all__ = [
+    "COMPARE_AND_SWAP",
+    "Head",
+    "Listed",
+    "MemoryStore",
+    "Mutex",
+    "Stamp",
+    "Store",
+    "attempts",
+    "open_store",
+    "outrun",
+]
+
+COMPARE_AND_SWAP = "compare-and-swap"
+"""The guarantee of a store without locks that replaces an object only if it is the one expected."""
+
+_PATIENCE = 20
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 
 
 class Stamp(NamedTuple):
@@ -291,6 +309,28 @@ def too_short(place: str, start: int, stop: int, found: int) -> FormatError:
 def changed(place: str) -> ConflictError:
     """Make the error of a reader whose object is gone."""
     return ConflictError(f"{place} changed since it was opened; call refresh()")
+
+
+def attempts(store: Store) -> Iterator[int]:
+    """Count the attempts at a commit, as many as are to be made.
+
+    Where writers exclude each other, `config.retries` after the first one. Where they compare, somebody has got on
+    whenever one has come too late, and a slow writer may come too late often: there are many more attempts, and before
+    each a random time, the longer the later it is.
+    """
+    for attempt in range(_count(store)):
+        if attempt and store.guarantee == COMPARE_AND_SWAP:
+            time.sleep(random.uniform(0, min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2**attempt)))  # noqa: S311
+        yield attempt
+
+
+def _count(store: Store) -> int:
+    return config.retries * (_PATIENCE if store.guarantee == COMPARE_AND_SWAP else 1) + 1
+
+
+def outrun(store: Store) -> ConflictError:
+    """Make the error of a writer whose attempts were all in vain."""
+    return ConflictError(f"{store.url}: other writers came first {_count(store)} times")
 
 
 def overtaken(place: str) -> ConflictError:

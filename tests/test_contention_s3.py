@@ -1,0 +1,183 @@
+"""Several writers of one array on an object store, which has no locks: none is lost, and few are refused."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import b2array
+from b2array import config
+from b2array.errors import ConflictError
+
+LAYOUTS = ("contiguous", "sparse")
+SHAPE, CHUNKS = (32, 20), (4, 20)
+
+
+@pytest.fixture(autouse=True)
+def _quietly() -> Iterator[None]:
+    with warnings.catch_warnings(), config.using(cache_bytes=0):
+        warnings.filterwarnings("ignore", message=".*written anew with every change")
+        yield
+
+
+@pytest.fixture(params=LAYOUTS)
+def opened(
+    request: pytest.FixtureRequest, bucket: str, s3_options: dict[str, object]
+) -> Callable[..., b2array.NDArray]:
+    url = f"s3://{bucket}/a.b2nd"
+    create = {"chunks": CHUNKS, "blocks": (2, 10), "layout": request.param, "storage_options": s3_options}
+    b2array.zeros(SHAPE, "i8", url=url, **create)
+    return lambda mode="r+": b2array.open(url, mode, storage_options=s3_options)
+
+
+def together(verb: Callable[[int], object], count: int) -> None:
+    """Call `verb` in threads that begin at the same time, and raise what one of them raises."""
+    begin = threading.Barrier(count)
+
+    def run(n: int) -> None:
+        begin.wait(30)
+        verb(n)
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(run, range(count)))
+
+
+def test_transactions_on_different_chunks_are_merged(opened):
+    one, two = opened(), opened()
+    with one.transaction():
+        one[:4] = 1
+        one.attrs["one"] = 1
+        with two.transaction():
+            two[8:12] = 2
+            two[20:24] = 3
+            two.attrs["two"] = 2
+    found = opened("r")
+    expected = np.zeros(SHAPE, "i8")
+    expected[:4], expected[8:12], expected[20:24] = 1, 2, 3
+    assert np.array_equal(found[...], expected)
+    assert dict(found.attrs) == {"one": 1, "two": 2}
+
+
+def test_transactions_on_the_same_chunk_are_a_conflict_with_its_number(opened):
+    one, two = opened(), opened()
+
+    def both():
+        with one.transaction():
+            one[4:8] = 1
+            one[:4] = 5
+            with two.transaction():
+                two[4:8] = 2
+
+    with pytest.raises(ConflictError, match=r"chunks \[1\]"):
+        both()
+    assert np.array_equal(opened("r")[:8], np.repeat([0, 2], 4)[:, None] * np.ones((1, 20)))
+
+
+def test_a_chunk_that_was_read_and_changed_meanwhile_is_a_conflict(opened):
+    one, two = opened(), opened()
+
+    def copy():
+        with one.transaction():
+            one[4:8] = one[:4]
+            with two.transaction():
+                two[:4] = 2
+
+    with pytest.raises(ConflictError):
+        copy()
+    assert (opened("r")[4:8] == 0).all()
+
+
+def test_equal_chunks_in_other_places_are_not_taken_for_each_other(opened):
+    one, two = opened(), opened()
+    two[0:4] = 7
+    two[4:8] = 7
+    one.refresh()
+
+    def both():
+        with one.transaction():
+            one[0:4] = 1
+            with two.transaction():
+                two[0:4] = 0  # not stored any more, so that the other one takes its place
+
+    with pytest.raises(ConflictError, match=r"chunks \[0\]"):
+        both()
+
+
+def test_many_writers_of_different_chunks_all_succeed(opened):
+    def write(n):
+        array = opened()
+        for value in range(1, 4):
+            array[4 * n : 4 * n + 4] = 10 * n + value
+
+    together(write, 8)
+    assert np.array_equal(opened("r")[...], np.repeat(10 * np.arange(8) + 3, 4)[:, None] * np.ones((1, 20), "i8"))
+
+
+def test_writers_of_different_rows_of_one_chunk_all_succeed(opened):
+    def write(n):
+        array = opened()
+        for value in range(1, 4):
+            array[n] = 10 * n + value
+
+    together(write, 4)
+    assert np.array_equal(opened("r")[:4], (10 * np.arange(4) + 3)[:, None] * np.ones((1, 20), "i8"))
+
+
+def test_a_slow_writer_among_fast_ones_gets_its_turn(opened, monkeypatch):
+    slow, stop = opened(), threading.Event()
+    replace = type(slow._held.store).replace
+
+    def slowly(store, *args, **options):
+        if store is slow._held.store:
+            time.sleep(0.2)  # others commit between its look at the state and its request
+        return replace(store, *args, **options)
+
+    monkeypatch.setattr(type(slow._held.store), "replace", slowly)
+    counts = []
+
+    def write(n):
+        array, count = opened(), 0
+        while not stop.is_set() and count < 25:
+            count += 1
+            array[4 * n : 4 * n + 4] = count
+            time.sleep(0.01)
+        counts.append((n, count))
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in (1, 2)]
+    for thread in threads:
+        thread.start()
+    try:
+        slow[:4] = 9
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    found = opened("r")
+    assert (found[:4] == 9).all()
+    assert sorted(n for n, _ in counts) == [1, 2]
+    for n, count in counts:
+        assert (found[4 * n : 4 * n + 4] == count).all()
+
+
+def test_attempts_are_counted_and_end(opened, monkeypatch):
+    array = opened()
+    store = type(array._held.store)
+    monkeypatch.setattr(b2array.storage, "_LONGEST_PAUSE", 0.0)
+    tries = []
+
+    def refuse(self, name, *_, **__):
+        tries.append(name)
+        raise b2array.storage.overtaken(name)
+
+    monkeypatch.setattr(store, "replace", refuse)
+    with config.using(retries=0), pytest.raises(ConflictError):
+        array[0] = 1
+    assert len(tries) <= 2
+    monkeypatch.undo()
+    assert (opened("r")[0] == 0).all()
