@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import islice
-from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -40,7 +39,7 @@ _JOINING_NBYTES = 256 * 2**20
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Use one thread: the scheduler decides how many tasks run at a time."""
+    """Use one thread, as everywhere that tasks run in but for the synchronous scheduler's: the caller's main thread."""
     # Only the main thread ever uses more, so that no other one notices.
     if workers.width() == 1:
         yield
@@ -93,12 +92,6 @@ class Frozen:
     def chunks(self) -> tuple[int, ...]:
         """Extents of a chunk in items."""
         return self.array.chunks
-
-    @contextmanager
-    def reading(self) -> Iterator[NDArray]:
-        """Give the handle, with one thread only in processes that others share a machine with."""
-        with _alone() if parent_process() is not None else nullcontext():
-            yield self.array
 
     def __getitem__(self, key: Any) -> Any:
         with _alone():

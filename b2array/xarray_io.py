@@ -48,12 +48,12 @@ class _Lazy(BackendArray):
         self.dtype = array.dtype
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
-        with self.frozen.reading() as array:
-            if isinstance(key, indexing.VectorizedIndexer):
-                return np.asarray(array.vindex[key.tuple])
-            if isinstance(key, indexing.OuterIndexer):
-                return np.asarray(array.oindex[key.tuple])
-            return np.asarray(array[key.tuple])
+        array = self.frozen.array
+        if isinstance(key, indexing.VectorizedIndexer):
+            return np.asarray(array.vindex[key.tuple])
+        if isinstance(key, indexing.OuterIndexer):
+            return np.asarray(array.oindex[key.tuple])
+        return np.asarray(array[key.tuple])
 
 
 class _Members(AbstractDataStore):
