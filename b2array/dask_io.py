@@ -19,6 +19,7 @@ import numpy.typing as npt
 from b2array import alignment, assignment, config, creation, parallel, workers
 from b2array.array import NDArray
 from b2array.creation import Shape, Url
+from b2array.draft import Draft
 from b2array.errors import ReadOnlyError
 from b2array.parallel import Entry, Job
 from b2array.progress import track
@@ -280,7 +281,13 @@ def store(
     if a._held.in_transaction:
         if not compute or return_stored or resume:
             raise ValueError("in a transaction only compute=True works: it commits at its end, and nothing before")
-        _store_joining(a, x, inside, progress, scheduler)
+        draft = a._held.source
+        if isinstance(draft, Draft) and draft.base is None and x.shape == a.shape:
+            job = Job(draft.store, a._layout, inside, new=draft.frame, overwrite=True, token=x.name)
+            write = _Write(x, job, resume=False, result=_opened)
+            parallel.join(write.job, write.computed(progress, scheduler), draft)
+        else:
+            _store_joining(a, x, inside, progress, scheduler)
         return None
     base = a._held.frozen("r+")
     job = Job(base.store, a._layout, inside, base=base, token=x.name)
@@ -398,13 +405,16 @@ class _Write:
         """Compute and commit, or return what does."""
         if not compute:
             return self._final("commit", _commit, self.result)
-        with track(self.x.npartitions, f"storing {self.job.store.url}", progress, unit="items") as shown:
-            entries = self._gathered(scheduler, shown.advance if progress else None)
-        done = parallel.commit(self.job, entries)
+        done = parallel.commit(self.job, self.computed(progress, scheduler))
         if self.handle is None:
             return self.result(SChunk(done, "r+"))
         self.handle._held.show(done)
         return None
+
+    def computed(self, progress: bool, scheduler: Any) -> list[Entry]:
+        """Compute all values, and return what is to be committed."""
+        with track(self.x.npartitions, f"storing {self.job.store.url}", progress, unit="items") as shown:
+            return self._gathered(scheduler, shown.advance if progress else None)
 
     def _gathered(self, scheduler: Any, advance: Callable[[], None] | None) -> list[Entry]:
         """Run the tasks that put chunks, and tell `advance` of each."""

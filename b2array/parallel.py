@@ -40,7 +40,7 @@ from b2array.spans import Span
 from b2array.spec import Buffer, ChunkHeader, Special
 from b2array.storage import MemoryStore, Store
 
-__all__ = ["SUFFIX", "Entry", "Job", "commit", "keep", "kept", "put"]
+__all__ = ["SUFFIX", "Entry", "Job", "commit", "join", "keep", "kept", "put"]
 
 SUFFIX = ".b2write"
 """End of the names of what a write has until it is committed: notes in a sparse frame, a directory beside a file."""
@@ -468,17 +468,28 @@ def commit(job: Job, entries: Iterable[Entry]) -> Snapshot:
     _check_reachable(job)
     if (done := _committed(job)) is not None:
         return done
-    found = {entry.number: entry for entry in entries}
-    if len(found) != job.nchunks:
-        raise ValueError(f"{job.store.url}: expected {job.nchunks} chunks to commit, found {len(found)}")
+    found = _complete(job, entries)
     try:
-        snapshot = _commit(job, [found[number] for number in sorted(found)])
+        snapshot = _commit(job, found)
     except (ConflictError, FileExistsError, FileNotFoundError):
         if (done := _committed(job)) is None:  # by another one that was asked to at the same time
             raise
         return done
     _tidy(job)
     return snapshot
+
+
+def join(job: Job, entries: Iterable[Entry], draft: Draft) -> None:
+    """Make all parts changes of a draft that somebody else commits, instead of committing them."""
+    _take(job, draft, _complete(job, entries))
+    _tidy(job)
+
+
+def _complete(job: Job, entries: Iterable[Entry]) -> list[Entry]:
+    found = {entry.number: entry for entry in entries}
+    if len(found) != job.nchunks:
+        raise ValueError(f"{job.store.url}: expected {job.nchunks} chunks to commit, found {len(found)}")
+    return [found[number] for number in sorted(found)]
 
 
 def _commit(job: Job, entries: Sequence[Entry]) -> Snapshot:
