@@ -383,11 +383,15 @@ class _Write:
     def _task(self, key: tuple[Any, ...], inside: Region) -> Any:
         from dask._task_spec import Task, TaskRef
 
-        if self.there and self.there.issuperset(self.job.numbers(self.job.part(inside))):
-            return Task(key, _keep, self.light, inside)
+        there: frozenset[int] = frozenset()
+        if self.there:
+            numbers = frozenset(self.job.numbers(self.job.part(inside)))
+            there = numbers & self.there
+            if there == numbers:
+                return Task(key, _keep, self.light, inside)
         # Only with one reference can dask make one task of this one and what computes the values.
         job = self.light if self.job.covers(inside) else TaskRef(self._name("job"))
-        return Task(key, _put, TaskRef((self.x.name, *key[1:])), job, inside)
+        return Task(key, _put, TaskRef((self.x.name, *key[1:])), job, inside, there)
 
     def _final(self, verb: str, function: Callable[..., Any], *args: Any) -> Delayed:
         from dask._task_spec import List, Task, TaskRef
@@ -413,11 +417,11 @@ class _Write:
 
     def computed(self, progress: bool, scheduler: Any) -> list[Entry]:
         """Compute all values, and return what is to be committed."""
-        with track(self.x.npartitions, f"storing {self.job.store.url}", progress, unit="items") as shown:
+        with track(self.job.nchunks, f"storing {self.job.store.url}", progress, unit="chunks") as shown:
             return self._gathered(scheduler, shown.advance if progress else None)
 
-    def _gathered(self, scheduler: Any, advance: Callable[[], None] | None) -> list[Entry]:
-        """Run the tasks that put chunks, and tell `advance` of each."""
+    def _gathered(self, scheduler: Any, advance: Callable[[int], None] | None) -> list[Entry]:
+        """Run the tasks that put chunks, and tell `advance` how many."""
         client = _client(scheduler) if advance is not None else None
         if client is not None and advance is not None:
             return self._watched(client, advance)
@@ -425,22 +429,24 @@ class _Write:
 
         name, options = self._name("put"), {} if scheduler is None else {"scheduler": scheduler}
 
-        def done(key: Any, *_: Any) -> None:
+        def done(key: Any, entries: Any, *_: Any) -> None:
             if advance is not None and isinstance(key, tuple) and key[0] == name:
-                advance()
+                advance(len(entries))
 
         with Callback(posttask=done) if advance is not None else nullcontext():
             return cast(list[Entry], self._final("gather", _gather).compute(**options))
 
-    def _watched(self, client: Any, advance: Callable[[], None]) -> list[Entry]:
+    def _watched(self, client: Any, advance: Callable[[int], None]) -> list[Entry]:
         """Do the same on a cluster, where callbacks of dask are not called."""
         from distributed import as_completed
 
         graph, keys = self.entries()
         futures = client.get(dict(graph), keys, sync=False)
-        for _ in as_completed(futures):
-            advance()
-        return _gather(self.shared, client.gather(futures))
+        found: list[Entry] = []
+        for _, entries in as_completed(futures, with_results=True):
+            found += entries
+            advance(len(entries))
+        return found
 
     def reading(self) -> da.Array:
         """Return an array that reads what is stored, once it is."""
@@ -504,10 +510,10 @@ def _client(scheduler: Any) -> Any:
 # Tasks.
 
 
-def _put(values: Any, shared: Shared[Job], inside: Region) -> list[Entry]:
+def _put(values: Any, shared: Shared[Job], inside: Region, there: frozenset[int]) -> list[Entry]:
     _check_piece(values, inside)
     with _alone():
-        return parallel.put(shared.value, np.asarray(values), inside)
+        return parallel.put(shared.value, np.asarray(values), inside, there)
 
 
 def _check_piece(values: Any, inside: Region) -> None:

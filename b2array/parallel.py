@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -300,7 +300,9 @@ def kept(job: Job, desk: Store) -> frozenset[int]:
 # What workers do.
 
 
-def put(job: Job, values: npt.NDArray[Any], inside: Region) -> list[Entry]:
+def put(
+    job: Job, values: npt.NDArray[Any], inside: Region, there: Collection[int] = ()
+) -> list[Entry]:  # fmt: skip
     """Encode a part of the region and put its chunks where the commit finds them.
 
     Parameters
@@ -310,20 +312,44 @@ def put(job: Job, values: npt.NDArray[Any], inside: Region) -> list[Entry]:
         The items.
     inside : tuple of slice
         Where they go, in the region. No two parts may touch the same chunk.
+    there : collection of int
+        Numbers of the part's chunks that an earlier attempt has put.
     """
     if not values.size:
         return []
     desk = _Desk(job)
-    transfer.write(desk, job.layout, job.part(inside), None, values, cparams=job.frame.cparams)
-    return desk.entries
+    if not there:
+        transfer.write(desk, job.layout, job.part(inside), None, values, cparams=job.frame.cparams)
+        return desk.entries
+    kept = [_kept(job, _required(job), number) for number in sorted(there)]
+    for number, part in zip(job.numbers(job.part(inside)), _cells(job, inside), strict=True):
+        if number not in there:
+            own = tuple(slice(p.start - i.start, p.stop - i.start) for p, i in zip(part, inside, strict=True))
+            transfer.write(desk, job.layout, job.part(part), None, values[own], cparams=job.frame.cparams)
+    return [*kept, *desk.entries]
+
+
+def _cells(job: Job, inside: Region) -> Iterator[Region]:
+    """Yield what each chunk has of a part of the region, in the order of `Job.numbers`."""
+    cuts = []
+    for part, whole, size in zip(inside, job.region, job.layout.chunks, strict=True):
+        start, stop = whole.start + part.start, whole.start + part.stop
+        edges = [start, *range(start - start % size + size, stop, size), stop]
+        cuts.append([slice(a - whole.start, b - whole.start) for a, b in itertools.pairwise(edges)])
+    return itertools.product(*cuts)
 
 
 def keep(job: Job, inside: Region) -> list[Entry]:
     """Return the entries of chunks that an earlier attempt has put, after a look at their checksums."""
+    desk = _required(job)
+    return [_kept(job, desk, number) for number in job.numbers(job.part(inside))]
+
+
+def _required(job: Job) -> Store:
     desk = job.desk
     if desk is None:
         raise ValueError("chunks that are handed back are not kept")
-    return [_kept(job, desk, number) for number in job.numbers(job.part(inside))]
+    return desk
 
 
 def _kept(job: Job, desk: Store, number: int) -> Entry:

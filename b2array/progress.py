@@ -29,7 +29,7 @@ class Progress:
         self._mutex = threading.Lock()
 
     def advance(self, n: int = 1) -> None:
-        """Count `n` more bytes or items."""
+        """Count `n` more bytes, chunks or items."""
         with self._mutex:
             self.done += n
             if self._show is not None:
@@ -38,7 +38,7 @@ class Progress:
 
 @contextmanager
 def track(
-    total: int | None, label: str, enabled: bool = True, *, unit: Literal["bytes", "items"] = "bytes"
+    total: int | None, label: str, enabled: bool = True, *, unit: Literal["bytes", "chunks", "items"] = "bytes"
 ) -> Iterator[Progress]:
     """Show how far something has come.
 
@@ -50,7 +50,7 @@ def track(
         What it is about.
     enabled : bool, default True
         Whether anything is shown.
-    unit : {"bytes", "items"}
+    unit : {"bytes", "chunks", "items"}
         What is counted.
 
     Examples

@@ -400,6 +400,40 @@ def test_an_interrupted_region_is_resumed(stored: b2array.NDArray, tmp_path: Pat
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("start", [0, 3])
+def test_resuming_a_piece_of_many_chunks_writes_those_that_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, start: int
+) -> None:
+    target = b2array.zeros((44, 30), "i8", url=tmp_path / "a.b2nd", layout=layout, chunks=(5, 10), blocks=(5, 5))
+    region = (slice(start, start + 40),)
+    x = da.from_array(-numbers(40, 30), chunks=((20 - start, 20 + start), 30), name=f"source{start}")
+    written: list[int] = []
+    original = parallel._Desk._file
+
+    def limited(self: object, store: object, n: int, buf: bytes) -> parallel.Entry:
+        if len(written) == 17:
+            raise OSError("the disk is full")
+        written.append(n)
+        return original(self, store, n, buf)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(parallel._Desk, "_file", limited)
+        with pytest.raises(OSError, match="full"):
+            target.store(x, region, scheduler="sync")
+    first, count = written, -(-(start + 40) // 5) * 3
+    monkeypatch.setattr(parallel._Desk, "_file", lambda *args: written.append(args[2]) or original(*args))
+    written = []
+    target = b2array.open(tmp_path / "a.b2nd", mode="r+")
+    target.store(x, region, scheduler="sync", resume=True)
+    assert (len(first), len(written)) == (17, count - 17)
+    assert set(first).isdisjoint(written)
+    assert np.array_equal(target[region], -numbers(40, 30))
+    assert not target[:start].any()
+    assert not target[start + 40 :].any()
+    assert leftovers(tmp_path) == []
+
+
 def test_resuming_on_another_state_is_refused(stored: b2array.NDArray, tmp_path: Path) -> None:
     source = Failing(-numbers(40, 30), tmp_path / "mended")
     region = (slice(0, 40),)
@@ -494,10 +528,10 @@ def test_dask_store_by_threads_loses_nothing(stored: b2array.NDArray, lock: bool
     assert np.array_equal(b2array.open(stored.url)[...], -numbers(43, 30))
 
 
-def test_progress_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    x = da.from_array(numbers(40, 30), chunks=(10, 30))
-    b2array.from_dask(x, tmp_path / "a.b2nd", progress=True)
-    assert "4 items of 4 items (100 %)" in capsys.readouterr().err
+def test_progress_counts_chunks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = da.from_array(numbers(40, 30), chunks=(20, 30))
+    b2array.from_dask(x, tmp_path / "a.b2nd", chunks=(5, 10), progress=True)
+    assert "24 chunks of 24 chunks (100 %)" in capsys.readouterr().err
 
 
 def test_progress_bar_of_dask_works(stored: b2array.NDArray, capsys: pytest.CaptureFixture[str]) -> None:
