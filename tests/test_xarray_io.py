@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
+import subprocess
+import sys
 import threading
+import tomllib
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import dask
@@ -173,11 +179,64 @@ def test_guessing_goes_by_name_and_by_content(tmp_path: Path) -> None:
 
 
 def test_the_entry_points_are_declared() -> None:
-    import tomllib
-
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["xarray.backends"] == {"b2array": "b2array.xarray_io:Backend"}
     assert project["entry-points"]["dask.sizeof"] == {"b2array": "b2array.dask_io:register_sizeof"}
+
+
+_BY_NAME = """
+import sys, numpy as np, xarray as xr
+folder, names = sys.argv[1], sys.argv[2:]
+assert type(xr.backends.list_engines()["b2array"]).__name__ == "Backend"
+for name in names:
+    for options in ({"engine": "b2array"}, {}, {"chunks": {}}):
+        ds = xr.open_dataset(f"{folder}/{name}", **options)
+        assert next(iter(ds.data_vars.values())).values.tolist() == [0, 1, 2], name
+        ds.close()
+assert xr.open_dataarray(f"{folder}/a.b2nd").values.tolist() == [0, 1, 2]
+tree = xr.open_datatree(f"{folder}/tree.b2d")
+assert tree["inner/level"].values.tolist() == [0, 1, 2]
+for name in ("chunks.b2f", "empty", "none.txt"):
+    try:
+        xr.open_dataset(f"{folder}/{name}")
+    except (ValueError, FileNotFoundError):
+        continue
+    raise AssertionError(name)
+import b2array
+from dask.sizeof import sizeof
+assert sizeof(b2array.zeros(10**6, chunks=10)) > 8 * 10**5
+"""
+
+
+def test_xarray_and_dask_find_what_the_package_declares(tmp_path: Path) -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    if not any(each.value == "b2array.xarray_io:Backend" for each in entry_points(group="xarray.backends")):
+        described = tmp_path / "site" / "declared-1.dist-info"
+        described.mkdir(parents=True)
+        (described / "METADATA").write_text("Metadata-Version: 2.1\nName: declared\nVersion: 1\n")
+        groups = project["entry-points"].items()
+        lines = [
+            f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in each.items()) for group, each in groups
+        ]
+        (described / "entry_points.txt").write_text("\n".join(lines))
+    values = np.arange(3)
+    for name in ("a.b2nd", "a.b2frame", "a.b2f"):
+        b2array.asarray(values, url=tmp_path / name)
+    b2array.asarray(values, url=tmp_path / "sparse", layout="sparse")
+    for group, member in (("a.b2d", "level"), ("tree.b2d", "inner/level")):
+        b2array.open_group(tmp_path / group, "w")[member] = values
+    with zipfile.ZipFile(tmp_path / "a.b2z", "w") as archive:
+        for name in ("embed.b2e", "level.b2nd"):
+            archive.write(tmp_path / "a.b2d" / name, name)
+    b2array.create_schunk(tmp_path / "chunks.b2f", chunksize=80).append_data(b"x" * 80)
+    (tmp_path / "empty").mkdir()
+    names = ["a.b2nd", "a.b2frame", "a.b2f", "sparse", "a.b2d", "a.b2z"]
+    path = os.pathsep.join([str(tmp_path / "site"), str(Path(b2array.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _BY_NAME, str(tmp_path), *names],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_nothing_to_open_is_said(tmp_path: Path) -> None:
