@@ -145,7 +145,7 @@ def to_dask(a: NDArray, chunks: Any = "auto") -> da.Array:
             f"chunks {_brief(cut)} do not align with the stored ones {a.chunks}: {a.nchunks} stored chunks are read in "
             f"{parts} parts, and blocks on the borders several times",
             PerformanceWarning,
-            stacklevel=3,
+            stacklevel=_outside(),
         )
     name = f"b2array-{tokenize(frozen, cut)}"
     meta = np.empty((0,) * a.ndim, a.dtype)
@@ -493,9 +493,17 @@ def _aligned(x: da.Array, chunks: tuple[int, ...], region: Region) -> da.Array:
         f"{x.npartitions} pieces are cut into {alignment.pieces(x.chunks, cut)} and put together again, and "
         f"{x.nbytes / 1e6:.1f} MB move between tasks",
         PerformanceWarning,
-        stacklevel=5,
+        stacklevel=_outside(),
     )
     return x.rechunk(cut)
+
+
+def _outside() -> int:
+    """Return the level of the stack, as its caller counts, at which the package was called."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "b2array":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _client(scheduler: Any) -> Any:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _bar(total: int | None, label: str, unit: str) -> _Bar | None:
     except ImportError:
         return None
     console = Console(stderr=True)
-    if not (console.is_terminal or console.is_jupyter):
+    if not (find_spec("ipywidgets") if console.is_jupyter else console.is_terminal):
         return None  # a log: a bar would show nothing until the end
     counted = (
         (progress.DownloadColumn(), progress.TransferSpeedColumn())

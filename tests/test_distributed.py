@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import ClassVar
@@ -35,14 +36,38 @@ SHAPE = (40, 30)
 PIECES = (10, 15)
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[object]:
-    settings = {"distributed.scheduler.allowed-failures": 10, "distributed.worker.daemon": True}
+@contextmanager
+def two_workers() -> Iterator[object]:
+    settings = {
+        "distributed.scheduler.allowed-failures": 10,
+        "distributed.worker.daemon": True,
+        # On a busy machine half a minute is not enough for a worker to be answered.
+        "distributed.comm.timeouts.connect": "120s",
+    }
     with (
         dask.config.set(settings),
         distributed.LocalCluster(2, threads_per_worker=2, processes=True, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
+        client.wait_for_workers(2, timeout=200)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[object]:
+    with two_workers() as client:
+        yield client
+
+
+@pytest.fixture
+def mortal_client() -> Iterator[object]:
+    """Give a cluster for one test that kills one of its workers.
+
+    That there is another one does not depend on the killed one being started again, which may fail on a busy machine:
+    distributed waits for ever if a worker dies while it is being started. Of several tests with the same cluster the
+    second might kill the only one left.
+    """
+    with two_workers() as client:
         yield client
 
 
@@ -217,9 +242,9 @@ def killing(x: da.Array, marker: Path) -> da.Array:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_worker_that_is_killed_is_made_up_for(client: object, tmp_path: Path, layout: str) -> None:
+def test_a_worker_that_is_killed_is_made_up_for(mortal_client: object, tmp_path: Path, layout: str) -> None:
     x = killing(source(), tmp_path / "killed")
-    a = b2array.from_dask(x, tmp_path / "a.b2nd", layout=layout, scheduler=client)
+    a = b2array.from_dask(x, tmp_path / "a.b2nd", layout=layout, scheduler=mortal_client)
     assert (tmp_path / "killed").exists()
     assert np.array_equal(b2array.open(a.url)[...], values())
     assert [path.name for path in tmp_path.rglob(f"*{parallel.SUFFIX}*")] == []
@@ -233,7 +258,8 @@ def remote(bucket: str, s3_options: dict[str, object]) -> dict[str, object]:
     return {"url": f"s3://{bucket}/a.b2nd", "storage_options": s3_options}
 
 
-def test_a_cluster_writes_to_s3_and_reads_it(client: object, remote: dict[str, object], tmp_path: Path) -> None:
+def test_a_cluster_writes_to_s3_and_reads_it(mortal_client: object, remote: dict[str, object], tmp_path: Path) -> None:
+    client = mortal_client
     x = killing(source(), tmp_path / "killed")
     a = b2array.from_dask(x, **remote, scheduler=client)
     assert (tmp_path / "killed").exists()
