@@ -16,6 +16,7 @@ __all__ = ["Cut", "aligned", "dividing", "grouped", "pieces"]
 Cut = tuple[tuple[int, ...], ...]
 
 _SMALLEST_SHARE = 4
+_SMALLEST_NBYTES = 2**18
 _LARGEST_NBYTES = 64 * 2**20
 
 
@@ -126,29 +127,40 @@ def dividing(cut: Cut, itemsize: int) -> tuple[int, ...] | None:
     Returns
     -------
     tuple of int or None
-        About as large as automatic chunks; None if the cut is so irregular that this is impossible.
+        About as large as automatic chunks and of their form, or else of the form of the pieces; None if the cut is so
+        irregular that this is impossible, or the pieces are much smaller.
 
     Examples
     --------
     >>> dividing(((3000, 3000, 1000), (3000, 3000)), 8)
     (1000, 1000)
+    >>> dividing(((1,) * 365, (720,), (1440,)), 4)
+    (1, 720, 1440)
     >>> dividing(((10, 7, 10),), 8) is None
     True
     """
     extents = tuple(sum(lengths) for lengths in cut)
     if not all(extents):
         return None
+    whole = [not _inner(lengths) for lengths in cut]
     steps = [math.gcd(*_inner(lengths)) or extent for lengths, extent in zip(cut, extents, strict=True)]
     wanted, _ = automatic(extents, itemsize)
-    chosen = []
-    for lengths, step, size in zip(cut, steps, wanted, strict=True):
-        if len(_inner(lengths)) == 0 or step <= size:
-            chosen.append(min(step, size))
-            continue
-        divisor = _divisor(step, size)
-        chosen.append(divisor if divisor * _SMALLEST_SHARE >= size else step)
+    chosen = _within(steps, wanted, whole)
     fits = all(c * _SMALLEST_SHARE >= min(w, n) for c, w, n in zip(chosen, wanted, extents, strict=True))
-    return tuple(chosen) if fits and math.prod(chosen) * itemsize <= _LARGEST_NBYTES else None
+    if not fits:
+        # Pieces that are flat, a step of time each, say: flat chunks are better than data that move between tasks.
+        chosen = _within(steps, automatic(steps, itemsize)[0], whole)
+        fits = math.prod(chosen) * itemsize >= min(math.prod(extents) * itemsize, _SMALLEST_NBYTES)
+    return chosen if fits and math.prod(chosen) * itemsize <= _LARGEST_NBYTES else None
+
+
+def _within(steps: Sequence[int], wanted: Sequence[int], whole: Sequence[bool]) -> tuple[int, ...]:
+    """Choose a divisor of each step, near the size wanted; where there is one piece only, any size divides it."""
+    chosen = []
+    for step, size, free in zip(steps, wanted, whole, strict=True):
+        divisor = min(step, size) if free or step <= size else _divisor(step, size)
+        chosen.append(divisor if free or divisor * _SMALLEST_SHARE >= min(size, step) else step)
+    return tuple(chosen)
 
 
 def _divisor(number: int, most: int) -> int:

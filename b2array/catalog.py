@@ -131,19 +131,32 @@ class Directory:
     def _state(self) -> tuple[MemberList, dict[str, str]]:
         known = self._known
         if known is None:
-            # The files first: what is being made hides in the list before it is there.
-            files = self._files() if self.is_local else {}
-            listed, _ = self.read_list()
-            members = files if self.is_local else listed.members or {}
-            shown = {name: path for name, path in sorted(members.items()) if path not in listed.hidden}
-            known = self._known = listed, shown
+            listed, members = self._local_state() if self.is_local else self._remote_state()
+            known = self._known = listed, dict(sorted(members.items()))
         return known
 
-    def _files(self) -> dict[str, str]:
+    def _remote_state(self) -> tuple[MemberList, dict[str, str]]:
+        listed, _ = self.read_list()
+        return listed, {name: path for name, path in (listed.members or {}).items() if path not in listed.hidden}
+
+    def _local_state(self) -> tuple[MemberList, dict[str, str]]:
+        """Read list and files, again if a commit came in between."""
+        listed, _ = self._stored_list()
+        for _ in range(config.retries + 1):
+            before = listed
+            files = self.store.walk()
+            # The list after the files: what is being made hides in it before it is there.
+            listed, _ = self._stored_list()
+            if listed == before:
+                break
+        return listed, self._files(files, listed.hidden)
+
+    def _files(self, paths: Collection[str], hidden: Collection[str] = ()) -> dict[str, str]:
         """Find the members by their files, and those in the embedding frame."""
-        paths = self.store.walk()
         inner = embedding.extents(self._embedding("r")) if EMBEDDED in paths else {}
-        return {**{name: embedding.path_of(name) for name in inner}, **found(paths)}
+        shown = {name: embedding.path_of(name) for name in inner}
+        # Of a member that is replaced there may be two files, one of them hidden.
+        return {**shown, **found(path for path in paths if path.removesuffix(f"/{FRAME_NAME}") not in hidden)}
 
     def _embedding(self, mode: Mode) -> SChunk:
         return SChunk(snapshot.load(self.store_of(EMBEDDED)), mode)
@@ -152,7 +165,7 @@ class Directory:
         """Read the list of members and its version. Where there is none, there is no version either."""
         listed, stamp = self._stored_list()
         if listed.members is None and not self.is_local:
-            listed = replace(listed, members=self._files())
+            listed = replace(listed, members=self._files(self.store.walk()))
         return listed, stamp
 
     def _stored_list(self) -> tuple[MemberList, Stamp | None]:
@@ -172,6 +185,10 @@ class Directory:
             raise LimitError(f"{place} has {limit} bytes or more")
         return snapshot.located(place, lambda: MemberList.unpack(data)), head.stamp or stamp
 
+    def stored_form(self, listed: MemberList) -> MemberList:
+        """Return a list as it is stored: without members where the files are the list."""
+        return replace(listed, members=None) if self.is_local else listed
+
     def write_list(self, listed: MemberList, stamp: Stamp | None) -> None:
         """Put a list in the place of the one with that stamp; hold the lock.
 
@@ -180,7 +197,7 @@ class Directory:
         ConflictError
             Another writer came first.
         """
-        listed = replace(listed, members=None if self.is_local else listed.members)
+        listed = self.stored_form(listed)
         content = listed.pack()
         try:
             if stamp is None:
@@ -202,12 +219,14 @@ class Directory:
         if embedding.embedded(before):
             embedding.remove(self._embedding("r+"), [name])
 
-    def _check_hidden(self, path: str, *, overwrite: bool) -> None:
-        if path in self.read_list()[0].hidden and not overwrite:
+    def _check_hidden(self, path: str, *, overwrite: bool) -> bool:
+        hidden = path in self.read_list()[0].hidden
+        if hidden and not overwrite:
             raise FileExistsError(
                 f"{self.url}: {path} belongs to a transaction that is under way, or was interrupted; overwrite=True"
                 " takes its place"
             )
+        return hidden
 
     def change(self, name: str = "", path: str = "", *, without: Mapping[str, str] | None = None) -> None:
         """Note that a member has come, or that members have gone."""
@@ -260,6 +279,8 @@ class Directory:
         try:
             held = snapshot.load(store)
         except _ABSENT:
+            if self._stored_list()[0] != listed:
+                raise ConflictError(f"{self.url} was changed since it was opened; call refresh()") from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
         ident, number = mark_of(held.frame)
         if path in listed.pending and (ident != listed.ident or number < listed.number):
@@ -343,11 +364,15 @@ class Directory:
         empty.vlmeta["estore_metadata"] = {"embed_map": {}, "current_offset": 0}
         self.store.create(EMBEDDED, empty.to_bytes())
 
-    def clear(self) -> None:
-        """Remove a group and all its members."""
+    def check_replaceable(self) -> None:
+        """Raise FileExistsError if there is something that is not known to be a group."""
         heads = self.store.head([LIST_NAME, EMBEDDED], 8)
         if all(isinstance(head, Exception) for head in heads) and any(self.store.walk()):
             raise FileExistsError(f"{self.url} exists and is not a group that can be replaced")
+
+    def clear(self) -> None:
+        """Remove a group and all its members."""
+        self.check_replaceable()
         self.remove(self.members())
         self.store.delete([LIST_NAME, EMBEDDED])
         self.refresh()

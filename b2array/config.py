@@ -25,7 +25,8 @@ class Limits:
 
 
 threads: int = os.cpu_count() or 1
-"""Threads that decode and encode blocks. Calls from other threads than the main one use their own thread only."""
+"""Threads that decode and encode blocks for calls from the main thread of a program. Calls from other threads, and in
+processes that multiprocessing has started, use one: there may be several of those."""
 
 cache_bytes: int = 64 * 2**20
 """Size of the process-wide cache of decoded blocks; 0 turns it off."""

@@ -137,16 +137,22 @@ def create(
     UnsupportedError
         Stock Blosc2 would read the array wrongly (see `interop`), or a codec or filter cannot write.
     """
-    draft, plan = new_draft(
+    draft = filled(
         url, shape, dtype, chunks=chunks, blocks=blocks, fill_value=fill_value, cparams=cparams, layout=layout,
         dims=dims, attrs=attrs, meta=meta, overwrite=overwrite, interop=interop, storage_options=storage_options,
     )  # fmt: skip
+    return NDArray(SChunk(draft.commit(), "r+"))
+
+
+def filled(url: Url | None, shape: Shape, dtype: npt.DTypeLike, *, fill_value: Any = 0, **options: Any) -> Draft:
+    """Do what `create` does, but for the commit."""
+    draft, plan = new_draft(url, shape, dtype, fill_value=fill_value, **options)
     try:
         life.fill_chunks(draft, plan, _fill_bytes(fill_value, plan.dtype), np.arange(plan.nchunks))
     except BaseException:
         draft.abort()
         raise
-    return NDArray(SChunk(draft.commit(), "r+"))
+    return draft
 
 
 def new_draft(
@@ -360,6 +366,11 @@ def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = Non
     """
     if isinstance(x, NDArray) and url is None and not options and dtype in (None, x.dtype):
         return x
+    return NDArray(SChunk(holding(x, url=url, dtype=dtype, **options).commit(), "r+"))
+
+
+def holding(x: Any, *, url: Url | None, dtype: npt.DTypeLike | None = None, **options: Any) -> Draft:
+    """Do what `asarray` does, but for the commit."""
     assignment.check_unmasked(x)
     values = np.asarray(x, dtype=known_dtype(dtype))
     draft, layout = new_draft(url, values.shape, values.dtype, **options)
@@ -371,7 +382,7 @@ def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = Non
     except BaseException:
         draft.abort()
         raise
-    return NDArray(SChunk(draft.commit(), "r+"))
+    return draft
 
 
 def write_regions(

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import islice
-from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from b2array import alignment, assignment, config, creation, parallel, workers
 from b2array.array import NDArray
 from b2array.creation import Shape, Url
+from b2array.draft import Draft
 from b2array.errors import ReadOnlyError
 from b2array.parallel import Entry, Job
 from b2array.progress import track
@@ -40,7 +40,7 @@ _JOINING_NBYTES = 256 * 2**20
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Use one thread: the scheduler decides how many tasks run at a time."""
+    """Use one thread, as everywhere that tasks run in but for the synchronous scheduler's: the caller's main thread."""
     # Only the main thread ever uses more, so that no other one notices.
     if workers.width() == 1:
         yield
@@ -94,12 +94,6 @@ class Frozen:
         """Extents of a chunk in items."""
         return self.array.chunks
 
-    @contextmanager
-    def reading(self) -> Iterator[NDArray]:
-        """Give the handle, with one thread only in processes that others share a machine with."""
-        with _alone() if parent_process() is not None else nullcontext():
-            yield self.array
-
     def __getitem__(self, key: Any) -> Any:
         with _alone():
             return self.array[key]
@@ -151,7 +145,7 @@ def to_dask(a: NDArray, chunks: Any = "auto") -> da.Array:
             f"chunks {_brief(cut)} do not align with the stored ones {a.chunks}: {a.nchunks} stored chunks are read in "
             f"{parts} parts, and blocks on the borders several times",
             PerformanceWarning,
-            stacklevel=3,
+            stacklevel=_outside(),
         )
     name = f"b2array-{tokenize(frozen, cut)}"
     meta = np.empty((0,) * a.ndim, a.dtype)
@@ -287,7 +281,13 @@ def store(
     if a._held.in_transaction:
         if not compute or return_stored or resume:
             raise ValueError("in a transaction only compute=True works: it commits at its end, and nothing before")
-        _store_joining(a, x, inside, progress, scheduler)
+        draft = a._held.source
+        if isinstance(draft, Draft) and draft.base is None and x.shape == a.shape:
+            job = Job(draft.store, a._layout, inside, new=draft.frame, overwrite=True, token=x.name)
+            write = _Write(x, job, resume=False, result=_opened)
+            parallel.join(write.job, write.computed(progress, scheduler), draft)
+        else:
+            _store_joining(a, x, inside, progress, scheduler)
         return None
     base = a._held.frozen("r+")
     job = Job(base.store, a._layout, inside, base=base, token=x.name)
@@ -383,11 +383,15 @@ class _Write:
     def _task(self, key: tuple[Any, ...], inside: Region) -> Any:
         from dask._task_spec import Task, TaskRef
 
-        if self.there and self.there.issuperset(self.job.numbers(self.job.part(inside))):
-            return Task(key, _keep, self.light, inside)
+        there: frozenset[int] = frozenset()
+        if self.there:
+            numbers = frozenset(self.job.numbers(self.job.part(inside)))
+            there = numbers & self.there
+            if there == numbers:
+                return Task(key, _keep, self.light, inside)
         # Only with one reference can dask make one task of this one and what computes the values.
         job = self.light if self.job.covers(inside) else TaskRef(self._name("job"))
-        return Task(key, _put, TaskRef((self.x.name, *key[1:])), job, inside)
+        return Task(key, _put, TaskRef((self.x.name, *key[1:])), job, inside, there)
 
     def _final(self, verb: str, function: Callable[..., Any], *args: Any) -> Delayed:
         from dask._task_spec import List, Task, TaskRef
@@ -405,16 +409,19 @@ class _Write:
         """Compute and commit, or return what does."""
         if not compute:
             return self._final("commit", _commit, self.result)
-        with track(self.x.npartitions, f"storing {self.job.store.url}", progress, unit="items") as shown:
-            entries = self._gathered(scheduler, shown.advance if progress else None)
-        done = parallel.commit(self.job, entries)
+        done = parallel.commit(self.job, self.computed(progress, scheduler))
         if self.handle is None:
             return self.result(SChunk(done, "r+"))
         self.handle._held.show(done)
         return None
 
-    def _gathered(self, scheduler: Any, advance: Callable[[], None] | None) -> list[Entry]:
-        """Run the tasks that put chunks, and tell `advance` of each."""
+    def computed(self, progress: bool, scheduler: Any) -> list[Entry]:
+        """Compute all values, and return what is to be committed."""
+        with track(self.job.nchunks, f"storing {self.job.store.url}", progress, unit="chunks") as shown:
+            return self._gathered(scheduler, shown.advance if progress else None)
+
+    def _gathered(self, scheduler: Any, advance: Callable[[int], None] | None) -> list[Entry]:
+        """Run the tasks that put chunks, and tell `advance` how many."""
         client = _client(scheduler) if advance is not None else None
         if client is not None and advance is not None:
             return self._watched(client, advance)
@@ -422,22 +429,24 @@ class _Write:
 
         name, options = self._name("put"), {} if scheduler is None else {"scheduler": scheduler}
 
-        def done(key: Any, *_: Any) -> None:
+        def done(key: Any, entries: Any, *_: Any) -> None:
             if advance is not None and isinstance(key, tuple) and key[0] == name:
-                advance()
+                advance(len(entries))
 
         with Callback(posttask=done) if advance is not None else nullcontext():
             return cast(list[Entry], self._final("gather", _gather).compute(**options))
 
-    def _watched(self, client: Any, advance: Callable[[], None]) -> list[Entry]:
+    def _watched(self, client: Any, advance: Callable[[int], None]) -> list[Entry]:
         """Do the same on a cluster, where callbacks of dask are not called."""
         from distributed import as_completed
 
         graph, keys = self.entries()
         futures = client.get(dict(graph), keys, sync=False)
-        for _ in as_completed(futures):
-            advance()
-        return _gather(self.shared, client.gather(futures))
+        found: list[Entry] = []
+        for _, entries in as_completed(futures, with_results=True):
+            found += entries
+            advance(len(entries))
+        return found
 
     def reading(self) -> da.Array:
         """Return an array that reads what is stored, once it is."""
@@ -484,9 +493,17 @@ def _aligned(x: da.Array, chunks: tuple[int, ...], region: Region) -> da.Array:
         f"{x.npartitions} pieces are cut into {alignment.pieces(x.chunks, cut)} and put together again, and "
         f"{x.nbytes / 1e6:.1f} MB move between tasks",
         PerformanceWarning,
-        stacklevel=5,
+        stacklevel=_outside(),
     )
     return x.rechunk(cut)
+
+
+def _outside() -> int:
+    """Return the level of the stack, as its caller counts, at which the package was called."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "b2array":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _client(scheduler: Any) -> Any:
@@ -501,10 +518,10 @@ def _client(scheduler: Any) -> Any:
 # Tasks.
 
 
-def _put(values: Any, shared: Shared[Job], inside: Region) -> list[Entry]:
+def _put(values: Any, shared: Shared[Job], inside: Region, there: frozenset[int]) -> list[Entry]:
     _check_piece(values, inside)
     with _alone():
-        return parallel.put(shared.value, np.asarray(values), inside)
+        return parallel.put(shared.value, np.asarray(values), inside, there)
 
 
 def _check_piece(values: Any, inside: Region) -> None:

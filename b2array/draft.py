@@ -383,9 +383,9 @@ class Draft:
         if self.base is not None and current.generation != self.base.generation:
             self._rebase(self.base, current)
         self.extras = replace(self.extras, unknown=tuple({**dict(self.extras.unknown), entry[0]: entry[1]}.items()))
-        if self.sparse:
+        if self.sparse or self.base is None:
             packed = self._packed(0)
-            put((packed.header, packed.tail))
+            put(chain((packed.header,), self._shelf.pieces(self.frame.offsets), (packed.tail,)))
             return packed, b""
         packed = self._packed(current.frame.frame_len - current.frame.header_len)
         if not self._fits(current, packed):

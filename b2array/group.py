@@ -15,6 +15,7 @@ from b2array.archive import MAGIC, Archive
 from b2array.array import NDArray
 from b2array.catalog import Directory
 from b2array.creation import Shape
+from b2array.draft import Draft
 from b2array.errors import FormatError, ReadOnlyError
 from b2array.joint import Joint
 from b2array.members import ARRAY, ATTRS, check_name
@@ -23,6 +24,9 @@ from b2array.schunk import Mode, SChunk
 from b2array.storage import Store
 
 __all__ = ["Group", "open_group"]
+
+_OTHER = ".b2f"
+"""Suffix of an array that cannot have the usual one, because another frame has it."""
 
 GroupMode = Literal["r", "r+", "a", "w", "x"]
 
@@ -254,9 +258,19 @@ class Group(MutableMapping[str, Any]):
         home = self._writable()
         path = self._check_free(name, overwrite=options.get("overwrite", False))
         options = {**options, **home.options, "url": home.address(path)}
+        options["overwrite"] = options.get("overwrite", False) or (isinstance(home, Joint) and home.anew)
         if (data is None) == (shape is None):
             raise TypeError("create() takes either a shape or data")
-        with home.making(self._prefix + name, path, overwrite=options.get("overwrite", False)):
+        full = self._prefix + name
+        if isinstance(home, Joint) and (old := home.removed(full)) is not None:
+            given = {**options, "overwrite": True}
+            held = home.replace(full, lambda url: _drafted(shape, dtype, data, {**given, "url": url}))
+            if held is not None:
+                return NDArray(held)
+            # It cannot be where a frame of the other kind is until the commit.
+            path = full + (_OTHER if old.endswith(ARRAY) else ARRAY)
+            options["url"] = home.address(path)
+        with home.making(full, path, overwrite=options["overwrite"]):
             if shape is not None:
                 return creation.create(shape=shape, dtype=float if dtype is None else dtype, **options)
             return creation.asarray(data, dtype=dtype, **options)
@@ -296,7 +310,7 @@ class Group(MutableMapping[str, Any]):
         home.remove({self._prefix + other: path for other, path in doomed.items()})
 
     @contextmanager
-    def transaction(self) -> Iterator[Group]:
+    def transaction(self, *, anew: bool = False) -> Iterator[Group]:
         """Make everything that is changed inside the ``with`` block one commit.
 
         What is changed through the group that the block is given, and through arrays that are taken from it, is part of
@@ -304,10 +318,16 @@ class Group(MutableMapping[str, Any]):
         opens members through one group sees all of the commit or nothing of it. Who opens a member past the group, by
         its own URL, or as python-blosc2 does, may see it before or after others.
 
+        Parameters
+        ----------
+        anew : bool, default False
+            Whether the block begins with a group without members and attributes. Those that were there go with the
+            commit; until then they can be read through handles that were opened before.
+
         Raises
         ------
         ValueError
-            A transaction is under way already; or, in the block, a member is to be replaced by a new one.
+            A transaction is under way already; or, in the block, a member that was not deleted is to be replaced.
         ConflictError
             Another writer changed what was read or written in the block. Nothing has happened then.
 
@@ -324,7 +344,7 @@ class Group(MutableMapping[str, Any]):
         home = self._writable()
         if isinstance(home, Joint):
             raise ValueError("a transaction is under way on this group already")  # noqa: TRY004 - not the user's type
-        joint = Joint(home)
+        joint = Joint(home, self._prefix if anew else None)
         try:
             yield Group(joint, self._prefix, self._mode)
         except BaseException:
@@ -365,8 +385,11 @@ class Attrs(MutableMapping[str, Any]):
         if not create or (held is not None and held.mode == "r+"):
             return held
         home, path = group._writable(), full + ".b2f"
-        with home.making(full, path):
-            made = create_schunk(home.address(path), chunksize=2**13, **home.options)
+        if isinstance(home, Joint) and (revived := home.revive(full)) is not None:
+            return revived
+        overwrite = isinstance(home, Joint) and home.anew
+        with home.making(full, path, overwrite=overwrite):
+            made = create_schunk(home.address(path), chunksize=2**13, overwrite=overwrite, **home.options)
             if held is not None:  # embedded, where it cannot be changed
                 with made.transaction():
                     made.vlmeta.update(held.vlmeta)
@@ -408,6 +431,12 @@ class Attrs(MutableMapping[str, Any]):
 
     def __repr__(self) -> str:
         return repr(dict(self))
+
+
+def _drafted(shape: Shape | None, dtype: npt.DTypeLike | None, data: Any, options: dict[str, Any]) -> Draft:
+    if shape is None:
+        return creation.holding(data, dtype=dtype, **options)
+    return creation.filled(shape=shape, dtype=float if dtype is None else dtype, **options)
 
 
 def _nested(names: Iterator[str]) -> dict[str, Any]:

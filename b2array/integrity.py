@@ -9,21 +9,20 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from b2array import config, extras, frame, notes
+from b2array import config, extras, frame, notes, unfinished
 from b2array.display import nbytes as shown_nbytes
 from b2array.draft import Draft, copied, extras_of
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.fetching import chunk_number
 from b2array.frame import FrameType
 from b2array.inspection import Findings, Problem, inspect
-from b2array.local import TEMPORARY_SUFFIX, LocalStore
+from b2array.local import LocalStore
 from b2array.opening import open_schunk
 from b2array.salvage import salvage
 from b2array.snapshot import FRAME_NAME, Snapshot, load
@@ -247,8 +246,8 @@ def _verified(store: Store, *, deep: bool, progress: bool) -> Report:
     found = inspect(held, deep=deep, files=sizes, progress=progress)
     sparse = described.frame_type == FrameType.SPARSE
     numbers = set(described.offsets[described.offsets >= 0].tolist()) if sparse else set()
-    orphans = tuple(name for name in sorted(files or ()) if _is_orphan(name, numbers)) if sparse else ()
-    leftovers = tuple(name for name in sorted(_leftovers(store, files or {})))
+    orphans = tuple(name for name in sorted(files or ()) if unfinished.is_orphan(name, numbers)) if sparse else ()
+    leftovers = tuple(sorted(_waiting(store, files or {})))
     dead = sum((files or {})[name].size for name in orphans) if sparse else _dead_nbytes(held, found)
     return replace(
         report,
@@ -267,11 +266,6 @@ def _verified(store: Store, *, deep: bool, progress: bool) -> Report:
     )
 
 
-def _is_orphan(name: str, numbers: set[int]) -> bool:
-    number = chunk_number(name)
-    return number is not None and number not in numbers
-
-
 def _listing(store: Store) -> dict[str, Listed] | None:
     """Return the store's objects, or None if it cannot be listed, as without the permission to."""
     try:
@@ -280,18 +274,8 @@ def _listing(store: Store) -> dict[str, Listed] | None:
         return None
 
 
-def _leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Listed]:
-    """Find files that a writer made and did not finish, in a directory or beside a file."""
-    found = {name: each for name, each in files.items() if name.endswith(TEMPORARY_SUFFIX)}
-    if isinstance(store, LocalStore) and not Path(store.url).is_dir():
-        path = Path(os.path.realpath(store.url))
-        pattern = re.compile(re.escape(path.name) + r"[.][0-9a-f]{16}" + re.escape(TEMPORARY_SUFFIX))
-        for each in path.parent.iterdir():
-            if pattern.fullmatch(each.name):
-                with suppress(FileNotFoundError):
-                    status = each.stat()
-                    found[each.name] = Listed(status.st_size, status.st_mtime)
-    return found
+def _waiting(store: Store, files: Mapping[str, Listed]) -> list[str]:
+    return [*unfinished.leftovers(store, files), *(name for name in files if name.endswith(unfinished.SUFFIX))]
 
 
 def _dead_nbytes(held: Snapshot, found: Findings) -> int:
@@ -476,6 +460,9 @@ def _unused(make: Any, name: str) -> str:
 def vacuum(url: URL, *, grace: str | float = "24h", dry_run: bool = False, storage_options: Options = None) -> Cleanup:
     """Remove files that no commit refers to and that are old enough: of writers that were killed, or of older states.
 
+    What a write by many workers has put is removed together, when the youngest of it is old enough; also where a new
+    array was to be, and there is none. Until then `from_dask` and `NDArray.store` can finish it with ``resume=True``.
+
     Parameters
     ----------
     url : str or os.PathLike
@@ -512,31 +499,37 @@ def vacuum(url: URL, *, grace: str | float = "24h", dry_run: bool = False, stora
     store = open_store(url, storage_options=storage_options)
     if store.guarantee == "read only" and not dry_run:
         raise ReadOnlyError(f"{store.url} can only be read")
-    name = load(store).name
-    with store.lock(name, shared=dry_run):
-        files = store.listing()
-        held = load(store)  # after the listing: what has been committed by now must stay
-        offsets = held.frame.offsets
-        numbers = set(offsets[offsets >= 0].tolist())
-        orphans = {name: each for name, each in files.items() if held.name and _is_orphan(name, numbers)}
-        found = {**orphans, **_leftovers(store, files)}
+    try:
+        lock = store.lock(load(store).name, shared=dry_run)
+    except FileNotFoundError:
+        lock = nullcontext()  # nobody takes one for a new array
+    with lock:
+        found = _removable(store)
         unknown = [name for name, each in found.items() if each.modified is None]
         if unknown and seconds > 0:
             raise UnsupportedError(f"{store.url} does not tell how old its files are: only grace=0 is possible")
         now = time.time()
         old = {name: each for name, each in found.items() if now - (each.modified or 0) >= seconds}
         if not dry_run:
-            _remove(store, old)
+            unfinished.remove(store, old)
     return Cleanup(store.url, dry_run, tuple(sorted(old)), sum(each.size for each in old.values()))
 
 
-def _remove(store: Store, files: Mapping[str, Listed]) -> None:
-    if isinstance(store, LocalStore) and not Path(store.url).is_dir():
-        directory = Path(os.path.realpath(store.url)).parent
-        for name in files:
-            (directory / name).unlink(missing_ok=True)
-    else:
-        store.delete(files)
+def _removable(store: Store) -> dict[str, Listed]:
+    try:
+        files = store.listing()
+    except FileNotFoundError:
+        files = {}
+    try:
+        held = load(store)  # after the listing: what has been committed by now must stay
+    except FileNotFoundError:
+        found = {**unfinished.orphans(store, files, None), **unfinished.leftovers(store, files)}
+        if not any(name.rstrip("/").endswith(unfinished.SUFFIX) for name in found):
+            raise
+        return found
+    offsets = held.frame.offsets
+    numbers = set(offsets[offsets >= 0].tolist())
+    return {**(unfinished.orphans(store, files, numbers) if held.name else {}), **unfinished.leftovers(store, files)}
 
 
 def _seconds(grace: str | float) -> float:

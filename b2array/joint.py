@@ -9,17 +9,18 @@ does not live to do that, whoever next opens a member for writing does.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
-from b2array import embedding
-from b2array.catalog import MARK, Directory, beside
+from b2array import embedding, snapshot
+from b2array.catalog import MARK, Directory, beside, mark_of
 from b2array.draft import Draft
 from b2array.errors import B2ArrayError, ConflictError
-from b2array.frame import Frame
+from b2array.frame import Frame, chunk_name
 from b2array.members import LIST_NAME, MemberList
 from b2array.schunk import Mode, SChunk
+from b2array.snapshot import Snapshot
 from b2array.spec import Buffer
 from b2array.storage import Mutex, attempts, outrun
 
@@ -33,9 +34,12 @@ class Joint(Directory):
     ----------
     base : Directory
         The group. What others commit to its list after this does not show here.
+    anew : str, optional
+        Beginning of the names of members that the transaction begins without. What is made there takes the place of
+        what a transaction that was interrupted may have left.
     """
 
-    def __init__(self, base: Directory) -> None:
+    def __init__(self, base: Directory, anew: str | None = None) -> None:
         super().__init__(*base.__reduce__()[1])
         self._base = base
         base.refresh()
@@ -46,6 +50,9 @@ class Joint(Directory):
         self._removed: dict[str, str] = {}
         self._ended = False
         self._mutex = Mutex()
+        self.anew = anew is not None
+        if anew is not None:
+            self.remove({name: path for name, path in self.members().items() if name.startswith(anew)})
 
     def __reduce__(self) -> tuple[object, ...]:
         raise ValueError("a group with a transaction under way cannot be pickled")
@@ -72,8 +79,9 @@ class Joint(Directory):
         """Hide a member that is made inside the block until the commit."""
         self._require_open()
         if name in self.members():
-            raise ValueError(f"a transaction cannot replace the member {name!r}; change it instead")
-        self._check_hidden(path, overwrite=overwrite)
+            raise ValueError(f"a transaction cannot replace the member {name!r}; delete it first, or change it instead")
+        if self._check_hidden(path, overwrite=overwrite):
+            self.remove_files(path)
         self._hide(path)
         try:
             yield
@@ -81,6 +89,52 @@ class Joint(Directory):
             self._unhide([path])
             raise
         self._created[name] = path
+        self.change(name, path)
+
+    def removed(self, name: str) -> str | None:
+        """Return the path of a member that goes with the commit, if it is a frame of its own."""
+        path = self._removed.get(name)
+        return None if path is None or embedding.embedded(path) else path
+
+    def replace(self, name: str, make: Callable[[str], Draft]) -> SChunk | None:
+        """Let the commit put another frame in the place of a member that was removed, without moving it.
+
+        Parameters
+        ----------
+        name : str
+        make : callable
+            Returns a draft of the new frame for the URL that it gets.
+
+        Returns
+        -------
+        SChunk or None
+            With a transaction under way. None if a frame of that kind cannot be there.
+        """
+        self._require_open()
+        path = self._removed[name]
+        old = SChunk(self.current(self.store_of(path), path), "r+")
+        try:
+            draft = make(self.address(path))
+        except FileExistsError:
+            return None
+        old.begin(draft)
+        self._restore(name, old)
+        return old
+
+    def revive(self, name: str) -> SChunk | None:
+        """Take back that a frame without chunks was removed, but not that its layers were."""
+        path = self.removed(name)
+        if path is None:
+            return None
+        held = SChunk(self.current(self.store_of(path), path), "r+")
+        held.begin()
+        held.vlmeta.clear()
+        self._restore(name, held)
+        return held
+
+    def _restore(self, name: str, held: SChunk) -> None:
+        path = self._removed.pop(name)
+        self._open[path] = held
         self.change(name, path)
 
     def _hide(self, path: str) -> None:
@@ -142,7 +196,8 @@ class Joint(Directory):
             if drafts or self._created or self._removed:
                 self._commit(dict(sorted(drafts.items())))
         except BaseException:
-            self.abort()
+            if not self._ended:
+                self.abort()
             raise
         self._ended = True
         for held in self._open.values():
@@ -165,10 +220,11 @@ class Joint(Directory):
                     new = replace(new, pending={path: change for path, (_, change) in staged.items()})
                     self.write_list(new, stamp)
                 except BaseException as error:
-                    self._unstage(drafts, token)
-                    if isinstance(error, ConflictError) and self.read_list()[1] != stamp:
-                        continue
-                    raise
+                    if not self._is_stored(new, error):
+                        self._unstage(drafts, token)
+                        if isinstance(error, ConflictError) and self.read_list()[1] != stamp:
+                            continue
+                        raise
                 self._known = new, self._state()[1]
                 with suppress(OSError, B2ArrayError):  # whoever opens a member for writing tries again
                     self._finish(new, drafts)
@@ -176,12 +232,24 @@ class Joint(Directory):
                 return
         raise outrun(self.store)
 
+    def _is_stored(self, new: MemberList, error: BaseException) -> bool:
+        """Whether a list was stored although that raised, as when the answer of a server is lost."""
+        try:
+            listed, _ = self.read_list()
+        except (OSError, B2ArrayError):
+            # It may be what counts now. So all that it names has to stay.
+            self._ended = True
+            for held in self._open.values():
+                held.end(None)
+            raise error from None
+        return listed == self.stored_form(new)
+
     def _next(self, listed: MemberList) -> MemberList:
         """Return the list as the commit leaves it, but for the changes of single members."""
         members = listed.members or {}
-        if clash := sorted(self._created.keys() & members.keys()):
-            raise ConflictError(f"{self.url}: another writer has made {clash} as well")
         kept = {name: path for name, path in members.items() if name not in self._removed}
+        if clash := sorted(self._created.keys() & kept.keys()):
+            raise ConflictError(f"{self.url}: another writer has made {clash} as well")
         gone = [path for path in self._removed.values() if self.is_local and not embedding.embedded(path)]
         return replace(
             listed,
@@ -207,11 +275,20 @@ class Joint(Directory):
                 self.store_of(beside(path, token, sparse=draft.sparse)).delete([""])
 
     def _finish(self, new: MemberList, drafts: Mapping[str, Draft]) -> None:
+        replaced = {path: self._open[path].committed for path, draft in drafts.items() if draft.base is None}
         self.publish(new, locked=drafts.keys())
+        for path, old in replaced.items():
+            self._remove_chunks(old, drafts[path], (new.ident, new.number))
         self.remove_frames(self._removed)
         listed, stamp = self.read_list()
         if (listed.ident, listed.number) == (new.ident, new.number):
             self.write_list(replace(listed, pending={}, hidden=_without(listed.hidden, self._removed.values())), stamp)
+
+    def _remove_chunks(self, old: Snapshot, draft: Draft, mark: tuple[str, int]) -> None:
+        """Remove the files of a frame, if another one has taken its place."""
+        if draft.sparse and mark_of(snapshot.load(draft.store).frame) == mark:
+            stored = old.frame.offsets[old.frame.offsets >= 0]
+            draft.store.delete([chunk_name(number) for number in stored.tolist()])
 
     def _move_on(self, drafts: Mapping[str, Draft], frames: Mapping[str, Frame]) -> None:
         for path, draft in drafts.items():

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import prod
-from typing import Any, NamedTuple, Self, TypedDict, cast, get_type_hints
+from typing import Any, NamedTuple, Self
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 
@@ -35,15 +35,14 @@ from b2array.frame import Frame, FrameType
 from b2array.local import LocalStore
 from b2array.remote import SharedMemoryStore
 from b2array.schunk import SChunk
+from b2array.shelf import CHECKED_AFTER
 from b2array.snapshot import Known, Place, Snapshot, load
 from b2array.spans import Span
 from b2array.spec import Buffer, ChunkHeader, Special
 from b2array.storage import MemoryStore, Store
+from b2array.unfinished import SUFFIX, Notes, beside, read_notes
 
-__all__ = ["SUFFIX", "Entry", "Job", "commit", "keep", "kept", "put"]
-
-SUFFIX = ".b2write"
-"""End of the names of what a write has until it is committed: notes in a sparse frame, a directory beside a file."""
+__all__ = ["SUFFIX", "Entry", "Job", "commit", "join", "keep", "kept", "put"]
 
 Region = tuple[slice, ...]
 
@@ -89,6 +88,8 @@ class Job:
         Tells this write from any other one.
     process : int
         Where it began.
+    since : float
+        When it began, in seconds since the epoch.
     sized : int, optional
         Of how many blocks a chunk the sizes are noted, if the frame does not tell.
     """
@@ -104,6 +105,7 @@ class Job:
     first: int = 0
     id: bytes = field(default_factory=lambda: os.urandom(16))
     process: int = field(default_factory=os.getpid)
+    since: float = field(default_factory=time.time)
     sized: int | None = None
 
     @property
@@ -124,7 +126,7 @@ class Job:
             return self.store
         if not isinstance(self.store, LocalStore):
             return None
-        return LocalStore(f"{self.store.url}.{self._digest()}{SUFFIX}{os.sep}")
+        return LocalStore(beside(self.store.url, self._digest()))
 
     @property
     def notes_name(self) -> str:
@@ -220,14 +222,15 @@ class Job:
         desk = self.desk
         if desk is None:
             return self, frozenset()
-        old = _read_notes(desk, self.notes_name)
+        old = read_notes(desk, self.notes_name)
         if resume and old is not None:
             found = self._resumed(old)
+            desk.replace(self.notes_name, found._noted())  # as young as the write
             return found, kept(found, desk)
         first = self._reserved() if desk is self.store else 0
         if old is not None and (self.base is None or desk is not self.store):
             # What the other write has put there stays out of the way, for it may not be dead.
-            first = max(first, old["first"] + old["count"])
+            first = max(first, old.first + old.count)
         job = replace(self, first=first)
         desk.replace(self.notes_name, job._noted())
         return job, frozenset()
@@ -249,45 +252,18 @@ class Job:
         return blake2b(repr(said).encode(), digest_size=8).hexdigest()
 
     def _noted(self) -> bytes:
-        state = {"first": self.first, "count": self.nchunks, "id": self.id, "generation": self._generation}
-        packed: bytes = msgpack.packb(state)
-        return packed
+        return Notes(self.first, self.nchunks, self.id, self._generation).pack()
 
     @property
     def _generation(self) -> str:
         return "" if self.base is None else self.base.generation
 
-    def _resumed(self, old: _Notes) -> Self:
-        if old["generation"] != self._generation:
+    def _resumed(self, old: Notes) -> Self:
+        if old.generation != self._generation:
             raise ValueError(
                 f"{self.store.url} has changed since the write that was interrupted; resume=False begins it anew"
             )
-        return replace(self, first=old["first"], id=old["id"])
-
-
-class _Notes(TypedDict):
-    """What lies beside the chunks of a write that is not committed."""
-
-    first: int
-    count: int
-    id: bytes
-    generation: str
-
-
-def _read_notes(desk: Store, name: str) -> _Notes | None:
-    (head,) = desk.head([name], 2**16)
-    if isinstance(head, Exception):
-        if isinstance(head, FileNotFoundError | NotADirectoryError):
-            return None
-        raise head
-    try:
-        found = msgpack.unpackb(head.data)
-    except (ValueError, msgpack.UnpackException):
-        found = None
-    kinds = get_type_hints(_Notes)
-    if not isinstance(found, dict) or not all(isinstance(found.get(key), kind) for key, kind in kinds.items()):
-        raise FormatError(f"{desk.url}: expected the notes of a write that was interrupted in {name}, found others")
-    return cast(_Notes, found)
+        return replace(self, first=old.first, id=old.id)
 
 
 def kept(job: Job, desk: Store) -> frozenset[int]:
@@ -300,7 +276,9 @@ def kept(job: Job, desk: Store) -> frozenset[int]:
 # What workers do.
 
 
-def put(job: Job, values: npt.NDArray[Any], inside: Region) -> list[Entry]:
+def put(
+    job: Job, values: npt.NDArray[Any], inside: Region, there: Collection[int] = ()
+) -> list[Entry]:  # fmt: skip
     """Encode a part of the region and put its chunks where the commit finds them.
 
     Parameters
@@ -310,20 +288,44 @@ def put(job: Job, values: npt.NDArray[Any], inside: Region) -> list[Entry]:
         The items.
     inside : tuple of slice
         Where they go, in the region. No two parts may touch the same chunk.
+    there : collection of int
+        Numbers of the part's chunks that an earlier attempt has put.
     """
     if not values.size:
         return []
     desk = _Desk(job)
-    transfer.write(desk, job.layout, job.part(inside), None, values, cparams=job.frame.cparams)
-    return desk.entries
+    if not there:
+        transfer.write(desk, job.layout, job.part(inside), None, values, cparams=job.frame.cparams)
+        return desk.entries
+    kept = [_kept(job, _required(job), number) for number in sorted(there)]
+    for number, part in zip(job.numbers(job.part(inside)), _cells(job, inside), strict=True):
+        if number not in there:
+            own = tuple(slice(p.start - i.start, p.stop - i.start) for p, i in zip(part, inside, strict=True))
+            transfer.write(desk, job.layout, job.part(part), None, values[own], cparams=job.frame.cparams)
+    return [*kept, *desk.entries]
+
+
+def _cells(job: Job, inside: Region) -> Iterator[Region]:
+    """Yield what each chunk has of a part of the region, in the order of `Job.numbers`."""
+    cuts = []
+    for part, whole, size in zip(inside, job.region, job.layout.chunks, strict=True):
+        start, stop = whole.start + part.start, whole.start + part.stop
+        edges = [start, *range(start - start % size + size, stop, size), stop]
+        cuts.append([slice(a - whole.start, b - whole.start) for a, b in itertools.pairwise(edges)])
+    return itertools.product(*cuts)
 
 
 def keep(job: Job, inside: Region) -> list[Entry]:
     """Return the entries of chunks that an earlier attempt has put, after a look at their checksums."""
+    desk = _required(job)
+    return [_kept(job, desk, number) for number in job.numbers(job.part(inside))]
+
+
+def _required(job: Job) -> Store:
     desk = job.desk
     if desk is None:
         raise ValueError("chunks that are handed back are not kept")
-    return [_kept(job, desk, number) for number in job.numbers(job.part(inside))]
+    return desk
 
 
 def _kept(job: Job, desk: Store, number: int) -> Entry:
@@ -468,17 +470,28 @@ def commit(job: Job, entries: Iterable[Entry]) -> Snapshot:
     _check_reachable(job)
     if (done := _committed(job)) is not None:
         return done
-    found = {entry.number: entry for entry in entries}
-    if len(found) != job.nchunks:
-        raise ValueError(f"{job.store.url}: expected {job.nchunks} chunks to commit, found {len(found)}")
+    found = _complete(job, entries)
     try:
-        snapshot = _commit(job, [found[number] for number in sorted(found)])
+        snapshot = _commit(job, found)
     except (ConflictError, FileExistsError, FileNotFoundError):
         if (done := _committed(job)) is None:  # by another one that was asked to at the same time
             raise
         return done
     _tidy(job)
     return snapshot
+
+
+def join(job: Job, entries: Iterable[Entry], draft: Draft) -> None:
+    """Make all parts changes of a draft that somebody else commits, instead of committing them."""
+    _take(job, draft, _complete(job, entries))
+    _tidy(job)
+
+
+def _complete(job: Job, entries: Iterable[Entry]) -> list[Entry]:
+    found = {entry.number: entry for entry in entries}
+    if len(found) != job.nchunks:
+        raise ValueError(f"{job.store.url}: expected {job.nchunks} chunks to commit, found {len(found)}")
+    return [found[number] for number in sorted(found)]
 
 
 def _commit(job: Job, entries: Sequence[Entry]) -> Snapshot:
@@ -519,6 +532,8 @@ def _draft(job: Job) -> Draft:
 
 def _take(job: Job, draft: Draft, entries: Sequence[Entry]) -> None:
     desk = job.desk
+    if desk is not None and time.time() - job.since >= CHECKED_AFTER:
+        _check_there(desk, [entry.code for entry in entries if entry.record])
     for entry in entries:
         if not entry.record and entry.content is None:
             draft.set_code(entry.number, entry.code)
@@ -529,6 +544,15 @@ def _take(job: Job, draft: Draft, entries: Sequence[Entry]) -> None:
         else:
             row = np.frombuffer(entry.sizes, np.uint32)
             draft.adopt(entry.number, entry.code, row, entry.record)
+
+
+def _check_there(desk: Store, codes: Sequence[int]) -> None:
+    """Raise ConflictError if chunks are gone: after so long a time somebody may have taken them for leftovers."""
+    names = [frame.chunk_name(code) for code in codes]
+    heads = desk.head(names, 1) if names else []
+    gone = [name for name, head in zip(names, heads, strict=True) if isinstance(head, FileNotFoundError)]
+    if gone:
+        raise ConflictError(f"{desk.url}: somebody removed {len(gone)} chunks, such as {gone[0]}, before their commit")
 
 
 def _tidy(job: Job) -> None:

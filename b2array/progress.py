@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Progress:
         self._mutex = threading.Lock()
 
     def advance(self, n: int = 1) -> None:
-        """Count `n` more bytes or items."""
+        """Count `n` more bytes, chunks or items."""
         with self._mutex:
             self.done += n
             if self._show is not None:
@@ -38,7 +39,7 @@ class Progress:
 
 @contextmanager
 def track(
-    total: int | None, label: str, enabled: bool = True, *, unit: Literal["bytes", "items"] = "bytes"
+    total: int | None, label: str, enabled: bool = True, *, unit: Literal["bytes", "chunks", "items"] = "bytes"
 ) -> Iterator[Progress]:
     """Show how far something has come.
 
@@ -50,7 +51,7 @@ def track(
         What it is about.
     enabled : bool, default True
         Whether anything is shown.
-    unit : {"bytes", "items"}
+    unit : {"bytes", "chunks", "items"}
         What is counted.
 
     Examples
@@ -75,7 +76,7 @@ def _bar(total: int | None, label: str, unit: str) -> _Bar | None:
     except ImportError:
         return None
     console = Console(stderr=True)
-    if not (console.is_terminal or console.is_jupyter):
+    if not (find_spec("ipywidgets") if console.is_jupyter else console.is_terminal):
         return None  # a log: a bar would show nothing until the end
     counted = (
         (progress.DownloadColumn(), progress.TransferSpeedColumn())

@@ -336,13 +336,19 @@ class SChunk:
             finally:
                 self._draft = None
 
-    def begin(self) -> Draft:
-        """Enter a transaction that somebody else commits; `end` leaves it. Raises what `transaction` raises."""
+    def begin(self, draft: Draft | None = None) -> Draft:
+        """Enter a transaction that somebody else commits; `end` leaves it. Raises what `transaction` raises.
+
+        Parameters
+        ----------
+        draft : Draft, optional
+            Of a new frame that takes the place of this one; else the changes are made to this one.
+        """
         self.require_writable()
         with self._mutex:
             if self._draft is not None:
                 raise ValueError("a transaction is under way on this handle already")
-            self._draft = self.new_draft()
+            self._draft = draft or self.new_draft()
             return self._draft
 
     def end(self, held: Snapshot | None) -> None:

@@ -1,7 +1,9 @@
 """The threads that decode and encode.
 
-Calls from the main thread are spread over `config.threads` workers. A call from any other thread (a dask task, say)
-does its work itself: whoever started that thread has decided how many run at a time.
+A call from the main thread of a program is spread over `config.threads` workers. Everywhere else somebody has decided
+already how many calls run at a time, and one thread does the work of each: in a thread that the program has started, as
+by dask's threaded scheduler and in distributed's workers, it is that thread itself; in a process that multiprocessing
+has started, as by dask's process scheduler, it is one worker, whatever `config.threads` says.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import chain, islice
+from multiprocessing import parent_process
 from typing import Any, TypeVar
 
 from b2array import config
@@ -28,8 +31,10 @@ _pool_size = 0
 
 
 def width() -> int:
-    """Return how many workers a call from this thread may use; 1 means that it works alone."""
-    return max(1, config.threads) if threading.current_thread() is threading.main_thread() else 1
+    """Return how many threads work for a call from this one."""
+    if threading.current_thread() is not threading.main_thread() or parent_process() is not None:
+        return 1
+    return max(1, config.threads)
 
 
 def run(verb: Callable[..., R], /, *args: object) -> R:
@@ -38,7 +43,7 @@ def run(verb: Callable[..., R], /, *args: object) -> R:
     C-Blosc takes its settings from the environment on the main thread only; elsewhere it does what it is told.
     """
     if threading.current_thread() is threading.main_thread():
-        return _executor(max(1, config.threads)).submit(verb, *args).result()
+        return _executor(width()).submit(verb, *args).result()
     return verb(*args)
 
 

@@ -48,12 +48,12 @@ class _Lazy(BackendArray):
         self.dtype = array.dtype
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
-        with self.frozen.reading() as array:
-            if isinstance(key, indexing.VectorizedIndexer):
-                return np.asarray(array.vindex[key.tuple])
-            if isinstance(key, indexing.OuterIndexer):
-                return np.asarray(array.oindex[key.tuple])
-            return np.asarray(array[key.tuple])
+        array = self.frozen.array
+        if isinstance(key, indexing.VectorizedIndexer):
+            return np.asarray(array.vindex[key.tuple])
+        if isinstance(key, indexing.OuterIndexer):
+            return np.asarray(array.oindex[key.tuple])
+        return np.asarray(array[key.tuple])
 
 
 class _Members(AbstractDataStore):
@@ -236,7 +236,7 @@ def to_b2array(
     url : str or os.PathLike
         A directory, or a prefix that fsspec understands.
     mode : {"x", "w", "a"}
-        Make a new group; one in the place of one that is there; add variables to one.
+        Make a new group; one in the place of one that is there, in one commit; add variables to one.
     group : str, optional
         A group in the one at `url`.
     append_dim : str, optional
@@ -285,7 +285,7 @@ def to_b2array(
     write = _Writer({"progress": progress, "scheduler": scheduler}, options)
     coded = {path: _encoded(node, encoding or {}) for path, node in nodes.items()} if not there else {}
     home = _group(url, "r+" if there else mode, storage_options)
-    with home.transaction() as changes:
+    with home.transaction(anew=mode == "w" and not there) as changes:
         if there:
             target = changes[group.strip("/")] if group and group.strip("/") else changes
             write.change(target, nodes["/"], append_dim, dict(region or {}))
@@ -295,6 +295,11 @@ def to_b2array(
 
 
 def _group(url: Url, mode: Any, storage_options: Mapping[str, Any] | None) -> Group:
+    """Open a group, as it is even if it is to be replaced: the transaction does that."""
+    if mode == "w":
+        with suppress(FileNotFoundError):
+            group.open_group(url, "r+", storage_options=storage_options)._writable().check_replaceable()
+            mode = "a"
     return group.open_group(url, mode, storage_options=storage_options)
 
 

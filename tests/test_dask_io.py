@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import subprocess
 import sys
@@ -13,9 +14,11 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.array.core import PerformanceWarning
+from hypothesis import given
+from hypothesis import strategies as st
 
 import b2array
-from b2array import config, dask_io, parallel, workers
+from b2array import alignment, config, dask_io, parallel, workers
 from b2array.errors import ConflictError, ReadOnlyError
 
 LAYOUTS = ["contiguous", "sparse"]
@@ -121,8 +124,9 @@ def test_transactions_have_no_graph_and_no_token(stored: b2array.NDArray) -> Non
 
 
 def test_misaligned_chunks_are_told_and_right(stored: b2array.NDArray) -> None:
-    with pytest.warns(PerformanceWarning, match="do not align"):
+    with pytest.warns(PerformanceWarning, match="do not align") as warned:
         x = stored.to_dask(chunks=(7, 9))
+    assert warned[0].filename == __file__
     assert np.array_equal(x.compute(), numbers(43, 30))
 
 
@@ -239,9 +243,33 @@ def test_return_stored_reads_what_was_written(stored: b2array.NDArray) -> None:
 
 def test_misaligned_sources_are_rechunked_with_a_warning(stored: b2array.NDArray) -> None:
     x = da.from_array(numbers(43, 30) + 1, chunks=(7, 6))
-    with pytest.warns(PerformanceWarning, match=r"35 pieces are cut into .* MB move"):
+    with pytest.warns(PerformanceWarning, match=r"35 pieces are cut into .* MB move") as warned:
         stored.store(x)
+    assert warned[0].filename == __file__
     assert np.array_equal(stored[...], numbers(43, 30) + 1)
+
+
+def test_chunks_are_those_of_flat_pieces_rather_than_of_another_form() -> None:
+    x = da.zeros((365, 300, 300), chunks=(1, 300, 300))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        a = b2array.from_dask(x, compute=False)
+    del a
+    assert alignment.dividing(x.chunks, 8) == (1, 300, 300)
+    assert alignment.dividing(((8,) * 30, (256, 256), (512,)), 4) == (8, 256, 512)
+    assert alignment.dividing(((1,) * 100_000,), 8) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 3000), st.integers(1, 3000)), min_size=1, max_size=3),
+    st.sampled_from([1, 4, 8]),
+)
+def test_chosen_chunks_divide_all_pieces(axes: list[tuple[int, int, int]], itemsize: int) -> None:
+    cut = tuple((length,) * count + (min(last, length),) for count, length, last in axes)
+    chunks = alignment.dividing(cut, itemsize)
+    if chunks is not None:
+        assert alignment.aligned(cut, chunks, [0] * len(cut)) == cut
+        assert math.prod(chunks) * itemsize <= 2**26
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -400,6 +428,40 @@ def test_an_interrupted_region_is_resumed(stored: b2array.NDArray, tmp_path: Pat
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("start", [0, 3])
+def test_resuming_a_piece_of_many_chunks_writes_those_that_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, start: int
+) -> None:
+    target = b2array.zeros((44, 30), "i8", url=tmp_path / "a.b2nd", layout=layout, chunks=(5, 10), blocks=(5, 5))
+    region = (slice(start, start + 40),)
+    x = da.from_array(-numbers(40, 30), chunks=((20 - start, 20 + start), 30), name=f"source{start}")
+    written: list[int] = []
+    original = parallel._Desk._file
+
+    def limited(self: object, store: object, n: int, buf: bytes) -> parallel.Entry:
+        if len(written) == 17:
+            raise OSError("the disk is full")
+        written.append(n)
+        return original(self, store, n, buf)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(parallel._Desk, "_file", limited)
+        with pytest.raises(OSError, match="full"):
+            target.store(x, region, scheduler="sync")
+    first, count = written, -(-(start + 40) // 5) * 3
+    monkeypatch.setattr(parallel._Desk, "_file", lambda *args: written.append(args[2]) or original(*args))
+    written = []
+    target = b2array.open(tmp_path / "a.b2nd", mode="r+")
+    target.store(x, region, scheduler="sync", resume=True)
+    assert (len(first), len(written)) == (17, count - 17)
+    assert set(first).isdisjoint(written)
+    assert np.array_equal(target[region], -numbers(40, 30))
+    assert not target[:start].any()
+    assert not target[start + 40 :].any()
+    assert leftovers(tmp_path) == []
+
+
 def test_resuming_on_another_state_is_refused(stored: b2array.NDArray, tmp_path: Path) -> None:
     source = Failing(-numbers(40, 30), tmp_path / "mended")
     region = (slice(0, 40),)
@@ -494,10 +556,10 @@ def test_dask_store_by_threads_loses_nothing(stored: b2array.NDArray, lock: bool
     assert np.array_equal(b2array.open(stored.url)[...], -numbers(43, 30))
 
 
-def test_progress_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    x = da.from_array(numbers(40, 30), chunks=(10, 30))
-    b2array.from_dask(x, tmp_path / "a.b2nd", progress=True)
-    assert "4 items of 4 items (100 %)" in capsys.readouterr().err
+def test_progress_counts_chunks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = da.from_array(numbers(40, 30), chunks=(20, 30))
+    b2array.from_dask(x, tmp_path / "a.b2nd", chunks=(5, 10), progress=True)
+    assert "24 chunks of 24 chunks (100 %)" in capsys.readouterr().err
 
 
 def test_progress_bar_of_dask_works(stored: b2array.NDArray, capsys: pytest.CaptureFixture[str]) -> None:

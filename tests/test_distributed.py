@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
+from typing import ClassVar
 
 import dask
 import dask.array as da
+import numcodecs
 import numpy as np
 import pytest
 
 import b2array
-from b2array import parallel, workers
+from b2array import codecs, config, parallel
 
 distributed = pytest.importorskip("distributed")
 
@@ -32,14 +36,38 @@ SHAPE = (40, 30)
 PIECES = (10, 15)
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[object]:
-    settings = {"distributed.scheduler.allowed-failures": 10, "distributed.worker.daemon": True}
+@contextmanager
+def two_workers() -> Iterator[object]:
+    settings = {
+        "distributed.scheduler.allowed-failures": 10,
+        "distributed.worker.daemon": True,
+        # On a busy machine half a minute is not enough for a worker to be answered.
+        "distributed.comm.timeouts.connect": "120s",
+    }
     with (
         dask.config.set(settings),
         distributed.LocalCluster(2, threads_per_worker=2, processes=True, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
+        client.wait_for_workers(2, timeout=200)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[object]:
+    with two_workers() as client:
+        yield client
+
+
+@pytest.fixture
+def mortal_client() -> Iterator[object]:
+    """Give a cluster for one test that kills one of its workers.
+
+    That there is another one does not depend on the killed one being started again, which may fail on a busy machine:
+    distributed waits for ever if a worker dies while it is being started. Of several tests with the same cluster the
+    second might kill the only one left.
+    """
+    with two_workers() as client:
         yield client
 
 
@@ -106,12 +134,89 @@ def test_dask_store_by_processes_loses_nothing(client: object, tmp_path: Path, l
 
 def test_progress_of_a_cluster_is_shown(client: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = b2array.from_dask(source(), tmp_path / "a.b2nd", scheduler=client, progress=True)
-    assert "8 items of 8 items (100 %)" in capsys.readouterr().err
+    assert "8 chunks of 8 chunks (100 %)" in capsys.readouterr().err
     assert np.array_equal(a[...], values())
 
 
-def test_tasks_of_a_cluster_use_one_thread(client: object, tmp_path: Path) -> None:
-    assert client.submit(workers.width, pure=False).result() == 1
+class Watched(numcodecs.BZ2):
+    """A codec that notes in which threads it works."""
+
+    codec_id = "watched"
+    threads: ClassVar[set[str]] = set()
+
+    def encode(self, buf: object) -> bytes:
+        self.threads.add(threading.current_thread().name)
+        return super().encode(buf)
+
+    def decode(self, buf: object, out: object = None) -> bytes:
+        self.threads.add(threading.current_thread().name)
+        return super().decode(buf, out)
+
+
+codecs.register(231, lambda *_: Watched())
+WATCHED = b2array.CParams(codec=231, filters=())
+
+
+def watch() -> None:
+    """Let a worker know the codec, which it does by importing this module, and tempt it."""
+    config.threads = 4
+    config.cache_bytes = 0
+
+
+def threads_at_work() -> set[str]:
+    found = set(Watched.threads)
+    Watched.threads.clear()
+    return found
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[b2array.NDArray]:
+    with config.using(threads=4, cache_bytes=0):
+        watch()
+        yield b2array.asarray(values(), url=tmp_path / "w.b2nd", chunks=(4, 5), blocks=(2, 5), cparams=WATCHED)
+
+
+def read_and_write(a: b2array.NDArray, url: Path, scheduler: object, *, whole: bool = True) -> None:
+    with dask.config.set({"array.chunk-size": "2kB"}):
+        assert np.array_equal(a.to_dask().compute(scheduler=scheduler), values())
+        if whole:
+            assert np.array_equal(da.from_array(a, chunks=(20, 30)).compute(scheduler=scheduler), values())
+        x = a.to_dask()
+    threads_at_work()  # those that wrote the array, or read in this process
+    b2array.from_dask(x, url, chunks=(4, 5), cparams=WATCHED, scheduler=scheduler)
+
+
+def test_tasks_of_the_synchronous_scheduler_use_one_thread(watched: b2array.NDArray, tmp_path: Path) -> None:
+    watched[...]
+    threads_at_work()
+    read_and_write(watched, tmp_path / "a.b2nd", "sync", whole=False)
+    assert len(threads_at_work()) == 1
+
+
+def test_tasks_of_threads_use_no_other_thread(watched: b2array.NDArray, tmp_path: Path) -> None:
+    threads_at_work()
+    with dask.config.set(num_workers=2):
+        read_and_write(watched, tmp_path / "a.b2nd", "threads")
+    used = threads_at_work()
+    assert 1 <= len(used) <= 2
+    assert not [name for name in used if name.startswith("b2array")]
+
+
+def test_tasks_of_processes_use_one_thread(watched: b2array.NDArray, tmp_path: Path) -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=watch) as pool:
+        with dask.config.set(pool=pool):
+            read_and_write(watched, tmp_path / "a.b2nd", "processes")
+        assert threads_at_work() == set()
+        assert len(pool.submit(threads_at_work).result(60)) == 1
+
+
+def test_tasks_of_a_cluster_use_no_other_thread(client: object, watched: b2array.NDArray, tmp_path: Path) -> None:
+    client.run(watch)
+    read_and_write(watched, tmp_path / "a.b2nd", client)
+    assert threads_at_work() == set()
+    used = client.run(threads_at_work)
+    assert any(used.values())
+    assert not [name for names in used.values() for name in names if name.startswith("b2array")]
 
 
 def test_workers_do_not_open_again(client: object, tmp_path: Path) -> None:
@@ -137,9 +242,9 @@ def killing(x: da.Array, marker: Path) -> da.Array:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_worker_that_is_killed_is_made_up_for(client: object, tmp_path: Path, layout: str) -> None:
+def test_a_worker_that_is_killed_is_made_up_for(mortal_client: object, tmp_path: Path, layout: str) -> None:
     x = killing(source(), tmp_path / "killed")
-    a = b2array.from_dask(x, tmp_path / "a.b2nd", layout=layout, scheduler=client)
+    a = b2array.from_dask(x, tmp_path / "a.b2nd", layout=layout, scheduler=mortal_client)
     assert (tmp_path / "killed").exists()
     assert np.array_equal(b2array.open(a.url)[...], values())
     assert [path.name for path in tmp_path.rglob(f"*{parallel.SUFFIX}*")] == []
@@ -153,7 +258,8 @@ def remote(bucket: str, s3_options: dict[str, object]) -> dict[str, object]:
     return {"url": f"s3://{bucket}/a.b2nd", "storage_options": s3_options}
 
 
-def test_a_cluster_writes_to_s3_and_reads_it(client: object, remote: dict[str, object], tmp_path: Path) -> None:
+def test_a_cluster_writes_to_s3_and_reads_it(mortal_client: object, remote: dict[str, object], tmp_path: Path) -> None:
+    client = mortal_client
     x = killing(source(), tmp_path / "killed")
     a = b2array.from_dask(x, **remote, scheduler=client)
     assert (tmp_path / "killed").exists()

@@ -465,6 +465,111 @@ def test_a_transaction_has_rules(growing: Group) -> None:
         pass
 
 
+def _contents(group: Group) -> dict[str, object]:
+    inner = {f"{name}/{key}": value for name, each in group.groups().items() for key, value in _contents(each).items()}
+    return {**{name: each[...].tolist() for name, each in group.arrays().items()}, **dict(group.attrs), **inner}
+
+
+def _filled(url: str) -> dict[str, object]:
+    group = open_group(url, "w")
+    group["a"], group["b/x"], group["b/y"] = [1, 2], [3], [4]
+    group.attrs["unit"], group["b"].attrs["axis"] = "m", "z"
+    return {"a": [1, 2], "unit": "m", "b/x": [3], "b/y": [4], "b/axis": "z"}
+
+
+def test_a_transaction_can_begin_anew(url: str) -> None:
+    before = _filled(url)
+    group = open_group(url, "r+")
+    with group.transaction(anew=True) as changes:
+        assert _contents(changes) == {}
+        changes.create("a", 3, "i8", fill_value=7)
+        changes["a"][1] = 8
+        changes.attrs["place"] = "roof"
+        changes["c/x"] = [5.5]
+        assert _contents(changes) == {"a": [7, 8, 7], "place": "roof", "c/x": [5.5]}
+        assert _contents(open_group(url)) == before
+    assert _contents(open_group(url)) == _contents(group) == {"a": [7, 8, 7], "place": "roof", "c/x": [5.5]}
+    changes = open_group(url, "r+")
+    changes["a"][0] = 1
+    assert open_group(url)["a"][...].tolist() == [1, 8, 7]
+    assert b2array.verify(group["a"].url, deep=True).problems == ()
+
+
+def test_a_transaction_that_begins_anew_and_raises_leaves_everything(url: str) -> None:
+    before = _filled(url)
+    group = open_group(url, "r+")
+
+    def change() -> None:
+        with group.transaction(anew=True) as changes:
+            changes["a"], changes["d"] = [9, 9], [1]
+            changes.attrs["unit"] = "km"
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        change()
+    assert _contents(group) == _contents(open_group(url)) == before
+
+
+def test_a_group_in_a_group_can_begin_anew(url: str) -> None:
+    _filled(url)
+    with open_group(url, "r+")["b"].transaction(anew=True) as changes:
+        changes["y"] = [0.5]
+    assert _contents(open_group(url)) == {"a": [1, 2], "unit": "m", "b/y": [0.5]}
+
+
+def test_a_transaction_can_delete_and_make_the_same_member(growing: Group, url: str) -> None:
+    old = open_group(url)["level"]
+    with growing.transaction() as changes:
+        del changes["time"], changes["level"]
+        changes["level"] = np.arange(5.0)
+        del changes["level"]
+        changes["level"] = np.arange(6.0)
+        changes["level"].attrs["unit"] = "m"
+    assert _contents(open_group(url)) == {"level": [0, 1, 2, 3, 4, 5]}
+    assert open_group(url)["level"].attrs == {"unit": "m"}
+    old.refresh()
+    assert old.shape == (6,)
+
+
+def test_an_answer_to_a_commit_that_is_lost_is_no_failure(
+    growing: Group, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Directory.write_list
+
+    def lose(self: Directory, *args: Any) -> None:
+        original(self, *args)
+        raise TimeoutError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Directory, "write_list", lose)
+        with growing.transaction() as changes:
+            _append(changes, 1)
+    assert _grown(open_group(url)) == (4, 4)
+    assert _grown(growing) == (4, 4)
+
+
+def test_a_commit_whose_outcome_is_not_known_removes_nothing(
+    growing: Group, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Directory.write_list
+
+    def cut_off(*_: Any) -> None:
+        raise ConnectionError("the network is down")
+
+    def lose(self: Directory, *args: Any) -> None:
+        original(self, *args)
+        monkeypatch.setattr(Directory, "read_list", cut_off)
+        raise TimeoutError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Directory, "write_list", lose)
+        with pytest.raises(TimeoutError), growing.transaction() as changes:
+            _append(changes, 1)
+    monkeypatch.undo()
+    assert _grown(open_group(url)) == (4, 4)
+    assert _grown(open_group(url, "r+")) == (4, 4)
+
+
 def test_python_blosc2_reads_what_transactions_leave_and_goes_on(tmp_path: Path) -> None:
     url = str(tmp_path / "ours.b2d")
     group = open_group(url, "w")

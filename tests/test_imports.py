@@ -32,7 +32,7 @@ LAYERS = (
     ("archive", "catalog", "handle", "life"),
     ("embedding",),
     ("anatomy",),
-    ("inspection", "members", "opening", "salvage", "transfer"),
+    ("inspection", "members", "opening", "salvage", "transfer", "unfinished"),
     ("schunk",),
     ("attributes", "edits"),
     ("draft",),

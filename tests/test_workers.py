@@ -6,6 +6,8 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -49,6 +51,23 @@ def test_other_threads_work_themselves() -> None:
     done: list[int] = []
     in_thread(lambda: workers.each(done.append, range(9)))
     assert done == list(range(9))
+
+
+def in_process() -> tuple[int, set[str], set[str]]:
+    with config.using(threads=3):
+        names: list[str] = []
+        workers.each(lambda _: names.append(name_of()), range(50))
+        return workers.width(), {*workers.spread(name_of, range(50)), workers.run(name_of)}, set(names)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.skipif(sys.platform in ("darwin", "win32"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_of_multiprocessing_uses_one_thread(method: str) -> None:
+    assert in_process()[0] == 3
+    with ProcessPoolExecutor(1, mp_context=get_context(method)) as pool:
+        width, *used = pool.submit(in_process).result(60)
+    assert (width, *map(len, used)) == (1, 1, 1)
 
 
 def test_items_are_taken_a_bounded_number_ahead() -> None:

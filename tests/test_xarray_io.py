@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import pickle
+import subprocess
+import sys
 import threading
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import dask
@@ -14,7 +23,9 @@ import pytest
 import xarray as xr
 
 import b2array
-from b2array.errors import FormatError
+from b2array import parallel, remote
+from b2array.errors import ConflictError, FormatError
+from b2array.local import LocalStore
 from b2array.xarray_io import Backend, to_b2array
 
 ENGINE = Backend
@@ -168,11 +179,64 @@ def test_guessing_goes_by_name_and_by_content(tmp_path: Path) -> None:
 
 
 def test_the_entry_points_are_declared() -> None:
-    import tomllib
-
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["xarray.backends"] == {"b2array": "b2array.xarray_io:Backend"}
     assert project["entry-points"]["dask.sizeof"] == {"b2array": "b2array.dask_io:register_sizeof"}
+
+
+_BY_NAME = """
+import sys, numpy as np, xarray as xr
+folder, names = sys.argv[1], sys.argv[2:]
+assert type(xr.backends.list_engines()["b2array"]).__name__ == "Backend"
+for name in names:
+    for options in ({"engine": "b2array"}, {}, {"chunks": {}}):
+        ds = xr.open_dataset(f"{folder}/{name}", **options)
+        assert next(iter(ds.data_vars.values())).values.tolist() == [0, 1, 2], name
+        ds.close()
+assert xr.open_dataarray(f"{folder}/a.b2nd").values.tolist() == [0, 1, 2]
+tree = xr.open_datatree(f"{folder}/tree.b2d")
+assert tree["inner/level"].values.tolist() == [0, 1, 2]
+for name in ("chunks.b2f", "empty", "none.txt"):
+    try:
+        xr.open_dataset(f"{folder}/{name}")
+    except (ValueError, FileNotFoundError):
+        continue
+    raise AssertionError(name)
+import b2array
+from dask.sizeof import sizeof
+assert sizeof(b2array.zeros(10**6, chunks=10)) > 8 * 10**5
+"""
+
+
+def test_xarray_and_dask_find_what_the_package_declares(tmp_path: Path) -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    if not any(each.value == "b2array.xarray_io:Backend" for each in entry_points(group="xarray.backends")):
+        described = tmp_path / "site" / "declared-1.dist-info"
+        described.mkdir(parents=True)
+        (described / "METADATA").write_text("Metadata-Version: 2.1\nName: declared\nVersion: 1\n")
+        groups = project["entry-points"].items()
+        lines = [
+            f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in each.items()) for group, each in groups
+        ]
+        (described / "entry_points.txt").write_text("\n".join(lines))
+    values = np.arange(3)
+    for name in ("a.b2nd", "a.b2frame", "a.b2f"):
+        b2array.asarray(values, url=tmp_path / name)
+    b2array.asarray(values, url=tmp_path / "sparse", layout="sparse")
+    for group, member in (("a.b2d", "level"), ("tree.b2d", "inner/level")):
+        b2array.open_group(tmp_path / group, "w")[member] = values
+    with zipfile.ZipFile(tmp_path / "a.b2z", "w") as archive:
+        for name in ("embed.b2e", "level.b2nd"):
+            archive.write(tmp_path / "a.b2d" / name, name)
+    b2array.create_schunk(tmp_path / "chunks.b2f", chunksize=80).append_data(b"x" * 80)
+    (tmp_path / "empty").mkdir()
+    names = ["a.b2nd", "a.b2frame", "a.b2f", "sparse", "a.b2d", "a.b2z"]
+    path = os.pathsep.join([str(tmp_path / "site"), str(Path(b2array.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _BY_NAME, str(tmp_path), *names],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_nothing_to_open_is_said(tmp_path: Path) -> None:
@@ -213,6 +277,206 @@ def test_a_group_in_a_group_is_written(tmp_path: Path) -> None:
         to_b2array(weather(), tmp_path / "t.b2d")
     to_b2array(weather(periods=3), tmp_path / "t.b2d", mode="w")
     xr.testing.assert_identical(reopened(tmp_path / "t.b2d"), weather(periods=3))
+
+
+# Replacing.
+
+
+WRITES = ("create", "replace", "adopt", "append", "patch", "delete")
+
+
+@contextmanager
+def watched_writes(monkeypatch: pytest.MonkeyPatch, notice: Callable[[], None]) -> Iterator[None]:
+    """Call something before and after everything that changes a store."""
+    mutex = threading.RLock()
+    depth = 0
+
+    def wrap(original: Callable[..., object]) -> Callable[..., object]:
+        def method(*args: object, **options: object) -> object:
+            nonlocal depth
+            with mutex:
+                if depth:  # part of what another one does
+                    return original(*args, **options)
+                depth += 1
+                try:
+                    notice()
+                    result = original(*args, **options)
+                    notice()
+                finally:
+                    depth -= 1
+                return result
+
+        return method
+
+    with monkeypatch.context() as patched:
+        for kind in (LocalStore, remote.FsspecStore, remote.SharedMemoryStore, remote.S3Store):
+            for name in set(WRITES) & vars(kind).keys():
+                patched.setattr(kind, name, wrap(getattr(kind, name)))
+        yield
+
+
+def replaced() -> tuple[xr.Dataset, xr.Dataset]:
+    old = weather()[["rain", "mask"]].drop_vars(["length", "y", "x"]).assign_attrs(version=1)
+    new = weather("2027-01-01", periods=8)[["rain"]].drop_vars(["station", "length", "y", "x"]).assign_attrs(version=2)
+    return old, new.assign(wind=("time", np.arange(8.0)))
+
+
+def is_one_of(found: xr.Dataset, *expected: xr.Dataset) -> int:
+    return [found.identical(each) for each in expected].index(True)
+
+
+@pytest.fixture(params=["contiguous", "sparse", "memory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
+    if request.param == "memory":
+        return {"url": f"memory://replaced-{tmp_path.name}.b2d"}
+    if request.param == "s3":
+        options = request.getfixturevalue("s3_options")
+        return {"url": f"s3://{request.getfixturevalue('bucket')}/w.b2d", "storage_options": options}
+    return {"url": tmp_path / "w.b2d", "layout": request.param}
+
+
+def read_from(place: dict[str, object]) -> xr.Dataset:
+    return reopened(place["url"], **{key: place[key] for key in place if key == "storage_options"}).load()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_readers_see_the_old_dataset_or_the_new_one(
+    place: dict[str, object], monkeypatch: pytest.MonkeyPatch, chunked: bool
+) -> None:
+    old, new = replaced()
+    if "s3" in str(place["url"]) and not chunked:
+        pytest.skip("too slow to do twice")
+    to_b2array(old, **place)
+    states: list[int] = []
+    with watched_writes(monkeypatch, lambda: states.append(is_one_of(read_from(place), old, new))):
+        to_b2array(new.chunk(time=4) if chunked else new, **place, mode="w", scheduler="sync")
+    assert states[0] == 0
+    assert states[-1] == 1
+    assert states == sorted(states)
+    # And once more, from a state that was itself a replacement, to members that were there before.
+    to_b2array(old, **place, mode="w")
+    xr.testing.assert_identical(read_from(place), old)
+
+
+def test_a_handle_from_before_shows_no_mixture(place: dict[str, object]) -> None:
+    old, new = replaced()
+    to_b2array(old, **place)
+    options = {key: place[key] for key in place if key == "storage_options"}
+    lazy = reopened(place["url"], **options)
+    group = b2array.open_group(place["url"], **options)
+    assert "mask" in group
+    to_b2array(new, **place, mode="w")
+    for name in ("rain", "mask", "time"):
+        with pytest.raises(ConflictError, match="refresh"):
+            group[name]
+    with suppress(ConflictError):
+        assert np.array_equal(lazy.rain, old.rain)
+    group.refresh()
+    assert sorted(group) == sorted(new.variables)
+    assert group["rain"].shape == new.rain.shape
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_fault_in_mid_write_leaves_the_old_dataset_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    old, new = replaced()
+    failures = 0
+    for at in itertools.count(1):
+        url = tmp_path / f"{at}.b2d"
+        to_b2array(old, url, layout=layout)
+        moments, raised = itertools.count(1), False
+
+        def fail(at: int = at, moments: Iterator[int] = moments) -> None:
+            if next(moments) == at:
+                raise OSError("the disk is full")
+
+        with watched_writes(monkeypatch, fail):
+            try:
+                to_b2array(new, url, mode="w", layout=layout)
+            except OSError:
+                raised = True
+        assert is_one_of(reopened(url).load(), old, new) == (not raised)
+        failures += raised
+        to_b2array(new, url, mode="w", layout=layout)
+        xr.testing.assert_identical(reopened(url).load(), new)
+        if next(moments) <= at:  # it ended before the fault came
+            break
+    assert failures > 5
+
+
+def test_a_task_that_fails_leaves_the_old_dataset(place: dict[str, object]) -> None:
+    old, new = replaced()
+
+    def fail(block: np.ndarray) -> np.ndarray:
+        raise RuntimeError("out of order")
+
+    to_b2array(old, **place)
+    bad = new.assign(rain=new.rain.chunk(time=2).map_blocks(fail, template=new.rain.chunk(time=2)))
+    with pytest.raises(RuntimeError, match="out of order"):
+        to_b2array(bad, **place, mode="w")
+    xr.testing.assert_identical(read_from(place), old)
+    to_b2array(new, **place, mode="w")
+    xr.testing.assert_identical(read_from(place), new)
+
+
+def test_a_dataset_can_take_the_place_of_the_one_it_is_computed_from(place: dict[str, object]) -> None:
+    ds = weather()[["rain"]].drop_vars(["station", "length", "y"])
+    to_b2array(ds, **place)
+    options = {key: place[key] for key in place if key == "storage_options"}
+    for chunks in (None, {}):
+        lazy = reopened(place["url"], chunks=chunks, **options)
+        with xr.set_options(keep_attrs=True):
+            to_b2array(lazy + 1, **place, mode="w")
+    found = read_from(place)
+    assert np.array_equal(found.rain, ds.rain + 2)
+    assert np.array_equal(found.time, ds.time)
+
+
+def test_members_of_another_kind_take_the_place_too(tmp_path: Path) -> None:
+    old, new = replaced()
+    url = tmp_path / "w.b2d"
+    to_b2array(old, url)
+    for ds, layout in ((new, "sparse"), (old, "contiguous"), (new, "contiguous")):
+        to_b2array(ds, url, mode="w", layout=layout)
+        xr.testing.assert_identical(reopened(url).load(), ds)
+        assert b2array.open_group(url)["rain"].info["layout"] == layout
+    blosc2 = pytest.importorskip("blosc2")
+    with blosc2.TreeStore(str(url), mode="r") as store:
+        assert np.array_equal(store["/rain"][...], new.rain)
+
+
+def test_a_tree_takes_the_place_of_a_dataset(tmp_path: Path) -> None:
+    url = tmp_path / "w.b2d"
+    to_b2array(weather(), url)
+    tree = xr.DataTree.from_dict({"/": xr.Dataset(attrs={"a": 1}), "/rain": weather(periods=2)})
+    to_b2array(tree, url, mode="w")
+    xr.testing.assert_identical(xr.open_datatree(url, engine=ENGINE, decode_timedelta=True).load(), tree)
+    to_b2array(weather(), url, mode="w")
+    xr.testing.assert_identical(reopened(url).load(), weather())
+    assert not b2array.open_group(url).groups()
+
+
+def test_dask_variables_are_encoded_by_tasks_when_they_replace_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ds = weather()[["rain"]].drop_vars(["station", "length"]).chunk(time=2)
+    to_b2array(ds, tmp_path / "w.b2d")
+    parts = []
+    original = parallel.put
+    monkeypatch.setattr(parallel, "put", lambda *args: parts.append(args[2]) or original(*args))
+    to_b2array(ds + 1, tmp_path / "w.b2d", mode="w")
+    assert len(parts) == 3
+    assert np.array_equal(reopened(tmp_path / "w.b2d").rain, ds.rain + 1)
+    assert not list(tmp_path.rglob(f"*{parallel.SUFFIX}*"))
+
+
+def test_what_is_no_group_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "w.b2d").mkdir()
+    (tmp_path / "w.b2d" / "thesis.txt").write_text("years of work")
+    with pytest.raises(FileExistsError, match="not a group"):
+        to_b2array(weather(), tmp_path / "w.b2d", mode="w")
+    assert [path.name for path in (tmp_path / "w.b2d").iterdir()] == ["thesis.txt"]
 
 
 # Growing.
