@@ -6,13 +6,15 @@ import asyncio
 import errno
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from b2array import upload
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
 from b2array.redaction import leaks, redact, secrets
 from b2array.spans import Span
@@ -37,6 +39,7 @@ __all__ = ["CachingStore", "FsspecStore", "HttpStore", "S3Store", "SharedMemoryS
 _T = TypeVar("_T")
 _READ_LIMIT = 16 * 2**20  # one connection is slower than several, so that a large read is several requests
 _CONNECTIONS = 8  # below the pool size of the S3 client, so that no request waits for another one's body
+_UPLOADS = 4  # parts of an object that are sent at the same time
 _PUT_LIMIT = 5 * 2**30  # S3: bytes that one request can write
 _DELETE_LIMIT = 1000  # S3: keys that one request can delete
 _ARCHIVES = ("github", "libarchive", "reference", "tar", "zip")
@@ -255,16 +258,37 @@ class FsspecStore:
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
         """Write a new object; see `Store.create`."""
         try:
-            return self._put(name, joined(data), mode="create")
+            return self._write(name, data, exclusive=True)
         except ConflictError:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), where(self.url, name)) from None
 
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
         """Write an object; see `Store.replace`."""
-        content = joined(data)
         if expected is not None and self._version(name) != expected:
             raise overtaken(where(self.url, name))
-        return self._put(name, content)
+        return self._write(name, data)
+
+    def _write(self, name: str, data: Buffer | Iterable[Buffer], *, exclusive: bool = False) -> Stamp:
+        self._require_writable()
+        content = upload.apart(data)
+        if isinstance(content, bytes):
+            return self._put(name, content, **({"mode": "create"} if exclusive else {}))
+        if exclusive and self._version(name) is not None:
+            raise overtaken(where(self.url, name))
+        return self._put_parts(name, content, exclusive=exclusive)
+
+    def _put_parts(self, name: str, parts: Iterator[bytes], *, exclusive: bool) -> Stamp:  # noqa: ARG002
+        # The parts are made outside of the calls: their errors are no errors of this store.
+        file = self._call(name, upload.Streamed)
+        try:
+            for part in parts:
+                self._call(name, partial(file.write, part))
+            self._call(name, file.finish)
+        except BaseException:
+            with suppress(Exception):
+                file.abort()
+            raise
+        return self.stamp(name)
 
     def _version(self, name: str) -> str | None:
         try:
@@ -273,8 +297,6 @@ class FsspecStore:
             return None
 
     def _put(self, name: str, content: bytes, **options: Any) -> Stamp:
-        self._require_writable()
-
         def pipe(fs: Any, path: str) -> None:
             try:
                 fs.pipe_file(path, content, **options)
@@ -422,8 +444,26 @@ class SharedMemoryStore(FsspecStore):
         with _shared_memory:
             return super()._put(name, content, **options)
 
+    def _put_parts(self, name: str, parts: Iterator[bytes], *, exclusive: bool) -> Stamp:
+        from fsspec.implementations.memory import MemoryFile
+
+        fs, root = self._connect()
+        file = MemoryFile(fs, "/" + _join(root, name).lstrip("/"))
+        file.writelines(parts)
+
+        def commit(fs: Any, path: str) -> None:
+            if exclusive and fs.exists(path):
+                raise FileExistsError
+            file.commit()
+
+        with _shared_memory:
+            self._call(name, commit)
+            return self.stamp(name)
+
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
         """Write an object; see `Store.replace`."""
+        if expected is None:
+            return super().replace(name, data)
         content = joined(data)
         with _shared_memory:
             return super().replace(name, content, expected=expected)
@@ -506,8 +546,9 @@ class S3Store(FsspecStore):
 
     def _require_conditions(self, fs: Any) -> None:
         fs.connect()
-        known = fs.s3.meta.service_model.operation_model("PutObject").input_shape.members
-        if not {"IfMatch", "IfNoneMatch"} <= known.keys():
+        model = fs.s3.meta.service_model
+        known = (model.operation_model(name).input_shape.members for name in ("PutObject", "CompleteMultipartUpload"))
+        if not all({"IfMatch", "IfNoneMatch"} <= members.keys() for members in known):
             raise UnsupportedError("safe writing to S3 needs botocore 1.35.70 or later")
 
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
@@ -517,9 +558,9 @@ class S3Store(FsspecStore):
 
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
         """Write an object; see `Store.replace`."""
-        content = joined(data)
         if expected is None:
-            return self._put(name, content)
+            return super().replace(name, data)
+        content = joined(data)
         if len(content) > _PUT_LIMIT:
             raise LimitError(f"{where(self.url, name)}: {len(content)} bytes are too many to replace an object of S3")
         self._call(name, lambda fs, _: self._require_conditions(fs))
@@ -535,6 +576,32 @@ class S3Store(FsspecStore):
 
         response = self._call(name, pipe)
         return self.stamp(name) if response is None else Stamp(len(content), response["ETag"])
+
+    def _put_parts(self, name: str, parts: Iterator[bytes], *, exclusive: bool) -> Stamp:
+        started, _ = self._request(name, "create_multipart_upload")
+        ident, nbytes = {"UploadId": started["UploadId"]}, 0
+
+        def send(number: int, part: bytes) -> dict[str, Any]:
+            sent, _ = self._request(name, "upload_part", PartNumber=number, Body=part, **ident)
+            return {"PartNumber": number, "ETag": sent["ETag"]}
+
+        try:
+            sent: list[dict[str, Any]] = []
+            with ThreadPoolExecutor(_UPLOADS) as threads:
+                while some := list(itertools.islice(parts, _UPLOADS)):
+                    sent += threads.map(send, itertools.count(len(sent) + 1), some)
+                    nbytes += sum(map(len, some))
+                    some.clear()  # before the next ones are there
+            condition = {"IfNoneMatch": "*"} if exclusive else {}
+            done, _ = self._request(
+                name, "complete_multipart_upload", MultipartUpload={"Parts": sent}, **ident, **condition
+            )
+        except BaseException:
+            with suppress(Exception):  # who pays for the bucket has a rule that removes what stays
+                self._request(name, "abort_multipart_upload", **ident)
+            raise
+        self._call(name, lambda fs, path: fs.invalidate_cache(path))
+        return Stamp(nbytes, done["ETag"])
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects; see `Store.delete`."""
