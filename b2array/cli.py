@@ -36,6 +36,7 @@ from b2array.cli_options import (
     Storage,
     Url,
     Verify,
+    age_of,
     cparams_of,
     extents,
     format_name,
@@ -61,10 +62,12 @@ P = ParamSpec("P")
 OK, ERROR, USAGE, CORRUPT = 0, 1, 2, 3
 _STEP = 8 * 2**20
 
+# Depending on its version, Typer has Click beside it or a copy of Click within.
+_UsageError: Any = typer.BadParameter.__base__
+
 app = typer.Typer(
     name="b2array",
     help="Look at, read, convert and check arrays in the Blosc2 formats, in files and at URLs.",
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -83,14 +86,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         0: all is well; 1: an error, or something is missing; 2: wrong usage; 3: the file is damaged.
     """
+    arguments = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
         setattr(warnings, "showwarning", _warn)  # noqa: B010 - a simpler signature does
         warnings.simplefilter("always", UserWarning)
         try:
-            app(args=None if argv is None else list(argv), prog_name="b2array")
+            return _code(app(args=arguments, prog_name="b2array", standalone_mode=False))
         except SystemExit as end:
-            return end.code if isinstance(end.code, int) else OK
-    return OK
+            return _code(end.code)
+        except typer.Abort:
+            return ERROR
+        except _UsageError as error:
+            print(_misunderstood(error) if arguments else error.ctx.get_help(), file=sys.stderr)
+            return USAGE
+
+
+def _code(result: object) -> int:
+    return result if isinstance(result, int) else OK
+
+
+def _misunderstood(error: Any) -> str:
+    """Say in one line what is wrong with the arguments, and where to read on."""
+    command = "b2array" if error.ctx is None else error.ctx.command_path
+    text = " ".join(error.format_message().split()).rstrip(".")
+    return f"{command}: {text[:1].lower()}{text[1:]} (see {command} --help)"
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -236,7 +255,7 @@ def convert(
     clevel: Clevel = None,
     filters: Filters = None,
     layout: Layout = "auto",
-    zarr_format: Annotated[int | None, typer.Option(help="2 or 3.")] = None,
+    zarr_format: Annotated[int | None, typer.Option(min=2, max=3, help="2 or 3.")] = None,
     overwrite: Overwrite = False,
     verify: Verify = False,
     progress: Progress = None,
@@ -246,7 +265,8 @@ def convert(
     options = storage_options(storage)
     more = {} if zarr_format is None else {"zarr_format": zarr_format}
     converting(
-        src, dst, src_format=format_name(src_format), dst_format=format_name(dst_format),
+        src, dst, src_format=format_name(src_format, "--src-format"),
+        dst_format=format_name(dst_format, "--dst-format"),
         chunks=extents(chunks, "--chunks"), blocks=extents(blocks, "--blocks"),
         cparams=cparams_of(codec, clevel, filters), layout=layout_kind(layout), overwrite=overwrite, verify=verify,
         progress=shows(progress), src_options=options, dst_options=options, **more,
@@ -288,7 +308,7 @@ def pack(
     dst: Dst,
     checksum: Annotated[str, typer.Option(help=", ".join(CHECKSUMS))] = "adler32",
     offsets: Annotated[bool, typer.Option(help="Whether the file says where its chunks are.")] = True,
-    chunk_size: Annotated[int | None, typer.Option(help="Bytes in a chunk before compression.")] = None,
+    chunk_size: Annotated[int | None, typer.Option(min=1, help="Bytes in a chunk before compression.")] = None,
     codec: Codec = None,
     clevel: Clevel = None,
     filters: Filters = None,
@@ -492,8 +512,7 @@ def vacuum(
     storage: Storage = None,
 ) -> None:
     """Remove files of writers that were killed, and of states that nobody needs any more."""
-    age: str | float = float(grace) if grace.replace(".", "", 1).isdigit() else grace
-    done = integrity.vacuum(url, grace=age, dry_run=dry_run, storage_options=storage_options(storage))
+    done = integrity.vacuum(url, grace=age_of(grace), dry_run=dry_run, storage_options=storage_options(storage))
     _print(done.to_dict()) if as_json else print(done)
 
 

@@ -501,7 +501,7 @@ def vacuum(url: URL, *, grace: str | float = "24h", dry_run: bool = False, stora
     >>> b2array.vacuum("memory://vacuumed/", grace=0).removed
     ('00000000.chunk',)
     """
-    seconds = _seconds(grace)
+    seconds = in_seconds(grace)
     store = open_store(url, storage_options=storage_options)
     if store.guarantee == "read only" and not dry_run:
         raise ReadOnlyError(f"{store.url} can only be read")
@@ -532,7 +532,8 @@ def _remove(store: Store, files: Mapping[str, Listed]) -> None:
         store.delete(files)
 
 
-def _seconds(grace: str | float) -> float:
+def in_seconds(grace: str | float) -> float:
+    """Return a duration that was given in seconds or as text; ValueError if it is none."""
     if isinstance(grace, str):
         found = _DURATION.fullmatch(grace)
         if found is None:
