@@ -15,7 +15,7 @@ from typing import Any, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from b2array import chunk, config, indexing, workers
+from b2array import bloscpack_undo, chunk, config, indexing, workers
 from b2array.bloscpack_header import (
     META_HEADER_LEN,
     Description,
@@ -81,7 +81,9 @@ def open(url: Url | Buffer, *, storage_options: Mapping[str, Any] | None = None)
     ...     f.shape, f[4:].tolist()
     ((6, 2), [[8, 9], [10, 11]])
     """
-    return Reader(store_of(url, storage_options))
+    store = store_of(url, storage_options)
+    bloscpack_undo.recover(store)
+    return Reader(store)
 
 
 class Reader:

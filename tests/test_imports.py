@@ -45,7 +45,7 @@ LAYERS = (
     ("chunk", "encoder"),
     ("bloscpack_walk",),
     ("blosc1", "local", "remote"),
-    ("bloscpack_header", "placement", "upload"),
+    ("bloscpack_header", "bloscpack_undo", "placement", "upload"),
     ("assignment", "display", "indexers", "seal"),
     ("alignment", "b2nd", "indexing", "metalayers", "params", "spool", "storage"),
     ("codecs", "filters", "partition", "progress", "redaction", "shared", "spans", "workers"),
