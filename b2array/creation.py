@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, SupportsIndex
 
@@ -141,11 +142,8 @@ def create(
         url, shape, dtype, chunks=chunks, blocks=blocks, fill_value=fill_value, cparams=cparams, layout=layout,
         dims=dims, attrs=attrs, meta=meta, overwrite=overwrite, interop=interop, storage_options=storage_options,
     )  # fmt: skip
-    try:
+    with _filling(draft):
         life.fill_chunks(draft, plan, _fill_bytes(fill_value, plan.dtype), np.arange(plan.nchunks))
-    except BaseException:
-        draft.abort()
-        raise
     return NDArray(SChunk(draft.commit(), "r+"))
 
 
@@ -363,15 +361,26 @@ def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = Non
     assignment.check_unmasked(x)
     values = np.asarray(x, dtype=known_dtype(dtype))
     draft, layout = new_draft(url, values.shape, values.dtype, **options)
-    selection = indexing.select((...,), values.shape)
-    try:
+    with _filling(draft):
         if values.size:
-            box = selection.spread(values)
-            transfer.write(draft, layout, selection.index, selection.axes, box, cparams=draft.frame.cparams)
+            _put(draft, layout, (...,), values)
+    return NDArray(SChunk(draft.commit(), "r+"))
+
+
+def _put(draft: Draft, layout: Layout, key: Any, values: npt.NDArray[Any]) -> None:
+    selection = indexing.select(key, layout.shape)
+    box = selection.spread(values)
+    transfer.write(draft, layout, selection.index, selection.axes, box, cparams=draft.frame.cparams)
+
+
+@contextmanager
+def _filling(draft: Draft) -> Iterator[None]:
+    """Abort a draft that cannot be filled."""
+    try:
+        yield
     except BaseException:
         draft.abort()
         raise
-    return NDArray(SChunk(draft.commit(), "r+"))
 
 
 def write_regions(
@@ -389,16 +398,11 @@ def write_regions(
         What else `create` takes.
     """
     draft, layout = new_draft(url, shape, dtype, **options)
-    try:
+    with _filling(draft):
         fill = _fill_bytes(options.get("fill_value", 0), layout.dtype)
         life.fill_chunks(draft, layout, fill, np.arange(layout.nchunks))
         for key, values in regions:
-            selection = indexing.select(key, layout.shape)
-            box = selection.spread(values)
-            transfer.write(draft, layout, selection.index, selection.axes, box, cparams=draft.frame.cparams)
-    except BaseException:
-        draft.abort()
-        raise
+            _put(draft, layout, key, values)
     return NDArray(SChunk(draft.commit(), "r+"))
 
 
