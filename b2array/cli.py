@@ -74,18 +74,7 @@ app = typer.Typer(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        The arguments behind the program's name; by default those of the process.
-
-    Returns
-    -------
-    int
-        0: all is well; 1: an error, or something is missing; 2: wrong usage; 3: the file is damaged.
-    """
+    """Run a command; see `b2array.__main__.main`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
         setattr(warnings, "showwarning", _warn)  # noqa: B010 - a simpler signature does
