@@ -187,6 +187,10 @@ class Reader:
         """Where the first chunk is in the file."""
         return self.table_start + 8 * self.nslots
 
+    def head_bytes(self) -> bytes:
+        """Return all that stands in front of the first chunk."""
+        return bytes(self._bytes(0, self.first_chunk))
+
     @property
     def checksum_nbytes(self) -> int:
         """Bytes of the checksum behind each chunk."""

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
@@ -50,10 +50,12 @@ from b2array.errors import B2ArrayError, FormatError
 from b2array.formats import find
 from b2array.group import open_group
 from b2array.opening import place_new
+from b2array.placement import Placement, require_free
 from b2array.progress import Progress as Progressing
 from b2array.progress import track
 from b2array.schunk import SChunk
-from b2array.storage import open_store
+from b2array.spec import Buffer
+from b2array.storage import Store, open_store
 
 __all__ = ["app", "main"]
 
@@ -222,11 +224,14 @@ def cat(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="KEY") from None
     options = storage_options(storage)
+    store = None if output is None else open_store(output, storage_options=options)
+    if store is not None:
+        require_free(store, b"", "a file", overwrite=overwrite)
     kind, address = find(url, None, options, exists=True)
     with kind.open(address, options) as source:
         values = source.read(wanted)
-    if output is not None:
-        with Path(output).open("wb" if overwrite else "xb") as file:
+    if store is not None:
+        with Placement(store, overwrite=overwrite) as path, Path(path).open("wb") as file:
             np.save(file, values, allow_pickle=False)
         return
     print(np.array2string(np.asarray(values), threshold=sys.maxsize if every else 1000))
@@ -329,11 +334,18 @@ def pack(
             shown.advance(len(data))
     if verify:
         with bloscpack.open(dst, storage_options=options) as f:
-            at = 0
-            for piece in f.iter_chunks():
-                if bytes(_bytes(store.head([""], len(piece), offset=at)[0])) != piece:
-                    raise B2ArrayError(f"{f.url} differs from its source at byte {at} or behind")
-                at += len(piece)
+            _compare(f, store, f.url)
+
+
+def _compare(f: bloscpack.Reader, store: Store, made: str) -> None:
+    """Raise B2ArrayError unless a Bloscpack file holds the bytes of another one; `made` is the new one of the two."""
+    at = 0
+    for piece in f.iter_chunks():
+        if piece and bytes(_bytes(store.head([""], len(piece), offset=at)[0])) != piece:
+            raise B2ArrayError(f"{made} differs from its source at byte {at} or behind")
+        at += len(piece)
+    if at != store.stamp("").size:
+        raise B2ArrayError(f"{made} differs from its source: one has {at} bytes, the other {store.stamp('').size}")
 
 
 def _bytes(head: Any) -> memoryview:
@@ -381,11 +393,19 @@ def unpack(
                 src_options=options, dst_options=options,
             )  # fmt: skip
             return OK
-        store = open_store(dst, storage_options=options)
-        write = store.replace if overwrite else store.create
         with track(f.nbytes, "unpacking", shows(progress)) as shown:
-            write("", _counted(f.iter_chunks(), shown))
+            store = _write(dst, _counted(f.iter_chunks(), shown), options, overwrite=overwrite)
+        if verify:
+            _compare(f, store, store.url)
     return OK
+
+
+def _write(dst: str, pieces: Iterable[Buffer], options: Mapping[str, Any], *, overwrite: bool) -> Store:
+    store = open_store(dst, storage_options=options)
+    require_free(store, b"", "a file", overwrite=overwrite)
+    write = store.replace if overwrite else store.create
+    write("", pieces)
+    return store
 
 
 def _counted(pieces: Iterator[bytes], shown: Progressing) -> Iterator[bytes]:
@@ -397,9 +417,7 @@ def _counted(pieces: Iterator[bytes], shown: Progressing) -> Iterator[bytes]:
 def _save(dst: str, data: Any, options: Mapping[str, Any], *, overwrite: bool) -> None:
     """Write what was saved of a damaged file."""
     if isinstance(data, bytes):
-        store = open_store(dst, storage_options=options)
-        write = store.replace if overwrite else store.create
-        write("", data)
+        _write(dst, (data,), options, overwrite=overwrite)
         return
     with tempfile.TemporaryDirectory(prefix="b2array-") as directory:
         np.save(f"{directory}/intact.npy", data)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from b2array import config, extras, frame, notes
+from b2array.anatomy import listed
 from b2array.display import nbytes as shown_nbytes
 from b2array.draft import Draft, copied, extras_of
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
@@ -237,12 +238,12 @@ def _verified(store: Store, *, deep: bool, progress: bool) -> Report:
     try:
         held = load(store)
     except FileNotFoundError as error:
-        if not any(chunk_number(name) is not None for name in _listing(store) or ()):
+        if not any(chunk_number(name) is not None for name in listed(store) or ()):
             raise
         return replace(report, problems=(Problem("frame", None, FRAME_NAME, str(error)),))
     except (FormatError, UnsupportedError) as error:
         return replace(report, problems=(Problem("frame", None, "", str(error)),))
-    described, files = held.frame, _listing(store)
+    described, files = held.frame, listed(store)
     sizes = {name: each.size for name, each in files.items()} if files is not None else None
     found = inspect(held, deep=deep, files=sizes, progress=progress)
     sparse = described.frame_type == FrameType.SPARSE
@@ -270,14 +271,6 @@ def _verified(store: Store, *, deep: bool, progress: bool) -> Report:
 def _is_orphan(name: str, numbers: set[int]) -> bool:
     number = chunk_number(name)
     return number is not None and number not in numbers
-
-
-def _listing(store: Store) -> dict[str, Listed] | None:
-    """Return the store's objects, or None if it cannot be listed, as without the permission to."""
-    try:
-        return store.listing()
-    except (OSError, UnsupportedError, NotImplementedError):
-        return None
 
 
 def _leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Listed]:
@@ -377,7 +370,7 @@ class _Repairer:
                 f"{self.store.url}: {'; '.join(actions)}: nothing says which they are. If they were written from the "
                 "first to the last, trust_order=True takes them for the first ones"
             )
-        files = _listing(self.store)
+        files = listed(self.store)
         sizes = {name: each.size for name, each in files.items()} if files is not None else None
         found, lost = self._inspected(held, sizes)
         known = set(extras_of(held.frame).lost)

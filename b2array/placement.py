@@ -22,13 +22,13 @@ def require_free(store: Store, magic: bytes, what: str, *, overwrite: bool) -> N
     ----------
     store : Store
     magic : bytes
-        How a file begins that may be replaced.
+        How a file begins that may be replaced; empty: any file may.
     what : str
         What such a file is called.
     overwrite : bool
         Whether it may be replaced at all.
     """
-    (head,) = store.head([""], len(magic))
+    (head,) = store.head([""], max(1, len(magic)))
     if isinstance(head, FileNotFoundError):
         return
     if isinstance(head, IsADirectoryError):
@@ -37,7 +37,7 @@ def require_free(store: Store, magic: bytes, what: str, *, overwrite: bool) -> N
         raise head
     if not overwrite:
         raise FileExistsError(f"{store.url} exists; overwrite=True replaces it")
-    if bytes(head.data) != magic:
+    if not bytes(head.data).startswith(magic):
         raise FileExistsError(f"{store.url} exists and is not {what} that can be replaced")
 
 

@@ -19,6 +19,7 @@ import pytest
 
 import b2array
 from b2array import __main__, anatomy, bench, bloscpack, cli, describing, keys, snapshot
+from b2array.local import LocalStore
 from b2array.storage import open_store
 
 ROOT = Path(__file__).parents[1]
@@ -118,6 +119,10 @@ def test_without_typer_the_demonstration_runs(capsys: pytest.CaptureFixture[str]
 def test_help_without_typer(capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__._without_typer(["--help"]) == 0
     assert "usage: b2array demo" in capsys.readouterr().out
+    assert __main__._without_typer(["demo", "--help"]) == 0
+    assert "usage: b2array demo" in capsys.readouterr().out
+    assert __main__._without_typer(["demo", "--what"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
     assert __main__._without_typer([]) == 2
     assert "pip install" in capsys.readouterr().err
 
@@ -292,6 +297,46 @@ def test_every_byte_is_accounted_for(layout: str, tmp_path: Path) -> None:
     assert after.total == after.frame + after.live + after.dead
 
 
+@pytest.mark.parametrize("name", ["array", "bytes", "unfinished", "version 1"])
+def test_every_byte_in_front_of_the_chunks_of_a_bloscpack_file_is_named(name: str, run: Run) -> None:
+    if name == "version 1":
+        packed = (
+            b"blpk"
+            + bytes([1, 0, 0, 0])
+            + (1).to_bytes(8, "little")
+            + bloscpack.open(bloscpack.pack(b"a")).get_chunk(0)
+        )
+    elif name == "unfinished":
+        writer = bloscpack.create("x.blp", chunk_size=100, checksum="md5")
+        writer.write(bytes(1000))
+        writer._file.flush()
+        packed = writer._place.path.read_bytes()
+        writer.abort()
+    else:
+        packed = bloscpack.pack(np.arange(1000) if name == "array" else b"a" * 1000, chunk_size=400)
+    Path("x.blp").write_bytes(packed)
+    code, out, _ = run("info", "x.blp", "--raw", "--json")
+    assert code == 0
+    at = 0
+    for each in json.loads(out):
+        assert each["offset"] == at
+        assert each["name"]
+        at += len(bytes.fromhex(each["raw"]))
+        assert packed[each["offset"] : at] == bytes.fromhex(each["raw"])
+    assert at == bloscpack.open(packed).first_chunk
+
+
+def test_chunks_of_a_directory_that_cannot_be_listed_are_described(http: Any, run: Run, tmp_path: Path) -> None:
+    b2array.asarray(np.arange(100), url=tmp_path / "s.b2nd", layout="sparse", chunks=(20,)).close()
+    http.objects |= {f"s.b2nd/{file.name}": file.read_bytes() for file in (tmp_path / "s.b2nd").iterdir()}
+    code, out, err = run("info", http.url_of("s.b2nd"), "--chunks")
+    assert (code, err) == (0, "")
+    assert "5, 5 of them stored" in out
+    assert "not known: the files cannot be listed" in out
+    sizes = json.loads(run("info", http.url_of("s.b2nd"), "--chunks", "--json")[1])["sizes"]
+    assert (sizes["total"], sizes["dead"], len(sizes["chunks"])) == (None, None, 5)
+
+
 def test_the_map_of_chunks_has_a_line_a_row_and_says_what_it_leaves_out() -> None:
     sizes = [anatomy.ChunkSizes(n, n, "", 100, cbytes, 1, "") for n, cbytes in enumerate([10, 30, 60, 90, 110, 0])]
     assert list(anatomy.chunk_map(sizes, (2, 3))) == ["░▒▓", "██·"]
@@ -303,7 +348,7 @@ def test_the_map_of_chunks_has_a_line_a_row_and_says_what_it_leaves_out() -> Non
     assert lines[-1] == "and 60 more rows"
 
 
-def test_parts_are_printed_and_written(run: Run, waves: np.ndarray) -> None:
+def test_parts_are_printed_and_written(run: Run, waves: np.ndarray, tmp_path: Path) -> None:
     assert run("cat", "waves.b2nd", "[3, 4]") == (0, "124.\n", "")
     assert run("cat", "waves.b2nd", "1, :3")[1] == "[40. 41. 42.]\n"
     assert run("cat", "waves.b2nd", "[[2, 0], 0]")[1] == "[80.  0.]\n"
@@ -311,7 +356,9 @@ def test_parts_are_printed_and_written(run: Run, waves: np.ndarray) -> None:
     assert "..." not in run("cat", "waves.b2nd", "--all")[1]
     assert run("cat", "waves.b2nd", "[:, ::-2]", "-o", "part.npy") == (0, "", "")
     np.testing.assert_array_equal(np.load("part.npy"), waves[:, ::-2])
-    assert run("cat", "waves.b2nd", "-o", "part.npy")[0] == 1
+    assert run("cat", "waves.b2nd", "-o", "part.npy")[2].endswith("part.npy exists; --overwrite replaces it\n")
+    assert run("cat", "waves.b2nd", "-o", f"memory://{tmp_path.name}/part.npy") == (0, "", "")
+    assert run("cat", f"memory://{tmp_path.name}/part.npy", "[3, 4]")[1] == "124.\n"
     assert run("cat", "waves.b2nd", "-o", "part.npy", "--overwrite")[0] == 0
     np.testing.assert_array_equal(np.load("part.npy"), waves)
 
@@ -349,14 +396,33 @@ def test_bytes_of_any_file_are_packed_and_unpacked(run: Run, tmp_path: Path) -> 
     arguments = ("--verify", "--codec", "lz4", "--filters", "none", "--chunk-size", "100000")
     assert run("pack", "some.bin", "some.blp", *arguments) == (0, "", "")
     assert bloscpack.unpack("some.blp") == data
-    assert run("unpack", "some.blp", "back.bin")[0] == 0
+    assert run("unpack", "some.blp", "back.bin", "--verify") == (0, "", "")
     assert Path("back.bin").read_bytes() == data
-    assert run("unpack", "some.blp", "back.bin")[0] == 1
+    code, _, err = run("unpack", "some.blp", "back.bin")
+    assert code == 1
+    assert err.endswith("back.bin exists; --overwrite replaces it\n")
+    assert run("unpack", "some.blp", "back.bin", "--overwrite")[0] == 0
     Path("cut.blp").write_bytes(Path("some.blp").read_bytes()[:-10])
     code, _, err = run("unpack", "cut.blp", "saved.bin", "--partial")
     assert code == 3
     assert "chunk 12 of" in err
     assert Path("saved.bin").read_bytes() == data[:1_200_000]
+
+
+@pytest.mark.parametrize("harm", [lambda data: data[:-1], lambda data: data + b"x", lambda data: b"x" + data[1:]])
+def test_bytes_that_differ_afterwards_are_an_error(
+    harm: Callable[[bytes], bytes], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bloscpack.pack(bytes(1000), "some.blp", chunk_size=300)
+    original = LocalStore.create
+
+    def create(store: LocalStore, name: str, data: Any) -> Any:
+        return original(store, name, harm(b"".join(data)))
+
+    monkeypatch.setattr(LocalStore, "create", create)
+    code, _, err = run("unpack", "some.blp", "back.bin", "--verify")
+    assert code == 1
+    assert re.fullmatch(r"b2array: .*back\.bin differs from its source.*\n", err)
 
 
 @pytest.mark.usefixtures("waves")
