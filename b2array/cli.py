@@ -287,7 +287,8 @@ def copy(
     held = snapshot.load(open_store(src, storage_options=options))
     if held.frame.metalayer("b2nd") is None and held.frame.metalayer("caterva") is None:
         store, frame_type = place_new(dst, kind, options, overwrite=overwrite)
-        draft.copied(held, store, frame_type, overwrite=overwrite).commit()
+        with track(held.frame.nchunks, "chunks copied", shows(progress), unit="items") as shown:
+            draft.copied(held, store, frame_type, overwrite=overwrite, progress=shown).commit()
         return
     a = NDArray(SChunk(held, "r"))
     building.copy(
@@ -524,9 +525,13 @@ def vacuum(
 
 
 @_command("repack")
-def repack(url: Url, dry_run: DryRun = False, as_json: Json = False, storage: Storage = None) -> None:
+def repack(
+    url: Url, dry_run: DryRun = False, as_json: Json = False, progress: Progress = None, storage: Storage = None
+) -> None:
     """Write a contiguous frame anew, without dead space."""
-    done = integrity.repack(url, dry_run=dry_run, storage_options=storage_options(storage))
+    done = integrity.repack(
+        url, dry_run=dry_run, storage_options=storage_options(storage), progress=shows(progress)
+    )  # fmt: skip
     _print(done.to_dict()) if as_json else print(done)
 
 

@@ -537,7 +537,7 @@ def in_seconds(grace: str | float) -> float:
     return float(grace)
 
 
-def repack(url: URL, *, dry_run: bool = False, storage_options: Options = None) -> Cleanup:
+def repack(url: URL, *, dry_run: bool = False, storage_options: Options = None, progress: bool = False) -> Cleanup:
     """Write a contiguous frame anew, without dead space. In sparse frames there is none: see `vacuum`.
 
     Parameters
@@ -548,6 +548,8 @@ def repack(url: URL, *, dry_run: bool = False, storage_options: Options = None) 
         Only say how many bytes it would free.
     storage_options : mapping, optional
         For fsspec.
+    progress : bool, default False
+        Whether to show how far it has come.
 
     Examples
     --------
@@ -562,5 +564,5 @@ def repack(url: URL, *, dry_run: bool = False, storage_options: Options = None) 
     if dry_run:
         return Cleanup(held.url, dry_run, (), verify(url, storage_options=storage_options).dead_nbytes)
     before = held.store.stamp("").size
-    held.repack()
+    held.repack(progress=progress)
     return Cleanup(held.url, dry_run, (), max(0, before - held.store.stamp("").size))

@@ -487,10 +487,35 @@ def test_dead_space_is_reclaimed(run: Run, waves: np.ndarray) -> None:
         np.testing.assert_array_equal(b2array.open(name)[10:], waves[10:])
 
 
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("convert waves.b2nd y.h5 --verify", ["converting: 9600 bytes of 9600", "verifying: 9600 bytes of 9600"]),
+        ("copy waves.b2nd y.b2nd", ["chunks copied: 12 items of 12"]),
+        ("copy waves.b2nd y.b2nd --layout sparse --codec lz4", ["chunks copied: 12 items of 12"]),
+        ("copy chunks.b2frame y.b2frame", ["chunks copied: 3 items of 3"]),
+        ("pack waves.b2nd y.blp", ["converting: 9600 bytes of 9600"]),
+        ("pack some.bin y.blp", ["packing: 3000 bytes of 3000"]),
+        ("unpack some.blp y.bin", ["unpacking: 3000 bytes of 3000"]),
+        ("verify waves.b2nd --deep", ["verifying: 8 items of 8"]),
+        ("repack waves.b2nd", ["chunks copied: 12 items of 12"]),
+        ("bench waves.b2nd --no-alternatives", ["measuring: 5 items"]),
+    ],
+)
 @pytest.mark.usefixtures("waves")
-def test_progress_is_shown_on_request(run: Run) -> None:
-    assert run("convert", "waves.b2nd", "x.h5")[2] == ""
-    assert "converting: 9600 bytes of 9600 bytes (100 %)" in run("convert", "waves.b2nd", "y.h5", "--progress")[2]
+def test_progress_is_shown_on_request(command: str, shown: list[str], run: Run) -> None:
+    Path("some.bin").write_bytes(bytes(3000))
+    bloscpack.pack(bytes(3000), "some.blp")
+    with b2array.create_schunk("chunks.b2frame", chunksize=100) as chunks:
+        for _ in range(3):
+            chunks.append_data(bytes(100))
+    b2array.open("waves.b2nd", "r+")[:10] = 3.5
+    code, _, err = run(*command.split(), "--progress")
+    assert code == 0
+    assert all(text in err for text in shown)
+    for made in Path().glob("y.*"):
+        made.unlink() if made.is_file() else shutil.rmtree(made)
+    assert run(*command.split())[::2] == (0, "")
 
 
 def test_urls_are_as_good_as_paths(run: Run, waves: np.ndarray) -> None:
