@@ -121,7 +121,9 @@ def _command(name: str) -> Callable[[Callable[P, int | None]], Callable[P, None]
                 # Whoever read the output has seen enough; the interpreter must not fail over it at its end.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 code = OK
-            except (B2ArrayError, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+            except _UsageError:
+                raise
+            except Exception as error:  # noqa: BLE001 - clients of servers have errors of their own, and they are many
                 print(f"b2array: {_text(error)}", file=sys.stderr)
                 code = CORRUPT if isinstance(error, FormatError) else ERROR
             if code:
@@ -132,11 +134,17 @@ def _command(name: str) -> Callable[[Callable[P, int | None]], Callable[P, None]
     return decorate
 
 
+_TELLING = (B2ArrayError, OSError, ValueError, TypeError, LookupError, ArithmeticError)
+"""Errors whose text is enough."""
+
+
 def _text(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
     said = " ".join(str(text).split()) or type(error).__name__
+    if not isinstance(error, _TELLING):
+        said = f"{type(error).__name__}: {said}"
     return said.replace("overwrite=True", "--overwrite")
 
 

@@ -227,6 +227,23 @@ def test_a_program_that_is_misunderstood_says_one_line_with_and_without_rich(
     assert re.fullmatch(r"b2array[a-z ]*: .+ --help\)\n", done.stderr)
 
 
+@pytest.mark.parametrize("command", ["info", "cat", "verify", "bench"])
+@pytest.mark.parametrize("status", [403, 500])
+def test_what_a_server_refuses_is_one_line(command: str, status: int, http: Any, run: Run) -> None:
+    http.statuses |= dict.fromkeys(("a.b2nd", "a.b2nd/chunks.b2frame"), status)
+    code, out, err = run(command, http.url_of("a.b2nd?signature=secret-signature"))
+    assert (code, out) == (1, "")
+    assert "secret-signature" not in err
+    assert re.fullmatch(rf"b2array: .*{status}.*\n", err)
+
+
+def test_a_server_that_is_not_there_is_one_line(run: Run) -> None:
+    pytest.importorskip("aiohttp")
+    code, out, err = run("info", "http://127.0.0.1:1/a.b2nd")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"b2array: .+\n", err)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
