@@ -45,7 +45,6 @@ from b2array.cli_options import (
     storage_options,
 )  # fmt: skip
 from b2array.conversion import convert as converting
-from b2array.display import nbytes as shown_nbytes
 from b2array.errors import B2ArrayError, FormatError
 from b2array.formats import find
 from b2array.group import open_group
@@ -149,7 +148,7 @@ def _text(error: Exception) -> str:
 
 
 def _print(data: Any) -> None:
-    print(json.dumps(describing.plain(data), indent=2, ensure_ascii=False))
+    print(json.dumps(describing.plain(data), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def _all(lines: Iterator[str]) -> None:
@@ -456,30 +455,10 @@ def bench(
     if as_json:
         _print({"file": [each._asdict() for each in own], "sample": [each._asdict() for each in others]})
         return
-    rows = [("read", "bytes", "time", "rate")]
-    rows += [(each.pattern, shown_nbytes(each.nbytes), _time(each.seconds), _rate(each.rate)) for each in own]
-    _all(describing.table(rows, "<>>>"))
+    _all(describing.table(list(measuring.rates(own)), "<>>>"))
     if others:
         print("\nA sample in memory, with other chunks and blocks:\n")
-        _all(describing.table(list(_compared(others)), "<<>" + ">" * len(own)))
-
-
-def _compared(found: Sequence[measuring.Measured]) -> Iterator[tuple[str, ...]]:
-    patterns = list(dict.fromkeys(each.pattern for each in found))
-    yield ("chunks", "blocks", "ratio", *patterns)
-    for chunks, blocks in dict.fromkeys((each.chunks, each.blocks) for each in found):
-        mine = {each.pattern: each for each in found if (each.chunks, each.blocks) == (chunks, blocks)}
-        ratio = next(iter(mine.values())).ratio
-        times = (_time(mine[name].seconds) if name in mine else "" for name in patterns)
-        yield str(chunks), str(blocks), f"{ratio:.2f}", *times
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
-
-
-def _rate(rate: float) -> str:
-    return f"{rate / 1e6:.1f} MB/s"
+        _all(describing.table(list(measuring.compared(others)), "<<>" + ">" * len(own)))
 
 
 @_command("verify")

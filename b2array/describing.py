@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -145,6 +146,8 @@ def plain(value: Any) -> Any:
         return plain(value.tolist()) if value.dtype.kind in "biufUSV" else str(value)
     if isinstance(value, bytes):
         return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 

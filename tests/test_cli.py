@@ -578,3 +578,16 @@ def test_arrays_of_any_shape_are_described_and_measured(
 def test_what_json_lacks_is_text() -> None:
     found = describing.plain({"a": np.datetime64("2020-01-01"), "b": (np.int8(1), b"\xff"), "c": {1: np.arange(2)}})
     assert found == {"a": "2020-01-01", "b": [1, "ff"], "c": {"1": [0, 1]}}
+
+
+def test_json_has_no_words_that_json_lacks(run: Run) -> None:
+    b2array.full((3,), np.nan, url="x.b2nd", attrs={"limits": [-np.inf, 1.5, np.float64("nan")], "z": 1 + 2j}).close()
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    code, out, err = run("info", "x.b2nd", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out, parse_constant=refuse)
+    assert found["fill value"] == "nan"
+    assert found["attrs"]["limits"] == ["-inf", 1.5, "nan"]
