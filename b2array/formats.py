@@ -169,7 +169,7 @@ def _write_blp(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
         metadata["attrs"] = json_attrs(source.attrs)
     if source.dims is not None:
         metadata["dims"] = list(source.dims)
-    raw = np.asarray(source.fill).tobytes()
+    raw = np.asarray(source.fill, source.dtype).tobytes()
     if any(raw):
         metadata["fill_value"] = raw.hex()
     with bloscpack.create(

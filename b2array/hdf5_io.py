@@ -182,8 +182,9 @@ def _write(h5py: ModuleType, path: str, name: str, source: Source, pieces: Itera
             options |= {"shuffle": True, "compression": "gzip", "compression_opts": 5}
             if settings.cparams is not None:
                 options["compression_opts"] = settings.cparams.clevel
-        if source.dtype.kind not in "mM":
-            options["fillvalue"] = source.fill
+        options["fillvalue"] = source.fill
+        if source.dtype.kind in "mM":
+            options["fillvalue"] = np.asarray(source.fill).view(dtype)
         data = file.create_dataset(name, source.shape, dtype, **options)
         for dim, label in zip(data.dims, source.dims or (), strict=False):
             dim.label = label or ""
