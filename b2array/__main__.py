@@ -42,9 +42,12 @@ def _without_typer(arguments: list[str]) -> int:
     if arguments == ["demo"]:
         demo.main()
         return 0
-    if arguments in (["-h"], ["--help"]):
+    if arguments in (["--help"], ["demo", "--help"]):
         print(_USAGE, _HINT, sep="\n")
         return 0
+    if arguments[:1] == ["demo"]:
+        print("b2array demo: takes no arguments (see b2array --help)", file=sys.stderr)
+        return 2
     if not arguments:
         print(_USAGE, _HINT, sep="\n", file=sys.stderr)
         return 2

@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from b2array import b2nd, extras, frame
+from b2array.errors import UnsupportedError
 from b2array.fetching import chunk_number
 from b2array.frame import FrameType
 from b2array.snapshot import Place, Snapshot
 from b2array.spans import Span
 from b2array.spec import BLOSC1_HEADER_LEN, HEADER_LEN, ChunkHeader, Special
+from b2array.storage import Listed, Store
 
-__all__ = ["ChunkSizes", "Field", "Survey", "chunk_map", "fields", "survey"]
+__all__ = ["ChunkSizes", "Field", "Survey", "chunk_map", "fields", "listed", "rows", "survey"]
 
 _WAVE = 1024
 """Chunks that are looked at in one go."""
@@ -49,13 +51,16 @@ class ChunkSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Survey:
-    """Sizes in bytes of all that a store holds: `total` is `head` and `tail`, `live` chunks with checksums, `dead`."""
+    """Sizes in bytes of all that a store holds: header, index and trailer; chunks with their checksums; and the rest.
+
+    `total` and `dead` are None where files belong to the frame that cannot be listed.
+    """
 
     chunks: tuple[ChunkSizes, ...]
-    total: int
+    total: int | None
     frame: int
     live: int
-    dead: int
+    dead: int | None
 
 
 def survey(held: Snapshot) -> Survey:
@@ -77,11 +82,24 @@ def survey(held: Snapshot) -> Survey:
     # Chunks may be shared.
     stored = {(each.file, each.offset): each.cbytes for each in chunks if each.offset is not None}
     live = sum(stored.values()) + records
-    if head.frame_type == FrameType.CONTIGUOUS:
-        total = held.store.stamp("").size - held.start
-    else:
-        total = sum(each.size for name, each in held.store.listing().items() if not name.startswith("."))
-    return Survey(tuple(chunks), total, frame_nbytes, live, max(0, total - frame_nbytes - live))
+    total = _total(held)
+    dead = None if total is None else max(0, total - frame_nbytes - live)
+    return Survey(tuple(chunks), total, frame_nbytes, live, dead)
+
+
+def _total(held: Snapshot) -> int | None:
+    if held.frame.frame_type == FrameType.CONTIGUOUS:
+        return held.store.stamp("").size - held.start
+    files = listed(held.store)
+    return None if files is None else sum(each.size for name, each in files.items() if not name.startswith("."))
+
+
+def listed(store: Store) -> dict[str, Listed] | None:
+    """Return the store's objects, or None if it cannot be listed, as without the permission to."""
+    try:
+        return store.listing()
+    except (OSError, UnsupportedError, NotImplementedError):
+        return None
 
 
 def _number(place: Place) -> int:
@@ -202,7 +220,7 @@ def fields(held: Snapshot) -> Iterator[Field]:
     """Yield every field of header, index and trailer, in the order of the file."""
     head = held.frame
     header = bytes(held.read([Span(held.name, held.start, held.start + head.header_len)])[0])
-    yield from _rows("header", header, 0, _HEADER_FIELDS)
+    yield from rows("header", header, 0, _HEADER_FIELDS)
     yield from _layers("header", header, _FIRST_LAYERS, head.metalayers, 0)
     start, stop = head.tail_start, head.tail_stop
     tail = bytes(held.read([Span(held.name, held.start + start, held.start + stop)])[0])
@@ -213,7 +231,8 @@ def fields(held: Snapshot) -> Iterator[Field]:
     yield from _trailer(head, tail[border:], start + border)
 
 
-def _rows(part: str, buf: bytes, base: int, table: Iterable[tuple[str, int, str, str]]) -> Iterator[Field]:
+def rows(part: str, buf: bytes, base: int, table: Iterable[tuple[str, int, str, str]]) -> Iterator[Field]:
+    """Yield the fields of a table: name, position in `buf`, struct format, meaning. `buf` begins at `base`."""
     for name, at, code, meaning in table:
         raw = buf[at : at + struct.calcsize(code)]
         (value,) = struct.unpack(code, raw)
@@ -260,7 +279,7 @@ _LAYERS = {
 
 def _index(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
     length = HEADER_LEN if ChunkHeader.unpack(buf).extended else BLOSC1_HEADER_LEN
-    yield from _rows("index", buf, base, [row for row in _CHUNK_FIELDS if row[1] < length])
+    yield from rows("index", buf, base, [row for row in _CHUNK_FIELDS if row[1] < length])
     what = "file of the chunk" if head.frame_type == FrameType.SPARSE else "from the end of the header"
     # They are compressed together, so that none has bytes of its own in the file.
     for n in range(head.nchunks):

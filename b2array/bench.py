@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from b2array import config, creation, partition
+from b2array import config, creation, display, partition
 from b2array.array import NDArray
 
-__all__ = ["Measured", "alternatives", "patterns"]
+__all__ = ["Measured", "alternatives", "compared", "patterns", "rates"]
 
 _SAMPLE_NBYTES = 32 * 2**20
 _MOST_NBYTES = 256 * 2**20
@@ -136,3 +136,25 @@ def _timed(verb: Callable[[], Any]) -> tuple[float, Any]:
     start = time.perf_counter()
     result = verb()
     return time.perf_counter() - start, result
+
+
+def rates(found: Iterable[Measured]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of a table of patterns: how long they take, and how fast that is."""
+    yield ("read", "bytes", "time", "rate")
+    for each in found:
+        yield each.pattern, display.nbytes(each.nbytes), _time(each.seconds), f"{each.rate / 1e6:.1f} MB/s"
+
+
+def compared(found: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of a table of chunks and blocks: how long each pattern takes with them."""
+    names = list(dict.fromkeys(each.pattern for each in found))
+    yield ("chunks", "blocks", "ratio", *names)
+    for chunks, blocks in dict.fromkeys((each.chunks, each.blocks) for each in found):
+        mine = {each.pattern: each for each in found if (each.chunks, each.blocks) == (chunks, blocks)}
+        ratio = next(iter(mine.values())).ratio
+        times = (_time(mine[name].seconds) if name in mine else "" for name in names)
+        yield str(chunks), str(blocks), f"{ratio:.2f}", *times
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -16,14 +17,16 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from b2array import workers
+from b2array import bloscpack_undo, workers
 from b2array.assignment import check_unmasked
 from b2array.bloscpack_header import Description, Header, Order, digest, pack_metadata
 from b2array.bloscpack_reader import Reader, Url, open, store_of
+from b2array.bloscpack_undo import Old
 from b2array.bloscpack_writer import Bytes, Recipe, Writer, chunk_size_of, converted
 from b2array.errors import LimitError, UnsupportedError
 from b2array.params import CParams
 from b2array.partition import boxes
+from b2array.spans import Span
 from b2array.spec import Buffer
 from b2array.spool import Spool
 from b2array.storage import Store
@@ -212,7 +215,9 @@ def append(
 ) -> None:
     """Add bytes, or rows of an array, to a local Bloscpack file.
 
-    The last chunk is written anew, because it gets more bytes. If that is interrupted, the chunks before it are intact.
+    A last chunk that has room is written anew with more bytes. If that fails, the file is as before. If the program is
+    killed meanwhile, it is so when b2array opens the file the next time: until all is done, the old bytes stand at its
+    end. To other readers the chunks before the last one are intact.
 
     Parameters
     ----------
@@ -239,42 +244,87 @@ def append(
     if not store.appendable:
         raise UnsupportedError(f"{store.url} cannot be changed in place")
     with store.lock(""):
+        bloscpack_undo.undo(store)
         reader = Reader(store)
         about, pieces = _matching(x, reader)
         _Appender(store, reader, cparams or CParams()).append(about, pieces)
 
 
 class _Appender:
-    """Adds to a file: the last chunk with more in it, new chunks, their offsets, and a new header."""
+    """Adds to a file: a last chunk with more in it, new chunks, their offsets, and a new header."""
 
     def __init__(self, store: Store, reader: Reader, cparams: CParams) -> None:
         header = reader.header
         if header.chunk_size < 0:
             raise UnsupportedError(f"{reader.url} does not say how large its chunks are")
         self._store, self._reader = store, reader
-        self._nchunks = reader.nchunks
+        nchunks = reader.nchunks
         self._recipe = Recipe(cparams, max(header.typesize, 1))
         self._size = header.chunk_size
-        if self._nchunks <= 1:
+        if nchunks <= 1:
             self._size = max(header.chunk_size, chunk_size_of(None, reader.dtype.itemsize))
-        self._starts = [reader.place(n).start for n in range(self._nchunks)]
+        self._starts = [reader.place(n).start for n in range(nchunks)]
+        self._start = self._end = reader.first_chunk
+        self._last = b""
+        """What the last chunk holds, if it has room; it begins at `_start`, where the old chunks end at `_end`."""
+        if nchunks:
+            self._find_room()
+
+    def _find_room(self) -> None:
+        reader, last = self._reader, len(self._starts) - 1
+        start = self._starts[last]
+        if start != max(self._starts):
+            raise UnsupportedError(f"{reader.url} has chunks behind its last one")
+        self._start = self._end = start + len(reader.get_chunk(last)) + reader.checksum_nbytes
+        if reader.place(last).nbytes < self._size:
+            self._start, self._last = start, reader.decode(last)
+            self._starts.pop()
 
     def append(self, about: Description | None, pieces: Iterable[Bytes]) -> None:
         """Encode everything, and only then change the file."""
-        kept = max(0, self._nchunks - 1)
-        start = self._starts[kept] if self._starts else self._reader.first_chunk
-        last = [np.frombuffer(self._reader.decode(kept), np.uint8)] if self._starts else []
-        lengths: list[int] = []
+        lengths = [self._size] * len(self._starts)
+        kept = [np.frombuffer(self._last, np.uint8)] if self._start < self._end else []
         with Spool() as spool:
-            starts = self._starts[:kept]
-            parts = _rechunked(chain(last, pieces), self._size, lengths)
-            for buf in workers.spread(self._recipe.encode, parts):
-                starts.append(start + spool.write(buf, digest(self._reader.header.checksum, buf)))
+            starts = list(self._starts)
+            parts = _rechunked(chain(kept, pieces), self._size, lengths)
+            starts += [
+                self._start + spool.write(buf, digest(self._reader.header.checksum, buf))
+                for buf in workers.spread(self._recipe.encode, parts)
+            ]
             header, section = self._head(len(starts), lengths[-1], about)
-            self._store.append("", start, spool.pieces(0, spool.length))
-        if header.offsets:
-            self._store.patch("", self._reader.table_start, np.array(starts, "<i8").tobytes())
-        self._store.patch("", 0, header.pack() + section)
+            head = [Old(0, header.pack() + section)]
+            if header.offsets:
+                head.append(self._changed(np.array(starts, "<i8")))
+            self._change(head, spool)
+
+    def _changed(self, offsets: npt.NDArray[np.int64]) -> Old:
+        """Return the offsets that are not in the table yet, and where they belong."""
+        first = self._reader.table_start
+        (raw,) = self._store.read([Span("", first, first + offsets.nbytes)])
+        differ = np.flatnonzero(np.frombuffer(raw, "<i8") != offsets)
+        n = int(differ[0]) if len(differ) else len(offsets)
+        return Old(first + 8 * n, offsets[n:].tobytes())
+
+    def _change(self, head: Sequence[Old], spool: Spool) -> None:
+        """Write what is new where nothing is yet, what was there behind it, and only then overwrite."""
+        store, size = self._store, self._end
+        over, behind = _divided(spool.pieces(0, spool.length), size - self._start)
+        new = [Old(self._start, over), *head]
+        spans = [Span("", start, start + len(content)) for start, content in new]
+        # A new last chunk may be shorter than the old one.
+        spans[0] = Span("", self._start, size)
+        old = [Old(span.start, view) for span, view in zip(spans, store.read(spans), strict=True)]
+        end = self._start + spool.length
+        store.append("", size, chain(behind, (bloscpack_undo.pack(old, size, max(size, end)),)))
+        try:
+            for start, content in new:
+                if len(content):
+                    store.patch("", start, content)
+            store.append("", end, ())
+        except BaseException:
+            with suppress(Exception):  # the record is still there for the next one who opens the file
+                bloscpack_undo.restore(store, old, size)
+            raise
 
     def _head(self, nchunks: int, last: int, about: Description | None) -> tuple[Header, bytes]:
         reader = self._reader
@@ -292,6 +342,14 @@ class _Appender:
             return header, b""
         metadata = reader.metadata | {"shape": list(about.shape)}
         return header, pack_metadata(metadata, checksum=meta.checksum, room=meta.max_meta_size)
+
+
+def _divided(pieces: Iterable[Buffer], nbytes: int) -> tuple[bytes, Iterator[Buffer]]:
+    """Return the first bytes of pieces, and the others."""
+    rest, held = iter(pieces), bytearray()
+    while len(held) < nbytes and (piece := next(rest, None)) is not None:
+        held += piece
+    return bytes(held[:nbytes]), chain((bytes(held[nbytes:]),), rest)
 
 
 def _rechunked(pieces: Iterable[Bytes], size: int, lengths: list[int]) -> Iterator[Bytes]:

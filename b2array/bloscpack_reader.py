@@ -15,7 +15,7 @@ from typing import Any, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from b2array import chunk, config, indexing, workers
+from b2array import bloscpack_undo, chunk, config, indexing, workers
 from b2array.bloscpack_header import (
     META_HEADER_LEN,
     Description,
@@ -81,7 +81,9 @@ def open(url: Url | Buffer, *, storage_options: Mapping[str, Any] | None = None)
     ...     f.shape, f[4:].tolist()
     ((6, 2), [[8, 9], [10, 11]])
     """
-    return Reader(store_of(url, storage_options))
+    store = store_of(url, storage_options)
+    bloscpack_undo.recover(store)
+    return Reader(store)
 
 
 class Reader:
@@ -184,6 +186,10 @@ class Reader:
     def first_chunk(self) -> int:
         """Where the first chunk is in the file."""
         return self.table_start + 8 * self.nslots
+
+    def head_bytes(self) -> bytes:
+        """Return all that stands in front of the first chunk."""
+        return bytes(self._bytes(0, self.first_chunk))
 
     @property
     def checksum_nbytes(self) -> int:

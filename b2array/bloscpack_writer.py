@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import io
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import IO, Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 from numcodecs import blosc
 
-from b2array import config, workers
+from b2array import workers
 from b2array.assignment import check_unmasked
 from b2array.bloscpack_header import (
     ARRAY_KEYS,
@@ -36,8 +34,9 @@ from b2array.bloscpack_header import (
 from b2array.codecs import codec_name
 from b2array.errors import UnsupportedError
 from b2array.params import CParams
+from b2array.placement import Placement, require_free
 from b2array.spec import CODEC_FORMATS, Buffer, FilterId
-from b2array.storage import Store, open_store
+from b2array.storage import open_store
 
 __all__ = ["Recipe", "Writer", "chunk_size_of", "converted"]
 
@@ -90,8 +89,8 @@ class Writer:
         self._room = len(section)
         self._max_app_chunks = 0 if version == 2 else max_app_chunks
         self._slots = self._first_slots() if offsets else 0
-        self._place = None if url is None else _Place(url, storage_options, overwrite=overwrite)
-        self._file: IO[bytes] = io.BytesIO() if self._place is None else self._place.file
+        self._place = None if url is None else _place(url, storage_options, overwrite=overwrite)
+        self._file: IO[bytes] = io.BytesIO() if self._place is None else self._place.path.open("x+b")
         self._pending: list[Bytes] = []
         self._npending = 0
         self._offsets: list[int] = []
@@ -221,15 +220,14 @@ class Writer:
             self._file.write(np.array(self._offsets, "<i8").tobytes())
         if self._place is None:
             self.packed = cast(io.BytesIO, self._file).getvalue()
-            self._file.close()
-        else:
+        self._file.close()
+        if self._place is not None:
             self._place.finish()
 
     def abort(self) -> None:
         """Give up: nothing stays."""
-        if self._place is None:
-            self._file.close()
-        else:
+        self._file.close()
+        if self._place is not None:
             self._place.abort()
 
     def __enter__(self) -> Self:
@@ -242,60 +240,10 @@ class Writer:
             self.abort()
 
 
-class _Place:
-    """Where a file is written until it is complete, and where it goes then."""
-
-    def __init__(self, url: Url, storage_options: Mapping[str, Any] | None, *, overwrite: bool) -> None:
-        self._store = open_store(url, storage_options=storage_options)
-        self._overwrite = overwrite
-        _require_room(self._store, overwrite=overwrite)
-        self._path = self._store.temporary("")
-        self.file: IO[bytes]
-        if self._path is None:
-            self.file = tempfile.TemporaryFile()  # noqa: SIM115
-        else:
-            path = Path(self._path)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = path.open("x+b")
-
-    def finish(self) -> None:
-        self.file.flush()
-        if self._path is None:
-            write = self._store.replace if self._overwrite else self._store.create
-            write("", self._pieces())
-            self.file.close()
-            return
-        if config.durable:
-            os.fsync(self.file.fileno())
-        self.file.close()
-        try:
-            self._store.adopt(self._path, "", exclusive=not self._overwrite)
-        finally:
-            Path(self._path).unlink(missing_ok=True)
-
-    def _pieces(self) -> Iterator[bytes]:
-        self.file.seek(0)
-        while piece := self.file.read(_STEP):
-            yield piece
-
-    def abort(self) -> None:
-        self.file.close()
-        if self._path is not None:
-            Path(self._path).unlink(missing_ok=True)
-
-
-def _require_room(store: Store, *, overwrite: bool) -> None:
-    (head,) = store.head([""], len(MAGIC))
-    if isinstance(head, FileNotFoundError):
-        return
-    if isinstance(head, IsADirectoryError):
-        raise FileExistsError(f"{store.url} exists and is a directory")
-    if isinstance(head, Exception):
-        raise head
-    if not overwrite:
-        raise FileExistsError(f"{store.url} exists; overwrite=True replaces it")
-    if bytes(head.data) != MAGIC:
-        raise FileExistsError(f"{store.url} exists and is not a Bloscpack file that can be replaced")
+def _place(url: Url, storage_options: Mapping[str, Any] | None, *, overwrite: bool) -> Placement:
+    store = open_store(url, storage_options=storage_options)
+    require_free(store, MAGIC, "a Bloscpack file", overwrite=overwrite)
+    return Placement(store, overwrite=overwrite)
 
 
 class Recipe:

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
@@ -36,6 +36,7 @@ from b2array.cli_options import (
     Storage,
     Url,
     Verify,
+    age_of,
     cparams_of,
     extents,
     format_name,
@@ -44,15 +45,16 @@ from b2array.cli_options import (
     storage_options,
 )  # fmt: skip
 from b2array.conversion import convert as converting
-from b2array.display import nbytes as shown_nbytes
 from b2array.errors import B2ArrayError, FormatError
 from b2array.formats import find
 from b2array.group import open_group
 from b2array.opening import place_new
+from b2array.placement import Placement, require_free
 from b2array.progress import Progress as Progressing
 from b2array.progress import track
 from b2array.schunk import SChunk
-from b2array.storage import open_store
+from b2array.spec import Buffer
+from b2array.storage import Store, open_store
 
 __all__ = ["app", "main"]
 
@@ -61,36 +63,43 @@ P = ParamSpec("P")
 OK, ERROR, USAGE, CORRUPT = 0, 1, 2, 3
 _STEP = 8 * 2**20
 
+# Depending on its version, Typer has Click beside it or a copy of Click within.
+_UsageError: Any = typer.BadParameter.__base__
+
 app = typer.Typer(
     name="b2array",
     help="Look at, read, convert and check arrays in the Blosc2 formats, in files and at URLs.",
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        The arguments behind the program's name; by default those of the process.
-
-    Returns
-    -------
-    int
-        0: all is well; 1: an error, or something is missing; 2: wrong usage; 3: the file is damaged.
-    """
+    """Run a command; see `b2array.__main__.main`."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
         setattr(warnings, "showwarning", _warn)  # noqa: B010 - a simpler signature does
         warnings.simplefilter("always", UserWarning)
         try:
-            app(args=None if argv is None else list(argv), prog_name="b2array")
+            return _code(app(args=arguments, prog_name="b2array", standalone_mode=False))
         except SystemExit as end:
-            return end.code if isinstance(end.code, int) else OK
-    return OK
+            return _code(end.code)
+        except typer.Abort:
+            return ERROR
+        except _UsageError as error:
+            print(_misunderstood(error) if arguments else error.ctx.get_help(), file=sys.stderr)
+            return USAGE
+
+
+def _code(result: object) -> int:
+    return result if isinstance(result, int) else OK
+
+
+def _misunderstood(error: Any) -> str:
+    """Say in one line what is wrong with the arguments, and where to read on."""
+    command = "b2array" if error.ctx is None else error.ctx.command_path
+    text = " ".join(error.format_message().split()).rstrip(".")
+    return f"{command}: {text[:1].lower()}{text[1:]} (see {command} --help)"
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -111,7 +120,9 @@ def _command(name: str) -> Callable[[Callable[P, int | None]], Callable[P, None]
                 # Whoever read the output has seen enough; the interpreter must not fail over it at its end.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 code = OK
-            except (B2ArrayError, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+            except _UsageError:
+                raise
+            except Exception as error:  # noqa: BLE001 - clients of servers have errors of their own, and they are many
                 print(f"b2array: {_text(error)}", file=sys.stderr)
                 code = CORRUPT if isinstance(error, FormatError) else ERROR
             if code:
@@ -122,16 +133,22 @@ def _command(name: str) -> Callable[[Callable[P, int | None]], Callable[P, None]
     return decorate
 
 
+_TELLING = (B2ArrayError, OSError, ValueError, TypeError, LookupError, ArithmeticError)
+"""Errors whose text is enough."""
+
+
 def _text(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
     said = " ".join(str(text).split()) or type(error).__name__
+    if not isinstance(error, _TELLING):
+        said = f"{type(error).__name__}: {said}"
     return said.replace("overwrite=True", "--overwrite")
 
 
 def _print(data: Any) -> None:
-    print(json.dumps(describing.plain(data), indent=2, ensure_ascii=False))
+    print(json.dumps(describing.plain(data), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def _all(lines: Iterator[str]) -> None:
@@ -214,11 +231,14 @@ def cat(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="KEY") from None
     options = storage_options(storage)
+    store = None if output is None else open_store(output, storage_options=options)
+    if store is not None:
+        require_free(store, b"", "a file", overwrite=overwrite)
     kind, address = find(url, None, options, exists=True)
     with kind.open(address, options) as source:
         values = source.read(wanted)
-    if output is not None:
-        with Path(output).open("wb" if overwrite else "xb") as file:
+    if store is not None:
+        with Placement(store, overwrite=overwrite) as path, Path(path).open("wb") as file:
             np.save(file, values, allow_pickle=False)
         return
     print(np.array2string(np.asarray(values), threshold=sys.maxsize if every else 1000))
@@ -236,7 +256,7 @@ def convert(
     clevel: Clevel = None,
     filters: Filters = None,
     layout: Layout = "auto",
-    zarr_format: Annotated[int | None, typer.Option(help="2 or 3.")] = None,
+    zarr_format: Annotated[int | None, typer.Option(min=2, max=3, help="2 or 3.")] = None,
     overwrite: Overwrite = False,
     verify: Verify = False,
     progress: Progress = None,
@@ -246,7 +266,8 @@ def convert(
     options = storage_options(storage)
     more = {} if zarr_format is None else {"zarr_format": zarr_format}
     converting(
-        src, dst, src_format=format_name(src_format), dst_format=format_name(dst_format),
+        src, dst, src_format=format_name(src_format, "--src-format"),
+        dst_format=format_name(dst_format, "--dst-format"),
         chunks=extents(chunks, "--chunks"), blocks=extents(blocks, "--blocks"),
         cparams=cparams_of(codec, clevel, filters), layout=layout_kind(layout), overwrite=overwrite, verify=verify,
         progress=shows(progress), src_options=options, dst_options=options, **more,
@@ -273,7 +294,8 @@ def copy(
     held = snapshot.load(open_store(src, storage_options=options))
     if held.frame.metalayer("b2nd") is None and held.frame.metalayer("caterva") is None:
         store, frame_type = place_new(dst, kind, options, overwrite=overwrite)
-        draft.copied(held, store, frame_type, overwrite=overwrite).commit()
+        with track(held.frame.nchunks, "chunks copied", shows(progress), unit="items") as shown:
+            draft.copied(held, store, frame_type, overwrite=overwrite, progress=shown).commit()
         return
     a = NDArray(SChunk(held, "r"))
     building.copy(
@@ -288,7 +310,7 @@ def pack(
     dst: Dst,
     checksum: Annotated[str, typer.Option(help=", ".join(CHECKSUMS))] = "adler32",
     offsets: Annotated[bool, typer.Option(help="Whether the file says where its chunks are.")] = True,
-    chunk_size: Annotated[int | None, typer.Option(help="Bytes in a chunk before compression.")] = None,
+    chunk_size: Annotated[int | None, typer.Option(min=1, help="Bytes in a chunk before compression.")] = None,
     codec: Codec = None,
     clevel: Clevel = None,
     filters: Filters = None,
@@ -320,11 +342,18 @@ def pack(
             shown.advance(len(data))
     if verify:
         with bloscpack.open(dst, storage_options=options) as f:
-            at = 0
-            for piece in f.iter_chunks():
-                if bytes(_bytes(store.head([""], len(piece), offset=at)[0])) != piece:
-                    raise B2ArrayError(f"{f.url} differs from its source at byte {at} or behind")
-                at += len(piece)
+            _compare(f, store, f.url)
+
+
+def _compare(f: bloscpack.Reader, store: Store, made: str) -> None:
+    """Raise B2ArrayError unless a Bloscpack file holds the bytes of another one; `made` is the new one of the two."""
+    at = 0
+    for piece in f.iter_chunks():
+        if piece and bytes(_bytes(store.head([""], len(piece), offset=at)[0])) != piece:
+            raise B2ArrayError(f"{made} differs from its source at byte {at} or behind")
+        at += len(piece)
+    if at != store.stamp("").size:
+        raise B2ArrayError(f"{made} differs from its source: one has {at} bytes, the other {store.stamp('').size}")
 
 
 def _bytes(head: Any) -> memoryview:
@@ -372,11 +401,19 @@ def unpack(
                 src_options=options, dst_options=options,
             )  # fmt: skip
             return OK
-        store = open_store(dst, storage_options=options)
-        write = store.replace if overwrite else store.create
         with track(f.nbytes, "unpacking", shows(progress)) as shown:
-            write("", _counted(f.iter_chunks(), shown))
+            store = _write(dst, _counted(f.iter_chunks(), shown), options, overwrite=overwrite)
+        if verify:
+            _compare(f, store, store.url)
     return OK
+
+
+def _write(dst: str, pieces: Iterable[Buffer], options: Mapping[str, Any], *, overwrite: bool) -> Store:
+    store = open_store(dst, storage_options=options)
+    require_free(store, b"", "a file", overwrite=overwrite)
+    write = store.replace if overwrite else store.create
+    write("", pieces)
+    return store
 
 
 def _counted(pieces: Iterator[bytes], shown: Progressing) -> Iterator[bytes]:
@@ -388,9 +425,7 @@ def _counted(pieces: Iterator[bytes], shown: Progressing) -> Iterator[bytes]:
 def _save(dst: str, data: Any, options: Mapping[str, Any], *, overwrite: bool) -> None:
     """Write what was saved of a damaged file."""
     if isinstance(data, bytes):
-        store = open_store(dst, storage_options=options)
-        write = store.replace if overwrite else store.create
-        write("", data)
+        _write(dst, (data,), options, overwrite=overwrite)
         return
     with tempfile.TemporaryDirectory(prefix="b2array-") as directory:
         np.save(f"{directory}/intact.npy", data)
@@ -420,30 +455,10 @@ def bench(
     if as_json:
         _print({"file": [each._asdict() for each in own], "sample": [each._asdict() for each in others]})
         return
-    rows = [("read", "bytes", "time", "rate")]
-    rows += [(each.pattern, shown_nbytes(each.nbytes), _time(each.seconds), _rate(each.rate)) for each in own]
-    _all(describing.table(rows, "<>>>"))
+    _all(describing.table(list(measuring.rates(own)), "<>>>"))
     if others:
         print("\nA sample in memory, with other chunks and blocks:\n")
-        _all(describing.table(list(_compared(others)), "<<>" + ">" * len(own)))
-
-
-def _compared(found: Sequence[measuring.Measured]) -> Iterator[tuple[str, ...]]:
-    patterns = list(dict.fromkeys(each.pattern for each in found))
-    yield ("chunks", "blocks", "ratio", *patterns)
-    for chunks, blocks in dict.fromkeys((each.chunks, each.blocks) for each in found):
-        mine = {each.pattern: each for each in found if (each.chunks, each.blocks) == (chunks, blocks)}
-        ratio = next(iter(mine.values())).ratio
-        times = (_time(mine[name].seconds) if name in mine else "" for name in patterns)
-        yield str(chunks), str(blocks), f"{ratio:.2f}", *times
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
-
-
-def _rate(rate: float) -> str:
-    return f"{rate / 1e6:.1f} MB/s"
+        _all(describing.table(list(measuring.compared(others)), "<<>" + ">" * len(own)))
 
 
 @_command("verify")
@@ -492,15 +507,18 @@ def vacuum(
     storage: Storage = None,
 ) -> None:
     """Remove files of writers that were killed, and of states that nobody needs any more."""
-    age: str | float = float(grace) if grace.replace(".", "", 1).isdigit() else grace
-    done = integrity.vacuum(url, grace=age, dry_run=dry_run, storage_options=storage_options(storage))
+    done = integrity.vacuum(url, grace=age_of(grace), dry_run=dry_run, storage_options=storage_options(storage))
     _print(done.to_dict()) if as_json else print(done)
 
 
 @_command("repack")
-def repack(url: Url, dry_run: DryRun = False, as_json: Json = False, storage: Storage = None) -> None:
+def repack(
+    url: Url, dry_run: DryRun = False, as_json: Json = False, progress: Progress = None, storage: Storage = None
+) -> None:
     """Write a contiguous frame anew, without dead space."""
-    done = integrity.repack(url, dry_run=dry_run, storage_options=storage_options(storage))
+    done = integrity.repack(
+        url, dry_run=dry_run, storage_options=storage_options(storage), progress=shows(progress)
+    )  # fmt: skip
     _print(done.to_dict()) if as_json else print(done)
 
 

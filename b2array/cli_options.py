@@ -9,12 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+from b2array import integrity
 from b2array.formats import FORMATS
 from b2array.params import CParams
 
 __all__ = [
     "Clevel", "Codec", "DryRun", "Dst", "Extents", "Filters", "Json", "Layout", "Name", "Overwrite", "Progress", "Src",
-    "Storage", "Url", "Verify", "cparams_of", "extents", "format_name", "layout_kind", "shows", "storage_options",
+    "Storage", "Url", "Verify", "age_of", "cparams_of", "extents", "format_name", "layout_kind", "shows",
+    "storage_options",
 ]  # fmt: skip
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="A path, or a URL that fsspec understands.")]
@@ -73,7 +75,7 @@ def cparams_of(codec: str | None, clevel: int | None, filters: str | None) -> CP
     try:
         return CParams(**{name: value for name, value in given.items() if value is not None})
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(str(error), param_hint="--codec, --clevel or --filters") from None
 
 
 def shows(progress: bool | None) -> bool:
@@ -81,10 +83,18 @@ def shows(progress: bool | None) -> bool:
     return sys.stderr.isatty() if progress is None else progress
 
 
-def format_name(name: str | None) -> Any:
+def age_of(text: str) -> float:
+    """Return an age in seconds."""
+    try:
+        return integrity.in_seconds(float(text) if text.replace(".", "", 1).isdigit() else text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--grace") from None
+
+
+def format_name(name: str | None, hint: str) -> Any:
     """Return the name of a format if there is one like that."""
     if name is not None and name not in FORMATS:
-        raise typer.BadParameter(f"expected one of {', '.join(FORMATS)}, got {name!r}")
+        raise typer.BadParameter(f"expected one of {', '.join(FORMATS)}, got {name!r}", param_hint=hint)
     return name
 
 

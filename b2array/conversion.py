@@ -69,7 +69,8 @@ def convert(
     layout : {"auto", "contiguous", "sparse"}
         Kind of a ``.b2nd``: one file, or a directory.
     overwrite : bool, default False
-        Whether a destination may be replaced, if it has the same format.
+        Whether a destination may be replaced, if it has the same format. The old one is there until the new one is
+        complete, but for Zarr arrays in stores without renaming, which are written in place.
     verify : bool, default False
         Read both again afterwards and compare.
     progress : bool, default False

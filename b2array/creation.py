@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, SupportsIndex
 
@@ -147,11 +148,8 @@ def create(
 def filled(url: Url | None, shape: Shape, dtype: npt.DTypeLike, *, fill_value: Any = 0, **options: Any) -> Draft:
     """Do what `create` does, but for the commit."""
     draft, plan = new_draft(url, shape, dtype, fill_value=fill_value, **options)
-    try:
+    with _filling(draft):
         life.fill_chunks(draft, plan, _fill_bytes(fill_value, plan.dtype), np.arange(plan.nchunks))
-    except BaseException:
-        draft.abort()
-        raise
     return draft
 
 
@@ -374,15 +372,26 @@ def holding(x: Any, *, url: Url | None, dtype: npt.DTypeLike | None = None, **op
     assignment.check_unmasked(x)
     values = np.asarray(x, dtype=known_dtype(dtype))
     draft, layout = new_draft(url, values.shape, values.dtype, **options)
-    selection = indexing.select((...,), values.shape)
-    try:
+    with _filling(draft):
         if values.size:
-            box = selection.spread(values)
-            transfer.write(draft, layout, selection.index, selection.axes, box, cparams=draft.frame.cparams)
+            _put(draft, layout, (...,), values)
+    return draft
+
+
+def _put(draft: Draft, layout: Layout, key: Any, values: npt.NDArray[Any]) -> None:
+    selection = indexing.select(key, layout.shape)
+    box = selection.spread(values)
+    transfer.write(draft, layout, selection.index, selection.axes, box, cparams=draft.frame.cparams)
+
+
+@contextmanager
+def _filling(draft: Draft) -> Iterator[None]:
+    """Abort a draft that cannot be filled."""
+    try:
+        yield
     except BaseException:
         draft.abort()
         raise
-    return draft
 
 
 def write_regions(
@@ -400,16 +409,11 @@ def write_regions(
         What else `create` takes.
     """
     draft, layout = new_draft(url, shape, dtype, **options)
-    try:
+    with _filling(draft):
         fill = _fill_bytes(options.get("fill_value", 0), layout.dtype)
         life.fill_chunks(draft, layout, fill, np.arange(layout.nchunks))
         for key, values in regions:
-            selection = indexing.select(key, layout.shape)
-            box = selection.spread(values)
-            transfer.write(draft, layout, selection.index, selection.axes, box, cparams=draft.frame.cparams)
-    except BaseException:
-        draft.abort()
-        raise
+            _put(draft, layout, key, values)
     return NDArray(SChunk(draft.commit(), "r+"))
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from b2array import anatomy, bloscpack, display, formats, snapshot
 from b2array.array import NDArray
-from b2array.bloscpack_header import CHECKSUMS
+from b2array.bloscpack_header import CHECKSUMS, META_HEADER_LEN, digest_size
 from b2array.errors import B2ArrayError
 from b2array.group import open_group
 from b2array.schunk import SChunk
@@ -145,6 +146,8 @@ def plain(value: Any) -> Any:
         return plain(value.tolist()) if value.dtype.kind in "biufUSV" else str(value)
     if isinstance(value, bytes):
         return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
@@ -181,11 +184,14 @@ class Chunks:
                 middle = median(values)
                 form = ".2f" if name == "ratio" else ".0f"
                 rows[f"{name} of a chunk"] = f"{min(values):{form}} to {max(values):{form}}, median {middle:{form}}"
-        rows["file"] = display.nbytes(found.total)
+        if found.total is not None:
+            rows["file"] = display.nbytes(found.total)
         rows["live"] = display.nbytes(found.live)
         rows["frame"] = display.nbytes(found.frame)
-        share = f", {found.dead / found.total:.0%}" if found.dead and found.total else ""
-        rows["dead"] = display.nbytes(found.dead) + share
+        rows["dead"] = "not known: the files cannot be listed"
+        if found.dead is not None:
+            share = f", {found.dead / found.total:.0%}" if found.dead and found.total else ""
+            rows["dead"] = display.nbytes(found.dead) + share
         yield from repr(display.Info(rows)).splitlines()
         yield ""
         yield "what compression leaves of each chunk: · nothing  ░ up to 25 %  ▒ 50 %  ▓ 75 %  █ more"
@@ -224,33 +230,56 @@ def raw_fields(url: str, storage_options: Storage) -> Iterator[anatomy.Field]:
     yield from anatomy.fields(snapshot.load(open_store(url, storage_options=storage_options)))
 
 
+# Name, position, struct format and meaning of what stands in the headers of a Bloscpack file.
+_START = (("magic", 0, "4s", "says that this is a Bloscpack file"), ("version", 4, "B", "version of the format"))
+_NCHUNKS = "number of chunks, -1: not known"
+_VERSION1_FIELDS = (*_START, ("reserved", 5, "3s", ""), ("nchunks", 8, "<q", _NCHUNKS))
+_HEADER_FIELDS = (
+    *_START,
+    ("options", 5, "B", "bit 0: offsets, bit 1: metadata"),
+    ("checksum", 6, "B", "behind each chunk: " + ", ".join(f"{n}: {name}" for n, name in enumerate(CHECKSUMS))),
+    ("typesize", 7, "B", "bytes of an item"),
+    ("chunk-size", 8, "<i", "bytes of a chunk before compression, -1: not known"),
+    ("last-chunk", 12, "<i", "bytes of the last chunk, -1: not known"),
+    ("nchunks", 16, "<q", _NCHUNKS),
+    ("max_app_chunks", 24, "<q", "for the offsets of how many further chunks there is room; version 2: reserved"),
+)
+_META_FIELDS = (
+    ("magic", 0, "8s", "how the metadata are written"),
+    ("options", 8, "B", "none are known"),
+    ("checksum", 9, "B", "of the metadata, as of chunks"),
+    ("codec", 10, "B", "of the metadata, 0: none, 1: zlib"),
+    ("level", 11, "B", "of the codec"),
+    ("meta_size", 12, "<I", "bytes of the metadata before compression"),
+    ("max_meta_size", 16, "<I", "bytes for which there is room"),
+    ("meta_comp_size", 20, "<I", "bytes of the metadata as they are stored"),
+    ("user_codec", 24, "8s", "name of another codec"),
+)
+
+
 def _bloscpack_fields(f: bloscpack.Reader) -> Iterator[anatomy.Field]:
-    header = f.header
-    at = 5
-    for name, size, value, meaning in (
-        ("options", 1, None, "bit 0: offsets, bit 1: metadata"),
-        ("checksum", 1, header.checksum, CHECKSUMS[header.checksum]),
-        ("typesize", 1, header.typesize, "bytes of an item"),
-        ("chunk-size", 4, header.chunk_size, "bytes of a chunk before compression, -1: not known"),
-        ("last-chunk", 4, header.last_chunk, "bytes of the last chunk, -1: not known"),
-        ("nchunks", 8, header.nchunks, "number of chunks, -1: not known"),
-        ("max_app_chunks", 8, header.max_app_chunks, "for the offsets of how many further chunks there is room"),
-    ):  # fmt: skip
-        raw = header.pack()[at : at + size]
-        yield anatomy.Field("header", at, raw, name, raw[0] if value is None else value, meaning)
-        at += size
-    if f.meta_head is not None:
-        at = header.length
-        for key, width, found in zip(f.meta_head._fields, (8, 1, 1, 1, 1, 4, 4, 4, 8), f.meta_head, strict=True):
-            text = isinstance(found, bytes)
-            raw = found if isinstance(found, bytes) else cast(int, found).to_bytes(width, "little")
-            shown = raw.rstrip(b"\0").decode(errors="replace") if text else found
-            yield anatomy.Field("metadata", at, raw, key, shown, "of the metadata behind this header")
-            at += width
-    for n in range(f.nchunks if f.nslots else 0):
-        start = f.place(n).start
-        place = f.table_start + 8 * n
-        yield anatomy.Field("offsets", place, start.to_bytes(8, "little"), f"chunk {n}", start, "where it begins")
+    """Yield every field in front of the chunks, in the order of the file."""
+    raw = f.head_bytes()
+    yield from anatomy.rows("header", raw, 0, _VERSION1_FIELDS if f.header.version == 1 else _HEADER_FIELDS)
+    meta, at = f.meta_head, f.header.length
+    if meta is not None:
+        yield from anatomy.rows("metadata", raw[at:], at, _META_FIELDS)
+        at += META_HEADER_LEN
+        for name, nbytes, meaning in (
+            ("metadata", meta.meta_comp_size, "what they say"),
+            ("room", meta.max_meta_size - meta.meta_comp_size, "for longer ones"),
+            ("digest", digest_size(meta.checksum), "checksum of the metadata"),
+        ):
+            if nbytes:
+                yield anatomy.Field("metadata", at, raw[at : at + nbytes], name, f"{nbytes} bytes", meaning)
+            at += nbytes
+    nchunks = min(f.nchunks, f.nslots)
+    for n, start in enumerate(np.frombuffer(raw, "<i8", nchunks, at).tolist() if nchunks else ()):
+        yield anatomy.Field("offsets", at, raw[at : at + 8], f"chunk {n}", start, "where it begins, -1: not known")
+        at += 8
+    if at < len(raw):
+        unused = f"{(len(raw) - at) // 8} times 8 bytes"
+        yield anatomy.Field("offsets", at, raw[at:], "room", unused, "for offsets of further chunks")
 
 
 def table(rows: Sequence[Sequence[str]], align: str) -> Iterator[str]:

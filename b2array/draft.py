@@ -97,6 +97,7 @@ class Draft:
         self._base_cbytes = self.sizes[:, 0].copy()
         self.reshaped = False
         self.compacting = False
+        self._compacted: Progress | None = None
         self._overwrite = overwrite
         self._locked = locked
         self._replaces = replaces
@@ -288,9 +289,9 @@ class Draft:
         self._attrs[name] = content
         self.frame, self.extras = notes.with_attr(self.frame, self.extras, name, content)
 
-    def compact(self) -> None:
-        """Let the commit write everything anew, without dead space."""
-        self.compacting = True
+    def compact(self, progress: Progress | None = None) -> None:
+        """Let the commit write everything anew, without dead space; `progress` counts the chunks then."""
+        self.compacting, self._compacted = True, progress
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -530,7 +531,7 @@ class Draft:
 
     def _rewrite(self, current: Snapshot) -> Snapshot:
         """Write everything anew, without dead space, in the place of the old file."""
-        new = copied(self, self.store, FrameType.CONTIGUOUS)
+        new = copied(self, self.store, FrameType.CONTIGUOUS, progress=self._compacted)
         try:
             packed = new._packed(0)
             pieces = chain((packed.header,), new._shelf.pieces(new.frame.offsets), (packed.tail,))

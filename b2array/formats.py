@@ -18,6 +18,7 @@ from b2array import bloscpack, creation
 from b2array.bloscpack_header import Description, describe
 from b2array.errors import FormatError, UnsupportedError
 from b2array.hdf5_io import MAGIC, check_hdf5, open_hdf5, write_hdf5
+from b2array.placement import Placement, require_free
 from b2array.redaction import redact
 from b2array.sources import (
     Box,
@@ -28,9 +29,7 @@ from b2array.sources import (
     Storage,
     json_attrs,
     local_copy,
-    made_file,
     refuse_objects,
-    require_free,
 )  # fmt: skip
 from b2array.storage import Store, open_store
 from b2array.zarr_io import check_zarr, open_zarr, write_zarr
@@ -126,7 +125,7 @@ def _open_npy(url: str, storage_options: Storage) -> Source:
 def _write_npy(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
     store = open_store(url, storage_options=settings.storage_options)
     require_free(store, _NPY_MAGIC, "a .npy file", overwrite=settings.overwrite)
-    with made_file(store, overwrite=settings.overwrite) as path:
+    with Placement(store, overwrite=settings.overwrite) as path:
         out = np.lib.format.open_memmap(path, "w+", source.dtype, source.shape)
         for box, values in pieces:
             out[box] = values
@@ -170,7 +169,7 @@ def _write_blp(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
         metadata["attrs"] = json_attrs(source.attrs)
     if source.dims is not None:
         metadata["dims"] = list(source.dims)
-    raw = np.asarray(source.fill).tobytes()
+    raw = np.asarray(source.fill, source.dtype).tobytes()
     if any(raw):
         metadata["fill_value"] = raw.hex()
     with bloscpack.create(

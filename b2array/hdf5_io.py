@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from b2array.errors import FormatError, UnsupportedError
+from b2array.placement import Placement, require_free
 from b2array.redaction import redact
 from b2array.sources import (
     Piece,
@@ -21,11 +22,9 @@ from b2array.sources import (
     Source,
     Storage,
     local_copy,
-    made_file,
     only,
     refuse_objects,
     require,
-    require_free,
 )  # fmt: skip
 from b2array.storage import Store, open_store
 
@@ -143,7 +142,7 @@ def write_hdf5(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
     adds = name is not None and _is_there(store)
     if not adds:
         require_free(store, MAGIC, "an HDF5 file", overwrite=settings.overwrite)
-    with made_file(store, overwrite=adds or settings.overwrite) as path:
+    with Placement(store, overwrite=adds or settings.overwrite) as path:
         if adds or _is_there(store):
             with local_copy(address, settings.storage_options) as old:
                 _require_room(h5py, old, address, name, overwrite=settings.overwrite)
@@ -183,8 +182,9 @@ def _write(h5py: ModuleType, path: str, name: str, source: Source, pieces: Itera
             options |= {"shuffle": True, "compression": "gzip", "compression_opts": 5}
             if settings.cparams is not None:
                 options["compression_opts"] = settings.cparams.clevel
-        if source.dtype.kind not in "mM":
-            options["fillvalue"] = source.fill
+        options["fillvalue"] = source.fill
+        if source.dtype.kind in "mM":
+            options["fillvalue"] = np.asarray(source.fill).view(dtype)
         data = file.create_dataset(name, source.shape, dtype, **options)
         for dim, label in zip(data.dims, source.dims or (), strict=False):
             dim.label = label or ""

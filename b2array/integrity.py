@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from b2array import config, extras, frame, notes, unfinished
+from b2array.anatomy import listed
 from b2array.display import nbytes as shown_nbytes
 from b2array.draft import Draft, copied, extras_of
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
@@ -236,12 +237,12 @@ def _verified(store: Store, *, deep: bool, progress: bool) -> Report:
     try:
         held = load(store)
     except FileNotFoundError as error:
-        if not any(chunk_number(name) is not None for name in _listing(store) or ()):
+        if not any(chunk_number(name) is not None for name in listed(store) or ()):
             raise
         return replace(report, problems=(Problem("frame", None, FRAME_NAME, str(error)),))
     except (FormatError, UnsupportedError) as error:
         return replace(report, problems=(Problem("frame", None, "", str(error)),))
-    described, files = held.frame, _listing(store)
+    described, files = held.frame, listed(store)
     sizes = {name: each.size for name, each in files.items()} if files is not None else None
     found = inspect(held, deep=deep, files=sizes, progress=progress)
     sparse = described.frame_type == FrameType.SPARSE
@@ -264,14 +265,6 @@ def _verified(store: Store, *, deep: bool, progress: bool) -> Report:
         dead_nbytes=dead,
         problems=tuple(found.problems),
     )
-
-
-def _listing(store: Store) -> dict[str, Listed] | None:
-    """Return the store's objects, or None if it cannot be listed, as without the permission to."""
-    try:
-        return store.listing()
-    except (OSError, UnsupportedError, NotImplementedError):
-        return None
 
 
 def _waiting(store: Store, files: Mapping[str, Listed]) -> list[str]:
@@ -360,7 +353,7 @@ class _Repairer:
 
     def run(self, *, dry_run: bool, backup: bool, trust_order: bool) -> Repair:
         held, certain, actions = self._read()
-        files = _listing(self.store)
+        files = listed(self.store)
         sizes = {name: each.size for name, each in files.items()} if files is not None else None
         found, lost = self._inspected(held, sizes)
         # b2array is never in the middle of a change: where there are checksums of its own, something was damaged.
@@ -495,7 +488,7 @@ def vacuum(url: URL, *, grace: str | float = "24h", dry_run: bool = False, stora
     >>> b2array.vacuum("memory://vacuumed/", grace=0).removed
     ('00000000.chunk',)
     """
-    seconds = _seconds(grace)
+    seconds = in_seconds(grace)
     store = open_store(url, storage_options=storage_options)
     if store.guarantee == "read only" and not dry_run:
         raise ReadOnlyError(f"{store.url} can only be read")
@@ -532,7 +525,8 @@ def _removable(store: Store) -> dict[str, Listed]:
     return {**(unfinished.orphans(store, files, numbers) if held.name else {}), **unfinished.leftovers(store, files)}
 
 
-def _seconds(grace: str | float) -> float:
+def in_seconds(grace: str | float) -> float:
+    """Return a duration that was given in seconds or as text; ValueError if it is none."""
     if isinstance(grace, str):
         found = _DURATION.fullmatch(grace)
         if found is None:
@@ -543,7 +537,7 @@ def _seconds(grace: str | float) -> float:
     return float(grace)
 
 
-def repack(url: URL, *, dry_run: bool = False, storage_options: Options = None) -> Cleanup:
+def repack(url: URL, *, dry_run: bool = False, storage_options: Options = None, progress: bool = False) -> Cleanup:
     """Write a contiguous frame anew, without dead space. In sparse frames there is none: see `vacuum`.
 
     Parameters
@@ -554,6 +548,8 @@ def repack(url: URL, *, dry_run: bool = False, storage_options: Options = None) 
         Only say how many bytes it would free.
     storage_options : mapping, optional
         For fsspec.
+    progress : bool, default False
+        Whether to show how far it has come.
 
     Examples
     --------
@@ -568,5 +564,5 @@ def repack(url: URL, *, dry_run: bool = False, storage_options: Options = None) 
     if dry_run:
         return Cleanup(held.url, dry_run, (), verify(url, storage_options=storage_options).dead_nbytes)
     before = held.store.stamp("").size
-    held.repack()
+    held.repack(progress=progress)
     return Cleanup(held.url, dry_run, (), max(0, before - held.store.stamp("").size))

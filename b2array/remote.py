@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
+from b2array import upload
+from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.redaction import leaks, redact, secrets
 from b2array.spans import Span
 from b2array.spec import Buffer
 from b2array.storage import (
-    COMPARE_AND_SWAP,
     Head,
     Listed,
     Mutex,
@@ -33,13 +33,11 @@ from b2array.storage import (
     where,
 )
 
-__all__ = ["CachingStore", "FsspecStore", "HttpStore", "S3Store", "SharedMemoryStore", "open_remote"]
+__all__ = ["CONNECTIONS", "CachingStore", "FsspecStore", "HttpStore", "SharedMemoryStore", "join", "open_remote"]
 
 _T = TypeVar("_T")
 _READ_LIMIT = 16 * 2**20  # one connection is slower than several, so that a large read is several requests
-_CONNECTIONS = 8  # below the pool size of the S3 client, so that no request waits for another one's body
-_PUT_LIMIT = 5 * 2**30  # S3: bytes that one request can write
-_DELETE_LIMIT = 1000  # S3: keys that one request can delete
+CONNECTIONS = 8  # below the pool size of the S3 client, so that no request waits for another one's body
 _ARCHIVES = ("github", "libarchive", "reference", "tar", "zip")
 _ONE_FILE = ("libarchive", "tar")
 """Archives that all their readers seek in through one file object, so that only one thread may read at a time."""
@@ -59,6 +57,8 @@ _TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "crea
 
 def open_remote(url: str, scheme: str, storage_options: Mapping[str, Any]) -> FsspecStore:
     """Make the store for a URL with a scheme; see `b2array.storage.open_store`."""
+    from b2array.s3_store import S3Store
+
     _require_packages(url)
     kinds: dict[str, type[FsspecStore]]
     kinds = {"http": HttpStore, "https": HttpStore, "s3": S3Store, "s3a": S3Store, "memory": SharedMemoryStore}
@@ -145,7 +145,7 @@ class FsspecStore:
         """Call ``function(file system, path)`` for an object, and raise this package's errors for fsspec's."""
         try:
             fs, root = self._connect()
-            return function(fs, _join(root, name))
+            return function(fs, join(root, name))
         except Exception as error:  # noqa: BLE001 - it is raised below, where no context keeps its text
             failure = self._translate(error, name)
         raise failure
@@ -197,7 +197,7 @@ class FsspecStore:
         names, starts, stops = ([*column] for column in zip(*spans, strict=True))
 
         def request(fs: Any, _: str) -> list[Any]:
-            paths = [_join(self._connect()[1], name) for name in names]
+            paths = [join(self._connect()[1], name) for name in names]
             options = self._read_options(fs, expected)
             answers: list[Any] = fs.cat_ranges(paths, starts, stops, on_error="return", **options)
             return answers
@@ -261,16 +261,37 @@ class FsspecStore:
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
         """Write a new object; see `Store.create`."""
         try:
-            return self._put(name, joined(data), mode="create")
+            return self._write(name, data, exclusive=True)
         except ConflictError:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), where(self.url, name)) from None
 
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
         """Write an object; see `Store.replace`."""
-        content = joined(data)
         if expected is not None and self._version(name) != expected:
             raise overtaken(where(self.url, name))
-        return self._put(name, content)
+        return self._write(name, data)
+
+    def _write(self, name: str, data: Buffer | Iterable[Buffer], *, exclusive: bool = False) -> Stamp:
+        self._require_writable()
+        content = upload.apart(data)
+        if isinstance(content, bytes):
+            return self._put(name, content, **({"mode": "create"} if exclusive else {}))
+        if exclusive and self._version(name) is not None:
+            raise overtaken(where(self.url, name))
+        return self._put_parts(name, content, exclusive=exclusive)
+
+    def _put_parts(self, name: str, parts: Iterator[bytes], *, exclusive: bool) -> Stamp:  # noqa: ARG002
+        # The parts are made outside of the calls: their errors are no errors of this store.
+        file = self._call(name, upload.Streamed)
+        try:
+            for part in parts:
+                self._call(name, partial(file.write, part))
+            self._call(name, file.finish)
+        except BaseException:
+            with suppress(Exception):
+                file.abort()
+            raise
+        return self.stamp(name)
 
     def _version(self, name: str) -> str | None:
         try:
@@ -279,8 +300,6 @@ class FsspecStore:
             return None
 
     def _put(self, name: str, content: bytes, **options: Any) -> Stamp:
-        self._require_writable()
-
         def pipe(fs: Any, path: str) -> None:
             try:
                 fs.pipe_file(path, content, **options)
@@ -374,7 +393,7 @@ class CachingStore(FsspecStore):
     guarantee = "read only"
 
     def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:  # noqa: ARG002
-        parallel = _CONNECTIONS if self._address.startswith("simplecache") else 1
+        parallel = CONNECTIONS if self._address.startswith("simplecache") else 1
         groups = [[*group] for _, group in itertools.groupby(spans, key=lambda span: span.name)]
         with _caching, ThreadPoolExecutor(parallel) as threads:
             return [answer for answers in threads.map(self._ranges_of_one, groups) for answer in answers]
@@ -428,8 +447,26 @@ class SharedMemoryStore(FsspecStore):
         with _shared_memory:
             return super()._put(name, content, **options)
 
+    def _put_parts(self, name: str, parts: Iterator[bytes], *, exclusive: bool) -> Stamp:
+        from fsspec.implementations.memory import MemoryFile
+
+        fs, root = self._connect()
+        file = MemoryFile(fs, "/" + join(root, name).lstrip("/"))
+        file.writelines(parts)
+
+        def commit(fs: Any, path: str) -> None:
+            if exclusive and fs.exists(path):
+                raise FileExistsError
+            file.commit()
+
+        with _shared_memory:
+            self._call(name, commit)
+            return self.stamp(name)
+
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
         """Write an object; see `Store.replace`."""
+        if expected is None:
+            return super().replace(name, data)
         content = joined(data)
         with _shared_memory:
             return super().replace(name, content, expected=expected)
@@ -439,128 +476,8 @@ class SharedMemoryStore(FsspecStore):
         return _shared_writers
 
 
-class S3Store(FsspecStore):
-    """An object or prefix in a bucket of S3, or of a server that speaks its protocol and honours ``If-Match``.
-
-    Needs no permission to list. Replacing and creating are conditional requests, so that no update is lost.
-    """
-
-    guarantee = COMPARE_AND_SWAP
-
-    def _request(self, name: str, method: str, **parameters: Any) -> tuple[Any, bytes]:
-        """Call a method of S3 on an object, and read the body of the answer."""
-        from fsspec.asyn import sync
-
-        def request(fs: Any, path: str) -> tuple[Any, bytes]:
-            bucket, key, version = fs.split_path(path)
-            if version is not None:
-                parameters["VersionId"] = version
-            response = fs.call_s3(method, Bucket=bucket, Key=key, **parameters)
-            body = response.get("Body")
-            if body is None:
-                return response, b""
-            try:
-                return response, sync(fs.loop, body.read)
-            finally:
-                fs.loop.call_soon_threadsafe(body.close)
-
-        return self._call(name, request)
-
-    def _get_all(self, spans: Sequence[Span], expected: str | None = None) -> list[tuple[Any, bytes] | Exception]:
-        """Read ranges of objects, a few at the same time, with the answers' headers."""
-        from fsspec.asyn import sync
-
-        condition = {} if expected is None else {"IfMatch": expected}
-        limit = asyncio.Semaphore(_CONNECTIONS)
-
-        async def get(fs: Any, root: str, span: Span) -> tuple[Any, bytes] | Exception:
-            try:
-                bucket, key, version = fs.split_path(_join(root, span.name))
-                where = {"Bucket": bucket, "Key": key, **({} if version is None else {"VersionId": version})}
-                part = f"bytes={span.start}-{span.stop - 1}"
-                async with limit:
-                    response = await fs._call_s3("get_object", **where, Range=part, **condition)
-                    async with response["Body"] as body:
-                        return response, await body.read()
-            except Exception as error:  # noqa: BLE001 - the caller judges it
-                return self._translate(error, span.name)
-
-        async def get_all(fs: Any, root: str) -> list[tuple[Any, bytes] | Exception]:
-            return await asyncio.gather(*(get(fs, root, span) for span in spans))
-
-        found: list[tuple[Any, bytes] | Exception]
-        found = self._call(spans[0].name, lambda fs, _: sync(fs.loop, get_all, fs, self._connect()[1]))
-        return found
-
-    def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
-        if expected is None:
-            return super()._ranges(spans, None)
-        return [found if isinstance(found, Exception) else found[1] for found in self._get_all(spans, expected)]
-
-    def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
-        """Read beginnings and stamps in one wave of concurrent requests; see `Store.head`."""
-        spans = [Span(name, offset, offset + nbytes) for name in names]
-        return [
-            self._head(span, found) if isinstance(found, Exception) else _head_of_response(*found)
-            for span, found in zip(spans, self._get_all(spans), strict=True)
-        ]
-
-    def stamp(self, name: str) -> Stamp:
-        """Ask for size and entity tag; see `Store.stamp`."""
-        response, _ = self._request(name, "head_object")
-        return Stamp(response["ContentLength"], response["ETag"])
-
-    def _require_conditions(self, fs: Any) -> None:
-        fs.connect()
-        known = fs.s3.meta.service_model.operation_model("PutObject").input_shape.members
-        if not {"IfMatch", "IfNoneMatch"} <= known.keys():
-            raise UnsupportedError("safe writing to S3 needs botocore 1.35.70 or later")
-
-    def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
-        """Write a new object; see `Store.create`."""
-        self._call(name, lambda fs, _: self._require_conditions(fs))
-        return super().create(name, data)
-
-    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
-        """Write an object; see `Store.replace`."""
-        content = joined(data)
-        if expected is None:
-            return self._put(name, content)
-        if len(content) > _PUT_LIMIT:
-            raise LimitError(f"{where(self.url, name)}: {len(content)} bytes are too many to replace an object of S3")
-        self._call(name, lambda fs, _: self._require_conditions(fs))
-        try:
-            return self._put(name, content, IfMatch=expected)
-        except FileNotFoundError:
-            raise overtaken(where(self.url, name)) from None
-
-    def _put(self, name: str, content: bytes, **options: Any) -> Stamp:
-        def pipe(fs: Any, path: str) -> Any:
-            # In pieces, s3fs would forget the condition.
-            return fs.pipe_file(path, content, **options, **({"chunksize": _PUT_LIMIT} if "IfMatch" in options else {}))
-
-        response = self._call(name, pipe)
-        return self.stamp(name) if response is None else Stamp(len(content), response["ETag"])
-
-    def delete(self, names: Iterable[str]) -> None:
-        """Remove objects; see `Store.delete`."""
-        self._call("", lambda fs, root: _delete(fs, [_join(root, name) for name in names]))
-
-
-def _delete(fs: Any, paths: Sequence[str]) -> None:
-    for start in range(0, len(paths), _DELETE_LIMIT):
-        located = [fs.split_path(path) for path in paths[start : start + _DELETE_LIMIT]]
-        keys = {"Objects": [{"Key": key} for _, key, _ in located], "Quiet": True}
-        for failed in fs.call_s3("delete_objects", Bucket=located[0][0], Delete=keys).get("Errors", []):
-            raise OSError(f"cannot delete {failed.get('Key')}: {failed.get('Message')}")
-
-
-def _head_of_response(response: Any, data: bytes) -> Head:
-    size = int(response["ContentRange"].rpartition("/")[2]) if "ContentRange" in response else response["ContentLength"]
-    return Head(memoryview(bytearray(data)), Stamp(size, response["ETag"]))
-
-
-def _join(root: str, name: str) -> str:
+def join(root: str, name: str) -> str:
+    """Put the name of an object behind the root of its store, and in front of a query."""
     if not name:
         return root
     if "://" not in root:

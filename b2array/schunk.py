@@ -20,6 +20,7 @@ from b2array.draft import Draft, copied, whole_chunks
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.frame import Frame, FrameType
 from b2array.params import CParams
+from b2array.progress import track
 from b2array.snapshot import Snapshot, Source, Want, fetch, located
 from b2array.spans import Span
 from b2array.spec import Buffer, Special
@@ -399,10 +400,11 @@ class SChunk:
                 raise ValueError("refresh() inside a transaction would lose its changes")
             self._snapshot = snapshot.load(self.store, start=self._snapshot.start)
 
-    def repack(self) -> None:
+    def repack(self, *, progress: bool = False) -> None:
         """Write a contiguous frame anew, without dead space. There is none in sparse frames."""
         if self.frame.frame_type == FrameType.CONTIGUOUS:
-            self.change(Draft.compact, anywhere=True)
+            with track(self.nchunks, "chunks copied", progress, unit="items") as shown:
+                self.change(lambda draft: draft.compact(shown), anywhere=True)
 
     def close(self) -> None:
         """Let go of files. The handle can be used again."""

@@ -18,11 +18,11 @@ import numpy.typing as npt
 from b2array.errors import UnsupportedError
 from b2array.params import CParams
 from b2array.redaction import redact
-from b2array.storage import Store, open_store
+from b2array.storage import open_store
 
 __all__ = [
-    "Box", "Format", "Piece", "Settings", "Source", "Storage", "json_attrs", "local_copy", "made_file", "only",
-    "refuse_objects", "require", "require_free",
+    "Box", "Format", "Piece", "Settings", "Source", "Storage", "json_attrs", "local_copy", "only", "refuse_objects",
+    "require",
 ]  # fmt: skip
 
 Box = tuple[slice, ...]
@@ -107,46 +107,6 @@ def refuse_objects(source: Source, _: Settings) -> None:
     """Raise UnsupportedError for items that are Python objects."""
     if source.dtype.hasobject:
         raise UnsupportedError(f"items of type {source.dtype} are Python objects, which have no bytes of their own")
-
-
-def require_free(store: Store, magic: bytes, what: str, *, overwrite: bool) -> None:
-    """Raise FileExistsError unless there is nothing, or what may be replaced."""
-    (head,) = store.head([""], len(magic))
-    if isinstance(head, FileNotFoundError):
-        return
-    if isinstance(head, IsADirectoryError):
-        raise FileExistsError(f"{store.url} exists and is a directory")
-    if isinstance(head, Exception):
-        raise head
-    if not overwrite:
-        raise FileExistsError(f"{store.url} exists; overwrite=True replaces it")
-    if bytes(head.data) != magic:
-        raise FileExistsError(f"{store.url} exists and is not {what} that can be replaced")
-
-
-@contextmanager
-def made_file(store: Store, *, overwrite: bool) -> Iterator[str]:
-    """Give the path of a file to make, which becomes the store's object if all goes well."""
-    path = store.temporary("")
-    if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield path
-            store.adopt(path, "", exclusive=not overwrite)
-        finally:
-            Path(path).unlink(missing_ok=True)
-        return
-    with tempfile.TemporaryDirectory(prefix="b2array-") as directory:
-        path = str(Path(directory, "file"))
-        yield path
-        write = store.replace if overwrite else store.create
-        write("", _file_pieces(path))
-
-
-def _file_pieces(path: str) -> Iterator[bytes]:
-    with Path(path).open("rb") as file:
-        while piece := file.read(_STEP):
-            yield piece
 
 
 @contextmanager

@@ -172,7 +172,7 @@ class Store(Protocol):
         ----------
         name : str
         data : buffer, or iterable of buffers
-            The content; pieces are joined.
+            The content; of much of it in pieces a part is in memory at a time.
 
         Raises
         ------
@@ -190,7 +190,7 @@ class Store(Protocol):
         ----------
         name : str
         data : buffer, or iterable of buffers
-            The content; pieces are joined.
+            The content; of much of it in pieces a part is in memory at a time, unless a version is expected.
         expected : str, optional
             The version to replace. S3 compares it while it writes. Local files compare before they write: hold
             `lock` to exclude other writers. Where `guarantee` is "single writer", it is compared just before.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,34 +113,48 @@ def check_zarr(source: Source, settings: Settings) -> None:
 def write_zarr(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
     """Make a destination; see `b2array.sources.Format`."""
     store = open_store(url, storage_options=settings.storage_options)
-    _require_free(url, store, settings)
+    there = _is_there(url, store, settings)
     path = store.temporary("")
-    if path is None:
-        options = dict(settings.storage_options or {})
-        out = _create(url, source, settings, options, overwrite=settings.overwrite)
-        for box, values in pieces:
-            out[box] = values
+    if path is not None:
+        _write_beside(Path(store.url), Path(path), source, pieces, settings)
         return
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     try:
-        out = _create(path, source, settings, None)
+        out = _create(url, source, settings, dict(settings.storage_options or {}), overwrite=settings.overwrite)
         for box, values in pieces:
             out[box] = values
-        old = f"{path}-old"
-        if Path(store.url).exists():
-            Path(store.url).rename(old)
-        Path(path).rename(store.url)
-        shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
+        if not there:
+            with suppress(OSError, UnsupportedError):
+                store.delete(store.walk())
+        raise
+
+
+def _write_beside(target: Path, path: Path, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+    """Write a directory beside its place, and exchange it with what is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    old = path.with_name(f"{path.name}-old")
+    try:
+        out = _create(str(path), source, settings, None)
+        for box, values in pieces:
+            out[box] = values
+        if target.exists():
+            target.rename(old)
+        path.rename(target)
+    except BaseException:
+        if old.exists():
+            old.rename(target)
+        raise
     finally:
         shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
-def _require_free(url: str, store: Store, settings: Settings) -> None:
+def _is_there(url: str, store: Store, settings: Settings) -> bool:
     """Raise FileExistsError unless there is nothing, or an array that may be replaced; groups never are."""
     try:
         store.listing()
     except FileNotFoundError:
-        return
+        return False
     if not settings.overwrite:
         raise FileExistsError(f"{store.url} exists; overwrite=True replaces it")
     zarr = require("zarr", "zarr", ".zarr")
@@ -149,3 +164,4 @@ def _require_free(url: str, store: Store, settings: Settings) -> None:
         node = None
     if not isinstance(node, zarr.Array):
         raise FileExistsError(f"{store.url} exists and is not a Zarr array that can be replaced")
+    return True

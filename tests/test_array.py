@@ -142,25 +142,29 @@ def assigned(draw, shape, dtype):
     return value.ravel()[0] if kind == "scalar" and value.size else value
 
 
+def check_writing(array, values, key, value):
+    """Assign to the same part of an array here and of one of NumPy, and compare what comes of it."""
+    old, before = values.copy(), array.generation
+    target = outcome(lambda: values[key])
+    with warnings.catch_warnings(action="ignore"):
+        expected = outcome(lambda: values.__setitem__(key, value))
+        assert outcome(lambda: array.__setitem__(key, value)) is expected
+    if expected is not None:
+        values[...] = old  # NumPy may have stored a part
+    assert same(array[...], values)
+    if expected is not None or not np.size(target):
+        assert array.generation == before
+
+
 @settings(max_examples=350, deadline=None)
 @given(st.data(), arrays())
 def test_writing_is_what_numpy_writes(data, pair):
     array, values = pair
     for _ in range(4):
-        old = values.copy()
         key = data.draw(keys(values.shape))
         target = outcome(lambda: values[key])  # noqa: B023
         value = data.draw(assigned(() if isinstance(target, type) else target.shape, values.dtype))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            before = array.generation
-            expected = outcome(lambda: values.__setitem__(key, value))  # noqa: B023
-            assert outcome(lambda: array.__setitem__(key, value)) is expected  # noqa: B023
-            if expected is not None:
-                values[...] = old  # NumPy may have stored a part
-        assert same(array[...], values)
-        if expected is not None or not np.size(target):
-            assert array.generation == before
+        check_writing(array, values, key, value)
 
 
 @settings(max_examples=200, deadline=None)

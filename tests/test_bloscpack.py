@@ -141,6 +141,31 @@ def test_bloscpack_reads_our_files(stock: Callable[[str, Path], Any], tmp_path: 
     assert found["default-f"]["order"] == "F"
 
 
+def test_bloscpack_reads_files_that_were_appended_to(stock: Callable[[str, Path], Any], tmp_path: Path) -> None:
+    expected: dict[str, Any] = {}
+    rows = np.arange(60.0).reshape(20, 3)
+    for offsets in (True, False):
+        # Last chunks that are full, that grow, and that get smaller, in steps.
+        path = tmp_path / f"steps-{offsets}.blp"
+        bloscpack.pack(rows[:4], path, chunk_size=96, offsets=offsets, cparams=CParams(clevel=0))
+        for first, stop in [(4, 5), (5, 8), (8, 8), (8, 17), (17, 20)]:
+            bloscpack.append(path, rows[first:stop])
+        expected[path.stem] = rows
+    for name in ("c", "f", "times", "checksum-sha512", "codec-zstd"):
+        theirs = golden.arrays()[name]
+        path = tmp_path / f"theirs-{name}.blp"
+        path.write_bytes((GOLDEN / f"{name}.blp").read_bytes())
+        more = theirs[:, :1] if name == "f" else theirs[:1]
+        bloscpack.append(path, more)
+        whole = np.concatenate((theirs, more), axis=int(name == "f"))
+        expected[path.stem] = np.asarray(whole, order="F" if name == "f" else "C")
+    found = stock("read", tmp_path)
+    for name, x in expected.items():
+        same(bloscpack.unpack(tmp_path / f"{name}.blp"), x)
+        assert found[name]["shape"] == list(x.shape), name
+        assert bytes.fromhex(found[name]["data"]) == x.tobytes(), name
+
+
 def test_files_that_bloscpack_writes_today_are_read(stock: Callable[[str, Path], Any], tmp_path: Path) -> None:
     stock("make", tmp_path)
     for name, array in golden.arrays().items():
@@ -608,9 +633,22 @@ def test_nothing_is_warned_of_where_nothing_is_wrong() -> None:
 @pytest.mark.parametrize("offsets", [True, False])
 @pytest.mark.parametrize("nchunks", [2**40, 2**62, -2])
 def test_the_number_of_chunks_alone_takes_no_memory(nchunks: int, offsets: bool) -> None:
-    header = Header(offsets=offsets, nchunks=nchunks, chunk_size=2**30, last_chunk=1).pack()
-    with pytest.raises(FormatError):
-        bloscpack.unpack(header + chunk1(b"abc" * 100))
+    buf = Header(offsets=offsets, nchunks=nchunks, chunk_size=2**30, last_chunk=1).pack() + chunk1(b"abc" * 100)
+    tracemalloc.start()
+    try:
+        for verb in (
+            bloscpack.unpack,
+            lambda buf: bloscpack.open(buf)[-1],
+            lambda buf: list(bloscpack.open(buf).iter_chunks()),
+        ):
+            with pytest.raises(FormatError):
+                verb(buf)
+        with pytest.raises(FormatError):
+            bloscpack.append(buf, b"more")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**20
 
 
 def test_shapes_alone_take_no_memory() -> None:

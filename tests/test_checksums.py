@@ -130,15 +130,18 @@ def test_a_cut_off_file_gives_an_error_or_the_right_data(intact, cut, data):
     check_right_or_refused({**files, name: files[name][: int(cut * len(files[name]))]}, expected)
 
 
+def damaged(path, data, layout):
+    """Write an array and change a byte in block 3 of chunk 1; gives the array and the file that was changed."""
+    write(path, data, layout)
+    file, at = place(path, 1, int(head_of(path, 1).starts[3]) + 20)
+    flip(file, at)
+    return b2array.open(path), file
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_error_names_chunk_block_and_file(tmp_path, layout):
     path = tmp_path / "a.b2nd"
-    data = mixed()
-    write(path, data, layout)
-    head = head_of(path, 1)
-    file, at = place(path, 1, int(head.starts[3]) + 20)
-    flip(file, at)
-    a = b2array.open(path)
+    a, file = damaged(path, mixed(), layout)
     for key in (..., (slice(8, 16), 12), (10, 9), (slice(None), slice(8, 10))):
         with pytest.raises(
             ChecksumError, match=rf"^chunk 1 of {path}.*CRC-32 of 0x[0-9a-f]* of block 3, found 0x"
@@ -149,12 +152,8 @@ def test_the_error_names_chunk_block_and_file(tmp_path, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_only_what_is_read_is_compared(tmp_path, layout):
-    path = tmp_path / "a.b2nd"
     data = mixed()
-    write(path, data, layout)
-    file, at = place(path, 1, int(head_of(path, 1).starts[3]) + 20)
-    flip(file, at)
-    a = b2array.open(path)
+    a, _ = damaged(tmp_path / "a.b2nd", data, layout)
     np.testing.assert_array_equal(a[8:10], data[8:10])
     assert a[15, 15] == data[15, 15]
     np.testing.assert_array_equal(a[:8], data[:8])
@@ -164,12 +163,8 @@ def test_only_what_is_read_is_compared(tmp_path, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_comparing_can_be_turned_off_and_on_again(tmp_path, layout):
-    path = tmp_path / "a.b2nd"
     data = mixed()
-    write(path, data, layout)
-    file, at = place(path, 1, int(head_of(path, 1).starts[3]) + 20)
-    flip(file, at)
-    a = b2array.open(path)
+    a, _ = damaged(tmp_path / "a.b2nd", data, layout)
     with config.using(verify="never"):
         assert (a[...] != data).sum() == 1
         assert (a[10:12, 8:] != data[10:12, 8:]).sum() == 1

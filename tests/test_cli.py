@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import pytest
 
 import b2array
 from b2array import __main__, anatomy, bench, bloscpack, cli, describing, keys, snapshot
+from b2array.local import LocalStore
 from b2array.storage import open_store
 
 ROOT = Path(__file__).parents[1]
@@ -91,9 +93,10 @@ def test_nothing_imports_the_command_line() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-def without_typer(*arguments: str) -> subprocess.CompletedProcess[str]:
+def without(hidden: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the program as if packages were not installed."""
     script = (
-        "import sys; sys.modules['typer'] = None\n"
+        f"import sys; sys.modules |= dict.fromkeys({hidden!r})\n"
         f"from b2array.__main__ import main; sys.exit(main({list(arguments)!r}))"
     )
     command = [sys.executable, "-c", script]
@@ -101,7 +104,7 @@ def without_typer(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_without_typer_the_rest_says_what_to_install() -> None:
-    done = without_typer("info", "x.b2nd")
+    done = without(["typer"], "info", "x.b2nd")
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
@@ -116,6 +119,10 @@ def test_without_typer_the_demonstration_runs(capsys: pytest.CaptureFixture[str]
 def test_help_without_typer(capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__._without_typer(["--help"]) == 0
     assert "usage: b2array demo" in capsys.readouterr().out
+    assert __main__._without_typer(["demo", "--help"]) == 0
+    assert "usage: b2array demo" in capsys.readouterr().out
+    assert __main__._without_typer(["demo", "--what"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
     assert __main__._without_typer([]) == 2
     assert "pip install" in capsys.readouterr().err
 
@@ -151,23 +158,90 @@ def test_help_and_completion(run: Run) -> None:
     assert done.stdout.split() == ["convert", "copy"]
 
 
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        [], ["nonsense"], ["info"], ["info", "a", "b"], ["info", "a", "--what"], ["cat", "waves.b2nd", "[a.b]"],
-        ["cat", "waves.b2nd", "__import__('os')"], ["convert", "waves.b2nd", "x.npy", "--chunks", "a,b"],
-        ["convert", "waves.b2nd", "x.npy", "--dst-format", "csv"], ["convert", "waves.b2nd", "x.npy", "--codec", "rar"],
-        ["copy", "waves.b2nd", "x.b2nd", "--layout", "round"], ["pack", "waves.b2nd", "x.blp", "--checksum", "crc64"],
-        ["info", "waves.b2nd", "--storage", "oops"], ["convert", "waves.b2nd", "x.npy", "--clevel", "11"],
-    ],
-)  # fmt: skip
+    ("words", "expected"), [("b2array co", ["convert", "copy"]), ("b2array info --ra", ["--raw"]), ("b2array zz", [])]
+)
+def test_bash_completes_after_the_installation(words: str, expected: list[str], tmp_path: Path) -> None:
+    program = tmp_path / "b2array"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m b2array "$@"\n')
+    program.chmod(0o755)
+    paths = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | paths | {"HOME": str(tmp_path)}
+    subprocess.run([program, "--install-completion", "bash"], check=True, capture_output=True, env=environment)
+    script = f"""
+        . ~/.bashrc; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+        $(complete -p b2array | sed 's/.*-F \\([^ ]*\\).*/\\1/') b2array; echo "${{COMPREPLY[*]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == expected
+    assert done.stderr == ""
+
+
+WRONG = [
+    (["nonsense"], "'nonsense'"), (["inf"], "'info'"), (["--what"], "--what"), (["info"], "'URL'"),
+    (["convert", "a"], "'DST'"), (["info", "a", "b"], "(b)"), (["info", "a", "--what"], "--what"),
+    (["info", "a", "--jsn"], "--json"), (["info", "a", "--storage"], "--storage"),
+    (["info", "waves.b2nd", "--storage", "oops"], "--storage"), (["cat", "waves.b2nd", "[a.b]"], "KEY"),
+    (["cat", "waves.b2nd", "__import__('os')"], "KEY"),
+    (["convert", "waves.b2nd", "x.npy", "--chunks", "a,b"], "--chunks"),
+    (["convert", "waves.b2nd", "x.npy", "--dst-format", "csv"], "--dst-format"),
+    (["convert", "waves.b2nd", "x.npy", "--codec", "rar"], "--codec"),
+    (["convert", "waves.b2nd", "x.npy", "--clevel", "11"], "--clevel"),
+    (["convert", "waves.b2nd", "x.npy", "--clevel", "high"], "--clevel"),
+    (["convert", "waves.b2nd", "x.npy", "--filters", "coffee"], "--filters"),
+    (["convert", "waves.b2nd", "x.npy", "--zarr-format", "7"], "--zarr-format"),
+    (["copy", "waves.b2nd", "x.npy", "--layout", "round"], "--layout"),
+    (["pack", "waves.b2nd", "x.npy", "--checksum", "crc64"], "--checksum"),
+    (["pack", "waves.b2nd", "x.npy", "--chunk-size", "0"], "--chunk-size"),
+    (["vacuum", "waves.b2nd", "--grace", "soon"], "--grace"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "named"), WRONG)
 @pytest.mark.usefixtures("waves")
-def test_wrong_usage_is_exit_code_2(arguments: list[str], run: Run) -> None:
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], named: str, run: Run) -> None:
     code, out, err = run(*arguments)
-    assert code == 2
-    assert "Usage" in out + err
-    assert "Traceback" not in err
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"b2array[a-z ]*: .+ \(see b2array[a-z ]* --help\)\n", err)
+    assert named in err
     assert not Path("x.npy").exists()
+
+
+def test_no_arguments_at_all_get_the_help_and_exit_code_2(run: Run) -> None:
+    code, out, err = run()
+    assert (code, out) == (2, "")
+    assert "Usage: b2array" in err
+    assert "convert" in err
+
+
+@pytest.mark.parametrize("hidden", [[], ["rich"]])
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["info"], ["info", "x", "--what"], ["copy", "a", "b", "--layout", "c"]]
+)
+def test_a_program_that_is_misunderstood_says_one_line_with_and_without_rich(
+    arguments: list[str], hidden: list[str]
+) -> None:
+    done = without(hidden, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"b2array[a-z ]*: .+ --help\)\n", done.stderr)
+
+
+@pytest.mark.parametrize("command", ["info", "cat", "verify", "bench"])
+@pytest.mark.parametrize("status", [403, 500])
+def test_what_a_server_refuses_is_one_line(command: str, status: int, http: Any, run: Run) -> None:
+    http.statuses |= dict.fromkeys(("a.b2nd", "a.b2nd/chunks.b2frame"), status)
+    code, out, err = run(command, http.url_of("a.b2nd?signature=secret-signature"))
+    assert (code, out) == (1, "")
+    assert "secret-signature" not in err
+    assert re.fullmatch(rf"b2array: .*{status}.*\n", err)
+
+
+def test_a_server_that_is_not_there_is_one_line(run: Run) -> None:
+    pytest.importorskip("aiohttp")
+    code, out, err = run("info", "http://127.0.0.1:1/a.b2nd")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"b2array: .+\n", err)
 
 
 @pytest.mark.parametrize(
@@ -240,6 +314,46 @@ def test_every_byte_is_accounted_for(layout: str, tmp_path: Path) -> None:
     assert after.total == after.frame + after.live + after.dead
 
 
+@pytest.mark.parametrize("name", ["array", "bytes", "unfinished", "version 1"])
+def test_every_byte_in_front_of_the_chunks_of_a_bloscpack_file_is_named(name: str, run: Run) -> None:
+    if name == "version 1":
+        packed = (
+            b"blpk"
+            + bytes([1, 0, 0, 0])
+            + (1).to_bytes(8, "little")
+            + bloscpack.open(bloscpack.pack(b"a")).get_chunk(0)
+        )
+    elif name == "unfinished":
+        writer = bloscpack.create("x.blp", chunk_size=100, checksum="md5")
+        writer.write(bytes(1000))
+        writer._file.flush()
+        packed = writer._place.path.read_bytes()
+        writer.abort()
+    else:
+        packed = bloscpack.pack(np.arange(1000) if name == "array" else b"a" * 1000, chunk_size=400)
+    Path("x.blp").write_bytes(packed)
+    code, out, _ = run("info", "x.blp", "--raw", "--json")
+    assert code == 0
+    at = 0
+    for each in json.loads(out):
+        assert each["offset"] == at
+        assert each["name"]
+        at += len(bytes.fromhex(each["raw"]))
+        assert packed[each["offset"] : at] == bytes.fromhex(each["raw"])
+    assert at == bloscpack.open(packed).first_chunk
+
+
+def test_chunks_of_a_directory_that_cannot_be_listed_are_described(http: Any, run: Run, tmp_path: Path) -> None:
+    b2array.asarray(np.arange(100), url=tmp_path / "s.b2nd", layout="sparse", chunks=(20,)).close()
+    http.objects |= {f"s.b2nd/{file.name}": file.read_bytes() for file in (tmp_path / "s.b2nd").iterdir()}
+    code, out, err = run("info", http.url_of("s.b2nd"), "--chunks")
+    assert (code, err) == (0, "")
+    assert "5, 5 of them stored" in out
+    assert "not known: the files cannot be listed" in out
+    sizes = json.loads(run("info", http.url_of("s.b2nd"), "--chunks", "--json")[1])["sizes"]
+    assert (sizes["total"], sizes["dead"], len(sizes["chunks"])) == (None, None, 5)
+
+
 def test_the_map_of_chunks_has_a_line_a_row_and_says_what_it_leaves_out() -> None:
     sizes = [anatomy.ChunkSizes(n, n, "", 100, cbytes, 1, "") for n, cbytes in enumerate([10, 30, 60, 90, 110, 0])]
     assert list(anatomy.chunk_map(sizes, (2, 3))) == ["░▒▓", "██·"]
@@ -251,7 +365,7 @@ def test_the_map_of_chunks_has_a_line_a_row_and_says_what_it_leaves_out() -> Non
     assert lines[-1] == "and 60 more rows"
 
 
-def test_parts_are_printed_and_written(run: Run, waves: np.ndarray) -> None:
+def test_parts_are_printed_and_written(run: Run, waves: np.ndarray, tmp_path: Path) -> None:
     assert run("cat", "waves.b2nd", "[3, 4]") == (0, "124.\n", "")
     assert run("cat", "waves.b2nd", "1, :3")[1] == "[40. 41. 42.]\n"
     assert run("cat", "waves.b2nd", "[[2, 0], 0]")[1] == "[80.  0.]\n"
@@ -259,7 +373,9 @@ def test_parts_are_printed_and_written(run: Run, waves: np.ndarray) -> None:
     assert "..." not in run("cat", "waves.b2nd", "--all")[1]
     assert run("cat", "waves.b2nd", "[:, ::-2]", "-o", "part.npy") == (0, "", "")
     np.testing.assert_array_equal(np.load("part.npy"), waves[:, ::-2])
-    assert run("cat", "waves.b2nd", "-o", "part.npy")[0] == 1
+    assert run("cat", "waves.b2nd", "-o", "part.npy")[2].endswith("part.npy exists; --overwrite replaces it\n")
+    assert run("cat", "waves.b2nd", "-o", f"memory://{tmp_path.name}/part.npy") == (0, "", "")
+    assert run("cat", f"memory://{tmp_path.name}/part.npy", "[3, 4]")[1] == "124.\n"
     assert run("cat", "waves.b2nd", "-o", "part.npy", "--overwrite")[0] == 0
     np.testing.assert_array_equal(np.load("part.npy"), waves)
 
@@ -297,14 +413,33 @@ def test_bytes_of_any_file_are_packed_and_unpacked(run: Run, tmp_path: Path) -> 
     arguments = ("--verify", "--codec", "lz4", "--filters", "none", "--chunk-size", "100000")
     assert run("pack", "some.bin", "some.blp", *arguments) == (0, "", "")
     assert bloscpack.unpack("some.blp") == data
-    assert run("unpack", "some.blp", "back.bin")[0] == 0
+    assert run("unpack", "some.blp", "back.bin", "--verify") == (0, "", "")
     assert Path("back.bin").read_bytes() == data
-    assert run("unpack", "some.blp", "back.bin")[0] == 1
+    code, _, err = run("unpack", "some.blp", "back.bin")
+    assert code == 1
+    assert err.endswith("back.bin exists; --overwrite replaces it\n")
+    assert run("unpack", "some.blp", "back.bin", "--overwrite")[0] == 0
     Path("cut.blp").write_bytes(Path("some.blp").read_bytes()[:-10])
     code, _, err = run("unpack", "cut.blp", "saved.bin", "--partial")
     assert code == 3
     assert "chunk 12 of" in err
     assert Path("saved.bin").read_bytes() == data[:1_200_000]
+
+
+@pytest.mark.parametrize("harm", [lambda data: data[:-1], lambda data: data + b"x", lambda data: b"x" + data[1:]])
+def test_bytes_that_differ_afterwards_are_an_error(
+    harm: Callable[[bytes], bytes], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bloscpack.pack(bytes(1000), "some.blp", chunk_size=300)
+    original = LocalStore.create
+
+    def create(store: LocalStore, name: str, data: Any) -> Any:
+        return original(store, name, harm(b"".join(data)))
+
+    monkeypatch.setattr(LocalStore, "create", create)
+    code, _, err = run("unpack", "some.blp", "back.bin", "--verify")
+    assert code == 1
+    assert re.fullmatch(r"b2array: .*back\.bin differs from its source.*\n", err)
 
 
 @pytest.mark.usefixtures("waves")
@@ -365,15 +500,39 @@ def test_dead_space_is_reclaimed(run: Run, waves: np.ndarray) -> None:
     assert json.loads(run("vacuum", "sparse.b2nd", "--json")[1])["removed"] == []
     assert len(json.loads(run("vacuum", "sparse.b2nd", "--grace", "0", "--dry-run", "--json")[1])["removed"]) == 4
     assert len(json.loads(run("vacuum", "sparse.b2nd", "--grace", "0", "--json")[1])["removed"]) == 4
-    assert run("vacuum", "sparse.b2nd", "--grace", "soon")[0] == 1
     for name in ("waves.b2nd", "sparse.b2nd"):
         np.testing.assert_array_equal(b2array.open(name)[10:], waves[10:])
 
 
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("convert waves.b2nd y.h5 --verify", ["converting: 9600 bytes of 9600", "verifying: 9600 bytes of 9600"]),
+        ("copy waves.b2nd y.b2nd", ["chunks copied: 12 items of 12"]),
+        ("copy waves.b2nd y.b2nd --layout sparse --codec lz4", ["chunks copied: 12 items of 12"]),
+        ("copy chunks.b2frame y.b2frame", ["chunks copied: 3 items of 3"]),
+        ("pack waves.b2nd y.blp", ["converting: 9600 bytes of 9600"]),
+        ("pack some.bin y.blp", ["packing: 3000 bytes of 3000"]),
+        ("unpack some.blp y.bin", ["unpacking: 3000 bytes of 3000"]),
+        ("verify waves.b2nd --deep", ["verifying: 8 items of 8"]),
+        ("repack waves.b2nd", ["chunks copied: 12 items of 12"]),
+        ("bench waves.b2nd --no-alternatives", ["measuring: 5 items"]),
+    ],
+)
 @pytest.mark.usefixtures("waves")
-def test_progress_is_shown_on_request(run: Run) -> None:
-    assert run("convert", "waves.b2nd", "x.h5")[2] == ""
-    assert "converting: 9600 bytes of 9600 bytes (100 %)" in run("convert", "waves.b2nd", "y.h5", "--progress")[2]
+def test_progress_is_shown_on_request(command: str, shown: list[str], run: Run) -> None:
+    Path("some.bin").write_bytes(bytes(3000))
+    bloscpack.pack(bytes(3000), "some.blp")
+    with b2array.create_schunk("chunks.b2frame", chunksize=100) as chunks:
+        for _ in range(3):
+            chunks.append_data(bytes(100))
+    b2array.open("waves.b2nd", "r+")[:10] = 3.5
+    code, _, err = run(*command.split(), "--progress")
+    assert code == 0
+    assert all(text in err for text in shown)
+    for made in Path().glob("y.*"):
+        made.unlink() if made.is_file() else shutil.rmtree(made)
+    assert run(*command.split())[::2] == (0, "")
 
 
 def test_urls_are_as_good_as_paths(run: Run, waves: np.ndarray) -> None:
@@ -419,3 +578,16 @@ def test_arrays_of_any_shape_are_described_and_measured(
 def test_what_json_lacks_is_text() -> None:
     found = describing.plain({"a": np.datetime64("2020-01-01"), "b": (np.int8(1), b"\xff"), "c": {1: np.arange(2)}})
     assert found == {"a": "2020-01-01", "b": [1, "ff"], "c": {"1": [0, 1]}}
+
+
+def test_json_has_no_words_that_json_lacks(run: Run) -> None:
+    b2array.full((3,), np.nan, url="x.b2nd", attrs={"limits": [-np.inf, 1.5, np.float64("nan")], "z": 1 + 2j}).close()
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    code, out, err = run("info", "x.b2nd", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out, parse_constant=refuse)
+    assert found["fill value"] == "nan"
+    assert found["attrs"]["limits"] == ["-inf", 1.5, "nan"]

@@ -183,13 +183,29 @@ def test_shapes_are_kept(shape: tuple[int, ...], target: str, tmp_path: Path) ->
     np.testing.assert_array_equal(found, x)
 
 
-@pytest.mark.parametrize("target", ["contiguous", "zarr2", "zarr3", "hdf5", "blp"])
-def test_fill_values_are_kept(target: str, tmp_path: Path) -> None:
-    b2array.full((20, 20), -7.5, url=tmp_path / "source.b2nd")[3] = 1
+FILLS = [
+    ("f8", -7.5), ("<i2", -3), ("f4", np.nan), ("c8", 1 - 2j), ("?", True), ("S3", b"ab"), ("<U4", "µ"),
+    ("M8[s]", np.datetime64("2020-01-01", "s")), ("m8[ms]", np.timedelta64(5, "ms")), ("V3", b"abc"),
+    ([("a", "<i4"), ("b", ">f8")], (3, -1.5)),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
+@pytest.mark.parametrize(("dtype", "fill"), FILLS)
+@pytest.mark.parametrize("target", ["contiguous", "sparse", "zarr2", "zarr3", "hdf5", "blp"])
+def test_fill_values_are_kept(target: str, dtype: Any, fill: Any, tmp_path: Path) -> None:
+    expected = np.array(fill, dtype)
+    b2array.create(tmp_path / "source.b2nd", (20, 20), dtype, fill_value=expected[()]).close()
     place, options = PLACES[target]
-    b2array.convert(tmp_path / "source.b2nd", tmp_path / place, verify=True, **options)
+    try:
+        b2array.convert(tmp_path / "source.b2nd", tmp_path / place, verify=True, **options)
+    except UnsupportedError:
+        kinds = {np.dtype(dtype) for kind, dtype in DTYPES.items() if kind in CANNOT[target]}
+        assert np.dtype(dtype) in kinds
+        return
     b2array.convert(tmp_path / place, tmp_path / "back.b2nd", verify=True)
-    assert b2array.open(tmp_path / "back.b2nd").fill_value == -7.5
+    found = b2array.open(tmp_path / "back.b2nd")
+    assert np.asarray(found.fill_value, found.dtype).astype(dtype).tobytes() == expected.tobytes()
 
 
 def test_chunks_are_kept_where_they_are_worth_it(tmp_path: Path) -> None:
@@ -277,6 +293,57 @@ def test_a_conversion_that_fails_leaves_nothing(target: str, tmp_path: Path, mon
     with pytest.raises(FormatError, match="chunk 99 of"):
         b2array.convert(tmp_path / "one.blp", tmp_path / "out" / place, **options)
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file() and path.suffix != ".b2lock"]
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def somewhere(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, Any]]:
+    """Give an address below which there is nothing, and its options."""
+    if request.param == "s3":
+        return f"s3://{request.getfixturevalue('bucket')}/out", request.getfixturevalue("s3_options")
+    return (str(tmp_path / "out") if request.param == "local" else f"memory://{tmp_path.name}/convert"), {}
+
+
+@pytest.mark.parametrize("target", PLACES)
+def test_what_fails_at_its_end_leaves_what_was_there(
+    target: str, somewhere: tuple[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, storage = somewhere
+    place, options = PLACES[target]
+    url = f"{directory}/{place}"
+    bloscpack.pack(np.arange(10_000), tmp_path / "one.blp", chunk_size=8000)
+    raw = bytearray((tmp_path / "one.blp").read_bytes())
+    raw[-10] ^= 1
+    (tmp_path / "bad.blp").write_bytes(raw)
+    monkeypatch.setattr(sys.modules["b2array.conversion"], "_BUDGET", 8_000)
+    with pytest.raises(FormatError, match="chunk 9 of"):
+        b2array.convert(tmp_path / "bad.blp", url, dst_options=storage, **options)
+    with pytest.raises(FileNotFoundError):
+        b2array.convert(url, tmp_path / "back.npy", src_options=storage)
+    b2array.convert(tmp_path / "one.blp", url, dst_options=storage, verify=True, **options)
+    if target.startswith("zarr") and "://" in url:
+        return  # written in place
+    with pytest.raises(FormatError, match="chunk 9 of"):
+        b2array.convert(tmp_path / "bad.blp", url, dst_options=storage, overwrite=True, **options)
+    b2array.convert(url, tmp_path / "back.npy", src_options=storage)
+    np.testing.assert_array_equal(np.load(tmp_path / "back.npy"), np.arange(10_000))
+
+
+def test_a_zarr_array_that_cannot_be_renamed_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "one.npy", np.arange(3))
+    np.save(tmp_path / "two.npy", np.arange(5))
+    b2array.convert(tmp_path / "one.npy", tmp_path / "out" / "x.zarr")
+    original = Path.rename
+
+    def rename(path: Path, target: Path) -> Path:
+        if path.name.endswith(".b2tmp"):
+            raise PermissionError("no")
+        return original(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(PermissionError):
+        b2array.convert(tmp_path / "two.npy", tmp_path / "out" / "x.zarr", overwrite=True)
+    np.testing.assert_array_equal(read("zarr3", tmp_path / "out" / "x.zarr")[0], np.arange(3))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["x.zarr"]
 
 
 def test_what_gets_lost_is_said(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ import b2array
 from b2array import config
 from b2array.errors import ConflictError, ReadOnlyError
 from b2array.local import LocalStore
-from b2array.remote import FsspecStore, S3Store, SharedMemoryStore
+from b2array.remote import FsspecStore, SharedMemoryStore
+from b2array.s3_store import S3Store
 from b2array.storage import MemoryStore, Store
 
 TEXT = (Path(__file__).parents[1] / "docs" / "guarantees.rst").read_text(encoding="utf-8")

@@ -44,8 +44,9 @@ LAYERS = (
     ("frame", "lazy", "oneshot", "tiling"),
     ("chunk", "encoder"),
     ("bloscpack_walk",),
+    ("s3_store",),
     ("blosc1", "local", "remote"),
-    ("bloscpack_header",),
+    ("bloscpack_header", "bloscpack_undo", "placement", "upload"),
     ("assignment", "display", "indexers", "seal"),
     ("alignment", "b2nd", "indexing", "metalayers", "params", "spool", "storage"),
     ("codecs", "filters", "partition", "progress", "redaction", "shared", "spans", "workers"),
@@ -57,6 +58,7 @@ LEVEL = {module: level for level, layer in enumerate(reversed(LAYERS)) for modul
 
 # The only imports against that direction, each inside the function named.
 UPWARD = {
+    ("remote", "open_remote", "s3_store"),
     ("array", "NDArray.astype", "building"),
     ("array", "NDArray.copy", "building"),
     ("array", "NDArray.store", "dask_io"),
@@ -67,15 +69,15 @@ UPWARD = {
 
 REQUIRED = {"fsspec", "isal", "msgpack", "numcodecs", "numpy", "zstandard"}
 OPTIONAL = {
-    "aiobotocore": {"remote"},
-    "botocore": {"remote"},
+    "aiobotocore": {"s3_store"},
+    "botocore": {"s3_store"},
     "dask": {"array", "dask_io"},
     "distributed": {"dask_io"},
     "h5py": {"hdf5_io"},
     "lz4": {"codecs"},
     "ml_dtypes": {"b2nd", "creation"},
     "rich": {"cli", "display", "progress"},
-    "s3fs": {"remote"},
+    "s3fs": {"s3_store"},
     "typer": {"cli", "cli_options"},
     "xarray": {"xarray_io"},
     "zarr": {"zarr_io"},

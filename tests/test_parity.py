@@ -5,12 +5,9 @@ There is no list of exceptions. Where NumPy raises, an error of the same class i
 
 from __future__ import annotations
 
-import warnings
-
-import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_array import DTYPES, arrays, assigned, outcome, same
+from test_array import DTYPES, arrays, assigned, check_writing, outcome, same
 from test_indexing import keys
 
 KEYS_EACH = 10
@@ -36,19 +33,11 @@ def check_get(data, array, values):
 
 def check_set(data, array, values):
     for _ in range(KEYS_EACH):
-        old, before = values.copy(), array.generation
         key = data.draw(any_key(values))
         target = outcome(lambda: values[key])  # noqa: B023
         wrong = isinstance(target, type)
         value = data.draw(assigned(() if wrong else target.shape, values.dtype if wrong else target.dtype))
-        with warnings.catch_warnings(action="ignore"):
-            expected = outcome(lambda: values.__setitem__(key, value))  # noqa: B023
-            assert outcome(lambda: array.__setitem__(key, value)) is expected  # noqa: B023
-        if expected is not None:
-            values[...] = old  # NumPy may have stored a part
-        assert same(array[...], values)
-        if expected is not None or not np.size(target):
-            assert array.generation == before
+        check_writing(array, values, key, value)
 
 
 @checked

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from b2array import config, remote
+from b2array import config, remote, s3_store
 from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError
 from b2array.spans import Span
 from b2array.storage import Head, open_store
@@ -321,13 +321,13 @@ def test_s3_keeps_the_condition_above_the_size_of_multipart_uploads(s3, s3_calls
 
 
 def test_s3_refuses_a_conditional_object_that_is_too_large(s3, monkeypatch):
-    monkeypatch.setattr(remote, "_PUT_LIMIT", 10)
+    monkeypatch.setattr(s3_store, "_PUT_LIMIT", 10)
     with pytest.raises(LimitError, match="11 bytes are too many"):
         s3.replace("a", bytes(11), expected='"tag"')
 
 
 def test_s3_deletes_in_batches(s3, s3_calls, monkeypatch):
-    monkeypatch.setattr(remote, "_DELETE_LIMIT", 2)
+    monkeypatch.setattr(s3_store, "_DELETE_LIMIT", 2)
     for name in "abcde":
         s3.create(name, b"x")
     s3_calls.clear()

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from b2array import config
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.local import LocalStore
-from b2array.remote import CachingStore, FsspecStore, HttpStore, S3Store, SharedMemoryStore
+from b2array.remote import CachingStore, FsspecStore, HttpStore, SharedMemoryStore
+from b2array.s3_store import S3Store
 from b2array.spans import Span
 from b2array.storage import Head, MemoryStore, Store, open_store
 
