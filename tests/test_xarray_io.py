@@ -23,7 +23,7 @@ import pytest
 import xarray as xr
 
 import b2array
-from b2array import parallel, remote
+from b2array import parallel, remote, s3_store
 from b2array.errors import ConflictError, FormatError
 from b2array.local import LocalStore
 from b2array.xarray_io import Backend, to_b2array
@@ -309,7 +309,7 @@ def watched_writes(monkeypatch: pytest.MonkeyPatch, notice: Callable[[], None]) 
         return method
 
     with monkeypatch.context() as patched:
-        for kind in (LocalStore, remote.FsspecStore, remote.SharedMemoryStore, remote.S3Store):
+        for kind in (LocalStore, remote.FsspecStore, remote.SharedMemoryStore, s3_store.S3Store):
             for name in set(WRITES) & vars(kind).keys():
                 patched.setattr(kind, name, wrap(getattr(kind, name)))
         yield
