@@ -556,6 +556,40 @@ def test_dask_store_by_threads_loses_nothing(stored: b2array.NDArray, lock: bool
     assert np.array_equal(b2array.open(stored.url)[...], -numbers(43, 30))
 
 
+def test_dask_store_works_in_all_its_forms(stored: b2array.NDArray, tmp_path: Path) -> None:
+    x = da.from_array(-numbers(43, 30), chunks=(7, 6))
+    expected = numbers(43, 30)
+    expected[5:15, 3:9] = -expected[5:15, 3:9]
+    da.store(x[5:15, 3:9], stored, regions=(slice(5, 15), slice(3, 9)), lock=False)
+    assert np.array_equal(b2array.open(stored.url)[...], expected)
+    other = b2array.zeros((43, 30), "i4", url=tmp_path / "other.b2nd", layout="sparse", chunks=(9, 11))
+    writing = da.store([x, 2 * x], [stored, other], lock=False, compute=False)
+    assert np.array_equal(b2array.open(stored.url)[...], expected)
+    dask.compute(writing)
+    assert np.array_equal(b2array.open(stored.url)[...], -numbers(43, 30))
+    assert np.array_equal(b2array.open(other.url)[...], -2 * numbers(43, 30))
+    after = da.store(3 * x, stored, lock=False, return_stored=True)
+    assert np.array_equal(after.compute(), -3 * numbers(43, 30))
+    before = da.store(4 * x, stored, lock=False, return_stored=True, compute=False)
+    assert np.array_equal(b2array.open(stored.url)[...], -3 * numbers(43, 30))
+    assert np.array_equal(before.compute(), -4 * numbers(43, 30))
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (7, 11)}, {"lock": True, "inline_array": True}, {"asarray": False}])
+def test_from_array_reads_right_whatever_dask_chooses(stored: b2array.NDArray, options: dict[str, object]) -> None:
+    x = da.from_array(stored, **options)
+    assert np.array_equal(x.compute(), numbers(43, 30))
+    assert np.array_equal(x[3:40:2, [1, 0, -1]].compute(), numbers(43, 30)[3:40:2, [1, 0, -1]])
+    assert np.array_equal(da.asarray(stored)[::-5].compute(), numbers(43, 30)[::-5])
+
+
+def test_unknown_chunk_sizes_are_refused_for_new_arrays_too(tmp_path: Path) -> None:
+    x = da.from_array(numbers(43), chunks=10)
+    with pytest.raises(ValueError, match="compute_chunk_sizes"):
+        b2array.from_dask(x[x > 3], tmp_path / "a.b2nd")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_progress_counts_chunks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x = da.from_array(numbers(40, 30), chunks=(20, 30))
     b2array.from_dask(x, tmp_path / "a.b2nd", chunks=(5, 10), progress=True)

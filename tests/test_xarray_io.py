@@ -77,6 +77,69 @@ def test_a_dataset_makes_the_round_trip(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array(["2000-01-01", "NaT"], "M8[ns]"),
+        np.array(["2000-01-01T00:00:00.123456", "1900-01-01"], "M8[us]"),
+        np.array([5, "NaT"], "m8[s]"),
+        np.arange(3) * 1j,
+        np.array([1, np.nan, np.inf], "f4"),
+        np.array([2**64 - 1], "u8"),
+        np.array([True, False]),
+        np.array(["a", "bcd", ""], dtype=object),
+        np.array(["ä", "☃☃"]),
+        np.array([b"a", b"bcd"]),
+        np.zeros(0),
+    ],
+    ids=lambda values: str(values.dtype),
+)
+@pytest.mark.parametrize("chunked", [False, True])
+def test_values_of_every_kind_make_the_round_trip(tmp_path: Path, values: np.ndarray, chunked: bool) -> None:
+    ds = xr.Dataset({"a name": ("x", values, {"µ": "☃"})}, {"also": ("x", values)})
+    if len(values):
+        ds = ds.assign(scalar=((), values[0]))
+    to_b2array(ds.chunk(x=1) if chunked and len(values) else ds, tmp_path / "w.b2d")
+    xr.testing.assert_identical(reopened(tmp_path / "w.b2d").load(), ds)
+
+
+def test_empty_datasets_and_coordinates_of_two_dimensions_make_the_round_trip(tmp_path: Path) -> None:
+    grid = (("y", "x"), np.arange(6.0).reshape(2, 3))
+    for n, ds in enumerate(
+        (
+            xr.Dataset(attrs={"a": 1}),
+            xr.Dataset({"a": grid, "n": 3}, {"lat": grid, "at": np.datetime64("2000-01-01", "ns")}),
+        )
+    ):
+        to_b2array(ds, tmp_path / f"{n}.b2d")
+        xr.testing.assert_identical(reopened(tmp_path / f"{n}.b2d").load(), ds)
+
+
+def test_preferred_chunks_are_those_of_the_file_and_can_be_grouped(tmp_path: Path) -> None:
+    ds = xr.Dataset({"a": (("x", "y"), np.zeros((100, 100)))})
+    to_b2array(ds, tmp_path / "w.b2d", encoding={"a": {"chunks": (30, 50)}})
+    assert reopened(tmp_path / "w.b2d", chunks={}).a.chunks == ((30, 30, 30, 10), (50, 50))
+    assert reopened(tmp_path / "w.b2d", chunks={"x": 60}).a.chunks == ((60, 40), (50, 50))
+    assert reopened(tmp_path / "w.b2d", chunks="auto").a.chunks == ((100,), (100,))
+
+
+def test_decoding_can_be_turned_off_and_files_be_joined(tmp_path: Path) -> None:
+    for n in range(2):
+        ds = xr.Dataset({"a": ("time", np.arange(5.0))}, {"time": pd.date_range(f"2000-01-{5 * n + 1:02}", periods=5)})
+        coding = {
+            "a": {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1},
+            "time": {"units": "hours since 1990-01-01"},
+        }
+        to_b2array(ds, tmp_path / f"{n}.b2d", encoding=coding)
+    raw = reopened(tmp_path / "0.b2d", decode_times=False, mask_and_scale=False)
+    assert (raw.a.dtype, raw.a.values.tolist()) == ("i2", [0, 2, 4, 6, 8])
+    assert raw.time.attrs["units"] == "hours since 1990-01-01"
+    assert "a" not in reopened(tmp_path / "0.b2d", drop_variables="a")
+    joined = xr.open_mfdataset([tmp_path / "0.b2d", tmp_path / "1.b2d"], engine=ENGINE)
+    assert joined.a.values.tolist() == [0, 1, 2, 3, 4] * 2
+    assert joined.time.values[-1] == np.datetime64("2000-01-10")
+
+
 def test_what_was_read_can_be_written_again(tmp_path: Path) -> None:
     ds = weather()
     ds.time.encoding |= {"units": "hours since 2000-01-01", "calendar": "proleptic_gregorian", "dtype": "i4"}
