@@ -1,6 +1,7 @@
 """How dask's use of arrays grows: with the number of chunks, with workers, and beyond the memory there is.
 
-Run it as ``python asv_bench/dask_scale.py [chunks|memory|workers|requests]``.
+Run it as ``python asv_bench/dask_scale.py``, or with one of ``chunks``, ``memory``, ``workers`` and
+``requests``. All of it takes some minutes, and up to 3 GB in the directory for temporary files.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,31 +45,32 @@ def row(*cells: object) -> None:
 
 
 def chunks() -> None:
-    """Seconds of the processor for arrays of many small chunks: nothing may grow faster than their number."""
-    row("layout", "chunks", "read graph", "optimise", "pickled kB", "pickling", "open", "write graph", "commit")
+    """Seconds of the processor for arrays of many small chunks, one a task; none may grow faster than their number."""
+    row("layout", "chunks", "open", "read graph", "optimise", "tasks", "graph kB", "pickling", "handle kB")
+    row("", "", "write graph", "tasks", "graph kB", "pickling", "commit")
     with tempfile.TemporaryDirectory() as folder, dask.config.set({"array.chunk-size": "128B"}):
         for layout in ("contiguous", "sparse"):
             for count in COUNTS:
-                row(layout, str(count), *_with(count, layout, Path(folder, f"{layout}{count}.b2nd")))
+                _with(count, layout, Path(folder, f"{layout}{count}.b2nd"))
 
 
-def _with(count: int, layout: str, url: Path) -> list[float]:
+def _with(count: int, layout: str, url: Path) -> None:
     options = {"layout": layout, "chunks": (16,), "blocks": (16,)}
-    x = da.zeros(16 * count, dtype="i8", chunks=16)
-    building, _ = used(lambda: _graph(x, layout, url.with_suffix(".other")))
-    committing = _committed(count, layout, url, options)
+    x = da.zeros(16 * count, dtype="i8", chunks=16) + 1
+    writing, write = used(lambda: b2array.from_dask(x, url.with_suffix(".other"), compute=False, **options))
+    committing = _committed(count, url, options)
     opening, a = used(lambda: b2array.open(url))
     reading, y = used(lambda: a.to_dask())
-    optimising, _ = used(lambda: y.__dask_optimize__(y.dask, list(flatten(y.__dask_keys__()))))
-    pickling, pickled = used(lambda: pickle.dumps(dask_io.Frozen(a)))
-    return [reading, optimising, len(pickled) / 1e3, pickling, opening, building, committing]
+    optimising, graph = used(lambda: dict(y.__dask_optimize__(y.dask, list(flatten(y.__dask_keys__())))))
+    sending, pickled = used(lambda: pickle.dumps(graph))
+    handle = len(pickle.dumps(dask_io.Frozen(a)))
+    row(layout, str(count), opening, reading, optimising, str(len(graph)), len(pickled) / 1e3, sending, handle / 1e3)
+    graph = dict(write.dask)
+    sending, pickled = used(lambda: pickle.dumps(graph))
+    row("", "", writing, str(len(graph)), len(pickled) / 1e3, sending, committing)
 
 
-def _graph(x: da.Array, layout: str, url: Path) -> None:
-    b2array.from_dask(x, url, layout=layout, chunks=(16,), blocks=(16,), compute=False)
-
-
-def _committed(count: int, layout: str, url: Path, options: dict[str, object]) -> float:
+def _committed(count: int, url: Path, options: dict[str, object]) -> float:
     """Put chunks as tasks do, and time the commit alone."""
     values = np.arange(16 * count).reshape(count, 16)
     a = b2array.zeros(16 * count, "i8", url=url, **options)
@@ -143,25 +146,61 @@ def _written_and_reduced(url: Path) -> tuple[float, float]:
     return writing, reducing
 
 
-def requests() -> None:
-    """What a cluster asks of an object store for one reading of all chunks, counted by the server."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from distributed import Client, LocalCluster
-    from servers import range_server
+def _count_calls() -> None:
+    """Let a process remember what it asks of S3, where functions that are sent to it find it, and no blocks."""
+    import s3fs
 
-    row("chunks", "requests", "HEAD", "GET")
+    original = s3fs.S3FileSystem._call_s3
+
+    async def call_s3(self: object, method: str, *args: object, **parameters: object) -> object:
+        s3fs.S3FileSystem.asked_for.append(method)
+        return await original(self, method, *args, **parameters)
+
+    b2array.config.cache_bytes = 0
+    s3fs.S3FileSystem.asked_for = []
+    s3fs.S3FileSystem._call_s3 = call_s3
+
+
+def _counted() -> Counter[str]:
+    import s3fs
+
+    return Counter(s3fs.S3FileSystem.asked_for)
+
+
+def requests() -> None:
+    """What a cluster asks of S3 (moto's server) to read all chunks, once whole and once a small part of each."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    import s3fs
+    from distributed import Client, LocalCluster
+    from servers import s3_server
+
+    row("chunks", "read", "tasks", "opening", "by workers", "a chunk")
     data = np.random.default_rng(0).integers(0, 1000, (640, 640))
-    with range_server() as served, tempfile.TemporaryDirectory() as folder:
-        a = b2array.asarray(data, url=Path(folder, "a"), layout="sparse", chunks=(80, 80), blocks=(40, 40))
-        served.objects.update({f"a/{path.name}": path.read_bytes() for path in Path(folder, "a").iterdir()})
-        with LocalCluster(2, threads_per_worker=2, dashboard_address=None) as cluster, Client(cluster):
-            with dask.config.set({"array.chunk-size": "60kB"}):
-                x = b2array.open(served.url_of("a")).to_dask()
-            before = len(served.requests)
-            if int(x.sum().compute()) != int(data.sum()):
-                raise RuntimeError("the sum is wrong")
-            asked = [method for method, _, _ in served.requests[before:]]
-            row(str(a.nchunks), str(len(asked)), str(asked.count("HEAD")), str(asked.count("GET")))
+    _count_calls()
+    with s3_server() as options, LocalCluster(2, threads_per_worker=2, dashboard_address=None) as cluster:
+        s3fs.S3FileSystem(**options).call_s3("create_bucket", Bucket="bench")
+        where = {"url": "s3://bench/a.b2nd", "storage_options": options}
+        b2array.asarray(data, **where, chunks=(80, 80), blocks=(40, 40))
+        with Client(cluster) as client, dask.config.set({"array.chunk-size": "60kB"}):
+            client.run(_count_calls)
+            for what, key in (("whole", np.s_[...]), ("corners", np.s_[::80, ::80])):
+                before = _counted()
+                a = b2array.open(**where)
+                x = a.to_dask()[key]
+                opening, before = (_counted() - before).total(), sum(client.run(_counted).values(), Counter())
+                if not np.array_equal(x.compute(), data[key]):
+                    raise RuntimeError("what was read is wrong")
+                asked = sum(client.run(_counted).values(), Counter()) - before
+                if asked.keys() != {"get_object"}:
+                    raise RuntimeError(f"workers asked for {dict(asked)}")
+                row(
+                    str(a.nchunks),
+                    what,
+                    str(x.npartitions),
+                    str(opening),
+                    str(asked.total()),
+                    asked.total() / a.nchunks,
+                )
 
 
 def main() -> None:
