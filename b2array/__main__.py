@@ -42,7 +42,7 @@ def _without_typer(arguments: list[str]) -> int:
     if arguments == ["demo"]:
         demo.main()
         return 0
-    if arguments in (["--help"], ["demo", "--help"]):
+    if arguments[-1:] in (["-h"], ["--help"]) and arguments[:-1] in ([], ["demo"]):
         print(_USAGE, _HINT, sep="\n")
         return 0
     if arguments[:1] == ["demo"]:

@@ -337,6 +337,8 @@ class Reader:
         about = self.description
         if nbytes != about.nbytes:
             raise FormatError(f"{self.url}: expected {about.nbytes} bytes for shape {about.shape}, found {nbytes}")
+        for n in range(0 if nbytes else self.nchunks):
+            self.decode(n)  # nothing is in it, but it may be damaged
         flat = self.read_bytes(0, nbytes)
         return flat.tobytes() if self._about is None else shaped(flat, about)
 

@@ -69,6 +69,7 @@ _UsageError: Any = typer.BadParameter.__base__
 app = typer.Typer(
     name="b2array",
     help="Look at, read, convert and check arrays in the Blosc2 formats, in files and at URLs.",
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )

@@ -623,6 +623,23 @@ def test_a_file_that_was_cut_short_keeps_what_is_before(offsets: bool) -> None:
             bloscpack.unpack(buf[:length])
 
 
+@pytest.mark.parametrize("name", ["empty", "records", "f", "checksum-sha512", "bytes-appended", "none"])
+def test_golden_files_that_were_cut_short_are_refused_or_give_what_is_before(name: str) -> None:
+    buf = (GOLDEN / f"{name}.blp").read_bytes()
+    whole = bloscpack.unpack(buf)
+    first = bloscpack.open(buf).first_chunk
+    for length in {*range(0, len(buf), 41), *range(first - 3, min(first + 40, len(buf))), len(buf) - 1}:
+        with pytest.raises(FormatError):
+            bloscpack.unpack(buf[:length])
+        with warnings.catch_warnings(action="ignore"), suppress(FormatError):
+            found = bloscpack.unpack(buf[:length], partial=True)
+            if isinstance(whole, bytes):
+                assert whole.startswith(found)
+            else:
+                axis = int(name == "f")
+                same(found, np.asarray(np.take(whole, range(found.shape[axis]), axis), order="F" if axis else "C"))
+
+
 def test_nothing_is_warned_of_where_nothing_is_wrong() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -119,7 +119,7 @@ def test_without_typer_the_demonstration_runs(capsys: pytest.CaptureFixture[str]
 def test_help_without_typer(capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__._without_typer(["--help"]) == 0
     assert "usage: b2array demo" in capsys.readouterr().out
-    assert __main__._without_typer(["demo", "--help"]) == 0
+    assert __main__._without_typer(["demo", "-h"]) == 0
     assert "usage: b2array demo" in capsys.readouterr().out
     assert __main__._without_typer(["demo", "--what"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -152,6 +152,8 @@ def test_help_and_completion(run: Run) -> None:
     for command in cli.app.registered_commands:
         assert f"  {command.name} " in out
         assert run(command.name, "--help")[0] == 0
+        assert run(command.name, "-h") == run(command.name, "--help")
+    assert run("-h") == (0, out, "")
     environment = os.environ | {"_B2ARRAY_COMPLETE": "complete_bash", "COMP_WORDS": "b2array co", "COMP_CWORD": "1"}
     command = [sys.executable, "-c", "from b2array.__main__ import main; main()"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
@@ -215,9 +217,9 @@ def test_no_arguments_at_all_get_the_help_and_exit_code_2(run: Run) -> None:
     assert "convert" in err
 
 
-@pytest.mark.parametrize("hidden", [[], ["rich"]])
 @pytest.mark.parametrize(
-    "arguments", [["nonsense"], ["info"], ["info", "x", "--what"], ["copy", "a", "b", "--layout", "c"]]
+    ("hidden", "arguments"),
+    [([], ["info", "x", "--what"]), (["rich"], ["nonsense"]), (["rich"], ["copy", "a", "b", "--layout", "c"])],
 )
 def test_a_program_that_is_misunderstood_says_one_line_with_and_without_rich(
     arguments: list[str], hidden: list[str]
