@@ -7,7 +7,6 @@ how long they are, so that they can be found again.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -131,7 +130,7 @@ class _Wreck:
         array = self.header.metalayer("b2nd")
         if array is None:
             return
-        counted = math.prod(b2nd.unpack(array, chunksize=self.header.chunksize).grid_shape)
+        counted = b2nd.unpack(array, chunksize=self.header.chunksize).nchunks
         if counted != self.expected:
             raise FormatError(
                 f"expected a header that counts {counted} chunks, as its shape does, found {self.expected}"
