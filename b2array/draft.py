@@ -17,21 +17,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from b2array import config, extras, frame, notes, seal, workers
-from b2array.chunk import Stored
+from b2array import config, extras, frame, notes, seal
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.extras import Extras
 from b2array.frame import Frame, FrameType
 from b2array.notes import Sizes, extras_of
 from b2array.progress import Progress
 from b2array.shelf import Shelf
-from b2array.snapshot import FRAME_NAME, Known, Place, Snapshot, Source, Want, fetch, load, lost_error
+from b2array.snapshot import FRAME_NAME, Known, Place, Snapshot, Source, load, lost_error, whole_chunks
 from b2array.spans import Span
 from b2array.spec import Buffer, ChunkHeader, Special
 from b2array.spool import Spool
 from b2array.storage import Store, attempts, identity, outrun, placed
 
-__all__ = ["Draft", "copied", "extras_of", "whole_chunks"]
+__all__ = ["Draft", "copied", "extras_of"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -41,9 +40,6 @@ _ATOMIC_HEADER = 512
 """A header is rewritten in place only if all bytes that change lie in this many first ones, one sector of a disk."""
 _DEAD_LIMIT = 2**16
 """Less dead space than this never makes a commit write a contiguous frame anew."""
-_WINDOW_NBYTES = 32 * 2**20
-_WINDOW_CHUNKS = 256
-_WINDOWS_UNDER_WAY = 3
 
 
 class Draft:
@@ -435,6 +431,22 @@ class Draft:
             self._rebase(self.base, current)
         raise outrun(self.store)
 
+    def catch_up(self) -> bool:
+        """Go on from the state of another writer whose commit took the bytes of the base away; say whether it did.
+
+        Raises
+        ------
+        ConflictError
+            That one changed what these changes build on.
+        """
+        if self.base is None or self.sparse or self.store.appendable or self._undo is not None:
+            return False
+        current = load(self.store)
+        if current.generation == self.base.generation:
+            return False
+        self._rebase(self.base, current)
+        return True
+
     def _rebase(self, base: Snapshot, current: Snapshot) -> None:
         """Put the changes on top of what another writer committed, if they do not touch the same things."""
         was, now = base.frame, current.frame
@@ -628,14 +640,6 @@ def copied(
         new.abort()
         raise
     return new
-
-
-def whole_chunks(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
-    """Read chunks, several at a time but not all of them."""
-    step = min(max(1, _WINDOW_NBYTES // max(1, source.frame.chunksize)), _WINDOW_CHUNKS)
-    windows = ([Want(n, None) for n in numbers[first : first + step]] for first in range(0, len(numbers), step))
-    for window in workers.ahead(lambda wants: fetch(source, wants), windows, 1 if source.near else _WINDOWS_UNDER_WAY):
-        yield from window
 
 
 def _identity(held: Snapshot) -> str:

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.chunk import Stored
-from b2array.draft import Draft, whole_chunks
+from b2array.draft import Draft
 from b2array.errors import FormatError
 from b2array.frame import FrameType
-from b2array.snapshot import Place, Source
+from b2array.snapshot import Place, Source, whole_chunks
 from b2array.spans import Span
 from b2array.spec import HEADER_LEN, Buffer, ChunkHeader
 

@@ -304,10 +304,10 @@ def repair(
         Whether to keep the old frame, under its name with ``.b2bak`` at the end (in a directory: the file
         ``chunks.b2frame``, for chunks' files are not changed).
     trust_order : bool, default False
-        If nothing proves which chunk is which, as where the index is damaged and not all chunks are found or b2array
-        wrote them, whether to believe what can still be read, and without an index, that the chunks found are the first
-        ones in the order in which they are stored. That is so for arrays that were written from the beginning to the
-        end.
+        If nothing proves that what can still be read is what was written, as where several parts of what b2array wrote
+        are damaged, or which chunk is which, as where the index is gone and not all chunks are found: whether to
+        believe it, and without an index, that the chunks found are the first ones in the order in which they are
+        stored. That is so for arrays that were written from the beginning to the end.
     storage_options : mapping, optional
         For fsspec.
     progress : bool, default False
@@ -352,15 +352,16 @@ class _Repairer:
         self.progress = progress
 
     def run(self, *, dry_run: bool, backup: bool, trust_order: bool) -> Repair:
-        held, certain, actions = self._read()
+        held, certain, proven, actions = self._read()
         files = listed(self.store)
         sizes = {name: each.size for name, each in files.items()} if files is not None else None
         found, lost = self._inspected(held, sizes)
         # b2array is never in the middle of a change: where there are checksums of its own, something was damaged.
-        if not certain and not trust_order and (found.checked or (held.frame.offsets == -1).any()):
+        doubtful = (found.checked and not proven) or (not certain and (held.frame.offsets == -1).any())
+        if doubtful and not trust_order:
             raise FormatError(
-                f"{self.store.url}: {'; '.join(actions)}: nothing proves which chunk is which. If they were written "
-                "from the first to the last, trust_order=True takes those found for the first ones"
+                f"{self.store.url}: {'; '.join(actions)}: nothing proves that this is what was written, or which chunk "
+                "is which. trust_order=True takes what can be read, and without an index the order of the chunks"
             )
         known = set(extras_of(held.frame).lost)
         if lost - known:
@@ -375,16 +376,21 @@ class _Repairer:
         self._write(held, found, lost, files or {})
         return replace(result, backup=kept)
 
-    def _read(self) -> tuple[Snapshot, bool, tuple[str, ...]]:
-        """Return the frame as it is, or as it can be put together, and why that was necessary."""
+    def _read(self) -> tuple[Snapshot, bool, bool, tuple[str, ...]]:
+        """Return the frame as it is, or as it can be put together, how sure that is, and why it was necessary."""
         try:
-            return load(self.store), True, ()
+            return load(self.store), True, True, ()
         except (FormatError, UnsupportedError) as error:
             saved = salvage(self.store, error)
             stamp = self.store.stamp(FRAME_NAME if saved.frame.frame_type == FrameType.SPARSE else "")
             held = Snapshot(self.store, saved.frame, 0, stamp.version, "")
             reason = str(error)
-            return held, saved.certain, (f"put the frame together again, because of: {reason}", *saved.notes)
+            return (
+                held,
+                saved.certain,
+                saved.proven,
+                (f"put the frame together again, because of: {reason}", *saved.notes),
+            )
 
     def _inspected(self, held: Snapshot, sizes: Mapping[str, int] | None) -> tuple[Findings, set[int]]:
         absent = np.flatnonzero(held.frame.offsets == -1)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from b2array import chunk, config, extras, frame, metalayers
+from b2array import b2nd, chunk, config, extras, frame, metalayers
 from b2array.chunk import Context
 from b2array.errors import FormatError, UnsupportedError
 from b2array.fetching import chunk_number
@@ -48,12 +48,15 @@ class Salvaged:
     certain : bool
         Whether the header is right and an index says which chunk is which, and not only the order of the chunks in the
         file.
+    proven : bool
+        Whether everything is as it was committed, or as other software left it, so that checksums may be missing.
     notes : tuple of str
         What was done, and what could not be.
     """
 
     frame: Frame
     certain: bool
+    proven: bool
     notes: tuple[str, ...]
 
 
@@ -77,7 +80,7 @@ def salvage(store: Store, reason: FormatError | UnsupportedError) -> Salvaged:
     file = _File(store)
     healed = heal(file.read, file.size)
     if healed is not None:
-        return Salvaged(frame.unpack(healed.header, healed.tail), healed.certain, (healed.text,))
+        return Salvaged(frame.unpack(healed.header, healed.tail), healed.certain, healed.certain, (healed.text,))
     if isinstance(reason, UnsupportedError):
         raise reason
     return _Wreck(file).salvaged()
@@ -110,13 +113,28 @@ class _Wreck:
         data = self.read(0, 2**16)
         if frame.header_nbytes(data) > len(data):
             data = self.read(0, frame.header_nbytes(data))
+        if len(data) < frame.header_nbytes(data):
+            raise FormatError(f"expected a frame header of {frame.header_nbytes(data)} bytes, found {len(data)}")
         # How long the file was meant to be does not matter here, and may be what is wrong.
         (self.frame_len,) = struct.unpack(">Q", data[_FRAME_LEN])
         self.header = frame.unpack_header(data[: _FRAME_LEN.start] + _NO_LIMIT + data[_FRAME_LEN.stop :])
+        self._check_geometry()
         self.context = Context(self.header.codec, self.header.codec_meta)
         self.notes: list[str] = []
         self.fingerprint_type = 0
+        self.foreign = False
         self.gaps: list[int] = []
+
+    def _check_geometry(self) -> None:
+        """Make sure that the shape fits the other sizes, for otherwise the header is worth nothing."""
+        array = self.header.metalayer("b2nd")
+        if array is None:
+            return
+        counted = b2nd.unpack(array, chunksize=self.header.chunksize).nchunks
+        if counted != self.expected:
+            raise FormatError(
+                f"expected a header that counts {counted} chunks, as its shape does, found {self.expected}"
+            )
 
     @property
     def expected(self) -> int:
@@ -148,7 +166,7 @@ class _Wreck:
         described = {each.name: getattr(self.header, each.name) for each in fields(Header)}
         described |= {"cbytes": cbytes, "frame_len": self.size}
         found = Frame(**described, offsets=offsets, vlmetalayers=layers)
-        return Salvaged(found, certain, tuple(self.notes))
+        return Salvaged(found, certain, certain and self.foreign, tuple(self.notes))
 
     # Chunks.
 
@@ -306,6 +324,7 @@ class _Wreck:
         except FormatError:
             return None
         self.fingerprint_type = fingerprint_type
+        self.foreign = fingerprint_type == 0
         return layers
 
     def _readable(self, layers: Layers) -> Iterator[tuple[str, bytes]]:

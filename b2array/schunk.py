@@ -16,12 +16,12 @@ import numpy.typing as npt
 from b2array import chunk, config, edits, encoder, extras, lazy, notes, snapshot
 from b2array.attributes import Layers
 from b2array.chunk import Context, Stored
-from b2array.draft import Draft, copied, whole_chunks
+from b2array.draft import Draft, copied
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.frame import Frame, FrameType
 from b2array.params import CParams
 from b2array.progress import track
-from b2array.snapshot import Snapshot, Source, Want, fetch, located
+from b2array.snapshot import Snapshot, Source, Want, fetch, located, whole_chunks
 from b2array.spans import Span
 from b2array.spec import Buffer, Special
 from b2array.storage import COMPARE_AND_SWAP, MemoryStore, Mutex, Store, attempts, changed
@@ -171,7 +171,7 @@ class SChunk:
                     return verb(source)
             except (FormatError, ConflictError):
                 with self._mutex:  # once a commit under way is over
-                    if source is self.source:
+                    if source is self.source and (source is not self._draft or not self._draft.catch_up()):
                         raise
 
     def decompress_chunk(self, n: int) -> bytes:
@@ -292,7 +292,7 @@ class SChunk:
         """Look what other writers have left; say whether it has the shape that was known, if that matters."""
         with self._mutex:
             if self._draft is not None:
-                return False
+                return self._draft.catch_up()
             self.refresh()
             a, b = known.frame, self._snapshot.frame
             return anywhere or (a.metalayers, a.nbytes, a.chunksize) == (b.metalayers, b.nbytes, b.chunksize)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -11,8 +11,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from b2array import frame, notes
+from b2array import frame, notes, workers
 from b2array.caching import cached
+from b2array.chunk import Stored
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError
 from b2array.extras import UNSIZED, Extras
 from b2array.fetching import Known, Place, Source, Want, fetch, fetch_block, located_error
@@ -23,13 +24,16 @@ from b2array.storage import Mark, Store, marked, where
 
 __all__ = [
     "FRAME_NAME", "Known", "Place", "Snapshot", "Source", "Want", "fetch", "fetch_block", "load", "located",
-    "located_error", "lost_error", "restore",
+    "located_error", "lost_error", "restore", "whole_chunks",
 ]  # fmt: skip
 
 FRAME_NAME = "chunks.b2frame"
 """The file of a sparse frame that holds header, index and trailer (Blosc2 Sparse Frame Format)."""
 
 _FIRST_READ = 64 * 2**10
+_WINDOW_NBYTES = 32 * 2**20
+_WINDOW_CHUNKS = 256
+_WINDOWS_UNDER_WAY = 3
 
 T = TypeVar("T")
 Int64Array = npt.NDArray[np.int64]
@@ -155,6 +159,14 @@ class Snapshot:
                 raise head
             found.append(head.data)
         return found
+
+
+def whole_chunks(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
+    """Read chunks, several at a time but not all of them."""
+    step = min(max(1, _WINDOW_NBYTES // max(1, source.frame.chunksize)), _WINDOW_CHUNKS)
+    windows = ([Want(n, None) for n in numbers[first : first + step]] for first in range(0, len(numbers), step))
+    for window in workers.ahead(lambda wants: fetch(source, wants), windows, 1 if source.near else _WINDOWS_UNDER_WAY):
+        yield from window
 
 
 def lost_error(n: int, url: str) -> ChunkMissingError:

@@ -93,6 +93,41 @@ def test_a_chunk_that_was_read_and_changed_meanwhile_is_a_conflict(opened):
     assert (opened("r")[4:8] == 0).all()
 
 
+def test_a_transaction_goes_on_reading_what_others_left_alone(opened):
+    one, two = opened(), opened()
+    two[12:16] = 3
+    one.refresh()
+    with one.transaction():
+        one[:4] = 1
+        one[4] = one[13]
+        with two.transaction():
+            two[20:24] = 2
+        one[5] = one[14] + 1  # in one object, the bytes that this handle has opened are gone
+        two[24:28] = 4
+        one[17] = one[13]
+    expected = np.zeros(SHAPE, "i8")
+    expected[12:16], expected[:4], expected[4], expected[5], expected[17] = 3, 1, 3, 4, 3
+    expected[20:24], expected[24:28] = 2, 4
+    assert np.array_equal(opened("r")[...], expected)
+
+
+def test_a_transaction_that_comes_upon_a_change_of_what_it_read_is_a_conflict(opened):
+    one, two = opened(), opened()
+    two[...] = 3
+    one.refresh()
+
+    def copy():
+        with one.transaction():
+            one[0] = one[13]
+            with two.transaction():
+                two[12:16] = 2
+            one[17] = one[21]
+
+    with pytest.raises(ConflictError, match=r"chunks \[3\]"):
+        copy()
+    assert (opened("r")[:12] == 3).all()
+
+
 def test_equal_chunks_in_other_places_are_not_taken_for_each_other(opened):
     one, two = opened(), opened()
     two[0:4] = 7

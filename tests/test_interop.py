@@ -90,7 +90,9 @@ def write_stock(
         array.shape, dtype=array.dtype, urlpath=str(path), mode="w", contiguous=layout == "contiguous",
         cparams=stock_params(params, array.itemsize), dparams={"nthreads": 1}, **shapes,
     )  # fmt: skip
-    if array.size:
+    if not array.ndim and array.dtype.kind in "mM":  # which it cannot assign
+        made.schunk.update_data(0, array.tobytes(), copy=True)
+    elif array.size:
         made[...] = array
     del made
 
