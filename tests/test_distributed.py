@@ -49,7 +49,6 @@ def two_workers() -> Iterator[object]:
         distributed.LocalCluster(2, threads_per_worker=2, processes=True, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
-        client.wait_for_workers(2, timeout=200)
         yield client
 
 
