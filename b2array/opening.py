@@ -13,7 +13,7 @@ from b2array.frame import FrameType
 from b2array.params import CParams
 from b2array.schunk import Mode, SChunk
 from b2array.spec import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
-from b2array.storage import MemoryStore, Store, open_store
+from b2array.storage import COMPARE_AND_SWAP, MemoryStore, Store, open_store
 
 __all__ = ["create_schunk", "open_schunk", "place_new"]
 
@@ -147,6 +147,11 @@ def _make_room(store: Store, frame_type: FrameType, *, overwrite: bool) -> None:
     except FileNotFoundError as error:
         if "is a directory" in str(error) and frame_type == FrameType.CONTIGUOUS:
             raise FileExistsError(f"{store.url} exists and is a directory without a frame") from None
+        return
+    except PermissionError:
+        # Who may not list on S3 is told this of what does not exist, too. To create is a condition of the commit then.
+        if overwrite or store.guarantee != COMPARE_AND_SWAP:
+            raise
         return
     except (FormatError, UnsupportedError):
         raise FileExistsError(f"{store.url} exists and is not a frame that can be replaced") from None

@@ -167,3 +167,29 @@ def test_modes_are_checked(tmp_path):
         b2array.open_schunk(tmp_path / "a", "a")
     with pytest.raises(ReadOnlyError):
         b2array.open_schunk(tmp_path / "a").append_data(b"12345678")
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_on_s3_frames_are_created_once_without_the_permission_to_list(bucket, s3_options, monkeypatch, layout):
+    import s3fs
+
+    original = s3fs.S3FileSystem._call_s3
+
+    async def call_s3(self, method, *args, **parameters):
+        if method.startswith("list"):
+            raise PermissionError("Access Denied")
+        try:
+            return await original(self, method, *args, **parameters)
+        except FileNotFoundError:
+            raise PermissionError("Access Denied") from None
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", call_s3)
+    url = f"s3://{bucket}/unlisted-{layout}"
+    b2array.asarray(np.arange(10), url=url, chunks=4, blocks=2, layout=layout, storage_options=s3_options)
+    assert b2array.open(url, storage_options=s3_options)[...].tolist() == list(range(10))
+    with pytest.raises(FileExistsError):
+        b2array.asarray(np.zeros(10), url=url, layout=layout, storage_options=s3_options)
+    b2array.asarray(np.zeros(3), url=url, layout=layout, overwrite=True, storage_options=s3_options)
+    assert b2array.open(url, storage_options=s3_options)[...].tolist() == [0, 0, 0]
+    with pytest.raises(PermissionError, match="Access Denied"):
+        b2array.open(f"s3://{bucket}/missing", storage_options=s3_options)
