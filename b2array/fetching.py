@@ -264,7 +264,7 @@ class _Pending:
             self._ask_whole()
             return
         nbytes = HEADER_LEN + 4 * nblocks
-        if self.source.frame.cparams.use_dict:
+        if self.source.frame.use_dict:
             nbytes += 4 + MAX_DICT_NBYTES
         self._take = self._take_head
         self._ask(0, nbytes if most else max(nbytes, _FREE))
