@@ -218,6 +218,8 @@ def _rename_exclusively(source: str, target: str) -> None:
 
 
 _rooms = threading.local()
+_TRUSTED_ROOM = 16 * 2**20
+"""Larger pieces of a file are asked for only if its store is as large: their sizes may be damaged."""
 _KEPT_ROOM = 64 * 2**20
 
 
@@ -225,7 +227,7 @@ def _room(nbytes: int, store: LocalStore) -> memoryview:
     """Return bytes that this thread uses again and again: fresh memory costs more than reading into it."""
     view: memoryview | None = getattr(_rooms, "view", None)
     if view is None or len(view) < nbytes:
-        if nbytes > _KEPT_ROOM and nbytes > sum(each.size for each in store.listing().values()):
+        if nbytes > _TRUSTED_ROOM and nbytes > sum(each.size for each in store.listing().values()):
             raise FormatError(f"{store.url}: expected {nbytes} bytes, found fewer in all of it")
         view = np.empty(nbytes, np.uint8).data
         if nbytes <= _KEPT_ROOM:
