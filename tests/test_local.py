@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -128,15 +129,23 @@ def test_a_store_sees_what_it_has_replaced_itself(file):
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts descriptors in /proc")
 def test_descriptors_are_not_leaked(tmp_path, file):
-    before = len(names("/proc/self/fd"))
+    def opened() -> list[str]:
+        # What other tests have left to the garbage collector does not count.
+        links = []
+        for number in names("/proc/self/fd"):
+            with suppress(FileNotFoundError):
+                links.append(str(Path(f"/proc/self/fd/{number}").readlink()))
+        return [link for link in links if link.startswith((str(tmp_path), str(file)))]
+
     sparse, single = LocalStore(tmp_path / "sparse"), LocalStore(file)
     for number in range(20):
         sparse.create(f"{number}", CONTENT)
         with sparse.lock("0"), sparse.lock("0", shared=False) if number < 0 else sparse.lock("", shared=True):
             read(sparse, *((f"{each}", 0, 5) for each in range(number + 1)))
         single.head(["", "missing"], 10)
+    assert opened() == [str(file)]
     single.close()
-    assert len(names("/proc/self/fd")) == before
+    assert opened() == []
 
 
 def test_the_path_is_fixed_when_the_store_is_made(file, monkeypatch, tmp_path):
