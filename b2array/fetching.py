@@ -510,7 +510,7 @@ class _Pending:
 
     def _noted_blocks(self) -> Sequence[int] | Int64Array:
         blocks: Sequence[int] | Int64Array = () if self.want.blocks is None else self.want.blocks
-        delta = FilterId.DELTA in self.source.frame.cparams.filter_slots
+        delta = FilterId.DELTA in self.source.frame.filters
         return (0, *blocks) if delta and 0 not in blocks else blocks
 
     def _noted_bounds(self, row: notes.Sizes) -> Int64Array | None:
