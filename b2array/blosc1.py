@@ -149,7 +149,8 @@ def decode(
     if recipe.fmt == CodecFormat.ZSTD and recipe.nstreams > 1 and _decode_zstd(recipe, region, starts, stops, out):
         return
     # Data with runs have them in nearly every block; others can be decoded without looking at their streams first.
-    if not _runs_of_few(recipe.fmt, region, starts[:1], stops[:1], recipe.nstreams, recipe.neblock(out.nbytes)):
+    of_first = _walk(region, starts[0], stops[0], recipe.nstreams, recipe.neblock(out.nbytes))
+    if all(csize > 0 for _, csize in of_first):
         try:
             _decode_as_is(recipe, region, starts, stops, out)
         except FormatError:
@@ -218,31 +219,44 @@ def _decode_zstd(recipe: Recipe, region: memoryview, starts: Sequence[int], stop
     C-Blosc 1 makes a new zstd context for every stream, which takes longer than decoding a small one.
     """
     neblock = recipe.neblock(recipe.block_nbytes)
-    nblocks = len(starts)
-    if out.nbytes != nblocks * recipe.block_nbytes or neblock > _LONGEST_ZSTD:
+    if out.nbytes != len(starts) * recipe.block_nbytes or neblock > _LONGEST_ZSTD:
         return False
+    step = max(1, _RAW_NBYTES // recipe.block_nbytes)
+    for first in range(0, len(starts), step):
+        part = slice(first, first + step)
+        target = out[first * recipe.block_nbytes : (first + step) * recipe.block_nbytes]
+        _decompress(_raw(recipe, region, starts[part], stops[part], neblock), target)
+    return True
+
+
+def _raw(
+    recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], neblock: int
+) -> memoryview:  # fmt: skip
+    """Make a Blosc1 chunk of raw streams from full blocks of zstd's; valid until this thread makes the next."""
+    nblocks = len(starts)
     room = room_in_front(nblocks)
     stream = 4 + neblock
-    nbytes = room + nblocks * recipe.nstreams * stream
-    raw = _assembly.room(nbytes)
     step = recipe.nstreams * stream
-    raw[:room] = recipe.header(out.nbytes, nbytes) + struct.pack(f"<{nblocks}i", *range(room, nbytes, step))
+    nbytes = room + nblocks * step
+    raw = _assembly.room(nbytes)
+    raw[:room] = recipe.header(nblocks * recipe.block_nbytes, nbytes) + struct.pack(
+        f"<{nblocks}i", *range(room, nbytes, step)
+    )
     rows = np.frombuffer(raw[room:], np.uint8).reshape(-1, stream)
     rows[:, :4] = np.frombuffer(_INT32.pack(neblock), np.uint8)
     targets, payloads = [], []
     for row, (start, csize) in enumerate(_all_streams(recipe, region, starts, stops, neblock)):
+        at = room + row * stream + 4
         if csize == neblock:
-            at = room + row * stream + 4
             raw[at : at + neblock] = region[start + 4 : start + 4 + neblock]
         elif csize > 0:
-            targets.append(room + row * stream + 4)
+            targets.append(at)
             payloads.append((start + 4, csize))
         else:
             rows[row, 4:] = -csize
     for at, data in zip(targets, codecs.decode_zstd_streams(region, payloads, neblock), strict=True):
         raw[at : at + neblock] = data
-    _decompress(raw, out)
-    return True
+    return raw
 
 
 def _all_streams(
@@ -257,6 +271,8 @@ def _all_streams(
 
 
 _LONGEST_ZSTD = 2**16
+_RAW_NBYTES = 2**20
+"""So much is decoded at a time, so that it is still in the cache when C-Blosc puts it together."""
 
 
 def decode_stream(fmt: CodecFormat, payload: Buffer, nbytes: int) -> Bytes:
@@ -408,19 +424,22 @@ def _walk(region: memoryview, start: int, stop: int, nstreams: int, neblock: int
     """List position and size field of each stream of a block."""
     found = []
     position = start
+    unpack, latest = _INT32.unpack_from, stop - 4
     for _ in range(nstreams):
-        if position < 0 or position + 4 > stop:
+        if not 0 <= position <= latest:
             raise FormatError(f"expected streams within a block that ends at byte {stop}, found one at {position}")
-        (csize,) = _INT32.unpack_from(region, position)
-        if not -255 <= csize <= neblock:
-            raise FormatError(f"expected a stream size of -255 to {neblock}, found {csize}")
+        csize = unpack(region, position)[0]
         found.append((position, csize))
-        position += 4 + csize if csize > 0 else 4
-        if csize < 0:
-            if position + 1 > stop:
+        position += 4
+        if 0 <= csize <= neblock:
+            position += csize
+        elif -255 <= csize < 0:
+            if position >= stop:
                 raise FormatError(f"expected a token at byte {position}, found the end of the block")
             _check_token(region[position])
             position += 1
+        else:
+            raise FormatError(f"expected a stream size of -255 to {neblock}, found {csize}")
     if position > stop:
         raise FormatError(f"expected a block that ends at byte {stop}, found streams up to {position}")
     return found

@@ -13,9 +13,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from itertools import chain, islice
 from multiprocessing import parent_process
 from typing import Any, TypeVar
+
+from numcodecs import blosc
 
 from b2array import config
 
@@ -112,14 +115,27 @@ def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
             raise
 
     nworkers = width()
-    pool = _executor(nworkers)
-    under_way = [pool.submit(work) for _ in range(nworkers)]
+    # This thread is one of them: a thread less to wake, and to find a processor for.
+    under_way = [_executor(nworkers).submit(work) for _ in range(nworkers - 1)]
     try:
+        with _blosc_in_this_thread():
+            work()
         for future in under_way:
             future.result()
     finally:
         stopped = True
         wait(under_way)
+
+
+@contextmanager
+def _blosc_in_this_thread() -> Iterator[None]:
+    # On the main thread numcodecs would let C-Blosc start threads of its own, and only one call at a time. Other
+    # threads find here what is true of them anyway.
+    before, blosc.use_threads = blosc.use_threads, False
+    try:
+        yield
+    finally:
+        blosc.use_threads = before
 
 
 def ahead(verb: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]:
