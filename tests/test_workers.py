@@ -11,6 +11,7 @@ from multiprocessing import get_context
 from typing import Any
 
 import pytest
+from numcodecs import blosc
 
 from b2array import config, workers
 
@@ -117,6 +118,30 @@ def test_after_an_error_nothing_more_is_begun() -> None:
     count = len(begun)
     assert count < 100_000
     assert workers.run(len, begun) == count
+
+
+@pytest.mark.parametrize("before", [None, True, False])
+def test_the_calling_thread_takes_part_in_each_without_threads_of_blosc(
+    monkeypatch: pytest.MonkeyPatch, before: bool | None
+) -> None:
+    monkeypatch.setattr(blosc, "use_threads", before)
+    threads, settings = set(), set()
+    both = threading.Barrier(2, timeout=30)
+
+    def verb(number: int) -> None:
+        if number < 2:
+            both.wait()  # so that one thread cannot do both
+        threads.add(threading.current_thread())
+        settings.add(blosc.use_threads)
+        if number == 9:
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        workers.each(verb, range(10))
+    assert len(threads) == 2
+    assert threading.main_thread() in threads
+    assert settings == {False}
+    assert blosc.use_threads is before
 
 
 def test_each_does_everything_once() -> None:
