@@ -93,7 +93,7 @@ def read(source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | 
     first = list(islice(jobs, 2))
     if len(first) == 1:
         reader.alone = True
-        reader.run(first[0])
+        workers.run(reader.run, first[0])
     elif source.near:
         workers.each(reader.run, chain(first, jobs))
     else:

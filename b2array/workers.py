@@ -1,9 +1,9 @@
 """The threads that decode and encode.
 
-A call from the main thread of a program is spread over `config.threads` workers. Everywhere else somebody has decided
-already how many calls run at a time, and one thread does the work of each: in a thread that the program has started, as
-by dask's threaded scheduler and in distributed's workers, it is that thread itself; in a process that multiprocessing
-has started, as by dask's process scheduler, it is one worker, whatever `config.threads` says.
+A call from the main thread of a program is spread over `config.threads` threads. Everywhere else somebody has decided
+already how many calls run at a time, and the thread that calls does the work, whatever `config.threads` says: in a
+thread that the program has started, as by dask's threaded scheduler and in distributed's workers, and in a process that
+multiprocessing has started, as by dask's process scheduler.
 """
 
 from __future__ import annotations
@@ -41,13 +41,11 @@ def width() -> int:
 
 
 def run(verb: Callable[..., R], /, *args: object) -> R:
-    """Call `verb` in a worker if this is the main thread, else here.
-
-    C-Blosc takes its settings from the environment on the main thread only; elsewhere it does what it is told.
-    """
-    if threading.current_thread() is threading.main_thread():
-        return _executor(width()).submit(verb, *args).result()
-    return verb(*args)
+    """Call `verb` in this thread, with C-Blosc as it is in a worker: it does what it is told, in one thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return verb(*args)
+    with _blosc_in_this_thread():
+        return verb(*args)
 
 
 def spread(verb: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Iterator[R]:
@@ -63,8 +61,8 @@ def spread(verb: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Ite
         How many items a worker may be under way or finished before the caller asks for them.
     """
     nworkers = width()
-    if threading.current_thread() is not threading.main_thread():
-        yield from map(verb, items)
+    if nworkers == 1:
+        yield from (run(verb, item) for item in items)
         return
     pool = _executor(nworkers)
     source = iter(items)
@@ -93,10 +91,11 @@ def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
     items : iterable
         Taken as the work proceeds, one at a time, possibly in another thread.
     """
+    nworkers = width()
     source = iter(items)
-    if threading.current_thread() is not threading.main_thread():
+    if nworkers == 1:
         for item in source:
-            verb(item)
+            run(verb, item)
         return
     taking = threading.Lock()
     stopped = False
@@ -114,12 +113,10 @@ def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
             stopped = True
             raise
 
-    nworkers = width()
     # This thread is one of them: a thread less to wake, and to find a processor for.
     under_way = [_executor(nworkers).submit(work) for _ in range(nworkers - 1)]
     try:
-        with _blosc_in_this_thread():
-            work()
+        run(work)
         for future in under_way:
             future.result()
     finally:

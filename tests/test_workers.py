@@ -39,10 +39,23 @@ def test_results_come_in_order() -> None:
     assert list(workers.spread(str, [])) == []
 
 
-def test_the_main_thread_leaves_the_work_to_others() -> None:
-    assert workers.run(name_of).startswith("b2array")
+def test_the_main_thread_leaves_the_work_on_a_sequence_to_others() -> None:
     assert all(name.startswith("b2array") for name in workers.spread(name_of, range(9)))
     assert workers.width() == 2
+
+
+def test_a_single_call_is_made_where_it_is_asked_for_without_threads_of_blosc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blosc, "use_threads", None)
+    assert workers.run(lambda: (name_of(), blosc.use_threads)) == (name_of(), False)
+    assert blosc.use_threads is None
+
+
+def test_one_thread_is_the_calling_one() -> None:
+    with config.using(threads=1):
+        assert [*workers.spread(lambda _: (name_of(), blosc.use_threads), range(3))] == [(name_of(), False)] * 3
+        found: list[str] = []
+        workers.each(lambda _: found.append(name_of()), range(3))
+        assert found == [name_of()] * 3
 
 
 def test_other_threads_work_themselves() -> None:
