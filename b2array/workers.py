@@ -120,11 +120,13 @@ def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
     try:
         with _blosc_in_this_thread():
             work()
-        for future in under_way:
-            future.result()
     finally:
         stopped = True
-        wait(under_way)
+        # Those that have not begun by now, for want of a thread, would find nothing to do.
+        begun = [future for future in under_way if not future.cancel()]
+        wait(begun)
+    for future in begun:
+        future.result()
 
 
 @contextmanager
