@@ -212,8 +212,10 @@ def needed_blocks(head: Head, numbers: Sequence[int] | Int64Array) -> Sequence[i
 def room_for(head: Head, numbers: Sequence[int] | Int64Array) -> tuple[int, int]:
     """Return how many bytes in front of the blocks `numbers` and behind each of them are of use to the engine."""
     header = head.header
-    # The first block is decoded twice where others build on it.
-    behind = 0 if FilterId.DELTA in header.filters else blosc1.room_behind(header.nstreams, header.block_nbytes)
+    # The first block is decoded twice where others build on it. Raw blocks, and those of more streams than C-Blosc 1
+    # knows, are never changed.
+    fixed = FilterId.DELTA in header.filters or header.memcpyed or header.nstreams > blosc1.MAX_SPLIT
+    behind = 0 if fixed else blosc1.room_behind(header.nstreams, header.block_nbytes)
     return blosc1.room_in_front(len(numbers)), behind
 
 

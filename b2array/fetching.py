@@ -171,9 +171,9 @@ def fetch_block(source: Source, n: int, block: int) -> Stored:
         if (limit < 0 or first + stop <= limit) and not (due and sums is None):
             lead, room = chunk.room_for(head, (block,))
             end = lead + stop - start
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, FormatError):
                 region = source.gather((Span(name, first + start, first + stop),), (lead,), end + room)
-                # What differs is read again below, which says what it is.
+                # What differs, or is not there, is read again below, which says what it is.
                 if not due or sums is None or extras.crc32(region[lead:end]) == sums[block]:
                     shift = lead - start
                     return Stored(head, region, head.starts + shift, head.stops + shift, room)

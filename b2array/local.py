@@ -223,12 +223,14 @@ _TRUSTED_ROOM = 16 * 2**20
 _KEPT_ROOM = 64 * 2**20
 
 
-def _room(nbytes: int, store: LocalStore) -> memoryview:
+def _room(nbytes: int, spans: Sequence[Span], store: LocalStore) -> memoryview:
     """Return bytes that this thread uses again and again: fresh memory costs more than reading into it."""
     view: memoryview | None = getattr(_rooms, "view", None)
     if view is None or len(view) < nbytes:
-        if nbytes > _TRUSTED_ROOM and nbytes > sum(each.size for each in store.listing().values()):
-            raise FormatError(f"{store.url}: expected {nbytes} bytes, found fewer in all of it")
+        # What is free between the spans is no part of the file.
+        wanted = sum(span.stop - span.start for span in spans)
+        if wanted > _TRUSTED_ROOM and wanted > sum(each.size for each in store.listing().values()):
+            raise FormatError(f"{store.url}: expected {wanted} bytes, found fewer in all of it")
         view = np.empty(nbytes, np.uint8).data
         if nbytes <= _KEPT_ROOM:
             _rooms.view = view
@@ -282,7 +284,7 @@ class LocalStore:
         self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
     ) -> memoryview:
         """Read spans into one buffer, in one call what is side by side in a file; see `Store.gather`."""
-        buffer = _room(nbytes, self)
+        buffer = _room(nbytes, spans, self)
         file: _File | None = None
         opened, begin, reached = "", -1, -1
         side_by_side: list[memoryview] = []

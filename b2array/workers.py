@@ -117,11 +117,13 @@ def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
     under_way = [_executor(nworkers).submit(work) for _ in range(nworkers - 1)]
     try:
         run(work)
-        for future in under_way:
-            future.result()
     finally:
         stopped = True
-        wait(under_way)
+        # Those that have not begun by now, for want of a thread, would find nothing to do.
+        begun = [future for future in under_way if not future.cancel()]
+        wait(begun)
+    for future in begun:
+        future.result()
 
 
 @contextmanager

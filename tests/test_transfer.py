@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import blosc2
@@ -11,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import b2array
-from b2array import config, encoder, transfer
-from b2array.errors import FormatError
+from b2array import config, encoder, local, transfer
+from b2array.errors import ConflictError, FormatError
 from b2array.spec import Special
 
 
@@ -109,6 +110,20 @@ def test_a_repeated_value_of_another_size_is_a_format_error_with_its_place():
     assert array[:10].tolist() == list(range(10))
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@pytest.mark.parametrize(("dtype", "nitems"), [("u1", 2**20), ("u4", 2**19), ("V250", 4000)])
+def test_one_large_chunk_that_is_nearly_all_of_its_store_is_read(tmp_path, monkeypatch, layout, dtype, nitems):
+    monkeypatch.setattr(local, "_rooms", threading.local())
+    monkeypatch.setattr(local, "_TRUSTED_ROOM", 2**18)
+    noise = np.random.default_rng(0).integers(0, 2**24, nitems, dtype="u4")
+    values = noise.astype(dtype) if dtype != "V250" else np.frombuffer(noise.tobytes() * 63, "V250", nitems)
+    path = str(tmp_path / "array.b2nd")
+    b2array.asarray(values, url=path, chunks=nitems, blocks=nitems // 500, layout=layout)
+    array = b2array.open(path)
+    for _ in range(2):
+        assert array[...].tobytes() == values.tobytes()
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_chunk_that_cannot_be_decoded_is_named(threads):
     array = b2array.asarray(np.random.default_rng(0).integers(0, 9, 400), chunks=100, blocks=50)
@@ -125,6 +140,25 @@ def test_a_chunk_that_cannot_be_decoded_is_named(threads):
         # A chunk that is covered need not be read.
         array[200:300] = 5
     assert (array[200:300] == 5).all()
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_an_item_that_is_not_there_any_more_is_named_or_a_conflict(tmp_path, contiguous):
+    path = tmp_path / "array.b2nd"
+    values = np.random.default_rng(0).integers(0, 2**20, 20000)
+    stock = blosc2.asarray(values, urlpath=str(path), contiguous=contiguous, chunks=(10000,), blocks=(1000,))
+    with config.using(cache_bytes=0):
+        array = b2array.open(str(path))
+        assert [array[n,] for n in (9999, 9999)] == [values[9999]] * 2
+        file = path if contiguous else path / "00000000.chunk"
+        content = file.read_bytes()
+        os.truncate(file, 5000)
+        with pytest.raises(FormatError, match="chunk 0 of"):
+            array[9999,]
+        file.write_bytes(content)
+        stock[:] = 7
+        with pytest.raises(ConflictError):
+            array[9999,]
 
 
 def test_a_write_that_fails_in_one_chunk_changes_none(monkeypatch):

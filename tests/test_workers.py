@@ -163,6 +163,16 @@ def test_each_does_everything_once() -> None:
     assert sorted(done) == list(range(1000))
 
 
+def test_each_does_not_wait_for_threads_that_are_busy_elsewhere() -> None:
+    pool, free = workers._executor(2), threading.Event()
+    elsewhere = [pool.submit(free.wait, 10) for _ in range(2)]
+    done: list[int] = []
+    workers.each(done.append, range(9))
+    free.set()
+    assert all(future.result() for future in elsewhere)
+    assert done == list(range(9))
+
+
 def test_the_number_of_threads_can_change() -> None:
     for threads in (1, 3, 0):
         with config.using(threads=threads):
