@@ -37,7 +37,7 @@ Slices = tuple[slice, ...]
 
 _WINDOW_NBYTES = 8 * 2**20
 _WINDOW_CHUNKS = 4096
-_WINDOWS_UNDER_WAY = 6
+_WINDOWS_UNDER_WAY = 4
 """So many windows are asked for before the first of them has come, so that they do not wait for each other."""
 _CACHED_SHARE = 4
 """Only reads of at most one in this many parts of the cache's size go through it: others would flush it."""
