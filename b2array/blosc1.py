@@ -11,7 +11,6 @@ Source: "Blosc Chunk Format", sections Header and Blocks.
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,6 +23,7 @@ from numcodecs import blosc
 from b2array import codecs
 from b2array.errors import FormatError
 from b2array.spec import BLOSC1_HEADER_LEN, FLAG_MEMCPYED, FLAG_UNSPLIT, VERSION_BLOSC1, Buffer, CodecFormat, CodecId
+from b2array.workspace import kept
 
 __all__ = [
     "MAX_SPLIT", "MIN_STREAM", "Made", "Recipe", "decode", "decode_stream", "encode_stream", "fused_ask", "make",
@@ -238,7 +238,7 @@ def _raw(
     stream = 4 + neblock
     step = recipe.nstreams * stream
     nbytes = room + nblocks * step
-    raw = _assembly.room(nbytes)
+    raw = _assembly(nbytes)
     raw[:room] = recipe.header(nblocks * recipe.block_nbytes, nbytes) + struct.pack(
         f"<{nblocks}i", *range(room, nbytes, step)
     )
@@ -475,7 +475,7 @@ def _spliced(
             pieces.append(region[cursor:stop])
             position += stop - cursor
     pieces[0] = recipe.header(nbytes, position) + struct.pack(f"<{len(starts)}i", *new_starts)
-    assembled = _assembly.room(position)
+    assembled = _assembly(position)
     at = 0
     for piece in pieces:
         assembled[at : at + len(piece)] = piece
@@ -483,23 +483,17 @@ def _spliced(
     return assembled
 
 
-class _Assembly(threading.local):
-    """Memory that a thread uses again and again: fresh memory takes longer than copying into it."""
-
-    def __init__(self) -> None:
-        self._buf = memoryview(bytearray(0))
-
-    def room(self, nbytes: int) -> memoryview:
-        """Return a writable view of `nbytes` bytes."""
-        if nbytes > len(self._buf):
-            fresh = memoryview(bytearray(nbytes))
-            if nbytes > _KEPT:
-                return fresh
-            self._buf = fresh
-        return self._buf[:nbytes]
+def _assembly(nbytes: int) -> memoryview:
+    """Return a writable view of `nbytes` bytes that this thread uses again and again."""
+    mine = kept()
+    buf: memoryview | None = mine.get("assembly")
+    if buf is None or nbytes > len(buf):
+        buf = memoryview(bytearray(nbytes))
+        if nbytes <= _KEPT:
+            mine["assembly"] = buf
+    return buf[:nbytes]
 
 
-_assembly = _Assembly()
 _KEPT = 8 * 2**20
 
 

@@ -8,7 +8,6 @@ codecs that C-Blosc 1 does not have, stream by stream.
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -30,6 +29,7 @@ from b2array.spec import (
     FilterId,
     Special,
 )
+from b2array.workspace import exclusive, kept
 
 __all__ = [
     "Context",
@@ -57,7 +57,6 @@ GROUP_NBYTES = 4 * 2**20
 _INT32 = struct.Struct("<i")
 _IDENTITY_ON_READ = (FilterId.NOFILTER, FilterId.TRUNC_PREC, FilterId.INT_TRUNC)
 _NANS = {4: bytes.fromhex("0000c07f"), 8: bytes.fromhex("000000000000f87f")}
-_scratch = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +218,7 @@ def room_for(head: Head, numbers: Sequence[int] | Int64Array) -> tuple[int, int]
     return blosc1.room_in_front(len(numbers)), behind
 
 
+@exclusive
 def decode(buf: Buffer, *, out: Bytes | None = None, context: Context = NO_CONTEXT) -> Bytes:
     """Decode a whole chunk.
 
@@ -304,11 +304,12 @@ def groups(
 
 def scratch_bytes(nbytes: int) -> Bytes:
     """Return room for decoded blocks that this thread uses again and again."""
-    buf: Bytes | None = getattr(_scratch, "buf", None)
+    mine = kept()
+    buf: Bytes | None = mine.get("scratch")
     if buf is None or len(buf) < nbytes:
         buf = np.empty(nbytes, np.uint8)
         if nbytes <= 4 * GROUP_NBYTES:
-            _scratch.buf = buf
+            mine["scratch"] = buf
     return buf[:nbytes]
 
 

@@ -31,6 +31,7 @@ from b2array.storage import (
     too_short,
     unmarked,
 )
+from b2array.workspace import kept
 
 __all__ = ["TEMPORARY_SUFFIX", "LocalStore"]
 
@@ -217,7 +218,6 @@ def _rename_exclusively(source: str, target: str) -> None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
 
 
-_rooms = threading.local()
 _TRUSTED_ROOM = 16 * 2**20
 """Larger pieces of a file are asked for only if its store is as large: their sizes may be damaged."""
 _KEPT_ROOM = 64 * 2**20
@@ -225,7 +225,8 @@ _KEPT_ROOM = 64 * 2**20
 
 def _room(nbytes: int, spans: Sequence[Span], store: LocalStore) -> memoryview:
     """Return bytes that this thread uses again and again: fresh memory costs more than reading into it."""
-    view: memoryview | None = getattr(_rooms, "view", None)
+    mine = kept()
+    view: memoryview | None = mine.get("room")
     if view is None or len(view) < nbytes:
         # What is free between the spans is no part of the file.
         wanted = sum(span.stop - span.start for span in spans)
@@ -233,7 +234,7 @@ def _room(nbytes: int, spans: Sequence[Span], store: LocalStore) -> memoryview:
             raise FormatError(f"{store.url}: expected {wanted} bytes, found fewer in all of it")
         view = np.empty(nbytes, np.uint8).data
         if nbytes <= _KEPT_ROOM:
-            _rooms.view = view
+            mine["room"] = view
     return view[:nbytes]
 
 

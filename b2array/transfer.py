@@ -28,12 +28,14 @@ from b2array.partition import Axes, Index, Part, Tile, parts, put, take, tiles
 from b2array.snapshot import Snapshot, Source, Want, fetch, fetch_block, located, located_error
 from b2array.spec import ChunkHeader, Special
 from b2array.tiling import Step, Tiling, strides_of, tiling_of
+from b2array.workspace import exclusive
 
 __all__ = ["Target", "chunk_box", "read", "read_item", "rewrite", "write"]
 
 Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
 Slices = tuple[slice, ...]
+_Key = tuple[str, int, int]
 
 _WINDOW_NBYTES = 8 * 2**20
 _WINDOW_CHUNKS = 4096
@@ -67,6 +69,7 @@ def _blocks(layout: Layout, part: Part, axes: Axes | None) -> list[tuple[int, Pa
     return blocks
 
 
+@exclusive
 def read(source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | None, box: Array) -> None:
     """Fill `box` with the selected items.
 
@@ -120,12 +123,18 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
         block_number = block_number * -(-c // b) + coord
         within.append(rest)
     generation = _cacheable(source) if config.cache_bytes else None
-    if generation is None:
-        return _block(source, layout, chunk_number, block_number)[tuple(within)]
-    key = (generation, chunk_number, block_number)
-    block = _cache.get(key)
-    if block is None:
-        block = _block(source, layout, chunk_number, block_number)
+    key = None if generation is None else (generation, chunk_number, block_number)
+    block = None if key is None else _cache.get(key)
+    return _item(source, layout, chunk_number, block_number, within, key) if block is None else block[tuple(within)]
+
+
+@exclusive
+def _item(
+    source: Source, layout: Layout, chunk_number: int, block_number: int, within: Sequence[int], key: _Key | None
+) -> Any:
+    """Return an item of a block that the cache does not have, which gets the block if there is a key."""
+    block = _block(source, layout, chunk_number, block_number)
+    if key is not None:
         _cache.add(key, block)
     return block[tuple(within)]
 
@@ -359,11 +368,11 @@ class _Cache:
     """The process-wide store of decoded blocks, the least recently used ones leaving first."""
 
     def __init__(self) -> None:
-        self._blocks: OrderedDict[tuple[str, int, int], Array] = OrderedDict()
+        self._blocks: OrderedDict[_Key, Array] = OrderedDict()
         self._nbytes = 0
         self._lock = threading.Lock()
 
-    def get(self, key: tuple[str, int, int]) -> Array | None:
+    def get(self, key: _Key) -> Array | None:
         """Return a block that must not be changed, or None."""
         with self._lock:
             block = self._blocks.get(key)
@@ -371,7 +380,7 @@ class _Cache:
                 self._blocks.move_to_end(key)
             return block
 
-    def add(self, key: tuple[str, int, int], block: Array) -> None:
+    def add(self, key: _Key, block: Array) -> None:
         """Keep a copy of a block."""
         kept = block.copy()
         with self._lock:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from numcodecs import blosc
 
 from b2array import config
+from b2array.workspace import nested
 
 __all__ = ["ahead", "each", "run", "spread", "width"]
 
@@ -35,7 +36,8 @@ _pool_size = 0
 
 def width() -> int:
     """Return how many threads work for a call from this one."""
-    if threading.current_thread() is not threading.main_thread() or parent_process() is not None:
+    # A call inside another one may have come while that one had the locks of the pool.
+    if threading.current_thread() is not threading.main_thread() or parent_process() is not None or nested():
         return 1
     return max(1, config.threads)
 

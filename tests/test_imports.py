@@ -52,7 +52,7 @@ LAYERS = (
     ("codecs", "filters", "partition", "progress", "redaction", "shared", "spans", "workers"),
     ("keys",),
     ("spec",),
-    ("caching", "config", "errors"),
+    ("caching", "config", "errors", "workspace"),
 )
 LEVEL = {module: level for level, layer in enumerate(reversed(LAYERS)) for module in layer}
 

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from contextlib import suppress
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from b2array import config, local
+from b2array import config, local, workspace
 from b2array.errors import ConflictError, FormatError
 from b2array.local import TEMPORARY_SUFFIX, LocalStore
 from b2array.spans import Span
@@ -101,10 +100,10 @@ def test_what_is_gathered_comes_to_its_places_in_one_call_a_piece_of_the_file(fi
 
 
 def test_only_what_is_read_must_be_in_the_file_not_the_room_around_it(file, monkeypatch):
-    monkeypatch.setattr(local, "_rooms", threading.local())
+    monkeypatch.setattr(workspace, "_workspace", workspace._Workspace())
     monkeypatch.setattr(local, "_TRUSTED_ROOM", len(CONTENT) // 2)
     assert LocalStore(file).gather([Span("", 0, len(CONTENT))], [100], len(CONTENT) + 500)[100:-400] == CONTENT
-    monkeypatch.setattr(local, "_rooms", threading.local())
+    monkeypatch.setattr(workspace, "_workspace", workspace._Workspace())
     with pytest.raises(FormatError, match=f"expected {len(CONTENT) + 1} bytes, found fewer"):
         LocalStore(file).gather([Span("", 0, len(CONTENT) + 1)], [0], len(CONTENT) + 1)
 
