@@ -174,9 +174,11 @@ def item(key: object, shape: tuple[int, ...]) -> list[int] | None:
 
     Examples
     --------
-    >>> item((1, -1), (4, 5)), item((1, 9), (4, 5))
-    ([1, 4], None)
+    >>> item((1, -1), (4, 5)), item((1, 9), (4, 5)), item(-1, (4,))
+    ([1, 4], None, [3])
     """
+    if type(key) is int:
+        key = (key,)
     if type(key) is not tuple or len(key) != len(shape):
         return None
     where = []

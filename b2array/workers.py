@@ -36,8 +36,12 @@ _pool_size = 0
 
 def width() -> int:
     """Return how many threads work for a call from this one."""
-    # A call inside another one may have come while that one had the locks of the pool.
-    if threading.current_thread() is not threading.main_thread() or parent_process() is not None or nested():
+    main = threading.main_thread()
+    if threading.current_thread() is not main or parent_process() is not None:
+        return 1
+    # A call inside another one may have come while that one had the locks of the pool, and when the interpreter is
+    # about to end there are no threads any more.
+    if nested() or not main.is_alive():
         return 1
     return max(1, config.threads)
 

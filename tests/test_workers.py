@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -243,3 +245,17 @@ def test_an_error_ahead_comes_at_its_place_and_ends_the_others() -> None:
 def test_what_cannot_overlap_needs_no_thread(items: tuple[int, ...], count: int) -> None:
     me = threading.get_ident()
     assert list(workers.ahead(lambda _: threading.get_ident() == me, items, count)) == [True] * len(items)
+
+
+def test_when_the_interpreter_ends_one_thread_reads_and_writes(tmp_path: Path) -> None:
+    script = f"""
+import atexit, b2array, numpy as np
+b2array.config.threads = 2
+def finish():
+    a = b2array.asarray(np.arange(1000), url={str(tmp_path / "a.b2nd")!r}, chunks=10, blocks=5)
+    a[:] += 1
+    print(a[:].sum())
+atexit.register(finish)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.stderr) == ("500500\n", "")
