@@ -20,10 +20,9 @@ import numpy as np
 import numpy.typing as npt
 from numcodecs import blosc
 
-from b2array import codecs
+from b2array import codecs, workspace
 from b2array.errors import FormatError
 from b2array.spec import BLOSC1_HEADER_LEN, FLAG_MEMCPYED, FLAG_UNSPLIT, VERSION_BLOSC1, Buffer, CodecFormat, CodecId
-from b2array.workspace import kept
 
 __all__ = [
     "MAX_SPLIT", "MIN_STREAM", "Made", "Recipe", "decode", "decode_stream", "encode_stream", "fused_ask", "make",
@@ -485,13 +484,7 @@ def _spliced(
 
 def _assembly(nbytes: int) -> memoryview:
     """Return a writable view of `nbytes` bytes that this thread uses again and again."""
-    mine = kept()
-    buf: memoryview | None = mine.get("assembly")
-    if buf is None or nbytes > len(buf):
-        buf = memoryview(bytearray(nbytes))
-        if nbytes <= _KEPT:
-            mine["assembly"] = buf
-    return buf[:nbytes]
+    return workspace.memory("assembly", nbytes, _KEPT).data
 
 
 _KEPT = 8 * 2**20

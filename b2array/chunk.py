@@ -29,7 +29,7 @@ from b2array.spec import (
     FilterId,
     Special,
 )
-from b2array.workspace import exclusive, kept
+from b2array.workspace import exclusive, memory
 
 __all__ = [
     "Context",
@@ -304,13 +304,7 @@ def groups(
 
 def scratch_bytes(nbytes: int) -> Bytes:
     """Return room for decoded blocks that this thread uses again and again."""
-    mine = kept()
-    buf: Bytes | None = mine.get("scratch")
-    if buf is None or len(buf) < nbytes:
-        buf = np.empty(nbytes, np.uint8)
-        if nbytes <= 4 * GROUP_NBYTES:
-            mine["scratch"] = buf
-    return buf[:nbytes]
+    return memory("scratch", nbytes, 4 * GROUP_NBYTES)
 
 
 def reference_block(stored: Stored, context: Context) -> Bytes | None:

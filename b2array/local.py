@@ -31,7 +31,7 @@ from b2array.storage import (
     too_short,
     unmarked,
 )
-from b2array.workspace import kept
+from b2array.workspace import memory
 
 __all__ = ["TEMPORARY_SUFFIX", "LocalStore"]
 
@@ -225,17 +225,14 @@ _KEPT_ROOM = 64 * 2**20
 
 def _room(nbytes: int, spans: Sequence[Span], store: LocalStore) -> memoryview:
     """Return bytes that this thread uses again and again: fresh memory costs more than reading into it."""
-    mine = kept()
-    view: memoryview | None = mine.get("room")
-    if view is None or len(view) < nbytes:
+
+    def check() -> None:
         # What is free between the spans is no part of the file.
         wanted = sum(span.stop - span.start for span in spans)
         if wanted > _TRUSTED_ROOM and wanted > sum(each.size for each in store.listing().values()):
             raise FormatError(f"{store.url}: expected {wanted} bytes, found fewer in all of it")
-        view = np.empty(nbytes, np.uint8).data
-        if nbytes <= _KEPT_ROOM:
-            mine["room"] = view
-    return view[:nbytes]
+
+    return memory("room", nbytes, _KEPT_ROOM, check).data
 
 
 class LocalStore:

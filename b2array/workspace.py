@@ -9,24 +9,29 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
-__all__ = ["exclusive", "kept", "nested"]
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["exclusive", "kept", "memory", "nested"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+Bytes = npt.NDArray[np.uint8]
 
 
 class _Workspace(threading.local):
     def __init__(self) -> None:
         self.depth = 0
-        self.kept: dict[str, Any] = {}
+        self.kept: dict[str, Bytes] = {}
 
 
 _workspace = _Workspace()
 
 
-def kept() -> dict[str, Any]:
+def kept() -> dict[str, Bytes]:
     """Return what this thread keeps, by its use.
 
     Examples
@@ -35,6 +40,36 @@ def kept() -> dict[str, Any]:
     (True, False)
     """
     return _workspace.kept
+
+
+def memory(use: str, nbytes: int, most: int, check: Callable[[], object] | None = None) -> Bytes:
+    """Return memory that is used again when this thread asks for the same use next; what is in it is not defined.
+
+    Parameters
+    ----------
+    use : str
+        What it is for.
+    nbytes : int
+        How much.
+    most : int
+        More bytes than this are not kept.
+    check : callable, optional
+        Called before new memory is taken, and raises if it should not be.
+
+    Examples
+    --------
+    >>> exclusive(lambda: memory("a", 3, 9).base is memory("a", 2, 9).base)()
+    True
+    """
+    mine = kept()
+    buf = mine.get(use)
+    if buf is None or len(buf) < nbytes:
+        if check is not None:
+            check()
+        buf = np.empty(nbytes, np.uint8)
+        if nbytes <= most:
+            mine[use] = buf
+    return buf[:nbytes]
 
 
 def nested() -> bool:
