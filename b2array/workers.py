@@ -70,21 +70,28 @@ def spread(verb: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Ite
     if nworkers == 1:
         yield from (run(verb, item) for item in items)
         return
-    pool = _executor(nworkers)
-    source = iter(items)
+    yield from _in_order(_executor(nworkers), verb, iter(items), nworkers * ahead)
+
+
+def _in_order(pool: ThreadPoolExecutor, verb: Callable[[T], R], source: Iterator[T], count: int) -> Iterator[R]:
+    """Yield results in the order of the items, with `count` calls under way or finished ahead of the caller."""
     under_way: deque[Future[R]] = deque()
     try:
-        under_way.extend(pool.submit(verb, item) for item in islice(source, nworkers * ahead))
+        under_way.extend(pool.submit(verb, item) for item in islice(source, count))
         while under_way:
             result = under_way.popleft().result()
             under_way.extend(pool.submit(verb, item) for item in islice(source, 1))
             yield result
+            del result  # it may be large
     finally:
-        for future in under_way:
-            future.cancel()
-        for future in under_way:
-            if not future.cancelled():
-                future.exception()
+        _ended(under_way)
+
+
+def _ended(under_way: Iterable[Future[R]]) -> list[Future[R]]:
+    """Wait for calls that have begun, and return them; what has not begun by now never will."""
+    begun = [future for future in under_way if not future.cancel()]
+    wait(begun)
+    return begun
 
 
 def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
@@ -125,9 +132,8 @@ def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
         run(work)
     finally:
         stopped = True
-        # Those that have not begun by now, for want of a thread, would find nothing to do.
-        begun = [future for future in under_way if not future.cancel()]
-        wait(begun)
+        # Those that have not begun, for want of a thread, would find nothing to do.
+        begun = _ended(under_way)
     for future in begun:
         future.result()
 
@@ -163,18 +169,8 @@ def ahead(verb: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]
     if len(first) < 2 or count < 2:
         yield from map(verb, chain(first, source))
         return
-    under_way: deque[Future[R]] = deque()
     with ThreadPoolExecutor(count, thread_name_prefix="b2array-ahead") as pool:
-        try:
-            under_way.extend(pool.submit(verb, item) for item in islice(chain(first, source), count))
-            while under_way:
-                result = under_way.popleft().result()
-                under_way.extend(pool.submit(verb, item) for item in islice(source, 1))
-                yield result
-                del result  # it may be large
-        finally:
-            for future in under_way:
-                future.cancel()
+        yield from _in_order(pool, verb, chain(first, source), count)
 
 
 def _executor(size: int) -> ThreadPoolExecutor:
