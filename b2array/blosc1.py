@@ -228,9 +228,7 @@ def _decode_zstd(recipe: Recipe, region: memoryview, starts: Sequence[int], stop
     return True
 
 
-def _raw(
-    recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], neblock: int
-) -> memoryview:  # fmt: skip
+def _raw(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], neblock: int) -> memoryview:
     """Make a Blosc1 chunk of raw streams from full blocks of zstd's; valid until this thread makes the next."""
     nblocks = len(starts)
     room = room_in_front(nblocks)

@@ -389,7 +389,7 @@ def _verified(
                 f"expected the fingerprint {stored.hex()} of header, index and trailer, found {computed.hex()}"
             )
         # Some of what the C library writes is what its user said on opening, and not what the chunks have.
-        old = unpack_header(before[:0x10] + now[0x10:0x18] + before[0x18:])
+        old = unpack_header(seal.with_frame_len(before, seal.frame_len(now)))
         return replace(head, typesize=old.typesize, blocksize=old.blocksize), _NO_FINGERPRINT
     if fingerprint_type or any(stored):
         # Other software takes our fingerprint away or keeps it, but has none of its own.

@@ -19,8 +19,6 @@ __all__ = ["Healed", "heal"]
 
 Read = Callable[[int, int], bytes]
 
-_FRAME_LEN = slice(0x10, 0x18)
-_MARK = slice(0x42, 0x44)
 _TYPE_AT = -17
 _SMALLEST_HEADER, _SMALLEST_TAIL = 97, 25
 _WRONG_BYTES = 2
@@ -70,8 +68,8 @@ def heal(read: Read, size: int) -> Healed | None:
         for parts in found:
             healed = method(parts)
             if healed is not None:
-                mark = read(_MARK.start, _MARK.stop)
-                certain = parts.header[_MARK] == mark or not any(mark)
+                mark = read(seal.MARK_AT.start, seal.MARK_AT.stop)
+                certain = parts.header[seal.MARK_AT] == mark or not any(mark)
                 return Healed(healed.header, healed.tail, certain, f"{parts.text}{healed.text}")
     return None
 
@@ -81,7 +79,7 @@ def _candidates(read: Read, size: int) -> Iterator[_Parts]:
     first = read(0, _SMALLEST_HEADER)
     if len(first) < _SMALLEST_HEADER:
         return
-    (frame_len,) = struct.unpack(">Q", first[_FRAME_LEN])
+    frame_len = seal.frame_len(first)
     for end in dict.fromkeys((frame_len, size)):
         if end > size:
             continue
@@ -98,8 +96,7 @@ def _parts(read: Read, header: bytes, end: int, text: str) -> Iterator[_Parts]:
     (nbytes,), (cbytes,) = struct.unpack_from(">q", header, 0x1E), struct.unpack_from(">q", header, 0x27)
     start = len(header) + (cbytes if nbytes and header[0x1A] == FrameType.CONTIGUOUS else 0)
     if len(header) <= start <= end - _SMALLEST_TAIL:
-        length = struct.pack(">Q", end)
-        yield _Parts(header[: _FRAME_LEN.start] + length + header[_FRAME_LEN.stop :], read(start, end), text)
+        yield _Parts(seal.with_frame_len(header, end), read(start, end), text)
 
 
 def _noted(read: Read, end: int) -> bytes | None:
@@ -128,7 +125,7 @@ def _with_fingerprint(parts: _Parts) -> _Parts | None:
 def _with_one_byte(parts: _Parts) -> _Parts | None:
     header, tail, _ = parts
     stored = tail[_TYPE_AT + 1 :]
-    data = header[: _FRAME_LEN.start] + bytes(8) + header[_FRAME_LEN.stop :] + tail[: _TYPE_AT + 1]
+    data = seal.with_frame_len(header, 0) + tail[: _TYPE_AT + 1]
     found = _wrong_byte(data, stored)
     if found is None:
         return None

@@ -289,10 +289,9 @@ def repair(
     Where the header, the index or the trailer that b2array wrote is damaged, they are restored as they were as long as
     their fingerprint proves it: any damage of the header, and a wrong byte of the others. Otherwise, as after other
     software was killed while it changed them, the frame is put together from the parts that can be read and the chunks
-    that are found. Chunks that are missing or
-    damaged become *lost*: reading them is `ChunkMissingError` here and an error in other software, never zeros, until
-    they are written again. The repaired frame takes the place of the old one in one step, and the old one is kept
-    beside it. Nobody else may write meanwhile.
+    that are found. Chunks that are missing or damaged become *lost*: reading them is `ChunkMissingError` here and an
+    error in other software, never zeros, until they are written again. The repaired frame takes the place of the old
+    one in one step, and the old one is kept beside it. Nobody else may write meanwhile.
 
     Parameters
     ----------

@@ -276,9 +276,7 @@ def kept(job: Job, desk: Store) -> frozenset[int]:
 # What workers do.
 
 
-def put(
-    job: Job, values: npt.NDArray[Any], inside: Region, there: Collection[int] = ()
-) -> list[Entry]:  # fmt: skip
+def put(job: Job, values: npt.NDArray[Any], inside: Region, there: Collection[int] = ()) -> list[Entry]:
     """Encode a part of the region and put its chunks where the commit finds them.
 
     Parameters

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from b2array import b2nd, chunk, config, extras, frame, metalayers
+from b2array import b2nd, chunk, config, extras, frame, metalayers, seal
 from b2array.chunk import Context
 from b2array.errors import FormatError, UnsupportedError
 from b2array.fetching import chunk_number
@@ -30,8 +30,7 @@ __all__ = ["Salvaged", "salvage"]
 
 Int64Array = npt.NDArray[np.int64]
 
-_FRAME_LEN = slice(0x10, 0x18)
-_NO_LIMIT = struct.pack(">Q", 2**62)
+_NO_LIMIT = 2**62
 _TRAILER_END = struct.Struct(">BI2B16s")
 _TRAILER_NBYTES = 25
 _WINDOW = 4 * 2**20
@@ -116,8 +115,8 @@ class _Wreck:
         if len(data) < frame.header_nbytes(data):
             raise FormatError(f"expected a frame header of {frame.header_nbytes(data)} bytes, found {len(data)}")
         # How long the file was meant to be does not matter here, and may be what is wrong.
-        (self.frame_len,) = struct.unpack(">Q", data[_FRAME_LEN])
-        self.header = frame.unpack_header(data[: _FRAME_LEN.start] + _NO_LIMIT + data[_FRAME_LEN.stop :])
+        self.frame_len = seal.frame_len(data)
+        self.header = frame.unpack_header(seal.with_frame_len(data, _NO_LIMIT))
         self._check_geometry()
         self.context = Context(self.header.codec, self.header.codec_meta)
         self.notes: list[str] = []

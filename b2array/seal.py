@@ -19,24 +19,28 @@ from b2array import b2nd, metalayers
 from b2array.errors import FormatError
 from b2array.spec import Buffer
 
-__all__ = ["FINGERPRINT_NBYTES", "HEADER", "MARK", "fingerprint", "is_changed_by_others", "noted_header"]
+__all__ = [
+    "FINGERPRINT_NBYTES", "HEADER", "MARK", "MARK_AT", "fingerprint", "frame_len", "is_changed_by_others",
+    "noted_header", "with_frame_len",
+]  # fmt: skip
 
 FINGERPRINT_NBYTES = 16
 HEADER = "header"
 """Key of the noted header in b2array's own metalayer."""
 MARK = 0
 """Number of threads for decompression in a header that b2array wrote."""
+MARK_AT = slice(0x42, 0x44)
+"""Where that stands."""
 
 _UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, struct.error, FormatError, msgpack.UnpackException)
 _FRAME_LEN = slice(0x10, 0x18)
-_NTHREADS_DECOMPRESS = slice(0x42, 0x44)
 _FREE = (
     _FRAME_LEN,
     slice(0x1B, 0x1D),  # codec, level, split mode
     slice(0x30, 0x34),  # typesize
     slice(0x35, 0x39),  # blocksize
     slice(0x3F, 0x41),  # threads for compression
-    _NTHREADS_DECOMPRESS,
+    MARK_AT,
     slice(0x47, 0x56),  # filters, codec and its parameter, dictionary
 )
 _LAYERS_AT = 0x57
@@ -60,6 +64,16 @@ def fingerprint(header: Buffer, tail: Buffer) -> bytes:
     return digest.digest()[:FINGERPRINT_NBYTES]
 
 
+def frame_len(header: Buffer) -> int:
+    """Return the `frame_len` of a header: the size of the frame in bytes, or of its file beside the chunks."""
+    return int.from_bytes(header[_FRAME_LEN], "big")
+
+
+def with_frame_len(header: bytes, nbytes: int) -> bytes:
+    """Return a header with another `frame_len`."""
+    return header[: _FRAME_LEN.start] + nbytes.to_bytes(8, "big") + header[_FRAME_LEN.stop :]
+
+
 def noted_header(layer: Buffer) -> bytes | None:
     """Return the header that is noted in b2array's own metalayer, or None if there is none."""
     try:
@@ -72,8 +86,8 @@ def noted_header(layer: Buffer) -> bytes | None:
 def is_changed_by_others(header: Buffer, noted: bytes) -> bool:
     """Say whether a header is what the C library makes of the one that was noted; if not, it is damaged."""
     now, before = bytes(header), bytearray(noted)
-    (nthreads,) = struct.unpack(">h", now[_NTHREADS_DECOMPRESS])
-    if len(now) != len(before) or nthreads < 1 or any(before[_NTHREADS_DECOMPRESS]):
+    (nthreads,) = struct.unpack(">h", now[MARK_AT])
+    if len(now) != len(before) or nthreads < 1 or any(before[MARK_AT]):
         return False
     for free in _FREE:
         before[free] = now[free]
