@@ -52,16 +52,22 @@ def in_child(work):
 # ---- reading ----
 
 
-@pytest.mark.parametrize(("gap", "calls"), [(0, 3), (99, 3), (100, 2), (1000, 1)])
-def test_adjacent_spans_are_one_call_and_near_ones_by_the_allowed_gap(file, monkeypatch, gap, calls):
-    offsets = []
+@pytest.fixture
+def offsets(monkeypatch):
+    """Where calls of the system begin to read."""
+    found = []
     original = local._read_into
 
-    def read_into(fd, view, offset):
-        offsets.append(offset)
-        return original(fd, view, offset)
+    def read_into(fd, views, offset):
+        found.append(offset)
+        return original(fd, views, offset)
 
     monkeypatch.setattr(local, "_read_into", read_into)
+    return found
+
+
+@pytest.mark.parametrize(("gap", "calls"), [(0, 3), (99, 3), (100, 2), (1000, 1)])
+def test_adjacent_spans_are_one_call_and_near_ones_by_the_allowed_gap(file, offsets, gap, calls):
     spans = [("", start, start + 10) for start in range(0, 100, 10)] + [("", 200, 210), ("", 400, 410)]
     with config.using(coalesce_gap=gap):
         assert read(LocalStore(file), *spans) == [CONTENT[start:stop] for _, start, stop in spans]
@@ -80,15 +86,7 @@ def test_reads_that_return_less_than_asked_are_continued(file, monkeypatch):
     assert (gathered[:295], gathered[300:]) == (CONTENT[5:300], CONTENT[300:900])
 
 
-def test_what_is_gathered_comes_to_its_places_in_one_call_a_piece_of_the_file(file, monkeypatch):
-    offsets = []
-    original = local._read_into
-
-    def read_into(fd, views, offset):
-        offsets.append(offset)
-        return original(fd, views, offset)
-
-    monkeypatch.setattr(local, "_read_into", read_into)
+def test_what_is_gathered_comes_to_its_places_in_one_call_a_piece_of_the_file(file, offsets, monkeypatch):
     monkeypatch.setattr(local, "_IOV_MAX", 3)
     ends = [100, 150, 200, 200, 300, 400, 500, 900]
     spans = [*map(Span, [""] * 7, ends, ends[1:]), Span("", 2000, 2001)]
