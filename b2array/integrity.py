@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from b2array import config, extras, frame, notes, unfinished
+from b2array import extras, frame, notes, unfinished
 from b2array.anatomy import listed
 from b2array.display import nbytes as shown_nbytes
 from b2array.draft import Draft, copied, extras_of
-from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
+from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
 from b2array.fetching import chunk_number
 from b2array.frame import FrameType
 from b2array.inspection import Findings, Problem, inspect
@@ -29,7 +29,7 @@ from b2array.salvage import salvage
 from b2array.snapshot import FRAME_NAME, Snapshot, load
 from b2array.spans import Span
 from b2array.spec import Special
-from b2array.storage import Listed, Store, open_store
+from b2array.storage import Listed, Store, in_one_state, open_store
 
 __all__ = ["Cleanup", "Problem", "Repair", "Report", "repack", "repair", "vacuum", "verify"]
 
@@ -223,13 +223,7 @@ def verify(url: URL, *, deep: bool = False, storage_options: Options = None, pro
     (True, 1, 1)
     """
     store = open_store(url, storage_options=storage_options)
-    for left in reversed(range(config.retries + 1)):
-        try:
-            return _verified(store, deep=deep, progress=progress)
-        except ConflictError:
-            if not left:
-                raise
-    raise ConflictError(f"{store.url} is changed all the time")
+    return in_one_state(lambda: _verified(store, deep=deep, progress=progress))
 
 
 def _verified(store: Store, *, deep: bool, progress: bool) -> Report:

@@ -17,9 +17,9 @@ import random
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from b2array import config
 from b2array.errors import ConflictError, FormatError, UnsupportedError
@@ -35,9 +35,12 @@ __all__ = [
     "Stamp",
     "Store",
     "attempts",
+    "in_one_state",
     "open_store",
     "outrun",
 ]
+
+T = TypeVar("T")
 
 COMPARE_AND_SWAP = "compare-and-swap"
 """The guarantee of a store without locks that replaces an object only if it is the one expected."""
@@ -326,6 +329,14 @@ def attempts(store: Store) -> Iterator[int]:
 
 def _count(store: Store) -> int:
     return config.retries * (_PATIENCE if store.guarantee == COMPARE_AND_SWAP else 1) + 1
+
+
+def in_one_state(verb: Callable[[], T]) -> T:
+    """Read what takes several requests, again if a commit came in between."""
+    for _ in range(config.retries):
+        with suppress(ConflictError):
+            return verb()
+    return verb()
 
 
 def outrun(store: Store) -> ConflictError:

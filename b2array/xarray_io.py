@@ -8,10 +8,10 @@ is in the attributes of arrays and groups.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import xarray as xr
@@ -19,15 +19,14 @@ from xarray import conventions
 from xarray.backends import AbstractDataStore, BackendArray, BackendEntrypoint, StoreBackendEntrypoint
 from xarray.core import indexing
 
-from b2array import config, creation, group
+from b2array import creation, group
 from b2array.array import NDArray
 from b2array.dask_io import Frozen
-from b2array.errors import ConflictError, FormatError, UnsupportedError
+from b2array.errors import FormatError, UnsupportedError
 from b2array.group import Group
+from b2array.storage import in_one_state
 
 __all__ = ["Backend", "to_b2array"]
-
-T = TypeVar("T")
 
 Url = str | os.PathLike[str]
 
@@ -130,7 +129,7 @@ class Backend(BackendEntrypoint):
             "concat_characters": concat_characters, "decode_coords": decode_coords, "use_cftime": use_cftime,
             "decode_timedelta": decode_timedelta,
         }  # fmt: skip
-        return _in_one_state(lambda: _decoded(_opened(filename_or_obj, group, storage_options), decoding))
+        return in_one_state(lambda: _decoded(_opened(filename_or_obj, group, storage_options), decoding))
 
     def open_groups_as_dict(  # type: ignore[override]
         self, filename_or_obj: Url, *, group: str | None = None, storage_options: Mapping[str, Any] | None = None,
@@ -142,19 +141,11 @@ class Backend(BackendEntrypoint):
             found = _opened(filename_or_obj, group, storage_options)
             return {path: _decoded(each, decoding) for path, each in _walk(found, "/")}
 
-        return _in_one_state(tree)
+        return in_one_state(tree)
 
     def open_datatree(self, filename_or_obj: Url, **options: Any) -> xr.DataTree:  # type: ignore[override]
         """Open a group and all in it; see `xarray.open_datatree`."""
         return xr.DataTree.from_dict(self.open_groups_as_dict(filename_or_obj, **options))
-
-
-def _in_one_state(verb: Callable[[], T]) -> T:
-    """Open a group, again if a commit came while its members were opened one after the other."""
-    for _ in range(config.retries):
-        with suppress(ConflictError):
-            return verb()
-    return verb()
 
 
 def _holds_array(url: str) -> bool:
