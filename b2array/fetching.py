@@ -233,7 +233,8 @@ class _Pending:
         self.name = ""
         self._hinted = False
         self._half: Stored | None = None
-        self._take: Callable[[memoryview], None] = self._take_whole
+        # Not a method of this very object: a circle would keep the bytes until the garbage collector comes.
+        self._take: Callable[[_Pending, memoryview], None] = _Pending._take_whole
         place = source.place(want.chunk)
         if isinstance(place, Special):
             try:
@@ -266,7 +267,7 @@ class _Pending:
         nbytes = HEADER_LEN + 4 * nblocks
         if self.source.frame.use_dict:
             nbytes += 4 + MAX_DICT_NBYTES
-        self._take = self._take_head
+        self._take = _Pending._take_head
         self._ask(0, nbytes if most else max(nbytes, _FREE))
 
     @property
@@ -302,7 +303,7 @@ class _Pending:
 
     def _ask_whole(self, cbytes: int | None = None, nblocks: int | None = None) -> None:
         """Ask for all of a chunk of `cbytes` bytes (None: unknown), and the record of its checksums."""
-        self._take = self._take_whole
+        self._take = _Pending._take_whole
         if cbytes is None:
             nbytes = self.source.frame.chunk_nbytes(self.want.chunk)
             # Larger than its data by more than this only instrumented chunks are; what follows it is not looked at.
@@ -336,7 +337,7 @@ class _Pending:
     def take(self, view: memoryview) -> None:
         """Go on with the bytes that were asked for, one span behind the other."""
         try:
-            self._take(view)
+            self._take(self, view)
         except (FormatError, UnsupportedError) as error:
             if not self._hinted:
                 raise self.located(error) from error
@@ -356,7 +357,7 @@ class _Pending:
         stored = Stored.whole(view, head)
         size = head.header.cbytes, head.header.cbytes + extras.record_nbytes(len(head.starts))
         if self._record_due and len(view) < size[1]:
-            self._half, self._take = stored, self._take_record
+            self._half, self._take = stored, _Pending._take_record
             self._ask(*size)
         else:
             self._finish(stored, view[size[0] :])
@@ -457,7 +458,7 @@ class _Pending:
             space = place.stop - place.start
             raise self.located(FormatError(f"expected blocks within {space} bytes, found one up to {asked[-1][1]}"))
         self._ask_ranges(numbers, asked)
-        self._head, self._take = head, self._take_blocks
+        self._head, self._take = head, _Pending._take_blocks
 
     def _set_apart(self, head: Head, starts: list[int], stops: list[int]) -> list[Range]:
         """Find places for blocks, with the record of checksums, where the engine has all the room it needs."""
@@ -528,7 +529,7 @@ class _Pending:
             return
         self._ask_ranges(numbers, [(0, int(bounds[0])), *asked])
         self._bounds = bounds
-        self._take = self._take_bounded
+        self._take = _Pending._take_bounded
 
     def _take_bounded(self, view: memoryview) -> None:
         """Take head and blocks, if the head says that these are the blocks."""

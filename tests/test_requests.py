@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import subprocess
 import sys
@@ -372,6 +373,23 @@ def test_windows_that_fail_are_errors_and_leave_no_threads(files, http, monkeypa
         assert not [thread for thread in threading.enumerate() if "ahead" in thread.name]
         http.objects[f"a.b2nd/{name}"] = kept
         assert a[...].shape == SHAPE
+
+
+def test_what_was_read_is_forgotten_without_the_garbage_collector(tmp_path):
+    path = tmp_path / "a.b2nd"
+    b2array.asarray(np.arange(2**18), url=path, chunks=2**14, blocks=2**12, cparams=CParams(clevel=0))
+    _, array = far(path)
+    gc.disable()
+    tracemalloc.start()
+    try:
+        with config.using(cache_bytes=0):
+            array[...]
+            array[5::3]
+        left = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert left < 2**17  # of 2 MiB that each of them has read
 
 
 def test_a_large_read_takes_bounded_memory(tmp_path):
