@@ -145,6 +145,9 @@ def _cut(index: Index, extents: tuple[int, ...], base: Index | None) -> list[_Pi
 def _grouped_parts(
     index: tuple[Index, ...], part_shape: Sequence[int], axes: Axes, bases: Sequence[Index | None]
 ) -> Iterator[Part]:
+    # Where one group is empty, the points of another one need not be within any bounds.
+    if any(i.start >= i.stop if isinstance(i, slice) else not i.size for i in index):
+        return
     pieces: list[list[_Piece]] = []
     for covered, i, base in zip(axes, index, bases, strict=True):
         cut = _cut(i, tuple(part_shape[axis] for axis in covered), base)

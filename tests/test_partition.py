@@ -235,3 +235,9 @@ def test_shapes_are_checked():
         automatic((3, -1), 1)
     with pytest.raises(TypeError):
         automatic((3, 1.5), 1)
+
+
+def test_points_outside_the_bounds_are_not_looked_at_beside_an_empty_group():
+    index = (slice(0, 0, 1), np.array([[0, 7], [0, -1]]))
+    assert list(parts(index, (1, 1, 1), ((0,), (1, 2)))) == []
+    assert list(parts((np.empty((1, 0), np.int64), index[1]), (1, 1, 1), ((0,), (1, 2)))) == []
