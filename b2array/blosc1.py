@@ -11,10 +11,10 @@ Source: "Blosc Chunk Format", sections Header and Blocks.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple, NoReturn
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,17 +23,15 @@ from numcodecs import blosc
 from b2array import codecs, workspace
 from b2array.errors import FormatError
 from b2array.spec import BLOSC1_HEADER_LEN, FLAG_MEMCPYED, FLAG_UNSPLIT, VERSION_BLOSC1, Buffer, CodecFormat, CodecId
+from b2array.streams import MIN_STREAM, stand_in, walk, walk_many, zstd_frames
 
 __all__ = [
-    "MAX_SPLIT", "MIN_STREAM", "Made", "Recipe", "decode", "decode_stream", "encode_stream", "fused_ask", "make",
-    "room_behind", "room_in_front", "streams", "with_room",
+    "MAX_SPLIT", "Made", "Recipe", "decode", "decode_planes", "decode_stream", "encode_stream", "fused_ask", "make",
+    "room_behind", "room_in_front", "unshuffle", "with_room",
 ]  # fmt: skip
 
 MAX_SPLIT = 16
 """C-Blosc 1 splits blocks into at most this many streams."""
-
-MIN_STREAM = 128
-"""C-Blosc 1 does not split into streams of fewer bytes."""
 
 NOSHUFFLE: int = blosc.NOSHUFFLE
 SHUFFLE: int = blosc.SHUFFLE
@@ -49,11 +47,9 @@ _CNAMES = {
 }
 _HEADER = struct.Struct("<4B3i")
 _INT32 = struct.Struct("<i")
+_TWO_INT32 = struct.Struct("<2i")
 _SPARSE = 2
 """Blocks that lie in more than so many times their size are put together rather than copied with all between them."""
-
-_WALK = 2**18
-"""At most so many streams are looked at in one go."""
 
 _FEW = 8
 """Up to this many blocks a plain loop over the streams is faster than NumPy."""
@@ -148,7 +144,7 @@ def decode(
     if recipe.fmt == CodecFormat.ZSTD and recipe.nstreams > 1 and _decode_zstd(recipe, region, starts, stops, out):
         return
     # Data with runs have them in nearly every block; others can be decoded without looking at their streams first.
-    of_first = _walk(region, starts[0], stops[0], recipe.nstreams, recipe.neblock(out.nbytes))
+    of_first = walk(region, starts[0], stops[0], recipe.nstreams, recipe.neblock(out.nbytes))
     if all(csize > 0 for _, csize in of_first):
         try:
             _decode_as_is(recipe, region, starts, stops, out)
@@ -173,6 +169,12 @@ def _decode_as_is(recipe: Recipe, region: memoryview, starts: Sequence[int], sto
         _decompress(_spliced(recipe, region, starts, stops, [], out.nbytes), out)
         return
     head = recipe.header(out.nbytes, high - base) + struct.pack(f"<{len(starts)}i", *[s - base for s in starts])
+    _decompress_behind(head, region, low, high, out)
+
+
+def _decompress_behind(head: bytes, region: memoryview, low: int, high: int, out: Bytes) -> None:
+    """Decode the Blosc1 chunk that begins with `head` and goes on with some bytes of a region."""
+    base = low - len(head)
     if region.readonly or base < 0:
         _decompress(b"".join((head, region[low:high])), out)
         return
@@ -182,6 +184,28 @@ def _decode_as_is(recipe: Recipe, region: memoryview, starts: Sequence[int], sto
         _decompress(region[base:high], out)
     finally:
         region[base:low] = saved
+
+
+def decode_planes(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes) -> None:
+    """Decode full blocks as `decode` does, but leave them shuffled."""
+    neblock = recipe.neblock(recipe.block_nbytes)
+    if recipe.fmt == CodecFormat.ZSTD and neblock <= _LONGEST_ZSTD:
+        codecs.decode_zstd_frames(zstd_frames(region, starts, stops, recipe.nstreams, neblock), neblock, [out.data])
+        return
+    # To C-Blosc 1, every stream is a block of its own: then one stand-in does for all runs of the same byte.
+    blocks = zip(starts, stops, strict=True)
+    walked = [each for start, stop in blocks for each in walk(region, start, stop, recipe.nstreams, neblock)]
+    stand_ins = {csize: stand_in(recipe.fmt, neblock, -csize) for _, csize in walked if csize <= 0}
+    front = room_in_front(len(walked))
+    places = dict(zip(stand_ins, accumulate(map(len, stand_ins.values()), initial=front), strict=False))
+    front += sum(map(len, stand_ins.values()))
+    low, high = min(starts), max(stops)
+    shift = front - low
+    streams_at = [position + shift if csize > 0 else places[csize] for position, csize in walked]
+    streamwise = Recipe(recipe.fmt, 1, NOSHUFFLE, split=False, block_nbytes=neblock)
+    header = streamwise.header(out.nbytes, high + shift)
+    head = b"".join((header, struct.pack(f"<{len(walked)}i", *streams_at), *stand_ins.values()))
+    _decompress_behind(head, region, low, high, out)
 
 
 def _spelt_out(
@@ -194,13 +218,13 @@ def _spelt_out(
         full = rest >= recipe.block_nbytes
         nstreams, neblock = (recipe.nstreams, recipe.block_nbytes // recipe.nstreams) if full else (1, rest)
         rest -= recipe.block_nbytes
-        walked = _walk(region, start, stop, nstreams, neblock)
+        walked = walk(region, start, stop, nstreams, neblock)
         while walked and walked[0][1] > 0:
             del walked[0]
         if walked:
             at = walked[0][0]
             pieces = [
-                region[position : position + 4 + csize] if csize > 0 else _stand_in(recipe.fmt, neblock, -csize)
+                region[position : position + 4 + csize] if csize > 0 else stand_in(recipe.fmt, neblock, -csize)
                 for position, csize in walked
             ]
             end = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -213,58 +237,64 @@ def _spelt_out(
 
 
 def _decode_zstd(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes) -> bool:
-    """Decode by way of raw streams; returns False where that cannot be done, or is no gain.
+    """Decode many streams as one; returns False where that cannot be done, or is no gain.
 
-    C-Blosc 1 makes a new zstd context for every stream, which takes longer than decoding a small one.
+    C-Blosc 1 makes a new zstd context for every stream, which takes longer than decoding a small one. It only undoes
+    the shuffle here, of blocks that are one raw stream each.
     """
-    neblock = recipe.neblock(recipe.block_nbytes)
-    if out.nbytes != len(starts) * recipe.block_nbytes or neblock > _LONGEST_ZSTD:
+    block_nbytes = recipe.block_nbytes
+    neblock = recipe.neblock(block_nbytes)
+    if out.nbytes != len(starts) * block_nbytes or neblock > _LONGEST_ZSTD:
         return False
-    step = max(1, _RAW_NBYTES // recipe.block_nbytes)
+    step = max(1, _RAW_NBYTES // block_nbytes)
     for first in range(0, len(starts), step):
         part = slice(first, first + step)
-        target = out[first * recipe.block_nbytes : (first + step) * recipe.block_nbytes]
-        _decompress(_raw(recipe, region, starts[part], stops[part], neblock), target)
+        frames = zstd_frames(region, starts[part], stops[part], recipe.nstreams, neblock)
+        target = out[first * block_nbytes : (first + step) * block_nbytes]
+        raw, blocks = _raw(recipe, len(starts[part]))
+        codecs.decode_zstd_frames(frames, neblock, blocks)
+        _decompress(raw, target)
     return True
 
 
-def _raw(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], neblock: int) -> memoryview:
-    """Make a Blosc1 chunk of raw streams from full blocks of zstd's; valid until this thread makes the next."""
-    nblocks = len(starts)
+def _raw(recipe: Recipe, nblocks: int) -> tuple[memoryview, list[memoryview]]:
+    """Lay out a Blosc1 chunk of raw blocks; return it, valid until this thread makes the next, and the blocks in it."""
+    nbytes = recipe.block_nbytes
     room = room_in_front(nblocks)
-    stream = 4 + neblock
-    step = recipe.nstreams * stream
-    nbytes = room + nblocks * step
-    raw = _assembly(nbytes)
-    raw[:room] = recipe.header(nblocks * recipe.block_nbytes, nbytes) + struct.pack(
-        f"<{nblocks}i", *range(room, nbytes, step)
-    )
-    rows = np.frombuffer(raw[room:], np.uint8).reshape(-1, stream)
-    rows[:, :4] = np.frombuffer(_INT32.pack(neblock), np.uint8)
-    targets, payloads = [], []
-    for row, (start, csize) in enumerate(_all_streams(recipe, region, starts, stops, neblock)):
-        at = room + row * stream + 4
-        if csize == neblock:
-            raw[at : at + neblock] = region[start + 4 : start + 4 + neblock]
-        elif csize > 0:
-            targets.append(at)
-            payloads.append((start + 4, csize))
-        else:
-            rows[row, 4:] = -csize
-    for at, data in zip(targets, codecs.decode_zstd_streams(region, payloads, neblock), strict=True):
-        raw[at : at + neblock] = data
-    return raw
+    cbytes = room + nblocks * (4 + nbytes)
+    raw = _assembly(cbytes)
+    starts = range(room, cbytes, 4 + nbytes)
+    raw[:room] = replace(recipe, split=False).header(nblocks * nbytes, cbytes) + struct.pack(f"<{nblocks}i", *starts)
+    size = _INT32.pack(nbytes)
+    for start in starts:
+        raw[start : start + 4] = size
+    return raw, [raw[start + 4 : start + 4 + nbytes] for start in starts]
 
 
-def _all_streams(
-    recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], neblock: int
-) -> Iterable[tuple[int, int]]:
-    """Walk the streams of full blocks, one after the other: where the size field stands, and its value."""
-    if len(starts) <= _FEW:
-        blocks = zip(starts, stops, strict=True)
-        return [each for start, stop in blocks for each in _walk(region, start, stop, recipe.nstreams, neblock)]
-    positions, csizes = streams(region, starts, stops, recipe.nstreams, neblock)
-    return zip(positions.ravel().tolist(), csizes.ravel().tolist(), strict=True)
+def unshuffle(planes: Bytes, out: Bytes) -> None:
+    """Join one plane for each byte of the items.
+
+    Parameters
+    ----------
+    planes : ndarray of uint8, shape (width, ...)
+        Of any strides.
+    out : ndarray of uint8
+        As large as the planes are together.
+    """
+    width, nbytes = len(planes), out.nbytes
+    if nbytes <= _FEW_BYTES:
+        out.reshape(-1, width).T[:] = planes.reshape(width, -1)
+        return
+    # One block of C-Blosc 1, of one raw stream.
+    raw = _assembly(BLOSC1_HEADER_LEN + 8 + nbytes)
+    recipe = Recipe(CodecFormat.BLOSCLZ, width, SHUFFLE, split=False, block_nbytes=nbytes)
+    raw[:24] = recipe.header(nbytes, len(raw)) + _TWO_INT32.pack(BLOSC1_HEADER_LEN + 4, nbytes)
+    np.ndarray(planes.shape, np.uint8, raw, 24)[...] = planes
+    _decompress(raw, out)
+
+
+_FEW_BYTES = 512
+"""Up to here NumPy is faster."""
 
 
 _LONGEST_ZSTD = 2**16
@@ -279,100 +309,6 @@ def decode_stream(fmt: CodecFormat, payload: Buffer, nbytes: int) -> Bytes:
     head = Recipe(fmt, 1, NOSHUFFLE, split=False, block_nbytes=nbytes).header(nbytes, start + 4 + len(payload))
     _decompress(b"".join((head, _INT32.pack(start), _INT32.pack(len(payload)), payload)), out)
     return out
-
-
-def streams(
-    region: memoryview,
-    starts: Sequence[int] | Int64Array,
-    stops: Sequence[int] | Int64Array,
-    nstreams: int,
-    neblock: int,
-) -> tuple[Int64Array, Int64Array]:
-    """Walk the streams of many blocks at once.
-
-    Parameters
-    ----------
-    region : memoryview
-        The bytes around the blocks.
-    starts, stops : sequence of int
-        Where each block begins and ends at the latest, in bytes from the start of `region`.
-    nstreams, neblock : int
-        Streams a block, and uncompressed bytes a stream.
-
-    Returns
-    -------
-    positions, csizes : ndarray of int64, shape (nblocks, nstreams)
-        Where the size field of each stream stands, and its value: 0 for a run of zeros, -value for a run.
-
-    Raises
-    ------
-    FormatError
-        A stream reaches beyond its block, or its size or token is not valid.
-    """
-    position = np.asarray(starts, np.int64)
-    limit = np.asarray(stops, np.int64)
-    positions = np.empty((len(position), nstreams), np.int64)
-    csizes = np.empty_like(positions)
-    if len(region) < 4:
-        raise FormatError(f"expected a stream size of 4 bytes, found {len(region)} bytes")
-    words: npt.NDArray[np.int32] = np.ndarray((len(region) - 3,), "<i4", region, strides=(1,))
-    if len(position) and int(position.min()) < 0:
-        _overrun(position, limit)
-    for i in range(nstreams):
-        try:
-            csize = words[position].astype(np.int64)
-        except IndexError:
-            _overrun(position, limit)
-        positions[:, i], csizes[:, i] = position, csize
-        # What is too far is found at the end: positions only ever grow.
-        position = position + csize
-        position += 4
-        if len(csize) and int(csize.min()) < 0:
-            position += (csize < 0) * (1 - csize)
-    if (position > limit).any():
-        _overrun(position, limit)
-    _check_csizes(region, positions, csizes, neblock)
-    return positions, csizes
-
-
-def check_ratio(
-    region: memoryview, starts: Int64Array, stops: Int64Array, nstreams: int, neblock: int, ratio: int
-) -> None:
-    """Walk the streams of many blocks and check that a byte of theirs never stands for more than `ratio` bytes.
-
-    Raises
-    ------
-    FormatError
-        A stream is too short, or not valid.
-    """
-    step = max(1, _WALK // nstreams)
-    for first in range(0, len(starts), step):
-        pick = slice(first, first + step)
-        _, csizes = streams(region, starts[pick], stops[pick], nstreams, neblock)
-        compressed = csizes[csizes > 0]
-        if (compressed * ratio < neblock).any():
-            raise FormatError(f"expected streams that can hold {neblock} bytes, found one of {compressed.min()} bytes")
-
-
-def _check_csizes(region: memoryview, positions: Int64Array, csizes: Int64Array, neblock: int) -> None:
-    if int(csizes.max(initial=0)) > neblock or int(csizes.min(initial=0)) < -255:
-        bad = csizes[(csizes > neblock) | (csizes < -255)]
-        raise FormatError(f"expected a stream size of -255 to {neblock}, found {bad[0]}")
-    tokens = np.frombuffer(region, np.uint8)[positions[csizes < 0] + 4]
-    if (tokens != 1).any():
-        _check_token(int(tokens[tokens != 1][0]))
-
-
-def _check_token(token: int) -> None:
-    if token != 1:
-        raise FormatError(f"expected token 0x01 (a repeated byte) in a stream of negative size, found {token:#04x}")
-
-
-def _overrun(position: Int64Array, limit: Int64Array) -> NoReturn:
-    block = int(np.argmax((position + 4 > limit) | (position < 0)))
-    raise FormatError(
-        f"expected streams within a block that ends at byte {limit[block]}, found one at {position[block]}"
-    )
 
 
 def _find_runs(
@@ -396,10 +332,10 @@ def _find_runs(
 def _runs_of_many(
     fmt: CodecFormat, region: memoryview, starts: Sequence[int], stops: Sequence[int], nstreams: int, neblock: int
 ) -> list[Run]:
-    positions, csizes = streams(region, starts, stops, nstreams, neblock)
+    positions, csizes = walk_many(region, starts, stops, nstreams, neblock)
     blocks, numbers = np.nonzero(csizes <= 0)
     return [
-        Run(block, position, 4 + (csize < 0), _stand_in(fmt, neblock, -csize))
+        Run(block, position, 4 + (csize < 0), stand_in(fmt, neblock, -csize))
         for block, position, csize in zip(
             blocks.tolist(), positions[blocks, numbers].tolist(), csizes[blocks, numbers].tolist(), strict=True
         )
@@ -410,36 +346,11 @@ def _runs_of_few(
     fmt: CodecFormat, region: memoryview, starts: Sequence[int], stops: Sequence[int], nstreams: int, neblock: int
 ) -> list[Run]:
     return [
-        Run(block, position, 4 + (csize < 0), _stand_in(fmt, neblock, -csize))
+        Run(block, position, 4 + (csize < 0), stand_in(fmt, neblock, -csize))
         for block, (start, stop) in enumerate(zip(starts, stops, strict=True))
-        for position, csize in _walk(region, start, stop, nstreams, neblock)
+        for position, csize in walk(region, start, stop, nstreams, neblock)
         if csize <= 0
     ]
-
-
-def _walk(region: memoryview, start: int, stop: int, nstreams: int, neblock: int) -> list[tuple[int, int]]:
-    """List position and size field of each stream of a block."""
-    found = []
-    position = start
-    unpack, latest = _INT32.unpack_from, stop - 4
-    for _ in range(nstreams):
-        if not 0 <= position <= latest:
-            raise FormatError(f"expected streams within a block that ends at byte {stop}, found one at {position}")
-        csize = unpack(region, position)[0]
-        found.append((position, csize))
-        position += 4
-        if 0 <= csize <= neblock:
-            position += csize
-        elif -255 <= csize < 0:
-            if position >= stop:
-                raise FormatError(f"expected a token at byte {position}, found the end of the block")
-            _check_token(region[position])
-            position += 1
-        else:
-            raise FormatError(f"expected a stream size of -255 to {neblock}, found {csize}")
-    if position > stop:
-        raise FormatError(f"expected a block that ends at byte {stop}, found streams up to {position}")
-    return found
 
 
 def _spliced(
@@ -486,43 +397,6 @@ def _assembly(nbytes: int) -> memoryview:
 
 
 _KEPT = 8 * 2**20
-
-
-def _stand_in(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
-    """Return a stream of `nbytes` times one byte, size field included."""
-    if nbytes < _SHORTEST_RUN[fmt]:
-        return _INT32.pack(nbytes) + bytes([value]) * nbytes
-    return _compressed_run(fmt, nbytes, value)
-
-
-_SHORTEST_RUN = {
-    CodecFormat.BLOSCLZ: MIN_STREAM,
-    CodecFormat.LZ4: MIN_STREAM,
-    CodecFormat.ZLIB: 2**31,
-    CodecFormat.ZSTD: 2**16,
-}
-"""From this many bytes on, decoding a payload is faster than copying a raw stream in."""
-
-
-@lru_cache(maxsize=1024)
-def _compressed_run(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
-    value_byte = bytes([value])
-    if fmt == CodecFormat.ZSTD:
-        # A frame header that says the content size, and blocks of one repeated byte (RFC 8878, section Blocks).
-        sizes = [2**17] * ((nbytes - 1) // 2**17) + [(nbytes - 1) % 2**17 + 1]
-        blocks = [(size << 3 | 1 << 1).to_bytes(3, "little") + value_byte for size in sizes]
-        blocks[-1] = bytes([blocks[-1][0] | 1]) + blocks[-1][1:]
-        payload = b"\x28\xb5\x2f\xfd\xa0" + _INT32.pack(nbytes) + b"".join(blocks)
-    # A literal, a match that repeats it, and the literals that must end a stream.
-    elif fmt == CodecFormat.LZ4:
-        payload = b"\x1f" + value_byte + b"\x01\x00" + _length_bytes(nbytes - 25) + b"\x50" + value_byte * 5
-    else:
-        payload = b"\x23" + value_byte * 4 + b"\xe0" + _length_bytes(nbytes - 16) + b"\x03\x02" + value_byte * 3
-    return _INT32.pack(len(payload)) + payload
-
-
-def _length_bytes(length: int) -> bytes:
-    return b"\xff" * (length // 255) + bytes([length % 255])
 
 
 def _decompress(chunk: Buffer, out: Bytes) -> None:

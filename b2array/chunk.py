@@ -29,6 +29,7 @@ from b2array.spec import (
     FilterId,
     Special,
 )
+from b2array.streams import MIN_STREAM, check_ratio, walk_many
 from b2array.workspace import exclusive, memory
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "groups",
     "head_nbytes",
     "needed_blocks",
+    "plane_width",
     "reference_block",
     "room_for",
     "scratch_bytes",
@@ -215,7 +217,11 @@ def room_for(head: Head, numbers: Sequence[int] | Int64Array) -> tuple[int, int]
     # knows, are never changed.
     fixed = FilterId.DELTA in header.filters or header.memcpyed or header.nstreams > blosc1.MAX_SPLIT
     behind = 0 if fixed else blosc1.room_behind(header.nstreams, header.block_nbytes)
-    return blosc1.room_in_front(len(numbers)), behind
+    return blosc1.room_in_front(len(numbers) * header.nstreams) + _ROOM_FOR_RUNS, behind
+
+
+_ROOM_FOR_RUNS = 512
+"""Takes what stands for a few runs of one byte."""
 
 
 @exclusive
@@ -324,6 +330,7 @@ def decode_blocks(
     *,
     context: Context = NO_CONTEXT,
     reference: Bytes | None = None,
+    planes: bool = False,
 ) -> None:
     """Decode the blocks `numbers` into `out`, one behind the other.
 
@@ -339,6 +346,8 @@ def decode_blocks(
         What the frame adds.
     reference : ndarray of uint8, optional
         What `reference_block` returned; needed for DELTA unless block 0 is the first of `numbers`.
+    planes : bool, default False
+        Leave the blocks shuffled, if `plane_width` is not 0.
     """
     header = stored.head.header
     if header.special:
@@ -354,12 +363,23 @@ def decode_blocks(
     border = nfull * header.block_nbytes
     if nfull:
         plan = _plan_of(stored.head, context, short=False)
+        if planes and plan.recipe is not None:
+            blosc1.decode_planes(plan.recipe, stored.region, starts.tolist(), stops.tolist(), out)
+            return
         target = out[:border].reshape(nfull, header.block_nbytes)
         _decode_full(plan, stored, starts[:nfull], stops[:nfull], target, reference, first=numbers[0] == 0)
     if short:
         plan = _plan_of(stored.head, context, short=True)
         target = out[border:].reshape(1, header.last_block_nbytes)
         _decode_full(plan, stored, starts[nfull:], stops[nfull:], target, reference, first=header.nblocks == 1)
+
+
+def plane_width(stored: Stored, context: Context) -> int:
+    """Return into how many planes the shuffle alone has cut the blocks of a chunk, 0 if it is not so simple."""
+    header = stored.head.header
+    if not header.has_streams or header.vl_blocks or header.block_nbytes > header.nbytes:
+        return 0
+    return _plan_of(stored.head, context, short=False).plane_width
 
 
 def _copy_raw(region: memoryview, starts: list[int], stops: list[int], out: Bytes) -> None:
@@ -402,6 +422,7 @@ class Plan(NamedTuple):
     streamwise: bool
     pipeline: filters.Pipeline | None
     blockshape: tuple[int, ...] | None
+    plane_width: int = 0
 
 
 def _plan_of(head: Head, context: Context, *, short: bool) -> Plan:
@@ -457,14 +478,18 @@ def _plan_for(
     elif slot is not None and ids[slot] == FilterId.BITSHUFFLE and block_nbytes // typesize % 8 == 0:
         shuffle = blosc1.BITSHUFFLE
     split = nstreams > 1
-    can_split = width == nstreams <= blosc1.MAX_SPLIT and neblock >= blosc1.MIN_STREAM and block_nbytes % nstreams == 0
+    can_split = width == nstreams <= blosc1.MAX_SPLIT and neblock >= MIN_STREAM and block_nbytes % nstreams == 0
     if split and not can_split:
         recipe = blosc1.Recipe(fmt, 1, blosc1.NOSHUFFLE, split=False, block_nbytes=neblock)
         return Plan(codec, codec_meta, nstreams, neblock, recipe, True, _unless_identity(pipeline), blockshape)
     recipe = blosc1.Recipe(fmt, width, shuffle, split=split, block_nbytes=block_nbytes)
     if shuffle != blosc1.NOSHUFFLE and slot is not None:
         pipeline = replace(pipeline, filters=(*ids[:slot], *NO_FILTERS[slot:]))
-    return Plan(codec, codec_meta, nstreams, neblock, recipe, False, _unless_identity(pipeline), blockshape)
+    rest = _unless_identity(pipeline)
+    by_planes = shuffle == blosc1.SHUFFLE and rest is None and block_nbytes % width == 0
+    return Plan(
+        codec, codec_meta, nstreams, neblock, recipe, False, rest, blockshape, plane_width=width if by_planes else 0
+    )
 
 
 _BLOSC1_FORMATS = {
@@ -497,7 +522,7 @@ def _decode_full(
     if plan.recipe is None:
         _decode_streams(plan, stored, starts, stops, rows)
     elif plan.streamwise:
-        positions, csizes = blosc1.streams(stored.region, starts.tolist(), stops.tolist(), plan.nstreams, plan.neblock)
+        positions, csizes = walk_many(stored.region, starts.tolist(), stops.tolist(), plan.nstreams, plan.neblock)
         ends = positions + 4 + np.maximum(csizes, 0) + (csizes < 0)
         flat = rows.reshape(-1)
         blosc1.decode(plan.recipe, stored.region, positions.ravel().tolist(), ends.ravel().tolist(), flat)
@@ -512,7 +537,7 @@ def _decode_full(
 
 
 def _decode_streams(plan: Plan, stored: Stored, starts: Int64Array, stops: Int64Array, rows: Bytes) -> None:
-    positions, csizes = blosc1.streams(stored.region, starts.tolist(), stops.tolist(), plan.nstreams, plan.neblock)
+    positions, csizes = walk_many(stored.region, starts.tolist(), stops.tolist(), plan.nstreams, plan.neblock)
     streams = rows.reshape(-1, plan.neblock)
     for position, csize, out in zip(positions.ravel().tolist(), csizes.ravel().tolist(), streams, strict=True):
         if csize <= 0:
@@ -569,7 +594,7 @@ def _check_streams(plan: Plan, stored: Stored, numbers: Sequence[int]) -> None:
     if plan.codec in _BLOSC1_FORMATS:
         pick, ratio = _picked(numbers), codecs.MAX_RATIO[CodecId(plan.codec)]
         starts, stops = stored.starts[pick], stored.stops[pick]
-        blosc1.check_ratio(stored.region, starts, stops, plan.nstreams, plan.neblock, ratio)
+        check_ratio(stored.region, starts, stops, plan.nstreams, plan.neblock, ratio)
     else:
         codecs.require(plan.codec)
 

@@ -16,10 +16,10 @@ import operator
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import accumulate, repeat
 from types import ModuleType
-from typing import cast
 
 import numcodecs.lz4
 import numpy as np
@@ -33,14 +33,17 @@ from b2array.spec import MAX_DICT_NBYTES, Buffer, CodecId
 
 __all__ = [
     "MAX_RATIO",
+    "MAX_RAW_FRAME",
     "codec_id",
     "codec_name",
     "decode",
-    "decode_zstd_streams",
+    "decode_zstd_frames",
     "encode",
+    "raw_zstd_frame",
     "register",
     "require",
     "train",
+    "zstd_header",
 ]
 
 Int64Array = npt.NDArray[np.int64]
@@ -358,55 +361,75 @@ def _decode_zstd(payload: Buffer, nbytes: int, dictionary: bytes | None) -> byte
     return _contexts.decompressor(dictionary).decompress(payload, max_output_size=nbytes)
 
 
-_MANY_ZSTD = {"multi_decompress_to_buffer", "buffer_types"} <= set(zstandard.backend_features)
-
-
-def decode_zstd_streams(region: memoryview, payloads: Sequence[tuple[int, int]], nbytes: int) -> Iterator[Buffer]:
-    """Decode zstd streams of one size, many of them in one call.
+def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Iterable[memoryview]) -> None:
+    """Decode many zstd frames of one size as one stream, straight to where it belongs.
 
     Parameters
     ----------
-    region : memoryview
-        Holds the payloads.
-    payloads : sequence of (int, int)
-        Where each of them begins in `region`, and how long it is, in bytes; the caller has checked them.
+    frames : sequence of bytes-like
+        In order.
     nbytes : int
-        Uncompressed bytes of every stream.
-
-    Yields
-    ------
-    bytes-like
+        Uncompressed bytes of every frame.
+    outs : iterable of memoryview
+        Filled one after the other; as long as the frames are together.
 
     Raises
     ------
     FormatError
-        A payload does not decode to `nbytes` bytes.
+        A frame does not decode to `nbytes` bytes.
     """
-    if len(payloads) < _MANY or not _MANY_ZSTD:
-        for start, length in payloads:
-            yield decode(CodecId.ZSTD, region[start : start + length], nbytes)
-        return
-    decompressor = _contexts.decompressor(None)
-    step = max(_MANY, _BATCH_NBYTES // nbytes)
-    for first in range(0, len(payloads), step):
-        batch = payloads[first : first + step]
-        segments = np.array(batch, "=u8").tobytes()
-        sizes = np.full(len(batch), nbytes, "=u8").tobytes()
-        try:
-            decoded = decompressor.multi_decompress_to_buffer(
-                zstandard.BufferWithSegments(region, segments), decompressed_sizes=sizes
-            )
-        except (zstandard.ZstdError, ValueError) as error:
-            raise FormatError(f"expected zstd streams of {nbytes} bytes each, found others: {error}") from error
-        for i in range(len(decoded)):
-            yield cast(Buffer, decoded[i])
+    joined = b"".join(frames)
+    usual = zstd_header(nbytes)
+    # Frames that claim their size, and the sum of all, are proof enough.
+    if not all(map(joined.startswith, repeat(usual), accumulate(map(len, frames[:-1]), initial=0))):
+        joined = b"".join([_claiming(frame, nbytes) for frame in frames])
+    reader = _contexts.decompressor(None).stream_reader(joined, read_across_frames=True)
+    try:
+        exact = all(reader.readinto(out) == len(out) for out in outs) and not reader.read(1)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"expected zstd streams of {nbytes} bytes each, found others: {error}") from error
+    if not exact:
+        raise FormatError(f"expected zstd streams of {nbytes} bytes each, found others")
 
 
-_MANY = 12
-"""From so many streams on, one call for all is faster than one for each."""
+def _claiming(frame: Buffer, nbytes: int) -> Buffer:
+    """Return a frame that claims to hold `nbytes` bytes, and holds the same."""
+    try:
+        size = zstandard.frame_content_size(frame)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"expected a zstd frame, found other bytes: {error}") from error
+    return frame if size == nbytes else raw_zstd_frame(decode(CodecId.ZSTD, frame, nbytes))
 
-_BATCH_NBYTES = 2**18
-"""What one call returns: more of it would be new memory each time, which takes longer than decoding."""
+
+def zstd_header(nbytes: int) -> bytes:
+    """Return how a zstd frame of `nbytes` bytes in one segment begins (RFC 8878, section Frame_Header).
+
+    Examples
+    --------
+    >>> zstd_header(255).hex(), zstd_header(256).hex(), zstd_header(65792).hex()
+    ('28b52ffd20ff', '28b52ffd600000', '28b52ffda000010100')
+    """
+    if nbytes < 2**8:
+        return b"\x28\xb5\x2f\xfd\x20" + nbytes.to_bytes(1, "little")
+    if nbytes < 2**16 + 2**8:
+        return b"\x28\xb5\x2f\xfd\x60" + (nbytes - 2**8).to_bytes(2, "little")
+    return b"\x28\xb5\x2f\xfd\xa0" + nbytes.to_bytes(4, "little")
+
+
+MAX_RAW_FRAME = 2**17
+"""Bytes that a zstd block may hold (RFC 8878, section Blocks)."""
+
+
+def raw_zstd_frame(data: Buffer) -> bytes:
+    """Return a zstd frame that holds at most `MAX_RAW_FRAME` bytes as they are.
+
+    Examples
+    --------
+    >>> raw_zstd_frame(b"abc").hex()
+    '28b52ffd2003190000616263'
+    """
+    nbytes = len(data)
+    return b"".join((zstd_header(nbytes), (nbytes << 3 | 1).to_bytes(3, "little"), data))
 
 
 def _encode_zstd(data: Buffer, clevel: int, dictionary: bytes | None) -> bytes:

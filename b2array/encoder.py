@@ -38,6 +38,7 @@ from b2array.spec import (
     FilterId,
     Special,
 )
+from b2array.streams import MIN_STREAM, walk_many
 
 __all__ = ["constant", "default_blocksize", "encode", "special_chunk", "stored_special", "vl_chunk"]
 
@@ -337,7 +338,7 @@ def _pieces(
     job: _Job, region: memoryview, starts: list[int], stops: list[int], nstreams: int, neblock: int
 ) -> list[list[Buffer]]:
     fmt = CODEC_FORMATS[CodecId(job.cparams.codec_id)]
-    positions, csizes = blosc1.streams(region, starts, stops, nstreams, neblock)
+    positions, csizes = walk_many(region, starts, stops, nstreams, neblock)
     candidates = csizes <= max(neblock // _LONGEST_RUN_RATIO, 64)
     blocks: list[list[Buffer]] = []
     for i, (start, stop) in enumerate(zip(starts, stops, strict=True)):
@@ -412,7 +413,7 @@ def _full_blocks(job: _Job, filtered: Bytes) -> list[list[Buffer]]:
 
 def _unsplit_typesize(codec: int, neblock: int) -> int | None:
     """Return a typesize with which C-Blosc 1 makes unsplit blocks of exactly `neblock` bytes, None if there is none."""
-    if codec not in CODEC_FORMATS or neblock < blosc1.MIN_STREAM:
+    if codec not in CODEC_FORMATS or neblock < MIN_STREAM:
         return None
     if codec == CodecId.ZSTD or 2**16 <= neblock <= 2**18:
         return 1
@@ -431,7 +432,7 @@ def _stream_pieces(job: _Job, stream: Bytes, dictionary: bytes | None = None) ->
 
 def _payload(job: _Job, stream: Bytes, dictionary: bytes | None) -> Buffer | None:
     codec = job.cparams.codec_id
-    in_c = codec == CodecId.BLOSCLZ or (codec == CodecId.LZ4HC and len(stream) >= blosc1.MIN_STREAM)
+    in_c = codec == CodecId.BLOSCLZ or (codec == CodecId.LZ4HC and len(stream) >= MIN_STREAM)
     if in_c and dictionary is None:
         return blosc1.encode_stream(codec, stream, job.cparams.clevel)
     return codecs.encode(

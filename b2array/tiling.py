@@ -45,9 +45,15 @@ class Step(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """All blocks of a chunk that a selection by slices touches, in order, and the steps to read them."""
+    """All blocks of a chunk that a selection by slices touches, in order, and the steps to read them.
+
+    Where the selection takes only a small part of each block, always the same one, `within` says which, and `shape`
+    and the copies are those of these parts in place of the blocks.
+    """
 
     numbers: Int64Array
+    within: Slices | None
+    shape: tuple[int, ...]
     steps: list[Step]
 
 
@@ -73,12 +79,32 @@ def _tiling(
     numbers: Int64Array = np.zeros((), np.int64)
     for of_axis, stride in zip(coords, strides_of(grid), strict=True):
         numbers = np.add.outer(numbers, np.array(of_axis, np.int64) * stride)
+    within = tuple(map(_common, along, blocks))
+    shape = tuple(len(range(i.start, i.stop, i.step)) for i in within)
+    narrow = math.prod(shape) * _NARROW <= math.prod(blocks)
+    if narrow:
+        along = [
+            of_axis if n == extent else [run._replace(inside=slice(0, n, 1)) for run in of_axis]
+            for of_axis, n, extent in zip(along, shape, blocks, strict=True)
+        ]
+    else:
+        shape = blocks
     steps = []
     for window in _windows(numbers.shape, length):
-        copies = [_copy(each) for each in product(*map(_clipped, along, blocks, window))]
+        copies = [_copy(each) for each in product(*map(_clipped, along, shape, window))]
         picked = numbers[tuple(slice(*ends) for ends in window)]
         steps.append(Step(picked.reshape(-1), picked.shape, copies))
-    return Tiling(numbers.reshape(-1), steps)
+    return Tiling(numbers.reshape(-1), within if narrow else None, shape, steps)
+
+
+_NARROW = 8
+"""Of blocks of which so small a part is needed, only this part is put together."""
+
+
+def _common(of_axis: list[Run], extent: int) -> slice:
+    """Return what runs take of their blocks along one axis if all take the same, else everything."""
+    first, *others = (run.inside for run in of_axis)
+    return slice(0, extent, 1) if any(inside != first for inside in others) else first
 
 
 def _windows(counts: tuple[int, ...], length: int) -> Iterator[tuple[tuple[int, int], ...]]:

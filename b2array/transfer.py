@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from b2array import chunk, config, encoder, workers
+from b2array import chunk, config, encoder, planes, workers
 from b2array.b2nd import Layout
 from b2array.chunk import Context, Stored
 from b2array.errors import FormatError, UnsupportedError
@@ -125,7 +125,9 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
     generation = _cacheable(source) if config.cache_bytes else None
     key = None if generation is None else (generation, chunk_number, block_number)
     block = None if key is None else _cache.get(key)
-    return _item(source, layout, chunk_number, block_number, within, key) if block is None else block[tuple(within)]
+    if block is not None:
+        return block[tuple(within)]
+    return workers.run(_item, source, layout, chunk_number, block_number, within, key)
 
 
 @exclusive
@@ -133,7 +135,15 @@ def _item(
     source: Source, layout: Layout, chunk_number: int, block_number: int, within: Sequence[int], key: _Key | None
 ) -> Any:
     """Return an item of a block that the cache does not have, which gets the block if there is a key."""
-    block = _block(source, layout, chunk_number, block_number)
+    stored = fetch_block(source, chunk_number, block_number)
+    try:
+        if key is None and _regular(stored.head.header, layout):
+            data = planes.decode_item(stored, block_number, layout.blocks, within, context=_context(source, layout))
+            if data is not None:
+                return np.frombuffer(data, layout.dtype)[0]
+        block = _block(source, layout, chunk_number, block_number, stored)
+    except (FormatError, UnsupportedError) as error:
+        raise located_error(f"chunk {chunk_number} of {source.url}", error) from error
     if key is not None:
         _cache.add(key, block)
     return block[tuple(within)]
@@ -146,24 +156,30 @@ def _cacheable(source: Source) -> str | None:
     return cast(Snapshot, source).generation if known else None
 
 
-def _block(source: Source, layout: Layout, chunk_number: int, block_number: int) -> Array:
+def _block(source: Source, layout: Layout, chunk_number: int, block_number: int, stored: Stored) -> Array:
     """Return a block, which is this thread's until it decodes the next."""
-    described = source.frame
-    context = Context(described.codec, described.codec_meta, layout.blocks)
-    stored = fetch_block(source, chunk_number, block_number)
-    try:
-        header = stored.head.header
-        _check_size(header, layout)
-        if header.special:
-            return np.broadcast_to(_value(stored, layout.dtype), layout.blocks)
-        if header.vl_blocks or header.block_nbytes != layout.block_nbytes:
-            return _whole(source, layout, context, chunk_number)[block_number, ...]
-        out = chunk.scratch_bytes(layout.block_nbytes)
-        reference = chunk.reference_block(stored, context)
-        chunk.decode_blocks(stored, (block_number,), out, context=context, reference=reference)
-    except (FormatError, UnsupportedError) as error:
-        raise located_error(f"chunk {chunk_number} of {source.url}", error) from error
+    context = _context(source, layout)
+    header = stored.head.header
+    _check_size(header, layout)
+    if header.special:
+        return np.broadcast_to(_value(stored, layout.dtype), layout.blocks)
+    if not _regular(header, layout):
+        return _whole(source, layout, context, chunk_number)[block_number, ...]
+    out = chunk.scratch_bytes(layout.block_nbytes)
+    reference = chunk.reference_block(stored, context)
+    chunk.decode_blocks(stored, (block_number,), out, context=context, reference=reference)
     return out.view(layout.dtype).reshape(layout.blocks)
+
+
+def _context(source: Source, layout: Layout) -> Context:
+    described = source.frame
+    return Context(described.codec, described.codec_meta, layout.blocks)
+
+
+def _regular(header: ChunkHeader, layout: Layout) -> bool:
+    """Say whether the blocks of a chunk are those of the array."""
+    nbytes = header.nbytes == layout.chunk_nbytes and header.block_nbytes == layout.block_nbytes
+    return nbytes and not header.special and not header.vl_blocks
 
 
 def _check_size(header: ChunkHeader, layout: Layout) -> None:
@@ -217,8 +233,7 @@ class _Reader:
         self.axes = axes
         self.box = box
         self.alone = False
-        described = source.frame
-        self.context = Context(described.codec, described.codec_meta, layout.blocks)
+        self.context = _context(source, layout)
         small = box.nbytes <= config.cache_bytes // _CACHED_SHARE
         self.cache_key = _cacheable(source) if small else None
         ndim = len(layout.shape)
@@ -310,7 +325,7 @@ class _Reader:
                 job.part.outside,
                 np.broadcast_to(_value(stored, self.layout.dtype), _lengths(job.part.outside)),
             )
-        elif header.special or header.vl_blocks or header.block_nbytes != self.layout.block_nbytes:
+        elif not _regular(header, self.layout):
             self._copy_whole(job)
         elif tiling is not None:
             self._copy_tiles(job, tiling, stored)
@@ -341,23 +356,35 @@ class _Reader:
         if self.alone and len(tiling.steps) > 1 and workers.width() > 1:
             # Several threads share the region now, which must not serve as scratch space then.
             shared = replace(stored, region=stored.region.toreadonly())
-            workers.each(lambda step: self._copy_step(step, shared, reference, target), tiling.steps)
+            workers.each(lambda step: self._copy_step(tiling, step, shared, reference, target), tiling.steps)
             return
         for step in tiling.steps:
-            self._copy_step(step, stored, reference, target)
+            self._copy_step(tiling, step, stored, reference, target)
 
-    def _copy_step(self, step: Step, stored: Stored, reference: npt.NDArray[np.uint8] | None, target: Array) -> None:
-        layout = self.layout
+    def _copy_step(
+        self,
+        tiling: Tiling,
+        step: Step,
+        stored: Stored,
+        reference: npt.NDArray[np.uint8] | None,
+        target: Array,
+    ) -> None:
         targets = [target[copy.target].reshape(copy.split).transpose(self.order) for copy in step.copies]
-        if len(targets) == 1 and step.copies[0].whole and targets[0].flags.c_contiguous:
+        direct = len(targets) == 1 and step.copies[0].whole and targets[0].flags.c_contiguous
+        if direct:
             out = targets[0].reshape(-1).view(np.uint8)
+        else:
+            out = chunk.scratch_bytes(len(step.numbers) * math.prod(tiling.shape) * self.layout.itemsize)
+        if tiling.within is None:
             chunk.decode_blocks(stored, step.numbers, out, context=self.context, reference=reference)
-            return
-        out = chunk.scratch_bytes(len(step.numbers) * layout.block_nbytes)
-        chunk.decode_blocks(stored, step.numbers, out, context=self.context, reference=reference)
-        decoded = out.view(layout.dtype).reshape(step.counts + layout.blocks)
-        for copy, into in zip(step.copies, targets, strict=True):
-            into[...] = decoded[cast(Any, (*copy.source, ...))]
+        else:
+            planes.decode_items(
+                stored, step.numbers, self.layout.blocks, tiling.within, out, context=self.context, reference=reference
+            )
+        if not direct:
+            decoded = out.view(self.layout.dtype).reshape(step.counts + tiling.shape)
+            for copy, into in zip(step.copies, targets, strict=True):
+                into[...] = decoded[cast(Any, (*copy.source, ...))]
 
 
 def _lengths(outside: tuple[Index, ...]) -> tuple[int, ...]:

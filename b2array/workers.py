@@ -13,7 +13,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from itertools import chain, islice
 from multiprocessing import parent_process
 from typing import Any, TypeVar
@@ -50,8 +49,13 @@ def run(verb: Callable[..., R], /, *args: object) -> R:
     """Call `verb` in this thread, with C-Blosc as it is in a worker: it does what it is told, in one thread."""
     if threading.current_thread() is not threading.main_thread():
         return verb(*args)
-    with _blosc_in_this_thread():
+    # On the main thread numcodecs would let C-Blosc start threads of its own, and only one call at a time. Other
+    # threads find here what is true of them anyway.
+    before, blosc.use_threads = blosc.use_threads, False
+    try:
         return verb(*args)
+    finally:
+        blosc.use_threads = before
 
 
 def spread(verb: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Iterator[R]:
@@ -136,17 +140,6 @@ def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
         begun = _ended(under_way)
     for future in begun:
         future.result()
-
-
-@contextmanager
-def _blosc_in_this_thread() -> Iterator[None]:
-    # On the main thread numcodecs would let C-Blosc start threads of its own, and only one call at a time. Other
-    # threads find here what is true of them anyway.
-    before, blosc.use_threads = blosc.use_threads, False
-    try:
-        yield
-    finally:
-        blosc.use_threads = before
 
 
 def ahead(verb: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]:

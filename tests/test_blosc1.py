@@ -14,6 +14,7 @@ from b2array import blosc1, codecs, workers
 from b2array.blosc1 import Recipe
 from b2array.errors import FormatError
 from b2array.spec import CODEC_FORMATS, CodecFormat, CodecId
+from b2array.streams import MIN_STREAM
 
 FORMATS = (CodecFormat.BLOSCLZ, CodecFormat.LZ4, CodecFormat.ZLIB, CodecFormat.ZSTD)
 
@@ -65,7 +66,7 @@ def test_any_blocks_of_what_was_made_decode(codec: str, shuffle: int) -> None:
 def test_runs_among_other_streams_decode(fmt: CodecFormat, neblock: int) -> None:
     raw = bytes(n * 31 % 256 for n in range(neblock))
     block = struct.pack("<i", 0) + struct.pack("<iB", -9, 1) + struct.pack("<i", neblock) + raw
-    recipe = Recipe(fmt, 3, blosc1.NOSHUFFLE, neblock >= blosc1.MIN_STREAM, 3 * neblock)
+    recipe = Recipe(fmt, 3, blosc1.NOSHUFFLE, neblock >= MIN_STREAM, 3 * neblock)
     if not recipe.split:
         recipe = Recipe(fmt, 1, blosc1.NOSHUFFLE, split=False, block_nbytes=neblock)
         out = np.empty(neblock, np.uint8)
@@ -116,20 +117,58 @@ def test_runs_decode_within_the_room_behind_blocks_and_change_nothing_else(
             assert writable == region
 
 
-@pytest.mark.parametrize("nblocks", [1, 3, 40])
-def test_streams_are_walked_and_checked(nblocks: int) -> None:
-    block = struct.pack("<i", 0) + struct.pack("<iB", -9, 1) + struct.pack("<i", 3) + b"abc"
-    region = memoryview(block * nblocks)
-    starts = np.arange(nblocks) * len(block)
-    positions, csizes = blosc1.streams(region, starts, starts + len(block), 3, 10)
-    assert csizes.tolist() == [[0, -9, 3]] * nblocks
-    assert positions.tolist() == [[start, start + 4, start + 9] for start in starts.tolist()]
-    for limit, neblock in ((len(block) - 1, 10), (len(block), 2)):
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("neblock", [128, 2**12, 2**17, 2**18])
+def test_planes_are_the_streams_and_the_region_stays_as_it_was(fmt: CodecFormat, neblock: int, split: bool) -> None:
+    raw = bytes(n * 31 % 256 for n in range(neblock))
+    coded = (np.arange(neblock) // 7 % 256).astype(np.uint8)
+    codec = next(n for n, of in CODEC_FORMATS.items() if of == fmt)
+    payload = workers.run(blosc1.encode_stream, codec, coded, 5) or raw
+    kinds = [
+        (struct.pack("<i", 0), bytes(neblock)),
+        (struct.pack("<iB", -9, 1), b"\x09" * neblock),
+        (struct.pack("<i", neblock) + raw, raw),
+        (struct.pack("<i", len(payload)) + payload, raw if payload is raw else coded.tobytes()),
+    ]
+    blocks = [[kinds[n] for n in picked] for picked in ((0, 1, 2), (3, 3, 1), (1, 1, 1), (3, 2, 0))]
+    if not split:
+        blocks = [[kind] for kind in kinds]
+    nstreams = len(blocks[0])
+    recipe = Recipe(fmt, 3, blosc1.SHUFFLE, split, nstreams * neblock)
+    bodies = [b"".join(stream for stream, _ in block) for block in blocks]
+    for lead in (0, blosc1.room_in_front(4 * nstreams), 2**19):
+        region = b"\xee" * lead + b"".join(bodies) + b"\xee" * 9
+        starts = [lead + sum(map(len, bodies[:n])) for n in range(4)]
+        stops = [start + len(body) for start, body in zip(starts, bodies, strict=True)]
+        for view in (memoryview(region), memoryview(bytearray(region))):
+            for numbers in ([1], [0, 3], [0, 1, 2, 3]):
+                out = np.empty(len(numbers) * nstreams * neblock, np.uint8)
+                where = [starts[n] for n in numbers], [stops[n] for n in numbers]
+                blosc1.decode_planes(recipe, view, *where, out)
+                assert out.tobytes() == b"".join(data for n in numbers for _, data in blocks[n])
+                assert view == region
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_planes_of_damaged_streams_are_refused(fmt: CodecFormat) -> None:
+    block = struct.pack("<i", 40) + b"\xfe" * 40
+    recipe = Recipe(fmt, 2, blosc1.SHUFFLE, split=True, block_nbytes=1024)
+    region = memoryview(bytearray(bytes(600) + block * 2 + bytes(30)))
+    before = bytes(region)
+    for stop in (688, 687, 640, 602):
         with pytest.raises(FormatError):
-            blosc1.streams(region, starts, starts + limit, 3, neblock)
-    blosc1.check_ratio(region, starts, starts + len(block), 3, 10, 4)
-    with pytest.raises(FormatError, match="3 bytes"):
-        blosc1.check_ratio(region, starts, starts + len(block), 3, 10, 3)
+            blosc1.decode_planes(recipe, region, [600], [stop], np.empty(1024, np.uint8))
+    assert region == before
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 8, 16, 255])
+@pytest.mark.parametrize("nitems", [1, 5, 64, 1000, 70_000])
+def test_joined_planes_are_items(width: int, nitems: int) -> None:
+    planes = np.random.default_rng(0).integers(0, 256, (width, nitems, 2), np.uint8)
+    out = np.empty(width * nitems, np.uint8)
+    blosc1.unshuffle(planes[:, ::-1, 1], out)
+    assert np.array_equal(out.reshape(nitems, width), planes[:, ::-1, 1].T)
 
 
 @given(st.sampled_from(("blosclz", "lz4hc")), st.integers(0, 3), st.integers(1, 5000))

@@ -344,6 +344,57 @@ def test_zstd_frames_without_content_size_decode():
             codecs.decode(CodecId.ZSTD, payload, nbytes)
 
 
+@given(
+    st.lists(st.sampled_from(["usual", "unsized", "raw", "windowed", "two"]), min_size=1, max_size=9),
+    st.integers(1, 3000),
+)
+def test_many_zstd_frames_are_decoded_as_one_stream(kinds, nbytes):
+    frames, expected = [], []
+    for n, kind in enumerate(kinds):
+        data = bytes([n, 1]) * (nbytes // 2) + b"z" * (nbytes % 2)
+        half = nbytes // 2
+        made = {
+            "usual": lambda data=data: zstandard.compress(data),
+            "unsized": lambda data=data: zstandard.ZstdCompressor(write_content_size=False).compress(data),
+            "raw": lambda data=data: codecs.raw_zstd_frame(data),
+            "windowed": lambda data=data: zstandard.ZstdCompressor(
+                compression_params=zstandard.ZstdCompressionParameters(window_log=10, write_checksum=True)
+            ).compress(data),
+            "two": lambda data=data, half=half: zstandard.compress(data[:half]) + zstandard.compress(data[half:]),
+        }
+        frames.append(memoryview(made[kind]()))
+        expected.append(data)
+    outs = [memoryview(bytearray(nbytes * n)) for n in (1, len(kinds) - 1) if n]
+    if "two" in kinds:
+        with pytest.raises(FormatError):
+            codecs.decode_zstd_frames(frames, nbytes, outs)
+        return
+    codecs.decode_zstd_frames(frames, nbytes, outs)
+    assert b"".join(outs) == b"".join(expected)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda frames: [*frames[:2], frames[2][:-1]],
+        lambda frames: [frames[0][:-1], *frames[1:]],
+        lambda frames: [frames[0][:3], *frames[1:]],
+        lambda frames: [b"", *frames[1:]],
+        lambda frames: [*frames, frames[0]],
+        lambda frames: frames[:2],
+        lambda frames: [frames[0], frames[1], zstandard.compress(b"abc")],
+        lambda frames: [frames[0], frames[1], zstandard.compress(b"a" * 5000)],
+        lambda frames: [frames[0], b"\xff" * 40, frames[2]],
+        lambda frames: [frames[0][:12] + b"\xff" * 9, *frames[1:]],
+        lambda frames: [*frames[:2], frames[2] + frames[2]],
+    ],
+)
+def test_zstd_frames_that_are_not_what_they_should_be_are_refused(spoil):
+    frames = [zstandard.compress(bytes([n, 2, 3, n * 7]) * 1000) for n in range(3)]
+    with pytest.raises(FormatError):
+        codecs.decode_zstd_frames(spoil(frames), 4000, [memoryview(bytearray(12_000))])
+
+
 def test_zstd_frames_that_ask_for_a_huge_window_are_refused():
     frame = zstandard.ZstdCompressor(write_content_size=False).compress(b"abc" * 100)
     payload = frame[:5] + bytes([25 - 10 << 3]) + frame[6:]

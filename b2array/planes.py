@@ -1,0 +1,87 @@
+"""Items picked from blocks, without undoing the shuffle of all the others.
+
+Source: "Blosc Chunk Format", section Shuffle: a shuffled block is one plane for each byte of an item.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array import blosc1, chunk
+from b2array.chunk import Context, Stored
+from b2array.workspace import memory
+
+__all__ = ["decode_item", "decode_items"]
+
+Bytes = npt.NDArray[np.uint8]
+Slices = tuple[slice, ...]
+
+_KEPT = 4 * chunk.GROUP_NBYTES
+
+
+def decode_items(
+    stored: Stored,
+    numbers: Sequence[int] | npt.NDArray[np.int64],
+    blockshape: tuple[int, ...],
+    within: Slices,
+    out: Bytes,
+    *,
+    context: Context,
+    reference: Bytes | None,
+) -> None:
+    """Decode the same part of several blocks.
+
+    Parameters
+    ----------
+    stored, numbers, context, reference
+        As `b2array.chunk.decode_blocks` takes them; no block is a short one.
+    blockshape : tuple of int
+        Shape in items of every block.
+    within : tuple of slice
+        Which items of each block, axis by axis.
+    out : ndarray of uint8
+        The items of one block behind those of the other; contiguous.
+    """
+    nblocks, block_nbytes = len(numbers), stored.head.header.block_nbytes
+    itemsize = block_nbytes // math.prod(blockshape)
+    width = chunk.plane_width(stored, context)
+    decoded = memory("planes", nblocks * block_nbytes, _KEPT)
+    if not width or itemsize % width:
+        chunk.decode_blocks(stored, numbers, decoded, context=context, reference=reference)
+        whole = decoded.reshape(nblocks, *blockshape, itemsize)
+        out.reshape(nblocks, -1)[:] = whole[cast(Any, (slice(None), *within))].reshape(nblocks, -1)
+        return
+    chunk.decode_blocks(stored, numbers, decoded, context=context, planes=True)
+    planes = decoded.reshape(nblocks, width, *blockshape, itemsize // width)
+    picked = planes[cast(Any, (slice(None), slice(None), *within))]
+    blosc1.unshuffle(picked.swapaxes(0, 1), out)
+
+
+def decode_item(
+    stored: Stored, number: int, blockshape: tuple[int, ...], within: Sequence[int], *, context: Context
+) -> bytes | None:
+    """Decode a block and return the bytes of one item in it; None if its bytes do not lie in planes of their own.
+
+    Parameters
+    ----------
+    stored, number, context
+        As `b2array.chunk.decode_blocks` takes them; the block is not a short one.
+    blockshape : tuple of int
+        Shape in items of the block.
+    within : sequence of int
+        Where the item is.
+    """
+    block_nbytes, nitems = stored.head.header.block_nbytes, math.prod(blockshape)
+    if chunk.plane_width(stored, context) * nitems != block_nbytes:
+        return None
+    decoded = memory("planes", block_nbytes, _KEPT)
+    chunk.decode_blocks(stored, (number,), decoded, context=context, planes=True)
+    position = 0
+    for i, extent in zip(within, blockshape, strict=True):
+        position = position * extent + i
+    return decoded[position::nitems].tobytes()
