@@ -23,7 +23,7 @@ from numcodecs import blosc
 from b2array import codecs, workspace
 from b2array.errors import FormatError
 from b2array.spec import BLOSC1_HEADER_LEN, FLAG_MEMCPYED, FLAG_UNSPLIT, VERSION_BLOSC1, Buffer, CodecFormat, CodecId
-from b2array.streams import MIN_STREAM, stand_in, walk, walk_many, zstd_frames
+from b2array.streams import MIN_STREAM, decode_zstd, stand_in, walk, walk_many
 
 __all__ = [
     "MAX_SPLIT", "Made", "Recipe", "decode", "decode_planes", "decode_stream", "encode_stream", "fused_ask", "make",
@@ -189,12 +189,13 @@ def _decompress_behind(head: bytes, region: memoryview, low: int, high: int, out
 def decode_planes(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes) -> None:
     """Decode full blocks as `decode` does, but leave them shuffled."""
     neblock = recipe.neblock(recipe.block_nbytes)
-    if recipe.fmt == CodecFormat.ZSTD and neblock <= _LONGEST_ZSTD:
-        codecs.decode_zstd_frames(zstd_frames(region, starts, stops, recipe.nstreams, neblock), neblock, [out.data])
+    if recipe.fmt == CodecFormat.ZSTD:
+        blocks = [out.data[at : at + recipe.block_nbytes] for at in range(0, out.nbytes, recipe.block_nbytes)]
+        decode_zstd(region, starts, stops, neblock, blocks)
         return
     # To C-Blosc 1, every stream is a block of its own: then one stand-in does for all runs of the same byte.
-    blocks = zip(starts, stops, strict=True)
-    walked = [each for start, stop in blocks for each in walk(region, start, stop, recipe.nstreams, neblock)]
+    both = zip(starts, stops, strict=True)
+    walked = [each for start, stop in both for each in walk(region, start, stop, recipe.nstreams, neblock)]
     stand_ins = {csize: stand_in(recipe.fmt, neblock, -csize) for _, csize in walked if csize <= 0}
     front = room_in_front(len(walked))
     places = dict(zip(stand_ins, accumulate(map(len, stand_ins.values()), initial=front), strict=False))
@@ -249,10 +250,9 @@ def _decode_zstd(recipe: Recipe, region: memoryview, starts: Sequence[int], stop
     step = max(1, _RAW_NBYTES // block_nbytes)
     for first in range(0, len(starts), step):
         part = slice(first, first + step)
-        frames = zstd_frames(region, starts[part], stops[part], recipe.nstreams, neblock)
         target = out[first * block_nbytes : (first + step) * block_nbytes]
         raw, blocks = _raw(recipe, len(starts[part]))
-        codecs.decode_zstd_frames(frames, neblock, blocks)
+        decode_zstd(region, starts[part], stops[part], neblock, blocks)
         _decompress(raw, target)
     return True
 

@@ -12,6 +12,7 @@ Every function may be called from several threads at once.
 from __future__ import annotations
 
 import importlib
+import io
 import operator
 import struct
 import threading
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, repeat
 from types import ModuleType
+from typing import Any
 
 import numcodecs.lz4
 import numpy as np
@@ -33,13 +35,11 @@ from b2array.spec import MAX_DICT_NBYTES, Buffer, CodecId
 
 __all__ = [
     "MAX_RATIO",
-    "MAX_RAW_FRAME",
     "codec_id",
     "codec_name",
     "decode",
     "decode_zstd_frames",
     "encode",
-    "raw_zstd_frame",
     "register",
     "require",
     "train",
@@ -381,24 +381,16 @@ def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Iterable[mem
     joined = b"".join(frames)
     usual = zstd_header(nbytes)
     # Frames that claim their size, and the sum of all, are proof enough.
-    if not all(map(joined.startswith, repeat(usual), accumulate(map(len, frames[:-1]), initial=0))):
-        joined = b"".join([_claiming(frame, nbytes) for frame in frames])
-    reader = _contexts.decompressor(None).stream_reader(joined, read_across_frames=True)
+    if all(map(joined.startswith, repeat(usual), accumulate(map(len, frames[:-1]), initial=0))):
+        reader: Any = _contexts.decompressor(None).stream_reader(joined, read_across_frames=True)
+    else:
+        reader = io.BytesIO(b"".join([decode(CodecId.ZSTD, frame, nbytes) for frame in frames]))
     try:
         exact = all(reader.readinto(out) == len(out) for out in outs) and not reader.read(1)
     except zstandard.ZstdError as error:
         raise FormatError(f"expected zstd streams of {nbytes} bytes each, found others: {error}") from error
     if not exact:
         raise FormatError(f"expected zstd streams of {nbytes} bytes each, found others")
-
-
-def _claiming(frame: Buffer, nbytes: int) -> Buffer:
-    """Return a frame that claims to hold `nbytes` bytes, and holds the same."""
-    try:
-        size = zstandard.frame_content_size(frame)
-    except zstandard.ZstdError as error:
-        raise FormatError(f"expected a zstd frame, found other bytes: {error}") from error
-    return frame if size == nbytes else raw_zstd_frame(decode(CodecId.ZSTD, frame, nbytes))
 
 
 def zstd_header(nbytes: int) -> bytes:
@@ -414,22 +406,6 @@ def zstd_header(nbytes: int) -> bytes:
     if nbytes < 2**16 + 2**8:
         return b"\x28\xb5\x2f\xfd\x60" + (nbytes - 2**8).to_bytes(2, "little")
     return b"\x28\xb5\x2f\xfd\xa0" + nbytes.to_bytes(4, "little")
-
-
-MAX_RAW_FRAME = 2**17
-"""Bytes that a zstd block may hold (RFC 8878, section Blocks)."""
-
-
-def raw_zstd_frame(data: Buffer) -> bytes:
-    """Return a zstd frame that holds at most `MAX_RAW_FRAME` bytes as they are.
-
-    Examples
-    --------
-    >>> raw_zstd_frame(b"abc").hex()
-    '28b52ffd2003190000616263'
-    """
-    nbytes = len(data)
-    return b"".join((zstd_header(nbytes), (nbytes << 3 | 1).to_bytes(3, "little"), data))
 
 
 def _encode_zstd(data: Buffer, clevel: int, dictionary: bytes | None) -> bytes:

@@ -20,7 +20,7 @@ from b2array import codecs
 from b2array.errors import FormatError
 from b2array.spec import Buffer, CodecFormat
 
-__all__ = ["MIN_STREAM", "check_ratio", "stand_in", "walk", "walk_many", "zstd_frames"]
+__all__ = ["MIN_STREAM", "check_ratio", "decode_zstd", "stand_in", "walk", "walk_many"]
 
 MIN_STREAM = 128
 """C-Blosc 1 does not split into streams of fewer bytes."""
@@ -190,17 +190,44 @@ def _length_bytes(length: int) -> bytes:
     return b"\xff" * (length // 255) + bytes([length % 255])
 
 
-def zstd_frames(
-    region: memoryview, starts: Sequence[int], stops: Sequence[int], nstreams: int, neblock: int
-) -> list[Buffer]:
-    """List the streams of full blocks, in order, as zstd frames, whatever they are stored as."""
+def decode_zstd(
+    region: memoryview, starts: Sequence[int], stops: Sequence[int], neblock: int, outs: Sequence[memoryview]
+) -> None:
+    """Decode the streams of blocks, all that are compressed in one go.
+
+    Parameters
+    ----------
+    region : memoryview
+        The bytes around the blocks.
+    starts, stops : sequence of int
+        Where each block begins and ends at the latest.
+    neblock : int
+        Uncompressed bytes of a stream.
+    outs : sequence of memoryview
+        What takes the streams of each block, one behind the other.
+
+    Raises
+    ------
+    FormatError
+        A stream is not valid, or not of `neblock` bytes.
+    """
     frames: list[Buffer] = []
-    for start, stop in zip(starts, stops, strict=True):
-        for position, csize in walk(region, start, stop, nstreams, neblock):
-            if 0 < csize < neblock:
-                frames.append(region[position + 4 : position + 4 + csize])
-            elif csize > 0:
-                frames.append(codecs.raw_zstd_frame(region[position + 4 : position + 4 + neblock]))
-            else:
+    places: list[memoryview] = []
+    for start, stop, out in zip(starts, stops, outs, strict=True):
+        begin = end = 0
+        for head, csize in walk(region, start, stop, len(out) // neblock, neblock):
+            position = head + 4
+            end += neblock
+            if csize <= 0:
                 frames.append(_compressed_run(CodecFormat.ZSTD, neblock, -csize)[4:])
-    return frames
+            elif csize < neblock:
+                frames.append(region[position : position + csize])
+            else:
+                out[end - neblock : end] = region[position : position + neblock]
+                if begin < end - neblock:
+                    places.append(out[begin : end - neblock])
+                begin = end
+        if begin < end:
+            places.append(out[begin:end])
+    if frames:
+        codecs.decode_zstd_frames(frames, neblock, places)

@@ -345,7 +345,7 @@ def test_zstd_frames_without_content_size_decode():
 
 
 @given(
-    st.lists(st.sampled_from(["usual", "unsized", "raw", "windowed", "two"]), min_size=1, max_size=9),
+    st.lists(st.sampled_from(["usual", "unsized", "windowed", "two"]), min_size=1, max_size=9),
     st.integers(1, 3000),
 )
 def test_many_zstd_frames_are_decoded_as_one_stream(kinds, nbytes):
@@ -356,7 +356,6 @@ def test_many_zstd_frames_are_decoded_as_one_stream(kinds, nbytes):
         made = {
             "usual": lambda data=data: zstandard.compress(data),
             "unsized": lambda data=data: zstandard.ZstdCompressor(write_content_size=False).compress(data),
-            "raw": lambda data=data: codecs.raw_zstd_frame(data),
             "windowed": lambda data=data: zstandard.ZstdCompressor(
                 compression_params=zstandard.ZstdCompressionParameters(window_log=10, write_checksum=True)
             ).compress(data),

@@ -62,16 +62,20 @@ def test_what_stands_for_a_run_decodes_to_it(fmt: CodecFormat, nbytes: int) -> N
 
 
 @pytest.mark.parametrize("neblock", [1, 100, 256, 5000, 2**16, 2**17])
-def test_every_stream_of_zstd_is_given_as_a_frame(neblock: int) -> None:
+@pytest.mark.parametrize("order", [(0,), (3,), (0, 1, 2, 3), (3, 3, 0, 3), (2, 3, 3), (1, 1), (3, 2, 1)])
+def test_streams_of_zstd_decode_among_others(neblock: int, order: tuple[int, ...]) -> None:
     raw = np.random.default_rng(0).bytes(neblock)
-    pieces = [struct.pack("<i", 0), struct.pack("<iB", -9, 1), struct.pack("<i", neblock) + raw]
-    data = [bytes(neblock), b"\x09" * neblock, raw]
     frame = codecs.encode(CodecId.ZSTD, b"\x05" * neblock, clevel=5)
-    if frame is not None:
-        pieces.append(struct.pack("<i", len(frame)) + frame)
-        data.append(b"\x05" * neblock)
-    block = b"".join(pieces)
-    frames = streams.zstd_frames(
-        memoryview(block * 2), [0, len(block)], [len(block), 2 * len(block)], len(data), neblock
-    )
-    assert [codecs.decode(CodecId.ZSTD, each, neblock) for each in frames] == data * 2
+    kinds = [
+        (struct.pack("<i", 0), bytes(neblock)),
+        (struct.pack("<iB", -9, 1), b"\x09" * neblock),
+        (struct.pack("<i", neblock) + raw, raw),
+        (struct.pack("<i", neblock) + raw, raw) if frame is None
+        else (struct.pack("<i", len(frame)) + frame, b"\x05" * neblock),
+    ]  # fmt: skip
+    blocks = [[kinds[n] for n in order], [kinds[n] for n in reversed(order)]]
+    bodies = [b"".join(stream for stream, _ in block) for block in blocks]
+    outs = [memoryview(bytearray(neblock * len(order))) for _ in blocks]
+    starts, stops = [7, 7 + len(bodies[0])], [7 + len(bodies[0]), 7 + len(b"".join(bodies))]
+    streams.decode_zstd(memoryview(b"\xee" * 7 + b"".join(bodies)), starts, stops, neblock, outs)
+    assert [bytes(out) for out in outs] == [b"".join(data for _, data in block) for block in blocks]
