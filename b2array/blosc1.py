@@ -196,7 +196,8 @@ def decode_planes(recipe: Recipe, region: memoryview, starts: Sequence[int], sto
     # To C-Blosc 1, every stream is a block of its own: then one stand-in does for all runs of the same byte.
     both = zip(starts, stops, strict=True)
     walked = [each for start, stop in both for each in walk(region, start, stop, recipe.nstreams, neblock)]
-    stand_ins = {csize: stand_in(recipe.fmt, neblock, -csize) for _, csize in walked if csize <= 0}
+    runs = {csize for _, csize in walked if csize <= 0}
+    stand_ins = {csize: stand_in(recipe.fmt, neblock, -csize) for csize in runs}
     front = room_in_front(len(walked))
     places = dict(zip(stand_ins, accumulate(map(len, stand_ins.values()), initial=front), strict=False))
     front += sum(map(len, stand_ins.values()))
