@@ -19,7 +19,6 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from itertools import accumulate, repeat
 from types import ModuleType
 from typing import Any
 
@@ -43,7 +42,6 @@ __all__ = [
     "register",
     "require",
     "train",
-    "zstd_header",
 ]
 
 Int64Array = npt.NDArray[np.int64]
@@ -378,14 +376,13 @@ def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Iterable[mem
     FormatError
         A frame does not decode to `nbytes` bytes.
     """
-    joined = b"".join(frames)
-    usual = zstd_header(nbytes)
     # Frames that claim their size, and the sum of all, are proof enough.
-    if all(map(joined.startswith, repeat(usual), accumulate(map(len, frames[:-1]), initial=0))):
-        reader: Any = _contexts.decompressor(None).stream_reader(joined, read_across_frames=True)
-    else:
-        reader = io.BytesIO(b"".join([decode(CodecId.ZSTD, frame, nbytes) for frame in frames]))
     try:
+        if all(zstandard.frame_content_size(frame) == nbytes for frame in frames):
+            source: Any = _Frames(frames)
+            reader: Any = _contexts.decompressor(None).stream_reader(source, read_across_frames=True)
+        else:
+            reader = io.BytesIO(b"".join([decode(CodecId.ZSTD, frame, nbytes) for frame in frames]))
         exact = all(reader.readinto(out) == len(out) for out in outs) and not reader.read(1)
     except zstandard.ZstdError as error:
         raise FormatError(f"expected zstd streams of {nbytes} bytes each, found others: {error}") from error
@@ -393,19 +390,14 @@ def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Iterable[mem
         raise FormatError(f"expected zstd streams of {nbytes} bytes each, found others")
 
 
-def zstd_header(nbytes: int) -> bytes:
-    """Return how a zstd frame of `nbytes` bytes in one segment begins (RFC 8878, section Frame_Header).
+class _Frames:
+    """A file whose every read gives the next frame, so that they need not be copied to be one behind the other."""
 
-    Examples
-    --------
-    >>> zstd_header(255).hex(), zstd_header(256).hex(), zstd_header(65792).hex()
-    ('28b52ffd20ff', '28b52ffd600000', '28b52ffda000010100')
-    """
-    if nbytes < 2**8:
-        return b"\x28\xb5\x2f\xfd\x20" + nbytes.to_bytes(1, "little")
-    if nbytes < 2**16 + 2**8:
-        return b"\x28\xb5\x2f\xfd\x60" + (nbytes - 2**8).to_bytes(2, "little")
-    return b"\x28\xb5\x2f\xfd\xa0" + nbytes.to_bytes(4, "little")
+    __slots__ = ("read",)
+
+    def __init__(self, frames: Iterable[Buffer]) -> None:
+        rest = iter(frames)
+        self.read: Callable[[int], Buffer] = lambda _: next(rest, b"")
 
 
 def _encode_zstd(data: Buffer, clevel: int, dictionary: bytes | None) -> bytes:

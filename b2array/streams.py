@@ -177,7 +177,7 @@ def _compressed_run(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
         sizes = [2**17] * ((nbytes - 1) // 2**17) + [(nbytes - 1) % 2**17 + 1]
         blocks = [(size << 3 | 1 << 1).to_bytes(3, "little") + value_byte for size in sizes]
         blocks[-1] = bytes([blocks[-1][0] | 1]) + blocks[-1][1:]
-        payload = codecs.zstd_header(nbytes) + b"".join(blocks)
+        payload = _zstd_header(nbytes) + b"".join(blocks)
     # A literal, a match that repeats it, and the literals that must end a stream.
     elif fmt == CodecFormat.LZ4:
         payload = b"\x1f" + value_byte + b"\x01\x00" + _length_bytes(nbytes - 25) + b"\x50" + value_byte * 5
@@ -188,6 +188,15 @@ def _compressed_run(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
 
 def _length_bytes(length: int) -> bytes:
     return b"\xff" * (length // 255) + bytes([length % 255])
+
+
+def _zstd_header(nbytes: int) -> bytes:
+    """Return how a zstd frame of `nbytes` bytes in one segment begins (RFC 8878, section Frame_Header)."""
+    if nbytes < 2**8:
+        return b"\x28\xb5\x2f\xfd\x20" + nbytes.to_bytes(1, "little")
+    if nbytes < 2**16 + 2**8:
+        return b"\x28\xb5\x2f\xfd\x60" + (nbytes - 2**8).to_bytes(2, "little")
+    return b"\x28\xb5\x2f\xfd\xa0" + nbytes.to_bytes(4, "little")
 
 
 def decode_zstd(
