@@ -24,7 +24,7 @@ from b2array.bloscpack_reader import Reader, Url, open, store_of
 from b2array.bloscpack_undo import Old
 from b2array.bloscpack_writer import Bytes, Recipe, Writer, chunk_size_of, converted
 from b2array.errors import LimitError, UnsupportedError
-from b2array.params import CParams
+from b2array.params import CParams, given_or_default
 from b2array.partition import boxes
 from b2array.spans import Span
 from b2array.spec import Buffer
@@ -247,7 +247,7 @@ def append(
         bloscpack_undo.undo(store)
         reader = Reader(store)
         about, pieces = _matching(x, reader)
-        _Appender(store, reader, cparams or CParams()).append(about, pieces)
+        _Appender(store, reader, given_or_default(cparams)).append(about, pieces)
 
 
 class _Appender:

@@ -33,7 +33,7 @@ from b2array.bloscpack_header import (
 )
 from b2array.codecs import codec_name
 from b2array.errors import UnsupportedError
-from b2array.params import CParams
+from b2array.params import CParams, given_or_default
 from b2array.placement import Placement, require_free
 from b2array.spec import CODEC_FORMATS, Buffer, FilterId
 from b2array.storage import open_store
@@ -74,7 +74,7 @@ class Writer:
         if version not in (2, 3):
             raise ValueError(f"version must be 2 or 3, not {version}")
         self._about, self._user = about, metadata
-        self._recipe = Recipe(cparams or CParams(), 1 if about is None else about.dtype.itemsize)
+        self._recipe = Recipe(given_or_default(cparams), 1 if about is None else about.dtype.itemsize)
         self._checksum = checksum_id(checksum)
         section = self._section(None)
         if section and version == 2:

@@ -145,7 +145,7 @@ def _recoded(source: Source, old: Layout, dtype: np.dtype[Any], wish: _Wish) -> 
     chunks, blocks = _parts(old, dtype, wish)
     new, plan = creation.new_draft(
         wish.url, old.shape, dtype, chunks=chunks, blocks=blocks, fill_value=_fill(noted.fill, old.dtype, dtype),
-        cparams=wish.cparams or source.frame.cparams, layout=wish.layout, dims=noted.dims,
+        cparams=source.frame.cparams if wish.cparams is None else wish.cparams, layout=wish.layout, dims=noted.dims,
         meta={name: raw for name, raw in source.frame.metalayers if name not in geometry.GEOMETRIES},
         overwrite=wish.overwrite, interop=wish.interop, storage_options=wish.storage_options,
     )  # fmt: skip

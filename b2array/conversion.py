@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from b2array.errors import B2ArrayError
 from b2array.formats import find
-from b2array.params import CParams
+from b2array.params import CParams, given_or_default
 from b2array.partition import automatic, boxes
 from b2array.progress import track
 from b2array.redaction import redact
@@ -134,7 +134,8 @@ def _settings(
             given = source.chunks
             inner = source.blocks if inner is None else inner
     cut, within = automatic(source.shape, source.dtype.itemsize, chunks=given, blocks=inner)
-    return Settings(cut, within, cparams, layout, overwrite, storage_options, options)
+    params = None if cparams is None else given_or_default(cparams)
+    return Settings(cut, within, params, layout, overwrite, storage_options, options)
 
 
 def _warn_of_loss(source: Source, target: Format, url: str) -> None:

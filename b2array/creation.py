@@ -29,7 +29,7 @@ from b2array.b2nd import Layout
 from b2array.draft import Draft
 from b2array.errors import ReadOnlyError, UnsupportedError
 from b2array.opening import place_new
-from b2array.params import CParams
+from b2array.params import CParams, given_or_default
 from b2array.schunk import Mode, SChunk
 from b2array.spec import Buffer, CodecId, FilterId, Special
 from b2array.storage import MemoryStore, open_store
@@ -162,7 +162,7 @@ def new_draft(
 ) -> tuple[Draft, Layout]:  # fmt: skip
     """Check everything that can be wrong, and only then look at the place where the array will be."""
     plan = _plan(shape, dtype, chunks, blocks)
-    params = _checked_params(cparams or CParams(), plan, interop=interop)
+    params = _checked_params(given_or_default(cparams), plan, interop=interop)
     fill = _fill_bytes(fill_value, plan.dtype)
     names = _checked_dims(dims, plan.ndim)
     noted = [(name, raw if isinstance(raw, bytes) else extras.encode_attr(raw)) for name, raw in _named(meta)]

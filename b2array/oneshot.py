@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from b2array.chunk import Bytes, decode
 from b2array.encoder import encode
-from b2array.params import CParams
+from b2array.params import CParams, given_or_default
 from b2array.spec import Buffer
 
 __all__ = ["compress", "decompress"]
@@ -46,7 +46,7 @@ def compress(buf: Buffer | Bytes, *, typesize: int = 1, cparams: CParams | None 
     >>> b2array.decompress(chunk)[:4]
     b'\x00\x01\x02\x03'
     """
-    return encode(buf, typesize=typesize, cparams=CParams() if cparams is None else cparams)
+    return encode(buf, typesize=typesize, cparams=given_or_default(cparams))
 
 
 def decompress(chunk: Buffer) -> bytes:

@@ -10,7 +10,7 @@ from b2array import extras, frame, snapshot
 from b2array.draft import Draft
 from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.frame import FrameType
-from b2array.params import CParams
+from b2array.params import CParams, given_or_default
 from b2array.schunk import Mode, SChunk
 from b2array.spec import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.storage import COMPARE_AND_SWAP, MemoryStore, Store, open_store
@@ -105,7 +105,7 @@ def create_schunk(
     layers = [(name, raw if isinstance(raw, bytes) else extras.encode_attr(raw)) for name, raw in (meta or {}).items()]
     store, frame_type = place_new(url, layout, storage_options, overwrite=overwrite)
     new = frame.create(
-        cparams or CParams(), frame_type=frame_type, typesize=typesize, chunksize=chunksize, blocksize=blocksize,
+        given_or_default(cparams), frame_type=frame_type, typesize=typesize, chunksize=chunksize, blocksize=blocksize,
         metalayers=layers,
     )  # fmt: skip
     return SChunk(Draft(store, None, new, overwrite=overwrite).commit(), "r+")

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from b2array import codecs, filters
 from b2array.spec import NFILTERS, NO_FILTERS, CodecId, FilterId
 
-__all__ = ["CParams", "SplitMode"]
+__all__ = ["CParams", "SplitMode", "given_or_default"]
 
 SplitMode = Literal["auto", "always", "never", "blosc2"]
 
@@ -57,6 +57,9 @@ class CParams:
     nthreads: int = 1
 
     def __post_init__(self) -> None:
+        given: object = self.filters
+        if isinstance(given, str):
+            raise TypeError(f"filters must be a sequence, as in ({given!r},), not {given!r}")
         object.__setattr__(self, "filters", tuple(self.filters))
         object.__setattr__(self, "filters_meta", tuple(self.filters_meta))
         codecs.codec_id(self.codec)
@@ -115,6 +118,21 @@ class CParams:
             return self.codec_id in _SPLIT_BY_BLOSC1 and whole_items and neblock >= 128 and block_nbytes <= 2**20
         fast = self.codec_id in (CodecId.BLOSCLZ, CodecId.LZ4) or (self.codec_id == CodecId.ZSTD and self.clevel <= 5)
         return fast and FilterId.SHUFFLE in self.filter_slots and whole_items and block_nbytes // typesize >= 32
+
+
+def given_or_default(cparams: CParams | None) -> CParams:
+    """Return the parameters, the default ones for None.
+
+    Raises
+    ------
+    TypeError
+        They are something else, such as the mapping that python-blosc2 takes.
+    """
+    if cparams is None:
+        return CParams()
+    if not isinstance(cparams, CParams):
+        raise TypeError(f"cparams must be a b2array.CParams, not {type(cparams).__name__}")
+    return cparams
 
 
 _BYTEDELTAS = (FilterId.BYTEDELTA, FilterId.BYTEDELTA_BUGGY)

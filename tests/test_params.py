@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
 from typing import Any
 
 import blosc2
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from chunks import CODECS, STOCK_SPLITMODES
 
+import b2array
 from b2array import codecs, filters
 from b2array.params import CParams
 from b2array.spec import ChunkHeader, CodecId
@@ -59,6 +62,30 @@ def test_filters_and_metas_stand_in_the_last_slots() -> None:
     params = CParams(filters=("trunc_prec", "delta", "shuffle"), filters_meta=(-10,))
     assert params.filter_slots == (0, 0, 0, 4, 3, 1)
     assert params.meta_slots == (0, 0, 0, 246, 0, 0)
+
+
+def test_a_single_name_is_no_sequence_of_filters() -> None:
+    with pytest.raises(TypeError, match=r"^filters must be a sequence, as in \('bitshuffle',\), not 'bitshuffle'$"):
+        CParams(filters="bitshuffle")
+
+
+@pytest.mark.parametrize("other", [{"codec": "lz4"}, "lz4", {}, ""])
+def test_parameters_of_another_kind_are_refused_by_name_before_anything_is_written(other: Any, tmp_path: Path) -> None:
+    source, path = tmp_path / "source.b2nd", tmp_path / "a"
+    array = b2array.zeros(3, url=source)
+    before = list(tmp_path.iterdir())
+    verbs: list[Callable[[], object]] = [
+        lambda: b2array.zeros(3, url=path, cparams=other),
+        lambda: b2array.create_schunk(path, chunksize=8, cparams=other),
+        lambda: b2array.compress(b"abc", cparams=other),
+        lambda: b2array.bloscpack.pack(array[:], path, cparams=other),
+        lambda: array.copy(path, cparams=other),
+        lambda: b2array.convert(source, f"{path}.zarr", cparams=other),
+    ]
+    for verb in verbs:
+        with pytest.raises(TypeError, match=f"^cparams must be a b2array.CParams, not {type(other).__name__}$"):
+            verb()
+    assert list(tmp_path.iterdir()) == before
 
 
 def test_a_bytedelta_without_a_number_of_streams_has_as_many_as_the_item_has_bytes() -> None:
