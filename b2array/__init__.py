@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from b2array.group import Group, open_group
     from b2array.integrity import repack, repair, vacuum, verify
 
+    __version__: str
+
 __all__ = [
     "Appender",
     "CParams",
@@ -94,13 +96,16 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name == "__version__":
+        found = import_module("importlib.metadata").version(__name__)
+    elif name in _LAZY:
+        module = import_module(f"{__name__}.{_LAZY[name]}")
+        found = module if name == _LAZY[name] == "bloscpack" else getattr(module, name)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"{__name__}.{_LAZY[name]}")
-    found = module if name == _LAZY[name] == "bloscpack" else getattr(module, name)
     globals()[name] = found
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 
 from b2array import demo
 
@@ -13,7 +14,7 @@ _USAGE = """usage: b2array demo
 
   demo    store a small simulation, open it lazily, and read parts of it
 """
-_HINT = "the other commands need packages that are not installed: pip install 'b2array[cli]'"
+_HINT = "all commands but demo need packages that are not installed: pip install 'b2array[cli]'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _without_typer(arguments: list[str]) -> int:
     if arguments == ["demo"]:
         demo.main()
+        return 0
+    if arguments == ["--version"]:
+        print(metadata.version("b2array"))
         return 0
     if arguments[-1:] in (["-h"], ["--help"]) and arguments[:-1] in ([], ["demo"]):
         print(_USAGE, _HINT, sep="\n")

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
@@ -73,6 +74,20 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(metadata.version("b2array"))
+        raise typer.Exit
+
+
+_VERSION = typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+
+
+@app.callback()
+def _options(*, version: Annotated[bool, _VERSION] = False) -> None:
+    pass
 
 
 def main(argv: Sequence[str] | None = None) -> int:

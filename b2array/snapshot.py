@@ -210,7 +210,9 @@ def _refusal(store: Store, errors: Sequence[object]) -> Exception:
     if other is not None:
         return other
     if any(isinstance(error, IsADirectoryError) for error in errors):
-        return FileNotFoundError(f"{store.url} is a directory without {FRAME_NAME}: no sparse frame")
+        return FileNotFoundError(
+            f"{store.url} is a directory without {FRAME_NAME}: no sparse frame (see b2array.open_group)"
+        )
     if store.is_prefix:
         return FileNotFoundError(f"{where(store.url, FRAME_NAME)} does not exist: no sparse frame")
     return FileNotFoundError(f"{store.url} does not exist")

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,14 @@ def test_without_typer_the_rest_says_what_to_install() -> None:
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "pip install 'b2array[cli]'" in done.stderr
+
+
+@pytest.mark.parametrize("hidden", [[], ["typer"]])
+def test_the_version_is_that_of_the_distribution(hidden: list[str]) -> None:
+    done = without(hidden, "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{version('b2array')}\n", "")
+    assert b2array.__version__ == version("b2array")
+    assert "__version__" in dir(b2array)
 
 
 def test_without_typer_the_demonstration_runs(capsys: pytest.CaptureFixture[str]) -> None:

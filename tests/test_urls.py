@@ -377,7 +377,10 @@ def test_what_is_not_there_is_said_in_one_line(tmp_path, monkeypatch, url):
 def test_a_directory_without_a_frame_is_said_to_be_one(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "00000000.chunk").write_bytes(b"x")
-    with pytest.raises(FileNotFoundError, match=r"/a is a directory without chunks\.b2frame: no sparse frame$"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"/a is a directory without chunks\.b2frame: no sparse frame \(see b2array\.open_group\)$",
+    ):
         b2array.open(tmp_path / "a")
     for url in (f"{tmp_path}/a/", f"file://{tmp_path}/a/"):
         with pytest.raises(FileNotFoundError, match=r"chunks\.b2frame") as caught:
