@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -130,6 +132,15 @@ def test_every_module_has_a_level() -> None:
 
 def test_every_level_is_named_once() -> None:
     assert len(LEVEL) == sum(len(layer) for layer in LAYERS)
+
+
+def test_the_table_for_contributors_has_every_module_in_the_order_of_the_layers() -> None:
+    guide = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = [re.findall(r"`(\w+)`", line.split("|")[2]) for line in guide.splitlines() if line.startswith("|")]
+    named = [row for row in rows if row]
+    assert sorted(module for row in named for module in row) == sorted(LEVEL)
+    levels = [[LEVEL[module] for module in row] for row in named]
+    assert all(min(upper) > max(lower) for upper, lower in pairwise(levels))
 
 
 def test_no_module_is_a_drawer_for_leftovers() -> None:
