@@ -47,7 +47,6 @@ _CNAMES = {
 }
 _HEADER = struct.Struct("<4B3i")
 _INT32 = struct.Struct("<i")
-_TWO_INT32 = struct.Struct("<2i")
 _SPARSE = 2
 """Blocks that lie in more than so many times their size are put together rather than copied with all between them."""
 
@@ -71,9 +70,9 @@ class Recipe:
     shuffle : int
         `NOSHUFFLE`, `SHUFFLE` or `BITSHUFFLE`.
     split : bool
-        Whether full blocks consist of `typesize` streams.
+        Whether blocks consist of `typesize` streams.
     block_nbytes : int
-        Uncompressed size in bytes of every block but a short last one.
+        Uncompressed size in bytes of every block.
     """
 
     fmt: CodecFormat
@@ -84,17 +83,18 @@ class Recipe:
 
     @property
     def nstreams(self) -> int:
-        """Streams in a full block."""
+        """Streams in a block."""
         return self.typesize if self.split else 1
 
-    def neblock(self, nbytes: int) -> int:
-        """Return the uncompressed size in bytes of a stream in the first of `nbytes` bytes of blocks."""
-        return min(self.block_nbytes, nbytes) // self.nstreams
+    @property
+    def neblock(self) -> int:
+        """Uncompressed size in bytes of a stream."""
+        return self.block_nbytes // self.nstreams
 
     def header(self, nbytes: int, cbytes: int) -> bytes:
         """Return the Blosc1 header for `nbytes` bytes of blocks that take `cbytes` with header and starts."""
         flags = self.fmt << 5 | _SHUFFLE_FLAGS[self.shuffle] | (0 if self.split else FLAG_UNSPLIT)
-        return _HEADER.pack(VERSION_BLOSC1, 1, flags, self.typesize, nbytes, min(self.block_nbytes, nbytes), cbytes)
+        return _HEADER.pack(VERSION_BLOSC1, 1, flags, self.typesize, nbytes, self.block_nbytes, cbytes)
 
 
 class Run(NamedTuple):
@@ -131,7 +131,7 @@ def decode(
     starts, stops : sequence of int
         Where each block begins and where it ends at the latest, in bytes from the start of `region`.
     out : ndarray of uint8
-        As long as the blocks are together; only the last block may be a short one.
+        As long as the blocks are together, none of which is a short one.
     room : int, default 0
         Bytes behind each block that may be overwritten, and with them the end of the block: `room_behind` says how
         many are enough.
@@ -141,10 +141,11 @@ def decode(
     FormatError
         The streams do not decode to the blocks' sizes.
     """
-    if recipe.fmt == CodecFormat.ZSTD and recipe.nstreams > 1 and _decode_zstd(recipe, region, starts, stops, out):
+    if recipe.fmt == CodecFormat.ZSTD and recipe.nstreams > 1 and recipe.neblock <= _LONGEST_ZSTD:
+        _decode_split_zstd(recipe, region, starts, stops, out)
         return
     # Data with runs have them in nearly every block; others can be decoded without looking at their streams first.
-    of_first = walk(region, starts[0], stops[0], recipe.nstreams, recipe.neblock(out.nbytes))
+    of_first = walk(region, starts[0], stops[0], recipe.nstreams, recipe.neblock)
     if all(csize > 0 for _, csize in of_first):
         try:
             _decode_as_is(recipe, region, starts, stops, out)
@@ -152,10 +153,10 @@ def decode(
             pass
         else:
             return
-    if room and not region.readonly and _spelt_out(recipe, region, starts, stops, out.nbytes, room):
+    if room and not region.readonly and _spelt_out(recipe, region, starts, stops, room):
         _decode_as_is(recipe, region, starts, [stop + room for stop in stops], out)
         return
-    runs = _find_runs(recipe, region, starts, stops, out.nbytes)
+    runs = _find_runs(recipe, region, starts, stops)
     if runs:
         _decompress(_spliced(recipe, region, starts, stops, runs, out.nbytes), out)
     else:
@@ -187,8 +188,8 @@ def _decompress_behind(head: bytes, region: memoryview, low: int, high: int, out
 
 
 def decode_planes(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes) -> None:
-    """Decode full blocks as `decode` does, but leave them shuffled."""
-    neblock = recipe.neblock(recipe.block_nbytes)
+    """Decode blocks as `decode` does, but leave them shuffled."""
+    neblock = recipe.neblock
     if recipe.fmt == CodecFormat.ZSTD:
         blocks = [out.data[at : at + recipe.block_nbytes] for at in range(0, out.nbytes, recipe.block_nbytes)]
         decode_zstd(region, starts, stops, neblock, blocks)
@@ -210,16 +211,11 @@ def decode_planes(recipe: Recipe, region: memoryview, starts: Sequence[int], sto
     _decompress_behind(head, region, low, high, out)
 
 
-def _spelt_out(
-    recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], nbytes: int, room: int
-) -> bool:
+def _spelt_out(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], room: int) -> bool:
     """Let runs in the blocks themselves be streams of the codec; returns False where there is no room for it."""
     ends = []
-    rest = nbytes
+    nstreams, neblock = recipe.nstreams, recipe.neblock
     for start, stop in zip(starts, stops, strict=True):
-        full = rest >= recipe.block_nbytes
-        nstreams, neblock = (recipe.nstreams, recipe.block_nbytes // recipe.nstreams) if full else (1, rest)
-        rest -= recipe.block_nbytes
         walked = walk(region, start, stop, nstreams, neblock)
         while walked and walked[0][1] > 0:
             del walked[0]
@@ -238,34 +234,43 @@ def _spelt_out(
     return True
 
 
-def _decode_zstd(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes) -> bool:
-    """Decode many streams as one; returns False where that cannot be done, or is no gain.
+_LONGEST_ZSTD = 2**16
+"""Longer streams take zstd so long that a context for each of them does not matter."""
+
+
+def _decode_split_zstd(
+    recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes
+) -> None:
+    """Decode many streams as one.
 
     C-Blosc 1 makes a new zstd context for every stream, which takes longer than decoding a small one. It only undoes
     the shuffle here, of blocks that are one raw stream each.
     """
-    block_nbytes = recipe.block_nbytes
-    neblock = recipe.neblock(block_nbytes)
-    if out.nbytes != len(starts) * block_nbytes or neblock > _LONGEST_ZSTD:
-        return False
-    step = max(1, _RAW_NBYTES // block_nbytes)
+    unsplit = replace(recipe, split=False)
+    step = max(1, _RAW_NBYTES // recipe.block_nbytes)
     for first in range(0, len(starts), step):
         part = slice(first, first + step)
-        target = out[first * block_nbytes : (first + step) * block_nbytes]
-        raw, blocks = _raw(recipe, len(starts[part]))
-        decode_zstd(region, starts[part], stops[part], neblock, blocks)
+        target = out[first * recipe.block_nbytes : (first + step) * recipe.block_nbytes]
+        raw, blocks = _raw(unsplit, len(starts[part]))
+        decode_zstd(region, starts[part], stops[part], recipe.neblock, blocks)
         _decompress(raw, target)
-    return True
+
+
+_RAW_NBYTES = 2**20
+"""So much is decoded at a time, so that it is still in the cache when C-Blosc puts it together."""
 
 
 def _raw(recipe: Recipe, nblocks: int) -> tuple[memoryview, list[memoryview]]:
-    """Lay out a Blosc1 chunk of raw blocks; return it, valid until this thread makes the next, and the blocks in it."""
+    """Lay out a Blosc1 chunk of raw, unsplit blocks.
+
+    Returns it, valid until this thread makes the next, and the blocks in it, whose contents are not defined yet.
+    """
     nbytes = recipe.block_nbytes
     room = room_in_front(nblocks)
     cbytes = room + nblocks * (4 + nbytes)
     raw = _assembly(cbytes)
     starts = range(room, cbytes, 4 + nbytes)
-    raw[:room] = replace(recipe, split=False).header(nblocks * nbytes, cbytes) + struct.pack(f"<{nblocks}i", *starts)
+    raw[:room] = recipe.header(nblocks * nbytes, cbytes) + struct.pack(f"<{nblocks}i", *starts)
     size = _INT32.pack(nbytes)
     for start in starts:
         raw[start : start + 4] = size
@@ -286,21 +291,13 @@ def unshuffle(planes: Bytes, out: Bytes) -> None:
     if nbytes <= _FEW_BYTES:
         out.reshape(-1, width).T[:] = planes.reshape(width, -1)
         return
-    # One block of C-Blosc 1, of one raw stream.
-    raw = _assembly(BLOSC1_HEADER_LEN + 8 + nbytes)
-    recipe = Recipe(CodecFormat.BLOSCLZ, width, SHUFFLE, split=False, block_nbytes=nbytes)
-    raw[:24] = recipe.header(nbytes, len(raw)) + _TWO_INT32.pack(BLOSC1_HEADER_LEN + 4, nbytes)
-    np.ndarray(planes.shape, np.uint8, raw, 24)[...] = planes
+    raw, (block,) = _raw(Recipe(CodecFormat.BLOSCLZ, width, SHUFFLE, split=False, block_nbytes=nbytes), 1)
+    np.ndarray(planes.shape, np.uint8, block)[...] = planes
     _decompress(raw, out)
 
 
 _FEW_BYTES = 512
 """Up to here NumPy is faster."""
-
-
-_LONGEST_ZSTD = 2**16
-_RAW_NBYTES = 2**20
-"""So much is decoded at a time, so that it is still in the cache when C-Blosc puts it together."""
 
 
 def decode_stream(fmt: CodecFormat, payload: Buffer, nbytes: int) -> Bytes:
@@ -312,45 +309,23 @@ def decode_stream(fmt: CodecFormat, payload: Buffer, nbytes: int) -> Bytes:
     return out
 
 
-def _find_runs(
-    recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], nbytes: int
-) -> list[Run]:
+def _find_runs(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int]) -> list[Run]:
     """List the streams that C-Blosc 1 does not know, in the order of blocks and streams; check all sizes."""
-    nblocks = len(starts)
-    short = nbytes - (nblocks - 1) * recipe.block_nbytes
-    nfull = nblocks if short == recipe.block_nbytes else nblocks - 1
-    runs: list[Run] = []
-    if nfull:
-        neblock = recipe.block_nbytes // recipe.nstreams
-        walk = _runs_of_few if nfull <= _FEW else _runs_of_many
-        runs = walk(recipe.fmt, region, starts[:nfull], stops[:nfull], recipe.nstreams, neblock)
-    if nfull < nblocks:
-        last = _runs_of_few(recipe.fmt, region, starts[nfull:], stops[nfull:], 1, short)
-        runs += [run._replace(block=nfull) for run in last]
-    return runs
-
-
-def _runs_of_many(
-    fmt: CodecFormat, region: memoryview, starts: Sequence[int], stops: Sequence[int], nstreams: int, neblock: int
-) -> list[Run]:
-    positions, csizes = walk_many(region, starts, stops, nstreams, neblock)
-    blocks, numbers = np.nonzero(csizes <= 0)
+    nstreams, neblock = recipe.nstreams, recipe.neblock
+    if len(starts) <= _FEW:
+        found = [
+            (block, position, csize)
+            for block, (start, stop) in enumerate(zip(starts, stops, strict=True))
+            for position, csize in walk(region, start, stop, nstreams, neblock)
+            if csize <= 0
+        ]
+    else:
+        positions, csizes = walk_many(region, starts, stops, nstreams, neblock)
+        blocks, numbers = np.nonzero(csizes <= 0)
+        where = positions[blocks, numbers].tolist(), csizes[blocks, numbers].tolist()
+        found = list(zip(blocks.tolist(), *where, strict=True))
     return [
-        Run(block, position, 4 + (csize < 0), stand_in(fmt, neblock, -csize))
-        for block, position, csize in zip(
-            blocks.tolist(), positions[blocks, numbers].tolist(), csizes[blocks, numbers].tolist(), strict=True
-        )
-    ]
-
-
-def _runs_of_few(
-    fmt: CodecFormat, region: memoryview, starts: Sequence[int], stops: Sequence[int], nstreams: int, neblock: int
-) -> list[Run]:
-    return [
-        Run(block, position, 4 + (csize < 0), stand_in(fmt, neblock, -csize))
-        for block, (start, stop) in enumerate(zip(starts, stops, strict=True))
-        for position, csize in walk(region, start, stop, nstreams, neblock)
-        if csize <= 0
+        Run(block, position, 4 + (csize < 0), stand_in(recipe.fmt, neblock, -csize)) for block, position, csize in found
     ]
 
 
@@ -398,6 +373,7 @@ def _assembly(nbytes: int) -> memoryview:
 
 
 _KEPT = 8 * 2**20
+"""What takes more bytes gets memory of its own."""
 
 
 def _decompress(chunk: Buffer, out: Bytes) -> None:
