@@ -1,8 +1,8 @@
-"""One chunk and its data: decode the whole or any blocks, encode, take apart.
+"""One chunk to data: the whole, or any of its blocks.
 
 Source: "Blosc Chunk Format". Blocks are decoded by one of three roads: *fused* (C-Blosc 1 undoes codec and shuffle
 for many blocks in one call), *streams* (C-Blosc 1 undoes the codec, NumPy the filters) and, for dictionaries and
-codecs that C-Blosc 1 does not have, stream by stream.
+codecs that C-Blosc 1 does not have, stream by stream. A fourth one, which leaves the shuffle as it is, is in `planes`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ __all__ = [
     "groups",
     "head_nbytes",
     "needed_blocks",
-    "plane_width",
     "reference_block",
     "room_for",
     "scratch_bytes",
+    "shuffled",
     "unpack_head",
     "vl_blocks",
 ]
@@ -330,7 +330,6 @@ def decode_blocks(
     *,
     context: Context = NO_CONTEXT,
     reference: Bytes | None = None,
-    planes: bool = False,
 ) -> None:
     """Decode the blocks `numbers` into `out`, one behind the other.
 
@@ -346,8 +345,6 @@ def decode_blocks(
         What the frame adds.
     reference : ndarray of uint8, optional
         What `reference_block` returned; needed for DELTA unless block 0 is the first of `numbers`.
-    planes : bool, default False
-        Leave the blocks shuffled, if `plane_width` is not 0.
     """
     header = stored.head.header
     if header.special:
@@ -363,9 +360,6 @@ def decode_blocks(
     border = nfull * header.block_nbytes
     if nfull:
         plan = _plan_of(stored.head, context, short=False)
-        if planes and plan.recipe is not None:
-            blosc1.decode_planes(plan.recipe, stored.region, starts.tolist(), stops.tolist(), out)
-            return
         target = out[:border].reshape(nfull, header.block_nbytes)
         _decode_full(plan, stored, starts[:nfull], stops[:nfull], target, reference, first=numbers[0] == 0)
     if short:
@@ -374,12 +368,13 @@ def decode_blocks(
         _decode_full(plan, stored, starts[nfull:], stops[nfull:], target, reference, first=header.nblocks == 1)
 
 
-def plane_width(stored: Stored, context: Context) -> int:
-    """Return into how many planes the shuffle alone has cut the blocks of a chunk, 0 if it is not so simple."""
+def shuffled(stored: Stored, context: Context) -> blosc1.Recipe | None:
+    """Return how full blocks of a chunk were made if the shuffle is all that is to be undone, else None."""
     header = stored.head.header
     if not header.has_streams or header.vl_blocks or header.block_nbytes > header.nbytes:
-        return 0
-    return _plan_of(stored.head, context, short=False).plane_width
+        return None
+    plan = _plan_of(stored.head, context, short=False)
+    return plan.recipe if plan.by_planes else None
 
 
 def _copy_raw(region: memoryview, starts: list[int], stops: list[int], out: Bytes) -> None:
@@ -422,7 +417,7 @@ class Plan(NamedTuple):
     streamwise: bool
     pipeline: filters.Pipeline | None
     blockshape: tuple[int, ...] | None
-    plane_width: int = 0
+    by_planes: bool = False
 
 
 def _plan_of(head: Head, context: Context, *, short: bool) -> Plan:
@@ -487,9 +482,7 @@ def _plan_for(
         pipeline = replace(pipeline, filters=(*ids[:slot], *NO_FILTERS[slot:]))
     rest = _unless_identity(pipeline)
     by_planes = shuffle == blosc1.SHUFFLE and rest is None and block_nbytes % width == 0
-    return Plan(
-        codec, codec_meta, nstreams, neblock, recipe, False, rest, blockshape, plane_width=width if by_planes else 0
-    )
+    return Plan(codec, codec_meta, nstreams, neblock, recipe, False, rest, blockshape, by_planes)
 
 
 _BLOSC1_FORMATS = {

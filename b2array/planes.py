@@ -22,6 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 Slices = tuple[slice, ...]
 
 _KEPT = 4 * chunk.GROUP_NBYTES
+"""Planes that take more bytes get memory of their own."""
 
 
 def decode_items(
@@ -46,18 +47,24 @@ def decode_items(
         Which items of each block, axis by axis.
     out : ndarray of uint8
         The items of one block behind those of the other; contiguous.
+
+    Raises
+    ------
+    FormatError
+        The streams do not decode to the blocks' sizes.
     """
     nblocks, block_nbytes = len(numbers), stored.head.header.block_nbytes
     itemsize = block_nbytes // math.prod(blockshape)
-    width = chunk.plane_width(stored, context)
+    recipe = chunk.shuffled(stored, context)
     decoded = memory("planes", nblocks * block_nbytes, _KEPT)
-    if not width or itemsize % width:
+    if recipe is None or itemsize % recipe.typesize:
         chunk.decode_blocks(stored, numbers, decoded, context=context, reference=reference)
         whole = decoded.reshape(nblocks, *blockshape, itemsize)
         out.reshape(nblocks, -1)[:] = whole[cast(Any, (slice(None), *within))].reshape(nblocks, -1)
         return
-    chunk.decode_blocks(stored, numbers, decoded, context=context, planes=True)
-    planes = decoded.reshape(nblocks, width, *blockshape, itemsize // width)
+    pick = np.asarray(numbers, np.int64)
+    blosc1.decode_planes(recipe, stored.region, stored.starts[pick].tolist(), stored.stops[pick].tolist(), decoded)
+    planes = decoded.reshape(nblocks, recipe.typesize, *blockshape, itemsize // recipe.typesize)
     picked = planes[cast(Any, (slice(None), slice(None), *within))]
     blosc1.unshuffle(picked.swapaxes(0, 1), out)
 
@@ -75,12 +82,18 @@ def decode_item(
         Shape in items of the block.
     within : sequence of int
         Where the item is.
+
+    Raises
+    ------
+    FormatError
+        The streams do not decode to the block's size.
     """
     block_nbytes, nitems = stored.head.header.block_nbytes, math.prod(blockshape)
-    if chunk.plane_width(stored, context) * nitems != block_nbytes:
+    recipe = chunk.shuffled(stored, context)
+    if recipe is None or recipe.typesize * nitems != block_nbytes:
         return None
     decoded = memory("planes", block_nbytes, _KEPT)
-    chunk.decode_blocks(stored, (number,), decoded, context=context, planes=True)
+    blosc1.decode_planes(recipe, stored.region, [int(stored.starts[number])], [int(stored.stops[number])], decoded)
     position = 0
     for i, extent in zip(within, blockshape, strict=True):
         position = position * extent + i

@@ -68,7 +68,7 @@ def test_shuffled_items_come_by_planes(codec, splitmode):
         data, typesize=8, blocksize=data.nbytes // NBLOCKS, cparams=CParams(codec, splitmode=splitmode)
     )
     stored = Stored.whole(memoryview(buf))
-    assert chunk.plane_width(stored, Context(blockshape=BLOCKS)) == 8
+    assert chunk.shuffled(stored, Context(blockshape=BLOCKS)).typesize == 8
     found = planes.decode_item(stored, 2, BLOCKS, (3, 9, 19), context=Context(blockshape=BLOCKS))
     assert found == data[-1:].tobytes()
 
