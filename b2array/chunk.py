@@ -210,18 +210,18 @@ def needed_blocks(head: Head, numbers: Sequence[int] | Int64Array) -> Sequence[i
     return numbers
 
 
-def room_for(head: Head, numbers: Sequence[int] | Int64Array) -> tuple[int, int]:
-    """Return how many bytes in front of the blocks `numbers` and behind each of them are of use to the engine."""
+def room_for(head: Head, nblocks: int) -> tuple[int, int]:
+    """Return how many bytes in front of `nblocks` blocks and behind each of them are of use to the engine."""
     header = head.header
     # The first block is decoded twice where others build on it. Raw blocks, and those of more streams than C-Blosc 1
     # knows, are never changed.
     fixed = FilterId.DELTA in header.filters or header.memcpyed or header.nstreams > blosc1.MAX_SPLIT
     behind = 0 if fixed else blosc1.room_behind(header.nstreams, header.block_nbytes)
-    return blosc1.room_in_front(len(numbers) * header.nstreams) + _ROOM_FOR_RUNS, behind
+    return blosc1.room_in_front(nblocks * header.nstreams) + _ROOM_FOR_RUNS, behind
 
 
 _ROOM_FOR_RUNS = 512
-"""Takes what stands for a few runs of one byte."""
+"""In front of blocks that stay shuffled, this takes what stands for their runs: one stream for each byte repeated."""
 
 
 @exclusive

@@ -169,7 +169,7 @@ def fetch_block(source: Source, n: int, block: int) -> Stored:
         start, stop = int(head.starts[block]), int(head.stops[block])
         due = config.verify != "never" and source.checked(n)
         if (limit < 0 or first + stop <= limit) and not (due and sums is None):
-            lead, room = chunk.room_for(head, (block,))
+            lead, room = chunk.room_for(head, 1)
             end = lead + stop - start
             with suppress(FileNotFoundError, FormatError):
                 region = source.gather((Span(name, first + start, first + stop),), (lead,), end + room)
@@ -462,7 +462,7 @@ class _Pending:
 
     def _set_apart(self, head: Head, starts: list[int], stops: list[int]) -> list[Range]:
         """Find places for blocks, with the record of checksums, where the engine has all the room it needs."""
-        lead, self._room = chunk.room_for(head, starts)
+        lead, self._room = chunk.room_for(head, len(starts))
         starts, stops = self._with_record(starts, stops, head.header.cbytes, len(head.starts))
         ranges, places, self._positions, nbytes = set_apart(starts, stops, gap=_FREE, lead=lead, room=self._room)
         self._places = places, nbytes

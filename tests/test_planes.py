@@ -21,7 +21,7 @@ NBLOCKS = 3
 def pick(buf, numbers, within, itemsize, blocks=BLOCKS):
     """Decode parts of blocks in the region of a reader, which is writable and has room in front and behind."""
     head = chunk.unpack_head(buf)
-    lead, room = chunk.room_for(head, numbers) if len(head.starts) else (0, 0)
+    lead, room = chunk.room_for(head, len(numbers)) if len(head.starts) else (0, 0)
     context = Context(blockshape=blocks)
     region = memoryview(bytearray(bytes(lead) + bytes(buf) + bytes(room)))
     stored = Stored(head, region, head.starts + lead, head.stops + lead)
