@@ -20,7 +20,9 @@ from b2array import blosc1, codecs, config, filters
 from b2array.errors import FormatError, UnsupportedError
 from b2array.spans import extents
 from b2array.spec import (
+    CODEC_FORMATS,
     MAX_DICT_NBYTES,
+    NAN_BYTES,
     NO_FILTERS,
     Buffer,
     ChunkHeader,
@@ -58,7 +60,6 @@ GROUP_NBYTES = 4 * 2**20
 
 _INT32 = struct.Struct("<i")
 _IDENTITY_ON_READ = (FilterId.NOFILTER, FilterId.TRUNC_PREC, FilterId.INT_TRUNC)
-_NANS = {4: bytes.fromhex("0000c07f"), 8: bytes.fromhex("000000000000f87f")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +390,7 @@ def _fill(head: Head, out: Bytes, numbers: Sequence[int] | Int64Array) -> None:
     if header.special not in (Special.VALUE, Special.NAN):
         out[:] = 0
         return
-    item = head.value if header.special == Special.VALUE else _NANS[header.typesize]
+    item = head.value if header.special == Special.VALUE else NAN_BYTES[header.typesize]
     whole_items = header.block_nbytes % len(item) == 0
     # Blocks that do not hold whole items each begin somewhere else in one, unless they follow each other.
     parts = [(numbers[0], out)] if whole_items or isinstance(numbers, range) else _blockwise(header, numbers, out)
@@ -463,7 +464,7 @@ def _plan_for(
         raise FormatError(f"expected blocks of at least {nstreams} bytes for {nstreams} streams, found {block_nbytes}")
     pipeline = filters.Pipeline(ids, metas, typesize, version, blockshape)
     filters.check(pipeline)
-    fmt = _BLOSC1_FORMATS.get(codec)
+    fmt = CODEC_FORMATS.get(codec)
     if fmt is None or has_dict:
         return Plan(codec, codec_meta, nstreams, neblock, None, False, _unless_identity(pipeline), blockshape)
     slot = max((i for i, fid in enumerate(ids) if fid not in _IDENTITY_ON_READ), default=None)
@@ -483,15 +484,6 @@ def _plan_for(
     rest = _unless_identity(pipeline)
     by_planes = shuffle == blosc1.SHUFFLE and rest is None and block_nbytes % width == 0
     return Plan(codec, codec_meta, nstreams, neblock, recipe, False, rest, blockshape, by_planes)
-
-
-_BLOSC1_FORMATS = {
-    int(CodecId.BLOSCLZ): CodecFormat.BLOSCLZ,
-    int(CodecId.LZ4): CodecFormat.LZ4,
-    int(CodecId.LZ4HC): CodecFormat.LZ4,
-    int(CodecId.ZLIB): CodecFormat.ZLIB,
-    int(CodecId.ZSTD): CodecFormat.ZSTD,
-}
 
 
 def _unless_identity(pipeline: filters.Pipeline) -> filters.Pipeline | None:
@@ -584,7 +576,7 @@ def check_justified(stored: Stored, numbers: Sequence[int], *, context: Context 
 
 
 def _check_streams(plan: Plan, stored: Stored, numbers: Sequence[int]) -> None:
-    if plan.codec in _BLOSC1_FORMATS:
+    if plan.codec in CODEC_FORMATS:
         pick, ratio = _picked(numbers), codecs.MAX_RATIO[CodecId(plan.codec)]
         starts, stops = stored.starts[pick], stored.stops[pick]
         check_ratio(stored.region, starts, stops, plan.nstreams, plan.neblock, ratio)

@@ -30,6 +30,7 @@ from b2array.spec import (
     HEADER_LEN,
     MAX_BLOCKSIZE,
     MAX_CHUNK_NBYTES,
+    NAN_BYTES,
     VERSION_VL_BLOCKS,
     Buffer,
     ChunkHeader,
@@ -51,9 +52,6 @@ _PROBE = 4096
 """Constant data are looked for only where the first bytes are constant."""
 
 _LONGEST_RUN_RATIO = 64
-
-NAN_BYTES = {4: bytes.fromhex("0000c07f"), 8: bytes.fromhex("000000000000f87f")}
-"""The NaN that special chunks stand for, by the size of the item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +236,7 @@ def _raw_chunk(data: Bytes, typesize: int, blocksize: int, cparams: CParams) -> 
 
 def _header(job: _Job, cbytes: int, *, has_dict: bool = False) -> ChunkHeader:
     codec = job.cparams.codec_id
-    fmt = CODEC_FORMATS[CodecId(codec)] if codec in CODEC_FORMATS else CodecFormat.USER
+    fmt = CODEC_FORMATS.get(codec, CodecFormat.USER)
     flags = FLAG_EXTENDED | fmt << 5 | (0 if job.split else FLAG_UNSPLIT)
     if FilterId.DELTA in job.pipeline.filters:
         flags |= FLAG_DELTA
@@ -337,7 +335,7 @@ def _without_runs(job: _Job, region: memoryview, starts: list[int], stops: list[
 def _pieces(
     job: _Job, region: memoryview, starts: list[int], stops: list[int], nstreams: int, neblock: int
 ) -> list[list[Buffer]]:
-    fmt = CODEC_FORMATS[CodecId(job.cparams.codec_id)]
+    fmt = CODEC_FORMATS[job.cparams.codec_id]
     positions, csizes = walk_many(region, starts, stops, nstreams, neblock)
     candidates = csizes <= max(neblock // _LONGEST_RUN_RATIO, 64)
     blocks: list[list[Buffer]] = []

@@ -20,7 +20,7 @@ from b2array.draft import Draft
 from b2array.errors import ConflictError
 from b2array.geometry import layout_of, reshaped
 from b2array.snapshot import Source
-from b2array.spec import Special
+from b2array.spec import NAN_BYTES, Special
 
 __all__ = [
     "Joint", "append", "check_joint", "delete", "fill_chunks", "insert", "joint", "positions", "read_box", "resize",
@@ -249,7 +249,7 @@ def special_of(item: bytes, dtype: np.dtype[Any]) -> Special | None:
     """Return the special value that repeats an item, if there is one that needs no chunk."""
     if not any(item):
         return Special.ZEROS
-    if dtype in (np.dtype("<f4"), np.dtype("<f8")) and item == encoder.NAN_BYTES[dtype.itemsize]:
+    if dtype in (np.dtype("<f4"), np.dtype("<f8")) and item == NAN_BYTES[dtype.itemsize]:
         return Special.NAN
     return None
 

@@ -20,6 +20,7 @@ __all__ = [
     "MAX_BLOCKSIZE",
     "MAX_CHUNK_NBYTES",
     "MAX_DICT_NBYTES",
+    "NAN_BYTES",
     "NFILTERS",
     "NO_FILTERS",
     "Buffer",
@@ -111,7 +112,10 @@ class Special(IntEnum):
     UNINIT = 4
 
 
-CODEC_FORMATS = {
+NAN_BYTES = {4: bytes.fromhex("0000c07f"), 8: bytes.fromhex("000000000000f87f")}
+"""The NaN that special chunks stand for, by the size of the item."""
+
+CODEC_FORMATS: dict[int, CodecFormat] = {
     CodecId.BLOSCLZ: CodecFormat.BLOSCLZ,
     CodecId.LZ4: CodecFormat.LZ4,
     CodecId.LZ4HC: CodecFormat.LZ4,

@@ -26,7 +26,7 @@ from b2array.errors import FormatError, UnsupportedError
 from b2array.params import CParams
 from b2array.partition import Axes, Index, Part, Tile, parts, put, take, tiles
 from b2array.snapshot import Snapshot, Source, Want, fetch, fetch_block, located, located_error
-from b2array.spec import ChunkHeader, Special
+from b2array.spec import NAN_BYTES, ChunkHeader, Special
 from b2array.tiling import Step, Tiling, strides_of, tiling_of
 from b2array.workspace import exclusive
 
@@ -191,7 +191,7 @@ def _value(stored: Stored, dtype: np.dtype[Any]) -> Array:
     """Return the item that fills a special chunk."""
     item = stored.head.value
     if stored.head.header.special == Special.NAN:
-        item = encoder.NAN_BYTES[stored.head.header.typesize]
+        item = NAN_BYTES[stored.head.header.typesize]
     elif stored.head.header.special != Special.VALUE:
         return np.zeros((), dtype)
     if len(item) != dtype.itemsize:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import b2array
 from b2array import edits, encoder
 from b2array.errors import FormatError, UnsupportedError
-from b2array.spec import Special
+from b2array.spec import NAN_BYTES, Special
 
 FULL = 400
 
@@ -146,7 +146,7 @@ def test_special_chunks_are_stored_where_every_chunk_has_its_own_size(tmp_path):
     assert held.chunksize == 0
     assert (held.frame.offsets >= 0).all()
     held.append_data(bytes(77 * 4))
-    expected = [bytes(FULL), ramp(2, 3), ramp(1), encoder.NAN_BYTES[4] * 100, bytes(77 * 4)]
+    expected = [bytes(FULL), ramp(2, 3), ramp(1), NAN_BYTES[4] * 100, bytes(77 * 4)]
     assert contents(held) == contents(blosc2.open(str(tmp_path / "a.b2frame"))) == expected
     assert edits.chunk_sizes(held.source, range(5)) == [400, 12, 400, 400, 308]
 

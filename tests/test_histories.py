@@ -27,7 +27,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import b2array
 from b2array import encoder
 from b2array.errors import ConflictError
-from b2array.spec import Special
+from b2array.spec import NAN_BYTES, Special
 
 ITEMS = 100
 FULL = 4 * ITEMS
@@ -54,7 +54,7 @@ def content(kind, seed, length=ITEMS):
         return np.random.default_rng(seed).bytes(4 * length)
     if kind == "ramp":
         return np.arange(seed, seed + length, dtype="i4").tobytes()
-    item = {"zeros": b"\0" * 4, "nan": encoder.NAN_BYTES[4], "value": (seed + 1).to_bytes(4, "little")}[kind]
+    item = {"zeros": b"\0" * 4, "nan": NAN_BYTES[4], "value": (seed + 1).to_bytes(4, "little")}[kind]
     return item * length
 
 

@@ -14,7 +14,7 @@ import b2array
 from b2array import config, encoder, snapshot
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, ReadOnlyError
 from b2array.schunk import SChunk
-from b2array.spec import Special
+from b2array.spec import NAN_BYTES, Special
 from b2array.storage import MemoryStore
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
@@ -93,7 +93,7 @@ def test_special_values_have_no_files(tmp_path):
     held.append_chunk(encoder.special_chunk(Special.NAN, 400, typesize=4))
     held.append_data(bytes(60))
     assert files(path) == ["00000000.chunk", "chunks.b2frame"]
-    expected = [bytes(400), data(1), encoder.NAN_BYTES[4] * 100, bytes(60)]
+    expected = [bytes(400), data(1), NAN_BYTES[4] * 100, bytes(60)]
     assert contents(b2array.open_schunk(path)) == contents(blosc2.open(str(path))) == expected
     held.update_data(1, bytes(400))
     assert held.frame.offsets.max() < 0

@@ -10,7 +10,7 @@ import pytest
 from b2array import chunk, encoder, extras, frame
 from b2array.errors import ConflictError, FormatError
 from b2array.shelf import Shelf
-from b2array.spec import Special
+from b2array.spec import NAN_BYTES, Special
 from b2array.spool import Spool
 from b2array.storage import MemoryStore
 
@@ -91,7 +91,7 @@ def test_what_is_in_memory_has_no_file_to_give_away():
 
 def test_chunks_of_zeros_and_nan_are_stored_as_repeated_values():
     shelf = spooled()
-    for special, item in ((Special.ZEROS, bytes(4)), (Special.NAN, encoder.NAN_BYTES[4])):
+    for special, item in ((Special.ZEROS, bytes(4)), (Special.NAN, NAN_BYTES[4])):
         code = shelf.put(encoder.special_chunk(special, 400, typesize=4), 5)
         buf = bytes(shelf.read(*shelf.extent(code)))
         assert chunk.unpack_head(buf).header.special == Special.VALUE
