@@ -29,7 +29,7 @@ except ImportError:  # it has no builds for some platforms
     from zlib import crc32
 
 __all__ = [
-    "LAYER", "MAX_SIZES_NBYTES", "UNSIZED", "Extras", "Record", "block_bounds", "check_block", "check_blocks",
+    "LAYER", "MAX_SIZES_NBYTES", "UNSIZED", "Extras", "Record", "block_bounds", "check_blocks",
     "check_head", "crc32", "decode_attr", "encode_attr", "pack_record", "pack_sizes", "record_nbytes", "sizes_row",
     "unpack_record", "unpack_sizes", "verified_sums",
 ]  # fmt: skip
@@ -312,19 +312,6 @@ def check_head(record: Record, head: Buffer) -> None:
         They differ.
     """
     _compare("the chunk's header and block starts", record.head_crc, head)
-
-
-def check_block(record: Record, n: int, block: Buffer) -> None:
-    """Compare the stored bytes of block `n` with their checksum.
-
-    Raises
-    ------
-    ChecksumError
-        They differ; the message names the block.
-    """
-    if not 0 <= n < len(record.block_crcs):
-        raise ChecksumError(f"expected checksums of {n + 1} blocks or more, found {len(record.block_crcs)}")
-    _compare(f"block {n}", record.block_crcs[n], block)
 
 
 def verified_sums(behind: Buffer, head: chunk.Head, head_bytes: Buffer, *, number: int = -1) -> NDArray[np.uint32]:

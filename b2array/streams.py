@@ -1,7 +1,7 @@
 """The streams of blocks: where they are, what may be in them, and others that decode to the same.
 
-A block is a row of streams, each with its size in front. A size of 0 stands for a run of zeros, a negative one, with a
-token behind it, for a run of another byte. Codecs do not know these.
+A block is a row of streams, each with its size in front. A size of 0 stands for a run of zeros, -n, with a token behind
+it, for a run of the byte n. Codecs do not know these.
 
 Source: "Blosc Chunk Format", section Blocks.
 """
@@ -34,7 +34,24 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def walk(region: memoryview, start: int, stop: int, nstreams: int, neblock: int) -> list[tuple[int, int]]:
-    """List position and size field of each stream of a block."""
+    """List where the size field of each stream of a block stands, and its value.
+
+    It finds and raises what `walk_many` does; for few blocks a plain loop is faster.
+
+    Parameters
+    ----------
+    region : memoryview
+        The bytes around the block.
+    start, stop : int
+        Where the block begins and ends at the latest, in bytes from the start of `region`.
+    nstreams, neblock : int
+        Streams, and uncompressed bytes of each.
+
+    Raises
+    ------
+    FormatError
+        A stream reaches beyond the block, or its size or token is not valid.
+    """
     found = []
     position = start
     unpack = _INT32.unpack_from
@@ -118,6 +135,13 @@ def check_ratio(
 ) -> None:
     """Walk the streams of many blocks and check that a byte of theirs never stands for more than `ratio` bytes.
 
+    Parameters
+    ----------
+    region, starts, stops, nstreams, neblock
+        As for `walk_many`.
+    ratio : int
+        What the codec can reach.
+
     Raises
     ------
     FormatError
@@ -154,7 +178,7 @@ def _overrun(position: Int64Array, limit: Int64Array) -> NoReturn:
 
 
 def stand_in(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
-    """Return a stream of `nbytes` times one byte, size field included."""
+    """Return a stream of `nbytes` times one byte, size field included, that the codec of this format decodes."""
     if nbytes < _SHORTEST_RUN[fmt]:
         return _INT32.pack(nbytes) + bytes([value]) * nbytes
     return _compressed_run(fmt, nbytes, value)
@@ -213,7 +237,7 @@ def decode_zstd(
     neblock : int
         Uncompressed bytes of a stream.
     outs : sequence of memoryview
-        What takes the streams of each block, one behind the other.
+        What takes the streams of each block, one behind the other: `neblock` bytes for each stream of the block.
 
     Raises
     ------
