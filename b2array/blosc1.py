@@ -3,7 +3,8 @@
 The streams of a Blosc2 block are byte for byte what a block of a Blosc1 chunk holds. So a 16-byte header and fresh
 block starts in front of the blocks' bytes make a chunk that C-Blosc 1 decodes, and the chunks that it makes hold blocks
 for Blosc2. C-Blosc 1 knows neither streams of one repeated byte (their stand-ins are spliced in when reading and taken
-out when writing) nor more than 16 streams a block, nor streams of fewer than 128 bytes.
+out when writing) nor more than 16 streams a block, nor streams of fewer than 128 bytes. Small streams of zstd, for each
+of which it would make a context, are decoded before, and it only undoes the shuffle.
 
 Source: "Blosc Chunk Format", sections Header and Blocks.
 """

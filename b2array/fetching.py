@@ -280,25 +280,23 @@ class _Pending:
         return self._due and self._known is None
 
     def _special(self, special: Special) -> bytes:
-        header = self.source.frame
-        nbytes = header.chunk_nbytes(self.want.chunk)
+        frame = self.source.frame
+        nbytes = frame.chunk_nbytes(self.want.chunk)
         if nbytes is None:
-            raise FormatError(
-                f"chunk {self.want.chunk} of {self.source.url}: expected a stored chunk where chunks have sizes of "
-                f"their own, found {special.name.lower()}"
-            )
-        return encoder.special_chunk(special, nbytes, typesize=header.typesize, blocksize=header.blocksize)
+            found = special.name.lower()
+            raise FormatError(f"expected a stored chunk where chunks have sizes of their own, found {found}")
+        return encoder.special_chunk(special, nbytes, typesize=frame.typesize, blocksize=frame.blocksize)
 
     def _nblocks(self) -> int:
-        header = self.source.frame
-        nbytes = header.chunk_nbytes(self.want.chunk)
-        return -(-nbytes // header.blocksize) if nbytes and header.blocksize else 0
+        frame = self.source.frame
+        nbytes = frame.chunk_nbytes(self.want.chunk)
+        return -(-nbytes // frame.blocksize) if nbytes and frame.blocksize else 0
 
     def _ask(self, start: int, stop: int) -> None:
         """Ask for bytes of the chunk, counted from its start."""
         place = self.place
         self.clip = place.stop < 0
-        end = place.start + stop if place.stop < 0 else min(place.start + stop, place.stop)
+        end = place.start + stop if self.clip else min(place.start + stop, place.stop)
         self.spans = [Span(place.name, place.start + start, end)]
 
     def _ask_whole(self, cbytes: int | None = None, nblocks: int | None = None) -> None:
@@ -308,7 +306,8 @@ class _Pending:
             nbytes = self.source.frame.chunk_nbytes(self.want.chunk)
             # Larger than its data by more than this only instrumented chunks are; what follows it is not looked at.
             cbytes = (nbytes if nbytes is not None else 2**31) + HEADER_LEN
-        nblocks = self._nblocks() or cbytes // 4 if nblocks is None else nblocks
+        if nblocks is None:
+            nblocks = self._nblocks() or cbytes // 4
         self._ask(0, cbytes + extras.record_nbytes(nblocks) * self._record_due)
 
     def take_gathered(self) -> None:
@@ -346,8 +345,8 @@ class _Pending:
 
     def located(self, error: B2ArrayError) -> B2ArrayError:
         """Return the error with number and file of the chunk."""
-        where = f"chunk {self.want.chunk} of {self.source.url}"
-        return located_error(f"{where}, {self.name}" if chunk_number(self.name) is not None else where, error)
+        found_in = f"chunk {self.want.chunk} of {self.source.url}"
+        return located_error(f"{found_in}, {self.name}" if chunk_number(self.name) is not None else found_in, error)
 
     def _take_whole(self, view: memoryview) -> None:
         head = self._known.head if self._known is not None else self._unpacked(view)

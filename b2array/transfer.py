@@ -172,8 +172,7 @@ def _block(source: Source, layout: Layout, chunk_number: int, block_number: int,
 
 
 def _context(source: Source, layout: Layout) -> Context:
-    described = source.frame
-    return Context(described.codec, described.codec_meta, layout.blocks)
+    return Context(source.frame.codec, source.frame.codec_meta, layout.blocks)
 
 
 def _regular(header: ChunkHeader, layout: Layout) -> bool:
@@ -584,7 +583,7 @@ class _Writer:
         return make((layout.nblocks, *layout.blocks), layout.dtype)
 
     def _old(self, job: _Job) -> Array:
-        context = Context(self.draft.frame.codec, self.draft.frame.codec_meta, self.layout.blocks)
+        context = _context(self.draft, self.layout)
         (stored,) = fetch(self.draft, [Want(job.number, None)], reuse=True)
         out = np.empty(self.layout.chunk_nbytes, np.uint8)
         where = f"chunk {job.number} of {self.draft.url}"
