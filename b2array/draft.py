@@ -274,12 +274,6 @@ class Draft:
             self.extras = replace(self.extras, lost=tuple(np.flatnonzero(np.isin(old, self.extras.lost)).tolist()))
         self.reshaped = True
 
-    def set_metalayer(self, name: str, content: bytes) -> None:
-        """Replace the content of a metalayer by one of the same length."""
-        layers = tuple((key, content if key == name else old) for key, old in self.frame.metalayers)
-        self.frame = replace(self.frame, metalayers=layers)
-        self.reshaped = True
-
     def set_attr(self, name: str, content: bytes | None) -> None:
         """Set an attribute (or remove it): in a metalayer of its own if there is room, else in b2array's."""
         self._attrs[name] = content

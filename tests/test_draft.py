@@ -188,16 +188,14 @@ def test_a_chunk_that_both_touched_is_a_conflict_with_its_number(array, layout, 
         assert len(bytes_of(Path(array.url))) == 4 + 1 + 1  # the second writer's files are gone
 
 
-@pytest.mark.parametrize("verb", ["reindex", "compact", "metalayer"])
+@pytest.mark.parametrize("verb", ["reindex", "compact"])
 def test_what_changes_the_whole_is_not_merged(array, verb):
     first, second = drafts(array)
     first.put(2, chunk_of(1))
     if verb == "reindex":
         second.reindex([0, 1], nbytes=160)
-    elif verb == "compact":
-        second.compact()
     else:
-        second.set_metalayer("b2nd", second.frame.metalayer("b2nd"))
+        second.compact()
     first.commit()
     with pytest.raises(ConflictError, match="refresh"):
         second.commit()
