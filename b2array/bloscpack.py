@@ -20,7 +20,7 @@ import numpy.typing as npt
 from b2array import bloscpack_undo, workers
 from b2array.assignment import check_unmasked
 from b2array.bloscpack_header import Description, Header, Order, digest, pack_metadata
-from b2array.bloscpack_reader import Reader, Url, open, store_of
+from b2array.bloscpack_reader import Reader, Url, open, reader_of, store_of
 from b2array.bloscpack_undo import Old
 from b2array.bloscpack_writer import Bytes, Recipe, Writer, chunk_size_of, converted
 from b2array.errors import LimitError, UnsupportedError
@@ -245,7 +245,7 @@ def append(
         raise UnsupportedError(f"{store.url} cannot be changed in place")
     with store.lock(""):
         bloscpack_undo.undo(store)
-        reader = Reader(store)
+        reader = reader_of(store)
         about, pieces = _matching(x, reader)
         _Appender(store, reader, given_or_default(cparams)).append(about, pieces)
 

@@ -34,7 +34,7 @@ from b2array.spans import Span, extents
 from b2array.spec import BLOSC1_HEADER_LEN, HEADER_LEN, Buffer, ChunkHeader
 from b2array.storage import MemoryStore, Store, open_store
 
-__all__ = ["Reader", "Url", "open", "store_of"]
+__all__ = ["Reader", "Url", "open", "reader_of", "store_of"]
 
 Url = str | os.PathLike[str]
 Bytes = npt.NDArray[np.uint8]
@@ -83,7 +83,17 @@ def open(url: Url | Buffer, *, storage_options: Mapping[str, Any] | None = None)
     """
     store = store_of(url, storage_options)
     bloscpack_undo.recover(store)
-    return Reader(store)
+    return reader_of(store)
+
+
+def reader_of(store: Store) -> Reader:
+    """Open the file in a store as it is; what is wrong with it is said with its URL."""
+    try:
+        return Reader(store)
+    except (FormatError, UnsupportedError) as error:
+        if str(error).startswith(store.url):
+            raise
+        raise type(error)(f"{store.url}: {error}") from error
 
 
 class Reader:

@@ -740,3 +740,13 @@ def test_a_reader_describes_itself() -> None:
     assert f.get_chunk(0)[:1] == b"\x02"
     with pytest.raises(IndexError):
         f.get_chunk(1)
+
+
+def test_what_is_no_bloscpack_file_is_named(tmp_path):
+    path = tmp_path / "other.blp"
+    for content in (b"b2frame\0" * 10, b""):
+        path.write_bytes(content)
+        for verb in (bloscpack.open, bloscpack.unpack, lambda url: bloscpack.append(url, b"more")):
+            with pytest.raises(FormatError) as caught:
+                verb(path)
+            assert str(caught.value).startswith(f"{path}: expected ")
