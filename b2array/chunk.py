@@ -509,11 +509,9 @@ def _decode_full(
     elif plan.streamwise:
         positions, csizes = walk_many(stored.region, starts.tolist(), stops.tolist(), plan.nstreams, plan.neblock)
         ends = positions + 4 + np.maximum(csizes, 0) + (csizes < 0)
-        flat = rows.reshape(-1)
-        blosc1.decode(plan.recipe, stored.region, positions.ravel().tolist(), ends.ravel().tolist(), flat)
+        blosc1.decode(plan.recipe, stored.region, positions.ravel().tolist(), ends.ravel().tolist(), rows.reshape(-1))
     else:
-        flat = rows.reshape(-1)
-        blosc1.decode(plan.recipe, stored.region, starts.tolist(), stops.tolist(), flat, room=stored.room)
+        blosc1.decode(plan.recipe, stored.region, starts.tolist(), stops.tolist(), rows.reshape(-1), room=stored.room)
     if not exact:
         target[:, :stored_nbytes] = rows
         target[:, stored_nbytes:] = 0
