@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 
 import blosc2
 import numpy as np
@@ -213,3 +214,10 @@ def test_errors_say_once_where_they_are():
         located("here", lambda: 1 // 0)
     assert located("here", lambda: 5) == 5
     assert snapshot.located_error("here", ChunkMissingError("gone")).args == ("here: gone",)
+
+
+def test_a_special_chunk_among_chunks_of_sizes_of_their_own_is_refused_with_its_number():
+    described = SimpleNamespace(chunk_nbytes=lambda n: None)
+    source = SimpleNamespace(frame=described, url="a.b2frame", place=lambda n: Special.NAN, superseded=False, near=True)
+    with pytest.raises(FormatError, match=r"^chunk 3 of a\.b2frame: expected a stored chunk .* found nan$"):
+        fetch(source, [Want(3, None)])
