@@ -28,7 +28,7 @@ from b2array.array import NDArray
 from b2array.b2nd import Layout
 from b2array.draft import Draft
 from b2array.errors import ReadOnlyError, UnsupportedError
-from b2array.opening import place_new
+from b2array.opening import encoded_metalayers, named, place_new
 from b2array.params import CParams, given_or_default
 from b2array.schunk import Mode, SChunk
 from b2array.spec import Buffer, CodecId, FilterId, Special
@@ -74,8 +74,15 @@ def open(url: Url, mode: Mode = "r", *, offset: int = 0, storage_options: Mappin
 
 
 def from_bytes(buf: Buffer) -> NDArray:
-    """Open an array that is a contiguous frame in memory; `bytes` are not copied. It can be read only."""
-    return NDArray(SChunk(snapshot.load(MemoryStore({"": buf})), "r"))
+    """Open an array that is a contiguous frame in memory; `bytes` are not copied. It can be read only.
+
+    Raises
+    ------
+    FormatError, UnsupportedError
+        As for `open`.
+    """
+    content = buf if isinstance(buf, bytes) else memoryview(buf).tobytes()
+    return NDArray(SChunk(snapshot.load(MemoryStore({"": content})), "r"))
 
 
 def create(
@@ -165,10 +172,10 @@ def new_draft(
     params = _checked_params(given_or_default(cparams), plan, interop=interop)
     fill = _fill_bytes(fill_value, plan.dtype)
     names = _checked_dims(dims, plan.ndim)
-    noted = [(name, raw if isinstance(raw, bytes) else extras.encode_attr(raw)) for name, raw in _named(meta)]
+    noted = encoded_metalayers(meta)
     if wrong := [name for name, _ in noted if name in geometry.NOT_DATA]:
         raise ValueError(f"a metalayer {wrong[0]!r} would say that the chunks do not hold the array's values")
-    encoded = [(name, extras.encode_attr(value)) for name, value in _named(attrs)]
+    encoded = [(name, extras.encode_attr(value)) for name, value in named(attrs)]
     store, frame_type = place_new(url, layout, storage_options, overwrite=overwrite)
     new = frame.create(
         params, frame_type=frame_type, typesize=plan.itemsize, chunksize=plan.chunk_nbytes,
@@ -176,8 +183,8 @@ def new_draft(
     )  # fmt: skip
     zeros = np.broadcast_to(np.int64(frame.special_offset(Special.ZEROS)), (plan.nchunks,))
     draft = Draft(store, None, replace(new, nbytes=plan.nbytes, offsets=zeros), overwrite=overwrite)
-    named = b2nd.extension_name(plan.dtype)
-    draft.extras = replace(draft.extras, fill=fill if any(fill) else None, dims=names, dtype=named)
+    extension = b2nd.extension_name(plan.dtype)
+    draft.extras = replace(draft.extras, fill=fill if any(fill) else None, dims=names, dtype=extension)
     for name, content in encoded:
         draft.set_attr(name, content)
     return draft, plan
@@ -204,14 +211,6 @@ def _plan(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Layou
 def known_dtype(dtype: npt.DTypeLike | None) -> npt.DTypeLike | None:
     """Return a type for a name of the package ml_dtypes, whether or not that is imported already."""
     return (b2nd.extension_dtype(dtype) or dtype) if isinstance(dtype, str) else dtype
-
-
-def _named(layers: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
-    items = list((layers or {}).items())
-    for name, _ in items:
-        if not isinstance(name, str):
-            raise TypeError(f"names of attributes and metalayers are str, not {type(name).__name__}")
-    return items
 
 
 def _checked_dims(dims: Sequence[str | None] | None, ndim: int) -> tuple[str | None, ...] | None:

@@ -28,7 +28,6 @@ from b2array.spec import (
     Buffer,
     ChunkHeader,
     CodecId,
-    FilterId,
     Special,
 )
 
@@ -157,8 +156,8 @@ class Header:
         active = [(fid, meta) for fid, meta in zip(self.filters, self.filters_meta, strict=True) if fid]
         try:
             return CParams(
-                _name(CodecId, self.codec), self.clevel, self.codec_meta,
-                tuple(_name(FilterId, fid) for fid, _ in active), tuple(meta for _, meta in active),
+                self.codec, self.clevel, self.codec_meta, tuple(fid for fid, _ in active),
+                tuple(meta for _, meta in active),
                 self.splitmode, self.use_dict, self.nthreads_compress,
             )  # fmt: skip
         except ValueError as error:
@@ -611,10 +610,6 @@ def unpack_vlmeta(buf: Buffer) -> bytes:
     _need(header.cbytes == len(buf), f"a chunk of {len(buf)} bytes", f"one of {header.cbytes}")
     _need(header.nbytes <= limit, f"at most {limit} bytes (config.limits.metadata_nbytes)", str(header.nbytes))
     return bytes(chunk.decode(buf))
-
-
-def _name(ids: type[IntEnum], number: int) -> str | int:
-    return ids(number).name.lower() if number in ids.__members__.values() else number
 
 
 def _need(ok: bool, expected: str, found: str) -> None:

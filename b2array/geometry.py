@@ -56,7 +56,8 @@ def layout_of(frame: Frame) -> Layout:
 
 def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
     """Return a shape, given as one integer or several, as a tuple."""
-    if isinstance(shape, Sequence | np.ndarray):
+    # A NumPy array without dimensions is one integer.
+    if isinstance(shape, Sequence) or (isinstance(shape, np.ndarray) and shape.ndim):
         return tuple(map(operator.index, shape))
     return (operator.index(shape),)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from b2array.schunk import Mode, SChunk
 from b2array.spec import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.storage import COMPARE_AND_SWAP, MemoryStore, Store, open_store
 
-__all__ = ["create_schunk", "open_schunk", "place_new"]
+__all__ = ["create_schunk", "encoded_metalayers", "named", "open_schunk", "place_new"]
 
 
 def open_schunk(
@@ -92,6 +93,7 @@ def create_schunk(
     LimitError
         Sizes are larger than the format allows.
     """
+    chunksize, typesize, blocksize = map(operator.index, (chunksize, typesize, blocksize))
     if typesize < 1:
         raise ValueError(f"typesize must be at least 1, not {typesize}")
     width = typesize if typesize <= 255 else 1
@@ -102,13 +104,36 @@ def create_schunk(
             raise ValueError(f"{name} must be a multiple of the typesize {typesize}, not {size}")
         if size > most:
             raise LimitError(f"{name} must be at most {most} bytes, not {size}")
-    layers = [(name, raw if isinstance(raw, bytes) else extras.encode_attr(raw)) for name, raw in (meta or {}).items()]
+    layers = encoded_metalayers(meta)
     store, frame_type = place_new(url, layout, storage_options, overwrite=overwrite)
     new = frame.create(
         given_or_default(cparams), frame_type=frame_type, typesize=typesize, chunksize=chunksize, blocksize=blocksize,
         metalayers=layers,
     )  # fmt: skip
     return SChunk(Draft(store, None, new, overwrite=overwrite).commit(), "r+")
+
+
+def encoded_metalayers(meta: Mapping[str, Any] | None) -> list[tuple[str, bytes]]:
+    r"""Return metalayers as they are stored: what is not bytes as msgpack. Raises TypeError where that is not possible.
+
+    Examples
+    --------
+    >>> encoded_metalayers({"as it is": b"1", "packed": 1})
+    [('as it is', b'1'), ('packed', b'\x01')]
+    """
+    return [(name, raw if isinstance(raw, bytes) else extras.encode_attr(raw)) for name, raw in named(meta)]
+
+
+def named(layers: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+    """Return names and values; raises TypeError if it is no mapping from str."""
+    if layers is None:
+        return []
+    if not isinstance(layers, Mapping):
+        raise TypeError(f"attributes and metalayers are given as a mapping, not as {type(layers).__name__}")
+    for name in layers:
+        if not isinstance(name, str):
+            raise TypeError(f"names of attributes and metalayers are str, not {type(name).__name__}")
+    return list(layers.items())
 
 
 def place_new(

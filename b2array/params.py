@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Literal, get_args
+
+import numpy as np
 
 from b2array import codecs, filters
 from b2array.spec import NFILTERS, NO_FILTERS, CodecId, FilterId
@@ -57,27 +61,32 @@ class CParams:
     nthreads: int = 1
 
     def __post_init__(self) -> None:
-        given: object = self.filters
-        if isinstance(given, str):
-            raise TypeError(f"filters must be a sequence, as in ({given!r},), not {given!r}")
-        object.__setattr__(self, "filters", tuple(self.filters))
-        object.__setattr__(self, "filters_meta", tuple(self.filters_meta))
-        codecs.codec_id(self.codec)
-        _check_range("clevel", self.clevel, 0, 9)
-        _check_range("codec_meta", self.codec_meta, 0, 255)
-        _check_range("nthreads", self.nthreads, 0, 2**15 - 1)
+        for name, low, high in (("clevel", 0, 9), ("codec_meta", 0, 255), ("nthreads", 0, 2**15 - 1)):
+            self._set(name, _ranged(name, getattr(self, name), low, high))
+        self._set("codec", _named(CodecId, codecs.codec_id(self.codec)))
+        for name in ("filters", "filters_meta"):
+            if isinstance(given := getattr(self, name), str):
+                raise TypeError(f"{name} must be a sequence, not the str {given!r}")
+        self._set("filters", tuple(_named(FilterId, filters.filter_id(name)) for name in self.filters))
+        metas = [_ranged("filters_meta", meta, -128, 255) & 0xFF for meta in self.filters_meta]
         if self.splitmode not in get_args(SplitMode):
             raise ValueError(f"splitmode must be one of {get_args(SplitMode)}, not {self.splitmode!r}")
         if len(self.filters) > NFILTERS:
             raise ValueError(f"at most {NFILTERS} filters fit, {len(self.filters)} given")
-        if len(self.filters_meta) > len(self.filters):
-            raise ValueError(f"{len(self.filters_meta)} filters_meta for {len(self.filters)} filters")
-        for name in self.filters:
-            filters.filter_id(name)
-        for meta in self.filters_meta:
-            _check_range("filters_meta", meta, -128, 255)
+        if len(metas) > len(self.filters):
+            raise ValueError(f"{len(metas)} filters_meta for {len(self.filters)} filters")
+        # Metas that are left out are 0: the same parameters are equal, however they were given.
+        while metas and not metas[-1]:
+            metas.pop()
+        self._set("filters_meta", tuple(metas))
+        if not isinstance(self.use_dict, bool | np.bool_):
+            raise TypeError(f"use_dict must be a bool, not {self.use_dict!r}")
+        self._set("use_dict", bool(self.use_dict))
         if self.use_dict and self.codec_id not in (CodecId.ZSTD, CodecId.LZ4, CodecId.LZ4HC):
             raise ValueError(f"dictionaries need zstd, lz4 or lz4hc, not {self.codec!r}")
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def codec_id(self) -> int:
@@ -139,6 +148,16 @@ _BYTEDELTAS = (FilterId.BYTEDELTA, FilterId.BYTEDELTA_BUGGY)
 _SPLIT_BY_BLOSC1 = (CodecId.BLOSCLZ, CodecId.LZ4, CodecId.LZ4HC, CodecId.ZLIB)
 
 
-def _check_range(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{name} must be {low} to {high}, not {value}")
+def _ranged(name: str, value: int, low: int, high: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {value!r}") from None
+    if not low <= number <= high:
+        raise ValueError(f"{name} must be {low} to {high}, not {number}")
+    return number
+
+
+def _named(ids: type[IntEnum], number: int) -> str | int:
+    """Return the name of a codec or filter that is built in, and the id of another."""
+    return ids(number).name.lower() if number in ids.__members__.values() else number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -186,7 +187,12 @@ def load(store: Store, *, start: int = 0) -> Snapshot:
         There is neither a frame of its own nor one with chunks beside it.
     FormatError, UnsupportedError
         What is there is not a frame, or one of a kind that is not known.
+    ValueError
+        The frame would begin before the file does.
     """
+    start = operator.index(start)
+    if start < 0:
+        raise ValueError(f"the offset of a frame in its file must be at least 0, not {start}")
     names = (FRAME_NAME,) if store.is_prefix else ("",) if start else ("", FRAME_NAME)
     heads = store.head(names, _FIRST_READ, offset=start)
     found = [(name, head) for name, head in zip(names, heads, strict=True) if not isinstance(head, Exception)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import blosc2
 import numpy as np
 import pytest
@@ -163,6 +165,50 @@ def test_bytes_are_opened_for_reading_without_a_copy():
         array[0] = 1
     for kind in (bytearray, memoryview):
         assert b2array.from_bytes(kind(raw))[3] == 3
+
+
+@pytest.mark.parametrize("given", ["text", 3, None, [b"b2"], io.BytesIO(b"b2")])
+def test_only_bytes_are_opened_as_bytes(given):
+    with pytest.raises(TypeError, match="bytes-like"):
+        b2array.from_bytes(given)
+
+
+def test_bytes_that_do_not_lie_side_by_side_are_opened():
+    raw = b2array.asarray(np.arange(5)).to_bytes()
+    spread = np.zeros(2 * len(raw), np.uint8)
+    spread[::2] = np.frombuffer(raw, np.uint8)
+    assert b2array.from_bytes(spread[::2])[...].tolist() == list(range(5))
+    assert b2array.from_bytes(memoryview(spread)[::2])[...].tolist() == list(range(5))
+
+
+def test_integers_of_numpy_are_extents():
+    assert b2array.zeros(np.array(5)).shape == b2array.zeros(np.int8(5)).shape == (5,)
+    array = b2array.zeros(np.array([6, 5]), chunks=[np.int16(3), np.array(5)], blocks=np.array([3, 1]))
+    assert (array.shape, array.chunks, array.blocks) == ((6, 5), (3, 5), (3, 1))
+    array.resize(np.array([2, 5]))
+    assert array.shape == (2, 5)
+    with pytest.raises(TypeError, match="integer"):
+        b2array.zeros(np.array(5.0))
+
+
+@pytest.mark.parametrize("given", [[("a", 1)], "ab", 3, {1: 2}])
+def test_attributes_and_metalayers_are_mappings_from_names(given):
+    for make in (
+        lambda: b2array.zeros(3, attrs=given),
+        lambda: b2array.zeros(3, meta=given),
+        lambda: b2array.create_schunk(chunksize=8, meta=given),
+    ):
+        with pytest.raises(TypeError, match="attributes and metalayers are"):
+            make()
+
+
+@pytest.mark.parametrize("open_", [b2array.open, b2array.open_schunk])
+def test_a_frame_does_not_begin_before_its_file(tmp_path, open_):
+    b2array.save(tmp_path / "a.b2nd", np.arange(5))
+    with pytest.raises(ValueError, match="at least 0, not -1"):
+        open_(tmp_path / "a.b2nd", offset=-1)
+    with pytest.raises(TypeError):
+        open_(tmp_path / "a.b2nd", offset=1.5)
 
 
 @pytest.mark.parametrize("offset", [1, 77])

@@ -82,6 +82,12 @@ def test_metalayers_must_be_something_that_msgpack_takes(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("sizes", [{"chunksize": 8.0}, {"chunksize": 8, "typesize": 2.0}, {"chunksize": "8"}])
+def test_sizes_are_integers(sizes):
+    with pytest.raises(TypeError, match="interpreted as an integer"):
+        b2array.create_schunk(**sizes)
+
+
 # --- what is there already --------------------------------------------------------------------------------------------
 
 

@@ -35,6 +35,9 @@ def test_the_defaults_are_those_of_stock_but_for_the_split() -> None:
         ("filters_meta", (1, 2), ValueError), ("filters_meta", (256,), ValueError),
         ("filters_meta", (-129,), ValueError),
         ("nthreads", -1, ValueError), ("nthreads", 2**15, ValueError),
+        ("clevel", 2.5, TypeError), ("clevel", "5", TypeError), ("codec_meta", 1.5, TypeError),
+        ("nthreads", 2.0, TypeError), ("filters_meta", (1.5,), TypeError), ("use_dict", "no", TypeError),
+        ("filters", "shuffle", TypeError), ("filters", "s", TypeError),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused(field: str, value: Any, error: type[Exception]) -> None:
@@ -56,6 +59,40 @@ def test_values_cannot_be_changed_and_lists_are_taken() -> None:
     assert hash(params) == hash(CParams(filters=("delta", "shuffle"), filters_meta=(0, 4)))
     with pytest.raises(FrozenInstanceError):
         params.clevel = 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {"filters_meta": (0,)}),
+        ({"codec": "lz4"}, {"codec": 1}),
+        ({"filters": ("delta", "shuffle")}, {"filters": (3, np.int8(1))}),
+        ({"filters": ("trunc_prec",), "filters_meta": (-10,)}, {"filters": ("trunc_prec",), "filters_meta": (246,)}),
+        ({"clevel": 3, "use_dict": True}, {"clevel": np.int64(3), "use_dict": np.True_}),
+    ],
+)
+def test_the_same_parameters_are_equal_however_they_are_given(one: dict[str, Any], other: dict[str, Any]) -> None:
+    a, b = CParams(**one), CParams(**other)
+    assert a == b
+    assert hash(a) == hash(b)
+    assert repr(a) == repr(b)
+
+
+@pytest.mark.parametrize("given", [{}, {"clevel": 1}, "lz4", 5])
+def test_parameters_of_another_kind_are_refused_by_name(given: Any) -> None:
+    for make in (
+        lambda: b2array.create(None, 3, cparams=given),
+        lambda: b2array.create_schunk(chunksize=8, cparams=given),
+        lambda: b2array.zeros(3).copy(cparams=given),
+        lambda: b2array.compress(b"data", cparams=given),
+    ):
+        with pytest.raises(TypeError, match=f"CParams.*not {type(given).__name__}"):
+            make()
+
+
+def test_what_a_frame_says_is_what_it_was_made_with() -> None:
+    for params in (CParams(), CParams("lz4", clevel=1, splitmode="blosc2"), CParams(1, filters=(1,))):
+        assert b2array.zeros(3, cparams=params).cparams == params
 
 
 def test_filters_and_metas_stand_in_the_last_slots() -> None:
