@@ -33,6 +33,7 @@ def check_chunk(buf: Buffer) -> ChunkHeader:
     ValueError
         It is lazy, without data, or not exactly one.
     """
+    buf = memoryview(buf).cast("B")
     header = ChunkHeader.unpack(buf)
     if header.lazy:
         raise ValueError("a lazy chunk lacks its blocks")
@@ -86,7 +87,10 @@ def delete(draft: Draft, n: int) -> None:
 def reorder(draft: Draft, order: Sequence[int]) -> None:
     """Let new chunk i be what chunk ``order[i]`` was; raises ValueError if not every chunk is named once."""
     now = draft.frame
-    wanted = np.asarray(order).reshape(-1)
+    wanted = np.asarray(order)
+    if (wanted.size and wanted.dtype.kind not in "iu") or wanted.ndim != 1:
+        raise TypeError("the order must be a sequence of integers")
+    wanted = wanted.astype(np.int64)
     if not np.array_equal(np.sort(wanted), np.arange(now.nchunks)):
         raise ValueError(f"the order must name each of {now.nchunks} chunks once")
     short = now.chunksize > 0 and now.nbytes % now.chunksize > 0

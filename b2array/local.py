@@ -66,6 +66,7 @@ if sys.platform == "win32":
     import msvcrt
 
     _BINARY = os.O_BINARY
+    _READ = os.O_RDONLY | os.O_BINARY
 
     def _flock(fd: int, shared: bool) -> None:  # noqa: ARG001 - there is no shared one
         while True:
@@ -84,6 +85,8 @@ else:
     import fcntl
 
     _BINARY = 0
+    # Nobody may ever write to a pipe that is opened in the place of a file.
+    _READ = os.O_RDONLY | os.O_NONBLOCK
 
     def _flock(fd: int, shared: bool) -> None:
         fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
@@ -141,7 +144,7 @@ class _File:
 
     @classmethod
     def open(cls, path: str) -> Self:
-        return cls(os.open(path, os.O_RDONLY | _BINARY), path)
+        return cls(os.open(path, _READ), path)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         close(self.fd)
@@ -174,7 +177,8 @@ class _File:
         elif stop > size:
             raise too_short(self.path, start, stop, size - start)
         view = np.empty(stop - start, np.uint8).data
-        self.read_into([view], start)
+        if view:
+            self.read_into([view], start)
         return view
 
     def read_into(self, views: list[memoryview], start: int) -> None:

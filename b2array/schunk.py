@@ -5,6 +5,7 @@ Sources: "Blosc2 Contiguous Frame Format" and "Blosc2 Sparse Frame Format".
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -502,10 +503,10 @@ def _explained(source: Source) -> Iterator[None]:
 
 
 def _number(source: Source, n: int, *, end: bool = False) -> int:
-    count = source.frame.nchunks + end
-    if not -count <= n < count:
+    count, number = source.frame.nchunks + end, operator.index(n)
+    if not -count <= number < count:
         raise IndexError(f"chunk {n} is out of bounds for {source.frame.nchunks} chunks")
-    return n % count
+    return number % count
 
 
 def _stored(source: Source, n: int) -> Stored:

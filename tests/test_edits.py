@@ -158,6 +158,13 @@ def test_an_order_names_every_chunk_once(order):
         held.reorder(order)
 
 
+@pytest.mark.parametrize("order", [[1.0, 0.0], [True, False], [[1, 0]], "10", None])
+def test_an_order_is_a_sequence_of_integers(order):
+    held = made(ramp(0), ramp(1))
+    with pytest.raises(TypeError, match="sequence of integers"):
+        held.reorder(order)
+
+
 def test_blocks_of_variable_length_and_others_are_not_mixed():
     vl = encoder.vl_chunk([b"one", b"three"])
     held = made(ramp(0))

@@ -74,6 +74,15 @@ def test_adjacent_spans_are_one_call_and_near_ones_by_the_allowed_gap(file, offs
     assert len(offsets) == calls
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such pipes")
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    code = "import sys, b2array; b2array.open(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "pipe"], capture_output=True, timeout=60, check=False)
+    assert b"FormatError" in done.stderr
+    assert b"found 0 bytes" in done.stderr
+
+
 def test_reads_that_return_less_than_asked_are_continued(file, monkeypatch):
     original = local._read_into
 

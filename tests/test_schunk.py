@@ -249,6 +249,26 @@ def test_chunks_can_be_copied_without_compressing_them_anew():
     assert [other.get_chunk(n) for n in range(4)] == [held.get_chunk(n) for n in range(4)]
 
 
+@pytest.mark.parametrize("n", [1.0, "1", None, [1]])
+def test_numbers_of_chunks_are_integers(n):
+    held = made(count=2)
+    before = held.generation
+    for use in (
+        held.decompress_chunk, held.get_chunk, held.lazy_chunk, held.delete_chunk,
+        lambda n: held.update_data(n, bytes(100)), lambda n: held.insert_data(n, bytes(100)),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match="interpreted as an integer"):
+            use(n)
+    assert held.generation == before
+    assert held.decompress_chunk(np.int64(1)) == held.decompress_chunk(-1)
+
+
+@pytest.mark.parametrize("given", ["chunk", 40, None])
+def test_chunks_are_bytes(given):
+    with pytest.raises(TypeError, match="bytes-like"):
+        made().append_chunk(given)
+
+
 def test_chunks_without_data_are_refused():
     for empty in (b"", np.zeros(0, "i4")):
         with pytest.raises(ValueError, match="at least one byte"):
