@@ -130,7 +130,7 @@ def create(
     overwrite : bool, default False
         Whether an array that is there may be replaced.
     interop : bool, default True
-        Refuse parameters with which stock Blosc2 reads arrays wrongly.
+        Refuse parameters with which stock Blosc2 reads arrays wrongly, or not at all.
     storage_options : mapping, optional
         For fsspec.
 
@@ -240,6 +240,11 @@ def _check_interop(params: CParams, layout: Layout) -> None:
     if params.use_dict and params.codec_id in (CodecId.LZ4, CodecId.LZ4HC):
         raise UnsupportedError(
             "stock Blosc2 reads parts of arrays with LZ4 dictionaries wrongly; interop=False writes them all the same"
+        )
+    if max(params.meta_slots) > 127:
+        raise UnsupportedError(
+            "python-blosc2 does not open frames with filters_meta beyond 0 to 127 (for the truncating filters: say how "
+            "many bits to keep, not how many to drop); interop=False writes them all the same"
         )
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import b2array
 from b2array import chunk, encoder
 from b2array.chunk import Stored
+from b2array.errors import UnsupportedError
 from b2array.frame import FrameType
 from b2array.params import CParams
 from b2array.spec import ChunkHeader, Special
@@ -198,6 +199,23 @@ def test_lossy_filters_lose_the_same(name: str, dtype: str, meta: int, tmp_path:
         assert_read_there(path, found[author])
     assert_same(found["ours"], found["stock"])
     assert not np.array_equal(found["ours"], values(dtype))
+
+
+@pytest.mark.parametrize(("name", "dtype", "meta"), [("trunc_prec", "<f4", -3), ("int_trunc", "<i4", -8)])
+def test_metas_below_zero_are_written_where_stock_need_not_open_the_frame(
+    name: str, dtype: str, meta: int, tmp_path: Path
+) -> None:
+    """python-blosc2 writes them and cannot open what it has written."""
+    params = CParams("zstd", filters=(name, "shuffle"), filters_meta=(meta,))
+    with pytest.raises(UnsupportedError, match="how many bits to keep"):
+        b2array.asarray(values(dtype), url=tmp_path / "ours.b2nd", cparams=params)
+    assert list(tmp_path.iterdir()) == []
+    write_stock(tmp_path / "stock.b2nd", values(dtype), "contiguous", params)
+    write_ours(tmp_path / "ours.b2nd", values(dtype), "contiguous", params, interop=False)
+    assert_same(b2array.load(tmp_path / "ours.b2nd"), b2array.load(tmp_path / "stock.b2nd"))
+    for author in WRITERS:
+        with pytest.raises(OverflowError):
+            blosc2.open(str(tmp_path / f"{author}.b2nd"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
