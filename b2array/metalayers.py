@@ -37,7 +37,7 @@ def unpack(region: bytes, start: int) -> Layers:
     Raises
     ------
     FormatError
-        A name or a content lies outside of `region`, or contents overlap.
+        A name or a content lies outside of `region`, contents overlap, or a name occurs twice.
     """
     marker, count = _take(">4xBH", region, start)
     _need(marker == _MAP16, f"the marker {_MAP16:#04x} of the map of metalayers", f"{marker:#04x}")
@@ -47,12 +47,15 @@ def unpack(region: bytes, start: int) -> Layers:
         size = marker - _FIXSTR
         _need(0 <= size <= MAX_NAME_NBYTES, f"metalayer names of at most {MAX_NAME_NBYTES} bytes", f"{marker:#04x}")
         raw, marker, offset = _take(f">x{size}sBi", region, at)
+        _need(b"\0" not in raw, "metalayer names without zero bytes", repr(raw))
         _need(marker == _INT32, f"the marker {_INT32:#04x} of a metalayer's offset", f"{marker:#04x}")
         content = _unpack_content(region, offset)
         room -= len(content)
         _need(room >= 0, "metalayers that do not overlap", f"more than {len(region)} bytes of them")
         layers.append((raw.decode(errors="surrogateescape"), content))
         at += size + 6
+    names = [name for name, _ in layers]
+    _need(len(set(names)) == len(names), "metalayer names that are distinct", repr(names))
     return tuple(layers)
 
 

@@ -140,9 +140,8 @@ def with_extras(layers: Layers, noted: Extras, url: str) -> Layers:
     others = tuple(layer for layer in layers if layer[0] != extras.LAYER)
     if len(others) >= MAX_LAYERS:
         if noted.attrs:
-            raise LimitError(
-                f"{url} has {len(others)} variable-length metalayers: no room for {dict(noted.attrs).keys()}"
-            )
+            names = ", ".join(repr(name) for name, _ in noted.attrs)
+            raise LimitError(f"{url} has {len(others)} variable-length metalayers: no room for {names}")
         warnings.warn(f"{url} has {len(others)} variable-length metalayers: no room for b2array's own", stacklevel=2)
         return others
     return (*others, (extras.LAYER, frame.pack_vlmeta(noted.pack())))

@@ -22,7 +22,7 @@ from b2array.errors import ConflictError, FormatError, ReadOnlyError, Unsupporte
 from b2array.frame import Frame, FrameType
 from b2array.params import CParams
 from b2array.progress import track
-from b2array.snapshot import Snapshot, Source, Want, fetch, located, whole_chunks
+from b2array.snapshot import Snapshot, Source, Want, fetch, located, located_error, whole_chunks
 from b2array.spans import Span
 from b2array.spec import Buffer, Special
 from b2array.storage import COMPARE_AND_SWAP, MemoryStore, Mutex, Store, attempts, changed
@@ -492,13 +492,18 @@ class SChunk:
 
 @contextmanager
 def _explained(source: Source) -> Iterator[None]:
-    """Let bad bytes be a conflict if another writer was here: other software moves chunks about in their file."""
+    """Let bad bytes be a conflict if another writer was here: other software moves chunks about in their file.
+
+    Errors that do not say which file they are about, do so now.
+    """
     try:
         yield
-    except FormatError as error:
+    except (FormatError, UnsupportedError) as error:
         held = source.base if isinstance(source, Draft) else source
-        if isinstance(held, Snapshot) and held.superseded:
+        if isinstance(error, FormatError) and isinstance(held, Snapshot) and held.superseded:
             raise changed(held.url) from error
+        if source.url not in str(error):
+            raise located_error(source.url, error) from error
         raise
 
 

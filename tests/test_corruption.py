@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
+import blosc2
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 import b2array
 from b2array import config
-from b2array.errors import B2ArrayError, FormatError
+from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.params import CParams
 
 SHAPE, CHUNKS, BLOCKS = (24, 20), (12, 10), (6, 5)
@@ -282,3 +284,21 @@ def test_what_is_not_there_is_a_file_that_is_not_found(tmp_path: Path) -> None:
     for name in ("nothing.b2nd", "empty"):
         with pytest.raises(FileNotFoundError):
             b2array.open(tmp_path / name)
+
+
+def test_what_is_not_known_here_is_an_error_with_the_name_of_the_file(tmp_path):
+    raw = bytearray(blosc2.asarray(np.arange(30)).to_cframe())
+    assert raw[0x4C] == 1  # shuffle in the last slot
+    raw[0x4C] = 99
+    path = tmp_path / "a.b2nd"
+    path.write_bytes(raw)
+    array = b2array.open(path, "r+")
+    assert array[3] == 3
+    for use in (
+        lambda: array.cparams, lambda: array.copy(chunks=(5,)), lambda: array.astype("f4"), lambda: array.append([1]),
+        lambda: array.insert([1], 3), lambda: array.delete(3), lambda: array.resize(40),
+        lambda: array.__setitem__(slice(3, 5), [1, 2]),
+    ):  # fmt: skip
+        with pytest.raises(UnsupportedError, match=rf"{re.escape(str(path))}: .*unknown filter id 99"):
+            use()
+    assert path.read_bytes() == raw

@@ -47,6 +47,13 @@ def test_more_entries_than_are_written_are_read() -> None:
     assert metalayers.unpack(metalayers.pack(made, 0, uncounted=0), 0) == made
 
 
+@pytest.mark.parametrize(("name", "expected"), [("a\0", "without zero bytes"), ("b", "that are distinct")])
+def test_names_that_no_writer_makes_are_refused(name: str, expected: str) -> None:
+    raw = metalayers.pack(((name, b"1"), ("b", b"2")), 0, uncounted=0)
+    with pytest.raises(FormatError, match=expected):
+        metalayers.unpack(raw, 0)
+
+
 def test_limits_are_checked() -> None:
     metalayers.check(tuple((f"{n}" + "x" * 29, b"") for n in range(16)))
     for wrong in (tuple((f"{n}", b"") for n in range(17)), (("x" * 32, b""),)):
