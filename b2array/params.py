@@ -66,7 +66,7 @@ class CParams:
         self._set("codec", _named(CodecId, codecs.codec_id(self.codec)))
         for name in ("filters", "filters_meta"):
             if isinstance(given := getattr(self, name), str):
-                raise TypeError(f"{name} must be a sequence, not the str {given!r}")
+                raise TypeError(f"{name} must be a sequence, as in ({given!r},), not {given!r}")
         self._set("filters", tuple(_named(FilterId, filters.filter_id(name)) for name in self.filters))
         metas = [_ranged("filters_meta", meta, -128, 255) & 0xFF for meta in self.filters_meta]
         if self.splitmode not in get_args(SplitMode):
