@@ -351,7 +351,7 @@ class _Reader:
     def _copy_tiles(self, job: _Job, tiling: Tiling, stored: Stored) -> None:
         """Copy many blocks at once."""
         reference = chunk.reference_block(stored, self.context)
-        target = self.box[cast(Slices, job.part.outside)]
+        target = self.box[cast(Any, (*job.part.outside, ...))]  # the ellipsis keeps an array of 0 dimensions one
         if self.alone and len(tiling.steps) > 1 and workers.width() > 1:
             # Several threads share the region now, which must not serve as scratch space then.
             shared = replace(stored, region=stored.region.toreadonly())
@@ -368,7 +368,9 @@ class _Reader:
         reference: npt.NDArray[np.uint8] | None,
         target: Array,
     ) -> None:
-        targets = [target[copy.target].reshape(copy.split).transpose(self.order) for copy in step.copies]
+        targets = [
+            target[cast(Any, (*copy.target, ...))].reshape(copy.split).transpose(self.order) for copy in step.copies
+        ]
         direct = len(targets) == 1 and step.copies[0].whole and targets[0].flags.c_contiguous
         if direct:
             out = targets[0].reshape(-1).view(np.uint8)

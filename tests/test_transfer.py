@@ -30,7 +30,7 @@ def replaced(array, n, buf):
 
 @st.composite
 def geometries(draw):
-    shape = tuple(draw(st.lists(st.integers(1, 12), min_size=1, max_size=3)))
+    shape = tuple(draw(st.lists(st.integers(1, 12), max_size=3)))
     chunks = tuple(draw(st.integers(1, n + 1)) for n in shape)
     blocks = tuple(draw(st.integers(1, n)) for n in chunks)
     return shape, chunks, blocks
@@ -55,6 +55,26 @@ def test_any_box_is_read_and_written(data, cache_bytes, threads, codec):
             values[key] = n + np.arange(values[key].size).reshape(values[key].shape)
             array[key] = values[key]
         assert array[...].tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**26])
+@pytest.mark.parametrize(
+    "dtype", ["f8", "i2", "?", "c16", "M8[s]", "S3", "S300", "U2", "V7", [("a", "i2"), ("b", "S2")]]
+)
+@pytest.mark.parametrize("writer", ["ours", "stock"])
+def test_arrays_without_dimensions_are_read_and_written(cache_bytes, dtype, writer, tmp_path):
+    first, second = (np.frombuffer(bytes([n]) * np.dtype(dtype).itemsize, dtype).reshape(()) for n in (1, 0))
+    path = tmp_path / "a.b2nd"
+    if writer == "stock":
+        blosc2.asarray(first, urlpath=str(path))
+    else:
+        b2array.asarray(first, url=path).close()
+    with config.using(cache_bytes=cache_bytes), b2array.open(path, mode="r+") as array:
+        for values in (first, second, first):
+            array[...] = values
+            for key in ((), ..., None, (None, ..., None)):
+                assert np.asarray(array[key], values.dtype).tobytes() == values.tobytes()
+                assert np.shape(array[key]) == np.shape(values[key])
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 2**26])
