@@ -2,7 +2,8 @@
 
 Sources: "Blosc Chunk Format" (section Blocks) of the Blosc2 documentation, "LZ4 Block Format Description", RFC 1950
 (zlib), RFC 8878 (Zstandard), and the files that the C library writes. LZ4 and LZ4HC share one format: a bare block
-without a length in front. A zstd payload is one frame that knows its content size.
+without a length in front. A zstd payload is one frame that knows its content size; others of several frames are read
+too.
 
 BloscLZ streams are not decoded here: they are handed to the C library inside a Blosc1 chunk.
 
@@ -327,10 +328,10 @@ class _ZstdContexts(threading.local):
         self.compressor = lru_cache(maxsize=4)(_zstd_compressor)
 
 
-def _zstd_decompressor(dictionary: bytes | None) -> zstandard.ZstdDecompressor:
+def _zstd_decompressor(dictionary: bytes | None, max_window: int) -> zstandard.ZstdDecompressor:
     if dictionary is None:
-        return zstandard.ZstdDecompressor()
-    return zstandard.ZstdDecompressor(dict_data=zstandard.ZstdCompressionDict(dictionary))
+        return zstandard.ZstdDecompressor(max_window_size=max_window)
+    return zstandard.ZstdDecompressor(zstandard.ZstdCompressionDict(dictionary), max_window_size=max_window)
 
 
 def _zstd_compressor(level: int, dictionary: bytes | None) -> zstandard.ZstdCompressor:
@@ -347,47 +348,54 @@ def _zstd_level(clevel: int) -> int:
 
 
 def _decode_zstd(payload: Buffer, nbytes: int, dictionary: bytes | None) -> bytes:
-    # The decompressor allocates what the frame claims, so the claim is checked first; a frame without one is decoded
-    # through a window, which it sizes itself.
-    size = zstandard.frame_content_size(payload)
-    if size == -1:
-        window = zstandard.get_frame_parameters(payload).window_size
-        if window > max(_MAX_WINDOW, nbytes):
-            raise ValueError(f"a window of {window} bytes")
-    elif size != nbytes:
-        raise ValueError(f"a content size of {size}")
-    return _contexts.decompressor(dictionary).decompress(payload, max_output_size=nbytes)
+    # The decompressor allocates what the frame claims, so the claim is checked first.
+    decompressor = _contexts.decompressor(dictionary, max(_MAX_WINDOW, nbytes))
+    if zstandard.frame_content_size(payload) == nbytes:
+        return decompressor.decompress(payload)
+    data: bytes = _zstd_reader((payload,), decompressor).read(nbytes + 2)
+    if len(data) != nbytes + 1:
+        raise ValueError(f"{len(data)} bytes of frames in a row")
+    return data[:nbytes]
 
 
 def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Iterable[memoryview]) -> None:
-    """Decode many zstd frames of one size as one stream, straight to where it belongs.
+    """Decode many zstd streams of one size, straight to where they belong.
 
     Parameters
     ----------
     frames : sequence of bytes-like
-        In order.
+        In order. Each is one frame, or several in a row.
     nbytes : int
-        Uncompressed bytes of every frame.
+        Uncompressed bytes of every stream.
     outs : iterable of memoryview
-        Filled one after the other; as long as the frames are together.
+        Filled one after the other; as long as the streams are together.
 
     Raises
     ------
     FormatError
-        A frame does not decode to `nbytes` bytes.
+        A stream does not decode to `nbytes` bytes.
     """
     # Frames that claim their size, and the sum of all, are proof enough.
     try:
         if all(zstandard.frame_content_size(frame) == nbytes for frame in frames):
-            source: Any = _Frames(frames)
-            reader: Any = _contexts.decompressor(None).stream_reader(source, read_across_frames=True)
+            reader = _zstd_reader(frames, _contexts.decompressor(None, _MAX_WINDOW))
         else:
-            reader = io.BytesIO(b"".join([decode(CodecId.ZSTD, frame, nbytes) for frame in frames]))
-        exact = all(reader.readinto(out) == len(out) for out in outs) and not reader.read(1)
+            reader = io.BytesIO(b"".join([*(decode(CodecId.ZSTD, frame, nbytes) for frame in frames), b"."]))
+        exact = all(reader.readinto(out) == len(out) for out in outs) and reader.read(2) == b"."
     except zstandard.ZstdError as error:
         raise FormatError(f"expected zstd streams of {nbytes} bytes each, found others: {error}") from error
     if not exact:
         raise FormatError(f"expected zstd streams of {nbytes} bytes each, found others")
+
+
+def _zstd_reader(frames: Iterable[Buffer], decompressor: zstandard.ZstdDecompressor) -> Any:
+    """Return a file of what frames decode to, with a dot at its end if none is cut short."""
+    source: Any = _Frames((*frames, _DOT))
+    return decompressor.stream_reader(source, read_across_frames=True)
+
+
+_DOT = bytes.fromhex("28b52ffd 20 01 090000") + b"."
+"""A frame of one byte (RFC 8878, section Zstandard Frames): what is cut short in front of it would swallow it."""
 
 
 class _Frames:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import struct
+
 import blosc2
 import numpy as np
 import pytest
-from chunks import CODECS, PIPELINES, SPLITMODES, datas
+import zstandard
+from chunks import CODECS, PIPELINES, SPLITMODES, datas, make_chunk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import b2array
-from b2array import blosc1, chunk, config, encoder, planes, workers
+from b2array import blosc1, chunk, config, encoder, planes, spec, workers
 from b2array.chunk import Context, Stored
 from b2array.params import CParams
+from b2array.spec import CodecFormat, FilterId
 
 BLOCKS = (4, 10, 20)
 NBLOCKS = 3
@@ -84,6 +88,32 @@ def test_a_shuffle_of_another_width_than_the_items_is_undone(meta):
     _, _, out = pick(buf, (0, 2), within, 8)
     whole = data.reshape(NBLOCKS, *BLOCKS)
     assert out.tobytes() == whole[[0, 2]][:, *within].tobytes()
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_zstd_streams_of_several_frames_are_read_as_stock_reads_them(split):
+    nbytes, nstreams = int(np.prod(BLOCKS)) * 4, 4 if split else 1
+    raw = np.random.default_rng(0).integers(0, 5, NBLOCKS * nbytes, "u1")
+    shuffled = raw.reshape(NBLOCKS, -1, 4).swapaxes(1, 2).reshape(NBLOCKS, nstreams, -1)
+    skipped = struct.pack("<II", 0x184D2A50, 3) + b"abc"
+
+    def stream(data, n):
+        cut = len(data) // 3
+        parts = [[data], [data[:cut], data[cut:]], [b"", data], [data, b""]][n % 4]
+        payload = skipped * (n % 5 == 0) + b"".join(map(zstandard.compress, parts))
+        return struct.pack("<i", len(payload)) + payload
+
+    streams = [
+        b"".join(stream(data.tobytes(), 2 * i + j) for j, data in enumerate(of)) for i, of in enumerate(shuffled)
+    ]
+    flags = spec.FLAG_EXTENDED | CodecFormat.ZSTD << 5 | spec.FLAG_UNSPLIT * (not split)
+    buf = make_chunk(
+        streams, typesize=4, nbytes=len(raw), blocksize=nbytes, flags=flags, filters=(0, 0, 0, 0, 0, FilterId.SHUFFLE)
+    )
+    assert chunk.decode(buf).tobytes() == blosc2.decompress2(buf) == raw.tobytes()
+    within = (slice(1, 2, 1), slice(0, 10, 3), slice(19, 20, 1))
+    _, _, out = pick(buf, range(NBLOCKS), within, 4)
+    assert out.tobytes() == raw.reshape(NBLOCKS, *BLOCKS, 4)[:, *within].tobytes()
 
 
 KEYS = (
