@@ -32,6 +32,7 @@ from numcodecs.compat import ensure_bytes
 
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.spec import MAX_DICT_NBYTES, Buffer, CodecId
+from b2array.workspace import nested
 
 __all__ = [
     "MAX_RATIO",
@@ -343,13 +344,19 @@ def _zstd_compressor(level: int, dictionary: bytes | None) -> zstandard.ZstdComp
 _contexts = _ZstdContexts()
 
 
+def _decompressor(dictionary: bytes | None, max_window: int) -> zstandard.ZstdDecompressor:
+    # A call inside another one would leave the context of that one between two frames, or in one that is cut short.
+    make = _zstd_decompressor if nested() else _contexts.decompressor
+    return make(dictionary, max_window)
+
+
 def _zstd_level(clevel: int) -> int:
     return 2 * clevel - 1 if clevel < 9 else _ZSTD_MAX_LEVEL
 
 
 def _decode_zstd(payload: Buffer, nbytes: int, dictionary: bytes | None) -> bytes:
     # The decompressor allocates what the frame claims, so the claim is checked first.
-    decompressor = _contexts.decompressor(dictionary, max(_MAX_WINDOW, nbytes))
+    decompressor = _decompressor(dictionary, max(_MAX_WINDOW, nbytes))
     if zstandard.frame_content_size(payload) == nbytes:
         return decompressor.decompress(payload)
     data: bytes = _zstd_reader((payload,), decompressor).read(nbytes + 2)
@@ -378,7 +385,7 @@ def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Iterable[mem
     # Frames that claim their size, and the sum of all, are proof enough.
     try:
         if all(zstandard.frame_content_size(frame) == nbytes for frame in frames):
-            reader = _zstd_reader(frames, _contexts.decompressor(None, _MAX_WINDOW))
+            reader = _zstd_reader(frames, _decompressor(None, _MAX_WINDOW))
         else:
             reader = io.BytesIO(b"".join([*(decode(CodecId.ZSTD, frame, nbytes) for frame in frames), b"."]))
         exact = all(reader.readinto(out) == len(out) for out in outs) and reader.read(2) == b"."

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
+import zstandard
+from chunks import make_chunk
 
 import b2array
-from b2array import chunk, config, workers
+from b2array import chunk, codecs, config, spec, workers
+from b2array.errors import FormatError
 from b2array.workspace import exclusive, kept, nested
 
 
@@ -56,3 +61,34 @@ def test_an_array_is_read_in_the_middle_of_reading_another(tmp_path, monkeypatch
             assert np.array_equal(arrays[0][key], values[0][key])
     assert inside
     assert all(inside)
+
+
+def test_streams_that_are_damaged_do_no_harm_to_those_in_the_middle_of_which_they_are_read(monkeypatch):
+    values = np.arange(20_000) // 3
+    cparams = b2array.CParams("zstd", splitmode="always")
+    array = b2array.asarray(values, chunks=20_000, blocks=1000, cparams=cparams)
+    frame = zstandard.compress(b"abcd" * 500)
+    cut = struct.pack("<i", len(frame) - 1) + frame[:-1]
+    flags = spec.FLAG_EXTENDED | spec.CodecFormat.ZSTD << 5
+    buf = make_chunk([cut + cut], typesize=2, nbytes=4000, blocksize=4000, flags=flags)
+    original = codecs._Frames.__init__
+    inside = []
+
+    def begun(frames, pieces):
+        original(frames, pieces)
+        if nested():
+            return
+        read = frames.read
+
+        def interrupted(nbytes):
+            with pytest.raises(FormatError):
+                b2array.decompress(buf)
+            inside.append(nbytes)
+            return read(nbytes)
+
+        frames.read = interrupted
+
+    monkeypatch.setattr(codecs._Frames, "__init__", begun)
+    with config.using(cache_bytes=0, threads=1):
+        assert np.array_equal(array[...], values)
+    assert len(inside) > 20
