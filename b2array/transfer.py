@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ from b2array.tiling import Step, Tiling, strides_of, tiling_of
 from b2array.workspace import exclusive
 
 __all__ = ["Target", "chunk_box", "read", "read_item", "rewrite", "write"]
+
+R = TypeVar("R")
 
 Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
@@ -393,32 +395,50 @@ def _lengths(outside: tuple[Index, ...]) -> tuple[int, ...]:
 
 
 class _Cache:
-    """The process-wide store of decoded blocks, the least recently used ones leaving first."""
+    """The process-wide store of decoded blocks, the least recently used ones leaving first.
+
+    A call that comes while another one of the same thread is at work here, as from the handler of a signal, finds
+    nothing and leaves nothing: it can neither wait for that one nor change what it works on.
+    """
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[_Key, Array] = OrderedDict()
         self._nbytes = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._at_work = False
 
     def get(self, key: _Key) -> Array | None:
         """Return a block that must not be changed, or None."""
-        with self._lock:
-            block = self._blocks.get(key)
-            if block is not None:
-                self._blocks.move_to_end(key)
-            return block
+        return self._alone(self._get, key)
 
     def add(self, key: _Key, block: Array) -> None:
         """Keep a copy of a block."""
-        kept = block.copy()
+        self._alone(self._add, key, block.copy())
+
+    def _alone(self, verb: Callable[..., R], *args: object) -> R | None:
         with self._lock:
-            if key in self._blocks:
-                return
-            self._blocks[key] = kept
-            self._nbytes += kept.nbytes
-            while self._nbytes > config.cache_bytes:
-                _, oldest = self._blocks.popitem(last=False)
-                self._nbytes -= oldest.nbytes
+            if self._at_work:
+                return None
+            self._at_work = True
+            try:
+                return verb(*args)
+            finally:
+                self._at_work = False
+
+    def _get(self, key: _Key) -> Array | None:
+        block = self._blocks.get(key)
+        if block is not None:
+            self._blocks.move_to_end(key)
+        return block
+
+    def _add(self, key: _Key, kept: Array) -> None:
+        if key in self._blocks:
+            return
+        self._blocks[key] = kept
+        self._nbytes += kept.nbytes
+        while self._nbytes > config.cache_bytes:
+            _, oldest = self._blocks.popitem(last=False)
+            self._nbytes -= oldest.nbytes
 
 
 _cache = _Cache()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import threading
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import zstandard
 from chunks import make_chunk
 
 import b2array
-from b2array import chunk, codecs, config, spec, workers
+from b2array import chunk, codecs, config, spec, transfer, workers
 from b2array.errors import FormatError
 from b2array.workspace import exclusive, kept, nested
 
@@ -92,3 +94,33 @@ def test_streams_that_are_damaged_do_no_harm_to_those_in_the_middle_of_which_the
     with config.using(cache_bytes=0, threads=1):
         assert np.array_equal(array[...], values)
     assert len(inside) > 20
+
+
+@pytest.mark.parametrize("key", [(5, 6), np.s_[3:9, ::7]])
+def test_an_array_is_read_while_the_same_thread_is_at_work_in_the_cache(monkeypatch, key):
+    values = np.arange(400).reshape(20, 20)
+    array = b2array.asarray(values, chunks=(10, 10), blocks=(5, 5))
+    inside = []
+
+    class Interrupted(OrderedDict):
+        """Calls a reader before every change of a block's place, as a signal may."""
+
+        def move_to_end(self, block):
+            if len(inside) < 5:
+                inside.append(None)
+                inside[-1] = np.array_equal(array[4:17], values[4:17])
+            super().move_to_end(block)
+
+    cache = transfer._Cache()
+    cache._blocks = Interrupted()
+    monkeypatch.setattr(transfer, "_cache", cache)
+    found = []
+    with config.using(cache_bytes=2**20):
+        reader = threading.Thread(target=lambda: found.extend([array[key], array[key]]), daemon=True)
+        reader.start()
+        reader.join(10)
+    assert not reader.is_alive()
+    assert all(np.array_equal(each, values[key]) for each in found)
+    assert inside
+    assert all(inside)
+    assert cache._nbytes == sum(block.nbytes for block in cache._blocks.values())
