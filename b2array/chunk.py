@@ -38,6 +38,7 @@ __all__ = [
     "Context",
     "Head",
     "Stored",
+    "check_justified",
     "decode",
     "decode_blocks",
     "group_length",
@@ -552,7 +553,7 @@ _PLAIN_RATIO = 255
 """What every codec may reach: up to here nothing is looked at."""
 
 
-def check_justified(stored: Stored, numbers: Sequence[int], *, context: Context = NO_CONTEXT) -> None:
+def check_justified(stored: Stored, numbers: Sequence[int] | Int64Array, *, context: Context = NO_CONTEXT) -> None:
     """Refuse blocks that their streams cannot possibly hold, before memory is taken for them.
 
     Raises
@@ -563,17 +564,22 @@ def check_justified(stored: Stored, numbers: Sequence[int], *, context: Context 
         The codec or a filter is not there.
     """
     header = stored.head.header
-    if not header.has_streams or len(numbers) * header.block_nbytes <= _PLAIN_RATIO * len(stored.region):
+    nbytes = len(numbers) * header.block_nbytes
+    if not header.has_streams or nbytes <= GROUP_NBYTES:
+        return
+    # Not all of the region: there may be more room behind blocks than there are bytes in them.
+    pick = _picked(numbers)
+    if nbytes <= _PLAIN_RATIO * min(int((stored.stops[pick] - stored.starts[pick]).sum()), len(stored.region)):
         return
     short = numbers[-1] == header.nblocks - 1 and header.last_block_nbytes != header.block_nbytes
     if short:
         _check_streams(_plan_of(stored.head, context, short=True), stored, numbers[-1:])
         numbers = numbers[:-1]
-    if numbers:
+    if len(numbers):
         _check_streams(_plan_of(stored.head, context, short=False), stored, numbers)
 
 
-def _check_streams(plan: Plan, stored: Stored, numbers: Sequence[int]) -> None:
+def _check_streams(plan: Plan, stored: Stored, numbers: Sequence[int] | Int64Array) -> None:
     if plan.codec in CODEC_FORMATS:
         pick, ratio = _picked(numbers), codecs.MAX_RATIO[CodecId(plan.codec)]
         starts, stops = stored.starts[pick], stored.stops[pick]

@@ -40,7 +40,8 @@ def decode_items(
     Parameters
     ----------
     stored, numbers, context, reference
-        As `b2array.chunk.decode_blocks` takes them; no block is a short one.
+        As `b2array.chunk.decode_blocks` takes them; no block is a short one, and `b2array.chunk.check_justified` has
+        looked at all of them.
     blockshape : tuple of int
         Shape in items of every block.
     within : tuple of slice
@@ -92,6 +93,7 @@ def decode_item(
     recipe = chunk.shuffled(stored, context)
     if recipe is None or recipe.typesize * nitems != block_nbytes:
         return None
+    chunk.check_justified(stored, (number,), context=context)
     decoded = memory("planes", block_nbytes, _KEPT)
     blosc1.decode_planes(recipe, stored.region, [int(stored.starts[number])], [int(stored.stops[number])], decoded)
     position = 0

@@ -167,6 +167,7 @@ def _block(source: Source, layout: Layout, chunk_number: int, block_number: int,
         return np.broadcast_to(_value(stored, layout.dtype), layout.blocks)
     if not _regular(header, layout):
         return _whole(source, layout, context, chunk_number)[block_number, ...]
+    chunk.check_justified(stored, (block_number,), context=context)
     out = chunk.scratch_bytes(layout.block_nbytes)
     reference = chunk.reference_block(stored, context)
     chunk.decode_blocks(stored, (block_number,), out, context=context, reference=reference)
@@ -352,6 +353,7 @@ class _Reader:
 
     def _copy_tiles(self, job: _Job, tiling: Tiling, stored: Stored) -> None:
         """Copy many blocks at once."""
+        chunk.check_justified(stored, tiling.numbers, context=self.context)
         reference = chunk.reference_block(stored, self.context)
         target = self.box[cast(Any, (*job.part.outside, ...))]  # the ellipsis keeps an array of 0 dimensions one
         if self.alone and len(tiling.steps) > 1 and workers.width() > 1:

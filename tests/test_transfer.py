@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import struct
 import threading
+import tracemalloc
 
 import blosc2
 import numpy as np
 import pytest
+from chunks import make_chunk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import b2array
-from b2array import config, encoder, local, transfer, workspace
+from b2array import config, encoder, local, spec, transfer, workspace
 from b2array.errors import ConflictError, FormatError
 from b2array.spec import Special
 
