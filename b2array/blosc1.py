@@ -195,6 +195,8 @@ def decode_planes(recipe: Recipe, region: memoryview, starts: Sequence[int], sto
         blocks = [out.data[at : at + recipe.block_nbytes] for at in range(0, out.nbytes, recipe.block_nbytes)]
         decode_zstd(region, starts, stops, neblock, blocks)
         return
+    if region.readonly and max(stops) - min(starts) > _SPARSE * out.nbytes:
+        region, starts, stops = _together(region, starts, stops, recipe.block_nbytes + 4 * recipe.nstreams)
     # To C-Blosc 1, every stream is a block of its own: then one stand-in does for all runs of the same byte.
     both = zip(starts, stops, strict=True)
     walked = [each for start, stop in both for each in walk(region, start, stop, recipe.nstreams, neblock)]
@@ -210,6 +212,15 @@ def decode_planes(recipe: Recipe, region: memoryview, starts: Sequence[int], sto
     header = streamwise.header(out.nbytes, high + shift)
     head = b"".join((header, struct.pack(f"<{len(walked)}i", *streams_at), *stand_ins.values()))
     _decompress_behind(head, region, low, high, out)
+
+
+def _together(
+    region: memoryview, starts: Sequence[int], stops: Sequence[int], longest: int
+) -> tuple[memoryview, Sequence[int], Sequence[int]]:
+    """Copy blocks of at most `longest` bytes one behind the other; return them, and where each begins and ends."""
+    pieces = [region[start : min(stop, start + longest)] for start, stop in zip(starts, stops, strict=True)]
+    edges = list(accumulate(map(len, pieces), initial=0))
+    return memoryview(b"".join(pieces)), edges[:-1], edges[1:]
 
 
 def _spelt_out(recipe: Recipe, region: memoryview, starts: Sequence[int], stops: Sequence[int], room: int) -> bool:

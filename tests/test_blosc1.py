@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -144,6 +145,23 @@ def test_planes_are_the_streams_and_the_region_stays_as_it_was(fmt: CodecFormat,
                 blosc1.decode_planes(recipe, view, *where, out)
                 assert out.tobytes() == b"".join(data for n in numbers for _, data in blocks[n])
                 assert view == region
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_what_lies_between_blocks_that_are_shared_and_far_apart_is_not_copied(fmt: CodecFormat) -> None:
+    block = struct.pack("<i", 512) + bytes(range(256)) * 2 + struct.pack("<iB", -9, 1)
+    recipe = Recipe(fmt, 2, blosc1.SHUFFLE, split=True, block_nbytes=1024)
+    far = 2**24
+    region = memoryview(block + b"\xee" * far + block)
+    starts, stops = [len(block) + far, 0], [len(region), len(region)]
+    out = np.empty(2048, np.uint8)
+    tracemalloc.start()
+    try:
+        blosc1.decode_planes(recipe, region, starts, stops, out)
+        assert tracemalloc.get_traced_memory()[1] < far // 8
+    finally:
+        tracemalloc.stop()
+    assert out.tobytes() == (bytes(range(256)) * 2 + b"\x09" * 512) * 2
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -60,6 +60,29 @@ def test_any_box_is_read_and_written(data, cache_bytes, threads, codec):
         assert array[...].tolist() == values.tolist()
 
 
+@pytest.mark.parametrize("stored", ["memory", "file"])
+@pytest.mark.parametrize("key", [5, slice(5, 9), slice(0, None, 4096), np.array([1, 5])])
+@pytest.mark.parametrize("nstreams", [1, 8])
+def test_blocks_that_claim_too_much_are_refused_before_memory_is_taken(stored, key, nstreams, tmp_path):
+    nitems = 2**25
+    stream = struct.pack("<i", 31) + b"x" * 31
+    buf = make_chunk(
+        [stream * nstreams], typesize=8, nbytes=8 * nitems, blocksize=8 * nitems, filters=(0, 0, 0, 0, 0, 1),
+        flags=spec.FLAG_EXTENDED | spec.CodecFormat.LZ4 << 5 | spec.FLAG_UNSPLIT * (nstreams == 1),
+    )  # fmt: skip
+    options = {} if stored == "memory" else {"url": tmp_path / "a.b2nd"}
+    array = replaced(b2array.empty((nitems,), "f8", chunks=(nitems,), blocks=(nitems,), **options), 0, buf)
+    for cache_bytes in (0, 2**40):
+        with config.using(cache_bytes=cache_bytes):
+            tracemalloc.start()
+            try:
+                with pytest.raises(FormatError, match="expected streams that can hold"):
+                    array[key]
+                assert tracemalloc.get_traced_memory()[1] < 2**23
+            finally:
+                tracemalloc.stop()
+
+
 @pytest.mark.parametrize("cache_bytes", [0, 2**26])
 @pytest.mark.parametrize(
     "dtype", ["f8", "i2", "?", "c16", "M8[s]", "S3", "S300", "U2", "V7", [("a", "i2"), ("b", "S2")]]
