@@ -12,7 +12,7 @@ import zstandard
 from chunks import make_chunk
 
 import b2array
-from b2array import chunk, codecs, config, spec, transfer, workers
+from b2array import blosc1, chunk, codecs, config, spec, transfer, workers
 from b2array.errors import FormatError
 from b2array.workspace import exclusive, kept, nested
 
@@ -49,15 +49,18 @@ def test_an_array_is_read_in_the_middle_of_reading_another(tmp_path, monkeypatch
         options = {"chunks": 3000, "blocks": 300, "cparams": b2array.CParams(codec)}
         b2array.asarray(values[n], url=str(tmp_path / f"{n}.b2nd"), **options)
         arrays.append(b2array.open(str(tmp_path / f"{n}.b2nd")))
-    original = chunk.decode_blocks
     inside = []
 
-    def decode_blocks(*args, **options):
-        if not nested():
-            inside.append(np.array_equal(arrays[1][100:9000], values[1, 100:9000]))
-        original(*args, **options)
+    def interrupted(decode):
+        def call(*args, **options):
+            if not nested():
+                inside.append(np.array_equal(arrays[1][100:9000], values[1, 100:9000]) and arrays[1][7] == values[1, 7])
+            decode(*args, **options)
 
-    monkeypatch.setattr(chunk, "decode_blocks", decode_blocks)
+        return call
+
+    monkeypatch.setattr(chunk, "decode_blocks", interrupted(chunk.decode_blocks))
+    monkeypatch.setattr(blosc1, "decode_planes", interrupted(blosc1.decode_planes))
     with config.using(cache_bytes=0, threads=1):
         for _ in range(2):
             assert np.array_equal(arrays[0][key], values[0][key])
