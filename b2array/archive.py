@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from b2array import config, embedding, snapshot
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
+from b2array.locating import located
 from b2array.members import EMBEDDED, check_path, found
 from b2array.schunk import Mode, SChunk
 from b2array.spans import Span
@@ -78,7 +79,7 @@ class Archive:
     def _state(self) -> tuple[Stamp, dict[str, _Entry], dict[str, str]]:
         if self._known is None:
             stamp = self.store.stamp("")
-            entries = snapshot.located(self.url, lambda: _entries(self.store, stamp))
+            entries = located(self.url, lambda: _entries(self.store, stamp))
             self._known = stamp, entries, {}
             inner = embedding.extents(self._open(EMBEDDED)) if EMBEDDED in entries else {}
             members = {**{name: embedding.path_of(name) for name in inner}, **found(entries)}
@@ -112,7 +113,7 @@ class Archive:
         start = entry.start + self._header_nbytes(place, entry, stamp)
         # A store of its own keeps the archive open for as long as the member is used, even if another takes its place.
         store = open_store(self._address, storage_options=self._options)
-        held = snapshot.located(place, lambda: snapshot.load(store, start=start))
+        held = located(place, lambda: snapshot.load(store, start=start))
         if held.version is not None and held.version != stamp.version:
             raise ConflictError(f"{self.url} was changed since it was opened; call refresh()")
         if held.frame.frame_len > entry.nbytes:

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from b2array import extras, frame, notes
 from b2array.draft import Draft
-from b2array.snapshot import Source, located
+from b2array.locating import located
+from b2array.snapshot import Source
 
 __all__ = ["Layers"]
 

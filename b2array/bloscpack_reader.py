@@ -29,6 +29,7 @@ from b2array.bloscpack_header import (
 from b2array.bloscpack_walk import Part, Walk, located_at
 from b2array.codecs import MAX_RATIO
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
+from b2array.locating import located
 from b2array.partition import Index, take
 from b2array.spans import Span, extents
 from b2array.spec import BLOSC1_HEADER_LEN, HEADER_LEN, Buffer, ChunkHeader
@@ -88,12 +89,7 @@ def open(url: Url | Buffer, *, storage_options: Mapping[str, Any] | None = None)
 
 def reader_of(store: Store) -> Reader:
     """Open the file in a store as it is; what is wrong with it is said with its URL."""
-    try:
-        return Reader(store)
-    except (FormatError, UnsupportedError) as error:
-        if str(error).startswith(store.url):
-            raise
-        raise type(error)(f"{store.url}: {error}") from error
+    return located(store.url, lambda: Reader(store))
 
 
 class Reader:

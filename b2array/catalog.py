@@ -17,6 +17,7 @@ from typing import Any
 from b2array import config, embedding, snapshot
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError
 from b2array.frame import Frame
+from b2array.locating import located
 from b2array.members import EMBEDDED, LIST_NAME, MemberList, found
 from b2array.notes import extras_of
 from b2array.opening import create_schunk
@@ -183,7 +184,7 @@ class Directory:
         place, data = f"{self.url}/{LIST_NAME}", head.data
         if len(data) == limit:
             raise LimitError(f"{place} has {limit} bytes or more")
-        return snapshot.located(place, lambda: MemberList.unpack(data)), head.stamp or stamp
+        return located(place, lambda: MemberList.unpack(data)), head.stamp or stamp
 
     def stored_form(self, listed: MemberList) -> MemberList:
         """Return a list as it is stored: without members where the files are the list."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from b2array import config, snapshot
 from b2array.errors import FormatError, LimitError, UnsupportedError
+from b2array.locating import located
 from b2array.members import EMBEDDED, check_member
 from b2array.schunk import SChunk
 from b2array.storage import MemoryStore
@@ -84,7 +85,7 @@ def open_embedded(held: SChunk, path: str) -> SChunk:
     if extent.nbytes > config.limits.chunk_nbytes:
         raise LimitError(f"{held.url}: the embedded member {name!r} takes {extent.nbytes} bytes")
     content = held.get_slice(extent.start, extent.start + extent.nbytes)
-    return snapshot.located(f"{held.url}: {name}", lambda: SChunk(snapshot.load(MemoryStore({"": content})), "r"))
+    return located(f"{held.url}: {name}", lambda: SChunk(snapshot.load(MemoryStore({"": content})), "r"))
 
 
 def remove(held: SChunk, names: Collection[str]) -> None:

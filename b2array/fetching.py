@@ -19,11 +19,12 @@ from b2array import blosc1, chunk, config, encoder, extras, notes
 from b2array.chunk import Head, Stored
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError
 from b2array.frame import Frame
+from b2array.locating import located_error
 from b2array.spans import Span, close_up, set_apart
 from b2array.spec import HEADER_LEN, MAX_DICT_NBYTES, Buffer, FilterId, Special
 from b2array.storage import changed, gathered, too_short, where
 
-__all__ = ["Known", "Place", "Source", "Want", "chunk_number", "fetch", "fetch_block", "located_error"]
+__all__ = ["Known", "Place", "Source", "Want", "chunk_number", "fetch", "fetch_block"]
 
 _CHUNK_NAME = re.compile("([0-9A-F]{8})[.]chunk")
 _FREE = 4096
@@ -113,12 +114,6 @@ class Source(Protocol):
     def superseded(self) -> bool:
         """Whether the store holds another state by now, so that its bytes may be those of that one."""
         ...
-
-
-def located_error(where: str, error: B2ArrayError) -> B2ArrayError:
-    """Return the error with `where` in front of what it says."""
-    text = str(error)
-    return error if text.startswith(where) else type(error)(f"{where}: {text}")
 
 
 def fetch(source: Source, wants: Sequence[Want], *, reuse: bool = False) -> list[Stored]:

@@ -12,9 +12,10 @@ import numpy as np
 from b2array import display, geometry
 from b2array.b2nd import Layout
 from b2array.draft import extras_of
+from b2array.locating import located
 from b2array.params import CParams
 from b2array.schunk import Layers, Mode, SChunk
-from b2array.snapshot import Source, located
+from b2array.snapshot import Source
 
 __all__ = ["Handle"]
 

@@ -20,9 +20,10 @@ from b2array.chunk import Context, Stored
 from b2array.draft import Draft, copied
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.frame import Frame, FrameType
+from b2array.locating import located, located_error
 from b2array.params import CParams
 from b2array.progress import track
-from b2array.snapshot import Snapshot, Source, Want, fetch, located, located_error, whole_chunks
+from b2array.snapshot import Snapshot, Source, Want, fetch, whole_chunks
 from b2array.spans import Span
 from b2array.spec import Buffer, Special
 from b2array.storage import COMPARE_AND_SWAP, MemoryStore, Mutex, Store, attempts, changed

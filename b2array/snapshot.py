@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +14,18 @@ import numpy.typing as npt
 from b2array import frame, notes, workers
 from b2array.caching import cached
 from b2array.chunk import Stored
-from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError
+from b2array.errors import B2ArrayError, ChunkMissingError, FormatError
 from b2array.extras import UNSIZED, Extras
-from b2array.fetching import Known, Place, Source, Want, fetch, fetch_block, located_error
+from b2array.fetching import Known, Place, Source, Want, fetch, fetch_block
 from b2array.frame import Frame, FrameType
+from b2array.locating import located
 from b2array.spans import Span
 from b2array.spec import Buffer, Special
 from b2array.storage import Mark, Store, marked, where
 
 __all__ = [
-    "FRAME_NAME", "Known", "Place", "Snapshot", "Source", "Want", "fetch", "fetch_block", "load", "located",
-    "located_error", "lost_error", "restore", "whole_chunks",
+    "FRAME_NAME", "Known", "Place", "Snapshot", "Source", "Want", "fetch", "fetch_block", "load",
+    "lost_error", "restore", "whole_chunks",
 ]  # fmt: skip
 
 FRAME_NAME = "chunks.b2frame"
@@ -36,7 +36,6 @@ _WINDOW_NBYTES = 32 * 2**20
 _WINDOW_CHUNKS = 256
 _WINDOWS_UNDER_WAY = 3
 
-T = TypeVar("T")
 Int64Array = npt.NDArray[np.int64]
 
 
@@ -245,11 +244,3 @@ def _parse(store: Store, name: str, start: int, data: memoryview, version: str |
         digest.update((version or "").encode())
         generation = digest.hexdigest()
     return Snapshot(store, found, start, version, generation)
-
-
-def located(where: str, verb: Callable[[], T]) -> T:
-    """Call `verb` and put `where` in front of what it says about bad bytes."""
-    try:
-        return verb()
-    except (FormatError, UnsupportedError) as error:
-        raise located_error(where, error) from error

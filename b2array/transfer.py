@@ -23,9 +23,10 @@ from b2array import chunk, config, encoder, planes, workers
 from b2array.b2nd import Layout
 from b2array.chunk import Context, Stored
 from b2array.errors import FormatError, UnsupportedError
+from b2array.locating import located, located_error
 from b2array.params import CParams
 from b2array.partition import Axes, Index, Part, Tile, parts, put, take, tiles
-from b2array.snapshot import Snapshot, Source, Want, fetch, fetch_block, located, located_error
+from b2array.snapshot import Snapshot, Source, Want, fetch, fetch_block
 from b2array.spec import NAN_BYTES, ChunkHeader, Special
 from b2array.tiling import Step, Tiling, strides_of, tiling_of
 from b2array.workspace import exclusive

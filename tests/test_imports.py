@@ -51,7 +51,7 @@ LAYERS = (
     ("bloscpack_header", "bloscpack_undo", "placement", "streams", "upload"),
     ("assignment", "display", "indexers", "seal"),
     ("alignment", "b2nd", "indexing", "metalayers", "params", "spool", "storage"),
-    ("codecs", "filters", "partition", "progress", "redaction", "shared", "spans", "workers"),
+    ("codecs", "filters", "locating", "partition", "progress", "redaction", "shared", "spans", "workers"),
     ("keys",),
     ("spec",),
     ("caching", "config", "errors", "workspace"),

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import b2array
-from b2array import chunk, encoder, snapshot
+from b2array import chunk, encoder
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
 from b2array.frame import FrameType
-from b2array.snapshot import Place, Want, fetch, load, located
+from b2array.snapshot import Place, Want, fetch, load
 from b2array.spans import Span
 from b2array.spec import HEADER_LEN, ChunkHeader, Special
 from b2array.storage import MemoryStore, open_store
@@ -202,18 +202,6 @@ def test_a_file_that_was_replaced_is_a_conflict(frames, tmp_path):
     (tmp_path / "new").replace(tmp_path / "copy" / "contiguous")
     with pytest.raises(ConflictError, match="refresh"):
         fetch(held, [Want(0, None)])
-
-
-def test_errors_say_once_where_they_are():
-    def fail():
-        raise FormatError("expected this, found that")
-
-    with pytest.raises(FormatError, match=r"^here: expected this, found that$"):
-        located("here", lambda: located("here", fail))
-    with pytest.raises(ZeroDivisionError):
-        located("here", lambda: 1 // 0)
-    assert located("here", lambda: 5) == 5
-    assert snapshot.located_error("here", ChunkMissingError("gone")).args == ("here: gone",)
 
 
 def test_a_special_chunk_among_chunks_of_sizes_of_their_own_is_refused_with_its_number():
