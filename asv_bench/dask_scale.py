@@ -24,7 +24,8 @@ import numpy as np
 from dask.core import flatten
 
 import b2array
-from b2array import dask_io, parallel
+from b2array.array import dask as dask_io
+from b2array.engine import distributed
 
 COUNTS = (100, 10_000, 100_000)
 
@@ -75,15 +76,15 @@ def _committed(count: int, url: Path, options: dict[str, object]) -> float:
     values = np.arange(16 * count).reshape(count, 16)
     a = b2array.zeros(16 * count, "i8", url=url, **options)
     base = a._held.frozen("r+")
-    job, _ = parallel.Job(base.store, a._layout, (slice(0, 16 * count),), base=base).begun(resume=False)
+    job, _ = distributed.Job(base.store, a._layout, (slice(0, 16 * count),), base=base).begun(resume=False)
     step = 1000
     entries = [
         entry
         for first in range(0, count, step)
         for part in [slice(16 * first, 16 * min(first + step, count))]
-        for entry in parallel.put(job.light, values[first : first + step].reshape(-1), (part,))
+        for entry in distributed.put(job.light, values[first : first + step].reshape(-1), (part,))
     ]
-    return used(lambda: parallel.commit(job, entries))[0]
+    return used(lambda: distributed.commit(job, entries))[0]
 
 
 _OUT_OF_CORE = """

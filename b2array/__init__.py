@@ -3,9 +3,9 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from b2array import codecs, config, errors, filters
-from b2array.array import NDArray
-from b2array.creation import (
+from b2array import config, errors
+from b2array.array.array import NDArray
+from b2array.array.creation import (
     asarray,
     create,
     empty,
@@ -21,19 +21,20 @@ from b2array.creation import (
     zeros,
     zeros_like,
 )
-from b2array.oneshot import compress, decompress
-from b2array.opening import create_schunk, open_schunk
-from b2array.params import CParams
-from b2array.schunk import SChunk
+from b2array.array.opening import create_schunk, open_schunk
+from b2array.codec import codecs, filters
+from b2array.codec.cparams import CParams
+from b2array.codec.oneshot import compress, decompress
+from b2array.engine.schunk import SChunk
 
 if TYPE_CHECKING:
     from b2array import bloscpack
-    from b2array.appender import Appender
-    from b2array.building import copy, from_blocks
-    from b2array.conversion import convert
-    from b2array.dask_io import from_dask
-    from b2array.group import Group, open_group
-    from b2array.integrity import repack, repair, vacuum, verify
+    from b2array.array.appender import Appender
+    from b2array.array.copying import copy, from_blocks
+    from b2array.array.dask import from_dask
+    from b2array.group.group import Group, open_group
+    from b2array.tools.convert import convert
+    from b2array.tools.integrity import repack, repair, vacuum, verify
 
     __version__: str
 
@@ -80,18 +81,18 @@ __all__ = [
 # What only some programs use is imported when it is first asked for: importing b2array stays about as fast as importing
 # what it is built on.
 _LAZY = {
-    "Appender": "appender",
-    "Group": "group",
+    "Appender": "array.appender",
+    "Group": "group.group",
     "bloscpack": "bloscpack",
-    "convert": "conversion",
-    "copy": "building",
-    "from_blocks": "building",
-    "from_dask": "dask_io",
-    "open_group": "group",
-    "repack": "integrity",
-    "repair": "integrity",
-    "vacuum": "integrity",
-    "verify": "integrity",
+    "convert": "tools.convert",
+    "copy": "array.copying",
+    "from_blocks": "array.copying",
+    "from_dask": "array.dask",
+    "open_group": "group.group",
+    "repack": "tools.integrity",
+    "repair": "tools.integrity",
+    "vacuum": "tools.integrity",
+    "verify": "tools.integrity",
 }
 
 

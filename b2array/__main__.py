@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from b2array import demo
+from b2array.tools import demo
 
 __all__ = ["main"]
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0: all is well; 1: an error, or something is missing; 2: wrong usage; 3: the file is damaged.
     """
     try:
-        from b2array import cli
+        from b2array.tools import cli
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("rich", "typer", "click"):
             raise

@@ -13,6 +13,15 @@ from typing import Any
 
 __all__ = ["Limits", "cache_bytes", "coalesce_gap", "durable", "limits", "retries", "threads", "using", "verify"]
 
+HEADER_LEN = 32
+"""Size in bytes of a chunk's header."""
+
+MAX_CHUNK_NBYTES = 2**31 - 1 - HEADER_LEN
+"""The most bytes of data that the format allows in a chunk."""
+
+MAX_BLOCKSIZE = 536_866_816
+"""The most bytes of data that the format allows in a block."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -4,6 +4,11 @@ These classes speak about files and stores only. The user's own slips (an index 
 broadcast) raise what NumPy raises, and errors of the storage backend pass through unchanged.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
 __all__ = [
     "B2ArrayError",
     "ChecksumError",
@@ -14,6 +19,8 @@ __all__ = [
     "ReadOnlyError",
     "UnsupportedError",
 ]
+
+T = TypeVar("T")
 
 
 class B2ArrayError(Exception):
@@ -46,3 +53,23 @@ class ConflictError(B2ArrayError):
 
 class LimitError(B2ArrayError, ValueError):
     """A size exceeds what the format or `b2array.config.limits` allows."""
+
+
+def located(where: str, verb: Callable[[], T]) -> T:
+    """Call `verb` and put `where` in front of what it says about bad bytes."""
+    try:
+        return verb()
+    except (FormatError, UnsupportedError) as error:
+        raise located_error(where, error) from error
+
+
+def located_error(where: str, error: B2ArrayError) -> B2ArrayError:
+    """Return the error with `where` in front of what it says.
+
+    Examples
+    --------
+    >>> located_error("a.b2nd", located_error("a.b2nd", FormatError("expected a frame")))
+    FormatError('a.b2nd: expected a frame')
+    """
+    text = str(error)
+    return error if text.startswith(where) else type(error)(f"{where}: {text}")

@@ -19,12 +19,13 @@ from xarray import conventions
 from xarray.backends import AbstractDataStore, BackendArray, BackendEntrypoint, StoreBackendEntrypoint
 from xarray.core import indexing
 
-from b2array import creation, group
-from b2array.array import NDArray
-from b2array.dask_io import Frozen
+from b2array.array import creation
+from b2array.array.array import NDArray
+from b2array.array.dask import Frozen
 from b2array.errors import FormatError, UnsupportedError
-from b2array.group import Group
-from b2array.storage import in_one_state
+from b2array.group import group
+from b2array.group.group import Group
+from b2array.store.base import in_one_state
 
 __all__ = ["Backend", "to_b2array"]
 
@@ -391,7 +392,7 @@ def _is_dask(variable: xr.Variable) -> bool:
 
 
 def _dividing(variable: xr.Variable) -> Any:
-    from b2array.alignment import dividing
+    from b2array.array.dask_chunks import dividing
 
     return dividing(variable.chunks or (), variable.dtype.itemsize) or "auto"
 

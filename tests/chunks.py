@@ -9,10 +9,10 @@ import blosc2
 import numpy as np
 from hypothesis import strategies as st
 
-from b2array import chunk
-from b2array.chunk import Stored
-from b2array.params import CParams
-from b2array.spec import FLAG_EXTENDED, ChunkHeader
+from b2array.codec import chunk
+from b2array.codec.chunk import Stored
+from b2array.codec.cparams import CParams
+from b2array.codec.header import FLAG_EXTENDED, ChunkHeader
 
 CODECS = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
 PIPELINES = (

@@ -12,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import b2array
-from b2array import chunk, config, extras, snapshot
-from b2array.array import NDArray
+from b2array import config
+from b2array.array.array import NDArray
+from b2array.codec import chunk
+from b2array.engine import snapshot
+from b2array.engine.schunk import SChunk
 from b2array.errors import B2ArrayError, ChecksumError, ConflictError, FormatError
-from b2array.schunk import SChunk
-from b2array.storage import MemoryStore
+from b2array.format import extras
+from b2array.store.base import MemoryStore
 
 LAYOUTS = ("contiguous", "sparse")
 NOISE = np.random.default_rng(0)
@@ -440,7 +443,7 @@ def test_a_pickled_handle_compares_too(tmp_path, layout, monkeypatch):
     data = mixed()
     a = write(path, data, layout)
     for limit in (2**16, 200, 60):
-        monkeypatch.setattr("b2array.schunk._PICKLED_NBYTES", limit)
+        monkeypatch.setattr("b2array.engine.schunk._PICKLED_NBYTES", limit)
         handle = pickle.loads(pickle.dumps(a))
         np.testing.assert_array_equal(handle[...], data)
         file, at = place(path, 1, 60)

@@ -16,7 +16,9 @@ import pytest
 import writers
 
 import b2array
-from b2array import config, transfer, workers
+from b2array import config
+from b2array import threads as workers
+from b2array.engine import transfer
 from b2array.errors import ConflictError
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])

@@ -203,12 +203,12 @@ def test_a_slow_writer_among_fast_ones_gets_its_turn(opened, monkeypatch):
 def test_attempts_are_counted_and_end(opened, monkeypatch):
     array = opened()
     store = type(array._held.store)
-    monkeypatch.setattr(b2array.storage, "_LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr(b2array.store.base, "_LONGEST_PAUSE", 0.0)
     tries = []
 
     def refuse(self, name, *_, **__):
         tries.append(name)
-        raise b2array.storage.overtaken(name)
+        raise b2array.store.base.overtaken(name)
 
     monkeypatch.setattr(store, "replace", refuse)
     with config.using(retries=0), pytest.raises(ConflictError):

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import b2array
 from b2array import config
+from b2array.codec.cparams import CParams
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
-from b2array.params import CParams
 
 SHAPE, CHUNKS, BLOCKS = (24, 20), (12, 10), (6, 5)
 KEYS = (..., (slice(3, 20, 2), slice(None)), (5, 5), (slice(11, 13), slice(9, 11)))
@@ -247,7 +247,7 @@ def test_a_damaged_chunk_is_named_and_the_others_are_read(
     kind: str, originals: dict[str, Path], tmp_path: Path
 ) -> None:
     with b2array.open_schunk(originals[kind]) as schunk:
-        stored = [n for n in range(len(schunk)) if not isinstance(schunk.frame.locate(n), b2array.spec.Special)]
+        stored = [n for n in range(len(schunk)) if not isinstance(schunk.frame.locate(n), b2array.codec.header.Special)]
         places = {n: schunk.frame.locate(n) for n in stored}
         header_len, contents = schunk.frame.header_len, [schunk.decompress_chunk(n) for n in range(len(schunk))]
     for n in stored:

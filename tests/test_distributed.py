@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array import codecs, config, parallel
+from b2array import codecs, config
+from b2array.engine import distributed as parallel
 
 distributed = pytest.importorskip("distributed")
 

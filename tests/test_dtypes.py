@@ -10,9 +10,9 @@ import blosc2
 import ml_dtypes
 import numpy as np
 import pytest
+from arrays import bits, items, same
 from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
-from test_array import bits, items, same
 
 import b2array
 from b2array.errors import LimitError

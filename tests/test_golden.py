@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array import chunk, lazy
-from b2array.chunk import Stored
+from b2array.codec import chunk, lazy
+from b2array.codec.chunk import Stored
+from b2array.codec.header import ChunkHeader
 from b2array.errors import UnsupportedError
-from b2array.frame import FrameType
-from b2array.spec import ChunkHeader
+from b2array.format.frame import FrameType
 
 HERE = Path(__file__).parent / "golden"
 

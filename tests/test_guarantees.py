@@ -15,10 +15,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 import b2array
 from b2array import config
 from b2array.errors import ConflictError, ReadOnlyError
-from b2array.local import LocalStore
-from b2array.remote import FsspecStore, SharedMemoryStore
-from b2array.s3_store import S3Store
-from b2array.storage import MemoryStore, Store
+from b2array.store.base import MemoryStore, Store
+from b2array.store.local import LocalStore
+from b2array.store.remote import FsspecStore, SharedMemoryStore
+from b2array.store.s3 import S3Store
 
 TEXT = (Path(__file__).parents[1] / "docs" / "guarantees.rst").read_text(encoding="utf-8")
 COLUMNS = ("place", "written", "atomic", "concurrent", "relies")
@@ -74,7 +74,7 @@ def make(place: str, request, tmp_path) -> tuple[b2array.NDArray, dict]:
 def handle(a: b2array.NDArray, place: dict, mode: str = "r") -> b2array.NDArray:
     if place["url"] is not None:
         return b2array.open(place["url"], mode=mode, storage_options=place["storage_options"])
-    return b2array.NDArray(b2array.SChunk(b2array.snapshot.load(a._held.store), mode))
+    return b2array.NDArray(b2array.SChunk(b2array.engine.snapshot.load(a._held.store), mode))
 
 
 def test_the_table_has_a_line_for_every_kind_of_store():

@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import b2array
-from b2array import encoder
+from b2array.codec import encode
+from b2array.codec.header import NAN_BYTES, Special
 from b2array.errors import ConflictError
-from b2array.spec import NAN_BYTES, Special
 
 ITEMS = 100
 FULL = 4 * ITEMS
@@ -62,9 +62,9 @@ def ready_chunk(kind, seed, length=ITEMS):
     """Make a chunk, of the special kind where there is one."""
     data = content(kind, seed, length)
     if kind in ("noise", "ramp"):
-        return encoder.encode(data, typesize=TYPESIZE, blocksize=BLOCKSIZE)
+        return encode.encode(data, typesize=TYPESIZE, blocksize=BLOCKSIZE)
     special = Special.NAN if kind == "nan" else data[:4]
-    return encoder.special_chunk(special, len(data), typesize=TYPESIZE, blocksize=BLOCKSIZE)
+    return encode.special_chunk(special, len(data), typesize=TYPESIZE, blocksize=BLOCKSIZE)
 
 
 class Files(RuleBasedStateMachine):

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array import config, integrity
+from b2array import config
 from b2array.errors import ChunkMissingError, ConflictError, FormatError
+from b2array.tools import integrity
 
 LAYOUTS = ("contiguous", "sparse")
 ROWS, WIDTH = 40, 16
@@ -62,13 +63,13 @@ class Bucket:
     def open(self, mode: str = "r") -> b2array.NDArray:
         return b2array.open(self.url, mode, **self.kw)
 
-    def verify(self) -> b2array.integrity.Report:
+    def verify(self) -> b2array.tools.integrity.Report:
         return b2array.verify(self.url, deep=True, **self.kw)
 
-    def repair(self, **options: object) -> b2array.integrity.Repair:
+    def repair(self, **options: object) -> b2array.tools.integrity.Repair:
         return b2array.repair(self.url, **options, **self.kw)
 
-    def vacuum(self, **options: object) -> b2array.integrity.Cleanup:
+    def vacuum(self, **options: object) -> b2array.tools.integrity.Cleanup:
         return b2array.vacuum(self.url, **options, **self.kw)
 
 

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import b2array
-from b2array import chunk, encoder
-from b2array.chunk import Stored
+from b2array.codec import chunk, encode
+from b2array.codec.chunk import Stored
+from b2array.codec.cparams import CParams
+from b2array.codec.header import ChunkHeader, Special
 from b2array.errors import UnsupportedError
-from b2array.frame import FrameType
-from b2array.params import CParams
-from b2array.spec import ChunkHeader, Special
+from b2array.format.frame import FrameType
 
 SHAPE, CHUNKS, BLOCKS = (23, 17), (12, 9), (5, 4)
 LAYOUTS = ("contiguous", "sparse")
@@ -546,7 +546,7 @@ def test_variable_length_blocks_are_read_and_appended(tmp_path: Path) -> None:
         for n, blocks in enumerate(stored):
             assert list(chunk.vl_blocks(Stored.whole(schunk.get_chunk(n)))) == blocks
             assert schunk.decompress_chunk(n) == b"".join(blocks)
-        schunk.append_chunk(encoder.vl_chunk(stored[0][::-1], typesize=schunk.typesize))
+        schunk.append_chunk(encode.vl_chunk(stored[0][::-1], typesize=schunk.typesize))
     there = blosc2.schunk.open(str(path), mode="r")
     held = there if isinstance(there, blosc2.SChunk) else there.schunk
     assert [held.get_vlblock(2, i) for i in range(2)] == stored[0][::-1]
@@ -677,9 +677,9 @@ def test_special_chunks_are_offsets_for_both(tmp_path: Path) -> None:
         del there
         with b2array.open_schunk(path, "r+") as schunk:
             assert schunk.decompress_chunk(2) == np.full(100, np.nan).tobytes()
-            schunk.append_chunk(encoder.special_chunk(Special.ZEROS, 800, typesize=8))
-            schunk.append_chunk(encoder.special_chunk(Special.NAN, 800, typesize=8))
-            schunk.append_chunk(encoder.special_chunk(b"12345678", 800, typesize=8))
+            schunk.append_chunk(encode.special_chunk(Special.ZEROS, 800, typesize=8))
+            schunk.append_chunk(encode.special_chunk(Special.NAN, 800, typesize=8))
+            schunk.append_chunk(encode.special_chunk(b"12345678", 800, typesize=8))
             assert (schunk.frame.offsets < 0).tolist() == [True] * 5 + [False]
         there = blosc2.open(str(path), mode="r")
         found = np.concatenate([np.frombuffer(there.decompress_chunk(n)) for n in range(5)])

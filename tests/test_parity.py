@@ -5,10 +5,10 @@ There is no list of exceptions. Where NumPy raises, an error of the same class i
 
 from __future__ import annotations
 
+from arrays import DTYPES, arrays, assigned, check_writing, outcome, same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_array import DTYPES, arrays, assigned, check_writing, outcome, same
-from test_indexing import keys
+from keys import keys
 
 KEYS_EACH = 10
 checked = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))

@@ -17,14 +17,17 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array import chunk, config, frame, snapshot, transfer
-from b2array.array import NDArray
+from b2array import config
+from b2array.array.array import NDArray
+from b2array.codec import chunk
+from b2array.codec.cparams import CParams
+from b2array.engine import snapshot, transfer
+from b2array.engine.schunk import SChunk
 from b2array.errors import FormatError
-from b2array.local import LocalStore
-from b2array.params import CParams
-from b2array.schunk import SChunk
-from b2array.spans import Span
-from b2array.storage import Head, merge, placed
+from b2array.format import frame
+from b2array.store.base import Head, merge, placed
+from b2array.store.local import LocalStore
+from b2array.store.spans import Span
 
 ROOT = Path(__file__).parents[1]
 SHAPE, CHUNKS, BLOCKS = (120, 130, 64), (30, 60, 64), (10, 15, 32)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array import encoder
+from b2array.codec import encode
 
-CHUNK = encoder.encode(np.arange(64, dtype="i4").tobytes(), typesize=4)
+CHUNK = encode.encode(np.arange(64, dtype="i4").tobytes(), typesize=4)
 
 
 def ncalls(verb: Callable[..., object], *args: object) -> int:

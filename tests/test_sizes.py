@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from chunks import REALISTIC, stock_chunk
 
-from b2array import encoder
-from b2array.params import CParams
+from b2array.codec import encode
+from b2array.codec.cparams import CParams
 
 LARGE, MIDDLE, SMALL = 2**17, 2**15, 2**11
 FILTERS = ((), ("shuffle",), ("bitshuffle",), ("delta", "shuffle"), ("shuffle", "bytedelta"))
@@ -39,7 +39,7 @@ def ratio(case: Case) -> float:
     itemsize = array.itemsize
     params = CParams(case.codec, clevel=case.clevel, splitmode=case.split, filters=case.filters)
     options = {"typesize": itemsize, "blocksize": case.blocksize // itemsize * itemsize, "cparams": params}
-    return len(encoder.encode(array.tobytes(), **options)) / len(stock_chunk(array.tobytes(), **options))
+    return len(encode.encode(array.tobytes(), **options)) / len(stock_chunk(array.tobytes(), **options))
 
 
 def cases(codec: str, clevels: tuple[int, ...], splits: tuple[str, ...], filters: tuple[str, ...]) -> list[Case]:
@@ -70,7 +70,7 @@ def test_small_streams_are_as_small_as_those_of_stock(codec: str, neblock: int) 
         data = values(name)[:4000]
         params = CParams(codec, splitmode="always")
         options = {"typesize": data.itemsize, "blocksize": neblock * data.itemsize, "cparams": params}
-        ours, stock = encoder.encode(data.tobytes(), **options), stock_chunk(data.tobytes(), **options)
+        ours, stock = encode.encode(data.tobytes(), **options), stock_chunk(data.tobytes(), **options)
         assert len(ours) <= 1.02 * len(stock), name
 
 
@@ -80,7 +80,7 @@ def test_items_of_odd_sizes_are_as_small_as_those_of_stock(codec: str) -> None:
         rows = np.random.default_rng(0).integers(0, 4, (3000, itemsize)).cumsum(axis=0)
         data = (rows * (np.arange(itemsize) % 3 == 0)).astype("u1").tobytes()
         options = {"typesize": itemsize, "blocksize": 400 * itemsize, "cparams": CParams(codec, splitmode=split)}
-        assert len(encoder.encode(data, **options)) <= 1.02 * len(stock_chunk(data, **options)), (itemsize, split)
+        assert len(encode.encode(data, **options)) <= 1.02 * len(stock_chunk(data, **options)), (itemsize, split)
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4", "lz4hc"])
@@ -90,7 +90,7 @@ def test_dictionaries_help_as_much_as_those_of_stock(codec: str) -> None:
     for name, blocksize in itertools.product(REALISTIC, (1024, 4096, 2**15)):
         params = CParams(codec, splitmode="never", use_dict=True)
         options = {"typesize": values(name).itemsize, "blocksize": blocksize, "cparams": params}
-        sizes += [len(make(values(name).tobytes(), **options)) for make in (encoder.encode, stock_chunk)]
+        sizes += [len(make(values(name).tobytes(), **options)) for make in (encode.encode, stock_chunk)]
     assert sizes[0] <= sizes[1]
 
 

@@ -137,7 +137,7 @@ def test_a_frame_stored_inside_an_archive_is_read_in_place(tmp_path, http, where
         where
     ]
     if where == "memory":
-        b2array.storage.open_store(url).create("", raw)
+        b2array.store.open.open_store(url).create("", raw)
     check(b2array.open(url, offset=offset))
     with pytest.raises(ReadOnlyError, match="inside a larger file"):
         b2array.open(url, mode="r+", offset=offset)
@@ -155,7 +155,7 @@ def test_super_chunks_take_urls_too(bucket, s3_options):
 def test_an_empty_object_in_the_place_of_a_directory_does_not_hide_the_frame(bucket, s3_options):
     url = f"s3://{bucket}/a.b2nd"
     b2array.asarray(DATA, url=url, attrs={"name": "probe"}, storage_options=s3_options, **OPTIONS)
-    b2array.storage.open_store(url, storage_options=s3_options).create("", b"")
+    b2array.store.open.open_store(url, storage_options=s3_options).create("", b"")
     check(b2array.open(url, storage_options=s3_options))
 
 

@@ -23,9 +23,10 @@ import pytest
 import xarray as xr
 
 import b2array
-from b2array import parallel, remote, s3_store
+from b2array.engine import distributed
 from b2array.errors import ConflictError, FormatError
-from b2array.local import LocalStore
+from b2array.store import remote, s3
+from b2array.store.local import LocalStore
 from b2array.xarray_io import Backend, to_b2array
 
 ENGINE = Backend
@@ -244,7 +245,7 @@ def test_guessing_goes_by_name_and_by_content(tmp_path: Path) -> None:
 def test_the_entry_points_are_declared() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["xarray.backends"] == {"b2array": "b2array.xarray_io:Backend"}
-    assert project["entry-points"]["dask.sizeof"] == {"b2array": "b2array.dask_io:register_sizeof"}
+    assert project["entry-points"]["dask.sizeof"] == {"b2array": "b2array.array.dask:register_sizeof"}
 
 
 _BY_NAME = """
@@ -375,7 +376,7 @@ def watched_writes(
         return method
 
     with monkeypatch.context() as patched:
-        for kind in (LocalStore, remote.FsspecStore, remote.SharedMemoryStore, s3_store.S3Store):
+        for kind in (LocalStore, remote.FsspecStore, remote.SharedMemoryStore, s3.S3Store):
             for name in set(WRITES) & vars(kind).keys():
                 patched.setattr(kind, name, wrap(getattr(kind, name)))
         yield
@@ -527,12 +528,12 @@ def test_dask_variables_are_encoded_by_tasks_when_they_replace_others(
     ds = weather()[["rain"]].drop_vars(["station", "length"]).chunk(time=2)
     to_b2array(ds, tmp_path / "w.b2d")
     parts = []
-    original = parallel.put
-    monkeypatch.setattr(parallel, "put", lambda *args: parts.append(args[2]) or original(*args))
+    original = distributed.put
+    monkeypatch.setattr(distributed, "put", lambda *args: parts.append(args[2]) or original(*args))
     to_b2array(ds + 1, tmp_path / "w.b2d", mode="w")
     assert len(parts) == 3
     assert np.array_equal(reopened(tmp_path / "w.b2d").rain, ds.rain + 1)
-    assert not list(tmp_path.rglob(f"*{parallel.SUFFIX}*"))
+    assert not list(tmp_path.rglob(f"*{distributed.SUFFIX}*"))
 
 
 def test_what_is_no_group_is_not_replaced(tmp_path: Path) -> None:

@@ -581,17 +581,17 @@ def stock_vl(codec: str, **options: Any) -> Callable[[bytes], bytes]:
 
 
 def our_vl(_: bytes) -> bytes:
-    from b2array import encoder
+    from b2array.codec import encode
 
-    return encoder.vl_chunk(vl_pieces())
+    return encode.vl_chunk(vl_pieces())
 
 
 def our_chunk(**options: Any) -> Callable[[bytes], bytes]:
     def make(data: bytes) -> bytes:
         import b2array
-        from b2array import encoder
+        from b2array.codec import encode
 
-        return encoder.encode(data, typesize=4, blocksize=960, cparams=b2array.CParams(**options))
+        return encode.encode(data, typesize=4, blocksize=960, cparams=b2array.CParams(**options))
 
     return make
 

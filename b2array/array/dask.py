@@ -1,0 +1,547 @@
+"""dask: arrays as graphs that read them, and graphs that write arrays.
+
+dask is imported where it is used, so that b2array does not need it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array import config, threads
+from b2array.array import creation, dask_chunks
+from b2array.array.array import NDArray
+from b2array.array.creation import Shape, Url
+from b2array.array.shared import Shared
+from b2array.engine import distributed
+from b2array.engine.distributed import Entry, Job
+from b2array.engine.schunk import SChunk
+from b2array.engine.transaction import Draft
+from b2array.errors import ReadOnlyError
+from b2array.grid import assignment
+from b2array.progress import track
+
+if TYPE_CHECKING:
+    import dask.array as da
+    from dask.delayed import Delayed
+
+__all__ = ["Frozen", "from_dask", "register_sizeof", "store", "to_dask"]
+
+Region = tuple[slice, ...]
+
+_JOINING_NBYTES = 256 * 2**20
+"""What a write that is part of a transaction has in memory at a time, if the pieces are not larger."""
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Use one thread, as everywhere that tasks run in but for the synchronous scheduler's: the caller's main thread."""
+    # Only the main thread ever uses more, so that no other one notices.
+    if threads.width() == 1:
+        yield
+        return
+    with config.using(threads=1):
+        yield
+
+
+class Frozen:
+    """An array as it is committed now, for graphs.
+
+    Parameters
+    ----------
+    array : NDArray
+
+    Raises
+    ------
+    ValueError
+        There is a transaction under way.
+    """
+
+    __slots__ = ("_shared",)
+
+    def __init__(self, array: NDArray) -> None:
+        held = array._held.frozen()
+        held_name = ("array", held.url, held.committed.start, held.committed.version, held.generation)
+        self._shared = Shared(repr(held_name), NDArray(held))
+
+    @property
+    def array(self) -> NDArray:
+        """The handle that reads."""
+        return self._shared.value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents in items."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the items."""
+        return self.array.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return self.array.ndim
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Extents of a chunk in items."""
+        return self.array.chunks
+
+    def __getitem__(self, key: Any) -> Any:
+        with _alone():
+            return self.array[key]
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        with _alone():
+            return self.array.__array__(dtype, copy)
+
+    def __repr__(self) -> str:
+        return f"<b2array.Frozen {self.array.url}>"
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return self.array.__dask_tokenize__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _frozen, (self._shared,)
+
+
+def _frozen(shared: Shared[NDArray]) -> Frozen:
+    frozen = Frozen.__new__(Frozen)
+    frozen._shared = shared
+    return frozen
+
+
+def register_sizeof(sizeof: Any) -> None:
+    """Tell dask how much memory handles take: their index, not their data."""
+    sizeof.register(NDArray, _sizeof)
+    sizeof.register(Frozen, lambda frozen: _sizeof(frozen.array))
+
+
+def _sizeof(array: NDArray) -> int:
+    frame = array._held.frame
+    layers = sum(len(content) for _, content in (*frame.metalayers, *frame.vlmetalayers))
+    return int(frame.offsets.nbytes) + layers + sys.getsizeof(array)
+
+
+def to_dask(a: NDArray, chunks: Any = "auto") -> da.Array:
+    """Return a dask array that reads `a` as it is committed now; see `NDArray.to_dask`."""
+    import dask.array as da
+    from dask.array.core import PerformanceWarning
+    from dask.base import tokenize
+
+    frozen = Frozen(a)
+    automatic = chunks is None or (isinstance(chunks, str) and chunks == "auto")
+    cut = grouped_auto(a) if automatic else _cut(chunks, a)
+    if not automatic and dask_chunks.aligned(cut, a.chunks, [0] * a.ndim) != cut:
+        parts = dask_chunks.pieces(cut, _cut(a.chunks, a))
+        warnings.warn(
+            f"chunks {_brief(cut)} do not align with the stored ones {a.chunks}: {a.nchunks} stored chunks are read in "
+            f"{parts} parts, and blocks on the borders several times",
+            PerformanceWarning,
+            stacklevel=_outside(),
+        )
+    name = f"b2array-{tokenize(frozen, cut)}"
+    meta = np.empty((0,) * a.ndim, a.dtype)
+    return cast("da.Array", da.from_array(frozen, chunks=cut, name=name, meta=meta))
+
+
+def grouped_auto(a: NDArray) -> dask_chunks.Cut:
+    """Cut an array into pieces as large as dask's setting ``array.chunk-size`` permits."""
+    import dask
+    from dask.utils import parse_bytes
+
+    limit = parse_bytes(dask.config.get("array.chunk-size", "128MiB"))
+    return dask_chunks.grouped(a.shape, a.chunks, a.blocks, a.itemsize, limit)
+
+
+def _cut(chunks: Any, a: NDArray) -> dask_chunks.Cut:
+    from dask.array.core import normalize_chunks
+
+    return cast(dask_chunks.Cut, normalize_chunks(chunks, a.shape, dtype=a.dtype, previous_chunks=a.chunks))
+
+
+def _brief(cut: dask_chunks.Cut) -> tuple[int, ...]:
+    return tuple(max(lengths) for lengths in cut)
+
+
+# Writing.
+
+
+def from_dask(
+    x: da.Array,
+    url: Url | None = None,
+    *,
+    dtype: npt.DTypeLike | None = None,
+    chunks: Shape | Literal["auto"] = "auto",
+    compute: bool = True,
+    resume: bool = False,
+    progress: bool = False,
+    scheduler: Any = None,
+    **options: Any,
+) -> NDArray | Delayed:
+    """Compute a dask array and store it, in parallel and as one commit.
+
+    Each task encodes a piece of `x` and puts its chunks where no reader looks; when all are there, they are committed.
+    Nothing is visible before that, and a task that fails or is repeated does no harm. In a contiguous frame in a local
+    file, chunks wait beside it in a directory with the suffix ``.b2write``; if frame and workers do not share a file
+    system, or the workers are many, ``layout="sparse"`` saves copying them.
+
+    Parameters
+    ----------
+    x : dask.array.Array
+        Chunks of any sizes that are known.
+    url : str or os.PathLike, optional
+        Where to; in memory if left out, which works for schedulers in this process only if ``compute=False``.
+    dtype : dtype-like, optional
+        Type to convert to.
+    chunks : sequence of int or "auto"
+        Extents of the stored chunks. "auto": such that the chunks of `x` are multiples of them, if that is possible.
+    compute : bool, default True
+        Whether to compute now. Otherwise the result is a `dask.delayed.Delayed` that does all, the commit too.
+    resume : bool, default False
+        Finish a write of the same values to the same place that was interrupted, keeping the chunks that are there.
+    progress : bool, default False
+        Show on stderr how far it has come.
+    scheduler : str, callable or distributed.Client, optional
+        For dask; its default otherwise.
+    **options
+        What else `create` takes.
+
+    Returns
+    -------
+    NDArray or dask.delayed.Delayed
+
+    Raises
+    ------
+    TypeError, ValueError
+        `x` is no dask array, has chunks of unknown sizes or a type that cannot be stored, or the write that was
+        interrupted was one of other values. Nothing has been computed then.
+    FileExistsError
+        There is something already.
+
+    Warns
+    -----
+    dask.array.PerformanceWarning
+        The chunks of `x` do not consist of whole stored chunks, so that data are moved between tasks.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> a = from_dask(da.arange(12, chunks=5).reshape(3, 4) ** 2)
+    >>> a[1].tolist()
+    [16, 25, 36, 49]
+    """
+    _check_source(x)
+    if dtype is not None:
+        x = x.astype(dtype)
+    if isinstance(chunks, str) and "blocks" not in options:
+        chunks = dask_chunks.dividing(x.chunks, x.dtype.itemsize) or "auto"
+    draft, layout = creation.new_draft(url, x.shape, x.dtype, chunks=chunks, **options)
+    draft.abort()
+    whole = tuple(slice(0, n) for n in x.shape)
+    if layout.shape != x.shape:
+        raise TypeError(f"items of type {x.dtype} are arrays, which dask arrays do not have")
+    job = Job(
+        draft.store,
+        layout,
+        whole,
+        new=draft.frame,
+        noted=draft.extras,
+        overwrite=bool(options.get("overwrite")),
+        token=x.name,
+    )
+    return _Write(x, job, resume=resume, result=_opened).run(compute, progress, scheduler)
+
+
+def _opened(held: SChunk) -> NDArray:
+    return NDArray(held)
+
+
+def store(
+    a: NDArray, x: da.Array, region: Region | None = None, *, compute: bool = True, return_stored: bool = False,
+    resume: bool = False, progress: bool = False, scheduler: Any = None,
+) -> da.Array | Delayed | None:  # fmt: skip
+    """Write a dask array into a region of `a`; see `NDArray.store`."""
+    _check_source(x)
+    if a.mode == "r":
+        raise ReadOnlyError(f"{a.url} was opened for reading; open it with mode='r+' to change it")
+    inside = _region(region, a.shape)
+    lengths = tuple(part.stop - part.start for part in inside)
+    if x.shape != lengths:
+        raise ValueError(f"expected an array of shape {lengths} for the region, found {x.shape}")
+    if not np.can_cast(x.dtype, a.dtype, "same_kind"):
+        raise TypeError(f"{x.dtype} cannot be cast to {a.dtype} without loss of kind; convert with astype()")
+    if a._held.in_transaction:
+        if not compute or return_stored or resume:
+            raise ValueError("in a transaction only compute=True works: it commits at its end, and nothing before")
+        draft = a._held.source
+        if isinstance(draft, Draft) and draft.base is None and x.shape == a.shape:
+            job = Job(draft.store, a._layout, inside, new=draft.frame, overwrite=True, token=x.name)
+            write = _Write(x, job, resume=False, result=_opened)
+            distributed.join(write.job, write.computed(progress, scheduler), draft)
+        else:
+            _store_joining(a, x, inside, progress, scheduler)
+        return None
+    base = a._held.frozen("r+")
+    job = Job(base.store, a._layout, inside, base=base, token=x.name)
+    write = _Write(x, job, resume=resume, result=_opened, handle=a)
+    if return_stored and not compute:
+        return write.reading()
+    done = write.run(compute, progress, scheduler)
+    if not compute:
+        return cast("Delayed", done)
+    return to_dask(a)[inside] if return_stored else None
+
+
+def _store_joining(a: NDArray, x: da.Array, inside: Region, progress: bool, scheduler: Any) -> None:
+    """Write as part of a transaction: tasks compute pieces, some at a time, and this process puts them."""
+    from dask.array.core import slices_from_chunks
+    from dask.base import compute
+
+    options = {} if scheduler is None else {"scheduler": scheduler}
+    x = _aligned(x, a._layout.chunks, inside)
+    places = zip(x.to_delayed().ravel().tolist(), slices_from_chunks(x.chunks), strict=True)
+    largest = max(1, math.prod(map(max, x.chunks)) * x.dtype.itemsize)
+    count = max(1, _JOINING_NBYTES // largest)
+    with track(x.npartitions, f"storing {a.url}", progress, unit="items") as shown:
+        while batch := list(islice(places, count)):
+            for (_, part), values in zip(batch, compute(*(each for each, _ in batch), **options), strict=True):
+                _check_piece(values, part)
+                whole = zip(inside, part, strict=True)
+                a[tuple(slice(i.start + p.start, i.start + p.stop) for i, p in whole)] = values
+                shown.advance()
+
+
+def _check_source(x: Any) -> None:
+    import dask.array as da
+
+    if not isinstance(x, da.Array):
+        raise TypeError(f"expected a dask array, found {type(x).__name__}")
+    if any(math.isnan(n) for lengths in x.chunks for n in lengths):
+        raise ValueError(f"the chunks of {x.name} have unknown sizes: compute_chunk_sizes() finds them")
+    if isinstance(x._meta, np.ma.MaskedArray):
+        raise TypeError("masked items have no value that could be stored: choose one with filled()")
+
+
+def _region(region: Any, shape: tuple[int, ...]) -> Region:
+    parts = () if region is None else region if isinstance(region, tuple) else (region,)
+    if len(parts) > len(shape):
+        raise IndexError(f"a region of {len(parts)} dimensions in an array of {len(shape)}")
+    found = []
+    for axis, n in enumerate(shape):
+        part = parts[axis] if axis < len(parts) else slice(None)
+        if not isinstance(part, slice) or part.step not in (None, 1):
+            raise ValueError(f"a region consists of slices without step, found {part!r}")
+        start, stop = (0 if part.start is None else part.start), (n if part.stop is None else part.stop)
+        start, stop = (start + n if start < 0 else start), (stop + n if stop < 0 else stop)
+        if not 0 <= start <= stop <= n:
+            raise IndexError(f"the region {part!r} of axis {axis} is not inside its {n} items")
+        found.append(slice(int(start), int(stop)))
+    return tuple(found)
+
+
+class _Write:
+    """The graph of a write."""
+
+    def __init__(
+        self, x: da.Array, job: Job, *, resume: bool, result: Callable[[SChunk], Any], handle: NDArray | None = None
+    ) -> None:
+        self.x = _aligned(x, job.layout.chunks, job.region)
+        self.job, self.there = job.begun(resume=resume)
+        self.result = result
+        self.handle = handle
+        self.shared = Shared(f"job {self.job.id.hex()}", self.job)
+        self.light = Shared(f"light job {self.job.id.hex()}", self.job.light)
+
+    def _name(self, verb: str) -> str:
+        return f"b2array-{verb}-{self.job.id.hex()}"
+
+    def entries(self) -> tuple[Any, list[Any]]:
+        """Return a graph of tasks that put chunks, and their keys."""
+        import dask.array as da
+        from dask.core import flatten
+        from dask.highlevelgraph import HighLevelGraph
+
+        x, name = self.x, self._name("put")
+        job = HighLevelGraph.from_collections(self._name("job"), {self._name("job"): self.shared})
+        graph = HighLevelGraph.merge(x.dask, job)
+        layer = {key: self._task(key, inside) for key, inside in _keys(x, name)}
+        layers: dict[str, Any] = {**graph.layers, name: layer}
+        needs = {**graph.dependencies, name: set(x.__dask_layers__()) | {self._name("job")}}
+        whole = HighLevelGraph(layers, needs)
+        keys = list(layer)
+        optimized = da.Array.__dask_optimize__(whole, list(flatten(keys, container=list)))
+        return optimized, keys
+
+    def _task(self, key: tuple[Any, ...], inside: Region) -> Any:
+        from dask._task_spec import Task, TaskRef
+
+        there: frozenset[int] = frozenset()
+        if self.there:
+            numbers = frozenset(self.job.numbers(self.job.part(inside)))
+            there = numbers & self.there
+            if there == numbers:
+                return Task(key, _keep, self.light, inside)
+        # Only with one reference can dask make one task of this one and what computes the values.
+        job = self.light if self.job.covers(inside) else TaskRef(self._name("job"))
+        return Task(key, _put, TaskRef((self.x.name, *key[1:])), job, inside, there)
+
+    def _final(self, verb: str, function: Callable[..., Any], *args: Any) -> Delayed:
+        from dask._task_spec import List, Task, TaskRef
+        from dask.delayed import Delayed
+        from dask.highlevelgraph import HighLevelGraph
+
+        graph, keys = self.entries()
+        name = self._name(verb)
+        last = Task(name, function, self.shared, List(*map(TaskRef, keys)), *args)
+        puts = HighLevelGraph.from_collections(self._name("puts"), dict(graph))
+        whole = HighLevelGraph({**puts.layers, name: {name: last}}, {**puts.dependencies, name: {self._name("puts")}})
+        return Delayed(name, whole)
+
+    def run(self, compute: bool, progress: bool, scheduler: Any) -> Any:
+        """Compute and commit, or return what does."""
+        if not compute:
+            return self._final("commit", _commit, self.result)
+        done = distributed.commit(self.job, self.computed(progress, scheduler))
+        if self.handle is None:
+            return self.result(SChunk(done, "r+"))
+        self.handle._held.show(done)
+        return None
+
+    def computed(self, progress: bool, scheduler: Any) -> list[Entry]:
+        """Compute all values, and return what is to be committed."""
+        with track(self.job.nchunks, f"storing {self.job.store.url}", progress, unit="chunks") as shown:
+            return self._gathered(scheduler, shown.advance if progress else None)
+
+    def _gathered(self, scheduler: Any, advance: Callable[[int], None] | None) -> list[Entry]:
+        """Run the tasks that put chunks, and tell `advance` how many."""
+        client = _client(scheduler) if advance is not None else None
+        if client is not None and advance is not None:
+            return self._watched(client, advance)
+        from dask.callbacks import Callback
+
+        name, options = self._name("put"), {} if scheduler is None else {"scheduler": scheduler}
+
+        def done(key: Any, entries: Any, *_: Any) -> None:
+            if advance is not None and isinstance(key, tuple) and key[0] == name:
+                advance(len(entries))
+
+        with Callback(posttask=done) if advance is not None else nullcontext():
+            return cast(list[Entry], self._final("gather", _gather).compute(**options))
+
+    def _watched(self, client: Any, advance: Callable[[int], None]) -> list[Entry]:
+        """Do the same on a cluster, where callbacks of dask are not called."""
+        from distributed import as_completed
+
+        graph, keys = self.entries()
+        futures = client.get(dict(graph), keys, sync=False)
+        found: list[Entry] = []
+        for _, entries in as_completed(futures, with_results=True):
+            found += entries
+            advance(len(entries))
+        return found
+
+    def reading(self) -> da.Array:
+        """Return an array that reads what is stored, once it is."""
+        import dask.array as da
+        from dask._task_spec import Task, TaskRef
+        from dask.array.core import getter, slices_from_chunks
+        from dask.highlevelgraph import HighLevelGraph
+
+        commit: Any = self._final("commit", _commit, Frozen)
+        name = self._name("stored")
+        part = self.job.part
+        layer: dict[Any, Any] = {
+            key: Task(key, getter, TaskRef(commit.key), part(inside))
+            for key, inside in zip(_block_keys(self.x, name), slices_from_chunks(self.x.chunks), strict=True)
+        }
+        graph = HighLevelGraph.from_collections(name, layer, dependencies=[commit])
+        return da.Array(graph, name, self.x.chunks, dtype=self.job.layout.dtype)
+
+
+def _block_keys(x: da.Array, name: str) -> Iterator[tuple[Any, ...]]:
+    for at in np.ndindex(*x.numblocks):
+        yield (name, *at)
+
+
+def _keys(x: da.Array, name: str) -> Iterator[tuple[tuple[Any, ...], Region]]:
+    from dask.array.core import slices_from_chunks
+
+    return zip(_block_keys(x, name), map(_plain, slices_from_chunks(x.chunks)), strict=True)
+
+
+def _plain(inside: Region) -> Region:
+    return tuple(slice(int(part.start), int(part.stop)) for part in inside)
+
+
+def _aligned(x: da.Array, chunks: tuple[int, ...], region: Region) -> da.Array:
+    """Rechunk a dask array so that no two of its pieces touch the same stored chunk."""
+    from dask.array.core import PerformanceWarning
+
+    cut = dask_chunks.aligned(x.chunks, chunks, [part.start for part in region])
+    if cut == x.chunks:
+        return x
+    warnings.warn(
+        f"chunks {_brief(x.chunks)} of the dask array do not consist of whole chunks {chunks} of the stored one: its "
+        f"{x.npartitions} pieces are cut into {dask_chunks.pieces(x.chunks, cut)} and put together again, and "
+        f"{x.nbytes / 1e6:.1f} MB move between tasks",
+        PerformanceWarning,
+        stacklevel=_outside(),
+    )
+    return x.rechunk(cut)
+
+
+def _outside() -> int:
+    """Return the level of the stack, as its caller counts, at which the package was called."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "b2array":
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _client(scheduler: Any) -> Any:
+    """Return the client of a cluster, if that is where tasks will run."""
+    import dask.array as da
+    from dask.base import get_scheduler
+
+    owner = getattr(get_scheduler(scheduler=scheduler, cls=da.Array), "__self__", None)
+    return owner if type(owner).__module__.startswith("distributed") else None
+
+
+# Tasks.
+
+
+def _put(values: Any, shared: Shared[Job], inside: Region, there: frozenset[int]) -> list[Entry]:
+    _check_piece(values, inside)
+    with _alone():
+        return distributed.put(shared.value, np.asarray(values), inside, there)
+
+
+def _check_piece(values: Any, inside: Region) -> None:
+    assignment.check_unmasked(values)
+    lengths = tuple(part.stop - part.start for part in inside)
+    if np.shape(values) != lengths:
+        raise ValueError(f"expected a piece of shape {lengths} from dask, found {np.shape(values)}")
+
+
+def _keep(shared: Shared[Job], inside: Region) -> list[Entry]:
+    return distributed.keep(shared.value, inside)
+
+
+def _gather(_: Shared[Job], entries: list[list[Entry]]) -> list[Entry]:
+    return [entry for each in entries for entry in each]
+
+
+def _commit(shared: Shared[Job], entries: list[list[Entry]], result: Callable[[Any], Any]) -> Any:
+    held = SChunk(distributed.commit(shared.value, _gather(shared, entries)), "r+")
+    return result(held) if result is not Frozen else Frozen(NDArray(held))

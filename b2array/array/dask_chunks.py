@@ -1,0 +1,169 @@
+"""Cuts of an array into pieces that respect a grid of chunks.
+
+A cut is what dask calls chunks: for every dimension the lengths of the pieces, from the beginning to the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from b2array.grid.chunking import automatic
+
+__all__ = ["Cut", "aligned", "dividing", "grouped", "pieces"]
+
+Cut = tuple[tuple[int, ...], ...]
+
+_SMALLEST_SHARE = 4
+_SMALLEST_NBYTES = 2**18
+_LARGEST_NBYTES = 64 * 2**20
+
+
+def grouped(
+    shape: Sequence[int], chunks: Sequence[int], blocks: Sequence[int], itemsize: int, limit: int
+) -> Cut:  # fmt: skip
+    """Cut an array into pieces of whole chunks, or of whole blocks inside a chunk where a chunk exceeds the limit.
+
+    Parameters
+    ----------
+    shape, chunks, blocks : sequence of int
+        Extents in items.
+    itemsize : int
+        Bytes of an item.
+    limit : int
+        Bytes that a piece should have at most; a block that is larger is not cut.
+
+    Examples
+    --------
+    >>> grouped((10, 7), (4, 4), (2, 2), 1, 64)
+    ((8, 2), (7,))
+    >>> grouped((10, 7), (4, 4), (2, 2), 1, 8)
+    ((2, 2, 2, 2, 2), (4, 3))
+    """
+    room = max(1, limit // max(1, itemsize))
+    units = [max(1, min(c, n)) for c, n in zip(chunks, shape, strict=True)]
+    if math.prod(units) <= room:
+        steps = _grown(units, shape, room)
+        return tuple(_steps(n, step) for n, step in zip(shape, steps, strict=True))
+    inner = _grown([max(1, min(b, c)) for b, c in zip(blocks, units, strict=True)], units, room)
+    return tuple(
+        tuple(piece for chunk in _steps(n, unit) for piece in _steps(chunk, step))
+        for n, unit, step in zip(shape, units, inner, strict=True)
+    )
+
+
+def _steps(length: int, step: int) -> tuple[int, ...]:
+    whole, rest = divmod(length, step)
+    return (step,) * whole + (rest,) * bool(rest) or (0,)
+
+
+def _grown(units: Sequence[int], extents: Sequence[int], room: int) -> list[int]:
+    """Multiply extents while the product stays within `room` and none is larger than it has to be."""
+    sizes = list(units)
+    growing = {axis for axis, (size, extent) in enumerate(zip(sizes, extents, strict=True)) if size < extent}
+    while growing:
+        # The shortest one, so that pieces get near-isotropic; of equal ones the last, whose chunks are neighbours.
+        axis = min(growing, key=lambda axis: (sizes[axis], -axis))
+        unit = units[axis]
+        new = min(2 * sizes[axis], -(-extents[axis] // unit) * unit)
+        if math.prod(sizes) // sizes[axis] * min(new, extents[axis]) <= room:
+            sizes[axis] = new
+        if sizes[axis] != new or new >= extents[axis]:
+            growing.discard(axis)
+    return sizes
+
+
+def aligned(cut: Cut, chunks: Sequence[int], starts: Sequence[int]) -> Cut:
+    """Move every inner border of a cut to the nearest border of a chunk.
+
+    Parameters
+    ----------
+    cut : tuple of tuple of int
+    chunks : sequence of int
+        Extents of a chunk.
+    starts : sequence of int
+        Where in the array the cut begins.
+
+    Examples
+    --------
+    >>> aligned(((5, 5, 5),), (4,), (0,))
+    ((4, 8, 3),)
+    >>> aligned(((5, 5, 5),), (4,), (3,))
+    ((5, 4, 6),)
+    """
+    return tuple(_aligned(*axis) for axis in zip(cut, chunks, starts, strict=True))
+
+
+def _aligned(lengths: tuple[int, ...], size: int, start: int) -> tuple[int, ...]:
+    if size < 1 or len(lengths) < 2:
+        return (sum(lengths),)
+    borders = list(accumulate(lengths, initial=start))
+    last = borders[-1]
+    nearest = {(border + size // 2) // size * size for border in borders[1:-1]}
+    inner = sorted(border for border in nearest if start < border < last)
+    return tuple(b - a for a, b in pairwise([start, *inner, last]))
+
+
+def pieces(old: Cut, new: Cut) -> int:
+    """Return how many pieces two cuts of the same array make together.
+
+    Examples
+    --------
+    >>> pieces(((5, 5, 5),), ((4, 8, 3),))
+    5
+    """
+    return math.prod(len(_inner(a) | _inner(b)) + 1 for a, b in zip(old, new, strict=True))
+
+
+def _inner(lengths: tuple[int, ...]) -> set[int]:
+    borders = list(accumulate(lengths))
+    return {border for border in borders[:-1] if 0 < border < borders[-1]}
+
+
+def dividing(cut: Cut, itemsize: int) -> tuple[int, ...] | None:
+    """Choose extents of chunks of which the pieces of a cut are whole multiples.
+
+    Returns
+    -------
+    tuple of int or None
+        About as large as automatic chunks and of their form, or else of the form of the pieces; None if the cut is so
+        irregular that this is impossible, or the pieces are much smaller.
+
+    Examples
+    --------
+    >>> dividing(((3000, 3000, 1000), (3000, 3000)), 8)
+    (1000, 1000)
+    >>> dividing(((1,) * 365, (720,), (1440,)), 4)
+    (1, 720, 1440)
+    >>> dividing(((10, 7, 10),), 8) is None
+    True
+    """
+    extents = tuple(sum(lengths) for lengths in cut)
+    if not all(extents):
+        return None
+    whole = [not _inner(lengths) for lengths in cut]
+    steps = [math.gcd(*_inner(lengths)) or extent for lengths, extent in zip(cut, extents, strict=True)]
+    wanted, _ = automatic(extents, itemsize)
+    chosen = _within(steps, wanted, whole)
+    fits = all(c * _SMALLEST_SHARE >= min(w, n) for c, w, n in zip(chosen, wanted, extents, strict=True))
+    if not fits:
+        # Pieces that are flat, a step of time each, say: flat chunks are better than data that move between tasks.
+        chosen = _within(steps, automatic(steps, itemsize)[0], whole)
+        fits = math.prod(chosen) * itemsize >= min(math.prod(extents) * itemsize, _SMALLEST_NBYTES)
+    return chosen if fits and math.prod(chosen) * itemsize <= _LARGEST_NBYTES else None
+
+
+def _within(steps: Sequence[int], wanted: Sequence[int], whole: Sequence[bool]) -> tuple[int, ...]:
+    """Choose a divisor of each step, near the size wanted; where there is one piece only, any size divides it."""
+    chosen = []
+    for step, size, free in zip(steps, wanted, whole, strict=True):
+        divisor = min(step, size) if free or step <= size else _divisor(step, size)
+        chosen.append(divisor if free or divisor * _SMALLEST_SHARE >= min(size, step) else step)
+    return tuple(chosen)
+
+
+def _divisor(number: int, most: int) -> int:
+    """Return the largest divisor that is not larger than `most`."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return max(d for s in small for d in (s, number // s) if d <= most)

@@ -1,0 +1,163 @@
+"""Compression parameters: how chunks are to be made."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal, get_args
+
+import numpy as np
+
+from b2array.codec import codecs, filters
+from b2array.codec.header import NFILTERS, NO_FILTERS, CodecId, FilterId
+
+__all__ = ["CParams", "SplitMode", "given_or_default"]
+
+SplitMode = Literal["auto", "always", "never", "blosc2"]
+
+
+@dataclass(frozen=True, slots=True)
+class CParams:
+    """How chunks are compressed.
+
+    Parameters
+    ----------
+    codec : str or int, default "zstd"
+        "blosclz", "lz4", "lz4hc", "zlib", "zstd", or the id of a codec registered with
+        `b2array.codecs.register`.
+    clevel : int, default 5
+        0 (stored as it is) to 9.
+    codec_meta : int, default 0
+        Parameter byte of a registered codec.
+    filters : sequence of str or int, default ("shuffle",)
+        At most six, applied in this order: "shuffle", "bitshuffle", "delta", "trunc_prec", "bytedelta",
+        "int_trunc", or ids registered with `b2array.filters.register`.
+    filters_meta : sequence of int, optional
+        One byte for each filter (-128 to 255); 0 where left out.
+    splitmode : {"auto", "always", "never", "blosc2"}
+        Whether blocks are stored as one stream for each byte of the item: "auto" is the fastest to write,
+        "blosc2" the rule of the C library (smaller with zstd, slower to write).
+    use_dict : bool, default False
+        Train a dictionary for each chunk, and keep it where it pays (zstd, lz4, lz4hc).
+    nthreads : int, default 1
+        Recorded in the frame's header for readers that obey it; b2array itself uses `b2array.config.threads`.
+
+    Examples
+    --------
+    >>> CParams("lz4", clevel=1).codec_id
+    <CodecId.LZ4: 1>
+    >>> CParams(filters=("delta", "shuffle")).filter_slots
+    (0, 0, 0, 0, 3, 1)
+    """
+
+    codec: str | int = "zstd"
+    clevel: int = 5
+    codec_meta: int = 0
+    filters: tuple[str | int, ...] = ("shuffle",)
+    filters_meta: tuple[int, ...] = ()
+    splitmode: SplitMode = "auto"
+    use_dict: bool = False
+    nthreads: int = 1
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("clevel", 0, 9), ("codec_meta", 0, 255), ("nthreads", 0, 2**15 - 1)):
+            self._set(name, _ranged(name, getattr(self, name), low, high))
+        self._set("codec", _named(CodecId, codecs.codec_id(self.codec)))
+        for name in ("filters", "filters_meta"):
+            if isinstance(given := getattr(self, name), str):
+                raise TypeError(f"{name} must be a sequence, as in ({given!r},), not {given!r}")
+        self._set("filters", tuple(_named(FilterId, filters.filter_id(name)) for name in self.filters))
+        metas = [_ranged("filters_meta", meta, -128, 255) & 0xFF for meta in self.filters_meta]
+        if self.splitmode not in get_args(SplitMode):
+            raise ValueError(f"splitmode must be one of {get_args(SplitMode)}, not {self.splitmode!r}")
+        if len(self.filters) > NFILTERS:
+            raise ValueError(f"at most {NFILTERS} filters fit, {len(self.filters)} given")
+        if len(metas) > len(self.filters):
+            raise ValueError(f"{len(metas)} filters_meta for {len(self.filters)} filters")
+        # Metas that are left out are 0: the same parameters are equal, however they were given.
+        while metas and not metas[-1]:
+            metas.pop()
+        self._set("filters_meta", tuple(metas))
+        if not isinstance(self.use_dict, bool | np.bool_):
+            raise TypeError(f"use_dict must be a bool, not {self.use_dict!r}")
+        self._set("use_dict", bool(self.use_dict))
+        if self.use_dict and self.codec_id not in (CodecId.ZSTD, CodecId.LZ4, CodecId.LZ4HC):
+            raise ValueError(f"dictionaries need zstd, lz4 or lz4hc, not {self.codec!r}")
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def codec_id(self) -> int:
+        """The compcode of the codec."""
+        return codecs.codec_id(self.codec)
+
+    @property
+    def filter_slots(self) -> tuple[int, ...]:
+        """The six filter ids of a header, the given ones in the last slots."""
+        ids = tuple(filters.filter_id(name) for name in self.filters)
+        return NO_FILTERS[len(ids) :] + ids
+
+    @property
+    def meta_slots(self) -> tuple[int, ...]:
+        """The six filter metas of a header, as unsigned bytes, beside `filter_slots`."""
+        metas = tuple(meta & 0xFF for meta in self.filters_meta)
+        padded = metas + (0,) * (len(self.filters) - len(metas))
+        return NO_FILTERS[len(padded) :] + padded
+
+    def metas_for(self, typesize: int) -> tuple[int, ...]:
+        """Return `meta_slots` as chunks of items of `typesize` bytes carry them.
+
+        A bytedelta without a number of streams means as many as the item has bytes, which readers of a chunk without
+        its frame have to be told.
+        """
+        slots = zip(self.filter_slots, self.meta_slots, strict=True)
+        return tuple(typesize if fid in _BYTEDELTAS and not meta else meta for fid, meta in slots)
+
+    def splits(self, typesize: int, block_nbytes: int) -> bool:
+        """Whether full blocks of `block_nbytes` bytes are stored as `typesize` streams."""
+        whole_items = typesize > 1 and block_nbytes % typesize == 0
+        if self.splitmode in ("always", "never"):
+            return self.splitmode == "always" and whole_items
+        whole_items = whole_items and typesize <= 16
+        if self.splitmode == "auto":
+            # What C-Blosc 1 makes of its own accord, so that one call shuffles and compresses.
+            neblock = block_nbytes // typesize
+            return self.codec_id in _SPLIT_BY_BLOSC1 and whole_items and neblock >= 128 and block_nbytes <= 2**20
+        fast = self.codec_id in (CodecId.BLOSCLZ, CodecId.LZ4) or (self.codec_id == CodecId.ZSTD and self.clevel <= 5)
+        return fast and FilterId.SHUFFLE in self.filter_slots and whole_items and block_nbytes // typesize >= 32
+
+
+def given_or_default(cparams: CParams | None) -> CParams:
+    """Return the parameters, the default ones for None.
+
+    Raises
+    ------
+    TypeError
+        They are something else, such as the mapping that python-blosc2 takes.
+    """
+    if cparams is None:
+        return CParams()
+    if not isinstance(cparams, CParams):
+        raise TypeError(f"cparams must be a b2array.CParams, not {type(cparams).__name__}")
+    return cparams
+
+
+_BYTEDELTAS = (FilterId.BYTEDELTA, FilterId.BYTEDELTA_BUGGY)
+_SPLIT_BY_BLOSC1 = (CodecId.BLOSCLZ, CodecId.LZ4, CodecId.LZ4HC, CodecId.ZLIB)
+
+
+def _ranged(name: str, value: int, low: int, high: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {value!r}") from None
+    if not low <= number <= high:
+        raise ValueError(f"{name} must be {low} to {high}, not {number}")
+    return number
+
+
+def _named(ids: type[IntEnum], number: int) -> str | int:
+    """Return the name of a codec or filter that is built in, and the id of another."""
+    return ids(number).name.lower() if number in ids.__members__.values() else number

@@ -1,0 +1,267 @@
+"""The streams of blocks: where they are, what may be in them, and others that decode to the same.
+
+A block is a row of streams, each with its size in front. A size of 0 stands for a run of zeros, -n, with a token behind
+it, for a run of the byte n. Codecs do not know these.
+
+Source: "Blosc Chunk Format", section Blocks.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.buffers import Buffer
+from b2array.codec import codecs
+from b2array.codec.header import CodecFormat
+from b2array.errors import FormatError
+
+__all__ = ["MIN_STREAM", "check_ratio", "decode_zstd", "stand_in", "walk", "walk_many"]
+
+MIN_STREAM = 128
+"""C-Blosc 1 does not split into streams of fewer bytes."""
+
+_INT32 = struct.Struct("<i")
+
+_WALK = 2**18
+"""At most so many streams are looked at in one go."""
+
+Int64Array = npt.NDArray[np.int64]
+
+
+def walk(region: memoryview, start: int, stop: int, nstreams: int, neblock: int) -> list[tuple[int, int]]:
+    """List where the size field of each stream of a block stands, and its value.
+
+    It finds and raises what `walk_many` does; for few blocks a plain loop is faster.
+
+    Parameters
+    ----------
+    region : memoryview
+        The bytes around the block.
+    start, stop : int
+        Where the block begins and ends at the latest, in bytes from the start of `region`.
+    nstreams, neblock : int
+        Streams, and uncompressed bytes of each.
+
+    Raises
+    ------
+    FormatError
+        A stream reaches beyond the block, or its size or token is not valid.
+    """
+    found = []
+    position = start
+    unpack = _INT32.unpack_from
+    if start < 0:
+        raise FormatError(f"expected streams within a block that ends at byte {stop}, found one at {start}")
+    # What is too far is found at the end: positions only ever grow.
+    try:
+        for _ in range(nstreams):
+            csize = unpack(region, position)[0]
+            found.append((position, csize))
+            if 0 <= csize <= neblock:
+                position += 4 + csize
+            elif -255 <= csize < 0:
+                _check_token(region[position + 4])
+                position += 5
+            else:
+                raise FormatError(f"expected a stream size of -255 to {neblock}, found {csize}")
+    except (struct.error, IndexError):
+        raise FormatError(f"expected streams within {len(region)} bytes, found one at {position}") from None
+    if position > stop:
+        raise FormatError(f"expected a block that ends at byte {stop}, found streams up to {position}")
+    return found
+
+
+def walk_many(
+    region: memoryview,
+    starts: Sequence[int] | Int64Array,
+    stops: Sequence[int] | Int64Array,
+    nstreams: int,
+    neblock: int,
+) -> tuple[Int64Array, Int64Array]:
+    """Walk the streams of many blocks at once.
+
+    Parameters
+    ----------
+    region : memoryview
+        The bytes around the blocks.
+    starts, stops : sequence of int
+        Where each block begins and ends at the latest, in bytes from the start of `region`.
+    nstreams, neblock : int
+        Streams a block, and uncompressed bytes a stream.
+
+    Returns
+    -------
+    positions, csizes : ndarray of int64, shape (nblocks, nstreams)
+        Where the size field of each stream stands, and its value: 0 for a run of zeros, -value for a run.
+
+    Raises
+    ------
+    FormatError
+        A stream reaches beyond its block, or its size or token is not valid.
+    """
+    position = np.asarray(starts, np.int64)
+    limit = np.asarray(stops, np.int64)
+    positions = np.empty((len(position), nstreams), np.int64)
+    csizes = np.empty_like(positions)
+    if len(region) < 4:
+        raise FormatError(f"expected a stream size of 4 bytes, found {len(region)} bytes")
+    words: npt.NDArray[np.int32] = np.ndarray((len(region) - 3,), "<i4", region, strides=(1,))
+    if len(position) and int(position.min()) < 0:
+        _overrun(position, limit)
+    for i in range(nstreams):
+        try:
+            csize = words[position].astype(np.int64)
+        except IndexError:
+            _overrun(position, limit)
+        positions[:, i], csizes[:, i] = position, csize
+        # What is too far is found at the end: positions only ever grow.
+        position = position + csize
+        position += 4
+        if len(csize) and int(csize.min()) < 0:
+            position += (csize < 0) * (1 - csize)
+    if (position > limit).any():
+        _overrun(position, limit)
+    _check_csizes(region, positions, csizes, neblock)
+    return positions, csizes
+
+
+def check_ratio(
+    region: memoryview, starts: Int64Array, stops: Int64Array, nstreams: int, neblock: int, ratio: int
+) -> None:
+    """Walk the streams of many blocks and check that a byte of theirs never stands for more than `ratio` bytes.
+
+    Parameters
+    ----------
+    region, starts, stops, nstreams, neblock
+        As for `walk_many`.
+    ratio : int
+        What the codec can reach.
+
+    Raises
+    ------
+    FormatError
+        A stream is too short, or not valid.
+    """
+    step = max(1, _WALK // nstreams)
+    for first in range(0, len(starts), step):
+        pick = slice(first, first + step)
+        _, csizes = walk_many(region, starts[pick], stops[pick], nstreams, neblock)
+        compressed = csizes[csizes > 0]
+        if (compressed * ratio < neblock).any():
+            raise FormatError(f"expected streams that can hold {neblock} bytes, found one of {compressed.min()} bytes")
+
+
+def _check_csizes(region: memoryview, positions: Int64Array, csizes: Int64Array, neblock: int) -> None:
+    if int(csizes.max(initial=0)) > neblock or int(csizes.min(initial=0)) < -255:
+        bad = csizes[(csizes > neblock) | (csizes < -255)]
+        raise FormatError(f"expected a stream size of -255 to {neblock}, found {bad[0]}")
+    tokens = np.frombuffer(region, np.uint8)[positions[csizes < 0] + 4]
+    if (tokens != 1).any():
+        _check_token(int(tokens[tokens != 1][0]))
+
+
+def _check_token(token: int) -> None:
+    if token != 1:
+        raise FormatError(f"expected token 0x01 (a repeated byte) in a stream of negative size, found {token:#04x}")
+
+
+def _overrun(position: Int64Array, limit: Int64Array) -> NoReturn:
+    block = int(np.argmax((position + 4 > limit) | (position < 0)))
+    raise FormatError(
+        f"expected streams within a block that ends at byte {limit[block]}, found one at {position[block]}"
+    )
+
+
+def stand_in(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
+    """Return a stream of `nbytes` times one byte, size field included, that the codec of this format decodes."""
+    if nbytes < _SHORTEST_RUN[fmt]:
+        return _INT32.pack(nbytes) + bytes([value]) * nbytes
+    return _compressed_run(fmt, nbytes, value)
+
+
+_SHORTEST_RUN = {
+    CodecFormat.BLOSCLZ: MIN_STREAM,
+    CodecFormat.LZ4: MIN_STREAM,
+    CodecFormat.ZLIB: 2**31,
+    CodecFormat.ZSTD: 2**16,
+}
+"""From this many bytes on, decoding a payload is faster than copying a raw stream in."""
+
+
+@lru_cache(maxsize=1024)
+def _compressed_run(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
+    value_byte = bytes([value])
+    if fmt == CodecFormat.ZSTD:
+        # A frame header that says the content size, and blocks of one repeated byte (RFC 8878, section Blocks).
+        sizes = [2**17] * ((nbytes - 1) // 2**17) + [(nbytes - 1) % 2**17 + 1]
+        blocks = [(size << 3 | 1 << 1).to_bytes(3, "little") + value_byte for size in sizes]
+        blocks[-1] = bytes([blocks[-1][0] | 1]) + blocks[-1][1:]
+        payload = _zstd_header(nbytes) + b"".join(blocks)
+    # A literal, a match that repeats it, and the literals that must end a stream.
+    elif fmt == CodecFormat.LZ4:
+        payload = b"\x1f" + value_byte + b"\x01\x00" + _length_bytes(nbytes - 25) + b"\x50" + value_byte * 5
+    else:
+        payload = b"\x23" + value_byte * 4 + b"\xe0" + _length_bytes(nbytes - 16) + b"\x03\x02" + value_byte * 3
+    return _INT32.pack(len(payload)) + payload
+
+
+def _length_bytes(length: int) -> bytes:
+    return b"\xff" * (length // 255) + bytes([length % 255])
+
+
+def _zstd_header(nbytes: int) -> bytes:
+    """Return how a zstd frame of `nbytes` bytes in one segment begins (RFC 8878, section Frame_Header)."""
+    if nbytes < 2**8:
+        return b"\x28\xb5\x2f\xfd\x20" + nbytes.to_bytes(1, "little")
+    if nbytes < 2**16 + 2**8:
+        return b"\x28\xb5\x2f\xfd\x60" + (nbytes - 2**8).to_bytes(2, "little")
+    return b"\x28\xb5\x2f\xfd\xa0" + nbytes.to_bytes(4, "little")
+
+
+def decode_zstd(
+    region: memoryview, starts: Sequence[int], stops: Sequence[int], neblock: int, outs: Sequence[memoryview]
+) -> None:
+    """Decode the streams of blocks, all that are compressed in one go.
+
+    Parameters
+    ----------
+    region : memoryview
+        The bytes around the blocks.
+    starts, stops : sequence of int
+        Where each block begins and ends at the latest.
+    neblock : int
+        Uncompressed bytes of a stream.
+    outs : sequence of memoryview
+        What takes the streams of each block, one behind the other: `neblock` bytes for each stream of the block.
+
+    Raises
+    ------
+    FormatError
+        A stream is not valid, or not of `neblock` bytes.
+    """
+    frames: list[Buffer] = []
+    places: list[memoryview] = []
+    for start, stop, out in zip(starts, stops, outs, strict=True):
+        begin = end = 0
+        for head, csize in walk(region, start, stop, len(out) // neblock, neblock):
+            position = head + 4
+            end += neblock
+            if csize <= 0:
+                frames.append(_compressed_run(CodecFormat.ZSTD, neblock, -csize)[4:])
+            elif csize < neblock:
+                frames.append(region[position : position + csize])
+            else:
+                out[end - neblock : end] = region[position : position + neblock]
+                if begin < end - neblock:
+                    places.append(out[begin : end - neblock])
+                begin = end
+        if begin < end:
+            places.append(out[begin:end])
+    if frames:
+        codecs.decode_zstd_frames(frames, neblock, places)

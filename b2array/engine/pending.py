@@ -1,0 +1,188 @@
+"""Files that no commit refers to: those of writers who were killed, of writers at work, and of older states.
+
+A write by many workers has notes where its chunks wait, in a file whose name ends with `SUFFIX`: among the chunks of a
+sparse frame, or in a directory of its own beside a file. They tell its chunks from others, so that all of it can be
+taken for as young as its youngest file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+import msgpack
+
+from b2array.buffers import Buffer
+from b2array.engine.fetch import chunk_number
+from b2array.errors import FormatError
+from b2array.store.base import Listed, Store
+from b2array.store.local import TEMPORARY_SUFFIX, LocalStore
+
+__all__ = ["SUFFIX", "Notes", "beside", "is_orphan", "leftovers", "orphans", "read_notes", "remove"]
+
+SUFFIX = ".b2write"
+"""End of the names of what a write has until it is committed: notes in a sparse frame, a directory beside a file."""
+
+_NOTES_NBYTES = 2**16
+_TYPES = {"first": int, "count": int, "id": bytes, "generation": str}
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What lies beside the chunks of a write that is not committed.
+
+    Parameters
+    ----------
+    first, count : int
+        The first of the numbers that are reserved for its chunks, and how many are.
+    id : bytes
+        Tells it from other writes.
+    generation : str
+        The state that it builds on; "" for a new array.
+
+    Examples
+    --------
+    >>> notes = Notes(3, 8, b"id", "")
+    >>> Notes.unpack(notes.pack()) == notes
+    True
+    """
+
+    first: int
+    count: int
+    id: bytes
+    generation: str
+
+    def pack(self) -> bytes:
+        """Return the notes as bytes."""
+        packed: bytes = msgpack.packb(asdict(self))
+        return packed
+
+    @classmethod
+    def unpack(cls, buf: Buffer) -> Self:
+        """Read notes; raises FormatError if they are none."""
+        try:
+            found = msgpack.unpackb(buf)
+        except (ValueError, msgpack.UnpackException):
+            found = None
+        if not isinstance(found, dict) or not all(type(found.get(key)) is kind for key, kind in _TYPES.items()):
+            raise FormatError("expected the notes of a write that was interrupted, found others")
+        return cls(**{key: found[key] for key in _TYPES})
+
+
+def read_notes(store: Store, name: str) -> Notes | None:
+    """Read the notes of a write, or return None if there are none."""
+    (head,) = store.head([name], _NOTES_NBYTES)
+    if isinstance(head, FileNotFoundError | NotADirectoryError):
+        return None
+    if isinstance(head, Exception):
+        raise head
+    try:
+        return Notes.unpack(head.data)
+    except FormatError as error:
+        raise FormatError(f"{store.url}: {name}: {error}") from None
+
+
+def beside(url: str, digest: str) -> str:
+    """Return the directory where the chunks of a write wait whose target is one file."""
+    return f"{url}.{digest}{SUFFIX}{os.sep}"
+
+
+def is_orphan(name: str, numbers: Collection[int]) -> bool:
+    """Whether a file is that of a chunk that is not one of these."""
+    number = chunk_number(name)
+    return number is not None and number not in numbers
+
+
+def orphans(store: Store, files: Mapping[str, Listed], numbers: Collection[int] | None) -> dict[str, Listed]:
+    """Find chunks that no index names, in a directory or prefix.
+
+    Parameters
+    ----------
+    store : Store
+    files : mapping of str to Listed
+        What is there.
+    numbers : collection of int, optional
+        The files that the index names; None if there is no index, because a new array was never committed.
+
+    Returns
+    -------
+    dict of str to Listed
+        With notes about writes that are not committed, and each as young as the youngest of its write. A write may
+        have put more chunks than it has reserved numbers for, and so any of a higher number may be its own.
+    """
+    found = {name: each for name, each in files.items() if is_orphan(name, numbers or ())}
+    writes = [name for name in files if name.endswith(SUFFIX)]
+    known = {}
+    for name in writes:
+        with suppress(FormatError):
+            if (notes := read_notes(store, name)) is not None:
+                known[name] = notes
+    if numbers is None:
+        # Where an index was lost, chunks may still be saved: only those that never were in one are nobody's.
+        first = min((notes.first for notes in known.values() if not notes.generation), default=None)
+        found = {name: each for name, each in found.items() if first is not None and _number(name) >= first}
+    found |= {name: files[name] for name in writes}
+    for name, notes in known.items():
+        own = [other for other in found if other == name or _number(other) >= notes.first]
+        age = _youngest(found[other] for other in own)
+        found |= {other: Listed(found[other].size, age) for other in own}
+    return found
+
+
+def _number(name: str) -> int:
+    number = chunk_number(name)
+    return -1 if number is None else number
+
+
+def _youngest(files: Iterator[Listed]) -> float | None:
+    times = [each.modified for each in files]
+    known = [time for time in times if time is not None]
+    return max(known, default=None) if len(known) == len(times) else None
+
+
+def leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Listed]:
+    """Find files that a writer made and did not finish, in a directory, or beside a file.
+
+    Those beside a file are called as they are in its directory. A directory, which ends with a slash, is as young as
+    the youngest file in it.
+    """
+    found = {name: each for name, each in files.items() if name.endswith(TEMPORARY_SUFFIX)}
+    if isinstance(store, LocalStore) and not Path(store.url).is_dir():
+        for each in _siblings(Path(os.path.realpath(store.url)), TEMPORARY_SUFFIX):
+            with suppress(FileNotFoundError):
+                status = each.stat()
+                found[each.name] = Listed(status.st_size, status.st_mtime)
+        for each in _siblings(Path(store.url), SUFFIX):
+            with suppress(FileNotFoundError):
+                found[f"{each.name}/"] = _whole(each)
+    return found
+
+
+def _siblings(path: Path, suffix: str) -> Iterator[Path]:
+    pattern = re.compile(re.escape(path.name) + r"[.][0-9a-f]{16}" + re.escape(suffix))
+    with suppress(FileNotFoundError):
+        yield from (each for each in path.parent.iterdir() if pattern.fullmatch(each.name))
+
+
+def _whole(directory: Path) -> Listed:
+    statuses = [each.stat() for each in directory.iterdir()]
+    return Listed(sum(each.st_size for each in statuses), max(each.st_mtime for each in (directory.stat(), *statuses)))
+
+
+def remove(store: Store, names: Collection[str]) -> None:
+    """Remove orphans and leftovers, by the names that `orphans` and `leftovers` give them."""
+    if not isinstance(store, LocalStore) or Path(store.url).is_dir():
+        store.delete(names)
+        return
+    for name in names:
+        if name.endswith("/"):
+            inner = LocalStore(f"{Path(store.url).parent / name}{os.sep}")
+            with suppress(FileNotFoundError):
+                inner.delete([*inner.listing(), ""])
+        else:
+            (Path(os.path.realpath(store.url)).parent / name).unlink(missing_ok=True)

@@ -1,0 +1,367 @@
+"""How an array grows, shrinks and changes: resize, append, insert, delete.
+
+Each function changes a draft, so that it is part of one commit. Chunks stay what they are wherever their items stay
+together; the others are made anew, a few at a time, from what the draft held before.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.codec import encode
+from b2array.codec.header import NAN_BYTES, Special
+from b2array.engine import transfer
+from b2array.engine.snapshot import Source
+from b2array.engine.transaction import Draft
+from b2array.errors import ConflictError
+from b2array.format import frame
+from b2array.format.geometry import layout_of, reshaped
+from b2array.grid import assignment, selection
+from b2array.grid.layout import Layout
+
+__all__ = [
+    "Joint", "append", "check_joint", "delete", "fill_chunks", "insert", "joint", "positions", "read_box", "resize",
+]  # fmt: skip
+
+Array = npt.NDArray[Any]
+Positions = slice | npt.NDArray[np.int64]
+Box = tuple[slice, ...]
+
+
+def resize(draft: Draft, shape: tuple[int, ...]) -> None:
+    """Give the array another shape; items that come to be are the fill value.
+
+    Parameters
+    ----------
+    draft : Draft
+        Holds the array.
+    shape : tuple of int
+        Extents in items.
+
+    Raises
+    ------
+    ValueError, LimitError
+        The shape is not possible.
+    """
+    before = copy.copy(draft)  # shares the chunks, and keeps the old index
+    old = layout_of(draft.frame)
+    if shape == old.shape:
+        return
+    rows = [np.arange(min(n, m)) for n, m in zip(old.grid_shape, _grid_of(draft, old, shape), strict=True)]
+    new = _reindex(draft, old, shape, rows)
+    item = _fill_item(draft, new)
+    kept = tuple(slice(0, min(n, m), 1) for n, m in zip(old.shape, new.shape, strict=True))
+    torn = _torn(draft, old, new, item)
+
+    def filled(box: Box) -> Array:
+        values = np.full(_lengths(box), np.frombuffer(item, new.dtype)[0], new.dtype)
+        common = tuple(slice(i.start, min(i.stop, k.stop), 1) for i, k in zip(box, kept, strict=True))
+        inside = tuple(slice(0, i.stop - i.start) for i in common)
+        values[cast(Any, (*inside, ...))] = read_box(before, old, common)
+        return values
+
+    _run(transfer.rewrite(draft, new, torn, filled, cparams=draft.frame.cparams))
+
+
+def _torn(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
+    """List the chunks in which old items and new ones meet, unless they repeat the fill value anyway."""
+    grid = np.arange(new.nchunks).reshape(new.grid_shape)
+    kept = [slice(0, min(n, m)) for n, m in zip(old.grid_shape, new.grid_shape, strict=True)]
+    special = special_of(item, new.dtype)
+    uniform = None if special is None else frame.special_offset(special)
+    offsets = draft.frame.offsets
+    for axis, (n, m, c) in enumerate(zip(old.shape, new.shape, old.chunks, strict=True)):
+        if m <= n or not c or n % c == 0:
+            continue
+        row = n // c
+        place = (*kept[:axis], slice(row, row + 1), *kept[axis + 1 :])
+        slab = grid[cast(Any, place)].reshape(-1)
+        yield from slab[offsets[slab] != uniform].tolist() if uniform is not None else slab.tolist()
+        # The chunks of that row are done, and no later axis needs to touch them again.
+        kept[axis] = slice(0, row)
+
+
+def append(draft: Draft, values: Array, axis: int) -> None:
+    """Put values behind the last items along an axis.
+
+    Parameters
+    ----------
+    draft : Draft
+        Holds the array.
+    values : ndarray
+        Of the array's type and extents, but for the extent along `axis`.
+    axis : int
+        Not negative.
+    """
+    old = layout_of(draft.frame)
+    length = old.shape[axis]
+    shape = _with(old.shape, axis, length + values.shape[axis])
+    rows = [np.arange(n) for n in old.grid_shape]
+    new = _reindex(draft, old, shape, rows, fill=False)
+    index = tuple(slice(length if n == axis else 0, extent, 1) for n, extent in enumerate(shape))
+    transfer.write(draft, new, index, None, values, cparams=draft.frame.cparams)
+
+
+class _Piece(NamedTuple):
+    """Positions along an axis: of the array as it was, or (`given`) of the values that come in."""
+
+    positions: Positions
+    given: bool = False
+
+    @property
+    def length(self) -> int:
+        i = self.positions
+        return len(range(i.start, i.stop, i.step or 1)) if isinstance(i, slice) else len(i)
+
+
+def insert(draft: Draft, values: Array, index: int, axis: int) -> None:
+    """Put values before position `index` along an axis; other parameters as for `append`."""
+    length = layout_of(draft.frame).shape[axis]
+    pieces = (
+        _Piece(slice(0, index, 1)),
+        _Piece(slice(0, values.shape[axis], 1), given=True),
+        _Piece(slice(index, length, 1)),
+    )
+    _splice(draft, pieces, axis, values)
+
+
+def delete(draft: Draft, positions: slice | npt.NDArray[np.int64], axis: int) -> None:
+    """Remove positions along an axis.
+
+    Parameters
+    ----------
+    draft : Draft
+        Holds the array.
+    positions : slice or ndarray of int64
+        A slice of step 1 with start and stop in bounds; or sorted positions, none twice.
+    axis : int
+        Not negative.
+    """
+    length = layout_of(draft.frame).shape[axis]
+    if isinstance(positions, slice):
+        pieces = [_Piece(slice(0, positions.start, 1)), _Piece(slice(positions.stop, length, 1))]
+    else:
+        pieces = [_Piece(np.delete(np.arange(length), positions))]
+    _splice(draft, pieces, axis, None)
+
+
+def _splice(draft: Draft, pieces: Iterable[_Piece], axis: int, values: Array | None) -> None:
+    """Make the array anew along an axis from pieces of what it was, and of values."""
+    before = copy.copy(draft)
+    old = layout_of(draft.frame)
+    parts = [piece for piece in pieces if piece.length]
+    edges = [0, *accumulate(piece.length for piece in parts)]
+    rows = [np.arange(n) for n in old.grid_shape]
+    shape = _with(old.shape, axis, edges[-1])
+    count = _grid_of(draft, old, shape)[axis]
+    rows[axis] = np.full(count, -1)
+    step = old.chunks[axis]
+    for piece, (start, stop) in zip(parts, pairwise(edges), strict=True):
+        if not piece.given:
+            _find_rows(rows[axis], piece.positions, start, stop, edges[-1], step)
+    new = _reindex(draft, old, shape, rows, fill=False)
+    moved = np.flatnonzero(rows[axis] < 0)
+    numbers = np.take(np.arange(new.nchunks).reshape(new.grid_shape), moved, axis).reshape(-1)
+
+    def joined(box: Box) -> Array:
+        result = np.empty(_lengths(box), new.dtype)
+        wanted = box[axis]
+        for piece, (start, stop) in zip(parts, pairwise(edges), strict=True):
+            low, high = max(start, wanted.start), min(stop, wanted.stop)
+            if low >= high:
+                continue
+            target = result[_along(axis, slice(low - wanted.start, high - wanted.start))]
+            inside = _sub(piece.positions, low - start, high - start)
+            if piece.given and values is not None:
+                target[...] = values[(*box[:axis], inside, *box[axis + 1 :], ...)]
+            else:
+                index = inside if isinstance(inside, slice) else inside[None]
+                transfer.read(before, old, (*box[:axis], index, *box[axis + 1 :]), None, target)
+        return result
+
+    _run(transfer.rewrite(draft, new, numbers.tolist(), joined, cparams=draft.frame.cparams))
+
+
+def _find_rows(rows: npt.NDArray[np.int64], positions: Positions, start: int, stop: int, end: int, step: int) -> None:
+    """Note which rows of chunks the positions, which come to stand at [start, stop), move as a whole."""
+    if not step:
+        return
+    first = -(-start // step)
+    # The last row may be short.
+    last = len(rows) if stop == end else stop // step
+    for row in range(first, last):
+        low, high = row * step, min(row * step + step, end)
+        inside = _sub(positions, low - start, high - start)
+        if isinstance(inside, slice):
+            origin, together = inside.start, True
+        else:
+            origin, together = int(inside[0]), int(inside[-1]) - int(inside[0]) == high - low - 1
+        if together and origin % step == 0:
+            rows[row] = origin // step
+
+
+def _sub(positions: Positions, low: int, high: int) -> Positions:
+    if isinstance(positions, slice):
+        return slice(positions.start + low, positions.start + high, 1)
+    return positions[low:high]
+
+
+def _reindex(
+    draft: Draft, old: Layout, shape: tuple[int, ...], rows: Sequence[npt.NDArray[np.int64]], *, fill: bool = True
+) -> Layout:
+    """Give the array a new shape, and each place of the grid the chunk it had in row `rows` along every axis.
+
+    Rows of -1, and those behind the last, are new; they repeat the fill value, or are zeros if they are to be written.
+    """
+    draft.frame, new = reshaped(draft.frame, old, shape)
+    order = np.full(new.grid_shape, -1, np.int64)
+    if order.size and old.nchunks:
+        found = [np.flatnonzero(row >= 0) for row in rows]
+        numbers = np.arange(old.nchunks).reshape(old.grid_shape)
+        kept = tuple(row[places] for row, places in zip(rows, found, strict=True))
+        order[np.ix_(*found)] = numbers[np.ix_(*kept)]
+    draft.reindex(order.reshape(-1), nbytes=new.nbytes)
+    if fill:
+        fill_chunks(draft, new, _fill_item(draft, new), np.flatnonzero(order.reshape(-1) < 0))
+    return new
+
+
+def _grid_of(draft: Draft, old: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
+    _, new = reshaped(draft.frame, old, shape)
+    return new.grid_shape
+
+
+def fill_chunks(draft: Draft, layout: Layout, item: bytes, numbers: npt.NDArray[np.int64]) -> None:
+    """Put one small chunk that repeats an item at each position, unless there is an offset that stands for it."""
+    special = special_of(item, layout.dtype)
+    if special is not None:
+        draft.frame.offsets[numbers] = frame.special_offset(special)
+        return
+    chunk = encode.special_chunk(item, layout.chunk_nbytes, typesize=len(item), blocksize=layout.block_nbytes)
+    for n in numbers.tolist():
+        draft.put(n, chunk)
+
+
+def special_of(item: bytes, dtype: np.dtype[Any]) -> Special | None:
+    """Return the special value that repeats an item, if there is one that needs no chunk."""
+    if not any(item):
+        return Special.ZEROS
+    if dtype in (np.dtype("<f4"), np.dtype("<f8")) and item == NAN_BYTES[dtype.itemsize]:
+        return Special.NAN
+    return None
+
+
+def _fill_item(draft: Draft, layout: Layout) -> bytes:
+    item = draft.extras.fill
+    return item if item is not None and len(item) == layout.itemsize else bytes(layout.itemsize)
+
+
+def read_box(source: Source, layout: Layout, box: Box) -> Array:
+    """Read a box of the array, one slice of step 1 an axis."""
+    result = np.empty(_lengths(box), layout.dtype)
+    transfer.read(source, layout, box, None, result)
+    return result
+
+
+class Joint(NamedTuple):
+    """An axis, not negative, and what goes along it: values that fit the array everywhere else."""
+
+    values: Array
+    axis: int
+
+
+def joint(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int) -> Joint:
+    """Check that values can be put behind or between the items of an array, as `numpy.concatenate` does.
+
+    Raises
+    ------
+    numpy.exceptions.AxisError
+        There is no such axis.
+    TypeError
+        The values have a type that cannot be cast safely enough (see `numpy.can_cast`, "same_kind").
+    ValueError
+        They have another number of dimensions, or another extent along an axis that is not `axis`.
+    """
+    axis = np.lib.array_utils.normalize_axis_index(axis, len(shape))
+    array = _cast(values, dtype)
+    if array.ndim != len(shape):
+        raise ValueError(f"the values must have {len(shape)} dimensions, as the array has, not {array.ndim}")
+    if _with(array.shape, axis, 0) != _with(shape, axis, 0):
+        raise ValueError(
+            f"the values must have the array's extents along all axes but {axis}: "
+            f"found shape {array.shape} for an array of shape {shape}"
+        )
+    return Joint(array, axis)
+
+
+def check_joint(url: str, before: Layout, now: Layout, axis: int) -> None:
+    """Refuse an array that another writer has made one that the values do not fit any more.
+
+    Raises
+    ------
+    ConflictError
+        It has another type, or another extent along an axis that is not `axis`.
+    """
+    if now.dtype != before.dtype or _with(now.shape, axis, 0) != _with(before.shape, axis, 0):
+        raise ConflictError(f"{url} has become an array of shape {now.shape} and type {now.dtype}")
+
+
+def positions(key: Any, shape: tuple[int, ...], axis: int) -> slice | npt.NDArray[np.int64]:
+    """Return the positions that an integer, slice, index array or mask selects along an axis, as `delete` takes them.
+
+    Raises
+    ------
+    IndexError
+        Where NumPy's indexing raises it.
+
+    Examples
+    --------
+    >>> positions(slice(None, None, -2), (5, 4), 0), positions([-1, 0, 3], (5, 4), 1)
+    (array([0, 2, 4]), array([0, 3]))
+    """
+    if key is None or key is Ellipsis or isinstance(key, tuple):
+        raise IndexError("only an integer, a slice, an index array or a mask selects along one axis")
+    axis = np.lib.array_utils.normalize_axis_index(axis, len(shape))
+    found = selection.orthogonal((*[slice(None)] * axis, key), shape).index[axis]
+    if isinstance(found, np.ndarray):
+        return np.unique(found[0]) if found.size else slice(0, 0, 1)
+    return found if found.step == 1 else np.arange(found.start, found.stop, found.step)
+
+
+def _cast(values: Any, dtype: np.dtype[Any]) -> Array:
+    assignment.check_unmasked(values)
+    if isinstance(values, list | tuple | bool | int | float | complex | str | bytes):
+        array = np.asarray(values, dtype)  # NumPy checks the range of Python's integers
+        # ... but cuts off the fractions of its floats.
+        found = np.asarray(values).dtype if dtype.kind in "biu" and array.size else dtype
+        known = found == dtype or found.kind == "b" or (found.kind in "iu" and dtype.kind in "iu")
+    else:
+        array = np.asarray(values)
+        found = array.dtype
+        known = np.can_cast(found, dtype, "same_kind")
+    if not known:
+        raise TypeError(f"Cannot cast array data from {found!r} to {dtype!r} according to the rule 'same_kind'")
+    return array
+
+
+def _run(steps: Iterable[object]) -> None:
+    for _ in steps:
+        pass
+
+
+def _with(extents: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
+    return (*extents[:axis], extent, *extents[axis + 1 :])
+
+
+def _along(axis: int, index: slice) -> tuple[slice, ...]:
+    return (slice(None),) * axis + (index,)
+
+
+def _lengths(box: Box) -> tuple[int, ...]:
+    return tuple(i.stop - i.start for i in box)

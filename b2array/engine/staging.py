@@ -1,0 +1,266 @@
+"""Where the new chunks of a commit are until an index refers to them.
+
+In a sparse frame a new chunk goes into a file of its own at once. In a contiguous one it waits in a spool, until the
+commit appends it or, for a new file, gives the spool's file its name. Every chunk is followed by a record of its
+checksums.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.buffers import Buffer
+from b2array.codec import chunk, encode
+from b2array.codec.chunk import Head
+from b2array.codec.header import ChunkHeader, Special
+from b2array.config import HEADER_LEN
+from b2array.errors import ConflictError
+from b2array.format import extras, frame
+from b2array.store.base import Store
+from b2array.store.spool import Spool
+
+__all__ = ["CHECKED_AFTER", "Shelf"]
+
+Int64Array = npt.NDArray[np.int64]
+
+CHECKED_AFTER = 3600.0
+"""Seconds after which a commit makes sure that the files it made are still there."""
+
+_TOMB = b"\xff" * HEADER_LEN
+_LOWEST_CODE = -(2**32)
+"""Below are the index entries that stand for special values."""
+
+
+class Shelf:
+    """New chunks, each known by a code that stands for it in a draft's index.
+
+    The code of a chunk in a file is the file's number, that of a spooled one is negative. Threads may put chunks at the
+    same time.
+
+    Parameters
+    ----------
+    store : Store
+        Where the files go.
+    spool : Spool or None
+        Where the chunks go, if not into files of their own.
+    first : int
+        The first number that a file may get.
+    """
+
+    def __init__(self, store: Store, spool: Spool | None, first: int) -> None:
+        self.next = first
+        self.sizes: dict[int, npt.NDArray[np.uint32]] = {}
+        self._store = store
+        self._spool = spool
+        self._extents: list[tuple[int, int, int]] = []
+        self._marks: list[int] = []
+        self._adopted: set[int] = set()
+        self._digest = blake2b(digest_size=16)
+        self._closed = False
+        self._since = time.monotonic()
+        self._owner = os.getpid()
+        self._mutex = threading.Lock()
+
+    def put(self, buf: bytes, nblocks: int) -> int:
+        """Put a chunk where it will stay, and return its code.
+
+        Parameters
+        ----------
+        buf : bytes
+            The chunk. One of zeros or NaN becomes one of a repeated value, which other readers can read in parts.
+        nblocks : int
+            Number of columns of block sizes in the draft's record of sizes.
+        """
+        self.require_open()
+        head = chunk.unpack_head(buf)
+        if head.header.special not in (Special.NONE, Special.VALUE):
+            buf = encode.stored_special(buf)
+            head = chunk.unpack_head(buf)
+        row = extras.sizes_row(head, nblocks)
+        code, record = self._file(buf, head) if self._spool is None else self._enqueue(self._spool, buf, head)
+        with self._mutex:
+            self._digest.update(record)
+            self.sizes[code] = row
+        return code
+
+    @property
+    def ours(self) -> bool:
+        """Whether this is the process that the shelf was made in, and not one forked from it."""
+        return self._owner == os.getpid()
+
+    def require_open(self) -> None:
+        """Raise ConflictError if the transaction has ended, or belongs to another process."""
+        if self._closed:
+            raise ConflictError("expected a transaction under way, found that it has ended")
+        if not self.ours:
+            raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
+
+    def _enqueue(self, spool: Spool, buf: bytes, head: Head) -> tuple[int, bytes]:
+        record = extras.pack_record(buf, head)
+        with self._mutex:
+            start = spool.write(buf, record)
+            self._extents.append((start, start + len(buf), start + len(buf) + len(record)))
+            self._marks.append(_mark(record))
+            return -len(self._extents), record
+
+    def _file(self, buf: bytes, head: Head) -> tuple[int, bytes]:
+        while True:
+            with self._mutex:
+                number = self.next
+                self.next += 1
+            record = extras.pack_record(buf, head, number=number)
+            try:
+                self._store.create(frame.chunk_name(number), (buf, record))
+            except FileExistsError:
+                continue
+            return number, record
+
+    def reserve(self, count: int) -> int:
+        """Set numbers aside; returns the first."""
+        with self._mutex:
+            first = self.next
+            self.next += count
+            return first
+
+    def adopt(self, code: int, sizes: npt.NDArray[np.uint32], record: bytes) -> None:
+        """Take note of a chunk that another process has put. It is not removed if the commit fails."""
+        with self._mutex:
+            self._digest.update(record)
+            self.sizes[code] = sizes
+            self._adopted.add(code)
+            self.next = max(self.next, code + 1)
+
+    def tomb(self) -> int:
+        """Return a code for a chunk that is lost, where no software will read anything: no file, or no chunk."""
+        with self._mutex:
+            if self._spool is None:
+                self.next += 1
+                return self.next - 1
+            start = self._spool.write(_TOMB)
+            self._extents.append((start, start + len(_TOMB), start + len(_TOMB)))
+            self._digest.update(_TOMB)
+            self._marks.append(_mark(_TOMB))
+            return -len(self._extents)
+
+    def missing(self, offsets: Int64Array) -> list[str]:
+        """Return the names of the files made here that an index refers to and that are gone.
+
+        It is looked for only after so long a time that somebody may have taken them for leftovers.
+        """
+        if time.monotonic() - self._since < CHECKED_AFTER:
+            return []
+        numbers = [code for code in self.sizes if code >= 0 and code in offsets]
+        names = [frame.chunk_name(number) for number in numbers]
+        heads = self._store.head(names, 1) if names else []
+        return [name for name, head in zip(names, heads, strict=True) if isinstance(head, FileNotFoundError)]
+
+    @property
+    def digest(self) -> bytes:
+        """A digest of all chunks that were put here."""
+        return self._digest.digest()
+
+    def marks(self, offsets: Int64Array) -> Int64Array:
+        """Return a number for each entry of an index with codes, which other chunks do not have."""
+        marks = np.array(offsets, "<i8")
+        new = (marks < 0) & (marks >= _LOWEST_CODE)
+        marks[new] = np.array(self._marks, np.int64)[-1 - marks[new]]
+        return marks
+
+    def extent(self, code: int) -> tuple[int, int] | None:
+        """Return where a spooled chunk starts and stops in the spool, in bytes; None for other codes."""
+        return self._extents[-1 - code][:2] if _LOWEST_CODE <= code < 0 else None
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return bytes of a spooled chunk."""
+        return self._require_spool().read(start, stop)
+
+    def _require_spool(self) -> Spool:
+        if self._spool is None:
+            raise ValueError("chunks in files of their own are not spooled")
+        return self._spool
+
+    @property
+    def _complete(self) -> bool:
+        """Whether the spool is a file that only lacks header and tail, so that everything in it stays where it is."""
+        return self._spool is not None and self._spool.on_disk and self._spool.reserved > 0
+
+    def _kept(self, offsets: Int64Array) -> npt.NDArray[np.bool_]:
+        kept = np.full(len(self._extents), self._complete)
+        kept[-1 - offsets[(offsets < 0) & (offsets >= _LOWEST_CODE)]] = True
+        return kept
+
+    def placed(self, offsets: Int64Array, data_start: int) -> tuple[Int64Array, int]:
+        """Return an index in which spooled chunks have places, and where the data end.
+
+        Parameters
+        ----------
+        offsets : ndarray of int64, shape (nchunks,)
+            The index with codes.
+        data_start : int
+            Where the first of `pieces` will be, in bytes from the end of the header.
+        """
+        offsets = np.array(offsets, np.int64)
+        lengths = np.array([stop - start for start, _, stop in self._extents], np.int64) * self._kept(offsets)
+        stops = data_start + np.cumsum(lengths)
+        new = (offsets < 0) & (offsets >= _LOWEST_CODE)
+        which = -1 - offsets[new]
+        offsets[new] = stops[which] - lengths[which]
+        return offsets, int(stops[-1]) if len(stops) else data_start
+
+    def pieces(self, offsets: Int64Array) -> Iterator[Buffer]:
+        """Yield the spooled chunks that an index with codes refers to, in the order that `placed` counts on."""
+        for kept, (start, _, stop) in zip(self._kept(offsets).tolist(), self._extents, strict=True):
+            if kept:
+                yield from self._require_spool().pieces(start, stop)
+
+    def finish(self, header: Buffer, tail: Buffer, *, durable: bool) -> str | None:
+        """Complete the spool's file and return its path, or None if the spool has none to give away."""
+        if not self._complete:
+            return None
+        spool = self._require_spool()
+        spool.finish(header, tail, durable=durable)
+        return spool.path
+
+    def unused(self, offsets: Int64Array) -> list[str]:
+        """Return the names of the files made here that an index does not refer to."""
+        numbers = np.array([code for code in self.sizes if code >= 0 and code not in self._adopted], np.int64)
+        return [frame.chunk_name(number) for number in numbers[~np.isin(numbers, offsets)].tolist()]
+
+    def nbytes(self, offsets: Int64Array, noted: Mapping[int, int]) -> int:
+        """Return how many bytes chunks in files take together; a missing file has none.
+
+        Parameters
+        ----------
+        offsets : ndarray of int64
+            The files, or special values.
+        noted : mapping of int to int
+            Sizes of older chunks. Those that are neither new nor noted are asked for.
+        """
+        numbers = offsets[offsets >= 0].tolist()
+        sizes = {code: int(row[0]) for code in numbers if (row := self.sizes.get(code)) is not None}
+        sizes |= {code: size for code, size in noted.items() if size}
+        total = sum(sizes.get(number, 0) for number in numbers)
+        unknown = [frame.chunk_name(number) for number in numbers if number not in sizes]
+        for head in self._store.head(unknown, HEADER_LEN) if unknown else ():
+            if not isinstance(head, Exception):
+                total += ChunkHeader.unpack(head.data).cbytes
+            elif not isinstance(head, FileNotFoundError):
+                raise head
+        return total
+
+    def close(self) -> None:
+        """Take no more chunks, and let go of the spool."""
+        self._closed = True
+        if self._spool is not None:
+            self._spool.close()
+
+
+def _mark(record: bytes) -> int:
+    return int.from_bytes(blake2b(record, digest_size=8).digest(), "little", signed=True)

@@ -1,0 +1,202 @@
+"""The `b2nd` metalayer: shape, chunks, blocks and type of the items of an array.
+
+Source: "B2ND Metalayer Format" of the Blosc2 documentation, and the files that the C library writes. All integers
+are big-endian, as in every part of a frame that is msgpack.
+"""
+
+from __future__ import annotations
+
+import struct
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from b2array import config
+from b2array.buffers import Buffer
+from b2array.config import MAX_CHUNK_NBYTES
+from b2array.errors import FormatError, UnsupportedError
+from b2array.format.dtypes import parse_dtype
+from b2array.grid.layout import MAX_NDIM, Layout
+
+__all__ = [
+    "pack",
+    "shape_of",
+    "unpack",
+    "unpack_caterva",
+    "with_extents",
+]
+
+_NPARTS = 7
+_DTYPE_NUMPY = 0
+_FIXARRAY, _INT32, _INT64, _STR32 = 0x90, 0xD2, 0xD3, 0xDB
+
+
+def unpack(buf: Buffer, *, chunksize: int = 0) -> Layout:
+    """Read the content of a `b2nd` metalayer.
+
+    The fields are found by their position: with 16 dimensions the markers of the arrays are not valid msgpack.
+
+    Parameters
+    ----------
+    buf : bytes-like
+        The content; what follows it is not looked at.
+    chunksize : int, optional
+        Size of a chunk in bytes as the frame's header has it. Together with the chunk's extents it gives the size of
+        an item, which is true even where the text of the type is not; the type is then so many raw bytes. 0 or less
+        if not known.
+
+    Raises
+    ------
+    FormatError
+        The content ends early, has sizes that do not fit each other, or a type that NumPy does not know.
+    UnsupportedError
+        The type is not spelled as NumPy does, or contains Python objects.
+    """
+    buf = bytes(buf)
+    version, shape, chunks, blocks, at = _unpack_geometry(buf)
+    _need(len(buf) >= at + 6, "a type after the block shape", f"{len(buf) - at} bytes")
+    dtype_format, marker, size = struct.unpack_from(">BBI", buf, at)
+    if dtype_format != _DTYPE_NUMPY:
+        raise UnsupportedError(f"dtype format {dtype_format} in the b2nd metalayer: only 0 (NumPy) is known")
+    _need(marker == _STR32, f"a str32 marker {_STR32:#x} before the type", f"{marker:#x}")
+    _need(size <= config.limits.dtype_text, f"at most {config.limits.dtype_text} bytes of type text", f"{size}")
+    raw = buf[at + 6 : at + 6 + size]
+    _need(len(raw) == size, f"{size} bytes of type text", f"{len(raw)}")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise FormatError(f"expected UTF-8 as type text, found {raw[:80]!r}") from None
+    dtype = parse_dtype(text)
+    layout = _layout(shape, chunks, blocks, dtype, text, version)
+    items = prod(layout.extended_chunks)
+    if chunksize <= 0 or not items or chunksize == items * dtype.itemsize:
+        return layout
+    _need(chunksize % items == 0, f"chunks of {items} items", f"chunks of {chunksize} bytes")
+    return _layout(shape, chunks, blocks, np.dtype((np.void, chunksize // items)), text, version)
+
+
+def unpack_caterva(buf: Buffer, typesize: int) -> Layout:
+    """Read the content of a `caterva` metalayer, the predecessor of `b2nd`, which does not name a type.
+
+    Parameters
+    ----------
+    buf : bytes-like
+        The content; what follows it is not looked at.
+    typesize : int
+        Size of an item in bytes, from the frame's header.
+
+    Raises
+    ------
+    FormatError
+        The content ends early or has sizes that do not fit each other.
+    """
+    version, shape, chunks, blocks, _ = _unpack_geometry(bytes(buf))
+    _need(0 < typesize <= MAX_CHUNK_NBYTES, "a typesize of 1 byte or more", str(typesize))
+    return _layout(shape, chunks, blocks, np.dtype((np.void, typesize)), "", version)
+
+
+def _unpack_geometry(buf: bytes) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
+    _need(len(buf) >= 3, "a b2nd metalayer of 3 bytes or more", f"{len(buf)} bytes")
+    version, ndim = buf[1:3]
+    _need(ndim <= MAX_NDIM, f"at most {MAX_NDIM} dimensions", str(ndim))
+    shape, at = _unpack_extents(buf, 3, ndim, "q", _INT64)
+    chunks, at = _unpack_extents(buf, at, ndim, "i", _INT32)
+    blocks, at = _unpack_extents(buf, at, ndim, "i", _INT32)
+    return version, shape, chunks, blocks, at
+
+
+def _unpack_extents(buf: bytes, start: int, ndim: int, code: str, marker: int) -> tuple[tuple[int, ...], int]:
+    start += 1  # the array's own marker, which no reader looks at
+    width = 1 + struct.calcsize(f">{code}")
+    stop = start + ndim * width
+    _need(len(buf) >= stop, f"{stop} bytes for {ndim} dimensions", str(len(buf)))
+    _need(
+        buf[start:stop:width] == bytes([marker]) * ndim, f"{ndim} integers marked {marker:#x}", buf[start:stop].hex(" ")
+    )
+    return struct.unpack_from(">" + f"x{code}" * ndim, buf, start), stop
+
+
+def _layout(*fields: Any) -> Layout:
+    try:
+        return Layout(*fields)
+    except ValueError as error:
+        raise FormatError(str(error)) from None
+
+
+def pack(layout: Layout) -> bytes:
+    """Return the content of the `b2nd` metalayer.
+
+    The markers of the three arrays are 0x90 plus the number of dimensions, with 16 dimensions too, as the C library
+    writes them.
+
+    Raises
+    ------
+    ValueError
+        The layout has no text for its type (it came from a `caterva` metalayer).
+    """
+    if not layout.dtype_text:
+        raise ValueError("a layout without a type cannot be packed; give it a dtype_text")
+    text = layout.dtype_text.encode()
+    return b"".join((
+        bytes([_FIXARRAY + _NPARTS, layout.version, layout.ndim]),
+        _pack_extents(layout.shape, "q", _INT64),
+        _pack_extents(layout.chunks, "i", _INT32),
+        _pack_extents(layout.blocks, "i", _INT32),
+        struct.pack(">BBI", _DTYPE_NUMPY, _STR32, len(text)),
+        text,
+    ))  # fmt: skip
+
+
+def shape_of(buf: Buffer) -> tuple[int, ...]:
+    """Return the shape in a metalayer, also in one named `caterva`; raises FormatError."""
+    return _unpack_geometry(bytes(buf))[1]
+
+
+def with_extents(
+    buf: Buffer,
+    shape: tuple[int, ...],
+    chunks: tuple[int, ...] | None = None,
+    blocks: tuple[int, ...] | None = None,
+) -> bytes:
+    """Return a metalayer, also one named `caterva`, with other extents; nothing else changes, least of all its length.
+
+    Parameters
+    ----------
+    buf : bytes-like
+        The content of the metalayer.
+    shape, chunks, blocks : tuple of int
+        As many extents as there are; left out, the old ones.
+
+    Raises
+    ------
+    ValueError
+        There are more or fewer extents.
+
+    Examples
+    --------
+    >>> before = pack(Layout((10,), (4,), (2,), np.dtype("<f8"), "<f8"))
+    >>> unpack(with_extents(before, (7,))).shape
+    (7,)
+    """
+    changed = bytearray(buf)
+    _unpack_geometry(bytes(buf))
+    at = 3
+    for extents, code in ((shape, "q"), (chunks, "i"), (blocks, "i")):
+        width = 1 + struct.calcsize(f">{code}")
+        if extents is not None and len(extents) != buf[2]:
+            raise ValueError(f"expected {buf[2]} extents, found {len(extents)}")
+        for n, extent in enumerate(extents or ()):
+            struct.pack_into(f">{code}", changed, at + 2 + n * width, extent)
+        at += 1 + buf[2] * width
+    return bytes(changed)
+
+
+def _pack_extents(extents: tuple[int, ...], code: str, marker: int) -> bytes:
+    body = b"".join(struct.pack(f">B{code}", marker, extent) for extent in extents)
+    return bytes([_FIXARRAY + len(extents)]) + body
+
+
+def _need(ok: bool, expected: str, found: str) -> None:
+    if not ok:
+        raise FormatError(f"expected {expected}, found {found}")

@@ -1,0 +1,189 @@
+"""Types of items, and the text that stands for them in a file.
+
+Source: "B2ND Metalayer Format" of the Blosc2 documentation, and the text that python-blosc2 writes.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import numpy as np
+
+from b2array import config
+from b2array.errors import FormatError, LimitError, UnsupportedError
+
+__all__ = ["dtype_text", "extension_dtype", "extension_name", "make_dtype", "parse_dtype"]
+
+_STORABLE_KINDS = "biufcmMSUV"
+_NOT_A_DTYPE = (TypeError, ValueError, SyntaxError, LookupError, ArithmeticError, MemoryError, RecursionError, Warning)
+
+
+def parse_dtype(text: str) -> np.dtype[Any]:
+    """Return the type that `text` stands for: what `numpy.dtype` understands, or a Python literal of that.
+
+    Parameters
+    ----------
+    text : str
+        For example ``"<f8"`` or ``"[('x', '<i4'), ('y', '<f8')]"``, at most `b2array.config.limits.dtype_text` bytes.
+
+    Raises
+    ------
+    FormatError
+        NumPy does not understand it, or the items would have no size.
+    UnsupportedError
+        It contains Python objects, whose bytes are addresses.
+
+    Notes
+    -----
+    python-blosc2 also writes names of the package ml_dtypes (``"bfloat16"``), understood where it is installed.
+
+    Examples
+    --------
+    >>> parse_dtype("('<f4', (2,))")
+    dtype(('<f4', (2,)))
+    """
+    limit = config.limits.dtype_text
+    _need(len(text.encode(errors="surrogatepass")) <= limit, f"at most {limit} bytes of type text", f"{len(text)}")
+    try:
+        dtype = np.dtype(text)
+    except _NOT_A_DTYPE:
+        extension = extension_dtype(text)
+        return _parse_literal(text) if extension is None else extension
+    _check_dtype(dtype, dtype)
+    return dtype
+
+
+def _parse_literal(text: str) -> np.dtype[Any]:
+    try:
+        literal = ast.literal_eval(text)
+    except _NOT_A_DTYPE:
+        raise FormatError(f"expected a NumPy type, found {text[:80]!r}") from None
+    return make_dtype(literal)
+
+
+def extension_dtype(name: str) -> np.dtype[Any] | None:
+    """Return the type of the package ml_dtypes called `name`, or None if there is none or the package is missing.
+
+    Examples
+    --------
+    >>> extension_dtype("bfloat17") is None
+    True
+    """
+    try:
+        import ml_dtypes
+    except ImportError:
+        return None
+    found = getattr(ml_dtypes, name, None) if name.isidentifier() else None
+    return np.dtype(found) if isinstance(found, type) and issubclass(found, np.generic) else None
+
+
+def extension_name(dtype: np.dtype[Any]) -> str | None:
+    """Return the name under which `extension_dtype` finds a type, or None if it is none of the package ml_dtypes.
+
+    Examples
+    --------
+    >>> extension_name(np.dtype("f4")) is None
+    True
+    """
+    if dtype.isbuiltin != 2 or dtype.subdtype is not None:
+        return None
+    return dtype.name if extension_dtype(dtype.name) == dtype else None
+
+
+def make_dtype(literal: object) -> np.dtype[Any]:
+    """Return the type described by a value that came from a file: a str, list, tuple or dict.
+
+    Raises
+    ------
+    FormatError, UnsupportedError
+        As for `parse_dtype`.
+    """
+    _need(isinstance(literal, str | list | tuple | dict), "a NumPy type", repr(literal)[:80])
+    try:
+        dtype: np.dtype[Any] = np.dtype(literal)  # type: ignore[call-overload]
+    except _NOT_A_DTYPE:
+        raise FormatError(f"expected a NumPy type, found {repr(literal)[:80]}") from None
+    _check_dtype(dtype, dtype)
+    return dtype
+
+
+def _check_dtype(dtype: np.dtype[Any], whole: np.dtype[Any]) -> None:
+    if dtype.hasobject or (dtype.kind not in _STORABLE_KINDS and not _is_foreign(dtype)):
+        raise UnsupportedError(f"items of type {str(whole)[:80]} are references, not data")
+    # NumPy lets the size of a type overflow; such a type reads beyond its items.
+    smallest = 1 if dtype is whole else 0
+    _need(dtype.itemsize >= smallest, f"items of {smallest} bytes or more", f"{dtype.itemsize} in {str(whole)[:80]}")
+    if dtype.subdtype is not None:
+        _check_dtype(dtype.subdtype[0], whole)
+    for field, offset, *_ in (dtype.fields or {}).values():
+        _check_dtype(field, whole)
+        _need(offset + field.itemsize <= dtype.itemsize, f"fields inside {dtype.itemsize} bytes", f"one at {offset}")
+
+
+def dtype_text(dtype: np.dtype[Any]) -> str:
+    """Return the text that stands for `dtype` in a `b2nd` metalayer: the one python-blosc2 writes.
+
+    Raises
+    ------
+    TypeError
+        The type contains Python objects, has no size, or is no type of NumPy's own.
+    LimitError
+        The text is longer than `b2array.config.limits.dtype_text` bytes.
+
+    Examples
+    --------
+    >>> dtype_text(np.dtype("float64")), dtype_text(np.dtype([("a", "<i2")])), dtype_text(np.dtype("V3"))
+    ('<f8', "[('a', '<i2')]", '|V3')
+    """
+    if dtype.kind == "T":
+        raise TypeError(f"arrays of type {dtype} cannot be stored: text needs a length, as in astype('U20')")
+    text = str(dtype) if dtype.kind == "V" else dtype.str
+    try:
+        if _is_foreign(dtype):
+            raise TypeError(f"arrays of type {dtype} cannot be stored: only the package that added it knows its name")
+        if not _means(text, dtype):
+            # What NumPy prints for aligned records inside others is the text of another type.
+            text = repr(_literal(dtype))
+        _check_dtype(dtype, dtype)
+    except (FormatError, UnsupportedError) as error:
+        raise TypeError(f"arrays of type {dtype} cannot be stored: {error}") from None
+    size, limit = len(text.encode()), config.limits.dtype_text
+    if size > limit:
+        raise LimitError(f"type text has {size} bytes, at most {limit} are allowed")
+    return text
+
+
+def _means(text: str, dtype: np.dtype[Any]) -> bool:
+    try:
+        return parse_dtype(text) == dtype
+    except FormatError:
+        return False
+
+
+def _literal(dtype: np.dtype[Any]) -> object:
+    """Return the literal that describes a type with all its offsets."""
+    if dtype.subdtype is not None:
+        return _literal(dtype.subdtype[0]), dtype.shape
+    if dtype.fields is None or dtype.names is None:
+        return dtype.str
+    items = [dtype.fields[name] for name in dtype.names]
+    formats, offsets = [_literal(item[0]) for item in items], [item[1] for item in items]
+    literal = {"names": list(dtype.names), "formats": formats, "offsets": offsets, "itemsize": dtype.itemsize}
+    if any(len(item) > 2 for item in items):
+        literal["titles"] = [item[2] if len(item) > 2 else None for item in items]
+    return literal
+
+
+def _is_foreign(dtype: np.dtype[Any]) -> bool:
+    """Whether the type, or one inside it, was added to NumPy by another package, so that its name is not portable."""
+    if dtype.subdtype is not None:
+        return _is_foreign(dtype.subdtype[0])
+    if dtype.names is not None:
+        return any(_is_foreign(dtype[name]) for name in dtype.names)
+    return dtype.isbuiltin == 2
+
+
+def _need(ok: bool, expected: str, found: str) -> None:
+    if not ok:
+        raise FormatError(f"expected {expected}, found {found}")

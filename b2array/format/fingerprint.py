@@ -1,0 +1,107 @@
+"""The fingerprint that b2array puts into a frame's trailer, and what other software may change without breaking it.
+
+Source: "Blosc2 Contiguous Frame Format", sections Header and Trailer. The C library resets the type of a fingerprint
+whenever it writes a trailer; but where it resizes an array and the number of chunks stays, or changes a metalayer, it
+only writes a header, with the new shape and with how it was told to compress. So the header is noted in the trailer as
+well, and it is marked: its number of threads for decompression, which readers do not obey, is 0, and the C library
+always writes 1 or more. A header that differs from the one noted only where the C library may, and in this mark, was
+changed by other software; one that keeps the mark is damaged.
+"""
+
+from __future__ import annotations
+
+import struct
+from hashlib import blake2b
+
+import msgpack
+
+from b2array.buffers import Buffer
+from b2array.errors import FormatError
+from b2array.format import b2nd, metalayers
+
+__all__ = [
+    "FINGERPRINT_NBYTES", "HEADER", "MARK", "MARK_AT", "fingerprint", "frame_len", "is_changed_by_others",
+    "noted_header", "with_frame_len",
+]  # fmt: skip
+
+FINGERPRINT_NBYTES = 16
+HEADER = "header"
+"""Key of the noted header in b2array's own metalayer."""
+MARK = 0
+"""Number of threads for decompression in a header that b2array wrote."""
+MARK_AT = slice(0x42, 0x44)
+"""Where that stands."""
+
+_UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, struct.error, FormatError, msgpack.UnpackException)
+_FRAME_LEN = slice(0x10, 0x18)
+_FREE = (
+    _FRAME_LEN,
+    slice(0x1B, 0x1D),  # codec, level, split mode
+    slice(0x30, 0x34),  # typesize
+    slice(0x35, 0x39),  # blocksize
+    slice(0x3F, 0x41),  # threads for compression
+    MARK_AT,
+    slice(0x47, 0x56),  # filters, codec and its parameter, dictionary
+)
+_LAYERS_AT = 0x57
+
+
+def fingerprint(header: Buffer, tail: Buffer) -> bytes:
+    """Return what b2array writes as fingerprint of type 3: a digest of all of a frame but its chunks.
+
+    It is the first 16 bytes of the BLAKE2b digest (of 64 bytes, without key) of the header with the eight bytes of its
+    `frame_len` zeroed, followed by the tail without its last 16 bytes, where the fingerprint itself stands.
+
+    Parameters
+    ----------
+    header, tail : bytes-like
+        The header; the index directly followed by the trailer.
+    """
+    digest = blake2b(header[: _FRAME_LEN.start])
+    digest.update(bytes(8))
+    digest.update(header[_FRAME_LEN.stop :])
+    digest.update(tail[:-FINGERPRINT_NBYTES])
+    return digest.digest()[:FINGERPRINT_NBYTES]
+
+
+def frame_len(header: Buffer) -> int:
+    """Return the `frame_len` of a header: the size of the frame in bytes, or of its file beside the chunks."""
+    return int.from_bytes(header[_FRAME_LEN], "big")
+
+
+def with_frame_len(header: bytes, nbytes: int) -> bytes:
+    """Return a header with another `frame_len`."""
+    return header[: _FRAME_LEN.start] + nbytes.to_bytes(8, "big") + header[_FRAME_LEN.stop :]
+
+
+def noted_header(layer: Buffer) -> bytes | None:
+    """Return the header that is noted in b2array's own metalayer, or None if there is none."""
+    try:
+        header = msgpack.unpackb(layer, strict_map_key=False)[HEADER]
+    except _UNREADABLE:
+        return None
+    return header if isinstance(header, bytes) and len(header) > _LAYERS_AT else None
+
+
+def is_changed_by_others(header: Buffer, noted: bytes) -> bool:
+    """Say whether a header is what the C library makes of the one that was noted; if not, it is damaged."""
+    now, before = bytes(header), bytearray(noted)
+    (nthreads,) = struct.unpack(">h", now[MARK_AT])
+    if len(now) != len(before) or nthreads < 1 or any(before[MARK_AT]):
+        return False
+    for free in _FREE:
+        before[free] = now[free]
+    try:
+        layers, old = metalayers.unpack(now, _LAYERS_AT), metalayers.unpack(bytes(before), _LAYERS_AT)
+        changed = tuple(map(_changed, old, layers)) if len(old) == len(layers) else ()
+    except _UNREADABLE:
+        return False
+    return changed == layers and now == before[:_LAYERS_AT] + metalayers.pack(layers, _LAYERS_AT, uncounted=0)
+
+
+def _changed(old: tuple[str, bytes], new: tuple[str, bytes]) -> tuple[str, bytes] | None:
+    """Return what may have become of a metalayer: another shape, or other content of a user's own."""
+    (name, before), (_, now) = old, new
+    if name == "b2nd":
+        return name, b2nd.with_extents(before, b2nd.shape_of(now))
+    return (name, now) if len(now) == len(before) else None

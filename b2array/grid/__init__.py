@@ -1,0 +1,9 @@
+"""Whole numbers: how an array is cut into chunks and blocks, and what a key selects of them. No bytes.
+
+selection   a NumPy key -> a product of groups of positions
+partition   that product, cut along a grid: array -> chunks, chunk -> blocks; `take` and `put` move the items
+tiling      the steps in which the blocks of one chunk are read and copied
+assignment  the value of an assignment, converted as NumPy converts it
+layout      shape, chunks and blocks of one array, and what follows from them
+chunking    chunks and blocks chosen where the user names none
+"""

@@ -1,0 +1,149 @@
+"""How an array is cut: chunks on a grid, and in each chunk blocks on a grid.
+
+Source: "Blosc2 NDim Array Format", sections Metalayer and Storage order: partial chunks and blocks are padded to full
+size at their high end, and all grids are in C order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from b2array import config
+from b2array.caching import cached
+from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
+
+__all__ = ["MAX_NDIM", "Layout"]
+
+MAX_NDIM = 16
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an array is cut: into chunks on a grid, and each chunk into blocks on a grid.
+
+    Every chunk is stored in full: where the array ends inside a chunk, or the chunk inside a block, there is padding.
+    Chunks stand in C order of their grid, blocks in C order within the chunk, items in C order within the block.
+
+    Parameters
+    ----------
+    shape, chunks, blocks : tuple of int
+        Extents in items of the array, of a chunk, and of a block; at most 16 dimensions. An extent of `chunks` or
+        `blocks` may be 0 only where that of `shape` is.
+    dtype : numpy.dtype
+        Type of the items. A void type where the file does not say more than their size.
+    dtype_text : str
+        How the file spells the type (see the function `dtype_text`), or "" if it does not.
+    version : int, default 0
+        Version of the metalayer, kept as it is.
+
+    Raises
+    ------
+    ValueError
+        The extents do not fit each other, or a chunk, a block or the whole is larger than the format allows.
+
+    Examples
+    --------
+    >>> layout = Layout((10, 7), (4, 4), (3, 2), np.dtype("<f8"), "<f8")
+    >>> layout.grid_shape, layout.extended_chunks, layout.block_grid
+    ((3, 2), (6, 4), (2, 2))
+    """
+
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    blocks: tuple[int, ...]
+    dtype: np.dtype[Any]
+    dtype_text: str
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        self._check_extents()
+        self._check_sizes()
+
+    def _check_extents(self) -> None:
+        if self.ndim > MAX_NDIM:
+            raise ValueError(f"expected at most {MAX_NDIM} dimensions, found {self.ndim}")
+        if not len(self.chunks) == len(self.blocks) == self.ndim:
+            raise ValueError(
+                f"expected {self.ndim} extents in chunks and blocks, found {len(self.chunks)} and {len(self.blocks)}"
+            )
+        for name, extents, bits in (
+            ("shape", self.shape, 63),
+            ("chunks", self.chunks, 31),
+            ("blocks", self.blocks, 31),
+        ):
+            if not all(0 <= extent < 2**bits for extent in extents):
+                raise ValueError(f"expected extents of 0 to 2**{bits} - 1 in {name}, found {extents}")
+        for extents in zip(self.shape, self.chunks, self.blocks, strict=True):
+            if extents[0] and not all(extents):
+                raise ValueError(
+                    f"expected chunks and blocks of 1 item or more along {extents[0]} items, found {extents[1:]}"
+                )
+
+    def _check_sizes(self) -> None:
+        bounds = (
+            ("an item", self.itemsize, 1, MAX_CHUNK_NBYTES),
+            ("a block", self.block_nbytes, 0, MAX_BLOCKSIZE),
+            ("a chunk", self.chunk_nbytes, 0, min(MAX_CHUNK_NBYTES, config.limits.chunk_nbytes)),
+            ("the array with its padding", self.nbytes, 0, 2**63 - 1),
+        )
+        for name, nbytes, low, high in bounds:
+            if not low <= nbytes <= high:
+                raise ValueError(f"expected {low} to {high} bytes in {name}, found {nbytes}")
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @cached
+    def itemsize(self) -> int:
+        """Size of an item in bytes."""
+        return self.dtype.itemsize
+
+    @cached
+    def extended_chunks(self) -> tuple[int, ...]:
+        """Extents in items of a chunk with its padding: a whole number of blocks in every dimension."""
+        return tuple(n * b for n, b in zip(self.block_grid, self.blocks, strict=True))
+
+    @cached
+    def grid_shape(self) -> tuple[int, ...]:
+        """Number of chunks along every dimension."""
+        return _grid(self.shape, self.chunks)
+
+    @cached
+    def nchunks(self) -> int:
+        """Number of chunks: 1 without dimensions, 0 if an extent of the shape is 0."""
+        return prod(self.grid_shape)
+
+    @cached
+    def block_grid(self) -> tuple[int, ...]:
+        """Number of blocks along every dimension of a chunk."""
+        return _grid(self.chunks, self.blocks)
+
+    @cached
+    def nblocks(self) -> int:
+        """Number of blocks in a chunk."""
+        return prod(self.block_grid)
+
+    @cached
+    def block_nbytes(self) -> int:
+        """Size of a block in bytes."""
+        return prod(self.blocks) * self.itemsize
+
+    @cached
+    def chunk_nbytes(self) -> int:
+        """Size of a chunk in bytes, padding included."""
+        return self.nblocks * self.block_nbytes
+
+    @cached
+    def nbytes(self) -> int:
+        """Size of all chunks in bytes, padding included: what the frame calls its uncompressed size."""
+        return self.nchunks * self.chunk_nbytes
+
+
+def _grid(shape: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(-(-s // p) if p else 0 for s, p in zip(shape, part, strict=True))

@@ -1,0 +1,363 @@
+"""The geometry of an array: a grid of chunks, and in each chunk a grid of blocks.
+
+A selection is a product of groups. A group stands for the positions along one axis (a `slice`), or for points
+along one or several axes together (an integer array with one row an axis). `parts` cuts such a product at the
+borders of a grid and yields products again, so that one function serves array to chunks and chunk to blocks;
+`take` and `put` read and write the items of a product.
+
+Source: "Blosc2 NDim Array Format", sections Metalayer and Storage order: partial chunks and blocks are padded to
+full size at their high end, and all grids are in C order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, product, starmap
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "Axes",
+    "Index",
+    "Part",
+    "Run",
+    "Tile",
+    "boxes",
+    "extended",
+    "grid_shape",
+    "parts",
+    "put",
+    "runs",
+    "take",
+    "tiles",
+]
+
+Index = slice | NDArray[np.int64]
+"""Positions of one group, never negative and in bounds: ``slice(start, stop, step)`` with ``step > 0`` along one
+axis, or an array of shape (axes, points)."""
+
+Axes = tuple[tuple[int, ...], ...]
+"""The axes that each group covers, ascending. Instead of ``((0,), (1,), ...)`` stands None."""
+
+
+class Part(NamedTuple):
+    """What a selection takes from one part of the grid.
+
+    Attributes
+    ----------
+    coords : tuple of int
+        Which part, one coordinate an axis.
+    inside : tuple of Index
+        The selected positions, one entry a group, counted from the first item of the part.
+    outside : tuple of Index
+        Where these items stand in the selection's box, one entry a group: a slice of step 1, or an array of
+        shape (1, points) where the points of the part are scattered.
+    """
+
+    coords: tuple[int, ...]
+    inside: tuple[Index, ...]
+    outside: tuple[Index, ...]
+
+
+def grid_shape(shape: Sequence[int], part: Sequence[int]) -> tuple[int, ...]:
+    """Count the parts along each axis.
+
+    Examples
+    --------
+    >>> grid_shape((10, 20), (4, 5))
+    (3, 4)
+    """
+    return tuple(-(-n // p) if n else 0 for n, p in zip(shape, part, strict=True))
+
+
+def extended(shape: Sequence[int], part: Sequence[int]) -> tuple[int, ...]:
+    """Round each extent up to whole parts.
+
+    Examples
+    --------
+    >>> extended((10, 20), (4, 5))
+    (12, 20)
+    """
+    return tuple(-(-n // p) * p if n else 0 for n, p in zip(shape, part, strict=True))
+
+
+def parts(
+    index: tuple[Index, ...],
+    part_shape: Sequence[int],
+    axes: Axes | None = None,
+    outside: tuple[Index, ...] | None = None,
+) -> Iterator[Part]:
+    """Cut a selection at the borders of a grid, visiting each part that it touches once.
+
+    Parameters
+    ----------
+    index : tuple of Index
+        The selection, one entry a group; the `inside` of a part cuts that part further.
+    part_shape : sequence of int
+        Extent of a part along each axis, in items.
+    axes : tuple of tuple of int, optional
+        The axes of each group; by default one axis a group, in order.
+    outside : tuple of Index, optional
+        Where the selection stands in a larger box, as in `Part`; by default it is the whole box.
+
+    Yields
+    ------
+    Part
+        In C order of the grid where every group has one axis. Points keep their order inside a part, so that of
+        several writes to one item the last wins.
+
+    Examples
+    --------
+    >>> for part in parts((slice(2, 9, 3),), (4,)):
+    ...     print(part.coords, part.inside, part.outside)
+    (0,) (slice(2, 4, 3),) (slice(0, 1, 1),)
+    (1,) (slice(1, 4, 3),) (slice(1, 2, 1),)
+    (2,) (slice(0, 1, 3),) (slice(2, 3, 1),)
+    """
+    if not index:
+        return iter((Part((), (), ()),))
+    bases = (None,) * len(index) if outside is None else outside
+    if axes is None:
+        pieces = [_cut(i, (extent,), base) for i, extent, base in zip(index, part_shape, bases, strict=True)]
+        return map(Part._make, starmap(zip, product(*pieces)))
+    return _grouped_parts(index, part_shape, axes, bases)
+
+
+_Piece = tuple[Any, Index, Index]  # coords (a plain int for a group of one axis), inside, outside
+
+
+def _cut(index: Index, extents: tuple[int, ...], base: Index | None) -> list[_Piece]:
+    return _cut_slice(index, extents[0], base) if isinstance(index, slice) else _cut_points(index, extents, base)
+
+
+def _grouped_parts(
+    index: tuple[Index, ...], part_shape: Sequence[int], axes: Axes, bases: Sequence[Index | None]
+) -> Iterator[Part]:
+    # Where one group is empty, the points of another one need not be within any bounds.
+    if any(i.start >= i.stop if isinstance(i, slice) else not i.size for i in index):
+        return
+    pieces: list[list[_Piece]] = []
+    for covered, i, base in zip(axes, index, bases, strict=True):
+        cut = _cut(i, tuple(part_shape[axis] for axis in covered), base)
+        if len(covered) == 1:
+            cut = [((coord,), inside, outside) for coord, inside, outside in cut]
+        pieces.append(cut)
+    covered_axes = tuple(chain.from_iterable(axes))
+    rank = sorted(range(len(covered_axes)), key=covered_axes.__getitem__)
+    for combination in product(*pieces):
+        coords, inside, outside = zip(*combination, strict=True)
+        flat = tuple(chain.from_iterable(coords))
+        yield Part(tuple(flat[n] for n in rank), inside, outside)
+
+
+def _cut_slice(index: slice, extent: int, base: Index | None) -> list[_Piece]:
+    start, stop, step = index.start, index.stop, index.step
+    position = base.start if isinstance(base, slice) else 0
+    pieces: list[_Piece] = []
+    while start < stop:
+        coord = start // extent
+        origin = coord * extent
+        end = min(origin + extent, stop)
+        count = (end - start + step - 1) // step
+        pieces.append((coord, slice(start - origin, end - origin, step), slice(position, position + count, 1)))
+        start += count * step
+        position += count
+    return pieces
+
+
+def _cut_points(points: NDArray[np.int64], extents: tuple[int, ...], base: Index | None) -> list[_Piece]:
+    if points.shape[1] == 0:
+        return []
+    divisor = np.array(extents, np.int64)[:, None]
+    coords = points // divisor
+    inside = points - coords * divisor
+    number = coords[0]
+    if len(extents) > 1:
+        number = np.ravel_multi_index(tuple(coords), tuple((coords.max(axis=1) + 1).tolist()))
+    order = None
+    if (number[1:] < number[:-1]).any():
+        # In the smallest type that holds the numbers: for 16 bits NumPy's stable sort is a radix sort.
+        order = np.argsort(number.astype(np.min_scalar_type(number.max())), kind="stable")
+        number, coords, inside = number[order], coords[:, order], inside[:, order]
+    cuts = [0, *(np.flatnonzero(number[1:] != number[:-1]) + 1).tolist(), number.size]
+    where = [coord[0] if len(extents) == 1 else tuple(coord) for coord in coords[:, cuts[:-1]].T.tolist()]
+    return [
+        (coord, inside[:, start:stop], _positions(order, start, stop, base))
+        for coord, start, stop in zip(where, cuts[:-1], cuts[1:], strict=True)
+    ]
+
+
+def _positions(order: NDArray[np.intp] | None, start: int, stop: int, base: Index | None) -> Index:
+    if isinstance(base, np.ndarray):
+        return base[:, start:stop] if order is None else base[:, order[start:stop]]
+    offset = base.start if isinstance(base, slice) else 0
+    if order is None:
+        return slice(start + offset, stop + offset, 1)
+    return order[None, start:stop] + offset
+
+
+class Tile(NamedTuple):
+    """Parts that a selection by slices takes in the same way: all of each, or one part along an axis.
+
+    Attributes
+    ----------
+    coords : tuple of range
+        The parts, along each axis; more than one only where they are taken whole.
+    inside : tuple of slice
+        What is taken of each part.
+    outside : tuple of slice
+        Where all of it stands in the selection's box.
+    """
+
+    coords: tuple[range, ...]
+    inside: tuple[slice, ...]
+    outside: tuple[slice, ...]
+
+
+def tiles(
+    index: tuple[slice, ...], part_shape: Sequence[int], outside: tuple[slice, ...] | None = None
+) -> Iterator[Tile]:
+    """Cut a selection by slices like `parts`, but keep neighbours together that are taken whole.
+
+    Examples
+    --------
+    >>> for tile in tiles((slice(2, 13, 1),), (4,)):
+    ...     print(tile.coords, tile.inside, tile.outside)
+    (range(0, 1),) (slice(2, 4, 1),) (slice(0, 2, 1),)
+    (range(1, 3),) (slice(0, 4, 1),) (slice(2, 10, 1),)
+    (range(3, 4),) (slice(0, 1, 1),) (slice(10, 11, 1),)
+    """
+    if not index:
+        return iter((Tile((), (), ()),))
+    return map(Tile._make, starmap(zip, product(*runs(index, part_shape, outside))))
+
+
+class Run(NamedTuple):
+    """Parts along one axis that a slice takes in the same way; `coords`, `inside` and `outside` as in `Tile`."""
+
+    coords: range
+    inside: slice
+    outside: slice
+
+
+def runs(
+    index: tuple[slice, ...], part_shape: Sequence[int], outside: tuple[slice, ...] | None = None
+) -> list[list[Run]]:
+    """Cut each slice of a selection into runs, of which `tiles` returns the products."""
+    bases = (None,) * len(index) if outside is None else outside
+    return [_runs(i, extent, base) for i, extent, base in zip(index, part_shape, bases, strict=True)]
+
+
+def _runs(index: slice, extent: int, base: slice | None) -> list[Run]:
+    start, stop = index.start, index.stop
+    first, last = -(-start // extent), stop // extent
+    if index.step != 1 or last - first < 2:
+        cut = _cut_slice(index, extent, base)
+        return [Run(range(coord, coord + 1), inside, where) for coord, inside, where in cut]  # type: ignore[arg-type]
+    offset = (base.start if base is not None else 0) - start
+    low, high = first * extent, last * extent
+    found = [Run(range(first, last), slice(0, extent, 1), slice(low + offset, high + offset, 1))]
+    if start < low:
+        where = slice(start + offset, low + offset, 1)
+        found.insert(0, Run(range(first - 1, first), slice(start - low + extent, extent, 1), where))
+    if high < stop:
+        where = slice(high + offset, stop + offset, 1)
+        found.append(Run(range(last, last + 1), slice(0, stop - high, 1), where))
+    return found
+
+
+def take(values: NDArray[Any], index: tuple[Index, ...], axes: Axes | None = None) -> NDArray[Any]:
+    """Read the items of a product of groups.
+
+    Parameters
+    ----------
+    values : ndarray
+        For example a block, with `index` a part's `inside`, or a box, with `index` its `outside`.
+    index : tuple of Index
+        One entry a group.
+    axes : tuple of tuple of int, optional
+        The axes of `values` that each group covers; by default one axis a group, in order.
+
+    Returns
+    -------
+    ndarray
+        One dimension a group. A view of `values` if all groups are slices.
+
+    Examples
+    --------
+    >>> take(np.arange(12).reshape(3, 4), (slice(0, 2, 1), np.array([[3, 0]])))
+    array([[3, 0],
+           [7, 4]])
+    """
+    if np.ndarray not in map(type, index):
+        return values[(*index, ...)]
+    key, moved, order = _fancy(index, axes)
+    taken: NDArray[Any] = values.transpose(moved)[key]
+    return taken.transpose(sorted(range(len(order)), key=order.__getitem__))
+
+
+def put(target: NDArray[Any], index: tuple[Index, ...], values: NDArray[Any], axes: Axes | None = None) -> None:
+    """Write the items of a product of groups; the counterpart of `take`.
+
+    Parameters
+    ----------
+    target : ndarray
+        Changed in place.
+    index, axes
+        As in `take`. Where points repeat, the last value stays.
+    values : ndarray
+        One dimension a group.
+    """
+    if np.ndarray not in map(type, index):
+        target[index] = values
+        return
+    key, moved, order = _fancy(index, axes)
+    target.transpose(moved)[key] = values.transpose(order)
+
+
+def _fancy(index: tuple[Index, ...], axes: Axes | None) -> tuple[tuple[Index, ...], tuple[int, ...], tuple[int, ...]]:
+    """Make a NumPy key with all index arrays in front; also the axes in that order, and the groups."""
+    arrays = [n for n, i in enumerate(index) if isinstance(i, np.ndarray)]
+    order = (*arrays, *(n for n, i in enumerate(index) if isinstance(i, slice)))
+    key: list[Index] = []
+    for dim, n in enumerate(arrays):
+        # Points of several groups are combined like in `numpy.ix_`.
+        open_shape = (1,) * dim + (-1,) + (1,) * (len(arrays) - dim - 1)
+        key.extend(row.reshape(open_shape) for row in index[n])  # type: ignore[union-attr]
+    key.extend(index[n] for n in order[len(arrays) :])
+    moved = order if axes is None else tuple(chain.from_iterable(axes[n] for n in order))
+    return tuple(key), moved, order
+
+
+def boxes(shape: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:
+    """Cut an array into boxes whose items follow each other in C order.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Extents in items.
+    most : int
+        Items that a box may have, at least 1.
+
+    Examples
+    --------
+    >>> [tuple((i.start, i.stop) for i in box) for box in boxes((3, 4), 8)]
+    [((0, 2), (0, 4)), ((2, 3), (0, 4))]
+    """
+    if 0 in shape:
+        return
+    axis, inner = len(shape), 1
+    while axis and inner * shape[axis - 1] <= most:
+        axis -= 1
+        inner *= shape[axis]
+    rest = tuple(slice(0, n) for n in shape[axis:])
+    if not axis:
+        yield rest
+        return
+    step = max(1, most // inner)
+    for outer in np.ndindex(*shape[: axis - 1]):
+        for start in range(0, shape[axis - 1], step):
+            along = slice(start, min(start + step, shape[axis - 1]))
+            yield (*(slice(i, i + 1) for i in outer), along, *rest)

@@ -1,0 +1,203 @@
+"""Groups in a ``.b2z`` file: a zip archive with the files of a directory, not compressed once more.
+
+A member is read where it lies in the archive. Source: "APPNOTE.TXT - .ZIP File Format Specification", sections 4.3.7
+and 4.3.12; the central directory is read by `zipfile`.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from b2array import config
+from b2array.buffers import Buffer
+from b2array.engine import snapshot
+from b2array.engine.schunk import Mode, SChunk
+from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located
+from b2array.group import embedded
+from b2array.group.manifest import EMBEDDED, check_path, found
+from b2array.store.base import Stamp, Store
+from b2array.store.open import open_store
+from b2array.store.spans import Span
+
+__all__ = ["MAGIC", "Archive"]
+
+MAGIC = (b"PK\3\4", b"PK\5\6")
+"""First bytes of an archive, and of an empty one."""
+
+_TAIL = 2**16 + 2**10  # the longest comment, and what a small directory takes
+_LOCAL_HEADER = struct.Struct("<4s22x2H")
+_ENCRYPTED = 1
+_UNREADABLE = (zipfile.BadZipFile, ValueError, EOFError, LookupError, NotImplementedError, OverflowError, struct.error)
+
+
+class _Entry(NamedTuple):
+    start: int  # of the local header
+    nbytes: int
+    stored: bool
+
+
+class Archive:
+    """The members of a group in a zip archive, as they were when they were first asked for. For reading.
+
+    Parameters
+    ----------
+    url : str
+        Where the archive is.
+    storage_options : mapping
+        For fsspec.
+    """
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
+        self._address = url
+        self._options = dict(storage_options)
+        self._known: tuple[Stamp, dict[str, _Entry], dict[str, str]] | None = None
+        self.store: Store = open_store(url, storage_options=self._options)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._address, self._options, self._known
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.__init__(*state[:2])  # type: ignore[misc]
+        self._known = state[2]
+
+    @property
+    def url(self) -> str:
+        """Where the archive is, without secrets."""
+        return self.store.url
+
+    def members(self) -> dict[str, str]:
+        """Return the path of each member by its name, in the order of the names."""
+        return self._state()[2]
+
+    def refresh(self) -> None:
+        """Ask for the members anew when they are next needed."""
+        self._known = None
+        self.store.close()
+
+    def _state(self) -> tuple[Stamp, dict[str, _Entry], dict[str, str]]:
+        if self._known is None:
+            stamp = self.store.stamp("")
+            entries = located(self.url, lambda: _entries(self.store, stamp))
+            self._known = stamp, entries, {}
+            inner = embedded.extents(self._open(EMBEDDED)) if EMBEDDED in entries else {}
+            members = {**{name: embedded.path_of(name) for name in inner}, **found(entries)}
+            self._known = stamp, entries, dict(sorted(members.items()))
+        return self._known
+
+    def open(self, path: str, mode: Mode) -> SChunk:
+        """Open a member by its path.
+
+        Raises
+        ------
+        UnsupportedError
+            The archive has it compressed, encrypted, or as a directory of chunks.
+        FormatError
+            It is not where the archive's directory says.
+        ConflictError
+            There is another archive now.
+        """
+        if mode != "r":
+            raise ReadOnlyError(f"{self.url} is an archive, which can only be read")
+        if embedded.embedded(path):
+            return embedded.open_embedded(self._open(EMBEDDED), path)
+        return self._open(path)
+
+    def _open(self, path: str) -> SChunk:
+        stamp, entries, _ = self._state()
+        entry, place = entries.get(path), f"{self.url}: {path}"
+        if entry is None or not entry.stored:
+            kind = "a directory" if entry is None else "compressed or encrypted"
+            raise UnsupportedError(f"{place} is {kind} in the archive, so that it cannot be read in place; unpack it")
+        start = entry.start + self._header_nbytes(place, entry, stamp)
+        # A store of its own keeps the archive open for as long as the member is used, even if another takes its place.
+        store = open_store(self._address, storage_options=self._options)
+        held = located(place, lambda: snapshot.load(store, start=start))
+        if held.version is not None and held.version != stamp.version:
+            raise ConflictError(f"{self.url} was changed since it was opened; call refresh()")
+        if held.frame.frame_len > entry.nbytes:
+            raise FormatError(f"{place}: expected a frame in {entry.nbytes} bytes, found {held.frame.frame_len}")
+        return SChunk(held, "r")
+
+    def _header_nbytes(self, place: str, entry: _Entry, stamp: Stamp) -> int:
+        # Its extra fields are not those of the central directory.
+        span = Span("", entry.start, entry.start + _LOCAL_HEADER.size)
+        (head,) = self.store.read([span], expected=stamp.version)
+        magic, name_nbytes, extra_nbytes = _LOCAL_HEADER.unpack(head)
+        if magic != MAGIC[0]:
+            raise FormatError(f"{place}: expected the header of a file in the archive, found {magic!r}")
+        nbytes: int = _LOCAL_HEADER.size + name_nbytes + extra_nbytes
+        if entry.start + nbytes + entry.nbytes > stamp.size:
+            raise FormatError(f"{place}: expected {entry.nbytes} bytes, found the end of the archive")
+        return nbytes
+
+
+def _entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
+    file = _Ranges(store, stamp)
+    try:
+        with zipfile.ZipFile(file) as opened:
+            infos = opened.infolist()
+    except (FormatError, LimitError):
+        raise
+    except _UNREADABLE as error:
+        raise FormatError(f"expected a zip archive, found other bytes ({error})") from None
+    entries: dict[str, _Entry] = {}
+    for info in infos:
+        if info.is_dir():
+            continue
+        name = info.orig_filename.replace("\\", "/") if info.create_system == 0 else info.orig_filename
+        check_path(name)
+        if name in entries:
+            raise FormatError(f"expected every file once in the archive, found {name!r} again")
+        stored = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & _ENCRYPTED
+        if stored and info.file_size != info.compress_size:
+            raise FormatError(f"{name}: expected {info.file_size} bytes, found {info.compress_size}")
+        if not 0 <= info.header_offset <= stamp.size - _LOCAL_HEADER.size:
+            raise FormatError(f"{name}: expected a place in the archive, found {info.header_offset}")
+        entries[name] = _Entry(info.header_offset, info.compress_size, stored)
+    return entries
+
+
+class _Ranges(io.RawIOBase):
+    """A file of which the end is at hand, and the rest is read in ranges."""
+
+    def __init__(self, store: Store, stamp: Stamp) -> None:
+        super().__init__()
+        self._store = store
+        self._stamp = stamp
+        self._at = 0
+        self._tail_start = max(0, stamp.size - _TAIL)
+        self._tail = self._range(self._tail_start, stamp.size)
+
+    def _range(self, start: int, stop: int) -> Buffer:
+        (view,) = self._store.read([Span("", start, stop)], expected=self._stamp.version)
+        return view
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._stamp.size}[whence]
+        if at < 0:
+            raise ValueError(f"expected a place in the archive, found {at}")
+        self._at = at
+        return at
+
+    def read(self, size: int | None = -1) -> bytes:
+        start = min(self._at, self._stamp.size)
+        stop = self._stamp.size if size is None or size < 0 else min(start + size, self._stamp.size)
+        if stop - start > config.limits.metadata_nbytes:
+            raise LimitError(f"the directory of the archive takes {stop - start} bytes")
+        self._at = stop
+        if start >= self._tail_start:
+            return bytes(self._tail[start - self._tail_start : stop - self._tail_start])
+        return bytes(self._range(start, stop))

@@ -1,0 +1,490 @@
+"""Local files and directories, without fsspec."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Self
+
+import numpy as np
+
+from b2array import config
+from b2array.buffers import Buffer, memory
+from b2array.errors import FormatError
+from b2array.store.base import (
+    Head,
+    Listed,
+    Stamp,
+    changed,
+    checked,
+    identity,
+    merge,
+    overtaken,
+    pieces,
+    scatter,
+    too_short,
+    unmarked,
+)
+from b2array.store.spans import Merged, Span
+
+__all__ = ["TEMPORARY_SUFFIX", "LocalStore"]
+
+TEMPORARY_SUFFIX = ".b2tmp"
+"""End of the names of files that are being written; one that stays behind belongs to a writer that was killed."""
+
+_LOCK_SUFFIX = ".b2lock"
+_READ_LIMIT = 64 * 2**20
+
+_IOV_MAX = 1024
+"""So many buffers POSIX systems fill in one call."""
+
+try:
+    from os import preadv as _read_into
+except ImportError:  # Windows, old macOS
+    _seeking = threading.Lock()
+
+    def _read_into(fd: int, buffers: Sequence[memoryview], offset: int, /) -> int:  # type: ignore[misc]
+        done = 0
+        with _seeking:
+            os.lseek(fd, offset, os.SEEK_SET)
+            for view in buffers:
+                data = os.read(fd, len(view))
+                view[: len(data)] = data
+                done += len(data)
+                if len(data) < len(view):
+                    break
+        return done
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    _BINARY = os.O_BINARY
+    _READ = os.O_RDONLY | os.O_BINARY
+
+    def _flock(fd: int, shared: bool) -> None:  # noqa: ARG001 - there is no shared one
+        while True:
+            os.lseek(fd, 0, os.SEEK_SET)
+            try:
+                return msvcrt.locking(fd, msvcrt.LK_LOCK, 1)
+            except OSError as error:  # after ten seconds
+                if error.errno != errno.EDEADLK:
+                    raise
+
+    def _unlock(fd: int) -> None:
+        os.lseek(fd, 0, os.SEEK_SET)
+        msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)
+
+else:
+    import fcntl
+
+    _BINARY = 0
+    # Nobody may ever write to a pipe that is opened in the place of a file.
+    _READ = os.O_RDONLY | os.O_NONBLOCK
+
+    def _flock(fd: int, shared: bool) -> None:
+        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+    def _unlock(fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+# A forked child must not keep its parent's locks alive.
+_held: set[int] = set()
+
+
+def _drop_held() -> None:
+    for fd in _held:
+        os.close(fd)
+    _held.clear()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_drop_held)
+
+
+def _raise_counter(fd: int) -> None:
+    # Handles of the C library that are open elsewhere read the file again when this number has changed.
+    os.lseek(fd, 0, os.SEEK_SET)
+    content = os.read(fd, 16).ljust(16, b"\0")
+    counter = (int.from_bytes(content[8:], "little") + 1) % 2**64
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.write(fd, content[:8] + counter.to_bytes(8, "little"))
+
+
+def _sync_directory(path: str) -> None:
+    if config.durable and sys.platform != "win32":
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _local_stamp(status: os.stat_result) -> Stamp:
+    # Without the device, whose number differs between computers that share the file system.
+    return Stamp(status.st_size, f"{status.st_ino}@{status.st_mtime_ns}:{status.st_size}")
+
+
+class _File:
+    """A descriptor that is closed when no thread uses it any more, whoever has replaced it in the meantime."""
+
+    __slots__ = ("_known", "fd", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.fd = fd
+        self.path = path
+        self._known: set[str] = set()
+
+    @classmethod
+    def open(cls, path: str) -> Self:
+        return cls(os.open(path, _READ), path)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.fd)
+
+    def stamp(self) -> Stamp:
+        return _local_stamp(os.fstat(self.fd))
+
+    def is_of(self, expected: str) -> bool:
+        """Whether this is the file that had a version, and has at most been appended to since."""
+        if expected not in self._known:
+            if not self._has_been(expected):
+                return False
+            self._known.add(expected)
+        return True
+
+    def _has_been(self, expected: str) -> bool:
+        version, mark = unmarked(expected)
+        found = self.stamp()
+        if identity(found.version) != identity(version):
+            return False
+        # The number of a deleted file is soon that of another one.
+        if mark is None or found.version == version:
+            return True
+        return found.size >= mark.stop and self.read(mark.stop - len(mark.content), mark.stop) == mark.content
+
+    def read(self, start: int, stop: int, *, clip: bool = False) -> memoryview:
+        size = os.fstat(self.fd).st_size
+        if clip:
+            start, stop = min(start, size), min(stop, size)
+        elif stop > size:
+            raise too_short(self.path, start, stop, size - start)
+        view = np.empty(stop - start, np.uint8).data
+        if view:
+            self.read_into([view], start)
+        return view
+
+    def read_into(self, views: list[memoryview], start: int) -> None:
+        """Fill views with the bytes from `start` on."""
+        nbytes = sum(map(len, views))
+        done = _read_into(self.fd, views, start)
+        if done == nbytes:
+            return
+        for view in views:
+            # What the one call left over comes piece by piece.
+            at, done = min(done, len(view)), max(0, done - len(view))
+            while at < len(view):
+                count = _read_into(self.fd, [view[at:]], start + at)
+                if not count:
+                    raise too_short(self.path, start, start + len(view), at)
+                at += count
+            start += len(view)
+
+
+def _flush(file: Any) -> None:
+    file.flush()
+    if config.durable:
+        os.fsync(file.fileno())
+
+
+def _rename_exclusively(source: str, target: str) -> None:
+    """Give `source` the name `target`, unless that exists; `source` may stay as a second name."""
+    try:
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links: take the name first, then fill it
+            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            try:
+                os.replace(source, target)
+            except BaseException:
+                os.unlink(target)
+                raise
+    except FileExistsError:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+
+
+_TRUSTED_ROOM = 16 * 2**20
+"""Larger pieces of a file are asked for only if its store is as large: their sizes may be damaged."""
+_KEPT_ROOM = 64 * 2**20
+
+
+def _room(nbytes: int, spans: Sequence[Span], store: LocalStore) -> memoryview:
+    """Return bytes that this thread uses again and again: fresh memory costs more than reading into it."""
+
+    def check() -> None:
+        # What is free between the spans is no part of the file.
+        wanted = sum(span.stop - span.start for span in spans)
+        if wanted > _TRUSTED_ROOM and wanted > sum(each.size for each in store.listing().values()):
+            raise FormatError(f"{store.url}: expected {wanted} bytes, found fewer in all of it")
+
+    return memory("room", nbytes, _KEPT_ROOM, check).data
+
+
+class LocalStore:
+    """A local file or directory.
+
+    The file of a store that is one file stays open, so that its bytes can be read even after another writer has put
+    a new file in its place, until `head`, `replace` or `close` is called here.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        Taken relative to the present working directory for as long as the store lives.
+    """
+
+    guarantee = "lock"
+    appendable = True
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        text = os.fsdecode(path)
+        self.url = os.path.abspath(text)
+        self.is_prefix = True if text.endswith(("/", os.sep)) else None
+        self._file: _File | None = None
+
+    def __repr__(self) -> str:
+        return f"<LocalStore {self.url}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LocalStore, (os.path.join(self.url, "") if self.is_prefix else self.url,)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.url, name) if name else self.url
+
+    def _open(self, name: str) -> _File:
+        if name:
+            return _File.open(self._path(name))
+        file = self._file
+        if file is None:
+            file = self._file = _File.open(self.url)
+        return file
+
+    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
+        """Read spans; see `Store.read`."""
+        merged = merge(self.url, spans, _READ_LIMIT)
+        return scatter(spans, merged, self._read(merged, expected, clip=clip))
+
+    def gather(
+        self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
+    ) -> memoryview:
+        """Read spans into one buffer, in one call what is side by side in a file; see `Store.gather`."""
+        buffer = _room(nbytes, spans, self)
+        file: _File | None = None
+        opened, begin, reached = "", -1, -1
+        side_by_side: list[memoryview] = []
+        for span, place in zip(spans, places, strict=True):
+            name, start, stop = checked(self.url, span)
+            if file is None or start != reached or name != opened or len(side_by_side) == _IOV_MAX:
+                if file is not None:
+                    file.read_into(side_by_side, begin)
+                if file is None or name != opened:
+                    file, opened = self._open(name), name
+                    if expected is not None and not file.is_of(expected):
+                        raise changed(file.path)
+                side_by_side, begin = [], start
+            side_by_side.append(buffer[place : place + stop - start])
+            reached = stop
+        if file is not None:
+            file.read_into(side_by_side, begin)
+        return buffer
+
+    def _read(self, merged: Sequence[Merged], expected: str | None, *, clip: bool) -> Iterator[memoryview]:
+        for name, group in itertools.groupby((each.span for each in merged), key=lambda span: span.name):
+            file = self._open(name)
+            if expected is not None and not file.is_of(expected):
+                raise changed(file.path)
+            for _, start, stop in group:
+                yield file.read(start, stop, clip=clip)
+
+    def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
+        """Read beginnings; see `Store.head`. The file is opened anew, and later reads are from it."""
+        return [self._head(name, nbytes, offset) for name in names]
+
+    def _head(self, name: str, nbytes: int, offset: int) -> Head | Exception:
+        try:
+            file = _File.open(self._path(name))
+            stamp = file.stamp()
+            data = file.read(offset, offset + nbytes, clip=True)
+        except (OSError, FormatError) as error:
+            return error
+        if not name:
+            self._file = file
+        return Head(data, stamp)
+
+    def stamp(self, name: str) -> Stamp:
+        """Look up size and version; see `Store.stamp`."""
+        return _local_stamp(os.stat(self._path(name)))
+
+    def listing(self) -> dict[str, Listed]:
+        """Find the files; see `Store.listing`. Includes lock files and those with `TEMPORARY_SUFFIX`."""
+        if not os.path.isdir(self.url):
+            status = os.stat(self.url)
+            return {"": Listed(status.st_size, status.st_mtime)}
+        with os.scandir(self.url) as entries:
+            found = {entry.name: entry.stat() for entry in entries if entry.is_file()}
+        return {name: Listed(status.st_size, status.st_mtime) for name, status in found.items()}
+
+    def walk(self) -> list[str]:
+        """Find the files below; see `Store.walk`. Links to directories are not followed."""
+        os.stat(self.url)
+        found = (
+            os.path.relpath(os.path.join(directory, name), self.url)
+            for directory, _, names in os.walk(self.url)
+            for name in names
+        )
+        return sorted(path.replace(os.sep, "/") for path in found)
+
+    def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
+        """Write a new file; see `Store.create`. Missing directories are made."""
+        path = self._path(name)
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        with self._written_beside(path, data) as (temporary, stamp):
+            _rename_exclusively(temporary, path)
+        return stamp
+
+    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
+        """Write a file and rename it; see `Store.replace`. A symbolic link stays one. Missing directories are made."""
+        path = os.path.realpath(self._path(name))
+        with self._written_beside(path, data) as (temporary, stamp):
+            with suppress(FileNotFoundError):
+                os.chmod(temporary, os.stat(path).st_mode & 0o7777)
+            if expected is not None and self._version(path) != expected:
+                raise overtaken(path)
+            os.replace(temporary, path)
+        if not name:
+            self._file = None
+        return stamp
+
+    @staticmethod
+    def _version(path: str) -> str | None:
+        try:
+            return _local_stamp(os.stat(path)).version
+        except FileNotFoundError:
+            return None
+
+    @contextmanager
+    def _written_beside(self, path: str, data: Buffer | Iterable[Buffer]) -> Iterator[tuple[str, Stamp]]:
+        directory = os.path.dirname(path)
+        new = not os.path.isdir(directory)
+        if new:
+            os.makedirs(directory, exist_ok=True)
+        temporary = f"{path}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
+        try:
+            with open(temporary, "xb") as file:
+                file.writelines(pieces(data))
+                _flush(file)
+                stamp = _local_stamp(os.fstat(file.fileno()))
+            yield temporary, stamp
+        finally:
+            with suppress(OSError):  # it is gone if it was renamed, and in nobody's way if it stays
+                os.unlink(temporary)
+        _sync_directory(directory)
+        if new:
+            _sync_directory(os.path.dirname(directory))
+
+    def temporary(self, name: str) -> str | None:
+        """Name a file beside an object; see `Store.temporary`."""
+        return f"{os.path.realpath(self._path(name))}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
+
+    def adopt(self, path: str, name: str, *, exclusive: bool) -> Stamp:
+        """Give a complete file its name; see `Store.adopt`."""
+        target = os.path.realpath(self._path(name))
+        stamp = _local_stamp(os.stat(path))
+        if exclusive:
+            _rename_exclusively(path, target)
+        else:
+            os.replace(path, target)
+        self.close()
+        _sync_directory(os.path.dirname(target))
+        return stamp
+
+    def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:
+        """Cut and extend a file; see `Store.append`."""
+        cut = False
+        try:
+            with self._open_to_write(name, offset) as file:
+                file.truncate(offset)
+                cut = True
+                file.seek(offset)
+                file.writelines(pieces(data))
+                _flush(file)
+        except BaseException:
+            if cut:  # what came through, of data that a full disk did not take, is of no use
+                with suppress(OSError):
+                    os.truncate(self._path(name), offset)
+            raise
+
+    def patch(self, name: str, offset: int, data: Buffer) -> Stamp:
+        """Overwrite bytes of a file; see `Store.patch`."""
+        with self._open_to_write(name, offset + memoryview(data).nbytes) as file:
+            file.seek(offset)
+            file.write(data)
+            _flush(file)
+            return _local_stamp(os.fstat(file.fileno()))
+
+    @contextmanager
+    def _open_to_write(self, name: str, nbytes: int) -> Iterator[Any]:
+        path = self._path(name)
+        with open(path, "r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < nbytes:
+                raise FormatError(f"{path}: expected at least {nbytes} bytes, found {size}")
+            yield file
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove files; see `Store.delete`."""
+        for name in names:
+            path = self._path(name)
+            with suppress(FileNotFoundError):
+                if not name and os.path.isdir(path) and not os.path.islink(path):
+                    os.rmdir(path)
+                else:
+                    os.unlink(path)
+
+    @contextmanager
+    def lock(self, name: str, *, shared: bool = False) -> Iterator[None]:
+        """Hold the lock file; see `Store.lock`. Does not work on network file systems without ``flock``."""
+        path = os.path.join(self.url, _LOCK_SUFFIX) if name else self.url + _LOCK_SUFFIX
+        if not shared:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        elif not os.path.exists(path):
+            yield
+            return
+        flags = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
+        fd = os.open(path, flags | _BINARY, 0o666)
+        owner = os.getpid()
+        _held.add(fd)
+        try:
+            _flock(fd, shared)
+            if not shared:
+                _raise_counter(fd)
+            yield
+        finally:
+            if os.getpid() == owner:
+                _held.discard(fd)
+                # Said aloud, because a child that was forked a moment ago may not have closed its copy yet.
+                with suppress(OSError):
+                    _unlock(fd)
+                os.close(fd)
+
+    def close(self) -> None:
+        """Close the file; see `Store.close`."""
+        self._file = None

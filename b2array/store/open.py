@@ -1,0 +1,76 @@
+"""The store for a URL."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from b2array.errors import UnsupportedError
+from b2array.store.base import Store
+from b2array.store.local import LocalStore
+from b2array.store.remote import CachingStore, FsspecStore, HttpStore, SharedMemoryStore
+from b2array.store.s3 import S3Store
+from b2array.store.secrets import redact
+
+__all__ = ["open_store"]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")
+_KINDS: dict[str, type[FsspecStore]] = {
+    "blockcache": CachingStore,
+    "cached": CachingStore,
+    "filecache": CachingStore,
+    "http": HttpStore,
+    "https": HttpStore,
+    "memory": SharedMemoryStore,
+    "s3": S3Store,
+    "s3a": S3Store,
+    "simplecache": CachingStore,
+}
+
+
+def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Store:
+    """Make the store for a URL. Nothing is read or written.
+
+    Parameters
+    ----------
+    url : str or os.PathLike
+        A local path, a ``file://`` URL, or what fsspec understands, chains such as ``simplecache::s3://`` included.
+        A slash at the end says that it is a directory or prefix.
+    storage_options : mapping, optional
+        For fsspec; ignored for local paths.
+
+    Raises
+    ------
+    UnsupportedError
+        If the protocol is unknown, or the package that it needs is not installed.
+
+    Examples
+    --------
+    >>> open_store("memory://somewhere/array.b2nd")
+    <SharedMemoryStore memory://somewhere/array.b2nd>
+    >>> open_store("https://user:password@example.org/a.b2nd?signature=1234")
+    <HttpStore https://example.org/a.b2nd>
+    """
+    scheme = _SCHEME.match(url) if isinstance(url, str) else None
+    if scheme is None or scheme[0] in ("file://", "local://"):
+        return LocalStore(os.fsdecode(url)[scheme.end() if scheme else 0 :])
+    address = os.fspath(url)
+    _require_packages(address)
+    return _KINDS.get(scheme[1].lower(), FsspecStore)(address, storage_options or {})
+
+
+def _require_packages(url: str) -> None:
+    from fsspec.registry import get_filesystem_class
+
+    for position, part in enumerate(url.split("::")):
+        protocol, separator, _ = part.partition("://")
+        if not separator and position > 0:
+            continue  # a local path at the end of a chain
+        try:
+            get_filesystem_class(protocol)
+        except ValueError:
+            raise UnsupportedError(f"{redact(url)}: fsspec knows no protocol {protocol!r}") from None
+        except ImportError as error:
+            raise UnsupportedError(f"{redact(url)}: a package is not installed: {error}") from error

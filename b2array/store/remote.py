@@ -1,0 +1,479 @@
+"""Stores of any fsspec protocol: object stores, HTTP servers, archives, caches, and ``memory://``."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from b2array.buffers import Buffer
+from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
+from b2array.store import upload
+from b2array.store.base import (
+    Head,
+    Listed,
+    Mutex,
+    Stamp,
+    changed,
+    joined,
+    merge,
+    overtaken,
+    placed,
+    scatter,
+    too_short,
+    where,
+)
+from b2array.store.secrets import leaks, redact, secrets
+from b2array.store.spans import Span
+
+__all__ = ["CONNECTIONS", "CachingStore", "FsspecStore", "HttpStore", "SharedMemoryStore", "join"]
+
+_T = TypeVar("_T")
+_READ_LIMIT = 16 * 2**20  # one connection is slower than several, so that a large read is several requests
+CONNECTIONS = 8  # below the pool size of the S3 client, so that no request waits for another one's body
+_ARCHIVES = ("github", "libarchive", "reference", "tar", "zip")
+_ONE_FILE = ("libarchive", "tar")
+"""Archives that all their readers seek in through one file object, so that only one thread may read at a time."""
+_VERSIONS = (
+    "ETag",
+    "etag",
+    "generation",
+    "VersionId",
+    "Last-Modified",
+    "last_modified",
+    "mtime",
+    "modified",
+    "created",
+)
+_TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "created")
+
+
+def _status(error: BaseException | None) -> int | None:
+    """Find the HTTP status in an exception of aiohttp, or of botocore behind one of s3fs."""
+    while error is not None:
+        status = getattr(error, "status", None)
+        response = getattr(error, "response", None)
+        if isinstance(response, dict):
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if isinstance(status, int):
+            return status
+        error = error.__cause__
+    return None
+
+
+def _reason(error: Exception) -> Exception:
+    """Look behind a FileNotFoundError that stands for any failure, as from the HTTP file system."""
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):
+        return error if isinstance(cause, KeyError | FileNotFoundError) or _status(cause) == 404 else cause
+    return error
+
+
+class FsspecStore:
+    """An object or a prefix in a file system of fsspec.
+
+    Parameters
+    ----------
+    url : str
+        May be a chain, and may hold a query string; names of objects are put in front of that.
+    storage_options : mapping
+        For `fsspec.core.url_to_fs`.
+    """
+
+    guarantee = "single writer"
+    appendable = False
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
+        self.url = redact(url)
+        self.is_prefix = True if url.partition("::")[0].partition("?")[0].endswith("/") else None
+        self._address = url
+        self._options = dict(storage_options)
+        self._secrets = secrets(url, storage_options)
+        self._connection: tuple[int, Any, str] | None = None
+        if url.partition("://")[0] in _ARCHIVES:
+            self.guarantee = "read only"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._address, self._options)
+
+    def _connect(self) -> tuple[Any, str]:
+        """Give the file system and the root in it; a forked child makes its own."""
+        connection = self._connection
+        if connection is None or connection[0] != os.getpid():
+            from fsspec.core import url_to_fs
+
+            connection = self._connection = (os.getpid(), *url_to_fs(self._address, **self._options))
+        return connection[1:]
+
+    def _call(self, name: str, function: Callable[[Any, str], _T]) -> _T:
+        """Call ``function(file system, path)`` for an object, and raise this package's errors for fsspec's."""
+        try:
+            fs, root = self._connect()
+            return function(fs, join(root, name))
+        except Exception as error:  # noqa: BLE001 - it is raised below, where no context keeps its text
+            failure = self._translate(error, name)
+        raise failure
+
+    def _translate(self, error: Exception, name: str) -> Exception:
+        place = where(self.url, name)
+        error = _reason(error)
+        status = _status(error)
+        if isinstance(error, FileNotFoundError) or status == 404:
+            return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
+        if isinstance(error, FileExistsError):
+            return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place)
+        if status in (409, 412):
+            return overtaken(place)
+        if status == 416:
+            return FormatError(f"{place}: expected more bytes, found the end")
+        return self._without_secrets(error, status)
+
+    def _without_secrets(self, error: Exception, status: int | None) -> Exception:
+        if not leaks(error, self._secrets):
+            return error
+        text = redact(str(error), self._secrets) or type(error).__name__
+        if status in (401, 403) or isinstance(error, PermissionError):
+            return PermissionError(errno.EACCES, text)
+        return TimeoutError(text) if isinstance(error, TimeoutError) else OSError(text)
+
+    def _read_options(self, fs: Any, expected: str | None) -> dict[str, Any]:  # noqa: ARG002
+        """Give what the file system takes for a conditional read."""
+        return {}
+
+    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
+        """Read spans in one wave of concurrent requests; see `Store.read`."""
+        merged = merge(self.url, spans, _READ_LIMIT)
+        filled = [each.span for each in merged if each.span.start < each.span.stop]
+        try:
+            found = dict(zip(filled, self._read(filled, expected, clip=clip), strict=True)) if filled else {}
+        except ConflictError:
+            raise changed(where(self.url, filled[0].name)) from None
+        return scatter(spans, merged, (found.get(each.span, memoryview(b"")) for each in merged))
+
+    def _read(self, spans: Sequence[Span], expected: str | None, *, clip: bool) -> list[memoryview]:
+        answers = self._ranges(spans, expected)
+        answers.reverse()
+        # Each answer is copied and then forgotten, so that not all of them are in memory twice.
+        return [self._fit(span, answers.pop(), clip=clip) for span in spans]
+
+    def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
+        # Errors are returned at first, because one that is raised does not tell which object it is about.
+        names, starts, stops = ([*column] for column in zip(*spans, strict=True))
+
+        def request(fs: Any, _: str) -> list[Any]:
+            paths = [join(self._connect()[1], name) for name in names]
+            options = self._read_options(fs, expected)
+            answers: list[Any] = fs.cat_ranges(paths, starts, stops, on_error="return", **options)
+            return answers
+
+        with _archives if self._address.partition("://")[0] in _ONE_FILE else nullcontext():
+            return self._call(names[0], request)
+
+    def _fit(self, span: Span, answer: bytes | Exception, *, clip: bool) -> memoryview:
+        if isinstance(answer, Exception):
+            failure = self._translate(answer, span.name)
+            if not isinstance(failure, FormatError):
+                raise failure
+            answer = b""
+        wanted = span.stop - span.start
+        if len(answer) > wanted:
+            answer = answer[span.start : span.stop]  # the whole object, from a server that knows no ranges
+        if len(answer) != wanted and not clip:
+            raise too_short(where(self.url, span.name), span.start, span.stop, len(answer))
+        return memoryview(bytearray(answer))
+
+    def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
+        """Read beginnings in one wave of concurrent requests; see `Store.head`."""
+        spans = [Span(name, offset, offset + nbytes) for name in names]
+        try:
+            answers = self._ranges(spans, None)
+        except Exception as error:  # noqa: BLE001 - the caller judges it
+            answers = [error] * len(spans)
+        return [self._head(span, answer) for span, answer in zip(spans, answers, strict=True)]
+
+    def _head(self, span: Span, answer: Any) -> Head | Exception:
+        try:
+            return Head(self._fit(span, answer, clip=True), None)
+        except Exception as error:  # noqa: BLE001 - the caller judges it
+            return error
+
+    def stamp(self, name: str) -> Stamp:
+        """Ask for size and version; see `Store.stamp`."""
+        return self._call(name, lambda fs, path: _stamp(fs.info(path)))
+
+    def listing(self) -> dict[str, Listed]:
+        """Find the objects; see `Store.listing`."""
+
+        def ask(fs: Any, root: str) -> dict[str, Listed]:
+            fs.invalidate_cache(root)
+            files = [info for info in fs.ls(root, detail=True) if info["type"] == "file"]
+            return {_name(info["name"], root): Listed(info["size"], _modified(info)) for info in files}
+
+        return self._call("", ask)
+
+    def walk(self) -> list[str]:
+        """Find the objects below; see `Store.walk`."""
+
+        def ask(fs: Any, root: str) -> list[str]:
+            fs.invalidate_cache()
+            start = root.strip("/") + "/" if root.strip("/") else ""
+            paths = (str(path).lstrip("/") for path in fs.find(root))
+            return sorted(path.removeprefix(start) for path in paths if path.startswith(start))
+
+        return self._call("", ask)
+
+    def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
+        """Write a new object; see `Store.create`."""
+        try:
+            return self._write(name, data, exclusive=True)
+        except ConflictError:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), where(self.url, name)) from None
+
+    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
+        """Write an object; see `Store.replace`."""
+        if expected is not None and self._version(name) != expected:
+            raise overtaken(where(self.url, name))
+        return self._write(name, data)
+
+    def _write(self, name: str, data: Buffer | Iterable[Buffer], *, exclusive: bool = False) -> Stamp:
+        self._require_writable()
+        content = upload.apart(data)
+        if isinstance(content, bytes):
+            return self._put(name, content, **({"mode": "create"} if exclusive else {}))
+        if exclusive and self._version(name) is not None:
+            raise overtaken(where(self.url, name))
+        return self._put_parts(name, content, exclusive=exclusive)
+
+    def _put_parts(self, name: str, parts: Iterator[bytes], *, exclusive: bool) -> Stamp:  # noqa: ARG002
+        # The parts are made outside of the calls: their errors are no errors of this store.
+        file = self._call(name, upload.Streamed)
+        try:
+            for part in parts:
+                self._call(name, partial(file.write, part))
+            self._call(name, file.finish)
+        except BaseException:
+            with suppress(Exception):
+                file.abort()
+            raise
+        return self.stamp(name)
+
+    def _version(self, name: str) -> str | None:
+        try:
+            return self.stamp(name).version
+        except FileNotFoundError:
+            return None
+
+    def _put(self, name: str, content: bytes, **options: Any) -> Stamp:
+        def pipe(fs: Any, path: str) -> None:
+            try:
+                fs.pipe_file(path, content, **options)
+            except FileNotFoundError:  # a protocol with real directories
+                fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+                fs.pipe_file(path, content, **options)
+
+        self._call(name, pipe)
+        return self.stamp(name)
+
+    def _require_writable(self) -> None:
+        if self.guarantee == "read only":
+            raise ReadOnlyError(f"{self.url} can only be read: there is no writing with its protocol")
+
+    def gather(
+        self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
+    ) -> memoryview:
+        """Read spans into one buffer; see `Store.gather`."""
+        return placed(self.read(spans, expected=expected), places, nbytes)
+
+    def temporary(self, name: str) -> str | None:  # noqa: ARG002
+        """Take no files; see `Store.temporary`."""
+        return None
+
+    def adopt(self, path: str, name: str, *, exclusive: bool) -> Stamp:  # noqa: ARG002
+        """Take no files; see `Store.adopt`."""
+        raise UnsupportedError(f"{self.url} takes no files")
+
+    def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:  # noqa: ARG002
+        """Refuse: objects are written as a whole."""
+        raise self._unchangeable(name)
+
+    def patch(self, name: str, offset: int, data: Buffer) -> Stamp:  # noqa: ARG002
+        """Refuse: objects are written as a whole."""
+        raise self._unchangeable(name)
+
+    def _unchangeable(self, name: str) -> Exception:
+        return UnsupportedError(f"{where(self.url, name)} cannot be changed in place, only be replaced")
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove objects; see `Store.delete`."""
+        self._require_writable()
+        for name in names:
+            try:
+                self._call(name, lambda fs, path: fs.rm_file(path))
+            except FileNotFoundError:
+                continue
+
+    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Do nothing: the protocol has no locks."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Let go of the file system; see `Store.close`."""
+        self._connection = None
+
+
+class HttpStore(FsspecStore):
+    """An object, or the names below it, on an HTTP server. For reading."""
+
+    guarantee = "read only"
+
+    def _read_options(self, fs: Any, expected: str | None) -> dict[str, Any]:
+        # A range of compressed content would be a range of other bytes.
+        headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
+        if expected is not None and expected.startswith('"'):  # a strong entity tag
+            headers["If-Match"] = expected
+        return {"headers": headers}
+
+    def listing(self) -> dict[str, Listed]:
+        """Refuse: HTTP knows no directories."""
+        raise UnsupportedError(f"{self.url} cannot be listed")
+
+    def walk(self) -> list[str]:
+        """Refuse: HTTP knows no directories."""
+        raise UnsupportedError(f"{self.url} cannot be listed")
+
+
+_caching, _archives = Mutex(), Mutex()
+
+
+class CachingStore(FsspecStore):
+    """An object or prefix that fsspec copies to the local disk when it is first read.
+
+    Files of the cache are filled in view of other readers, and stay behind unfinished if another file of the same
+    batch fails. Therefore one read at a time fetches objects one by one, for ``simplecache`` in several threads.
+
+    For reading: a writer would compare with the index in the cache, and not notice what others have committed.
+    """
+
+    guarantee = "read only"
+
+    def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:  # noqa: ARG002
+        parallel = CONNECTIONS if self._address.startswith("simplecache") else 1
+        groups = [[*group] for _, group in itertools.groupby(spans, key=lambda span: span.name)]
+        with _caching, ThreadPoolExecutor(parallel) as threads:
+            return [answer for answers in threads.map(self._ranges_of_one, groups) for answer in answers]
+
+    def _ranges_of_one(self, spans: Sequence[Span]) -> list[Any]:
+        try:
+            return super()._ranges(spans, None)
+        except Exception as error:  # noqa: BLE001 - the caller judges it
+            return [error] * len(spans)
+
+
+_shared_memory, _shared_writers = Mutex(), Mutex()
+_serials: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+_next_serial = itertools.count()
+
+
+class SharedMemoryStore(FsspecStore):
+    """An object or prefix of ``memory://``, which all stores of this process share."""
+
+    guarantee = "lock"
+
+    def stamp(self, name: str) -> Stamp:
+        """Ask for size and version; see `Store.stamp`."""
+        return self._call(name, self._stamp)
+
+    @staticmethod
+    def _stamp(fs: Any, path: str) -> Stamp:
+        file = fs.store.get("/" + path.lstrip("/"))
+        if file is None:
+            raise FileNotFoundError(path)
+        serial = _serials.setdefault(file, next(_next_serial))
+        return Stamp(file.size, f"{serial}@{file.modified.isoformat()}")
+
+    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
+        """Read spans; see `Store.read`."""
+        with _shared_memory:
+            if expected is not None and spans and self._version(spans[0].name) != expected:
+                raise changed(where(self.url, spans[0].name))
+            return super().read(spans, clip=clip)
+
+    def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
+        """Read beginnings; see `Store.head`."""
+        with _shared_memory:
+            heads = super().head(names, nbytes, offset=offset)
+            return [
+                head._replace(stamp=self.stamp(name)) if isinstance(head, Head) else head
+                for name, head in zip(names, heads, strict=True)
+            ]
+
+    def _put(self, name: str, content: bytes, **options: Any) -> Stamp:
+        with _shared_memory:
+            return super()._put(name, content, **options)
+
+    def _put_parts(self, name: str, parts: Iterator[bytes], *, exclusive: bool) -> Stamp:
+        from fsspec.implementations.memory import MemoryFile
+
+        fs, root = self._connect()
+        file = MemoryFile(fs, "/" + join(root, name).lstrip("/"))
+        file.writelines(parts)
+
+        def commit(fs: Any, path: str) -> None:
+            if exclusive and fs.exists(path):
+                raise FileExistsError
+            file.commit()
+
+        with _shared_memory:
+            self._call(name, commit)
+            return self.stamp(name)
+
+    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
+        """Write an object; see `Store.replace`."""
+        if expected is None:
+            return super().replace(name, data)
+        content = joined(data)
+        with _shared_memory:
+            return super().replace(name, content, expected=expected)
+
+    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Exclude the other writers, and nobody who reads; see `Store.lock`."""
+        return _shared_writers
+
+
+def join(root: str, name: str) -> str:
+    """Put the name of an object behind the root of its store, and in front of a query."""
+    if not name:
+        return root
+    if "://" not in root:
+        return f"{root.rstrip('/')}/{name}" if root else name
+    path, mark, query = root.partition("?")
+    return f"{path.rstrip('/')}/{name}{mark}{query}"
+
+
+def _name(path: str, root: str) -> str:
+    return "" if path.strip("/") == root.strip("/") else path.rpartition("/")[2]
+
+
+def _stamp(info: Mapping[str, Any]) -> Stamp:
+    size = info.get("size")
+    version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
+    return Stamp(-1 if size is None else size, version if version.startswith('"') else f"{version}:{size}")
+
+
+def _modified(info: Mapping[str, Any]) -> float | None:
+    value = next((info[key] for key in _TIMES if info.get(key)), None)
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    if isinstance(value, datetime):
+        value = value.timestamp()
+    return value if isinstance(value, float | int) else None

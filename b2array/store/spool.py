@@ -1,0 +1,156 @@
+"""Bytes on their way into a file: in memory, and in a temporary file once there are many."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Self
+
+from b2array.buffers import Buffer
+from b2array.errors import ConflictError
+
+__all__ = ["Spool"]
+
+_IN_MEMORY = 32 * 2**20
+_STEP = 8 * 2**20
+
+
+class Spool:
+    """A sequence of pieces that grows at its end. Threads may use one at the same time.
+
+    Parameters
+    ----------
+    path : str, optional
+        Where to make a file when there are too many bytes; without it a nameless temporary file is used.
+    reserved : int, default 0
+        Bytes that stay free at the beginning of the file, for a header.
+    limit : float, default 32 MiB
+        Bytes that are kept in memory.
+
+    Examples
+    --------
+    >>> with Spool() as spool:
+    ...     spool.write(b"one"), spool.write(b"two", b"three"), bytes(spool.read(6, 9))
+    (0, 3, b'thr')
+    """
+
+    def __init__(self, path: str | None = None, *, reserved: int = 0, limit: float = _IN_MEMORY) -> None:
+        self.path = path
+        self.reserved = reserved
+        self.length = 0
+        self._limit = limit
+        self._starts: list[int] = []
+        self._pieces: list[Buffer] = []
+        self._file: IO[bytes] | None = None
+        self._closed = False
+        self._owner = os.getpid()
+        self._mutex = threading.Lock()
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether the pieces are in a file."""
+        return self._file is not None
+
+    def write(self, *pieces: Buffer) -> int:
+        """Add pieces; return where the first starts, in bytes."""
+        with self._mutex:
+            self._require_open()
+            start = self.length
+            for piece in pieces:
+                self._starts.append(self.length)
+                self._pieces.append(piece)
+                self.length += len(piece)
+            if self._file is not None or self.length > self._limit:
+                self._flush()
+            return start
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return a private copy of bytes of one piece.
+
+        Raises
+        ------
+        ConflictError
+            The spool is closed: its bytes are gone, or have found their place.
+        """
+        with self._mutex:
+            self._require_open()
+            if self._file is not None:
+                return memoryview(self._from_file(self._file, start, stop))
+            number = bisect_right(self._starts, start) - 1
+            base = self._starts[number]
+            return memoryview(bytearray(memoryview(self._pieces[number])[start - base : stop - base]))
+
+    def pieces(self, start: int, stop: int) -> Iterator[Buffer]:
+        """Yield the bytes of a range that begins and ends where pieces do."""
+        if self._file is not None:
+            for position in range(start, stop, _STEP):
+                yield self._from_file(self._file, position, min(position + _STEP, stop))
+            return
+        number = max(0, bisect_right(self._starts, start) - 1)
+        while number < len(self._starts) and self._starts[number] < stop:
+            yield self._pieces[number]
+            number += 1
+
+    def finish(self, header: Buffer, tail: Buffer, *, durable: bool) -> None:
+        """Complete the file: `header` into the reserved room, `tail` behind the pieces."""
+        self.write(tail)
+        with self._mutex:
+            if self._file is None or len(header) != self.reserved:
+                raise ValueError(f"expected a file and a header of {self.reserved} bytes, found {len(header)}")
+            self._file.seek(0)
+            self._file.write(header)
+            self._file.flush()
+            if durable:
+                os.fsync(self._file.fileno())
+
+    def _flush(self) -> None:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile() if self.path is None else Path(self.path).open("x+b")  # noqa: SIM115
+        if self._pieces:
+            self._file.seek(self.reserved + self._starts[0])
+            self._file.writelines(self._pieces)
+            self._file.flush()  # nothing waits that a forked process would write as well
+        self._starts.clear()
+        self._pieces.clear()
+
+    def _from_file(self, file: IO[bytes], start: int, stop: int) -> bytearray:
+        file.seek(self.reserved + start)
+        data = bytearray(file.read(stop - start))
+        if len(data) != stop - start:
+            raise ValueError(f"expected {stop - start} bytes at {start} of the spool, found {len(data)}")
+        return data
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ConflictError("expected a transaction under way, found that it has ended")
+        if self._owner != os.getpid():  # the file's position is shared
+            raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
+
+    def close(self) -> None:
+        """Let go of everything, and remove the file if it still has the name it was made under.
+
+        A process that was forked meanwhile leaves the file alone.
+        """
+        with self._mutex:
+            self._closed = True
+            self._starts.clear()
+            self._pieces.clear()
+            file, self._file = self._file, None
+            if file is None or self._owner != os.getpid():
+                return
+            with suppress(OSError):  # nobody needs what did not fit on the disk
+                file.close()
+            if self.path is not None:
+                with suppress(OSError):
+                    Path(self.path).unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,186 @@
+"""The threads that decode and encode.
+
+A call from the main thread of a program is spread over `config.threads` threads. Everywhere else somebody has decided
+already how many calls run at a time, and the thread that calls does the work, whatever `config.threads` says: in a
+thread that the program has started, as by dask's threaded scheduler and in distributed's workers, and in a process that
+multiprocessing has started, as by dask's process scheduler.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import chain, islice
+from multiprocessing import parent_process
+from typing import Any, TypeVar
+
+from numcodecs import blosc
+
+from b2array import config
+from b2array.buffers import nested
+
+__all__ = ["ahead", "each", "run", "spread", "width"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_END: Any = object()
+_lock = threading.Lock()
+_pool: ThreadPoolExecutor | None = None
+_pool_size = 0
+
+
+def width() -> int:
+    """Return how many threads work for a call from this one."""
+    main = threading.main_thread()
+    if threading.current_thread() is not main or parent_process() is not None:
+        return 1
+    # A call inside another one may have come while that one had the locks of the pool, and when the interpreter is
+    # about to end there are no threads any more.
+    if nested() or not main.is_alive():
+        return 1
+    return max(1, config.threads)
+
+
+def run(verb: Callable[..., R], /, *args: object) -> R:
+    """Call `verb` in this thread, with C-Blosc as it is in a worker: it does what it is told, in one thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return verb(*args)
+    # On the main thread numcodecs would let C-Blosc start threads of its own, and only one call at a time. Other
+    # threads find here what is true of them anyway.
+    before, blosc.use_threads = blosc.use_threads, False
+    try:
+        return verb(*args)
+    finally:
+        blosc.use_threads = before
+
+
+def spread(verb: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Iterator[R]:
+    """Yield ``verb(item)`` for each item, in order, computed by the workers a bounded number of items ahead.
+
+    Parameters
+    ----------
+    verb : callable
+        Called once an item, possibly in another thread.
+    items : iterable
+        Taken as the work proceeds, always in the calling thread.
+    ahead : int, default 2
+        How many items a worker may be under way or finished before the caller asks for them.
+    """
+    nworkers = width()
+    if nworkers == 1:
+        yield from (run(verb, item) for item in items)
+        return
+    yield from _in_order(_executor(nworkers), verb, iter(items), nworkers * ahead)
+
+
+def _in_order(pool: ThreadPoolExecutor, verb: Callable[[T], R], source: Iterator[T], count: int) -> Iterator[R]:
+    """Yield results in the order of the items, with `count` calls under way or finished ahead of the caller."""
+    under_way: deque[Future[R]] = deque()
+    try:
+        under_way.extend(pool.submit(verb, item) for item in islice(source, count))
+        while under_way:
+            result = under_way.popleft().result()
+            under_way.extend(pool.submit(verb, item) for item in islice(source, 1))
+            yield result
+            del result  # it may be large
+    finally:
+        _ended(under_way)
+
+
+def _ended(under_way: Iterable[Future[R]]) -> list[Future[R]]:
+    """Wait for calls that have begun, and return them; what has not begun by now never will."""
+    begun = [future for future in under_way if not future.cancel()]
+    wait(begun)
+    return begun
+
+
+def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
+    """Call ``verb(item)`` for each item, in any order and without results: cheaper than `spread` for small items.
+
+    Parameters
+    ----------
+    verb : callable
+        Called once an item, possibly in another thread; after one that raises no further item is begun.
+    items : iterable
+        Taken as the work proceeds, one at a time, possibly in another thread.
+    """
+    nworkers = width()
+    source = iter(items)
+    if nworkers == 1:
+        for item in source:
+            run(verb, item)
+        return
+    taking = threading.Lock()
+    stopped = False
+
+    def work() -> None:
+        nonlocal stopped
+        try:
+            while not stopped:
+                with taking:
+                    item = next(source, _END)
+                if item is _END:
+                    return
+                verb(item)
+        except BaseException:
+            stopped = True
+            raise
+
+    # This thread is one of them: a thread less to wake, and to find a processor for.
+    under_way = [_executor(nworkers).submit(work) for _ in range(nworkers - 1)]
+    try:
+        run(work)
+    finally:
+        stopped = True
+        # Those that have not begun, for want of a thread, would find nothing to do.
+        begun = _ended(under_way)
+    for future in begun:
+        future.result()
+
+
+def ahead(verb: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]:
+    """Yield ``verb(item)`` for each item, in order, with `count` of the calls under way in threads of their own.
+
+    For what takes time but no processor, as requests do, which would wait for each other otherwise. The threads are
+    gone when the last result was taken, or the iterator is closed.
+
+    Parameters
+    ----------
+    verb : callable
+        Called once an item; in this thread if there is only one, or `count` is 1.
+    items : iterable
+        Taken as the work proceeds, always in the calling thread.
+    count : int
+        How many items are under way or finished before the caller asks for them.
+    """
+    source = iter(items)
+    first = list(islice(source, 2))
+    if len(first) < 2 or count < 2:
+        yield from map(verb, chain(first, source))
+        return
+    with ThreadPoolExecutor(count, thread_name_prefix="b2array-ahead") as pool:
+        yield from _in_order(pool, verb, chain(first, source), count)
+
+
+def _executor(size: int) -> ThreadPoolExecutor:
+    global _pool, _pool_size
+    with _lock:
+        if _pool is None or _pool_size != size:
+            # An earlier pool may still be at work for a generator of `spread`; its threads end with the last of those.
+            _pool = ThreadPoolExecutor(size, thread_name_prefix="b2array")
+            _pool_size = size
+        return _pool
+
+
+def _after_fork() -> None:
+    global _pool, _lock
+    _pool = None
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # absent on Windows, which does not fork
+    os.register_at_fork(after_in_child=_after_fork)

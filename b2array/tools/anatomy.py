@@ -1,0 +1,300 @@
+"""What a frame consists of: its chunks and their sizes, and every field of its header, index and trailer.
+
+Sources: "Blosc2 Contiguous Frame Format", sections Header, Chunks and Trailer; "Blosc Chunk Format", section Header;
+"B2ND Metalayer Format".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from b2array.codec.header import BLOSC1_HEADER_LEN, ChunkHeader, Special
+from b2array.config import HEADER_LEN
+from b2array.engine.fetch import chunk_number
+from b2array.engine.snapshot import Place, Snapshot
+from b2array.errors import UnsupportedError
+from b2array.format import b2nd, extras, frame
+from b2array.format.frame import FrameType
+from b2array.store.base import Listed, Store
+from b2array.store.spans import Span
+
+__all__ = ["ChunkSizes", "Field", "Survey", "chunk_map", "fields", "listed", "rows", "survey"]
+
+_WAVE = 1024
+"""Chunks that are looked at in one go."""
+
+_SHADES = "░▒▓█"
+_MAP_COLUMNS, _MAP_ROWS = 64, 40
+
+
+class ChunkSizes(NamedTuple):
+    """A chunk: its number, where it is, and its sizes in bytes. `special` is "" if it is stored in streams."""
+
+    number: int
+    offset: int | None
+    file: str
+    nbytes: int
+    cbytes: int
+    nblocks: int
+    special: str
+
+    @property
+    def ratio(self) -> float:
+        """Uncompressed size over compressed size; 0 if nothing is stored."""
+        return self.nbytes / self.cbytes if self.cbytes else 0.0
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Sizes in bytes of all that a store holds: header, index and trailer; chunks with their checksums; and the rest.
+
+    `total` and `dead` are None where files belong to the frame that cannot be listed.
+    """
+
+    chunks: tuple[ChunkSizes, ...]
+    total: int | None
+    frame: int
+    live: int
+    dead: int | None
+
+
+def survey(held: Snapshot) -> Survey:
+    """Look at the headers of all chunks and at the sizes of the files.
+
+    Raises
+    ------
+    FormatError
+        A chunk's header is damaged; a missing chunk is `b2array.errors.ChunkMissingError`.
+    """
+    chunks: list[ChunkSizes] = []
+    records = 0
+    for first in range(0, held.frame.nchunks, _WAVE):
+        found, nbytes = _wave(held, range(first, min(first + _WAVE, held.frame.nchunks)))
+        chunks += found
+        records += nbytes
+    head = held.frame
+    frame_nbytes = head.header_len + head.tail_stop - head.tail_start
+    # Chunks may be shared.
+    stored = {(each.file, each.offset): each.cbytes for each in chunks if each.offset is not None}
+    live = sum(stored.values()) + records
+    total = _total(held)
+    dead = None if total is None else max(0, total - frame_nbytes - live)
+    return Survey(tuple(chunks), total, frame_nbytes, live, dead)
+
+
+def _total(held: Snapshot) -> int | None:
+    if held.frame.frame_type == FrameType.CONTIGUOUS:
+        return held.store.stamp("").size - held.start
+    files = listed(held.store)
+    return None if files is None else sum(each.size for name, each in files.items() if not name.startswith("."))
+
+
+def listed(store: Store) -> dict[str, Listed] | None:
+    """Return the store's objects, or None if it cannot be listed, as without the permission to."""
+    try:
+        return store.listing()
+    except (OSError, UnsupportedError, NotImplementedError):
+        return None
+
+
+def _number(place: Place) -> int:
+    number = chunk_number(place.name)
+    return -1 if number is None else number
+
+
+def _wave(held: Snapshot, numbers: Sequence[int]) -> tuple[list[ChunkSizes], int]:
+    """Return the sizes of chunks, and how many bytes the records behind them take."""
+    places = [held.place(n) for n in numbers]
+    stored = [place for place in dict.fromkeys(places) if isinstance(place, Place)]
+    spans = [Span(place.name, place.start, place.start + HEADER_LEN) for place in stored]
+    heads = {place: ChunkHeader.unpack(view) for place, view in zip(stored, held.read(spans, clip=True), strict=True)}
+    ends = {place: place.start + header.cbytes for place, header in heads.items()}
+    nbytes = {place: extras.record_nbytes(header.nblocks) for place, header in heads.items()}
+    behind = [Span(place.name, ends[place], ends[place] + nbytes[place]) for place in stored]
+    found = zip(stored, held.read(behind, clip=True), strict=True)
+    records = sum(len(view) for place, view in found if extras.unpack_record(view, number=_number(place)) is not None)
+    sizes = []
+    for n, place in zip(numbers, places, strict=True):
+        if isinstance(place, Place):
+            header = heads[place]
+            kind = header.special.name.lower() if header.special else "raw" if header.memcpyed else ""
+            sizes.append(ChunkSizes(n, place.start, place.name, header.nbytes, header.cbytes, header.nblocks, kind))
+        else:
+            sizes.append(ChunkSizes(n, None, "", held.frame.chunk_nbytes(n) or 0, 0, 0, place.name.lower()))
+    return sizes, records
+
+
+def chunk_map(chunks: Sequence[ChunkSizes], grid: Sequence[int]) -> Iterator[str]:
+    """Draw the grid of chunks, one character a chunk: how much of its size is left after compression.
+
+    Parameters
+    ----------
+    chunks : sequence of ChunkSizes
+        In C order of the grid.
+    grid : sequence of int
+        Number of chunks along each dimension.
+
+    Yields
+    ------
+    str
+        A line; the last dimension runs along it. Planes of more dimensions are separated by empty lines.
+    """
+    columns = grid[-1] if grid else 1
+    plane = grid[-2] if len(grid) > 1 else 1
+    rows = prod(grid) // columns if columns else 0
+    for row in range(min(rows, _MAP_ROWS)):
+        if row and row % plane == 0:
+            yield ""
+        line = "".join(_symbol(each) for each in chunks[row * columns : row * columns + min(columns, _MAP_COLUMNS)])
+        yield line + f" and {columns - _MAP_COLUMNS} more" * (columns > _MAP_COLUMNS)
+    if rows > _MAP_ROWS:
+        yield f"and {rows - _MAP_ROWS} more rows"
+
+
+def _symbol(sizes: ChunkSizes) -> str:
+    if not sizes.cbytes or sizes.special not in ("", "raw"):
+        return "·"
+    share = sizes.cbytes / sizes.nbytes if sizes.nbytes else 1.0
+    return _SHADES[min(3, int(4 * share))]
+
+
+class Field(NamedTuple):
+    """A field of a file: where it begins, its bytes, what it is called, its value, and what that means."""
+
+    part: str
+    offset: int
+    raw: bytes
+    name: str
+    value: Any
+    meaning: str
+
+
+# Name, position, struct format and meaning of what stands in a frame's header, behind a marker of msgpack each.
+_HEADER_FIELDS = (
+    ("magic", 2, "8s", "says that this is a frame"),
+    ("header_size", 11, ">i", "bytes of the header"),
+    ("frame_size", 16, ">Q", "bytes of the frame; behind them is an aborted commit"),
+    ("general_flags", 25, "B", "bits 0-3: format version; 4-5: width of the offsets; 6: chunks, 7: blocks of any size"),
+    ("frame_type", 26, "B", "0: contiguous, 1: sparse"),
+    ("codec_flags", 27, "B", "bits 0-3: codec; 4-7: level"),
+    ("other_flags", 28, "B", "bits 0-1: how blocks are split"),
+    ("uncompressed_size", 30, ">q", "bytes of all chunks"),
+    ("compressed_size", 39, ">q", "bytes from the end of the header to the index; sparse: sum of the chunks and room"),
+    ("type_size", 48, ">i", "bytes of an item"),
+    ("block_size", 53, ">i", "bytes of a block, 0: chunks choose"),
+    ("chunk_size", 58, ">i", "bytes of a chunk, 0: each its own"),
+    ("nthreads_compress", 63, ">h", "for readers that obey it"),
+    ("nthreads_decompress", 66, ">h", "for readers that obey it"),
+    ("has_vlmetalayers", 68, "B", "0xc3: there are, 0xc2: there are none"),
+    ("nfilters", 70, "B", "filters that may be in use"),
+    ("filter_codes", 71, "6s", "ids of the filters in their order"),
+    ("udcodec", 77, "B", "compcode of a codec of one's own"),
+    ("codec_meta", 78, "B", "parameter of the codec"),
+    ("filter_meta", 79, "6s", "parameters of the filters"),
+    ("other_flags2", 85, "B", "bit 0: dictionaries"),
+)
+_CHUNK_FIELDS = (
+    ("version", 0, "B", "version of the chunk format"),
+    ("versionlz", 1, "B", "version of the codec's format"),
+    ("flags", 2, "B", "filters, codec, raw, split"),
+    ("typesize", 3, "B", "bytes of an item"),
+    ("nbytes", 4, "<i", "uncompressed bytes"),
+    ("blocksize", 8, "<i", "bytes of a block"),
+    ("cbytes", 12, "<i", "compressed bytes"),
+    ("filter_codes", 16, "6s", "ids of the filters"),
+    ("udcodec", 22, "B", "compcode"),
+    ("codec_meta", 23, "B", "parameter of the codec"),
+    ("filter_meta", 24, "6s", "parameters of the filters"),
+    ("flags2", 30, "B", "bit 0: blocks of any size"),
+    ("blosc2_flags", 31, "B", "bit 0: dictionary; 4-6: special value"),
+)
+_FIRST_LAYERS = 87
+
+
+def fields(held: Snapshot) -> Iterator[Field]:
+    """Yield every field of header, index and trailer, in the order of the file."""
+    head = held.frame
+    header = bytes(held.read([Span(held.name, held.start, held.start + head.header_len)])[0])
+    yield from rows("header", header, 0, _HEADER_FIELDS)
+    yield from _layers("header", header, _FIRST_LAYERS, head.metalayers, 0)
+    start, stop = head.tail_start, head.tail_stop
+    tail = bytes(held.read([Span(held.name, held.start + start, held.start + stop)])[0])
+    (trailer_len,) = struct.unpack_from(">I", tail, len(tail) - 22)
+    border = len(tail) - trailer_len
+    if border:
+        yield from _index(head, tail[:border], start)
+    yield from _trailer(head, tail[border:], start + border)
+
+
+def rows(part: str, buf: bytes, base: int, table: Iterable[tuple[str, int, str, str]]) -> Iterator[Field]:
+    """Yield the fields of a table: name, position in `buf`, struct format, meaning. `buf` begins at `base`."""
+    for name, at, code, meaning in table:
+        raw = buf[at : at + struct.calcsize(code)]
+        (value,) = struct.unpack(code, raw)
+        shown = value.rstrip(b"\0").decode() if name == "magic" else tuple(value) if isinstance(value, bytes) else value
+        yield Field(part, base + at, raw, name, shown, meaning)
+
+
+def _layers(part: str, buf: bytes, at: int, layers: Sequence[tuple[str, bytes]], base: int) -> Iterator[Field]:
+    yield Field(part, base + at, buf[at : at + 7], "metalayers", len(layers), "how many metalayers there are")
+    at += 7
+    for name, content in layers:
+        size = len(name.encode(errors="surrogateescape"))
+        raw = buf[at + 2 + size : at + 6 + size]
+        (offset,) = struct.unpack(">i", raw)
+        yield Field(part, base + at + 2 + size, raw, f"offset of {name!r}", offset, "from the start of this part")
+        yield Field(part, base + offset + 5, content, name, f"{len(content)} bytes", _LAYERS.get(name, "a metalayer"))
+        if name == "b2nd":
+            yield from _array(part, base + offset + 5, content)
+        at += 6 + size
+
+
+def _array(part: str, start: int, content: bytes) -> Iterator[Field]:
+    layout = b2nd.unpack(content)
+    yield Field(part, start + 1, content[1:2], "b2nd.version", content[1], "version of the metalayer")
+    yield Field(part, start + 2, content[2:3], "b2nd.ndim", content[2], "number of dimensions")
+    at = 3
+    for name, extents, width in (
+        ("shape", layout.shape, 9),
+        ("chunks", layout.chunks, 5),
+        ("blocks", layout.blocks, 5),
+    ):
+        stop = at + 1 + width * len(extents)
+        yield Field(part, start + at, content[at:stop], f"b2nd.{name}", extents, "extents in items")
+        at = stop
+    yield Field(part, start + at + 6, content[at + 6 :], "b2nd.dtype", layout.dtype_text, "type of the items")
+
+
+_LAYERS = {
+    "b2nd": "shape, chunks, blocks and type of an array",
+    "caterva": "shape, chunks and blocks of an array",
+    "b2array": "fill value, dimensions, checksums: b2array's own",
+}
+
+
+def _index(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
+    length = HEADER_LEN if ChunkHeader.unpack(buf).extended else BLOSC1_HEADER_LEN
+    yield from rows("index", buf, base, [row for row in _CHUNK_FIELDS if row[1] < length])
+    what = "file of the chunk" if head.frame_type == FrameType.SPARSE else "from the end of the header"
+    # They are compressed together, so that none has bytes of its own in the file.
+    for n in range(head.nchunks):
+        where = head.locate(n)
+        value = where.name.lower() if isinstance(where, Special) else where
+        yield Field("index", base + length, np.int64(head.offsets[n]).tobytes(), f"chunk {n}", value, what)
+
+
+def _trailer(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
+    yield Field("trailer", base + 1, buf[1:2], "trailer_version", buf[1], "version of the trailer")
+    yield from _layers("trailer", buf, 2, head.vlmetalayers, base)
+    at = len(buf) - 23
+    (size,) = struct.unpack_from(">I", buf, at + 1)
+    yield Field("trailer", base + at + 1, buf[at + 1 : at + 5], "trailer_size", size, "bytes of the trailer")
+    meaning = {0: "none", 3: "b2array's checksum of header, index and trailer"}.get(head.fingerprint_type, "not known")
+    yield Field("trailer", base + at + 6, buf[at + 6 : at + 7], "fingerprint_type", buf[at + 6], meaning)
+    yield Field("trailer", base + at + 7, buf[at + 7 :], "fingerprint", buf[at + 7 :].hex(), "names this state")

@@ -1,0 +1,162 @@
+"""How fast an array is read here, and how fast it would be with other chunks and blocks."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from b2array import config
+from b2array.array import creation, info
+from b2array.array.array import NDArray
+from b2array.grid import chunking
+
+__all__ = ["Measured", "alternatives", "compared", "patterns", "rates"]
+
+_SAMPLE_NBYTES = 32 * 2**20
+_MOST_NBYTES = 256 * 2**20
+_SECONDS = 0.4
+"""Time to spend on one measurement, at least one read."""
+
+_SEED = 0
+
+
+class Measured(NamedTuple):
+    """What reading by one pattern takes: bytes of values and seconds a read."""
+
+    chunks: tuple[int, ...]
+    blocks: tuple[int, ...]
+    pattern: str
+    nbytes: int
+    seconds: float
+    ratio: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return self.nbytes / self.seconds if self.seconds else math.inf
+
+
+def patterns(a: NDArray) -> Iterator[Measured]:
+    """Read an array by one pattern after the other, without the cache of decoded blocks.
+
+    Yields
+    ------
+    Measured
+        One item, one chunk, one layer along each dimension, and everything (of large arrays the first 256 MiB).
+    """
+    with config.using(cache_bytes=0):
+        for name, keys in _keys(a.shape, a.chunks, a.itemsize):
+            seconds, nbytes = _measure(a, keys)
+            yield Measured(a.chunks, a.blocks, name, nbytes, seconds, a.cratio)
+
+
+def alternatives(a: NDArray) -> Iterator[Measured]:
+    """Store a sample of an array in memory with other chunks and blocks, and read it by the same patterns.
+
+    Yields
+    ------
+    Measured
+        First for the array's own chunks and blocks, then for those that b2array would choose, for smaller and larger
+        blocks, and for chunks that are long along the first and the last dimension.
+    """
+    if not a.size:
+        return
+    sample = a[_head(a.shape, _SAMPLE_NBYTES // a.itemsize)]
+    for chunks, blocks in _candidates(a, sample.shape):
+        made = creation.asarray(sample, chunks=chunks, blocks=blocks, cparams=a.cparams, interop=False)
+        yield from patterns(made)
+
+
+def _candidates(a: NDArray, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    def fitted(extents: Sequence[int]) -> tuple[int, ...]:
+        return tuple(max(1, min(n, size)) for n, size in zip(extents, shape, strict=True))
+
+    own = fitted(a.chunks)
+    found = [(own, tuple(map(min, fitted(a.blocks), own))), chunking.automatic(shape, a.itemsize)]
+    chunks, blocks = found[1]
+    found.append((chunks, tuple(max(1, n // 2) for n in blocks)))
+    found.append((chunks, tuple(min(2 * n, c) for n, c in zip(blocks, chunks, strict=True))))
+    if len(shape) > 1:
+        found.append(_long(shape, a.itemsize, 0))
+        found.append(_long(shape, a.itemsize, len(shape) - 1))
+    return list(dict.fromkeys(found))
+
+
+def _long(shape: tuple[int, ...], itemsize: int, axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return chunks that reach through the whole of one dimension."""
+    room = max(1, 2**21 // itemsize // shape[axis])
+    side = max(1, int(room ** (1 / (len(shape) - 1))))
+    chunks = tuple(n if i == axis else min(n, side) for i, n in enumerate(shape))
+    return chunking.automatic(shape, itemsize, chunks=chunks)
+
+
+def _head(shape: tuple[int, ...], items: int) -> tuple[slice, ...]:
+    """Select about so many items from the beginning, of similar extents along all dimensions."""
+    lengths = list(shape)
+    while math.prod(lengths) > max(1, items):
+        longest = max(range(len(lengths)), key=lengths.__getitem__)
+        lengths[longest] = -(-lengths[longest] // 2)
+    return tuple(slice(0, n) for n in lengths)
+
+
+def _keys(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: int) -> Iterator[tuple[str, list[Any]]]:
+    if 0 in shape:
+        return
+    random = np.random.default_rng(_SEED)
+    points = [tuple(int(random.integers(n)) for n in shape) for _ in range(16)]
+    yield "one item", list(points)
+    starts = [tuple(p // c * c for p, c in zip(point, chunks, strict=True)) for point in points]
+    yield "one chunk", [tuple(slice(s, s + c) for s, c in zip(at, chunks, strict=True)) for at in starts]
+    if len(shape) > 1:
+        for axis in range(len(shape)):
+            layer = math.prod(shape) // shape[axis] * itemsize
+            if layer <= _MOST_NBYTES:
+                name = "[" + ", ".join("i" if i == axis else ":" for i in range(len(shape))) + "]"
+                yield name, [(slice(None),) * axis + (point[axis],) for point in points]
+    head = _head(shape, _MOST_NBYTES // itemsize)
+    whole = all(part.stop == n for part, n in zip(head, shape, strict=True))
+    yield "everything" if whole else "the first part", [head]
+
+
+def _measure(a: NDArray, keys: list[Any]) -> tuple[float, int]:
+    times: list[float] = []
+    nbytes = 0
+    begun = time.perf_counter()
+    while not times or (time.perf_counter() - begun < _SECONDS and len(times) < 64):
+        seconds, read = _timed(lambda: a[keys[len(times) % len(keys)]])
+        times.append(seconds)
+        nbytes = np.asarray(read).nbytes
+    return median(times), nbytes
+
+
+def _timed(verb: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = verb()
+    return time.perf_counter() - start, result
+
+
+def rates(found: Iterable[Measured]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of a table of patterns: how long they take, and how fast that is."""
+    yield ("read", "bytes", "time", "rate")
+    for each in found:
+        yield each.pattern, info.nbytes(each.nbytes), _time(each.seconds), f"{each.rate / 1e6:.1f} MB/s"
+
+
+def compared(found: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of a table of chunks and blocks: how long each pattern takes with them."""
+    names = list(dict.fromkeys(each.pattern for each in found))
+    yield ("chunks", "blocks", "ratio", *names)
+    for chunks, blocks in dict.fromkeys((each.chunks, each.blocks) for each in found):
+        mine = {each.pattern: each for each in found if (each.chunks, each.blocks) == (chunks, blocks)}
+        ratio = next(iter(mine.values())).ratio
+        times = (_time(mine[name].seconds) if name in mine else "" for name in names)
+        yield str(chunks), str(blocks), f"{ratio:.2f}", *times
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"

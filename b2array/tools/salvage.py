@@ -1,0 +1,339 @@
+"""What a damaged frame still says: its header, an index that fits the chunks, and the trailer, each for itself.
+
+A frame that other software changes in place is not readable if that software is killed meanwhile: the header may be
+that of the state before, chunks may stand where the index was, and the trailer may be missing. Chunks say themselves
+how long they are, so that they can be found again.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array import config
+from b2array.codec import chunk
+from b2array.codec.chunk import Context
+from b2array.codec.header import ChunkHeader
+from b2array.config import HEADER_LEN
+from b2array.engine.fetch import chunk_number
+from b2array.engine.snapshot import FRAME_NAME
+from b2array.errors import FormatError, UnsupportedError
+from b2array.format import b2nd, extras, fingerprint, frame, metalayers
+from b2array.format.frame import Frame, FrameType, Header
+from b2array.format.metalayers import Layers
+from b2array.store.base import Store
+from b2array.store.spans import Span
+from b2array.tools.healing import heal
+
+__all__ = ["Salvaged", "salvage"]
+
+Int64Array = npt.NDArray[np.int64]
+
+_NO_LIMIT = 2**62
+_TRAILER_END = struct.Struct(">BI2B16s")
+_TRAILER_NBYTES = 25
+_WINDOW = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Salvaged:
+    """A frame put together from what is left of one.
+
+    Parameters
+    ----------
+    frame : Frame
+        Its index has -1 for chunks that were not found. It has a fingerprint only if it is as it was committed.
+    certain : bool
+        Whether the header is right and an index says which chunk is which, and not only the order of the chunks in the
+        file.
+    proven : bool
+        Whether everything is as it was committed, or as other software left it, so that checksums may be missing.
+    notes : tuple of str
+        What was done, and what could not be.
+    """
+
+    frame: Frame
+    certain: bool
+    proven: bool
+    notes: tuple[str, ...]
+
+
+def salvage(store: Store, reason: FormatError | UnsupportedError) -> Salvaged:
+    """Put a frame together from what is left of it.
+
+    Parameters
+    ----------
+    store : Store
+        Where it is.
+    reason : FormatError or UnsupportedError
+        Why it cannot be read. What is merely not known is no damage, unless a fingerprint says so.
+
+    Raises
+    ------
+    FormatError, UnsupportedError
+        Not even the header can be read, so that nothing is known about the data.
+    FileNotFoundError
+        There is nothing.
+    """
+    file = _File(store)
+    healed = heal(file.read, file.size)
+    if healed is not None:
+        return Salvaged(frame.unpack(healed.header, healed.tail), healed.certain, healed.certain, (healed.text,))
+    if isinstance(reason, UnsupportedError):
+        raise reason
+    return _Wreck(file).salvaged()
+
+
+class _File:
+    """The file that holds the header, index and trailer."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        names = (FRAME_NAME,) if store.is_prefix else ("", FRAME_NAME)
+        heads = store.head(names, 1)
+        found = [name for name, head in zip(names, heads, strict=True) if not isinstance(head, Exception)]
+        if not found:
+            raise FileNotFoundError(f"{store.url} has no frame that could be repaired")
+        self.name = found[0]
+        self.size = store.stamp(self.name).size
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Read bytes, fewer at the end."""
+        stop = min(stop, self.size)
+        return bytes(self.store.read([Span(self.name, start, stop)])[0]) if start < stop else b""
+
+
+class _Wreck:
+    def __init__(self, file: _File) -> None:
+        self.store = file.store
+        self.size = file.size
+        self.read = file.read
+        data = self.read(0, 2**16)
+        if frame.header_nbytes(data) > len(data):
+            data = self.read(0, frame.header_nbytes(data))
+        if len(data) < frame.header_nbytes(data):
+            raise FormatError(f"expected a frame header of {frame.header_nbytes(data)} bytes, found {len(data)}")
+        # How long the file was meant to be does not matter here, and may be what is wrong.
+        self.frame_len = fingerprint.frame_len(data)
+        self.header = frame.unpack_header(fingerprint.with_frame_len(data, _NO_LIMIT))
+        self._check_geometry()
+        self.context = Context(self.header.codec, self.header.codec_meta)
+        self.notes: list[str] = []
+        self.fingerprint_type = 0
+        self.foreign = False
+        self.gaps: list[int] = []
+
+    def _check_geometry(self) -> None:
+        """Make sure that the shape fits the other sizes, for otherwise the header is worth nothing."""
+        array = self.header.metalayer("b2nd")
+        if array is None:
+            return
+        counted = b2nd.unpack(array, chunksize=self.header.chunksize).nchunks
+        if counted != self.expected:
+            raise FormatError(
+                f"expected a header that counts {counted} chunks, as its shape does, found {self.expected}"
+            )
+
+    @property
+    def expected(self) -> int:
+        """How many chunks the header counts; 0 if it does not tell."""
+        return -(-self.header.nbytes // self.header.chunksize) if self.header.chunksize > 0 else 0
+
+    @property
+    def index_sizes(self) -> tuple[int, ...]:
+        """Sizes in bytes that an index may have: the header is written after it, so that it may have a chunk more."""
+        return (8 * self.expected, 8 * self.expected + 8) if self.expected else ()
+
+    def salvaged(self) -> Salvaged:
+        most = min(config.limits.index_nbytes, 2**31 - 1) // 8
+        if self.expected > most:
+            raise FormatError(f"expected a header that counts at most {most} chunks, found {self.expected}")
+        if self.header.frame_type == FrameType.SPARSE:
+            valid, index_places = self._numbers(), [self.header.header_len]
+        else:
+            valid, index_places = self._walk()
+        offsets, end = self._index(valid, index_places)
+        layers = self._trailer(end)
+        certain = offsets is not None and self.fingerprint_type != frame.FINGERPRINT_128
+        if offsets is None:
+            offsets = self._in_order(sorted(valid))
+        elif not certain:
+            self.notes.append("header, index or trailer do not fit the fingerprint")
+        sparse = self.header.frame_type == FrameType.SPARSE
+        cbytes = self.header.cbytes if sparse else self.size - self.header.header_len
+        described = {each.name: getattr(self.header, each.name) for each in fields(Header)}
+        described |= {"cbytes": cbytes, "frame_len": self.size}
+        found = Frame(**described, offsets=offsets, vlmetalayers=layers)
+        return Salvaged(found, certain, certain and self.foreign, tuple(self.notes))
+
+    # Chunks.
+
+    def _numbers(self) -> set[int]:
+        numbers = (chunk_number(name) for name in self.store.listing())
+        return {number for number in numbers if number is not None}
+
+    def _walk(self) -> tuple[set[int], list[int]]:
+        """Find chunks in a file; returns where they are, from the header's end, and where an index may be."""
+        base, at = self.header.header_len, self.header.header_len
+        chunks, indices = set(), [self.header.tail_start] if self.header.nbytes else []
+        gaps = []
+        while at < self.size - HEADER_LEN // 2:
+            header = self._chunk_header(at)
+            if header is not None and self._is_data(at, header):
+                chunks.add(at - base)
+            elif header is not None and header.typesize == 8 and header.nbytes in self.index_sizes:
+                indices.append(at)
+            else:
+                gaps.append(len(chunks))
+                at = self._next_candidate(at + 1)
+                continue
+            at += header.cbytes
+            at += self._record_nbytes(at)
+        self.gaps = [before for before in gaps if before < len(chunks)]
+        return chunks, indices
+
+    def _chunk_header(self, at: int) -> ChunkHeader | None:
+        try:
+            header = ChunkHeader.unpack(self.read(at, at + HEADER_LEN))
+        except (FormatError, UnsupportedError):
+            return None
+        return header if 16 <= header.cbytes <= self.size - at else None
+
+    def _is_data(self, at: int, header: ChunkHeader) -> bool:
+        chunksize, rest = self.header.chunksize, self.header.nbytes % max(1, self.header.chunksize)
+        if chunksize > 0 and header.nbytes not in (chunksize, rest or chunksize):
+            return False
+        if chunksize > 0 and self.header.blocksize and header.blocksize > max(self.header.blocksize, 1):
+            return False
+        if header.nbytes > config.limits.chunk_nbytes or header.cbytes < HEADER_LEN:
+            return False
+        try:
+            chunk.decode(self.read(at, at + header.cbytes), context=self.context)
+        except (FormatError, UnsupportedError):
+            return False
+        return True
+
+    def _record_nbytes(self, at: int) -> int:
+        head = self.read(at, at + extras.record_nbytes(0))
+        nblocks = int.from_bytes(head[8:12], "little")
+        whole = self.read(at, at + extras.record_nbytes(min(nblocks, 2**28)))
+        return extras.record_nbytes(nblocks) if extras.unpack_record(whole) is not None else 0
+
+    def _next_candidate(self, at: int) -> int:
+        """Find the next place from `at` on with the sizes that a chunk's or index's header has."""
+        patterns = [struct.pack("<i", nbytes) for nbytes in self.index_sizes]
+        if self.header.chunksize > 0:
+            blocksize = struct.pack("<i", self.header.blocksize) if self.header.blocksize else b""
+            patterns.append(struct.pack("<i", self.header.chunksize) + blocksize)
+        while patterns and at < self.size:
+            window = self.read(at, at + _WINDOW)
+            hits = [hit for pattern in patterns if (hit := window.find(pattern, 4)) >= 0]
+            if hits:
+                return at + min(hits) - 4
+            if at + len(window) >= self.size:
+                break
+            at += len(window) - 12
+        return self.size
+
+    # The index.
+
+    def _index(self, valid: set[int], places: list[int]) -> tuple[Int64Array | None, int]:
+        """Find an index whose chunks are all there; the later the better. Returns it, and where it ends."""
+        missing_allowed = self.header.frame_type == FrameType.SPARSE
+        for at in places[:1] + sorted(places[1:], reverse=True):
+            found = self._index_at(at)
+            if found is None:
+                continue
+            offsets, end = found
+            stored = offsets[offsets >= 0]
+            known = np.isin(stored, np.array(sorted(valid), np.int64))
+            if not known.all() and not (missing_allowed or at == self.header.tail_start):
+                continue
+            if at != places[0]:
+                self.notes.append("took an index that was found behind the chunks")
+            return offsets, end
+        if not self.header.nbytes:
+            return np.empty(0, np.int64), self.header.header_len
+        self.notes.append("found no index: took the chunks in the order in which they are stored")
+        return None, self.header.header_len
+
+    def _index_at(self, at: int) -> tuple[Int64Array, int] | None:
+        header = self._chunk_header(at)
+        if header is None or header.nbytes % 8 or (self.expected and header.nbytes not in self.index_sizes):
+            return None
+        if not header.nbytes or header.nbytes > config.limits.index_nbytes:
+            return None
+        try:
+            data = chunk.decode(self.read(at, at + header.cbytes), context=self.context)
+        except (FormatError, UnsupportedError):
+            return None
+        offsets = np.frombuffer(data, "<i8").astype(np.int64)
+        special = np.isin(offsets, list(frame.SPECIAL_OFFSETS.values()))
+        top = 2**32 - 1 if self.header.frame_type == FrameType.SPARSE else self.size - HEADER_LEN
+        if not (special | ((offsets >= 0) & (offsets <= top))).all():
+            return None
+        if len(np.unique(offsets[~special])) < np.count_nonzero(~special):
+            return None  # nobody writes a chunk for two
+        counted = self._as_counted(offsets)
+        return None if counted is None else (counted, at + header.cbytes)
+
+    def _as_counted(self, offsets: Int64Array) -> Int64Array | None:
+        """Leave out a chunk that the header does not count yet; None if it is not the last one."""
+        if not 0 < self.expected < len(offsets):
+            return offsets
+        return offsets[:-1] if offsets[-1] < 0 or offsets[-1] == offsets.max() else None
+
+    def _in_order(self, found: list[int]) -> Int64Array:
+        expected = self.expected or len(found)
+        offsets = np.full(expected, -1, np.int64)
+        before, after = found[:expected], found[:0]
+        if self.gaps:
+            # Chunks were being moved: at least one is lost, and some may be found twice, where they were first.
+            before = found[: self.gaps[0]][: expected - 1]
+            after = found[self.gaps[-1] :][-(expected - 1 - len(before)) :] if len(before) < expected - 1 else []
+            self.notes.append("what lies between chunks is none")
+        offsets[: len(before)] = before
+        offsets[expected - len(after) :] = after
+        if len(found) > expected:
+            self.notes.append(f"found {len(found)} chunks where the header counts {expected}")
+        elif len(found) < expected:
+            self.notes.append(f"found only {len(found)} of {expected} chunks")
+        return offsets
+
+    # The trailer.
+
+    def _trailer(self, start: int) -> Layers:
+        """Find the trailer, which ends where the header says or where the file does."""
+        for end in dict.fromkeys((self.frame_len, self.size)):
+            layers = self._trailer_before(start, end) if start + _TRAILER_NBYTES <= end <= self.size else None
+            if layers is not None:
+                return layers
+        self.notes.append("found no trailer: attributes are lost")
+        return ()
+
+    def _trailer_before(self, start: int, end: int) -> Layers | None:
+        tail = self.read(end - _TRAILER_END.size, end)
+        marker, nbytes, ext, fingerprint_type, _ = _TRAILER_END.unpack(tail)
+        if (marker, ext) != (0xCE, 0xD8) or not _TRAILER_NBYTES <= nbytes <= end - start:
+            return None
+        raw = self.read(end - nbytes, end)
+        try:
+            layers = tuple(self._readable(metalayers.unpack(raw, 2)))
+        except FormatError:
+            return None
+        self.fingerprint_type = fingerprint_type
+        self.foreign = fingerprint_type == 0
+        return layers
+
+    def _readable(self, layers: Layers) -> Iterator[tuple[str, bytes]]:
+        for name, raw in layers:
+            try:
+                frame.unpack_vlmeta(raw)
+            except (FormatError, UnsupportedError):
+                self.notes.append(f"dropped the attribute {name!r}, which cannot be read")
+            else:
+                yield name, raw

@@ -1,0 +1,266 @@
+"""Arrays are created with what was asked for, and whatever is refused leaves nothing behind."""
+
+from __future__ import annotations
+
+import io
+
+import blosc2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import b2array
+from b2array import config
+from b2array.codec import encode
+from b2array.codec.header import Special
+from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError
+from b2array.format import frame
+
+LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+
+
+def offsets(array):
+    return set(array._held.frame.offsets.tolist())
+
+
+# --- fill values ------------------------------------------------------------------------------------------------------
+
+
+@LAYOUTS
+@pytest.mark.parametrize(
+    ("dtype", "fill", "special"),
+    [
+        ("f8", 0, Special.ZEROS), ("f8", np.nan, Special.NAN), ("f4", np.nan, Special.NAN), ("f8", -0.0, None),
+        (">f8", np.nan, None), ("f2", np.nan, None), ("f8", -np.nan, None), ("i4", 7, None), ("i4", 0, Special.ZEROS),
+        ("?", False, Special.ZEROS), ("S3", b"", Special.ZEROS), ("S3", b"ab", None), ("U2", 0, Special.ZEROS),
+        ("V300", b"x" * 300, None), ([("x", "i4"), ("y", "f8")], (1, 2.5), None),
+        ([("x", "i4"), ("y", "f8")], 0, Special.ZEROS), ("M8[D]", np.datetime64("NaT"), None), ("c16", 1j, None),
+    ],
+)  # fmt: skip
+def test_special_values_take_no_room_and_others_one_small_chunk_each(tmp_path, layout, dtype, fill, special):
+    array = b2array.create(
+        tmp_path / "a.b2nd", (5, 4), dtype, chunks=(2, 4), blocks=(1, 2), fill_value=fill, layout=layout
+    )
+    expected = np.zeros((5, 4), dtype)
+    if special is not Special.ZEROS:
+        expected[...] = fill
+    assert array[...].tobytes() == expected.tobytes()
+    assert np.asarray(array.fill_value).tobytes() == expected[0, 0].tobytes()
+    if special is None:
+        assert len(offsets(array)) == 3
+        assert all(len(array.get_chunk(n)) == 32 + array.itemsize for n in range(3))
+    else:
+        assert offsets(array) == {frame.special_offset(special)}
+    stock = blosc2.open(str(tmp_path / "a.b2nd"))
+    if np.dtype(dtype).kind != "V":
+        assert stock[...].tobytes() == expected.tobytes()
+    array[1, 1:3] = array[0, 1:3]
+    assert b2array.open(tmp_path / "a.b2nd")[...].tobytes() == expected.tobytes()
+
+
+def test_enormous_arrays_of_zeros_cost_nothing(tmp_path):
+    array = b2array.zeros((10**5, 10**5), url=tmp_path / "a.b2nd")
+    assert (tmp_path / "a.b2nd").stat().st_size < 1000
+    assert array[-1, -3:].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: b2array.empty((2, 3), "i4"), np.zeros((2, 3), "i4")),
+        (lambda: b2array.zeros(3), np.zeros(3)),
+        (lambda: b2array.ones((2, 0), "u1"), np.ones((2, 0), "u1")),
+        (lambda: b2array.full((2, 2), 7), np.full((2, 2), 7)),
+        (lambda: b2array.full(2, "ab"), np.full(2, "ab")),
+        (lambda: b2array.full((), 2.5, "f4"), np.full((), 2.5, "f4")),
+        (lambda: b2array.asarray([[1, 2], [3, 4]], dtype="f2"), np.array([[1, 2], [3, 4]], "f2")),
+        (lambda: b2array.asarray(5), np.asarray(5)),
+        (lambda: b2array.zeros_like(np.ones((2, 3), "c8")), np.zeros((2, 3), "c8")),
+        (lambda: b2array.ones_like([1.5, 2]), np.ones(2)),
+        (lambda: b2array.full_like(b2array.ones(3, "i2"), 9), np.full(3, 9, "i2")),
+        (lambda: b2array.empty_like(np.ones(3), dtype="i1", shape=(2, 2)), np.zeros((2, 2), "i1")),
+    ],
+)
+def test_relatives_make_what_numpys_make(make, expected):
+    found = make()
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    assert found[...].tolist() == expected.tolist()
+    assert found.mode == "r+"
+
+
+def test_an_array_like_another_has_its_chunks_and_parameters():
+    model = b2array.zeros((10, 10), chunks=(5, 4), blocks=(2, 2), cparams=b2array.CParams("lz4", clevel=2))
+    like = b2array.ones_like(model)
+    assert (like.chunks, like.blocks, like.cparams) == (model.chunks, model.blocks, model.cparams)
+    other = b2array.ones_like(model, shape=(3, 3))
+    assert other.chunks == (3, 3)
+
+
+def test_an_array_is_returned_as_it_is_if_nothing_else_is_asked_for():
+    array = b2array.zeros(3)
+    assert b2array.asarray(array) is array
+    assert b2array.asarray(array, dtype="f8") is array
+    assert b2array.asarray(array, dtype="f4") is not array
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"shape": -1}, ValueError), ({"shape": (1,) * 17}, ValueError), ({"shape": 1.5}, TypeError),
+        ({"shape": "a"}, TypeError), ({"dtype": object}, TypeError), ({"dtype": [("x", object)]}, TypeError),
+        ({"dtype": "no type"}, TypeError), ({"chunks": (3, 3)}, ValueError), ({"chunks": 0}, ValueError),
+        ({"blocks": -2}, ValueError), ({"fill_value": "text"}, ValueError), ({"dims": "x"}, TypeError),
+        ({"dims": ["x", "y"]}, ValueError), ({"dims": [3]}, TypeError), ({"attrs": {"x": object()}}, TypeError),
+        ({"attrs": {1: 2}}, TypeError), ({"meta": {"x" * 40: 1}}, LimitError), ({"meta": {"b2o": 1}}, ValueError),
+        ({"meta": {3: 1}}, TypeError), ({"meta": {f"{n}": n for n in range(17)}}, LimitError),
+        ({"layout": "dense"}, ValueError), ({"shape": 2**50, "chunks": 1}, LimitError),
+        ({"shape": 100, "blocks": 5, "cparams": b2array.CParams(filters=("delta",))}, UnsupportedError),
+        ({"cparams": b2array.CParams("lz4", use_dict=True)}, UnsupportedError),
+        ({"unknown": 1}, TypeError),
+    ],
+)  # fmt: skip
+@LAYOUTS
+def test_what_is_refused_leaves_nothing(tmp_path, layout, options, error):
+    with pytest.raises(error):
+        b2array.create(tmp_path / "a.b2nd", **{"shape": 10, "layout": layout} | options)
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+
+
+def test_without_interop_everything_that_can_be_read_here_is_written(tmp_path):
+    values = np.arange(1000)
+    params = b2array.CParams(filters=("delta", "shuffle"))
+    array = b2array.asarray(values, url=tmp_path / "a.b2nd", chunks=500, blocks=100, cparams=params, interop=False)
+    assert (array[...] == values).all()
+    assert array[777] == 777
+
+
+@LAYOUTS
+@pytest.mark.parametrize("when", ["encode", "put"])
+def test_a_value_that_fails_half_way_leaves_nothing(tmp_path, monkeypatch, layout, when):
+    from b2array.engine.staging import Shelf
+
+    def failing(*_, **__):
+        raise MemoryError
+
+    if when == "encode":
+        monkeypatch.setattr(encode, "encode", failing)
+    else:
+        monkeypatch.setattr(Shelf, "put", failing)
+    with pytest.raises(MemoryError):
+        b2array.asarray(np.arange(100), url=tmp_path / "a.b2nd", chunks=10, blocks=5, layout=layout)
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_opened_for_reading_without_a_copy():
+    raw = b2array.asarray(np.arange(5), attrs={"a": 1}).to_bytes()
+    array = b2array.from_bytes(raw)
+    assert array[...].tolist() == list(range(5))
+    assert array._held.store._objects[""].data is raw
+    with pytest.raises(ReadOnlyError):
+        array[0] = 1
+    for kind in (bytearray, memoryview):
+        assert b2array.from_bytes(kind(raw))[3] == 3
+
+
+@pytest.mark.parametrize("given", ["text", 3, None, [b"b2"], io.BytesIO(b"b2")])
+def test_only_bytes_are_opened_as_bytes(given):
+    with pytest.raises(TypeError, match="bytes-like"):
+        b2array.from_bytes(given)
+
+
+def test_bytes_that_do_not_lie_side_by_side_are_opened():
+    raw = b2array.asarray(np.arange(5)).to_bytes()
+    spread = np.zeros(2 * len(raw), np.uint8)
+    spread[::2] = np.frombuffer(raw, np.uint8)
+    assert b2array.from_bytes(spread[::2])[...].tolist() == list(range(5))
+    assert b2array.from_bytes(memoryview(spread)[::2])[...].tolist() == list(range(5))
+
+
+def test_integers_of_numpy_are_extents():
+    assert b2array.zeros(np.array(5)).shape == b2array.zeros(np.int8(5)).shape == (5,)
+    array = b2array.zeros(np.array([6, 5]), chunks=[np.int16(3), np.array(5)], blocks=np.array([3, 1]))
+    assert (array.shape, array.chunks, array.blocks) == ((6, 5), (3, 5), (3, 1))
+    array.resize(np.array([2, 5]))
+    assert array.shape == (2, 5)
+    with pytest.raises(TypeError, match="integer"):
+        b2array.zeros(np.array(5.0))
+
+
+@pytest.mark.parametrize("given", [[("a", 1)], "ab", 3, {1: 2}])
+def test_attributes_and_metalayers_are_mappings_from_names(given):
+    for make in (
+        lambda: b2array.zeros(3, attrs=given),
+        lambda: b2array.zeros(3, meta=given),
+        lambda: b2array.create_schunk(chunksize=8, meta=given),
+    ):
+        with pytest.raises(TypeError, match="attributes and metalayers are"):
+            make()
+
+
+@pytest.mark.parametrize("open_", [b2array.open, b2array.open_schunk])
+def test_a_frame_does_not_begin_before_its_file(tmp_path, open_):
+    b2array.save(tmp_path / "a.b2nd", np.arange(5))
+    with pytest.raises(ValueError, match="at least 0, not -1"):
+        open_(tmp_path / "a.b2nd", offset=-1)
+    with pytest.raises(TypeError):
+        open_(tmp_path / "a.b2nd", offset=1.5)
+
+
+@pytest.mark.parametrize("offset", [1, 77])
+def test_an_array_is_read_inside_a_larger_file(tmp_path, offset):
+    values = np.random.default_rng(0).random((20, 30))
+    raw = b2array.asarray(values, chunks=(7, 7), blocks=(3, 3), attrs={"a": 1}).to_bytes()
+    (tmp_path / "archive").write_bytes(b"\0" * offset + raw + b"behind")
+    array = b2array.open(tmp_path / "archive", offset=offset)
+    assert (array[...] == values).all()
+    assert (array[3:9, ::5] == values[3:9, ::5]).all()
+    assert dict(array.attrs) == {"a": 1}
+    assert (blosc2.open(str(tmp_path / "archive"), offset=offset)[...] == values).all()
+    with pytest.raises(ReadOnlyError, match="larger file"):
+        b2array.open(tmp_path / "archive", "r+", offset=offset)
+
+
+def test_saving_replaces_and_loading_reads_everything(tmp_path):
+    for values in (np.arange(5), np.ones((3, 4), "f4"), np.zeros((0, 2))):
+        b2array.save(tmp_path / "a.b2nd", values)
+        found = b2array.load(tmp_path / "a.b2nd")
+        assert isinstance(found, np.ndarray)
+        assert (found.dtype, found.tolist()) == (values.dtype, values.tolist())
+    with pytest.raises(FileExistsError):
+        b2array.save(tmp_path / "a.b2nd", values, overwrite=False)
+
+
+def test_a_super_chunk_is_no_array_and_says_so(tmp_path):
+    b2array.create_schunk(tmp_path / "a", chunksize=8)
+    with pytest.raises(FormatError, match="open_schunk"):
+        b2array.open(tmp_path / "a")
+
+
+def test_an_index_larger_than_the_limit_is_refused_before_memory_is_taken():
+    with config.using(limits=config.Limits(index_nbytes=80)), pytest.raises(LimitError, match="index holds 10"):
+        b2array.zeros(11, chunks=1)
+
+
+@LAYOUTS
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_any_array_comes_back_from_both_libraries(tmp_path_factory, layout, data):
+    shape = tuple(data.draw(st.lists(st.integers(1, 9), max_size=3)))
+    dtype = data.draw(st.sampled_from(["u1", "i2", "f4", "f8", "c16", "S3"]))
+    values = np.frombuffer(np.random.default_rng(1).bytes(3000 * 16), "u1")[
+        : int(np.prod(shape)) * np.dtype(dtype).itemsize
+    ]
+    values = np.nan_to_num(values.view(dtype)).reshape(shape) if dtype[0] in "fc" else values.view(dtype).reshape(shape)
+    chunks = tuple(data.draw(st.integers(1, n)) for n in shape)
+    blocks = tuple(data.draw(st.integers(1, n)) for n in chunks)
+    url = tmp_path_factory.mktemp("a") / "a.b2nd"
+    b2array.asarray(values, url=url, chunks=chunks, blocks=blocks, layout=layout)
+    for found in (b2array.load(url), blosc2.open(str(url))[...]):
+        assert np.asarray(found).tobytes() == values.tobytes()

@@ -1,0 +1,608 @@
+"""dask: reading and writing with its schedulers."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask.array.core import PerformanceWarning
+from hypothesis import given
+from hypothesis import strategies as st
+
+import b2array
+from b2array import config, threads
+from b2array.array import dask as dask_io
+from b2array.array import dask_chunks
+from b2array.engine import distributed
+from b2array.errors import ConflictError, ReadOnlyError
+
+LAYOUTS = ["contiguous", "sparse"]
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    with dask.config.set(scheduler="threads", num_workers=4):
+        yield
+
+
+def numbers(*shape: int, dtype: str = "i8") -> np.ndarray:
+    return np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+
+
+@pytest.fixture(params=LAYOUTS)
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> b2array.NDArray:
+    options = {"layout": request.param, "chunks": (10, 8), "blocks": (4, 4)}
+    return b2array.asarray(numbers(43, 30), url=tmp_path / "a.b2nd", **options)
+
+
+def leftovers(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob(f"*{distributed.SUFFIX}*"))
+
+
+# Reading.
+
+
+def test_reading_gives_what_is_stored(stored: b2array.NDArray) -> None:
+    x = stored.to_dask()
+    assert x.dtype == stored.dtype
+    assert np.array_equal(x.compute(), numbers(43, 30))
+    assert np.array_equal(x[5:40:3, ::-1].compute(), numbers(43, 30)[5:40:3, ::-1])
+    assert np.array_equal(x[[1, 7, 40], 3].compute(), numbers(43, 30)[[1, 7, 40], 3])
+    assert x.sum().compute() == numbers(43, 30).sum()
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("1MiB", ((43,), (30,))), ("1300B", ((10, 10, 10, 10, 3), (16, 14)))])
+def test_pieces_are_whole_chunks_within_the_limit(stored: b2array.NDArray, limit: str, expected: object) -> None:
+    with dask.config.set({"array.chunk-size": limit}):
+        assert stored.to_dask().chunks == expected
+
+
+def test_pieces_of_large_chunks_are_whole_blocks(stored: b2array.NDArray) -> None:
+    with dask.config.set({"array.chunk-size": "300B"}):
+        rows, columns = stored.to_dask().chunks
+    assert rows == (4, 4, 2) * 4 + (3,)
+    assert columns == (8, 8, 8, 6)
+
+
+def test_building_a_graph_reads_nothing(stored: b2array.NDArray, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(type(stored._held.store), "read", refuse)
+    monkeypatch.setattr(type(stored._held.store), "gather", refuse)
+    monkeypatch.setattr(type(stored._held.store), "head", refuse)
+    stored.to_dask()[3:].sum()
+    da.from_array(stored)[3:].sum()
+    pickle.dumps(stored.to_dask())
+
+
+def test_slices_are_pushed_down_to_blocks(stored: b2array.NDArray, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = []
+    original = b2array.NDArray.__getitem__
+
+    def getitem(self: b2array.NDArray, key: object) -> object:
+        keys.append(key)
+        return original(self, key)
+
+    monkeypatch.setattr(b2array.NDArray, "__getitem__", getitem)
+    assert stored.to_dask()[11:13, 5].compute().tolist() == numbers(43, 30)[11:13, 5].tolist()
+    (key,) = keys
+    assert key == (slice(11, 13, None), 5) or key == (slice(11, 13, 1), 5)
+
+
+def test_from_array_does_not_copy(stored: b2array.NDArray) -> None:
+    x = da.from_array(stored)
+    assert any(value is stored or getattr(value, "value", None) is stored for value in dict(x.dask).values())
+    assert np.array_equal(x.compute(), numbers(43, 30))
+
+
+def test_tokens_depend_on_place_and_generation(stored: b2array.NDArray) -> None:
+    name = stored.to_dask().name
+    assert b2array.open(stored.url).to_dask().name == name
+    assert dask.base.tokenize(b2array.open(stored.url)) == dask.base.tokenize(stored)
+    stored[0, 0] = 99
+    assert stored.to_dask().name != name
+
+
+def test_graphs_read_the_state_they_were_made_from(stored: b2array.NDArray) -> None:
+    x = stored.to_dask()
+    stored[...] = 0
+    assert np.array_equal(x.compute(), numbers(43, 30))
+
+
+def test_transactions_have_no_graph_and_no_token(stored: b2array.NDArray) -> None:
+    with stored.transaction():
+        stored[0] = 0
+        with pytest.raises(ValueError, match="transaction"):
+            stored.to_dask()
+        assert dask.base.tokenize(stored) != dask.base.tokenize(b2array.open(stored.url))
+
+
+def test_misaligned_chunks_are_told_and_right(stored: b2array.NDArray) -> None:
+    with pytest.warns(PerformanceWarning, match="do not align") as warned:
+        x = stored.to_dask(chunks=(7, 9))
+    assert warned[0].filename == __file__
+    assert np.array_equal(x.compute(), numbers(43, 30))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1, 1)])
+def test_small_shapes_make_the_round_trip(shape: tuple[int, ...]) -> None:
+    a = b2array.from_dask(da.ones(shape, dtype="f4"))
+    assert np.array_equal(a[...], np.ones(shape))
+    assert np.array_equal(a.to_dask().compute(), np.ones(shape))
+
+
+def test_tasks_use_one_thread(stored: b2array.NDArray, monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = []
+    original = b2array.NDArray.__getitem__
+
+    def getitem(self: b2array.NDArray, key: object) -> object:
+        widths.append(threads.width())
+        return original(self, key)
+
+    monkeypatch.setattr(b2array.NDArray, "__getitem__", getitem)
+    with config.using(threads=3):
+        for scheduler in ("sync", "threads"):
+            stored.to_dask().compute(scheduler=scheduler)
+        assert threads.width() == 3
+    assert set(widths) == {1}
+
+
+def test_size_in_memory_is_that_of_the_index(stored: b2array.NDArray) -> None:
+    from dask.sizeof import sizeof
+
+    dask_io.register_sizeof(sizeof)
+    for held in (stored, dask_io.Frozen(stored)):
+        assert stored.nchunks * 8 < sizeof(held) < stored.nbytes
+
+
+def test_handles_are_pickled_and_unpickled_once(stored: b2array.NDArray) -> None:
+    frozen = dask_io.Frozen(stored)
+    copies = [pickle.loads(pickle.dumps(frozen)) for _ in range(2)]
+    assert copies[0].array is copies[1].array
+    assert len(pickle.dumps(frozen)) < 2000
+
+
+def test_importing_b2array_does_not_import_dask() -> None:
+    script = "import sys, b2array; b2array.zeros(3)[...]; print('dask' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+# Writing.
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_writing_is_one_commit_without_leftovers(tmp_path: Path, layout: str) -> None:
+    x = da.from_array(numbers(40, 30), chunks=(10, 15))
+    a = b2array.from_dask(x, tmp_path / "a.b2nd", layout=layout, attrs={"unit": "m"}, dims=("x", "y"))
+    assert a.chunks == (10, 15)
+    assert (a.dims, dict(a.attrs)) == (("x", "y"), {"unit": "m"})
+    assert np.array_equal(b2array.open(tmp_path / "a.b2nd")[...], numbers(40, 30))
+    assert b2array.verify(tmp_path / "a.b2nd", deep=True).problems == ()
+    assert leftovers(tmp_path) == []
+    a[0] = 0
+    assert b2array.open(tmp_path / "a.b2nd")[0].sum() == 0
+
+
+def test_stock_reads_what_was_written_in_parallel(tmp_path: Path) -> None:
+    blosc2 = pytest.importorskip("blosc2")
+    x = da.from_array(numbers(40, 30), chunks=(10, 15))
+    for layout in LAYOUTS:
+        a = b2array.from_dask(x, tmp_path / layout, layout=layout)
+        a.store(-x[:12].rechunk(((5, 7), (15, 15))), region=(slice(5, 17),))
+        expected = numbers(40, 30)
+        expected[5:17] = -numbers(40, 30)[:12]
+        assert np.array_equal(blosc2.open(str(tmp_path / layout))[...], expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_is_visible_before_the_commit(tmp_path: Path, layout: str) -> None:
+    x = da.from_array(numbers(40, 30), chunks=(10, 15))
+    writing = b2array.from_dask(x, tmp_path / "a.b2nd", layout=layout, compute=False)
+    with pytest.raises(FileNotFoundError):
+        b2array.open(tmp_path / "a.b2nd")
+    assert np.array_equal(writing.compute()[...], numbers(40, 30))
+    assert np.array_equal(b2array.open(tmp_path / "a.b2nd")[...], numbers(40, 30))
+    writing.compute()
+    assert np.array_equal(b2array.open(tmp_path / "a.b2nd")[...], numbers(40, 30))
+    with pytest.raises(FileExistsError):
+        b2array.from_dask(x, tmp_path / "a.b2nd", layout=layout)
+
+
+@pytest.mark.parametrize(
+    "region", [None, (slice(3, 33), slice(5, 25)), (slice(10, 20),), (slice(None), slice(-1, None)), (slice(4, 4),)]
+)
+@pytest.mark.filterwarnings("ignore::dask.array.PerformanceWarning")
+def test_regions_are_written_and_the_rest_is_kept(stored: b2array.NDArray, region: tuple[slice, ...] | None) -> None:
+    expected = numbers(43, 30)
+    key = region or (...,)
+    values = -1 - numbers(*expected[key].shape)
+    x = da.from_array(values, chunks=(7, 6))
+    expected[key] = values
+    assert stored.store(x, region) is None
+    assert np.array_equal(stored[...], expected)
+    assert np.array_equal(b2array.open(stored.url)[...], expected)
+    assert leftovers(Path(stored.url).parent) == []
+
+
+def test_return_stored_reads_what_was_written(stored: b2array.NDArray) -> None:
+    x = da.from_array(numbers(43, 30) + 1, chunks=(10, 30))
+    before = stored.store(x, return_stored=True, compute=False)
+    assert np.array_equal(b2array.open(stored.url)[...], numbers(43, 30))
+    assert np.array_equal(before.compute(), numbers(43, 30) + 1)
+    assert np.array_equal(b2array.open(stored.url)[...], numbers(43, 30) + 1)
+    after = b2array.open(stored.url, mode="r+").store(x * 2, return_stored=True)
+    assert np.array_equal(after.compute(), (numbers(43, 30) + 1) * 2)
+
+
+def test_misaligned_sources_are_rechunked_with_a_warning(stored: b2array.NDArray) -> None:
+    x = da.from_array(numbers(43, 30) + 1, chunks=(7, 6))
+    with pytest.warns(PerformanceWarning, match=r"35 pieces are cut into .* MB move") as warned:
+        stored.store(x)
+    assert warned[0].filename == __file__
+    assert np.array_equal(stored[...], numbers(43, 30) + 1)
+
+
+def test_chunks_are_those_of_flat_pieces_rather_than_of_another_form() -> None:
+    x = da.zeros((365, 300, 300), chunks=(1, 300, 300))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        a = b2array.from_dask(x, compute=False)
+    del a
+    assert dask_chunks.dividing(x.chunks, 8) == (1, 300, 300)
+    assert dask_chunks.dividing(((8,) * 30, (256, 256), (512,)), 4) == (8, 256, 512)
+    assert dask_chunks.dividing(((1,) * 100_000,), 8) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 3000), st.integers(1, 3000)), min_size=1, max_size=3),
+    st.sampled_from([1, 4, 8]),
+)
+def test_chosen_chunks_divide_all_pieces(axes: list[tuple[int, int, int]], itemsize: int) -> None:
+    cut = tuple((length,) * count + (min(last, length),) for count, length, last in axes)
+    chunks = dask_chunks.dividing(cut, itemsize)
+    if chunks is not None:
+        assert dask_chunks.aligned(cut, chunks, [0] * len(cut)) == cut
+        assert math.prod(chunks) * itemsize <= 2**26
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_irregular_sources_are_written(tmp_path: Path, layout: str) -> None:
+    x = da.from_array(numbers(40, 30), chunks=((3, 17, 20), (30,)))
+    with pytest.warns(PerformanceWarning):
+        a = b2array.from_dask(x, tmp_path / "a.b2nd", layout=layout, chunks=(8, 10))
+    assert np.array_equal(a[...], numbers(40, 30))
+
+
+def test_writing_in_memory_and_casting(tmp_path: Path) -> None:
+    a = b2array.from_dask(da.from_array(numbers(6, 4), chunks=(3, 4)), dtype="f4")
+    assert a.dtype == "f4"
+    a.store(da.ones((6, 4), chunks=(3, 4), dtype="i2"))
+    assert a[...].sum() == 24
+
+
+def test_zeros_take_no_files(tmp_path: Path) -> None:
+    b2array.from_dask(da.zeros((40, 40), chunks=(10, 10)), tmp_path / "z.b2nd", layout="sparse")
+    assert [path.name for path in (tmp_path / "z.b2nd").glob("*.chunk")] == []
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda x: x[x > 3], ValueError, "unknown sizes"),
+        (lambda x: x[:3], ValueError, "shape"),
+        (lambda x: x.astype("f8") + 0.5, TypeError, "cast"),
+        (lambda x: da.ma.masked_equal(x, 3), TypeError, "masked"),
+        (lambda x: x.compute(), TypeError, "dask array"),
+    ],
+)
+def test_bad_sources_are_refused_before_anything_runs(
+    stored: b2array.NDArray, make: object, error: type[Exception], words: str
+) -> None:
+    x = da.from_array(numbers(43, 30), chunks=(10, 30))
+    before = stored.generation
+    with pytest.raises(error, match=words):
+        stored.store(make(x))
+    assert b2array.open(stored.url).generation == before
+
+
+@pytest.mark.parametrize("region", [(slice(30, 50),), (slice(0, 5), slice(0, 31)), (slice(-50, None),), (slice(5, 3),)])
+def test_regions_outside_are_refused(stored: b2array.NDArray, region: tuple[slice, ...]) -> None:
+    with pytest.raises(IndexError, match="not inside"):
+        stored.store(da.zeros((20, 30), dtype="i8"), region)
+
+
+def test_regions_that_are_not_boxes_are_refused(stored: b2array.NDArray) -> None:
+    for region in ((slice(0, 20, 2),), (3,), ([1, 2],)):
+        with pytest.raises(ValueError, match="slices without step"):
+            stored.store(da.zeros((20, 30), dtype="i8"), region)
+    with pytest.raises(IndexError, match="dimensions"):
+        stored.store(da.zeros((20, 30), dtype="i8"), (slice(None),) * 3)
+
+
+def test_handles_for_reading_refuse_to_store_and_transactions_to_wait(stored: b2array.NDArray) -> None:
+    with pytest.raises(ReadOnlyError):
+        b2array.open(stored.url).store(da.zeros((43, 30), dtype="i8"))
+    with stored.transaction(), pytest.raises(ValueError, match="transaction"):
+        stored.store(da.zeros((43, 30), dtype="i8"), compute=False)
+
+
+@pytest.mark.filterwarnings("ignore::dask.array.PerformanceWarning")
+def test_a_transaction_takes_in_what_is_stored(stored: b2array.NDArray) -> None:
+    with stored.transaction():
+        stored.resize((50, 30))
+        stored.store(da.ones((17, 30), chunks=(7, 30), dtype="i8"), (slice(33, 50),))
+        assert stored[33:].sum() == 17 * 30
+        assert b2array.open(stored.url).shape == (43, 30)
+    assert np.array_equal(b2array.open(stored.url)[:33], numbers(43, 30)[:33])
+    assert b2array.open(stored.url)[33:].sum() == 17 * 30
+
+
+def test_objects_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        b2array.from_dask(da.from_array(np.array([{}, []], dtype=object), chunks=1), tmp_path / "a.b2nd")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pieces_of_the_wrong_shape_are_refused(stored: b2array.NDArray) -> None:
+    x = da.zeros((43, 30), chunks=(10, 30), dtype="i8").map_blocks(lambda block: block[:1], dtype="i8")
+    with pytest.raises(ValueError, match="expected a piece of shape"):
+        stored.store(x)
+    assert np.array_equal(b2array.open(stored.url)[...], numbers(43, 30))
+
+
+# Failures.
+
+
+class Failing:
+    """A source that fails from the fourth piece on until it is mended, and counts the pieces."""
+
+    def __init__(self, values: np.ndarray, marker: Path) -> None:
+        self.values = values
+        self.marker = marker
+        self.shape, self.dtype, self.ndim = values.shape, values.dtype, values.ndim
+        self.calls = 0
+
+    def __dask_tokenize__(self) -> str:
+        return "failing"
+
+    def __getitem__(self, key: tuple[slice, ...]) -> np.ndarray:
+        self.calls += 1
+        if self.calls > 3 and not self.marker.exists():
+            raise RuntimeError("out of order")
+        return self.values[key]
+
+    def dask(self) -> da.Array:
+        return da.from_array(self, chunks=(10, 30), meta=np.empty((0, 0), self.dtype))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_interrupted_write_is_resumed(tmp_path: Path, layout: str) -> None:
+    source = Failing(numbers(40, 30), tmp_path / "mended")
+    target = tmp_path / "a.b2nd"
+    with dask.config.set(scheduler="sync"):
+        with pytest.raises(RuntimeError, match="out of order"):
+            b2array.from_dask(source.dask(), target, layout=layout)
+        with pytest.raises(FileNotFoundError):
+            b2array.open(target)
+        assert leftovers(tmp_path) != []
+        source.marker.touch()
+        source.calls = 0
+        a = b2array.from_dask(source.dask(), target, layout=layout, resume=True)
+    assert source.calls == 1
+    assert np.array_equal(a[...], numbers(40, 30))
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_interrupted_write_can_begin_anew(tmp_path: Path, layout: str) -> None:
+    source = Failing(numbers(40, 30), tmp_path / "mended")
+    target = tmp_path / "a.b2nd"
+    with pytest.raises(RuntimeError):
+        b2array.from_dask(source.dask(), target, layout=layout)
+    source.marker.touch()
+    source.values = -source.values
+    assert np.array_equal(b2array.from_dask(source.dask(), target, layout=layout)[...], -numbers(40, 30))
+    assert np.array_equal(b2array.open(target)[...], -numbers(40, 30))
+
+
+def test_an_interrupted_region_is_resumed(stored: b2array.NDArray, tmp_path: Path) -> None:
+    source = Failing(-numbers(40, 30), tmp_path / "mended")
+    region = (slice(2, 42),)
+    warnings.simplefilter("ignore", PerformanceWarning)
+    with pytest.raises(RuntimeError):
+        stored.store(source.dask(), region, scheduler="sync")
+    assert np.array_equal(b2array.open(stored.url)[...], numbers(43, 30))
+    source.marker.touch()
+    again = b2array.open(stored.url, mode="r+")
+    again.store(source.dask(), region, resume=True, scheduler="sync")
+    expected = numbers(43, 30)
+    expected[region] = source.values
+    assert np.array_equal(again[...], expected)
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("start", [0, 3])
+def test_resuming_a_piece_of_many_chunks_writes_those_that_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, start: int
+) -> None:
+    target = b2array.zeros((44, 30), "i8", url=tmp_path / "a.b2nd", layout=layout, chunks=(5, 10), blocks=(5, 5))
+    region = (slice(start, start + 40),)
+    x = da.from_array(-numbers(40, 30), chunks=((20 - start, 20 + start), 30), name=f"source{start}")
+    written: list[int] = []
+    original = distributed._Desk._file
+
+    def limited(self: object, store: object, n: int, buf: bytes) -> distributed.Entry:
+        if len(written) == 17:
+            raise OSError("the disk is full")
+        written.append(n)
+        return original(self, store, n, buf)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(distributed._Desk, "_file", limited)
+        with pytest.raises(OSError, match="full"):
+            target.store(x, region, scheduler="sync")
+    first, count = written, -(-(start + 40) // 5) * 3
+    monkeypatch.setattr(distributed._Desk, "_file", lambda *args: written.append(args[2]) or original(*args))
+    written = []
+    target = b2array.open(tmp_path / "a.b2nd", mode="r+")
+    target.store(x, region, scheduler="sync", resume=True)
+    assert (len(first), len(written)) == (17, count - 17)
+    assert set(first).isdisjoint(written)
+    assert np.array_equal(target[region], -numbers(40, 30))
+    assert not target[:start].any()
+    assert not target[start + 40 :].any()
+    assert leftovers(tmp_path) == []
+
+
+def test_resuming_on_another_state_is_refused(stored: b2array.NDArray, tmp_path: Path) -> None:
+    source = Failing(-numbers(40, 30), tmp_path / "mended")
+    region = (slice(0, 40),)
+    with pytest.raises(RuntimeError):
+        stored.store(source.dask(), region)
+    stored[0, 0] = 5
+    with pytest.raises(ValueError, match="has changed"):
+        stored.store(source.dask(), region, resume=True)
+
+
+def test_a_damaged_leftover_is_not_taken(tmp_path: Path) -> None:
+    source = Failing(numbers(40, 30), tmp_path / "mended")
+    target = tmp_path / "a.b2nd"
+    with pytest.raises(RuntimeError):
+        b2array.from_dask(source.dask(), target, layout="sparse", scheduler="sync")
+    source.marker.touch()
+    victim = min(target.glob("*.chunk"))
+    content = bytearray(victim.read_bytes())
+    content[40] ^= 1
+    victim.write_bytes(content)
+    with pytest.raises(b2array.errors.FormatError, match="checksums"):
+        b2array.from_dask(source.dask(), target, layout="sparse", resume=True)
+
+
+def test_a_changed_chunk_is_a_conflict(stored: b2array.NDArray) -> None:
+    writing = stored.store(da.zeros((43, 30), chunks=(10, 30), dtype="i8"), compute=False)
+    other = b2array.open(stored.url, mode="r+")
+    other[0, 0] = 77
+    with pytest.raises(ConflictError):
+        writing.compute()
+    assert b2array.open(stored.url)[0, 0] == 77
+
+
+def test_changes_elsewhere_are_merged(stored: b2array.NDArray) -> None:
+    writing = stored.store(da.zeros((20, 30), chunks=(10, 30), dtype="i8"), (slice(0, 20),), compute=False)
+    b2array.open(stored.url, mode="r+")[42, 0] = 77
+    writing.compute()
+    found = b2array.open(stored.url)
+    assert found[42, 0] == 77
+    assert found[:20].sum() == 0
+
+
+def test_a_repeated_task_does_no_harm(stored: b2array.NDArray) -> None:
+    base = stored._held.frozen("r+")
+    whole = (slice(0, 43), slice(0, 30))
+    job, _ = distributed.Job(base.store, stored._layout, whole, base=base, token="x").begun(resume=False)
+    values = numbers(43, 30) * 3
+    first = distributed.put(job, values, whole)
+    again = distributed.put(job, values, whole)
+    assert again == first
+    other = distributed.put(job, values + 1, whole)
+    assert {entry.code for entry in other}.isdisjoint(entry.code for entry in first)
+    copy = pickle.loads(pickle.dumps(job))
+    done = distributed.commit(copy, [*first, *other])
+    assert distributed.commit(job, first).generation == done.generation
+    stored.refresh()
+    assert np.array_equal(stored[...], values + 1)
+
+
+def test_missing_parts_are_noticed(stored: b2array.NDArray) -> None:
+    base = stored._held.frozen("r+")
+    whole = (slice(0, 43), slice(0, 30))
+    job, _ = distributed.Job(base.store, stored._layout, whole, base=base).begun(resume=False)
+    entries = distributed.put(job, numbers(43, 30), whole)
+    with pytest.raises(ValueError, match="expected 20 chunks to commit, found 19"):
+        distributed.commit(job, entries[1:])
+
+
+def test_concurrent_jobs_take_different_numbers(tmp_path: Path) -> None:
+    a = b2array.zeros((40, 30), "i8", url=tmp_path / "a.b2nd", layout="sparse", chunks=(10, 30))
+    b = b2array.open(a.url, mode="r+")
+    upper = a.store(da.ones((20, 30), chunks=(10, 30), dtype="i8"), (slice(0, 20),), compute=False)
+    lower = b.store(da.full((20, 30), 2, chunks=(10, 30)), (slice(20, 40),), compute=False)
+    dask.compute(upper, lower)
+    assert b2array.open(a.url)[:, 0].tolist() == [1] * 20 + [2] * 20
+
+
+# What dask does by itself.
+
+
+def test_dask_store_in_a_transaction_is_one_commit(stored: b2array.NDArray) -> None:
+    x = da.from_array(-numbers(43, 30), chunks=(7, 6))
+    with stored.transaction():
+        da.store(x, stored, lock=False)
+        assert np.array_equal(b2array.open(stored.url)[...], numbers(43, 30))
+    assert np.array_equal(b2array.open(stored.url)[...], -numbers(43, 30))
+
+
+@pytest.mark.parametrize("lock", [True, False])
+def test_dask_store_by_threads_loses_nothing(stored: b2array.NDArray, lock: bool) -> None:
+    da.store(da.from_array(-numbers(43, 30), chunks=(7, 6)), stored, lock=lock)
+    assert np.array_equal(b2array.open(stored.url)[...], -numbers(43, 30))
+
+
+def test_dask_store_works_in_all_its_forms(stored: b2array.NDArray, tmp_path: Path) -> None:
+    x = da.from_array(-numbers(43, 30), chunks=(7, 6))
+    expected = numbers(43, 30)
+    expected[5:15, 3:9] = -expected[5:15, 3:9]
+    da.store(x[5:15, 3:9], stored, regions=(slice(5, 15), slice(3, 9)), lock=False)
+    assert np.array_equal(b2array.open(stored.url)[...], expected)
+    other = b2array.zeros((43, 30), "i4", url=tmp_path / "other.b2nd", layout="sparse", chunks=(9, 11))
+    writing = da.store([x, 2 * x], [stored, other], lock=False, compute=False)
+    assert np.array_equal(b2array.open(stored.url)[...], expected)
+    dask.compute(writing)
+    assert np.array_equal(b2array.open(stored.url)[...], -numbers(43, 30))
+    assert np.array_equal(b2array.open(other.url)[...], -2 * numbers(43, 30))
+    after = da.store(3 * x, stored, lock=False, return_stored=True)
+    assert np.array_equal(after.compute(), -3 * numbers(43, 30))
+    before = da.store(4 * x, stored, lock=False, return_stored=True, compute=False)
+    assert np.array_equal(b2array.open(stored.url)[...], -3 * numbers(43, 30))
+    assert np.array_equal(before.compute(), -4 * numbers(43, 30))
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (7, 11)}, {"lock": True, "inline_array": True}, {"asarray": False}])
+def test_from_array_reads_right_whatever_dask_chooses(stored: b2array.NDArray, options: dict[str, object]) -> None:
+    x = da.from_array(stored, **options)
+    assert np.array_equal(x.compute(), numbers(43, 30))
+    assert np.array_equal(x[3:40:2, [1, 0, -1]].compute(), numbers(43, 30)[3:40:2, [1, 0, -1]])
+    assert np.array_equal(da.asarray(stored)[::-5].compute(), numbers(43, 30)[::-5])
+
+
+def test_unknown_chunk_sizes_are_refused_for_new_arrays_too(tmp_path: Path) -> None:
+    x = da.from_array(numbers(43), chunks=10)
+    with pytest.raises(ValueError, match="compute_chunk_sizes"):
+        b2array.from_dask(x[x > 3], tmp_path / "a.b2nd")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_counts_chunks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = da.from_array(numbers(40, 30), chunks=(20, 30))
+    b2array.from_dask(x, tmp_path / "a.b2nd", chunks=(5, 10), progress=True)
+    assert "24 chunks of 24 chunks (100 %)" in capsys.readouterr().err
+
+
+def test_progress_bar_of_dask_works(stored: b2array.NDArray, capsys: pytest.CaptureFixture[str]) -> None:
+    from dask.diagnostics import ProgressBar
+
+    with ProgressBar(dt=0.01):
+        stored.to_dask().sum().compute()
+        stored.store(da.zeros((43, 30), chunks=(10, 30), dtype="i8"))
+    assert capsys.readouterr().out.count("100% Completed") >= 2

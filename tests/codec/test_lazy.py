@@ -1,0 +1,77 @@
+"""Lazy chunks are heads that say where the blocks are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from chunks import cparams, datas, typesizes, walk
+from hypothesis import given
+from hypothesis import strategies as st
+
+from b2array.codec import chunk, encode, lazy
+from b2array.codec.cparams import CParams
+from b2array.codec.header import ChunkHeader, Special
+from b2array.errors import FormatError, UnsupportedError
+
+DATA = walk(4000).tobytes()
+
+
+def packed(**options: object) -> tuple[bytes, bytes]:
+    buf = encode.encode(DATA, typesize=8, blocksize=8 * 300, cparams=CParams(**options))
+    return buf, lazy.pack(buf, 3, 1000)
+
+
+@given(datas.filter(len), typesizes, cparams())
+def test_a_lazy_chunk_decodes_with_its_frame(data: bytes, typesize: int, params: CParams) -> None:
+    buf = encode.encode(data, typesize=typesize, cparams=params)
+    made = lazy.pack(buf, 7, 123)
+    if ChunkHeader.unpack(buf).special:
+        assert made == buf
+        return
+    frame = bytes(123) + buf + b"behind it"
+    assert lazy.decode(made, lambda offset, nbytes: frame[offset : offset + nbytes]).tobytes() == data
+
+
+@pytest.mark.parametrize("options", [{}, {"codec": "lz4"}, {"clevel": 0}], ids=str)
+def test_what_was_packed_unpacks(options: dict[str, object]) -> None:
+    buf, made = packed(**options)
+    head, found = chunk.unpack_head(buf), lazy.unpack(made)
+    assert (found.nchunk, found.offset) == (3, 1000)
+    assert found.head.header.lazy
+    assert found.sizes == tuple((head.stops - head.starts).tolist())
+    np.testing.assert_array_equal(found.head.starts, head.starts)
+    assert len(made) == 32 + 4 * 14 + 12 + 4 * 14
+
+
+def test_the_head_is_enough_to_make_one() -> None:
+    buf, made = packed()
+    assert lazy.pack(buf[: chunk.head_nbytes(buf)], 3, 1000) == made
+
+
+@pytest.mark.parametrize("value", [b"12345678", Special.ZEROS, Special.NAN, Special.UNINIT])
+def test_special_chunks_stay_as_they_are(value: bytes | Special) -> None:
+    buf = encode.special_chunk(value, 800, typesize=8)
+    assert lazy.pack(buf + b"behind it", 0, 0) == buf
+
+
+def test_chunks_that_are_not_lazy_or_cut_are_refused() -> None:
+    buf, made = packed()
+    with pytest.raises(FormatError, match="expected a lazy chunk"):
+        lazy.unpack(buf)
+    for length in range(len(made)):
+        with pytest.raises(FormatError):
+            lazy.unpack(made[:length])
+    with pytest.raises(UnsupportedError, match="frame that it came from"):
+        chunk.decode(made)
+
+
+@given(st.data())
+def test_any_damage_is_refused_or_read(data: st.DataObject) -> None:
+    made = bytearray(packed()[1])
+    for _ in range(data.draw(st.integers(1, 3))):
+        made[data.draw(st.integers(0, len(made) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        found = lazy.unpack(made)
+    except (FormatError, UnsupportedError):
+        return
+    assert len(found.sizes) == found.head.header.nblocks

@@ -1,0 +1,262 @@
+"""What killed writes by many workers leave is finished by `resume=True` or removed by `vacuum`, and nothing else is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import b2array
+from b2array.engine import distributed, pending
+from b2array.engine.pending import Notes
+from b2array.errors import ConflictError, FormatError
+
+LAYOUTS = ["contiguous", "sparse"]
+
+
+@pytest.fixture(autouse=True)
+def _synchronous():
+    with dask.config.set(scheduler="sync"):
+        yield
+
+
+def values() -> np.ndarray:
+    return np.arange(1200).reshape(40, 30)
+
+
+def source(sign: int = 1) -> da.Array:
+    return da.from_array(sign * values(), chunks=(10, 30), name=f"source{sign}")
+
+
+def place(url: Path, layout: str) -> dict[str, object]:
+    return {"url": url, "layout": layout, "chunks": (10, 15), "blocks": (5, 15)}
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+import b2array, dask
+from b2array.engine import distributed
+from test_pending import place, source
+original, count = distributed._Desk._file, 0
+def limited(*args):
+    global count
+    count += 1
+    if count > 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*args)
+distributed._Desk._file = limited
+url, layout, region = Path(sys.argv[2]), sys.argv[3], sys.argv[4] == "region"
+with dask.config.set(scheduler="sync"):
+    if region:
+        b2array.open(url, mode="r+").store(source(-1))
+    else:
+        b2array.from_dask(source(), **place(url, layout))
+"""
+
+
+def killed(url: Path, layout: str, what: str) -> None:
+    done = subprocess.run([sys.executable, "-c", _KILLED, __file__, str(url), layout, what], check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def age(path: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    for each in [path, *path.rglob("*")]:
+        os.utime(each, (then, then))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_killed_write_of_a_new_array_is_removed_when_it_is_old(tmp_path: Path, layout: str) -> None:
+    url = tmp_path / "a.b2nd"
+    killed(url, layout, "new")
+    before = sorted(tmp_path.rglob("*"))
+    assert len([path for path in before if path.suffix == ".chunk"]) == 5
+    assert b2array.vacuum(url).removed == ()
+    age(tmp_path, 3700)
+    assert b2array.vacuum(url).removed == ()
+    assert len(b2array.vacuum(url, grace="1h", dry_run=True).removed) == (6 if layout == "sparse" else 1)
+    assert sorted(tmp_path.rglob("*")) == before
+    cleanup = b2array.vacuum(url, grace="1h")
+    assert cleanup.nbytes > 5 * 100
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    with pytest.raises(FileNotFoundError):
+        b2array.vacuum(url)
+    assert np.array_equal(b2array.from_dask(source(), **place(url, layout), resume=True)[...], values())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("what", ["new", "region"])
+def test_a_killed_write_is_finished_after_a_vacuum_that_came_too_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, what: str
+) -> None:
+    url = tmp_path / "a.b2nd"
+    if what == "region":
+        b2array.asarray(values(), **place(url, layout))
+    killed(url, layout, what)
+    age(tmp_path, 3700)
+    b2array.vacuum(url)
+    written = []
+    original = distributed._Desk._file
+    monkeypatch.setattr(distributed._Desk, "_file", lambda *args: written.append(args[2]) or original(*args))
+    if what == "region":
+        b2array.open(url, mode="r+").store(source(-1), resume=True)
+    else:
+        b2array.from_dask(source(), **place(url, layout), resume=True)
+    assert len(written) == 3
+    assert np.array_equal(b2array.open(url)[...], -values() if what == "region" else values())
+    assert not list(tmp_path.rglob(f"*{pending.SUFFIX}*"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_killed_write_into_an_array_is_removed_and_the_array_stays(tmp_path: Path, layout: str) -> None:
+    url = tmp_path / "a.b2nd"
+    b2array.asarray(values(), **place(url, layout))
+    kept = sorted(tmp_path.rglob("*"))
+    killed(url, layout, "region")
+    report = b2array.verify(url, deep=True)
+    assert report.ok
+    assert [name.rstrip("/").endswith(pending.SUFFIX) for name in report.leftovers] == [True]
+    age(tmp_path, 90000)
+    b2array.vacuum(url)
+    assert b2array.verify(url, deep=True).leftovers == ()
+    assert [path for path in sorted(tmp_path.rglob("*")) if path.suffix != ".b2lock" and path.name != ".b2lock"] == [
+        path for path in kept if path.suffix != ".b2lock" and path.name != ".b2lock"
+    ]
+    assert np.array_equal(b2array.open(url)[...], values())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("new", [True, False])
+def test_a_write_under_way_is_left_alone_as_a_whole(tmp_path: Path, layout: str, new: bool) -> None:
+    url = tmp_path / "a.b2nd"
+    if not new:
+        b2array.asarray(values(), **place(url, layout))
+    removed = []
+
+    def late(block: np.ndarray, block_info: object = None) -> np.ndarray:
+        # Each piece finds those before it old, but the youngest of them not old enough.
+        for path in tmp_path.rglob("*.chunk"):
+            status = path.stat()
+            os.utime(path, (status.st_atime - 3600, status.st_mtime - 3600))
+        removed.extend(b2array.vacuum(url, grace="90 min").removed)
+        return block
+
+    x = source(1 if new else -1).map_blocks(late, dtype="i8", meta=np.empty((0, 0), "i8"))
+    if new:
+        write = b2array.from_dask(x, **place(url, layout), compute=False)
+    else:
+        write = b2array.open(url, mode="r+").store(x, compute=False)
+    write.compute()
+    assert removed == []
+    assert np.array_equal(b2array.open(url)[...], values() if new else -values())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_slow_write_notices_that_its_chunks_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    url = tmp_path / "a.b2nd"
+    a = b2array.asarray(values(), **place(url, layout))
+    monkeypatch.setattr(distributed, "CHECKED_AFTER", 0.0)
+    original = distributed.commit
+
+    def commit(*args: object) -> object:
+        assert b2array.vacuum(url, grace=0).removed
+        return original(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(distributed, "commit", commit)
+        with pytest.raises(ConflictError, match="somebody removed 8 chunks"):
+            a.store(source(-1))
+    assert np.array_equal(b2array.open(url)[...], values())
+    a.store(source(-1))
+    assert np.array_equal(b2array.open(url)[...], -values())
+
+
+def test_chunks_of_an_array_whose_index_is_lost_stay(tmp_path: Path) -> None:
+    url = tmp_path / "a.b2nd"
+    b2array.asarray(values(), **place(url, "sparse"))
+    chunks = sorted(path.name for path in url.glob("*.chunk"))
+    b2array.open(url, mode="r+").store(source(-1), compute=False)
+    (url / "chunks.b2frame").unlink()
+    b2array.vacuum(url, grace=0)
+    assert sorted(path.name for path in url.glob("*.chunk")) == chunks
+    with pytest.raises(FileNotFoundError):
+        b2array.vacuum(url, grace=0)
+
+
+def test_where_nothing_is_there_is_nothing_to_remove(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other.b2nd.0123456789abcdef.b2write").mkdir()
+    for name in ("empty", "none.b2nd", "none/none.b2nd"):
+        with pytest.raises(FileNotFoundError):
+            b2array.vacuum(tmp_path / name, grace=0)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_leftovers_on_s3_are_removed_or_used(
+    bucket: str, s3_options: dict[str, object], monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    where = {"url": f"s3://{bucket}/a.b2nd", "storage_options": s3_options}
+    layout = {"chunks": (10, 15), "blocks": (5, 15)}
+
+    def write(**options: object) -> None:
+        if there:
+            b2array.open(**where, mode="r+").store(source(-1), **options)
+        else:
+            b2array.from_dask(source(-1), **where, **layout, **options)
+
+    def interrupted() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(distributed, "_commit", lambda *_: (_ for _ in ()).throw(OSError("the client went away")))
+            with pytest.raises(OSError, match="went away"):
+                write()
+
+    if there:
+        b2array.asarray(values(), **where, **layout)
+    interrupted()
+    assert b2array.vacuum(**where, grace="1h").removed == ()
+    assert len(b2array.vacuum(**where, grace=0).removed) == 9
+    if there:
+        assert np.array_equal(b2array.open(**where)[...], values())
+    interrupted()
+    assert b2array.vacuum(**where).removed == ()
+    monkeypatch.setattr(distributed._Desk, "_file", lambda *_: pytest.fail("a chunk was written again"))
+    write(resume=True)
+    assert np.array_equal(b2array.open(**where)[...], -values())
+    assert len(b2array.vacuum(**where, grace=0).removed) == (8 if there else 0)  # what was there before
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_notes_or_refused(content: bytes) -> None:
+    try:
+        notes = Notes.unpack(content)
+    except FormatError:
+        return
+    assert Notes.unpack(notes.pack()) == notes
+
+
+def test_notes_that_are_none_are_named(tmp_path: Path) -> None:
+    a = b2array.asarray(values(), **place(tmp_path / "a.b2nd", "sparse"))
+    a.store(source(), compute=False)
+    (notes,) = (tmp_path / "a.b2nd").glob(f"*{pending.SUFFIX}")
+    notes.write_bytes(b"nothing")
+    with pytest.raises(FormatError, match=notes.name):
+        a.store(source(), resume=True)
+    assert b2array.vacuum(a.url, grace=0).removed == (notes.name,)

@@ -1,0 +1,213 @@
+"""A snapshot is what a frame was when it was read; its chunks come whole or in parts, and damage has a place."""
+
+from __future__ import annotations
+
+import shutil
+from types import SimpleNamespace
+
+import blosc2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import b2array
+from b2array.codec import chunk, encode
+from b2array.codec.header import ChunkHeader, Special
+from b2array.config import HEADER_LEN
+from b2array.engine.snapshot import Place, Want, fetch, load
+from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
+from b2array.format.frame import FrameType
+from b2array.store.base import MemoryStore
+from b2array.store.open import open_store
+from b2array.store.spans import Span
+
+LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+NCHUNKS, NBLOCKS, FULL = 6, 10, 8000
+
+
+def data(n):
+    return np.random.default_rng(n).integers(0, 40, FULL // 4, dtype="i4").tobytes()
+
+
+@pytest.fixture(params=["ours", "stock"], scope="module")
+def frames(request, tmp_path_factory):
+    """Frames of six chunks, one of them special, in both layouts."""
+    directory = tmp_path_factory.mktemp("frames")
+    for layout in ("contiguous", "sparse"):
+        url = str(directory / layout)
+        if request.param == "ours":
+            held = b2array.create_schunk(url, chunksize=FULL, typesize=4, blocksize=FULL // NBLOCKS, layout=layout)
+        else:
+            params = {"typesize": 4, "blocksize": FULL // NBLOCKS, "nthreads": 2}
+            held = blosc2.SChunk(chunksize=FULL, urlpath=url, contiguous=layout == "contiguous", cparams=params)
+        for n in range(NCHUNKS):
+            held.append_data(np.frombuffer(data(n) if n != 3 else bytes(FULL), "i4"))
+    return directory
+
+
+def opened(directory, layout):
+    return load(open_store(directory / layout))
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+@LAYOUTS
+def test_one_look_finds_out_what_is_there(frames, layout):
+    held = opened(frames, layout)
+    assert held.frame.frame_type == (FrameType.SPARSE if layout == "sparse" else FrameType.CONTIGUOUS)
+    assert held.name == ("chunks.b2frame" if layout == "sparse" else "")
+    assert (held.frame.nchunks, held.start) == (NCHUNKS, 0)
+    assert not held.superseded
+
+
+@LAYOUTS
+def test_places_are_where_the_chunks_are(frames, layout):
+    held = opened(frames, layout)
+    assert held.place(3) is Special.ZEROS
+    for n in (0, 1, 2, 4, 5):
+        place = held.place(n)
+        assert isinstance(place, Place)
+        (view,) = held.read([Span(place.name, place.start, place.start + HEADER_LEN)])
+        assert ChunkHeader.unpack(view).nbytes == FULL
+    with pytest.raises(IndexError):
+        held.place(NCHUNKS)
+
+
+@LAYOUTS
+def test_a_generation_names_a_state_whoever_wrote_it(frames, layout, tmp_path):
+    shutil.copytree(frames, tmp_path / "copy")
+    held = opened(tmp_path / "copy", layout)
+    assert held.generation == opened(tmp_path / "copy", layout).generation
+    other = blosc2.open(str(tmp_path / "copy" / layout), mode="a")
+    other.update_data(1, data(9), copy=True)
+    del other
+    now = opened(tmp_path / "copy", layout)
+    assert now.generation != held.generation
+    assert held.superseded
+    assert not now.superseded
+
+
+def test_a_snapshot_of_a_file_that_is_gone_is_not_superseded(frames, tmp_path):
+    shutil.copytree(frames, tmp_path / "copy")
+    held = opened(tmp_path / "copy", "contiguous")
+    (tmp_path / "copy" / "contiguous").unlink()
+    assert not held.superseded
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "403"), TimeoutError("too late"), OSError("broken")])
+def test_other_errors_than_absence_are_shown_and_are_not_absence(error):
+    store = MemoryStore()
+    store.head = lambda names, nbytes, offset=0: [FileNotFoundError("nothing"), error][: len(names)]
+    with pytest.raises(type(error), match=str(error.args[-1])):
+        load(store)
+
+
+def test_a_header_longer_than_the_first_look_is_read():
+    held = b2array.create_schunk(chunksize=80, meta={f"m{n}": b"x" * 9000 for n in range(12)})
+    held.append_data(bytes(range(80)))
+    found = load(held.store)
+    assert found.frame.header_len > 2**16
+    assert found.frame.metalayer("m11") == b"x" * 9000
+
+
+def test_a_frame_of_the_wrong_kind_for_its_place_is_a_format_error(frames, tmp_path):
+    (tmp_path / "d").mkdir()
+    shutil.copy(frames / "contiguous", tmp_path / "d" / "chunks.b2frame")
+    with pytest.raises(FormatError, match="expected a sparse frame, found a contiguous one"):
+        load(open_store(tmp_path / "d"))
+    shutil.copy(frames / "sparse" / "chunks.b2frame", tmp_path / "file")
+    with pytest.raises(FormatError, match="expected a contiguous frame, found a sparse one"):
+        load(open_store(tmp_path / "file"))
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_damaged_frames_are_read_or_refused(frames, data):
+    raw = bytearray((frames / "contiguous").read_bytes())
+    tail = load(MemoryStore({"": bytes(raw)})).frame.tail_start
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.one_of(st.integers(0, 100), st.integers(tail, len(raw) - 1)))
+        raw[at] = data.draw(st.integers(0, 255))
+    length = data.draw(st.one_of(st.just(len(raw)), st.integers(0, len(raw))))
+    message = "memory"
+    try:
+        held = load(MemoryStore({"": bytes(raw[:length])}))
+        for n in range(min(held.frame.nchunks, 10)):
+            fetch(held, [Want(n, None)])
+    except (FormatError, UnsupportedError) as error:
+        message = str(error)
+    assert message.count("memory") == 1
+
+
+# --- fetching ---------------------------------------------------------------------------------------------------------
+
+
+@LAYOUTS
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_blocks_of_any_chunks_are_fetched(frames, layout, data):
+    held = opened(frames, layout)
+    blocks = st.lists(st.integers(0, NBLOCKS - 1), min_size=1, unique=True).map(sorted)
+    wants = data.draw(st.lists(st.builds(Want, st.integers(0, NCHUNKS - 1), st.one_of(st.none(), blocks)), max_size=5))
+    for want, stored in zip(wants, fetch(held, wants), strict=True):
+        whole = globals()["data"](want.chunk) if want.chunk != 3 else bytes(FULL)
+        numbers = range(NBLOCKS) if want.blocks is None else want.blocks
+        found = b"".join(group.tobytes() for _, group in chunk.groups(stored, list(numbers)))
+        step = FULL // NBLOCKS
+        assert found == b"".join(whole[n * step : (n + 1) * step] for n in numbers)
+
+
+@LAYOUTS
+def test_a_chunk_of_another_size_than_the_frame_says_has_its_number(frames, layout, tmp_path):
+    shutil.copytree(frames, tmp_path / "copy")
+    held = opened(tmp_path / "copy", layout)
+    wrong = encode.special_chunk(b"\1\2\3\4", FULL // 2, typesize=4, blocksize=FULL // NBLOCKS)
+    place = held.place(4)
+    path = tmp_path / "copy" / layout / place.name if place.name else tmp_path / "copy" / layout
+    raw = bytearray(path.read_bytes())
+    raw[place.start : place.start + len(wrong)] = wrong
+    path.write_bytes(raw)
+    for blocks in (None, (2,)):
+        with pytest.raises(FormatError, match="chunk 4 of"):
+            fetch(opened(tmp_path / "copy", layout), [Want(4, blocks)])
+    fetch(opened(tmp_path / "copy", layout), [Want(5, None)])
+
+
+def test_a_missing_file_is_named_and_others_are_read(frames, tmp_path):
+    shutil.copytree(frames, tmp_path / "copy")
+    held = opened(tmp_path / "copy", "sparse")
+    (tmp_path / "copy" / "sparse" / held.place(4).name).unlink()
+    for blocks in (None, (2,)):
+        with pytest.raises(ChunkMissingError, match=rf"chunk 4 of .*{held.place(4).name}"):
+            fetch(held, [Want(0, None), Want(4, blocks)])
+    assert len(fetch(held, [Want(0, None), Want(5, (1,))])) == 2
+
+
+@pytest.mark.parametrize("length", [0, 10, 40, 100])
+def test_a_file_that_is_too_short_is_a_format_error(frames, tmp_path, length):
+    shutil.copytree(frames, tmp_path / "copy")
+    held = opened(tmp_path / "copy", "sparse")
+    path = tmp_path / "copy" / "sparse" / held.place(4).name
+    path.write_bytes(path.read_bytes()[:length])
+    for blocks in (None, (2,)):
+        with pytest.raises(FormatError, match=rf"chunk 4 of|{held.place(4).name}"):
+            fetch(held, [Want(4, blocks)])
+
+
+def test_a_file_that_was_replaced_is_a_conflict(frames, tmp_path):
+    shutil.copytree(frames, tmp_path / "copy")
+    held = opened(tmp_path / "copy", "contiguous")
+    held.store.close()
+    shutil.copy(frames / "contiguous", tmp_path / "new")
+    (tmp_path / "new").replace(tmp_path / "copy" / "contiguous")
+    with pytest.raises(ConflictError, match="refresh"):
+        fetch(held, [Want(0, None)])
+
+
+def test_a_special_chunk_among_chunks_of_sizes_of_their_own_is_refused_with_its_number():
+    described = SimpleNamespace(chunk_nbytes=lambda n: None)
+    source = SimpleNamespace(frame=described, url="a.b2frame", place=lambda n: Special.NAN, superseded=False, near=True)
+    with pytest.raises(FormatError, match=r"^chunk 3 of a\.b2frame: expected a stored chunk .* found nan$"):
+        fetch(source, [Want(3, None)])

@@ -1,0 +1,244 @@
+"""The cutting of selections at a grid, and the choice of chunks and blocks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
+from b2array.grid.chunking import automatic
+from b2array.grid.partition import extended, grid_shape, parts, put, take
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@st.composite
+def slices_of_an_axis(draw):
+    extent = draw(st.integers(1, 60))
+    start = draw(st.integers(0, extent))
+    return extent, slice(start, draw(st.integers(start, extent)), draw(st.integers(1, extent + 1)))
+
+
+@given(slices_of_an_axis(), st.integers(1, 70))
+def test_the_parts_of_a_slice_are_its_positions_in_order(axis, part):
+    _, index = axis
+    found = []
+    for (coord,), (inside,), (outside,) in parts((index,), (part,)):
+        positions = range(part)[inside]
+        assert len(positions) == outside.stop - outside.start > 0
+        assert outside == slice(len(found), len(found) + len(positions), 1)
+        found.extend(coord * part + n for n in positions)
+    assert found == list(range(index.start, index.stop, index.step))
+
+
+@given(st.data(), st.integers(1, 3), st.lists(st.integers(1, 5), min_size=3, max_size=3))
+def test_each_point_is_in_one_part_and_points_keep_their_order_there(data, ndim, part_shape):
+    points = data.draw(st.lists(st.tuples(*[st.integers(0, 9)] * ndim), max_size=30))
+    index = np.array(points, np.int64).reshape(-1, ndim).T
+    axes = (tuple(range(ndim)),)
+    seen, positions = set(), []
+    for coords, (inside,), (outside,) in parts((index,), part_shape[:ndim], axes):
+        assert coords not in seen
+        seen.add(coords)
+        here = list(np.arange(len(points))[outside if isinstance(outside, slice) else outside[0]])
+        assert here == sorted(here)
+        assert (inside.T + np.multiply(coords, part_shape[:ndim])).tolist() == [list(points[n]) for n in here]
+        positions += here
+    assert sorted(positions) == list(range(len(points)))
+
+
+def test_sorted_points_stand_in_slices_of_the_box():
+    index = np.array([[0, 3, 3, 7, 8]])
+    assert [part.outside for part in parts((index,), (4,))] == [(slice(0, 3, 1),), (slice(3, 4, 1),), (slice(4, 5, 1),)]
+
+
+def test_parts_come_in_the_order_of_the_grid():
+    index = (slice(0, 5, 1), np.array([[5, 0, 3]]), slice(2, 3, 1))
+    assert [part.coords for part in parts(index, (3, 2, 2))] == [
+        (0, 0, 1), (0, 1, 1), (0, 2, 1), (1, 0, 1), (1, 1, 1), (1, 2, 1),
+    ]  # fmt: skip
+
+
+def test_coords_follow_the_axes_whatever_the_groups():
+    index = (np.array([[0, 9], [5, 1]]), slice(4, 5, 1))
+    found = list(parts(index, (5, 2, 3), ((0, 2), (1,))))
+    assert [part.coords for part in found] == [(0, 2, 1), (1, 2, 0)]
+    assert [part.inside[0].tolist() for part in found] == [[[0], [2]], [[4], [1]]]
+
+
+def test_an_array_without_axes_has_one_part():
+    assert list(parts((), ())) == [((), (), ())]
+
+
+def test_an_empty_selection_has_no_part():
+    assert not list(parts((slice(0, 5, 1), slice(0, 0, 1)), (2, 2)))
+    assert not list(parts((slice(0, 5, 1), np.zeros((1, 0), np.int64)), (2, 2)))
+    assert not list(parts((np.zeros((2, 0), np.int64),), (2, 2), ((0, 1),)))
+    assert not list(parts((np.zeros((0, 0), np.int64), slice(0, 5, 1)), (2,), ((), (0,))))
+
+
+def test_far_apart_positions_cost_only_their_own_parts():
+    assert len(list(parts((slice(0, 2**62, 2**61), slice(0, 1, 1)), (1, 1)))) == 2
+
+
+@given(st.data())
+def test_take_and_put_agree_with_an_open_mesh(data):
+    shape = (4, 5, 6)
+    target = np.zeros(shape, int)
+    index, mesh = [], []
+    for n in shape:
+        if data.draw(st.booleans()):
+            index.append(np.array([data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=4))]))
+            mesh.append(index[-1][0])
+        else:
+            start = data.draw(st.integers(0, n))
+            index.append(slice(start, n, data.draw(st.integers(1, 3))))
+            mesh.append(np.arange(n)[index[-1]])
+    values = np.arange(math.prod(map(len, mesh))).reshape(list(map(len, mesh)))
+    expected = target.copy()
+    expected[np.ix_(*mesh)] = values
+    put(target, tuple(index), values)
+    np.testing.assert_array_equal(target, expected)
+    np.testing.assert_array_equal(take(target, tuple(index)), expected[np.ix_(*mesh)])
+
+
+def test_take_of_slices_is_a_view():
+    values = np.zeros((3, 4))
+    assert np.shares_memory(take(values, (slice(0, 2, 1), slice(0, 4, 3))), values)
+    assert isinstance(take(np.array(1.0), ()), np.ndarray)
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(1, 110)), max_size=4))
+def test_grids_cover_the_shape_and_no_more(axes):
+    shape, part = tuple(n for n, _ in axes), tuple(p for _, p in axes)
+    grid, whole = grid_shape(shape, part), extended(shape, part)
+    for n, p, count, length in zip(shape, part, grid, whole, strict=True):
+        assert length == count * p
+        assert n <= length < n + p
+
+
+def test_a_grid_of_nothing_needs_no_extent():
+    assert grid_shape((0, 5), (0, 2)) == (0, 3)
+    assert extended((0, 5), (0, 2)) == (0, 6)
+
+
+# Automatic chunks and blocks.
+
+some_shapes = st.integers(0, 16).flatmap(
+    lambda ndim: st.lists(
+        st.one_of(st.integers(1, 4), st.integers(1, 40), st.integers(1, 3000), st.integers(1, 10**9)),
+        min_size=ndim,
+        max_size=ndim,
+    )
+)
+itemsizes = st.one_of(st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 8 * KIB))
+
+
+@settings(max_examples=500, deadline=None)
+@given(some_shapes, itemsizes)
+@example([2**62], 8)
+@example([2] * 16, 1)
+@example([3] * 16, 4)
+@example([1, 1, 10**9], 8)
+def test_automatic_chunks_and_blocks_have_sizes_that_suit(shape, itemsize):
+    chunks, blocks = automatic(shape, itemsize)
+    assert len(chunks) == len(blocks) == len(shape)
+    assert all(1 <= b <= c <= n for b, c, n in zip(blocks, chunks, shape, strict=True))
+    assert all(c % b == 0 or c == n for b, c, n in zip(blocks, chunks, shape, strict=True))
+    nbytes, block = math.prod(shape) * itemsize, math.prod(blocks) * itemsize
+    assert block <= MIB
+    if nbytes >= 128 * KIB:
+        assert block >= 64 * KIB
+    chunk = math.prod(extended(chunks, blocks)) * itemsize
+    assert chunk <= 20 * MIB
+    if nbytes >= 8 * MIB:
+        assert chunk >= 3 * MIB
+
+
+@given(some_shapes, itemsizes)
+def test_automatic_blocks_are_near_isotropic(shape, itemsize):
+    _, blocks = automatic(shape, itemsize)
+    cut = [b for b, n in zip(blocks, shape, strict=True) if b < n]
+    assert not cut or max(cut) <= 4 * min(cut) + 8
+
+
+def test_automatic_is_the_same_everywhere():
+    assert automatic((), 8) == ((), ())
+    assert automatic((10,), 8) == ((10,), (10,))
+    assert automatic((10**8,), 8) == ((1048576,), (16384,))
+    assert automatic((10000, 10000), 8) == ((1024, 1024), (128, 128))
+    assert automatic((365, 721, 1440), 4) == ((136, 128, 160), (34, 32, 32))
+    assert automatic((3, 1000, 1000, 1000), 1) == ((3, 128, 200, 128), (3, 32, 40, 32))
+
+
+def test_an_extent_of_zero_gets_what_the_others_leave():
+    assert automatic((0,), 8) == ((1048576,), (16384,))
+    assert automatic((0, 0), 8) == ((1024, 1024), (128, 128))
+    assert automatic((0, 1000, 1000), 8) == ((1, 1000, 1000), (1, 125, 125))
+    assert automatic((0, 10), 4)[1] == (3280, 10)
+
+
+def test_items_larger_than_a_block_stand_alone():
+    assert automatic((5, 5), 3 * MIB) == ((1, 2), (1, 1))
+    assert automatic((100,), 0)[1] == (100,)
+
+
+@settings(deadline=None)
+@given(some_shapes, itemsizes, st.data())
+def test_what_the_user_gives_is_kept(shape, itemsize, data):
+    chunks, blocks = automatic(shape, itemsize)
+    assert automatic(shape, itemsize, chunks=chunks, blocks=blocks) == (chunks, blocks)
+    kept, own = automatic(shape, itemsize, chunks=list(chunks))
+    assert kept == chunks
+    assert math.prod(own) * itemsize <= MIB
+    own, kept = automatic(shape, itemsize, blocks=blocks)
+    assert kept == blocks
+    assert own == chunks
+
+
+def test_blocks_divide_given_chunks_without_padding_where_they_can():
+    assert automatic((10**8,), 8, chunks=(10**6,)) == ((10**6,), (15625,))
+    assert automatic((5000, 5000), 4, chunks=(900, 1000)) == ((900, 1000), (180, 200))
+
+
+def test_given_shapes_may_exceed_the_array():
+    assert automatic((4, 5), 8, blocks=(10, 10))[0] == (10, 10)
+    assert automatic((4, 0), 8, chunks=(10, 10)) == ((10, 10), (10, 10))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"chunks": (10,)}, "chunks must have 2 extents, as the shape has, not 1"),
+        ({"blocks": (10, 10, 10)}, "blocks must have 2 extents, as the shape has, not 3"),
+        ({"chunks": (0, 10)}, "the extents of chunks must be at least 1"),
+        ({"blocks": (10, -1)}, "the extents of blocks must be at least 1"),
+        ({"chunks": (10, 10), "blocks": (10, 11)}, "must not exceed chunks"),
+        ({"blocks": (2**16, 2**13)}, f"more than {MAX_BLOCKSIZE}"),
+        ({"chunks": (2**16, 2**16), "blocks": (8, 8)}, f"more than {MAX_CHUNK_NBYTES}"),
+        ({"chunks": (2**15 + 1, 2**13), "blocks": (2**15, 2**11)}, f"more than {MAX_CHUNK_NBYTES}"),
+    ],
+)
+def test_given_shapes_are_checked(given, message):
+    with pytest.raises(ValueError, match=message):
+        automatic((10**6, 10**6), 4, **given)
+
+
+def test_shapes_are_checked():
+    with pytest.raises(ValueError, match="at most 16 dimensions"):
+        automatic((1,) * 17, 1)
+    with pytest.raises(ValueError, match="negative dimensions"):
+        automatic((3, -1), 1)
+    with pytest.raises(TypeError):
+        automatic((3, 1.5), 1)
+
+
+def test_points_outside_the_bounds_are_not_looked_at_beside_an_empty_group():
+    index = (slice(0, 0, 1), np.array([[0, 7], [0, -1]]))
+    assert list(parts(index, (1, 1, 1), ((0,), (1, 2)))) == []
+    assert list(parts((np.empty((1, 0), np.int64), index[1]), (1, 1, 1), ((0,), (1, 2)))) == []

@@ -1,0 +1,1064 @@
+"""Groups: names, members, attributes, and the directories that python-blosc2 reads and writes."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import blosc2
+import fsspec
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from servers import RangeServer
+
+import b2array
+from b2array import Group, NDArray, open_group
+from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
+from b2array.group import manifest
+from b2array.group.directory import Directory
+from b2array.group.manifest import MemberList, check_name
+
+_serials = itertools.count()
+
+
+@pytest.fixture(params=["local", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Give the URL of a group that does not exist yet."""
+    if request.param == "local":
+        yield str(tmp_path / "group.b2d")
+    else:
+        yield f"memory://test-group-{next(_serials)}.b2d"
+
+
+@pytest.fixture
+def group(url: str) -> Group:
+    return open_group(url, "w")
+
+
+def test_members_are_found_by_name_and_path(group: Group, url: str) -> None:
+    x = np.arange(12.0).reshape(3, 4)
+    group.create("a/b/x", data=x, chunks=(2, 2), blocks=(2, 2), dims=("r", "c"))
+    group.create("y", 3, "i2", fill_value=7, attrs={"unit": "m"})
+    again = open_group(url)
+    for found in (group, again):
+        assert list(found) == ["a", "y"]
+        assert list(found["a"]) == ["b"]
+        assert [name in found for name in ("a/b/x", "a/b", "a/b/z", "", 3)] == [True, True, False, False, False]
+        assert np.array_equal(found["a/b/x"][...], x)
+        assert np.array_equal(found["a"]["b"]["x"][...], x)
+        assert found["a/b/x"].dims == ("r", "c")
+        assert found["y"][...].tolist() == [7, 7, 7]
+        assert dict(found["y"].attrs) == {"unit": "m"}
+        assert found["a/b"].name == "a/b"
+        assert [*found.arrays()] == ["y"]
+        assert [*found.groups()] == ["a"]
+        assert len(found) == 2
+    with pytest.raises(KeyError, match="no such member"):
+        again["a/z"]
+
+
+def test_handles_write_and_others_see_it_when_they_open(group: Group, url: str) -> None:
+    group.create("x", 4, "i4")
+    group["x"][1:3] = 5
+    assert open_group(url)["x"][...].tolist() == [0, 5, 5, 0]
+
+
+def test_a_group_for_reading_refuses_changes(group: Group, url: str) -> None:
+    group.create("x", 4)
+    group.attrs["a"] = 1
+    reading = open_group(url)
+    for change in (
+        lambda: reading.create("y", 1),
+        lambda: reading.create_group("y"),
+        lambda: reading.__delitem__("x"),
+        lambda: reading.__setitem__("x", [1]),
+        lambda: reading.attrs.__setitem__("a", 2),
+        lambda: reading.attrs.__delitem__("a"),
+        lambda: reading["x"].__setitem__(0, 1),
+    ):
+        with pytest.raises(ReadOnlyError, match="opened for reading"):
+            change()
+
+
+def test_modes(url: str) -> None:
+    for mode in ("r", "r+"):
+        with pytest.raises(FileNotFoundError, match="no group"):
+            open_group(url, mode)
+    open_group(url, "a").create("x", data=[1])
+    assert list(open_group(url, "a")) == list(open_group(url, "r+")) == ["x"]
+    with pytest.raises(FileExistsError):
+        open_group(url, "x")
+    assert list(open_group(url, "w")) == []
+    assert open_group(url).mode == "r"
+    with pytest.raises(ValueError, match="mode must be"):
+        open_group(url, "q")  # type: ignore[arg-type]
+
+
+def test_attributes_of_every_group_are_its_own(group: Group, url: str) -> None:
+    assert dict(group.attrs) == {}
+    group.attrs["title"] = "outer"
+    group.create("a/x", 2)
+    group["a"].attrs["title"] = "inner"
+    group["a"].attrs["n"] = [1, 2.5, "x"]
+    del group["a"].attrs["n"]
+    again = open_group(url)
+    assert dict(again.attrs) == {"title": "outer"}
+    assert dict(again["a"].attrs) == {"title": "inner"}
+    assert list(again["a"]) == ["x"]
+    assert list(again) == ["a"]
+
+
+def test_attributes_are_opened_once_for_all(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    group.attrs.update({f"name{n}": n for n in range(30)})
+    opened = []
+    original = Directory.open
+    monkeypatch.setattr(Directory, "open", lambda *args: opened.append(args) or original(*args))
+    assert dict(open_group(group.url).attrs) == {f"name{n}": n for n in range(30)}
+    assert len(opened) == 1
+
+
+def test_empty_groups_can_be_made(group: Group, url: str) -> None:
+    assert group.create_group("a/b").name == "a/b"
+    assert list(group.create_group("a/b")) == []
+    assert open_group(url).tree() == "/\n└── a\n    └── b"
+
+
+def test_deleting_removes_members_and_groups_with_all_below(group: Group, url: str) -> None:
+    for name in ("a/x", "a/b/y", "ab", "c"):
+        group.create(name, data=[1, 2])
+    group["a"].attrs["k"] = 1
+    del group["a"]
+    assert list(group) == list(open_group(url)) == ["ab", "c"]
+    del group["c"]
+    assert list(group) == ["ab"]
+    for name in ("c", "", "a/x"):
+        with pytest.raises(KeyError):
+            del group[name]
+    group.create("a", data=[3])
+    assert group["a"][...].tolist() == [3]
+
+
+def test_assignment_makes_and_replaces_arrays(group: Group) -> None:
+    group["x"] = np.arange(3)
+    group["x"] = np.ones((2, 2))
+    assert np.array_equal(group["x"][...], np.ones((2, 2)))
+    with pytest.raises(FileExistsError, match="overwrite"):
+        group.create("x", 3)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/x", "a//b", "a/", "../x", "a/../x", ".", "a\0b", "a\\b", "a\nb", "x.b2nd", "a.b2f/x", "__vlmeta__"]
+)
+def test_names_that_cannot_be_are_refused(group: Group, name: str) -> None:
+    with pytest.raises(ValueError, match="cannot name a member"):
+        group.create(name, 3)
+    with pytest.raises(KeyError):
+        group[name]
+    assert name not in group
+    assert list(group) == []
+
+
+def test_an_array_is_no_group_and_a_group_no_array(group: Group) -> None:
+    group.create("a/x", 2)
+    with pytest.raises(FileExistsError, match="there is a group 'a'"):
+        group.create("a", 2)
+    with pytest.raises(ValueError, match="'a/x' is an array"):
+        group.create("a/x/y", 2)
+
+
+def test_groups_pickle(group: Group) -> None:
+    group.create("a/x", data=[1, 2, 3])
+    again = pickle.loads(pickle.dumps(group["a"]))
+    assert again.name == "a"
+    assert again["x"][...].tolist() == [1, 2, 3]
+    assert again.mode == "r+"
+
+
+def test_python_blosc2_opens_what_is_written(tmp_path: Path) -> None:
+    url = str(tmp_path / "ours.b2d")
+    group = open_group(url, "x")
+    x = np.arange(20.0).reshape(4, 5)
+    group.create("a/x", data=x, chunks=(2, 3))
+    group.create("y", data=np.arange(3))
+    group.attrs["title"] = "outer"
+    group["a"].attrs["n"] = 5
+    tree = blosc2.TreeStore(url, mode="a")
+    assert sorted(tree.keys()) == ["/a", "/a/x", "/y"]
+    assert np.array_equal(tree["/a/x"][:], x)
+    assert tree.vlmeta["title"] == "outer"
+    assert tree["/a"].vlmeta["n"] == 5
+    tree.vlmeta["more"] = "stock"
+    tree["/b/z"] = np.arange(4)
+    assert set(blosc2.DictStore(url, mode="r").keys()) >= {"/a/x", "/y", "/b/z"}
+    group.refresh()
+    assert dict(group.attrs) == {"title": "outer", "more": "stock"}
+    assert group["b/z"][...].tolist() == [0, 1, 2, 3]
+
+
+def test_directories_of_python_blosc2_are_read_and_continued(tmp_path: Path) -> None:
+    url = str(tmp_path / "stock.b2d")
+    tree = blosc2.TreeStore(url, mode="w")
+    tree["/a/b/x"] = np.arange(10)
+    tree["/s"] = blosc2.SChunk(chunksize=8, data=b"12345678")
+    tree.vlmeta["v"] = 1
+    group = open_group(url, "r+")
+    assert list(group) == ["a", "s"]
+    assert group["a/b/x"][...].tolist() == list(range(10))
+    assert isinstance(group["s"], b2array.SChunk)
+    assert group["s"].get_slice() == b"12345678"
+    assert dict(group.attrs) == {"v": 1}
+    group["a/b/x"][0] = 100
+    group.attrs["w"] = 2
+    tree = blosc2.TreeStore(url, mode="r")
+    assert tree["/a/b/x"][0] == 100
+    assert tree.vlmeta["w"] == 2
+
+
+def _grown(group: Group) -> tuple[int, int]:
+    return len(group["time"][...]), len(group["level"][...])
+
+
+def _append(changes: Group, n: int) -> None:
+    for name in ("time", "level"):
+        held = changes[name]
+        before = held.shape[0]
+        held.resize(before + n)
+        held[before:] = np.arange(before, before + n)
+
+
+@pytest.fixture
+def growing(group: Group) -> Group:
+    group.create("time", data=np.arange(3), chunks=(4,), blocks=(2,))
+    group.create("level", data=np.arange(3.0), chunks=(2,), blocks=(2,))
+    return group
+
+
+def test_a_transaction_changes_all_members_or_none(growing: Group, url: str) -> None:
+    before = open_group(url)
+    old = before["level"]
+    with growing.transaction() as changes:
+        _append(changes, 5)
+        changes.attrs["steps"] = 8
+        changes["time"].attrs["unit"] = "s"
+        changes.create("new/x", data=[1, 2])
+        assert _grown(changes) == (8, 8)
+        assert _grown(open_group(url)) == (3, 3)
+        assert list(open_group(url)) == ["level", "time"]
+        assert dict(open_group(url).attrs) == {}
+    for found in (growing, open_group(url)):
+        assert _grown(found) == (8, 8)
+        assert found["level"][...].tolist() == list(range(8))
+        assert dict(found.attrs) == {"steps": 8}
+        assert dict(found["time"].attrs) == {"unit": "s"}
+        assert found["new/x"][...].tolist() == [1, 2]
+    assert old[...].tolist() == [0, 1, 2]
+    with pytest.raises(ConflictError, match="refresh"):
+        before["time"]
+    before.refresh()
+    assert _grown(before) == (8, 8)
+
+
+def test_a_transaction_that_raises_leaves_nothing(growing: Group, url: str) -> None:
+    class Stop(BaseException):
+        pass
+
+    def fail() -> None:
+        with growing.transaction() as changes:
+            _append(changes, 5)
+            changes.create("new", data=[1])
+            del changes["time"]
+            changes.attrs["a"] = 1
+            raise Stop
+
+    with pytest.raises(Stop):
+        fail()
+    for found in (growing, open_group(url)):
+        assert list(found) == ["level", "time"]
+        assert _grown(found) == (3, 3)
+        assert dict(found.attrs) == {}
+    growing.create("new", data=[1])
+
+
+def test_transactions_follow_each_other(growing: Group, url: str) -> None:
+    for n in range(1, 4):
+        with growing.transaction() as changes:
+            _append(changes, n)
+    assert _grown(open_group(url)) == (9, 9)
+    growing["time"][0] = 9
+    assert open_group(url)["time"][0] == 9
+    with growing.transaction() as changes:
+        del changes["time"]
+        changes["level"][0] = 7
+        assert "time" not in changes
+        assert "time" in open_group(url)
+    assert list(open_group(url)) == ["level"]
+    assert open_group(url)["level"][0] == 7
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 2])
+def test_a_commit_that_is_interrupted_shows_all_or_nothing(
+    growing: Group, url: str, fails_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growing.attrs["n"] = 3
+    original = Directory._publish_one
+    calls = itertools.count()
+
+    def publish_one(*args: object, **options: object) -> None:
+        if next(calls) >= fails_at:
+            raise OSError("killed")
+        original(*args, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Directory, "_publish_one", publish_one)
+        with growing.transaction() as changes:
+            _append(changes, 5)
+            changes.attrs["n"] = 8
+    # Some of the members' own frames are old, and nobody who goes by the group notices.
+    own = [b2array.open(f"{url}/{name}.b2nd").shape[0] for name in ("level", "time")]
+    assert own != [8, 8]
+    for found in (open_group(url), growing):
+        assert _grown(found) == (8, 8)
+        assert found["level"][...].tolist() == list(range(8))
+        assert found.attrs["n"] == 8
+    # The next writer completes it.
+    again = open_group(url, "r+")
+    again["time"][0] = 100
+    assert b2array.open(f"{url}/time.b2nd")[...].tolist() == [100, *range(1, 8)]
+    with again.transaction() as changes:
+        _append(changes, 1)
+    assert [b2array.open(f"{url}/{name}.b2nd").shape[0] for name in ("level", "time")] == [9, 9]
+    assert _grown(open_group(url)) == (9, 9)
+
+
+@pytest.mark.parametrize("at", ["write_list", "publish", "_publish_one"])
+def test_a_killed_writer_leaves_all_or_nothing(tmp_path: Path, at: str) -> None:
+    url = str(tmp_path / "group.b2d")
+    group = open_group(url, "w")
+    for name in ("level", "time"):
+        group.create(name, data=np.zeros(10), chunks=(4,), blocks=(2,))
+    script = f"""
+import os
+from b2array import open_group
+from b2array.group.directory import Directory
+group = open_group({url!r}, "r+")
+calls = 0
+original = Directory.{at}
+def killed(self, *args, **options):
+    global calls
+    calls += armed
+    if calls > {int(at != "write_list")}:
+        os._exit(9)
+    return original(self, *args, **options)
+armed = 0
+Directory.{at} = killed
+with group.transaction() as changes:
+    changes["time"][2:7] = 1
+    changes["level"][2:7] = 1
+    changes.create("new", data=[1])
+    armed = 1
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
+    assert done.returncode == 9
+    committed = at != "write_list"
+    for mode in ("r", "r+"):
+        found = open_group(url, mode)
+        assert [found[name][...].sum() for name in ("level", "time")] == [5 * committed] * 2
+        assert ("new" in found) == committed
+    with group.transaction() as changes:
+        changes["time"][0] = changes["level"][0] = 1
+    found = open_group(url)
+    assert [found[name][...].sum() for name in ("level", "time")] == [1 + 5 * committed] * 2
+    assert found["time"][...].tolist() == blosc2.TreeStore(url, mode="r")["/time"][:].tolist()
+    if not committed:
+        with pytest.raises(FileExistsError, match="interrupted"):
+            group.create("new", data=[2])
+        group.create("new", data=[2], overwrite=True)
+        assert open_group(url)["new"][...].tolist() == [2]
+
+
+def test_a_transaction_notices_other_writers(growing: Group, url: str) -> None:
+    def clash() -> None:
+        with growing.transaction() as changes:
+            _append(changes, 2)
+            with open_group(url, "r+").transaction() as others:
+                _append(others, 1)
+
+    with pytest.raises(ConflictError):
+        clash()
+    assert _grown(open_group(url)) == (4, 4)
+    growing.refresh()
+    with growing.transaction() as changes:
+        changes["time"][0] = 5
+        with open_group(url, "r+").transaction() as others:
+            others["level"][3] = 6
+            others.create("x", data=[1])
+    found = open_group(url)
+    assert (found["time"][0], found["level"][3], list(found)) == (5, 6.0, ["level", "time", "x"])
+
+
+def test_readers_never_see_a_member_without_the_others(growing: Group, url: str) -> None:
+    done = threading.Event()
+    seen: set[tuple[int, int]] = set()
+
+    def read() -> None:
+        while not done.is_set():
+            found = open_group(url)
+            with suppress(ConflictError):
+                seen.add((found["time"].shape[0], found["level"].shape[0]))
+
+    with ThreadPoolExecutor(2) as readers:
+        reading = [readers.submit(read) for _ in range(2)]
+        try:
+            for n in range(12):
+                with growing.transaction() as changes:
+                    _append(changes, 1 + n % 3)
+        finally:
+            done.set()
+    assert [each.result() for each in reading] == [None, None]
+    assert seen
+    assert all(time == level for time, level in seen)
+    assert _grown(open_group(url)) == (27, 27)
+
+
+def test_threads_share_a_transaction(growing: Group, url: str) -> None:
+    with growing.transaction() as changes, ThreadPoolExecutor(4) as threads:
+        barrier = threading.Barrier(4)
+
+        def write(n: int) -> None:
+            barrier.wait()
+            changes["time" if n % 2 else "level"][n // 2] = 10 + n
+
+        assert list(threads.map(write, range(4))) == [None] * 4
+    found = open_group(url)
+    assert found["level"][...].tolist() == [10, 12, 2]
+    assert found["time"][...].tolist() == [11, 13, 2]
+
+
+def test_a_transaction_has_rules(growing: Group) -> None:
+    with growing.transaction() as changes:
+        with pytest.raises(ValueError, match="under way"), changes.transaction():
+            pass
+        with pytest.raises(ValueError, match="cannot replace"):
+            changes["time"] = [1]
+        with pytest.raises(ValueError, match="pickled"):
+            pickle.dumps(changes)
+        changes.create("short", data=[1])
+        del changes["short"]
+        assert "short" not in changes
+    with pytest.raises(ConflictError, match="ended"):
+        changes["time"]
+    assert "short" not in growing
+    reading = open_group(growing.url)
+    with pytest.raises(ReadOnlyError), reading.transaction():
+        pass
+
+
+def _contents(group: Group) -> dict[str, object]:
+    inner = {f"{name}/{key}": value for name, each in group.groups().items() for key, value in _contents(each).items()}
+    return {**{name: each[...].tolist() for name, each in group.arrays().items()}, **dict(group.attrs), **inner}
+
+
+def _filled(url: str) -> dict[str, object]:
+    group = open_group(url, "w")
+    group["a"], group["b/x"], group["b/y"] = [1, 2], [3], [4]
+    group.attrs["unit"], group["b"].attrs["axis"] = "m", "z"
+    return {"a": [1, 2], "unit": "m", "b/x": [3], "b/y": [4], "b/axis": "z"}
+
+
+def test_a_transaction_can_begin_anew(url: str) -> None:
+    before = _filled(url)
+    group = open_group(url, "r+")
+    with group.transaction(anew=True) as changes:
+        assert _contents(changes) == {}
+        changes.create("a", 3, "i8", fill_value=7)
+        changes["a"][1] = 8
+        changes.attrs["place"] = "roof"
+        changes["c/x"] = [5.5]
+        assert _contents(changes) == {"a": [7, 8, 7], "place": "roof", "c/x": [5.5]}
+        assert _contents(open_group(url)) == before
+    assert _contents(open_group(url)) == _contents(group) == {"a": [7, 8, 7], "place": "roof", "c/x": [5.5]}
+    changes = open_group(url, "r+")
+    changes["a"][0] = 1
+    assert open_group(url)["a"][...].tolist() == [1, 8, 7]
+    assert b2array.verify(group["a"].url, deep=True).problems == ()
+
+
+def test_a_transaction_that_begins_anew_and_raises_leaves_everything(url: str) -> None:
+    before = _filled(url)
+    group = open_group(url, "r+")
+
+    def change() -> None:
+        with group.transaction(anew=True) as changes:
+            changes["a"], changes["d"] = [9, 9], [1]
+            changes.attrs["unit"] = "km"
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        change()
+    assert _contents(group) == _contents(open_group(url)) == before
+
+
+def test_a_group_in_a_group_can_begin_anew(url: str) -> None:
+    _filled(url)
+    with open_group(url, "r+")["b"].transaction(anew=True) as changes:
+        changes["y"] = [0.5]
+    assert _contents(open_group(url)) == {"a": [1, 2], "unit": "m", "b/y": [0.5]}
+
+
+def test_a_transaction_can_delete_and_make_the_same_member(growing: Group, url: str) -> None:
+    old = open_group(url)["level"]
+    with growing.transaction() as changes:
+        del changes["time"], changes["level"]
+        changes["level"] = np.arange(5.0)
+        del changes["level"]
+        changes["level"] = np.arange(6.0)
+        changes["level"].attrs["unit"] = "m"
+    assert _contents(open_group(url)) == {"level": [0, 1, 2, 3, 4, 5]}
+    assert open_group(url)["level"].attrs == {"unit": "m"}
+    old.refresh()
+    assert old.shape == (6,)
+
+
+def test_an_answer_to_a_commit_that_is_lost_is_no_failure(
+    growing: Group, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Directory.write_list
+
+    def lose(self: Directory, *args: Any) -> None:
+        original(self, *args)
+        raise TimeoutError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Directory, "write_list", lose)
+        with growing.transaction() as changes:
+            _append(changes, 1)
+    assert _grown(open_group(url)) == (4, 4)
+    assert _grown(growing) == (4, 4)
+
+
+def test_a_commit_whose_outcome_is_not_known_removes_nothing(
+    growing: Group, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Directory.write_list
+
+    def cut_off(*_: Any) -> None:
+        raise ConnectionError("the network is down")
+
+    def lose(self: Directory, *args: Any) -> None:
+        original(self, *args)
+        monkeypatch.setattr(Directory, "read_list", cut_off)
+        raise TimeoutError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Directory, "write_list", lose)
+        with pytest.raises(TimeoutError), growing.transaction() as changes:
+            _append(changes, 1)
+    monkeypatch.undo()
+    assert _grown(open_group(url)) == (4, 4)
+    assert _grown(open_group(url, "r+")) == (4, 4)
+
+
+def test_python_blosc2_reads_what_transactions_leave_and_goes_on(tmp_path: Path) -> None:
+    url = str(tmp_path / "ours.b2d")
+    group = open_group(url, "w")
+    for name in ("time", "level"):
+        group.create(name, data=np.arange(3), chunks=(4,), blocks=(2,))
+    with group.transaction() as changes:
+        _append(changes, 5)
+        changes.attrs["n"] = 8
+    tree = blosc2.TreeStore(url, mode="a")
+    assert sorted(tree.keys()) == ["/level", "/time"]
+    assert sorted(blosc2.DictStore(url, mode="r").keys()) == ["/__vlmeta__", "/level", "/time"]
+    assert tree["/time"][:].tolist() == list(range(8))
+    assert tree.vlmeta["n"] == 8
+    held = tree["/time"]
+    held.resize((10,))
+    held[8:] = [80, 90]
+    tree["/level"] = np.ones(10)
+    assert _grown(open_group(url)) == (10, 10)
+    with open_group(url, "r+").transaction() as changes:
+        _append(changes, 1)
+    assert blosc2.TreeStore(url, mode="r")["/time"][:].tolist() == [*range(8), 80, 90, 10]
+    assert _grown(open_group(url)) == (11, 11)
+
+
+def _stock_tree(url: str, mode: str = "w", **options: object) -> None:
+    with blosc2.TreeStore(url, mode=mode, **options) as tree:
+        tree["/a/b/x"] = np.arange(1000.0).reshape(20, 50)
+        tree["/small"] = np.arange(3)
+        tree["/s"] = blosc2.SChunk(chunksize=8, data=b"12345678")
+        tree.vlmeta["title"] = "outer"
+        tree["/a"].vlmeta["n"] = 5
+
+
+def _check_stock(group: Group) -> None:
+    assert list(group) == ["a", "s", "small"]
+    assert np.array_equal(group["a/b/x"][...], np.arange(1000.0).reshape(20, 50))
+    assert np.array_equal(group["a/b/x"][3:5, 7], np.arange(1000.0).reshape(20, 50)[3:5, 7])
+    assert group["small"][...].tolist() == [0, 1, 2]
+    assert group["s"].get_slice() == b"12345678"
+    assert dict(group.attrs) == {"title": "outer"}
+    assert dict(group["a"].attrs) == {"n": 5}
+
+
+@pytest.mark.parametrize("suffix", [".b2d", ".b2z"])
+@pytest.mark.parametrize("threshold", [0, 100, None])
+def test_stores_of_python_blosc2_are_read_with_and_without_embedded_members(
+    tmp_path: Path, suffix: str, threshold: int | None
+) -> None:
+    url = str(tmp_path / f"stock{suffix}")
+    _stock_tree(url, threshold=threshold)
+    group = open_group(url)
+    _check_stock(group)
+    _check_stock(pickle.loads(pickle.dumps(group)))
+    array = pickle.loads(pickle.dumps(group["a/b/x"]))
+    assert array[1, 1] == 51
+
+
+def test_embedded_members_can_be_removed_and_replaced_but_not_changed(tmp_path: Path) -> None:
+    url = str(tmp_path / "stock.b2d")
+    _stock_tree(url, threshold=None)
+    group = open_group(url, "r+")
+    with pytest.raises(ReadOnlyError):
+        group["small"][0] = 1
+    del group["a/b"]
+    group["small"] = [7, 8]
+    with group.transaction() as changes:
+        assert changes["small"][...].tolist() == [7, 8]
+        del changes["s"]
+    for found in (group, open_group(url)):
+        assert list(found) == ["a", "small"]
+        assert found["small"][...].tolist() == [7, 8]
+    assert sorted(blosc2.TreeStore(url, mode="r").keys()) == ["/a", "/small"]
+
+
+def test_embedded_attributes_can_be_changed(tmp_path: Path) -> None:
+    url = str(tmp_path / "stock.b2d")
+    _stock_tree(url, threshold=None)
+    group = open_group(url, "r+")
+    group.attrs["more"] = 1
+    del group["a"].attrs["n"]
+    with pytest.raises(KeyError):
+        del group.attrs["none"]
+    for found in (group, open_group(url)):
+        assert dict(found.attrs) == {"title": "outer", "more": 1}
+        assert dict(found["a"].attrs) == {}
+    theirs = blosc2.TreeStore(url, mode="r").vlmeta
+    assert (theirs["title"], theirs["more"]) == ("outer", 1)
+
+
+def test_archives_are_read_by_range_without_unpacking(tmp_path: Path, http: RangeServer) -> None:
+    path = tmp_path / "stock.b2z"
+    with blosc2.TreeStore(str(path), mode="w") as tree:
+        tree["/noise"] = np.random.default_rng(0).integers(0, 255, 500_000, dtype="u1")
+        tree["/a/x"] = np.arange(10)
+        tree.vlmeta["v"] = 1
+    http.objects["x/stock.b2z"] = path.read_bytes()
+    group = open_group(http.url_of("x/stock.b2z"))
+    assert list(group) == ["a", "noise"]
+    assert group["a/x"][...].tolist() == list(range(10))
+    assert group.attrs["v"] == 1
+    assert 0 < len(http.requests) < 25
+    assert http.nbytes_asked < 400_000
+    with pytest.raises(ReadOnlyError, match="archive"):
+        open_group(http.url_of("x/stock.b2z"), "r+")
+
+
+def test_an_archive_that_was_replaced_is_noticed(tmp_path: Path) -> None:
+    path = str(tmp_path / "stock.b2z")
+    _stock_tree(path)
+    group = open_group(path)
+    array = group["small"]
+    with blosc2.TreeStore(path, mode="a") as tree:
+        tree["/more"] = np.ones(5)
+    with pytest.raises(ConflictError, match="refresh"):
+        group["a/b/x"]
+    assert array[...].tolist() == [0, 1, 2]
+    group.refresh()
+    assert list(group) == ["a", "more", "s", "small"]
+
+
+def _zip(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in manifest.items():
+            archive.writestr(name, content)
+    return path
+
+
+@pytest.mark.parametrize("name", ["../x.b2nd", "/x.b2nd", "a//x.b2nd", "a/./x.b2nd", "a/../../x.b2nd", "C:\\x.b2nd"])
+def test_an_archive_with_names_outside_of_it_is_refused(tmp_path: Path, name: str) -> None:
+    path = _zip(tmp_path / "evil.b2z", {name: b2array.asarray([1]).to_bytes()})
+    with pytest.raises(FormatError, match="expected relative paths"):
+        list(open_group(path))
+
+
+def test_a_name_with_nul_in_an_archive_is_refused(tmp_path: Path) -> None:
+    path = _zip(tmp_path / "evil.b2z", {"xxxx.b2nd": b2array.asarray([1]).to_bytes()})
+    path.write_bytes(path.read_bytes().replace(b"xxxx.b2nd", b"xx\0x.b2nd"))
+    with pytest.raises(FormatError):
+        list(open_group(path))
+
+
+def test_a_compressed_member_says_so_and_leaves_the_others(tmp_path: Path) -> None:
+    path = _zip(tmp_path / "packed.b2z", {"x.b2nd": b2array.zeros(1000).to_bytes()}, zipfile.ZIP_DEFLATED)
+    group = open_group(path)
+    assert list(group) == ["x"]
+    with pytest.raises(UnsupportedError, match="compressed"):
+        group["x"]
+
+
+def test_a_member_that_claims_more_than_it_has_is_refused(tmp_path: Path) -> None:
+    content = b2array.asarray(np.arange(1000)).to_bytes()
+    path = _zip(tmp_path / "cut.b2z", {"x.b2nd": content[:-9], "y.b2nd": content})
+    group = open_group(path)
+    with pytest.raises(FormatError):
+        group["x"]
+    assert group["y"].shape == (1000,)
+
+
+def test_a_file_twice_in_an_archive_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "twice.b2z"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.b2nd", b"1")
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("x.b2nd", b"2")
+    with pytest.raises(FormatError, match="once"):
+        list(open_group(path))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_damaged_archive_is_read_or_refused(archive: bytes, data: st.DataObject) -> None:
+    damaged = bytearray(archive)
+    for _ in range(data.draw(st.integers(1, 4))):
+        # Mostly in the directory, which is at the end.
+        at = data.draw(st.integers(max(4, len(damaged) - 500), len(damaged) - 1) | st.integers(4, len(damaged) - 1))
+        damaged[at] = data.draw(st.integers(0, 255))
+    stop = data.draw(st.integers(8, len(damaged)) | st.just(len(damaged)))
+    with fsspec.filesystem("memory").open("/test-damaged.b2z", "wb") as file:
+        file.write(damaged[:stop])
+    with suppress(FormatError, UnsupportedError, LimitError):
+        group = open_group("memory://test-damaged.b2z")
+        for name in ("a/x", "y", "small"):
+            with suppress(FormatError, UnsupportedError, LimitError, KeyError):
+                held = group[name]
+                held[...] if isinstance(held, NDArray) else held.get_slice(0, 10)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("archive") / "stock.b2z"
+    with blosc2.TreeStore(str(path), mode="w", threshold=100) as tree:
+        tree["/a/x"] = np.arange(100)
+        tree["/y"] = np.ones(200)
+        tree["/small"] = np.arange(3)
+    return path.read_bytes()
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_list_of_members_or_refused(content: bytes) -> None:
+    with pytest.raises(FormatError):
+        MemberList.unpack(content)
+
+
+_listed = MemberList({"a/b": "a/b.b2nd"}, "ab", 3, {"a/b.b2nd": b"header"}, ("c.b2nd",))
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("members", {"../x": "../x.b2nd"}), ("members", {"a": "/a.b2nd"}), ("members", {"a": "b.b2nd"}),
+        ("members", {"a": "a.txt"}), ("members", {1: 2}), ("members", []), ("number", "3"),
+        ("ident", 3), ("pending", {"x.b2nd": 3}), ("pending", {"x.b2nd": "../../y"}), ("pending", {"../x.b2nd": b""}),
+        ("hidden", ["../x.b2nd"]), ("hidden", None), ("version", 0), ("version", None), ("format", "x"),
+    ],
+)  # fmt: skip
+def test_a_list_of_members_is_checked(entry: str, value: object) -> None:
+    content = msgpack.unpackb(_listed.pack())
+    assert MemberList.unpack(msgpack.packb(content)) == _listed
+    with pytest.raises(FormatError):
+        MemberList.unpack(msgpack.packb({**content, entry: value}))
+    with pytest.raises(UnsupportedError):
+        MemberList.unpack(msgpack.packb({**content, "version": 2}))
+    del content["members"]
+    with pytest.raises(FormatError):
+        MemberList.unpack(msgpack.packb(content))
+
+
+def test_a_damaged_list_of_members_is_reported(group: Group, url: str) -> None:
+    group.create("x", data=[1])
+    b2array.store.open.open_store(url).replace(".b2group", b"rubbish")
+    with pytest.raises(FormatError, match=r"\.b2group: expected a list of members"):
+        list(open_group(url))
+
+
+def test_a_member_that_is_missing_is_reported(group: Group, url: str) -> None:
+    group.create("x", data=[1])
+    group.create("y", data=[2])
+    held = group._home
+    held.remove_files("x.b2nd")
+    with pytest.raises(FormatError, match=r"expected the member x\.b2nd, found nothing"):
+        group["x"]
+    assert group["y"][0] == 2
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        3, {"embed_map": 3}, {"embed_map": {"../x": {"offset": 0, "length": 1}}},
+        {"embed_map": {"/x": {"offset": 0, "length": 10**9}}}, {"embed_map": {"/x": {"offset": -1, "length": 1}}},
+        {"embed_map": {"/x": {"offset": 0}}}, {"embed_map": {"/x": None}}, {"embed_map": {"/": {}}},
+    ],
+)  # fmt: skip
+def test_a_damaged_map_of_embedded_members_is_reported(tmp_path: Path, notes: object) -> None:
+    url = str(tmp_path / "group.b2d")
+    open_group(url, "w")
+    b2array.open_schunk(f"{url}/embed.b2e", "r+").vlmeta["estore_metadata"] = notes
+    with pytest.raises(FormatError, match=r"embed\.b2e: expected"):
+        list(open_group(url))
+
+
+def test_references_to_servers_are_refused(tmp_path: Path) -> None:
+    url = str(tmp_path / "group.b2d")
+    open_group(url, "w")
+    notes = {"embed_map": {"/x": {"urlbase": "https://example.org", "path": "x"}}, "current_offset": 0}
+    b2array.open_schunk(f"{url}/embed.b2e", "r+").vlmeta["estore_metadata"] = notes
+    group = open_group(url)
+    assert list(group) == ["x"]
+    with pytest.raises(UnsupportedError, match="reference"):
+        group["x"]
+
+
+def test_what_is_no_group_is_refused(tmp_path: Path) -> None:
+    b2array.asarray([1], url=tmp_path / "x.b2nd")
+    with pytest.raises(FormatError, match="found a frame"):
+        open_group(tmp_path / "x.b2nd")
+    (tmp_path / "text").write_text("text")
+    for mode in ("r", "w"):
+        with pytest.raises(FormatError, match="expected a directory"):
+            open_group(tmp_path / "text", mode)  # type: ignore[arg-type]
+    with pytest.raises(FileExistsError, match="not a group"):
+        open_group(tmp_path, "w")
+    assert (tmp_path / "text").read_text() == "text"
+
+
+def test_a_directory_of_arrays_is_a_group_and_becomes_no_other(tmp_path: Path) -> None:
+    b2array.asarray([1], url=tmp_path / "x.b2nd")
+    b2array.asarray([2], url=tmp_path / "a" / "y.b2nd", layout="sparse")
+    assert open_group(tmp_path).tree() == "/\n├── a\n│   └── y\n└── x"
+    assert open_group(tmp_path)["a/y"][0] == 2
+    group = open_group(tmp_path, "r+")
+    with group.transaction() as changes:
+        changes["a/y"][0] = 3
+        changes["x"][0] = 4
+    assert [open_group(tmp_path)[name][0] for name in ("a/y", "x")] == [3, 4]
+
+
+def test_a_tree_of_many_members_opens_none_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(300):
+        path = tmp_path / f"g{n % 7}" / f"x{n}.b2nd"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"not even a frame")
+    group = open_group(tmp_path)
+    monkeypatch.setattr(b2array.engine.snapshot, "load", None)
+    assert len(group.tree().splitlines()) == 1 + 7 + 300
+    assert len(group) == 7
+    assert len(group["g3"]) == 43
+    assert repr(group) == f"<b2array.Group {tmp_path}: 7 members>"
+    assert "x299" in group._repr_html_()
+
+
+def test_groups_on_s3_are_written_and_read_without_listing(
+    bucket: str, s3_options: dict[str, object], s3_calls: list[str]
+) -> None:
+    url = f"s3://{bucket}/data/group.b2d"
+    group = open_group(url, "x", storage_options=s3_options)
+    s3_calls.clear()
+    for name in ("time", "level"):
+        group.create(name, data=np.arange(3), chunks=(4,), blocks=(2,))
+    group.attrs["n"] = 3
+    before = open_group(url, storage_options=s3_options)
+    assert _grown(before) == (3, 3)
+    with group.transaction() as changes:
+        _append(changes, 5)
+        changes.attrs["n"] = 8
+        changes.create("new/x", data=[1])
+        assert list(open_group(url, storage_options=s3_options)) == ["level", "time"]
+    again = pickle.loads(pickle.dumps(open_group(url, storage_options=s3_options)))
+    assert _grown(again) == (8, 8)
+    assert again.attrs["n"] == 8
+    assert again.tree() == "/\n├── level\n├── new\n│   └── x\n└── time"
+    with pytest.raises(ConflictError, match="refresh"):
+        before["time"]
+    other = open_group(url, "r+", storage_options=s3_options)
+    with other.transaction() as changes:
+        changes["time"][0] = 5
+        group.create("y", data=[1])
+    assert list(open_group(url, storage_options=s3_options)) == ["level", "new", "time", "y"]
+    assert "shared_secret" not in repr(again)
+    assert not [call for call in s3_calls if call.startswith("list")]
+
+
+def test_groups_move_between_directories_and_object_stores(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    group = open_group(tmp_path / "first.b2d", "w")
+    for name in ("time", "level"):
+        group.create(name, data=np.arange(3), chunks=(4,), blocks=(2,))
+    with group.transaction() as changes:
+        _append(changes, 1)
+    url = f"memory://test-moved-{next(_serials)}.b2d"
+    memory.put(str(tmp_path / "first.b2d"), url, recursive=True)
+    group = open_group(url, "r+")
+    assert _grown(group) == (4, 4)
+    group.create("x", data=[1])
+    with group.transaction() as changes:
+        _append(changes, 1)
+    assert list(open_group(url)) == ["level", "time", "x"]
+    memory.get(url, str(tmp_path / "second.b2d"), recursive=True)
+    group = open_group(tmp_path / "second.b2d", "r+")
+    assert list(group) == ["level", "time", "x"]
+    group.create("y", data=[1])
+    with group.transaction() as changes:
+        _append(changes, 1)
+    url = f"memory://test-moved-{next(_serials)}.b2d"
+    memory.put(str(tmp_path / "second.b2d"), url, recursive=True)
+    assert list(open_group(url)) == ["level", "time", "x", "y"]
+    assert _grown(open_group(url)) == (6, 6)
+
+
+def test_writers_of_the_list_of_members_do_not_lose_each_others_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"memory://test-writers-{next(_serials)}.b2d"
+    group = open_group(url, "w")
+    group.create("x", data=[1])
+    original = Directory.write_list
+    names = iter(["other1", "other2", "other3"])
+
+    def write_list(self: Directory, *args: object) -> None:
+        for name in names:
+            open_group(url, "r+").create(name, data=[1])
+            break
+        original(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Directory, "write_list", write_list)
+    group.create("y", data=[1])
+    with group.transaction() as changes:
+        changes["x"][0] = 2
+        changes.create("z", data=[1])
+    assert list(open_group(url)) == ["other1", "other2", "other3", "x", "y", "z"]
+    assert open_group(url)["x"][0] == 2
+
+
+def test_a_directory_copied_to_an_object_store_is_read_and_continued(tmp_path: Path) -> None:
+    local = str(tmp_path / "stock.b2d")
+    _stock_tree(local, threshold=100)
+    url = f"memory://test-copied-{next(_serials)}.b2d"
+    fsspec.filesystem("memory").put(local, url, recursive=True)
+    group = open_group(url, "r+")
+    _check_stock(group)
+    group.create("new", data=[1])
+    del group["new"]
+    _check_stock(group)
+    _check_stock(open_group(url))
+
+
+def test_groups_are_read_over_http_by_their_list(http: RangeServer) -> None:
+    url = f"memory://test-served-{next(_serials)}.b2d"
+    group = open_group(url, "w")
+    group.create("a/x", data=np.arange(5))
+    group.attrs["n"] = 1
+    with group.transaction() as changes:
+        changes["a/x"][0] = 7
+    memory = fsspec.filesystem("memory")
+    for path in memory.find(url):
+        http.objects["served" + path.partition(".b2d")[2]] = memory.cat_file(path)
+    found = open_group(http.url_of("served"))
+    assert found.tree() == "/\n└── a\n    └── x"
+    assert found["a/x"][...].tolist() == [7, 1, 2, 3, 4]
+    assert dict(found.attrs) == {"n": 1}
+    with pytest.raises(UnsupportedError, match="listed"):
+        open_group(http.url_of("elsewhere"))
+
+
+@given(st.text(min_size=1, max_size=12))
+def test_every_name_is_refused_or_found_again(name: str) -> None:
+    try:
+        check_name(name)
+    except ValueError:
+        assert manifest.found([f"{name}.b2nd"]).keys() <= {"__vlmeta__", name}
+    else:
+        assert manifest.found([f"{name}.b2nd"]) == {name: f"{name}.b2nd"}
+        listed = MemberList({name: f"{name}.b2nd"})
+        assert MemberList.unpack(listed.pack()) == listed
+
+
+_NAMES = ("a", "b", "g/a", "g/h/b")
+_ops = st.lists(
+    st.tuples(st.sampled_from(["create", "delete", "write", "attrs", "reopen"]), st.sampled_from(_NAMES)), max_size=6
+)
+
+
+def _apply(group: Group, model: dict[str, list[int]], ops: list[tuple[str, str]], *, replacing: bool) -> None:
+    for n, (op, name) in enumerate(ops):
+        if op == "create" and (replacing or name not in model):
+            group[name] = [n]
+            model[name] = [n]
+        elif op == "delete" and name in model:
+            del group[name]
+            del model[name]
+        elif op == "write" and name in model:
+            group[name][0] = model[name][0] = 100 + n
+        elif op == "attrs":
+            group.attrs[name] = model.setdefault("attrs", {})[name] = n  # type: ignore[arg-type, call-overload]
+
+
+@pytest.mark.parametrize("local", [True, False])
+@settings(max_examples=20, deadline=None)
+@given(steps=st.lists(st.tuples(st.sampled_from(["direct", "commit", "abort"]), _ops), max_size=5))
+def test_groups_do_what_dictionaries_do(
+    local: bool, steps: list[tuple[str, list[tuple[str, str]]]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    url = str(tmp_path_factory.mktemp("model")) if local else f"memory://test-model-{next(_serials)}.b2d"
+    group = open_group(url, "a")
+    model: dict[str, Any] = {}
+    for kind, ops in steps:
+        changed = copy.deepcopy(model)
+        if kind == "direct":
+            _apply(group, changed, ops, replacing=True)
+            model = changed
+        else:
+            # What a transaction deletes is there until its commit, so that it cannot make it anew.
+            once = [op for n, op in enumerate(ops) if op[1] not in [name for _, name in ops[:n]]]
+            with suppress(ZeroDivisionError), group.transaction() as changes:
+                _apply(changes, changed, once, replacing=False)
+                assert sorted(_leaves(changes)) == sorted(changed.keys() - {"attrs"})
+                if kind == "abort":
+                    raise ZeroDivisionError
+                model = changed
+        for found in (group, open_group(url)):
+            assert {name: found[name][...].tolist() for name in _leaves(found)} == {
+                name: value for name, value in model.items() if name != "attrs"
+            }
+            assert dict(found.attrs) == model.get("attrs", {})
+    if local:
+        keys = blosc2.DictStore(url, mode="a").keys()
+        assert {key[1:] for key in keys} - {"__vlmeta__"} == model.keys() - {"attrs"}
+
+
+def _leaves(group: Group) -> Iterator[str]:
+    for name in group.arrays():
+        yield name
+    for name, inner in group.groups().items():
+        yield from (f"{name}/{leaf}" for leaf in _leaves(inner))

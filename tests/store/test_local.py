@@ -1,0 +1,464 @@
+"""Local files: descriptors, atomic writing, and the lock file."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from b2array import buffers, config
+from b2array.errors import ConflictError, FormatError
+from b2array.store import local
+from b2array.store.local import TEMPORARY_SUFFIX, LocalStore
+from b2array.store.spans import Span
+
+CONTENT = bytes(range(256)) * 40
+ROOT = Path(__file__).parents[2]
+posix = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and POSIX files")
+
+
+def read(store, *spans, **options):
+    return [bytes(view) for view in store.read([Span(*span) for span in spans], **options)]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "array.b2frame"
+    path.write_bytes(CONTENT)
+    return path
+
+
+def names(directory):
+    return [path.name for path in Path(directory).iterdir()]
+
+
+def in_child(work):
+    """Run in a forked process, and tell whether it went well."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(30)
+    return process.exitcode == 0
+
+
+# ---- reading ----
+
+
+@pytest.fixture
+def offsets(monkeypatch):
+    """Where calls of the system begin to read."""
+    found = []
+    original = local._read_into
+
+    def read_into(fd, views, offset):
+        found.append(offset)
+        return original(fd, views, offset)
+
+    monkeypatch.setattr(local, "_read_into", read_into)
+    return found
+
+
+@pytest.mark.parametrize(("gap", "calls"), [(0, 3), (99, 3), (100, 2), (1000, 1)])
+def test_adjacent_spans_are_one_call_and_near_ones_by_the_allowed_gap(file, offsets, gap, calls):
+    spans = [("", start, start + 10) for start in range(0, 100, 10)] + [("", 200, 210), ("", 400, 410)]
+    with config.using(coalesce_gap=gap):
+        assert read(LocalStore(file), *spans) == [CONTENT[start:stop] for _, start, stop in spans]
+    assert len(offsets) == calls
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such pipes")
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    code = "import sys, b2array; b2array.open(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "pipe"], capture_output=True, timeout=60, check=False)
+    assert b"FormatError" in done.stderr
+    assert b"found 0 bytes" in done.stderr
+
+
+def test_reads_that_return_less_than_asked_are_continued(file, monkeypatch):
+    original = local._read_into
+
+    def read_into(fd, views, offset):
+        return original(fd, [views[0][:100]], offset)
+
+    monkeypatch.setattr(local, "_read_into", read_into)
+    assert read(LocalStore(file), ("", 5, 5000)) == [CONTENT[5:5000]]
+    gathered = LocalStore(file).gather([Span("", 5, 300), Span("", 300, 900)], [0, 300], 900)
+    assert (gathered[:295], gathered[300:]) == (CONTENT[5:300], CONTENT[300:900])
+
+
+def test_what_is_gathered_comes_to_its_places_in_one_call_a_piece_of_the_file(file, offsets, monkeypatch):
+    monkeypatch.setattr(local, "_IOV_MAX", 3)
+    ends = [100, 150, 200, 200, 300, 400, 500, 900]
+    spans = [*map(Span, [""] * 7, ends, ends[1:]), Span("", 2000, 2001)]
+    places = [3 + 10 * n + start - 100 for n, start in enumerate(ends[:-1])] + [1000]
+    found = LocalStore(file).gather(spans, places, 1001)
+    for (_, start, stop), place in zip(spans, places, strict=True):
+        assert found[place : place + stop - start] == CONTENT[start:stop]
+    assert offsets == [100, 200, 500, 2000]
+
+
+def test_only_what_is_read_must_be_in_the_file_not_the_room_around_it(file, monkeypatch):
+    monkeypatch.setattr(buffers, "_workspace", buffers._Workspace())
+    monkeypatch.setattr(local, "_TRUSTED_ROOM", len(CONTENT) // 2)
+    assert LocalStore(file).gather([Span("", 0, len(CONTENT))], [100], len(CONTENT) + 500)[100:-400] == CONTENT
+    monkeypatch.setattr(buffers, "_workspace", buffers._Workspace())
+    with pytest.raises(FormatError, match=f"expected {len(CONTENT) + 1} bytes, found fewer"):
+        LocalStore(file).gather([Span("", 0, len(CONTENT) + 1)], [0], len(CONTENT) + 1)
+
+
+def test_a_platform_without_preadv_reads_the_same(file, monkeypatch):
+    monkeypatch.delattr(os, "preadv", raising=False)
+    spec = importlib.util.spec_from_file_location("local_without_preadv", local.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module._read_into is not local._read_into
+    assert module._read_into.__globals__["_seeking"]
+    assert read(module.LocalStore(file), ("", 5, 5000), ("", 9000, 9001)) == [CONTENT[5:5000], CONTENT[9000:9001]]
+
+
+def test_the_old_bytes_stay_readable_until_the_head_is_read_again(file):
+    reader, writer = LocalStore(file), LocalStore(file)
+    version = reader.head([""], 64)[0].stamp.version
+    writer.replace("", CONTENT[::-1])
+    assert read(reader, ("", 0, 9), expected=version) == [CONTENT[:9]]
+    new = reader.head([""], 64)[0].stamp.version
+    assert read(reader, ("", 0, 9), expected=new) == [CONTENT[::-1][:9]]
+    with pytest.raises(ConflictError):
+        read(reader, ("", 0, 9), expected=version)
+
+
+def test_a_store_sees_what_it_has_replaced_itself(file):
+    store = LocalStore(file)
+    read(store, ("", 0, 9))
+    store.replace("", b"new bytes")
+    assert read(store, ("", 0, 9)) == [b"new bytes"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts descriptors in /proc")
+def test_descriptors_are_not_leaked(tmp_path, file):
+    def opened() -> list[str]:
+        # What other tests have left to the garbage collector does not count.
+        links = []
+        for number in names("/proc/self/fd"):
+            with suppress(FileNotFoundError):
+                links.append(str(Path(f"/proc/self/fd/{number}").readlink()))
+        return [link for link in links if link.startswith((str(tmp_path), str(file)))]
+
+    sparse, single = LocalStore(tmp_path / "sparse"), LocalStore(file)
+    for number in range(20):
+        sparse.create(f"{number}", CONTENT)
+        with sparse.lock("0"), sparse.lock("0", shared=False) if number < 0 else sparse.lock("", shared=True):
+            read(sparse, *((f"{each}", 0, 5) for each in range(number + 1)))
+        single.head(["", "missing"], 10)
+    assert opened() == [str(file)]
+    single.close()
+    assert opened() == []
+
+
+def test_the_path_is_fixed_when_the_store_is_made(file, monkeypatch, tmp_path):
+    monkeypatch.chdir(file.parent)
+    store = LocalStore(file.name)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert read(store, ("", 0, 9)) == [CONTENT[:9]]
+
+
+@posix
+def test_a_forked_child_reads_through_the_same_store(file):
+    store = LocalStore(file)
+    read(store, ("", 0, 9))
+
+    def work():
+        if read(store, ("", 5, 500)) != [CONTENT[5:500]]:
+            raise ValueError
+
+    assert in_child(work)
+    assert read(store, ("", 7, 70)) == [CONTENT[7:70]]
+
+
+# ---- writing ----
+
+
+def broken_pieces():
+    yield b"the first half"
+    raise RuntimeError("no second half")
+
+
+def test_a_write_that_fails_changes_nothing_and_leaves_nothing(file):
+    store = LocalStore(file)
+    with pytest.raises(RuntimeError):
+        store.replace("", broken_pieces())
+    with pytest.raises(RuntimeError):
+        LocalStore(file.parent).create("new", broken_pieces())
+    assert file.read_bytes() == CONTENT
+    assert names(file.parent) == [file.name]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
+def test_creation_is_exclusive_without_hard_links_too(tmp_path, monkeypatch, number):
+    def link(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+    store = LocalStore(tmp_path)
+    store.create("a", b"content")
+    monkeypatch.setattr(os.path, "lexists", lambda path: False)  # another writer comes first
+    with pytest.raises(FileExistsError) as caught:
+        store.create("a", b"other")
+    assert caught.value.filename == str(tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == b"content"
+    assert names(tmp_path) == ["a"]
+
+
+def test_directories_are_made_when_something_is_written(tmp_path):
+    LocalStore(tmp_path / "x" / "array.b2nd").create("chunks.b2frame", b"index")
+    LocalStore(tmp_path / "y" / "array.b2frame").replace("", b"frame")
+    assert (tmp_path / "x" / "array.b2nd" / "chunks.b2frame").read_bytes() == b"index"
+    assert (tmp_path / "y" / "array.b2frame").read_bytes() == b"frame"
+
+
+@posix
+def test_replacing_keeps_permissions_and_symbolic_links(file):
+    file.chmod(0o640)
+    link = file.parent / "link"
+    link.symlink_to(file)
+    LocalStore(link).replace("", b"new")
+    assert link.is_symlink()
+    assert file.read_bytes() == b"new"
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+@posix
+def test_a_new_file_has_the_permissions_that_the_user_asks_for(tmp_path):
+    before = os.umask(0o027)
+    try:
+        LocalStore(tmp_path).create("a", b"x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_durable_write_reaches_the_disk(file, monkeypatch, durable):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
+    directory = file.parent / "sparse"
+    store = LocalStore(file)
+    with config.using(durable=durable):
+        LocalStore(directory).create("a", b"x")
+        created = len(synced)
+        store.append("", len(CONTENT), b"more")
+        store.patch("", 0, b"x")
+        store.replace("", b"y")
+    if not durable:
+        assert synced == []
+        return
+    inodes = {(directory / "a").stat().st_ino, directory.stat().st_ino, file.parent.stat().st_ino}
+    assert inodes <= set(synced[:created]) or sys.platform == "win32"
+    assert file.stat().st_ino in synced[created:]
+
+
+def test_the_name_of_the_store_also_deletes_an_empty_directory(tmp_path):
+    store = LocalStore(tmp_path / "array.b2nd")
+    store.create("a", b"x")
+    with pytest.raises(OSError, match="not empty"):
+        store.delete([""])
+    store.delete(["a", "", ""])
+    assert names(tmp_path) == []
+
+
+@posix
+def test_a_writer_that_is_killed_leaves_whole_files(file):
+    script = f"""
+from b2array.store.local import LocalStore
+store, chunks = LocalStore({str(file)!r}), LocalStore({str(file.parent / "chunks")!r})
+print("started", flush=True)
+for number in itertools.count():
+    store.replace("", [bytes([number % 256]) * 1000] * 100)
+    chunks.create(str(number), [bytes([number % 256]) * 1000] * 100)
+"""
+    for round_ in range(6):
+        command = [sys.executable, "-c", script.replace("count()", f"count({round_ * 10**6})")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+            process.stdout.readline()
+            time.sleep(0.01 + 0.004 * round_)
+            process.send_signal(signal.SIGKILL)
+        chunks = [path for path in (file.parent / "chunks").glob("*") if path.suffix != TEMPORARY_SUFFIX]
+        for path in (file, *chunks):
+            content = path.read_bytes()
+            assert content in (CONTENT, content[:1] * 100_000)
+
+
+# ---- the lock ----
+
+
+def counter(path):
+    return int.from_bytes(path.read_bytes()[8:16], "little")
+
+
+def test_exclusive_locks_raise_the_counter_and_shared_ones_do_not(file):
+    store = LocalStore(file)
+    sidecar = file.parent / (file.name + ".b2lock")
+    with store.lock("", shared=True):
+        assert not sidecar.exists()
+    for count in (1, 2, 3):
+        with store.lock(""):
+            assert counter(sidecar) == count
+        with store.lock("", shared=True):
+            assert counter(sidecar) == count
+    assert len(sidecar.read_bytes()) == 16
+
+
+def test_a_sparse_store_is_locked_inside_its_directory(tmp_path):
+    with LocalStore(tmp_path / "array.b2nd").lock("chunks.b2frame"):
+        assert counter(tmp_path / "array.b2nd" / ".b2lock") == 1
+
+
+def increment(path, times):
+    store = LocalStore(path)
+    for _ in range(times):
+        with store.lock(""):
+            store.close()
+            stamp = store.stamp("")
+            count = int(read(store, ("", 0, stamp.size))[0])
+            store.replace("", str(count + 1).encode(), expected=stamp.version)
+
+
+@posix
+def test_no_update_is_lost_between_processes(tmp_path):
+    path = tmp_path / "count"
+    path.write_bytes(b"0")
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=increment, args=(path, 40)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert path.read_bytes() == b"160"
+    assert counter(tmp_path / "count.b2lock") == 160
+
+
+HOLDER = """
+import sys, time
+from b2array.store.local import LocalStore
+with LocalStore(sys.argv[1]).lock("", shared=len(sys.argv) > 2):
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+def holder(path, *shared):
+    command = [sys.executable, "-c", HOLDER, str(path), *shared]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
+    assert process.stdout.readline().strip() == b"locked"
+    return process
+
+
+@posix
+def test_a_killed_holder_releases_the_lock(file):
+    with holder(file) as process:
+        process.kill()
+    with LocalStore(file).lock(""):
+        pass
+
+
+@posix
+def test_shared_locks_stand_together_and_keep_writers_away(file):
+    with LocalStore(file).lock(""):
+        pass
+    with holder(file, "shared") as process:
+        with LocalStore(file).lock("", shared=True):
+            pass
+        assert is_locked(file)
+        process.kill()
+    assert not is_locked(file)
+
+
+def is_locked(file):
+    import fcntl
+
+    with Path(f"{file}.b2lock").open("rb") as other:
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+class InChildError(Exception):
+    pass
+
+
+@posix
+def test_a_child_forked_inside_a_lock_does_not_release_it(file):
+    try:
+        with LocalStore(file).lock(""):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # other tests have left threads
+                child = os.fork()
+            if child == 0:
+                raise InChildError
+            assert os.waitpid(child, 0)[1] == 0
+            assert is_locked(file)
+    except InChildError:
+        os._exit(0)
+    assert not is_locked(file)
+
+
+@posix
+def test_a_child_forked_inside_a_lock_does_not_keep_it(file):
+    go_on, told = os.pipe()
+    with LocalStore(file).lock(""):
+        child = multiprocessing.get_context("fork").Process(target=os.read, args=(go_on, 1))
+        child.start()
+        locked = is_locked(file)
+    locked_afterwards = is_locked(file)
+    os.write(told, b"x")
+    child.join(30)
+    os.close(go_on)
+    os.close(told)
+    assert (locked, locked_afterwards) == (True, False)
+
+
+STOCK = """
+import sys
+import blosc2
+print("imported", flush=True)
+array = blosc2.open(sys.argv[1], mode="a", locking=True)
+array[0:3] = 7
+"""
+
+
+@posix
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_the_c_library_waits_for_our_lock_and_shares_its_counter(tmp_path, contiguous):
+    blosc2 = pytest.importorskip("blosc2")
+    import numpy as np
+
+    path = tmp_path / "array.b2nd"
+    blosc2.asarray(np.arange(1000), urlpath=str(path), contiguous=contiguous, mode="w")
+    sidecar = tmp_path / "array.b2nd.b2lock" if contiguous else path / ".b2lock"
+    store = LocalStore(path)
+    name = "" if contiguous else "chunks.b2frame"
+    with store.lock(name):
+        pass
+    assert counter(sidecar) == 1
+    with subprocess.Popen([sys.executable, "-c", STOCK, str(path)], stdout=subprocess.PIPE) as process:
+        with store.lock(name):
+            assert process.stdout.readline().strip() == b"imported"
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
+            assert counter(sidecar) == 2
+        assert process.wait(60) == 0
+    assert counter(sidecar) > 2
+    assert blosc2.open(str(path), mode="r")[0:4].tolist() == [7, 7, 7, 3]

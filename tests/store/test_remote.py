@@ -1,0 +1,382 @@
+"""Stores through fsspec: how many requests they make, what they lose and show when something fails."""
+
+from __future__ import annotations
+
+import base64
+import multiprocessing
+import pickle
+import socket
+import subprocess
+import sys
+import traceback
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from b2array import config
+from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError
+from b2array.store import remote
+from b2array.store import s3 as s3_store
+from b2array.store.base import Head
+from b2array.store.open import open_store
+from b2array.store.spans import Span
+
+ROOT = Path(__file__).parents[2]
+CONTENT = bytes(range(256)) * 400
+
+
+def read(store, *spans, **options):
+    return [bytes(view) for view in store.read([Span(*span) for span in spans], **options)]
+
+
+# ---- requests ----
+
+
+def test_adjacent_spans_are_one_request_for_no_byte_more(http):
+    http.objects["a"] = CONTENT
+    spans = [("", start, start + 100) for start in range(1000, 6000, 100)]
+    assert read(open_store(http.url_of("a")), *spans) == [CONTENT[start:stop] for _, start, stop in spans]
+    assert len(http.requests) == 1
+    assert http.nbytes_asked == 5000
+
+
+@pytest.mark.parametrize(("gap", "count"), [(49_999, 2), (50_000, 1)])
+def test_the_gap_decides_about_distant_spans(http, gap, count):
+    http.objects["a"] = CONTENT
+    with config.using(coalesce_gap=gap):
+        read(open_store(http.url_of("a")), ("", 0, 100), ("", 50_100, 50_200))
+    assert len(http.requests) == count
+
+
+def test_a_long_span_is_not_joined_with_others(http, monkeypatch):
+    monkeypatch.setattr(remote, "_READ_LIMIT", 1000)
+    http.objects["a"] = CONTENT
+    spans = [("", start, start + 500) for start in range(0, 5000, 500)]
+    assert read(open_store(http.url_of("a")), *spans) == [CONTENT[start:stop] for _, start, stop in spans]
+    assert len(http.requests) == 5
+
+
+def test_objects_are_requested_at_the_same_time(http):
+    http.objects |= {f"a/{number}": CONTENT for number in range(5)}
+    http.delay = 0.1
+    read(open_store(http.url_of("a")), *((str(number), 0, 10) for number in range(5)))
+    assert len(http.requests) == 5
+    assert http.most_under_way == 5
+
+
+def test_two_candidates_are_probed_in_one_wave(http):
+    http.objects["a/chunks.b2frame"] = CONTENT
+    http.delay = 0.1
+    missing, found = open_store(http.url_of("a")).head(["", "chunks.b2frame"], 100)
+    assert isinstance(missing, FileNotFoundError)
+    assert bytes(found.data) == CONTENT[:100]
+    assert len(http.requests) == http.most_under_way == 2
+
+
+def test_making_and_unpickling_a_store_asks_nothing(http):
+    pickle.loads(pickle.dumps(open_store(http.url_of("a"))))
+    assert http.requests == []
+
+
+def test_nothing_wanted_is_nothing_asked(http):
+    assert read(open_store(http.url_of("a")), ("", 5, 5)) == [b""]
+    assert http.requests == []
+
+
+# ---- HTTP ----
+
+
+def test_a_server_without_ranges_is_read_as_well(http):
+    http.objects["a"] = CONTENT
+    http.ranges = False
+    store = open_store(http.url_of("a"))
+    assert read(store, ("", 7, 70), ("", 50_000, 50_070)) == [CONTENT[7:70], CONTENT[50_000:50_070]]
+    assert bytes(store.head([""], 64, offset=3)[0].data) == CONTENT[3:67]
+    with pytest.raises(FormatError, match=f"expected 10 bytes at {len(CONTENT)}, found 0"):
+        read(store, ("", len(CONTENT), len(CONTENT) + 10))
+
+
+def test_ranges_are_those_of_the_uncompressed_object_and_keep_the_headers_of_the_user(http):
+    http.objects["a"] = CONTENT
+    store = open_store(http.url_of("a"), storage_options={"headers": {"X-Mine": "yes"}})
+    read(store, ("", 7, 70), expected=store.stamp("").version)
+    assert {"X-Mine": "yes", "Accept-Encoding": "identity", "If-Match": store.stamp("").version}.items() <= (
+        http.headers[1].items()
+    )
+
+
+def test_names_stand_in_front_of_the_query(http):
+    http.objects |= {"a": CONTENT, "a/b": CONTENT[5:]}
+    store = open_store(http.url_of("a?signature=abcdefgh"))
+    assert read(store, ("", 0, 9), ("b", 0, 9)) == [CONTENT[:9], CONTENT[5:14]]
+    assert sorted(path for _, path, _ in http.requests) == ["/a/b?signature=abcdefgh", "/a?signature=abcdefgh"]
+
+
+@pytest.mark.parametrize(("status", "expected"), [(403, 403), (401, 401), (500, 500), (503, 503)])
+def test_a_status_is_that_error_and_never_a_missing_object(http, status, expected):
+    http.objects["a"] = CONTENT
+    http.statuses["a"] = status
+    store = open_store(http.url_of("a"))
+    (probed,) = store.head([""], 64)
+    errors = [probed]
+    for ask in (lambda: read(store, ("", 0, 9)), lambda: store.stamp("")):
+        with pytest.raises(Exception, match=str(status)) as caught:
+            ask()
+        errors.append(caught.value)
+    for error in errors:
+        assert not isinstance(error, FileNotFoundError | B2ArrayError)
+        assert error.status == expected
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def test_a_refused_connection_is_not_a_missing_object():
+    pytest.importorskip("aiohttp")
+    store = open_store(f"http://127.0.0.1:{free_port()}/a")
+    for ask in (lambda: read(store, ("", 0, 9)), lambda: store.stamp("")):
+        with pytest.raises(OSError, match="onnect") as caught:
+            ask()
+        assert not isinstance(caught.value, FileNotFoundError)
+
+
+def test_a_timeout_is_a_timeout(http):
+    aiohttp = pytest.importorskip("aiohttp")
+    http.objects["a"] = CONTENT
+    http.delay = 1.0
+    options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.1)}}
+    with pytest.raises(TimeoutError):
+        read(open_store(http.url_of("a"), storage_options=options), ("", 0, 9))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_a_forked_child_connects_for_itself(http):
+    http.objects["a"] = CONTENT
+    store = open_store(http.url_of("a"))
+    assert read(store, ("", 0, 9)) == [CONTENT[:9]]
+
+    def work():
+        if read(store, ("", 5, 50)) != [CONTENT[5:50]]:
+            raise ValueError
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(30)
+    assert process.exitcode == 0
+    assert read(store, ("", 7, 70)) == [CONTENT[7:70]]
+
+
+# ---- chains ----
+
+
+def test_an_archive_is_read_through_http(http, tmp_path):
+    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
+        archive.writestr("inside/a", CONTENT)
+    http.objects["archive.zip"] = (tmp_path / "archive.zip").read_bytes()
+    store = open_store(f"zip://inside::{http.url_of('archive.zip')}")
+    assert read(store, ("a", 7, 70)) == [CONTENT[7:70]]
+
+
+def test_an_archive_that_is_missing_is_an_error_when_it_is_read(tmp_path):
+    store = open_store(f"zip://inside::{tmp_path}/archive.zip")
+    assert all(isinstance(error, FileNotFoundError) for error in store.head(["", "a"], 10))
+    with pytest.raises(FileNotFoundError):
+        read(store, ("a", 0, 1))
+
+
+def test_a_cache_asks_once_and_survives_a_missing_neighbour(http, tmp_path):
+    http.objects |= {"a/1": CONTENT, "a/2": CONTENT[1:]}
+    store = open_store(
+        f"simplecache::{http.url_of('a')}", storage_options={"simplecache": {"cache_storage": str(tmp_path)}}
+    )
+    one, missing, two = store.head(["1", "0", "2"], 10)
+    assert isinstance(missing, FileNotFoundError)
+    assert (bytes(one.data), bytes(two.data)) == (CONTENT[:10], CONTENT[1:11])
+    http.requests.clear()
+    assert read(store, ("1", 500, 600), ("2", 0, 10)) == [CONTENT[500:600], CONTENT[1:11]]
+    assert http.requests == []
+
+
+# ---- secrets ----
+
+
+def shown(error):
+    return "".join(traceback.format_exception(error)) + repr(error) + str(error) + str(vars(error))
+
+
+def errors_of(store):
+    yield from (found for found in store.head(["", "b"], 10) if isinstance(found, Exception))
+    for ask in (
+        lambda: read(store, ("", 0, 9)),
+        lambda: read(store, ("b", 5, 2)),
+        lambda: store.stamp("b"),
+        lambda: store.listing(),
+        lambda: store.create("b", b"x"),
+        lambda: store.replace("b", b"x", expected="1"),
+        lambda: store.delete(["b"]),
+        lambda: store.append("b", 0, b""),
+    ):
+        try:
+            ask()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not show a secret
+            yield error
+
+
+@pytest.mark.parametrize("status", [404, 403, 401, 416, 412, 500])
+@pytest.mark.parametrize("chain", ["", "simplecache::", "zip://x::"])
+def test_no_message_shows_what_stands_in_a_url_or_in_headers(http, tmp_path, status, chain):
+    http.statuses |= {"a": status, "a/b": status}
+    place = http.url.replace("http://", "http://somebody:pass-word@")
+    options = {"headers": {"X-Api-Key": "sesame-open"}}
+    if chain:
+        options = {"http": options, "simplecache": {"cache_storage": str(tmp_path)}}
+    store = open_store(f"{chain}{place}/a?X-Amz-Signature=12%2F34-5678", storage_options=options)
+    basic = base64.b64encode(b"somebody:pass-word").decode()
+    texts = [repr(store), store.url, *(shown(error) for error in errors_of(store))]
+    assert len(texts) >= 8
+    for text in texts:
+        for secret in ("somebody", "pass-word", basic, "sesame-open", "12%2F34", "12/34", "Signature"):
+            assert secret not in text
+
+
+def test_no_message_shows_keys_of_an_object_store():
+    pytest.importorskip("s3fs")
+    options = {
+        "key": "the-access-key",
+        "secret": "the-secret-key",
+        "endpoint_url": f"http://127.0.0.1:{free_port()}",
+        "config_kwargs": {"retries": {"max_attempts": 0}, "connect_timeout": 0.2},
+    }
+    store = open_store("s3://bucket/a", storage_options=options)
+    texts = [repr(store), store.url]
+    for ask in (lambda: store.stamp(""), lambda: open_store("s3://b/a", storage_options={**options, "x": 1}).stamp("")):
+        with pytest.raises(Exception, match=r".") as caught:
+            ask()
+        texts.append(shown(caught.value))
+    assert not any(secret in text for text in texts for secret in ("the-access-key", "the-secret-key"))
+
+
+def test_errors_without_secrets_pass_unchanged(http):
+    import aiohttp
+
+    http.statuses["a"] = 403
+    with pytest.raises(aiohttp.ClientResponseError):
+        read(open_store(http.url_of("a")), ("", 0, 9))
+
+
+# ---- S3 ----
+
+
+@pytest.fixture
+def s3(bucket, s3_options):
+    return open_store(f"s3://{bucket}/a/array.b2nd", storage_options=s3_options)
+
+
+def test_s3_probes_candidates_with_their_stamps_in_one_request_each(s3, s3_calls):
+    stamp = s3.create("chunks.b2frame", CONTENT)
+    s3_calls.clear()
+    missing, found = s3.head(["", "chunks.b2frame"], 100)
+    assert isinstance(missing, FileNotFoundError)
+    assert (bytes(found.data), found.stamp) == (CONTENT[:100], stamp)
+    assert s3_calls == ["get_object", "get_object"]
+
+
+def test_s3_needs_no_listing_and_one_request_an_operation(s3, s3_calls):
+    stamp = s3.create("a", CONTENT)
+    stamp = s3.replace("a", CONTENT[1:], expected=stamp.version)
+    assert s3.stamp("a") == stamp
+    assert read(s3, ("a", 0, 9), ("a", 9, 20)) == [CONTENT[1:10], CONTENT[10:21]]
+    assert read(s3, ("a", 0, 9), expected=stamp.version) == [CONTENT[1:10]]
+    s3.delete(["a"])
+    assert s3_calls == ["put_object", "put_object", "head_object", "get_object", "get_object", "delete_objects"]
+
+
+def test_s3_missing_without_permission_to_list_is_that_error(s3, s3_calls, monkeypatch):
+    import s3fs
+
+    async def forbidden(*_, **__):
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", forbidden)
+    with pytest.raises(PermissionError, match="Access Denied"):
+        read(s3, ("a", 0, 9))
+
+
+def test_s3_many_conditional_reads_do_not_wait_for_each_other(s3):
+    stamp = s3.create("a", CONTENT)
+    spans = [("a", start, start + 10) for start in range(0, 4000, 100)]
+    with config.using(coalesce_gap=0):
+        assert read(s3, *spans, expected=stamp.version) == [CONTENT[start:stop] for _, start, stop in spans]
+
+
+def test_s3_keeps_the_condition_above_the_size_of_multipart_uploads(s3, s3_calls):
+    stamp = s3.create("a", b"before")
+    big = bytes(101 * 2**20)
+    s3_calls.clear()
+    s3.replace("a", big, expected=stamp.version)
+    with pytest.raises(ConflictError):
+        s3.replace("a", big, expected=stamp.version)
+    assert s3_calls == ["put_object", "put_object"]
+
+
+def test_s3_refuses_a_conditional_object_that_is_too_large(s3, monkeypatch):
+    monkeypatch.setattr(s3_store, "_PUT_LIMIT", 10)
+    with pytest.raises(LimitError, match="11 bytes are too many"):
+        s3.replace("a", bytes(11), expected='"tag"')
+
+
+def test_s3_deletes_in_batches(s3, s3_calls, monkeypatch):
+    monkeypatch.setattr(s3_store, "_DELETE_LIMIT", 2)
+    for name in "abcde":
+        s3.create(name, b"x")
+    s3_calls.clear()
+    s3.delete("abcde")
+    assert s3_calls == ["delete_objects"] * 3
+    assert all(isinstance(each, FileNotFoundError) for each in s3.head([*"abcde"], 10))
+
+
+INCREMENT = """
+import json, sys
+from b2array.errors import ConflictError
+from b2array.store.spans import Span
+from b2array.store.base import open_store
+store = open_store(sys.argv[1], storage_options=json.loads(sys.argv[2]))
+for _ in range(8):
+    while True:
+        stamp = store.stamp("")
+        try:
+            count = int(bytes(store.read([Span("", 0, stamp.size)], expected=stamp.version)[0]))
+            store.replace("", str(count + 1).encode(), expected=stamp.version)
+            break
+        except ConflictError:
+            pass
+"""
+
+
+def test_s3_loses_no_update_between_processes(bucket, s3_options):
+    import json
+
+    url = f"s3://{bucket}/count"
+    store = open_store(url, storage_options=s3_options)
+    store.create("", b"0")
+    command = [sys.executable, "-c", INCREMENT, url, json.dumps(s3_options)]
+    processes = [subprocess.Popen(command, cwd=ROOT) for _ in range(3)]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert read(store, ("", 0, 2)) == [b"24"]
+
+
+def test_s3_sees_what_others_write(s3, s3_options):
+    other = open_store(s3.url, storage_options=s3_options)
+    before = s3.create("a", CONTENT)
+    assert {*s3.listing()} == {"a"}
+    other.create("b", CONTENT)
+    other.replace("a", CONTENT[:50])
+    assert {name: size for name, (size, _) in s3.listing().items()} == {"a": 50, "b": len(CONTENT)}
+    assert s3.stamp("a") != before
+    (head,) = s3.head(["a"], 100)
+    assert isinstance(head, Head)
+    assert head.stamp.size == 50

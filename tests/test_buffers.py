@@ -1,0 +1,131 @@
+"""A call inside another one of the same thread, as from a signal's handler, leaves the memory of that one alone."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import zstandard
+from chunks import make_chunk
+
+import b2array
+from b2array import codecs, config, threads
+from b2array.buffers import exclusive, kept, nested
+from b2array.codec import cblosc, chunk, header
+from b2array.engine import transfer
+from b2array.errors import FormatError
+
+
+def test_only_a_call_inside_another_has_memory_of_its_own() -> None:
+    def inner() -> tuple[bool, int, bool]:
+        return nested(), threads.width(), kept() is mine
+
+    mine = kept()
+    with config.using(threads=3):
+        assert exclusive(inner)() == (False, 3, True)
+        assert exclusive(exclusive(inner))() == (True, 1, False)
+        assert inner() == (False, 3, True)
+
+
+def test_the_memory_comes_back_after_an_error() -> None:
+    mine = kept()
+
+    def fail() -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        exclusive(exclusive(fail))()
+    assert kept() is mine
+    assert not nested()
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+@pytest.mark.parametrize("key", [..., slice(5, 2500), 4321, (4321,)])
+def test_an_array_is_read_in_the_middle_of_reading_another(tmp_path, monkeypatch, codec, key):
+    values = np.random.default_rng(0).integers(0, 2**20, (2, 20000)).repeat(3, axis=1)
+    arrays = []
+    for n in range(2):
+        options = {"chunks": 3000, "blocks": 300, "cparams": b2array.CParams(codec)}
+        b2array.asarray(values[n], url=str(tmp_path / f"{n}.b2nd"), **options)
+        arrays.append(b2array.open(str(tmp_path / f"{n}.b2nd")))
+    inside = []
+
+    def interrupted(decode):
+        def call(*args, **options):
+            if not nested():
+                inside.append(np.array_equal(arrays[1][100:9000], values[1, 100:9000]) and arrays[1][7] == values[1, 7])
+            decode(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(chunk, "decode_blocks", interrupted(chunk.decode_blocks))
+    monkeypatch.setattr(cblosc, "decode_planes", interrupted(cblosc.decode_planes))
+    with config.using(cache_bytes=0, threads=1):
+        for _ in range(2):
+            assert np.array_equal(arrays[0][key], values[0][key])
+    assert inside
+    assert all(inside)
+
+
+def test_streams_that_are_damaged_do_no_harm_to_those_in_the_middle_of_which_they_are_read(monkeypatch):
+    values = np.arange(20_000) // 3
+    cparams = b2array.CParams("zstd", splitmode="always")
+    array = b2array.asarray(values, chunks=20_000, blocks=1000, cparams=cparams)
+    frame = zstandard.compress(b"abcd" * 500)
+    cut = struct.pack("<i", len(frame) - 1) + frame[:-1]
+    flags = header.FLAG_EXTENDED | header.CodecFormat.ZSTD << 5
+    buf = make_chunk([cut + cut], typesize=2, nbytes=4000, blocksize=4000, flags=flags)
+    original = codecs._Frames.__init__
+    inside = []
+
+    def begun(frames, pieces):
+        original(frames, pieces)
+        if nested():
+            return
+        read = frames.read
+
+        def interrupted(nbytes):
+            with pytest.raises(FormatError):
+                b2array.decompress(buf)
+            inside.append(nbytes)
+            return read(nbytes)
+
+        frames.read = interrupted
+
+    monkeypatch.setattr(codecs._Frames, "__init__", begun)
+    with config.using(cache_bytes=0, threads=1):
+        assert np.array_equal(array[...], values)
+    assert len(inside) > 20
+
+
+@pytest.mark.parametrize("key", [(5, 6), np.s_[3:9, ::7]])
+def test_an_array_is_read_while_the_same_thread_is_at_work_in_the_cache(monkeypatch, key):
+    values = np.arange(400).reshape(20, 20)
+    array = b2array.asarray(values, chunks=(10, 10), blocks=(5, 5))
+    inside = []
+
+    class Interrupted(OrderedDict):
+        """Calls a reader before every change of a block's place, as a signal may."""
+
+        def move_to_end(self, block):
+            if len(inside) < 5:
+                inside.append(None)
+                inside[-1] = np.array_equal(array[4:17], values[4:17])
+            super().move_to_end(block)
+
+    cache = transfer._Cache()
+    cache._blocks = Interrupted()
+    monkeypatch.setattr(transfer, "_cache", cache)
+    found = []
+    with config.using(cache_bytes=2**20):
+        reader = threading.Thread(target=lambda: found.extend([array[key], array[key]]), daemon=True)
+        reader.start()
+        reader.join(10)
+    assert not reader.is_alive()
+    assert all(np.array_equal(each, values[key]) for each in found)
+    assert inside
+    assert all(inside)
+    assert cache._nbytes == sum(block.nbytes for block in cache._blocks.values())

@@ -1,0 +1,606 @@
+"""The command line, as the documentation shows it and beyond."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import b2array
+from b2array import __main__, bloscpack
+from b2array.engine import snapshot
+from b2array.store.local import LocalStore
+from b2array.store.open import open_store
+from b2array.tools import anatomy, bench, cli, describing, keys
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "cli.rst"
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Give a function that runs a command in an empty directory; returns exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "dumb")
+    # A program begins with nothing in its cache.
+    monkeypatch.setattr(b2array.config, "cache_bytes", 0)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = __main__.main(list(arguments))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def waves(tmp_path: Path) -> np.ndarray:
+    """Make the array waves.b2nd."""
+    x = np.arange(1200.0).reshape(30, 40)
+    a = b2array.create(tmp_path / "waves.b2nd", x.shape, "f8", chunks=(10, 10), blocks=(5, 10), dims=("y", "x"))
+    a[:20] = x[:20]
+    a.attrs["unit"] = "m"
+    return a[...]
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Return the code blocks of the page: language and text."""
+    found = re.findall(r"^\.\. code-block:: (\w+)\n\n((?:   .*\n|\n)+)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return [(language, re.sub(r"^   ", "", text, flags=re.MULTILINE)) for language, text in found]
+
+
+def transcripts(text: str) -> list[tuple[str, str]]:
+    """Cut a console session into commands and what they print."""
+    parts = re.split(r"^\$ (.*)\n", text, flags=re.MULTILINE)[1:]
+    return list(zip(parts[::2], (part.rstrip("\n") + "\n" for part in parts[1::2]), strict=True))
+
+
+def test_the_transcripts_of_the_documentation_are_what_happens(run: Run) -> None:
+    names: dict[str, Any] = {}
+    checker = doctest.OutputChecker()
+    commands = set()
+    for language, text in blocks():
+        if language == "python":
+            exec(text, names)
+            continue
+        for command, expected in transcripts(text):
+            program, *arguments = shlex.split(command)
+            assert program == "b2array"
+            commands.add(arguments[0])
+            code, out, err = run(*arguments)
+            got = err + out + (f"[exit code {code}]\n" if code else "")
+            assert checker.check_output(expected.lstrip("\n"), got, FLAGS), f"{command}\n{expected}\n---\n{got}"
+    assert commands >= {command.name for command in cli.app.registered_commands}
+
+
+def test_nothing_imports_the_command_line() -> None:
+    script = "import sys, b2array; print('b2array.tools.cli' in sys.modules, 'typer' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def without(hidden: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the program as if packages were not installed."""
+    script = (
+        f"import sys; sys.modules |= dict.fromkeys({hidden!r})\n"
+        f"from b2array.__main__ import main; sys.exit(main({list(arguments)!r}))"
+    )
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
+
+
+def test_without_typer_the_rest_says_what_to_install() -> None:
+    done = without(["typer"], "info", "x.b2nd")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'b2array[cli]'" in done.stderr
+
+
+@pytest.mark.parametrize("hidden", [[], ["typer"]])
+def test_the_version_is_that_of_the_distribution(hidden: list[str]) -> None:
+    done = without(hidden, "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{version('b2array')}\n", "")
+    assert b2array.__version__ == version("b2array")
+    assert "__version__" in dir(b2array)
+
+
+def test_without_typer_the_demonstration_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__._without_typer(["demo"]) == 0
+    assert "Every part is equal" in capsys.readouterr().out
+
+
+def test_help_without_typer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__._without_typer(["--help"]) == 0
+    assert "usage: b2array demo" in capsys.readouterr().out
+    assert __main__._without_typer(["demo", "-h"]) == 0
+    assert "usage: b2array demo" in capsys.readouterr().out
+    assert __main__._without_typer(["demo", "--what"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert __main__._without_typer([]) == 2
+    assert "pip install" in capsys.readouterr().err
+
+
+def test_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "b2array", "info", "nowhere.b2nd"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert re.fullmatch(r"b2array: .*nowhere\.b2nd.*\n", done.stderr)
+
+
+def test_whoever_stops_reading_is_not_told_of_errors(tmp_path: Path) -> None:
+    b2array.asarray(np.arange(20_000), url=tmp_path / "x.b2nd")
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "b2array", "cat", str(tmp_path / "x.b2nd"), "--all"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    os.close(write)
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+def test_help_and_completion(run: Run) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    for command in cli.app.registered_commands:
+        assert f"  {command.name} " in out
+        assert run(command.name, "--help")[0] == 0
+        assert run(command.name, "-h") == run(command.name, "--help")
+    assert run("-h") == (0, out, "")
+    environment = os.environ | {"_B2ARRAY_COMPLETE": "complete_bash", "COMP_WORDS": "b2array co", "COMP_CWORD": "1"}
+    command = [sys.executable, "-c", "from b2array.__main__ import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+    assert done.stdout.split() == ["convert", "copy"]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("words", "expected"), [("b2array co", ["convert", "copy"]), ("b2array info --ra", ["--raw"]), ("b2array zz", [])]
+)
+def test_bash_completes_after_the_installation(words: str, expected: list[str], tmp_path: Path) -> None:
+    program = tmp_path / "b2array"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m b2array "$@"\n')
+    program.chmod(0o755)
+    paths = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | paths | {"HOME": str(tmp_path)}
+    subprocess.run([program, "--install-completion", "bash"], check=True, capture_output=True, env=environment)
+    script = f"""
+        . ~/.bashrc; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+        $(complete -p b2array | sed 's/.*-F \\([^ ]*\\).*/\\1/') b2array; echo "${{COMPREPLY[*]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == expected
+    assert done.stderr == ""
+
+
+WRONG = [
+    (["nonsense"], "'nonsense'"), (["inf"], "'info'"), (["--what"], "--what"), (["info"], "'URL'"),
+    (["convert", "a"], "'DST'"), (["info", "a", "b"], "(b)"), (["info", "a", "--what"], "--what"),
+    (["info", "a", "--jsn"], "--json"), (["info", "a", "--storage"], "--storage"),
+    (["info", "waves.b2nd", "--storage", "oops"], "--storage"), (["cat", "waves.b2nd", "[a.b]"], "KEY"),
+    (["cat", "waves.b2nd", "__import__('os')"], "KEY"),
+    (["convert", "waves.b2nd", "x.npy", "--chunks", "a,b"], "--chunks"),
+    (["convert", "waves.b2nd", "x.npy", "--dst-format", "csv"], "--dst-format"),
+    (["convert", "waves.b2nd", "x.npy", "--codec", "rar"], "--codec"),
+    (["convert", "waves.b2nd", "x.npy", "--clevel", "11"], "--clevel"),
+    (["convert", "waves.b2nd", "x.npy", "--clevel", "high"], "--clevel"),
+    (["convert", "waves.b2nd", "x.npy", "--filters", "coffee"], "--filters"),
+    (["convert", "waves.b2nd", "x.npy", "--zarr-format", "7"], "--zarr-format"),
+    (["copy", "waves.b2nd", "x.npy", "--layout", "round"], "--layout"),
+    (["pack", "waves.b2nd", "x.npy", "--checksum", "crc64"], "--checksum"),
+    (["pack", "waves.b2nd", "x.npy", "--chunk-size", "0"], "--chunk-size"),
+    (["vacuum", "waves.b2nd", "--grace", "soon"], "--grace"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "named"), WRONG)
+@pytest.mark.usefixtures("waves")
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], named: str, run: Run) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"b2array[a-z ]*: .+ \(see b2array[a-z ]* --help\)\n", err)
+    assert named in err
+    assert not Path("x.npy").exists()
+
+
+def test_no_arguments_at_all_get_the_help_and_exit_code_2(run: Run) -> None:
+    code, out, err = run()
+    assert (code, out) == (2, "")
+    assert "Usage: b2array" in err
+    assert "convert" in err
+
+
+@pytest.mark.parametrize(
+    ("hidden", "arguments"),
+    [([], ["info", "x", "--what"]), (["rich"], ["nonsense"]), (["rich"], ["copy", "a", "b", "--layout", "c"])],
+)
+def test_a_program_that_is_misunderstood_says_one_line_with_and_without_rich(
+    arguments: list[str], hidden: list[str]
+) -> None:
+    done = without(hidden, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"b2array[a-z ]*: .+ --help\)\n", done.stderr)
+
+
+@pytest.mark.parametrize("command", ["info", "cat", "verify", "bench"])
+@pytest.mark.parametrize("status", [403, 500])
+def test_what_a_server_refuses_is_one_line(command: str, status: int, http: Any, run: Run) -> None:
+    http.statuses |= dict.fromkeys(("a.b2nd", "a.b2nd/chunks.b2frame"), status)
+    code, out, err = run(command, http.url_of("a.b2nd?signature=secret-signature"))
+    assert (code, out) == (1, "")
+    assert "secret-signature" not in err
+    assert re.fullmatch(rf"b2array: .*{status}.*\n", err)
+
+
+def test_a_server_that_is_not_there_is_one_line(run: Run) -> None:
+    pytest.importorskip("aiohttp")
+    code, out, err = run("info", "http://127.0.0.1:1/a.b2nd")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"b2array: .+\n", err)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["info", "missing.b2nd"], ["cat", "missing.b2nd"], ["cat", "waves.b2nd", "[99]"],
+        ["cat", "waves.b2nd", "['f']"],
+        ["convert", "missing.npy", "x.npy"], ["convert", "waves.b2nd", "x.unknown"], ["copy", "missing.b2nd", "x.b2nd"],
+        ["copy", "waves.b2nd", "waves.b2nd"], ["unpack", "missing.blp", "x.npy"], ["ls", "missing"],
+        ["tree", "missing"],
+        ["bench", "missing.b2nd"], ["info", "nosuch://a.b2nd"], ["cat", "waves.b2nd", "-o", "waves.b2nd"],
+        ["pack", "missing.bin", "x.blp"],
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("waves")
+def test_errors_are_one_line_and_exit_code_1(arguments: list[str], run: Run) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"b2array: .+\n", err)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["info", "bad.b2nd"], ["cat", "bad.b2nd"], ["copy", "bad.b2nd", "x.b2nd"], ["info", "bad.blp"],
+     ["unpack", "bad.blp", "x.npy"], ["info", "bad.b2nd", "--chunks"], ["info", "bad.b2nd", "--raw"],
+     ["convert", "bad.npy", "x.b2nd"], ["bench", "bad.b2nd"]],
+)  # fmt: skip
+@pytest.mark.usefixtures("waves")
+def test_damage_is_exit_code_3(arguments: list[str], run: Run) -> None:
+    whole = Path("waves.b2nd").read_bytes()
+    Path("bad.b2nd").write_bytes(whole[: len(whole) // 2])
+    Path("bad.blp").write_bytes(bloscpack.pack(np.arange(100))[:40])
+    Path("bad.npy").write_bytes(b"\x93NUMPY nothing")
+    code, out, err = run(*arguments)
+    assert (code, out) == (3, "")
+    assert re.fullmatch(r"b2array: .+\n", err)
+
+
+def test_json_is_what_the_text_says(run: Run, waves: np.ndarray) -> None:
+    found = json.loads(run("info", "waves.b2nd", "--json")[1])
+    assert found["shape"] == [30, 40]
+    assert found["attrs"] == {"unit": "m"}
+    assert found["nbytes"] == waves.nbytes
+    sizes = json.loads(run("info", "waves.b2nd", "--json", "--chunks")[1])["sizes"]
+    assert len(sizes["chunks"]) == 12
+    assert sizes["chunks"][5]["coords"] == [1, 1]
+    assert sizes["chunks"][11]["special"] == "zeros"
+    assert sizes["total"] == Path("waves.b2nd").stat().st_size
+    assert sizes["total"] == sizes["frame"] + sizes["live"] + sizes["dead"]
+    raw = json.loads(run("info", "waves.b2nd", "--json", "--raw")[1])
+    whole = Path("waves.b2nd").read_bytes()
+    for each in raw:
+        value = bytes.fromhex(each["raw"])
+        if not (each["part"] == "index" and each["name"].startswith("chunk ")):
+            assert whole[each["offset"] : each["offset"] + len(value)] == value, each
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_every_byte_is_accounted_for(layout: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    a = b2array.zeros((40, 40), url=tmp_path / "x", chunks=(10, 10), blocks=(5, 5), layout=layout)
+    a[...] = rng.random((40, 40))
+    held = snapshot.load(open_store(tmp_path / "x"))
+    before = anatomy.survey(held)
+    a[:10] = rng.random((10, 40))
+    after = anatomy.survey(snapshot.load(open_store(tmp_path / "x")))
+    if layout == "sparse":
+        assert before.dead == 0
+    assert after.dead >= before.dead + sum(each.cbytes for each in before.chunks[:4])
+    assert after.total == after.frame + after.live + after.dead
+
+
+@pytest.mark.parametrize("name", ["array", "bytes", "unfinished", "version 1"])
+def test_every_byte_in_front_of_the_chunks_of_a_bloscpack_file_is_named(name: str, run: Run) -> None:
+    if name == "version 1":
+        packed = (
+            b"blpk"
+            + bytes([1, 0, 0, 0])
+            + (1).to_bytes(8, "little")
+            + bloscpack.open(bloscpack.pack(b"a")).get_chunk(0)
+        )
+    elif name == "unfinished":
+        writer = bloscpack.create("x.blp", chunk_size=100, checksum="md5")
+        writer.write(bytes(1000))
+        writer._file.flush()
+        packed = writer._place.path.read_bytes()
+        writer.abort()
+    else:
+        packed = bloscpack.pack(np.arange(1000) if name == "array" else b"a" * 1000, chunk_size=400)
+    Path("x.blp").write_bytes(packed)
+    code, out, _ = run("info", "x.blp", "--raw", "--json")
+    assert code == 0
+    at = 0
+    for each in json.loads(out):
+        assert each["offset"] == at
+        assert each["name"]
+        at += len(bytes.fromhex(each["raw"]))
+        assert packed[each["offset"] : at] == bytes.fromhex(each["raw"])
+    assert at == bloscpack.open(packed).first_chunk
+
+
+def test_chunks_of_a_directory_that_cannot_be_listed_are_described(http: Any, run: Run, tmp_path: Path) -> None:
+    b2array.asarray(np.arange(100), url=tmp_path / "s.b2nd", layout="sparse", chunks=(20,)).close()
+    http.objects |= {f"s.b2nd/{file.name}": file.read_bytes() for file in (tmp_path / "s.b2nd").iterdir()}
+    code, out, err = run("info", http.url_of("s.b2nd"), "--chunks")
+    assert (code, err) == (0, "")
+    assert "5, 5 of them stored" in out
+    assert "not known: the files cannot be listed" in out
+    sizes = json.loads(run("info", http.url_of("s.b2nd"), "--chunks", "--json")[1])["sizes"]
+    assert (sizes["total"], sizes["dead"], len(sizes["chunks"])) == (None, None, 5)
+
+
+def test_the_map_of_chunks_has_a_line_a_row_and_says_what_it_leaves_out() -> None:
+    sizes = [anatomy.ChunkSizes(n, n, "", 100, cbytes, 1, "") for n, cbytes in enumerate([10, 30, 60, 90, 110, 0])]
+    assert list(anatomy.chunk_map(sizes, (2, 3))) == ["░▒▓", "██·"]
+    assert list(anatomy.chunk_map(sizes, (2, 1, 3))) == ["░▒▓", "", "██·"]
+    assert list(anatomy.chunk_map(sizes[:1], ())) == ["░"]
+    many = sizes[:1] * 10000
+    lines = list(anatomy.chunk_map(many, (100, 100)))
+    assert lines[0] == "░" * 64 + " and 36 more"
+    assert lines[-1] == "and 60 more rows"
+
+
+def test_parts_are_printed_and_written(run: Run, waves: np.ndarray, tmp_path: Path) -> None:
+    assert run("cat", "waves.b2nd", "[3, 4]") == (0, "124.\n", "")
+    assert run("cat", "waves.b2nd", "1, :3")[1] == "[40. 41. 42.]\n"
+    assert run("cat", "waves.b2nd", "[[2, 0], 0]")[1] == "[80.  0.]\n"
+    assert "..." in run("cat", "waves.b2nd")[1]
+    assert "..." not in run("cat", "waves.b2nd", "--all")[1]
+    assert run("cat", "waves.b2nd", "[:, ::-2]", "-o", "part.npy") == (0, "", "")
+    np.testing.assert_array_equal(np.load("part.npy"), waves[:, ::-2])
+    assert run("cat", "waves.b2nd", "-o", "part.npy")[2].endswith("part.npy exists; --overwrite replaces it\n")
+    assert run("cat", "waves.b2nd", "-o", f"memory://{tmp_path.name}/part.npy") == (0, "", "")
+    assert run("cat", f"memory://{tmp_path.name}/part.npy", "[3, 4]")[1] == "124.\n"
+    assert run("cat", "waves.b2nd", "-o", "part.npy", "--overwrite")[0] == 0
+    np.testing.assert_array_equal(np.load("part.npy"), waves)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[0:3, ::-1]", (slice(0, 3), slice(None, None, -1))),
+        ("0", 0), ("[-1]", -1), ("", ()), ("[]", ()), ("...", ...), ("[None, 1]", (None, 1)), ("[True]", True),
+        ("[[1, -2], 3]", ([1, -2], 3)), ("[1, 2], 3", ([1, 2], 3)), ("['a']", "a"), ("[['a', 'b']]", ["a", "b"]),
+    ],
+)  # fmt: skip
+def test_keys_are_parsed(text: str, key: Any) -> None:
+    if text in ("", "[]"):
+        with pytest.raises(ValueError, match="expected integers"):
+            keys.parse(text)
+        return
+    assert keys.parse(text) == key
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a", "[a]", "f()", "[__import__('os').system('true')]", "[1.5]", "[1:'a']", "[(lambda: 0)()]", "][", "[1",
+     "[0][1]x",
+     "[" * 500, "1" * 2000, "[{}]", "[x for x in y]", "[b'a']", "[-'a']"],
+)  # fmt: skip
+def test_keys_that_are_something_else_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected integers"):
+        keys.parse(text)
+
+
+def test_bytes_of_any_file_are_packed_and_unpacked(run: Run, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 5000
+    Path("some.bin").write_bytes(data)
+    arguments = ("--verify", "--codec", "lz4", "--filters", "none", "--chunk-size", "100000")
+    assert run("pack", "some.bin", "some.blp", *arguments) == (0, "", "")
+    assert bloscpack.unpack("some.blp") == data
+    assert run("unpack", "some.blp", "back.bin", "--verify") == (0, "", "")
+    assert Path("back.bin").read_bytes() == data
+    code, _, err = run("unpack", "some.blp", "back.bin")
+    assert code == 1
+    assert err.endswith("back.bin exists; --overwrite replaces it\n")
+    assert run("unpack", "some.blp", "back.bin", "--overwrite")[0] == 0
+    Path("cut.blp").write_bytes(Path("some.blp").read_bytes()[:-10])
+    code, _, err = run("unpack", "cut.blp", "saved.bin", "--partial")
+    assert code == 3
+    assert "chunk 12 of" in err
+    assert Path("saved.bin").read_bytes() == data[:1_200_000]
+
+
+@pytest.mark.parametrize("harm", [lambda data: data[:-1], lambda data: data + b"x", lambda data: b"x" + data[1:]])
+def test_bytes_that_differ_afterwards_are_an_error(
+    harm: Callable[[bytes], bytes], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bloscpack.pack(bytes(1000), "some.blp", chunk_size=300)
+    original = LocalStore.create
+
+    def create(store: LocalStore, name: str, data: Any) -> Any:
+        return original(store, name, harm(b"".join(data)))
+
+    monkeypatch.setattr(LocalStore, "create", create)
+    code, _, err = run("unpack", "some.blp", "back.bin", "--verify")
+    assert code == 1
+    assert re.fullmatch(r"b2array: .*back\.bin differs from its source.*\n", err)
+
+
+@pytest.mark.usefixtures("waves")
+def test_what_is_before_the_damage_of_an_array_is_saved(run: Run, waves: np.ndarray) -> None:
+    assert run("pack", "waves.b2nd", "waves.blp", "--chunk-size", "960")[0] == 0
+    Path("waves.blp").write_bytes(Path("waves.blp").read_bytes()[:-10])
+    assert run("unpack", "waves.blp", "saved.npy")[0] == 3
+    assert run("unpack", "waves.blp", "saved.npy", "--partial")[0] == 3
+    np.testing.assert_array_equal(np.load("saved.npy"), waves[:27])
+
+
+def test_copies_keep_chunks_or_make_others(run: Run, waves: np.ndarray) -> None:
+    assert run("copy", "waves.b2nd", "sparse.b2nd", "--layout", "sparse") == (0, "", "")
+    assert Path("sparse.b2nd/chunks.b2frame").exists()
+    assert run("copy", "sparse.b2nd", "big.b2nd", "--chunks", "30,40", "--codec", "zlib", "--progress")[0] == 0
+    a = b2array.open("big.b2nd")
+    assert (a.chunks, a.cparams.codec, dict(a.attrs)) == ((30, 40), "zlib", {"unit": "m"})
+    np.testing.assert_array_equal(a, waves)
+    chunks = b2array.create_schunk("log.b2frame", chunksize=80, typesize=8)
+    chunks.append_data(np.arange(10))
+    assert run("copy", "log.b2frame", "log2.b2frame")[0] == 0
+    assert b2array.open_schunk("log2.b2frame").decompress_chunk(0) == np.arange(10).tobytes()
+    assert json.loads(run("info", "log2.b2frame", "--json")[1])["format"] == "super-chunk"
+
+
+def test_frames_are_verified_and_repaired(run: Run, waves: np.ndarray) -> None:
+    found = json.loads(run("verify", "waves.b2nd", "--deep", "--json")[1])
+    assert (found["ok"], found["checked"], found["problems"]) == (True, 8, [])
+    raw = bytearray(Path("waves.b2nd").read_bytes())
+    chunk = json.loads(run("info", "waves.b2nd", "--json", "--chunks")[1])["sizes"]["chunks"][5]
+    raw[chunk["offset"] + chunk["cbytes"] - 3] ^= 255
+    Path("bad.b2nd").write_bytes(raw)
+    assert run("verify", "bad.b2nd")[0] == 0
+    code, out, err = run("verify", "bad.b2nd", "--deep", "--json")
+    assert (code, err) == (3, "")
+    assert [problem["chunk"] for problem in json.loads(out)["problems"]] == [5]
+    assert run("cat", "bad.b2nd")[0] == 3
+    assert json.loads(run("repair", "bad.b2nd", "--dry-run", "--json")[1])["lost"] == [5]
+    assert run("verify", "bad.b2nd", "--deep")[0] == 3
+    assert run("repair", "bad.b2nd", "--no-backup")[0] == 0
+    assert not Path("bad.b2nd.b2bak").exists()
+    np.testing.assert_array_equal(b2array.open("bad.b2nd")[:10], waves[:10])
+    assert run("cat", "bad.b2nd", "[10:20, 10:20]")[0] == 3
+    assert run("repair", "missing.b2nd")[0] == 1
+
+
+def test_dead_space_is_reclaimed(run: Run, waves: np.ndarray) -> None:
+    assert run("copy", "waves.b2nd", "sparse.b2nd", "--layout", "sparse")[0] == 0
+    for name in ("waves.b2nd", "sparse.b2nd"):
+        b2array.open(name, "r+")[:10] = 3.5
+    before = json.loads(run("info", "waves.b2nd", "--json", "--chunks")[1])["sizes"]
+    assert before["dead"] > 0
+    would = json.loads(run("repack", "waves.b2nd", "--dry-run", "--json")[1])
+    assert Path("waves.b2nd").stat().st_size == before["total"]
+    done = json.loads(run("repack", "waves.b2nd", "--json")[1])
+    assert would["nbytes"] > 0
+    assert done["nbytes"] == before["total"] - Path("waves.b2nd").stat().st_size
+    assert json.loads(run("vacuum", "sparse.b2nd", "--json")[1])["removed"] == []
+    assert len(json.loads(run("vacuum", "sparse.b2nd", "--grace", "0", "--dry-run", "--json")[1])["removed"]) == 4
+    assert len(json.loads(run("vacuum", "sparse.b2nd", "--grace", "0", "--json")[1])["removed"]) == 4
+    for name in ("waves.b2nd", "sparse.b2nd"):
+        np.testing.assert_array_equal(b2array.open(name)[10:], waves[10:])
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("convert waves.b2nd y.h5 --verify", ["converting: 9600 bytes of 9600", "verifying: 9600 bytes of 9600"]),
+        ("copy waves.b2nd y.b2nd", ["chunks copied: 12 items of 12"]),
+        ("copy waves.b2nd y.b2nd --layout sparse --codec lz4", ["chunks copied: 12 items of 12"]),
+        ("copy chunks.b2frame y.b2frame", ["chunks copied: 3 items of 3"]),
+        ("pack waves.b2nd y.blp", ["converting: 9600 bytes of 9600"]),
+        ("pack some.bin y.blp", ["packing: 3000 bytes of 3000"]),
+        ("unpack some.blp y.bin", ["unpacking: 3000 bytes of 3000"]),
+        ("verify waves.b2nd --deep", ["verifying: 8 items of 8"]),
+        ("repack waves.b2nd", ["chunks copied: 12 items of 12"]),
+        ("bench waves.b2nd --no-alternatives", ["measuring: 5 items"]),
+    ],
+)
+@pytest.mark.usefixtures("waves")
+def test_progress_is_shown_on_request(command: str, shown: list[str], run: Run) -> None:
+    Path("some.bin").write_bytes(bytes(3000))
+    bloscpack.pack(bytes(3000), "some.blp")
+    with b2array.create_schunk("chunks.b2frame", chunksize=100) as chunks:
+        for _ in range(3):
+            chunks.append_data(bytes(100))
+    b2array.open("waves.b2nd", "r+")[:10] = 3.5
+    code, _, err = run(*command.split(), "--progress")
+    assert code == 0
+    assert all(text in err for text in shown)
+    for made in Path().glob("y.*"):
+        made.unlink() if made.is_file() else shutil.rmtree(made)
+    assert run(*command.split())[::2] == (0, "")
+
+
+def test_urls_are_as_good_as_paths(run: Run, waves: np.ndarray) -> None:
+    assert run("copy", "waves.b2nd", "memory://cli-test/waves.b2nd")[0] == 0
+    assert run("cat", "memory://cli-test/waves.b2nd", "[3, 4]") == (0, "124.\n", "")
+    assert "float64" in run("info", "memory://cli-test/waves.b2nd", "--chunks")[1]
+    assert run("convert", "memory://cli-test/waves.b2nd", "memory://cli-test/waves.blp", "--verify")[0] == 0
+    assert "bloscpack" in run("info", "memory://cli-test/waves.blp")[1]
+    b2array.open_group("memory://cli-test/group", "w").create("a", data=[1, 2])
+    assert run("ls", "memory://cli-test/group")[1].split()[0] == "a"
+    assert json.loads(run("ls", "memory://cli-test/group", "--json")[1])["a"]["shape"] == [2]
+    assert "a" in run("tree", "memory://cli-test/group")[1]
+
+
+def test_storage_options_are_passed_on(run: Run, s3_options: dict[str, Any], bucket: str, waves: np.ndarray) -> None:
+    given = [part for name, value in s3_options.items() for part in ("--storage", f"{name}={json.dumps(value)}")]
+    assert run("copy", "waves.b2nd", f"s3://{bucket}/waves.b2nd", *given)[0] == 0
+    assert run("cat", f"s3://{bucket}/waves.b2nd", "[3, 4]", *given) == (0, "124.\n", "")
+
+
+def test_bench_measures_every_pattern_and_other_shapes(
+    run: Run, waves: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "_SECONDS", 0.001)
+    found = json.loads(run("bench", "waves.b2nd", "--json")[1])
+    assert [each["pattern"] for each in found["file"]] == ["one item", "one chunk", "[i, :]", "[:, i]", "everything"]
+    assert [each["nbytes"] for each in found["file"]] == [8, 800, 320, 240, 9600]
+    assert len({(tuple(each["chunks"]), tuple(each["blocks"])) for each in found["sample"]}) >= 3
+    assert run("bench", "waves.b2nd", "--no-alternatives")[1].count("\n") == 6
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (7,), (3, 4, 5)])
+def test_arrays_of_any_shape_are_described_and_measured(
+    shape: tuple[int, ...], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "_SECONDS", 0.001)
+    b2array.asarray(np.ones(shape), url="x.b2nd")
+    for command in (["info", "--chunks"], ["info", "--raw"], ["info", "--json", "--chunks"], ["bench"], ["cat"]):
+        code, _, err = run(command[0], "x.b2nd", *command[1:])
+        assert (code, err) == (0, "")
+
+
+def test_what_json_lacks_is_text() -> None:
+    found = describing.plain({"a": np.datetime64("2020-01-01"), "b": (np.int8(1), b"\xff"), "c": {1: np.arange(2)}})
+    assert found == {"a": "2020-01-01", "b": [1, "ff"], "c": {"1": [0, 1]}}
+
+
+def test_json_has_no_words_that_json_lacks(run: Run) -> None:
+    b2array.full((3,), np.nan, url="x.b2nd", attrs={"limits": [-np.inf, 1.5, np.float64("nan")], "z": 1 + 2j}).close()
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    code, out, err = run("info", "x.b2nd", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out, parse_constant=refuse)
+    assert found["fill value"] == "nan"
+    assert found["attrs"]["limits"] == ["-inf", 1.5, "nan"]
