@@ -383,7 +383,7 @@ def _spliced(
 
 def _assembly(nbytes: int) -> memoryview:
     """Return a writable view of `nbytes` bytes that this thread uses again and again."""
-    return buffers.memory("assembly", nbytes, _KEPT).data
+    return buffers.scratch("assembly", nbytes, _KEPT).data
 
 
 _KEPT = 8 * 2**20

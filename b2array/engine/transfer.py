@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config, threads
-from b2array.buffers import exclusive
 from b2array.codec import chunk, encode, planes
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.cparams import CParams
@@ -72,7 +71,6 @@ def _blocks(layout: Layout, part: Part, axes: Axes | None) -> list[tuple[int, Pa
     return blocks
 
 
-@exclusive
 def read(source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | None, box: Array) -> None:
     """Fill `box` with the selected items.
 
@@ -133,7 +131,6 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
     return threads.run(_item, source, layout, chunk_number, block_number, within, key)
 
 
-@exclusive
 def _item(
     source: Source, layout: Layout, chunk_number: int, block_number: int, within: Sequence[int], key: _Key | None
 ) -> Any:
