@@ -227,8 +227,13 @@ class SChunk:
     # Changing.
 
     @contextmanager
-    def changing(self) -> Iterator[Draft]:
+    def changing(self, *, locked: bool = False) -> Iterator[Draft]:
         """Collect changes for one commit, or for the transaction under way; one that raises changes nothing.
+
+        Parameters
+        ----------
+        locked : bool, default False
+            Whether the caller holds the store's lock already.
 
         Raises
         ------
@@ -241,7 +246,7 @@ class SChunk:
                 with self._draft.attempt(), _explained(self._draft):
                     yield self._draft
                 return
-            draft = self.new_draft()
+            draft = self.new_draft(locked=locked)
         try:
             with _explained(draft):
                 yield draft
@@ -303,14 +308,8 @@ class SChunk:
         with self.store.lock(self._snapshot.name):
             if not self._caught_up(self._snapshot, anywhere=anywhere):
                 raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
-            draft = self.new_draft(locked=True)
-            try:
-                result = verb(draft)
-            except BaseException:
-                draft.abort()
-                raise
-            self._commit(draft)
-        return result
+            with self.changing(locked=True) as draft:
+                return verb(draft)
 
     @contextmanager
     def transaction(self) -> Iterator[Self]:

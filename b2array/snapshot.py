@@ -21,7 +21,7 @@ from b2array.frame import Frame, FrameType
 from b2array.locating import located
 from b2array.spans import Span
 from b2array.spec import Buffer, Special
-from b2array.storage import Mark, Store, marked, where
+from b2array.storage import Mark, Store, in_one_state, marked, where
 
 __all__ = [
     "FRAME_NAME", "Known", "Place", "Snapshot", "Source", "Want", "fetch", "fetch_block", "load",
@@ -192,6 +192,10 @@ def load(store: Store, *, start: int = 0) -> Snapshot:
     start = operator.index(start)
     if start < 0:
         raise ValueError(f"the offset of a frame in its file must be at least 0, not {start}")
+    return in_one_state(lambda: _load(store, start))  # another writer may come between the two waves
+
+
+def _load(store: Store, start: int) -> Snapshot:
     names = (FRAME_NAME,) if store.is_prefix else ("",) if start else ("", FRAME_NAME)
     heads = store.head(names, _FIRST_READ, offset=start)
     found = [(name, head) for name, head in zip(names, heads, strict=True) if not isinstance(head, Exception)]
