@@ -387,9 +387,8 @@ class NDArray(Handle):
             return before.shape
 
         def appended(draft: Draft) -> None:
-            now = self._layout_in(draft)
-            fitting, _ = life.joint(array if now.dtype == before.dtype else values, now.shape, now.dtype, axis)
-            life.append(draft, fitting, axis)
+            life.check_joint(self.url, before, self._layout_in(draft), axis)
+            life.append(draft, array, axis)
 
         self._held.change(appended, anywhere=True)
         return self.shape

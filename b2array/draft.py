@@ -475,11 +475,10 @@ class Draft:
 
     def _check_mergeable(self, base: Snapshot, current: Snapshot) -> None:
         was, now = base.frame, current.frame
-        same_shape = (was.metalayers, was.nbytes, was.chunksize) == (now.metalayers, now.nbytes, now.chunksize)
         # Other software rewrites chunks in their places, and a file written anew has others in the old ones.
         ours = now.fingerprint_type == frame.FINGERPRINT_128
         moved = not self.sparse and _identity(base) != _identity(current)
-        changed = notes.changed_chunks(was, now, moved=moved) if same_shape and ours else None
+        changed = notes.changed_chunks(was, now, moved=moved) if current.alike(base) and ours else None
         if self.reshaped or self.compacting or changed is None:
             raise ConflictError(f"{self.url} was changed by another writer; call refresh() and repeat the change")
         lost = sorted(changed & (self._touched | self._read))

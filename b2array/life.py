@@ -17,12 +17,13 @@ import numpy.typing as npt
 from b2array import assignment, encoder, frame, indexing, transfer
 from b2array.b2nd import Layout
 from b2array.draft import Draft
+from b2array.errors import ConflictError
 from b2array.geometry import layout_of, reshaped
 from b2array.snapshot import Source
 from b2array.spec import NAN_BYTES, Special
 
 __all__ = [
-    "Joint", "append", "delete", "fill_chunks", "insert", "joint", "positions", "read_box", "resize",
+    "Joint", "append", "check_joint", "delete", "fill_chunks", "insert", "joint", "positions", "read_box", "resize",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -294,6 +295,18 @@ def joint(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int) 
             f"found shape {array.shape} for an array of shape {shape}"
         )
     return Joint(array, axis)
+
+
+def check_joint(url: str, before: Layout, now: Layout, axis: int) -> None:
+    """Refuse an array that another writer has made one that the values do not fit any more.
+
+    Raises
+    ------
+    ConflictError
+        It has another type, or another extent along an axis that is not `axis`.
+    """
+    if now.dtype != before.dtype or _with(now.shape, axis, 0) != _with(before.shape, axis, 0):
+        raise ConflictError(f"{url} has become an array of shape {now.shape} and type {now.dtype}")
 
 
 def positions(key: Any, shape: tuple[int, ...], axis: int) -> slice | npt.NDArray[np.int64]:

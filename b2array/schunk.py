@@ -296,17 +296,18 @@ class SChunk:
                 return verb(draft)
 
     def _caught_up(self, known: Snapshot, *, anywhere: bool) -> bool:
-        """Look what other writers have left; say whether it has the shape that was known, if that matters."""
+        """Look what other writers have left; say whether that is new and makes sense of another attempt."""
         with self._mutex:
             if self._draft is not None:
                 return self._draft.catch_up()
             self.refresh()
-            a, b = known.frame, self._snapshot.frame
-            return anywhere or (a.metalayers, a.nbytes, a.chunksize) == (b.metalayers, b.nbytes, b.chunksize)
+            return self._snapshot.generation != known.generation and (anywhere or self._snapshot.alike(known))
 
     def _change_alone(self, verb: Callable[[Draft], T], *, anywhere: bool) -> T:
         with self.store.lock(self._snapshot.name):
-            if not self._caught_up(self._snapshot, anywhere=anywhere):
+            known = self._snapshot
+            self.refresh()
+            if not anywhere and not self._snapshot.alike(known):
                 raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
             with self.changing(locked=True) as draft:
                 return verb(draft)

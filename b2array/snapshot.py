@@ -86,6 +86,11 @@ class Snapshot:
         except (OSError, B2ArrayError):
             return False
 
+    def alike(self, other: Snapshot) -> bool:
+        """Whether a chunk's number means the same in another state: metalayers and sizes are equal."""
+        a, b = self.frame, other.frame
+        return (a.metalayers, a.nbytes, a.chunksize) == (b.metalayers, b.nbytes, b.chunksize)
+
     @cached
     def heads(self) -> MutableMapping[int, Known]:
         """The heads of chunks, by number, that were read before."""
