@@ -261,6 +261,8 @@ class NDArray(Handle):
 
         def assign(draft: Draft) -> None:
             now = self._layout_in(draft)
+            if (now.ndim, now.dtype) != (before.ndim, before.dtype):
+                raise ConflictError(f"{self.url} has become an array of shape {now.shape} and type {now.dtype}")
             selection, box, fields = arranged if now == before else _arranged(key, value, select, now)
             if box.size:
                 index, axes, cparams = selection.index, selection.axes, draft.frame.cparams

@@ -377,16 +377,13 @@ class Draft:
             self.extras = replace(self.extras, unknown=tuple({**dict(self.extras.unknown), entry[0]: entry[1]}.items()))
             if self.sparse or self.base is None:
                 packed = self._packed(0)
-                put(chain((packed.header,), self._shelf.pieces(self.frame.offsets), (packed.tail,)))
+                put(self._pieces(packed))
                 return packed, b""
             packed = self._packed(current.frame.frame_len - current.frame.header_len)
             if not self._fits(current, packed):
-                new = self._whole()
-                try:
+                with self._whole() as new:
                     packed = new._packed(0)
-                    put(chain((packed.header,), new._shelf.pieces(new.frame.offsets), (packed.tail,)))
-                finally:
-                    new.abort()
+                    put(new._pieces(packed))
                 return packed, b""
             tail = chain(self._shelf.pieces(self.frame.offsets), (packed.tail,))
             self.store.append("", current.frame.frame_len, tail)
@@ -419,10 +416,7 @@ class Draft:
         return self._on_newest(self._publish, self._lock)
 
     def _on_newest(self, verb: Callable[[Snapshot], T], lock: Callable[[], AbstractContextManager[None]]) -> T:
-        """Put the changes on top of the newest state and call `verb` with that; again if another writer comes first.
-
-        Under a lock no writer comes first.
-        """
+        """Put the changes on top of the newest state and call `verb` with that; again if another writer comes first."""
         for _ in attempts(self.store):
             with lock():
                 current = load(self.store)
@@ -477,7 +471,7 @@ class Draft:
         was, now = base.frame, current.frame
         # Other software rewrites chunks in their places, and a file written anew has others in the old ones.
         ours = now.fingerprint_type == frame.FINGERPRINT_128
-        moved = not self.sparse and _identity(base) != _identity(current)
+        moved = not self.sparse and identity(base.version or "") != identity(current.version or "")
         changed = notes.changed_chunks(was, now, moved=moved) if current.alike(base) and ours else None
         if self.reshaped or self.compacting or changed is None:
             raise ConflictError(f"{self.url} was changed by another writer; call refresh() and repeat the change")
@@ -492,10 +486,9 @@ class Draft:
             path = self._shelf.finish(packed.header, packed.tail, durable=config.durable)
             if path is not None:
                 return self.store.adopt(path, "", exclusive=not self._overwrite).version
-            pieces = chain((packed.header,), self._shelf.pieces(self.frame.offsets), (packed.tail,))
             if self._overwrite:
-                return self.store.replace(self.name, pieces, expected=self._replaces).version
-            return self.store.create(self.name, pieces).version
+                return self.store.replace(self.name, self._pieces(packed), expected=self._replaces).version
+            return self.store.create(self.name, self._pieces(packed)).version
 
         return self._swap(packed, write)
 
@@ -546,22 +539,24 @@ class Draft:
 
     def _rewrite(self, current: Snapshot) -> Snapshot:
         """Write everything anew, without dead space, in the place of the old file."""
-        new = self._whole(self._compacted)
-        try:
+        with self._whole(self._compacted) as new:
             packed = new._packed(0)
-            pieces = chain((packed.header,), new._shelf.pieces(new.frame.offsets), (packed.tail,))
+            pieces = new._pieces(packed)
             return self._swap(packed, lambda: self.store.replace("", pieces, expected=current.version).version)
+
+    @contextmanager
+    def _whole(self, progress: Progress | None = None) -> Iterator[Draft]:
+        """Give a draft of a new file with every chunk; copying a chunk does not count as reading it."""
+        source = copy.copy(self)
+        source._read = set()
+        new = copied(source, self.store, FrameType.CONTIGUOUS, progress=progress)
+        try:
+            yield new
         finally:
             new.abort()
 
-    def _whole(self, progress: Progress | None = None) -> Draft:
-        """Return a draft of a new file with every chunk.
-
-        Copying a chunk does not count as reading it: another writer may change it before this commit counts.
-        """
-        source = copy.copy(self)
-        source._read = set()
-        return copied(source, self.store, FrameType.CONTIGUOUS, progress=progress)
+    def _pieces(self, packed: frame.Packed) -> Iterator[Buffer]:
+        return chain((packed.header,), self._shelf.pieces(self.frame.offsets), (packed.tail,))
 
     def _swap(self, packed: frame.Packed, write: Callable[[], str]) -> Snapshot:
         """Let the new frame take effect; a failure after the fact, as of an answer that was lost, is none."""
@@ -652,7 +647,3 @@ def copied(
         new.abort()
         raise
     return new
-
-
-def _identity(held: Snapshot) -> str:
-    return identity(held.version or "")
