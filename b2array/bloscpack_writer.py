@@ -14,9 +14,8 @@ from typing import IO, Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
-from numcodecs import blosc
 
-from b2array import workers
+from b2array import blosc1, workers
 from b2array.assignment import check_unmasked
 from b2array.bloscpack_header import (
     ARRAY_KEYS,
@@ -54,9 +53,9 @@ _FIRST_SLOTS = 1024
 
 _STEP = 8 * 2**20
 _SHUFFLES: dict[tuple[int, ...], int] = {
-    (): blosc.NOSHUFFLE,
-    (FilterId.SHUFFLE,): blosc.SHUFFLE,
-    (FilterId.BITSHUFFLE,): blosc.BITSHUFFLE,
+    (): blosc1.NOSHUFFLE,
+    (FilterId.SHUFFLE,): blosc1.SHUFFLE,
+    (FilterId.BITSHUFFLE,): blosc1.BITSHUFFLE,
 }
 
 
@@ -262,9 +261,8 @@ class Recipe:
         self._shuffle = _SHUFFLES[shuffles]
 
     def encode(self, data: Bytes) -> bytes:
-        """Encode one chunk. Not for the main thread, where the environment overrules what is asked for."""
-        buf: bytes = blosc.compress(data, self._cname, self._clevel, self._shuffle, 0, self.typesize)
-        return buf
+        """Encode one chunk."""
+        return blosc1.compress(data, self._cname, self._clevel, self._shuffle, 0, self.typesize)
 
 
 def chunk_size_of(given: int | None, itemsize: int) -> int:

@@ -11,7 +11,7 @@ from chunks import CODECS, sine, walk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from b2array import blosc1, codecs, workers
+from b2array import blosc1, codecs
 from b2array.blosc1 import Recipe
 from b2array.errors import FormatError
 from b2array.spec import CODEC_FORMATS, CodecFormat, CodecId
@@ -22,9 +22,7 @@ FORMATS = (CodecFormat.BLOSCLZ, CodecFormat.LZ4, CodecFormat.ZLIB, CodecFormat.Z
 
 def make(codec: str, data: np.ndarray, typesize: int, ask: int, shuffle: int = blosc1.SHUFFLE) -> blosc1.Made | None:
     flat = data.reshape(-1).view(np.uint8)
-    return workers.run(
-        lambda: blosc1.make(codecs.codec_id(codec), flat, clevel=5, shuffle=shuffle, typesize=typesize, blocksize=ask)
-    )
+    return blosc1.make(codecs.codec_id(codec), flat, clevel=5, shuffle=shuffle, typesize=typesize, blocksize=ask)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -121,7 +119,7 @@ def test_planes_are_the_streams_and_the_region_stays_as_it_was(fmt: CodecFormat,
     raw = bytes(n * 31 % 256 for n in range(neblock))
     coded = (np.arange(neblock) // 7 % 256).astype(np.uint8)
     codec = next(n for n, of in CODEC_FORMATS.items() if of == fmt)
-    payload = workers.run(blosc1.encode_stream, codec, coded, 5) or raw
+    payload = blosc1.encode_stream(codec, coded, 5) or raw
     kinds = [
         (struct.pack("<i", 0), bytes(neblock)),
         (struct.pack("<iB", -9, 1), b"\x09" * neblock),
@@ -188,7 +186,7 @@ def test_joined_planes_are_items(width: int, nitems: int) -> None:
 @given(st.sampled_from(("blosclz", "lz4hc")), st.integers(0, 3), st.integers(1, 5000))
 def test_single_streams_decode(codec: str, step: int, nbytes: int) -> None:
     data = (np.arange(nbytes) * step // 7).astype(np.uint8)
-    payload = workers.run(blosc1.encode_stream, codecs.codec_id(codec), data, 5)
+    payload = blosc1.encode_stream(codecs.codec_id(codec), data, 5)
     if payload is not None:
         assert len(payload) < nbytes
         fmt = CODEC_FORMATS[CodecId(codecs.codec_id(codec))]
@@ -200,7 +198,7 @@ def test_single_streams_decode(codec: str, step: int, nbytes: int) -> None:
 def test_noise_does_not_get_smaller() -> None:
     noise = np.frombuffer(np.random.default_rng(0).bytes(2**17), np.uint8)
     assert make("lz4", noise, 1, 2**16) is None
-    assert workers.run(blosc1.encode_stream, CodecId.LZ4HC, noise, 5) is None
+    assert blosc1.encode_stream(CodecId.LZ4HC, noise, 5) is None
 
 
 @pytest.mark.parametrize("neblock", [128, 500, 4095, 4096])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import b2array
-from b2array import blosc1, chunk, config, encoder, planes, spec, workers
+from b2array import blosc1, chunk, config, encoder, planes, spec
 from b2array.chunk import Context, Stored
 from b2array.params import CParams
 from b2array.spec import CodecFormat, FilterId
@@ -32,7 +32,7 @@ def pick(buf, numbers, within, itemsize, blocks=BLOCKS):
     nitems = np.prod([len(range(*i.indices(n))) for i, n in zip(within, blocks, strict=True)])
     out = np.empty(len(numbers) * nitems * itemsize, np.uint8)
     reference = chunk.reference_block(stored, context)
-    workers.run(lambda: planes.decode_items(stored, numbers, blocks, within, out, context=context, reference=reference))
+    planes.decode_items(stored, numbers, blocks, within, out, context=context, reference=reference)
     return stored, context, out
 
 
