@@ -99,7 +99,7 @@ def read(source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | 
     first = list(islice(jobs, 2))
     if len(first) == 1:
         reader.alone = True
-        threads.run(reader.run, first[0])
+        reader.run(first[0])
     elif source.near:
         threads.each(reader.run, chain(first, jobs))
     else:
@@ -130,7 +130,7 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
     block = None if key is None else _cache.get(key)
     if block is not None:
         return block[tuple(within)]
-    return threads.run(_item, source, layout, chunk_number, block_number, within, key)
+    return _item(source, layout, chunk_number, block_number, within, key)
 
 
 @exclusive
