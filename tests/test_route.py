@@ -104,7 +104,7 @@ def test_an_assignment(line: Any) -> None:
 
 
 def test_opening(line: Any) -> None:
-    within(route(lambda: b2array.open(line.url)), 345, 19, 3)
+    within(route(lambda: b2array.open(line.url)), 345, 20, 4)
 
 
 @pytest.mark.parametrize(("name", "most"), [("fill_value", 160), ("dims", 160)])
