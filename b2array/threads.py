@@ -4,6 +4,8 @@ A call from the main thread of a program is spread over `config.threads` threads
 already how many calls run at a time, and the thread that calls does the work, whatever `config.threads` says: in a
 thread that the program has started, as by dask's threaded scheduler and in distributed's workers, and in a process that
 multiprocessing has started, as by dask's process scheduler.
+
+C-Blosc never starts threads of its own for us: `alone` is the only way to it.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ from numcodecs import blosc
 
 from b2array import config
 
-__all__ = ["ahead", "each", "run", "spread", "width"]
+__all__ = ["ahead", "alone", "each", "spread", "width"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _END: Any = object()
 _lock = threading.Lock()
+_turn = threading.RLock()
 _pool: ThreadPoolExecutor | None = None
 _pool_size = 0
 
@@ -51,17 +54,32 @@ def width() -> int:
     return max(1, config.threads)
 
 
-def run(verb: Callable[..., R], /, *args: object) -> R:
-    """Call `verb` in this thread, with C-Blosc as it is in a worker: it does what it is told, in one thread."""
-    if threading.current_thread() is not threading.main_thread():
-        return verb(*args)
-    # On the main thread numcodecs would let C-Blosc start threads of its own, and only one call at a time. Other
-    # threads find here what is true of them anyway.
-    before, blosc.use_threads = blosc.use_threads, False
-    try:
-        return verb(*args)
-    finally:
-        blosc.use_threads = before
+def alone(call: Callable[..., R], /, *args: object) -> R:
+    """Call a function of `numcodecs.blosc`, which does what it is told, in this thread.
+
+    On the main thread, and everywhere if the program has set `use_threads` to True, numcodecs lets C-Blosc spread the
+    blocks over threads of its own: a second pool beside ours, which damaged data have brought to a standstill. It also
+    lets the environment overrule the arguments there.
+    """
+    wish = blosc.use_threads
+    if wish is None and threading.current_thread() is threading.main_thread():
+        # Other threads may see this False. It is what None means to them.
+        try:
+            blosc.use_threads = False
+            return call(*args)
+        finally:
+            blosc.use_threads = None
+    if wish is None or wish is False:
+        return call(*args)
+    # True, or the 0 below. One call at a time, as in the pool of C-Blosc. Numcodecs takes 0 for False, but it tells the
+    # other threads that True will come back.
+    with _turn:
+        wish = blosc.use_threads
+        try:
+            blosc.use_threads = 0
+            return call(*args)
+        finally:
+            blosc.use_threads = wish
 
 
 def spread(verb: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Iterator[R]:
@@ -78,7 +96,7 @@ def spread(verb: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Ite
     """
     nworkers = width()
     if nworkers == 1:
-        yield from (run(verb, item) for item in items)
+        yield from map(verb, items)
         return
     yield from _in_order(_in_pool(_executor, nworkers), verb, iter(items), nworkers * ahead)
 
@@ -127,7 +145,7 @@ def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
     source = iter(items)
     if nworkers == 1:
         for item in source:
-            run(verb, item)
+            verb(item)
         return
     taking = threading.Lock()
     stopped = False
@@ -152,7 +170,7 @@ def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
     pool = _in_pool(_executor, nworkers)
     under_way = [_in_pool(pool.submit, work) for _ in range(nworkers - 1)]
     try:
-        run(work)
+        work()
     finally:
         stopped = True
         # Those that have not begun, for want of a thread, would find nothing to do.
@@ -196,9 +214,10 @@ def _executor(size: int) -> ThreadPoolExecutor:
 
 
 def _after_fork() -> None:
-    global _pool, _lock
+    global _pool, _lock, _turn
     _pool = None
     _lock = threading.Lock()
+    _turn = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # absent on Windows, which does not fork

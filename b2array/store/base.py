@@ -55,10 +55,15 @@ class Stamp(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The first bytes of an object, and its state where the backend tells it in the same answer."""
+    """The first bytes of an object, and its state where the backend tells it in the same answer.
+
+    No other object that this process can reach has the same `unique`, nor has this object in another state. It is empty
+    where the store cannot promise that. It shows no secrets.
+    """
 
     data: memoryview
     stamp: Stamp | None
+    unique: str = ""
 
 
 class Listed(NamedTuple):
@@ -437,8 +442,7 @@ class MemoryStore:
     appendable = True
 
     def __init__(self, objects: Mapping[str, Buffer] | None = None) -> None:
-        self._objects = {name: _Object(joined(data)) for name, data in (objects or {}).items()}
-        self._mutex, self._writers = Mutex(), Mutex()
+        self.__setstate__({name: _Object(joined(data)) for name, data in (objects or {}).items()})
 
     def __repr__(self) -> str:
         return f"<MemoryStore of {sum(len(each.data) for each in self._objects.values())} bytes>"
@@ -449,6 +453,7 @@ class MemoryStore:
 
     def __setstate__(self, objects: dict[str, _Object]) -> None:
         self._objects = objects
+        self._ident = os.urandom(16).hex()
         self._mutex, self._writers = Mutex(), Mutex()
 
     def _get(self, name: str) -> _Object:
@@ -488,7 +493,10 @@ class MemoryStore:
             found = self._get(name)
         except FileNotFoundError as error:
             return error
-        return Head(memoryview(bytearray(found.data[offset : offset + nbytes])), found.stamp())
+        stamp = found.stamp()
+        return Head(
+            memoryview(bytearray(found.data[offset : offset + nbytes])), stamp, f"{self._ident}/{name} {stamp.version}"
+        )
 
     def stamp(self, name: str) -> Stamp:
         """Look up size and version; see `Store.stamp`."""

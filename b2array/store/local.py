@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Self
@@ -39,6 +40,9 @@ TEMPORARY_SUFFIX = ".b2tmp"
 
 _LOCK_SUFFIX = ".b2lock"
 _READ_LIMIT = 64 * 2**20
+
+_SETTLED = 2 * 10**9
+"""Nanoseconds after which another change gives a file another time; some file systems count in steps of two seconds."""
 
 _IOV_MAX = 1024
 """So many buffers POSIX systems fill in one call."""
@@ -129,6 +133,15 @@ def _sync_directory(path: str) -> None:
 def _local_stamp(status: os.stat_result) -> Stamp:
     # Without the device, whose number differs between computers that share the file system.
     return Stamp(status.st_size, f"{status.st_ino}@{status.st_mtime_ns}:{status.st_size}")
+
+
+def _unique(path: str, status: os.stat_result) -> str:
+    """Name a state of a file among those of all files; empty as long as another change could leave the same times."""
+    # Programs can set the one time back, but not the other one.
+    modified, changed = status.st_mtime_ns, status.st_ctime_ns
+    if time.time_ns() - max(modified, changed) < _SETTLED:
+        return ""
+    return f"{path} {status.st_dev}:{status.st_ino}:{modified}:{changed}:{status.st_size}"
 
 
 class _File:
@@ -320,13 +333,14 @@ class LocalStore:
     def _head(self, name: str, nbytes: int, offset: int) -> Head | Exception:
         try:
             file = _File.open(self._path(name))
-            stamp = file.stamp()
+            status = os.fstat(file.fd)
+            unique = _unique(file.path, status)
             data = file.read(offset, offset + nbytes, clip=True)
         except (OSError, FormatError) as error:
             return error
         if not name:
             self._file = file
-        return Head(data, stamp)
+        return Head(data, _local_stamp(status), unique)
 
     def stamp(self, name: str) -> Stamp:
         """Look up size and version; see `Store.stamp`."""

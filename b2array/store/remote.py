@@ -413,9 +413,14 @@ class SharedMemoryStore(FsspecStore):
         with _shared_memory:
             heads = super().head(names, nbytes, offset=offset)
             return [
-                head._replace(stamp=self.stamp(name)) if isinstance(head, Head) else head
+                self._stamped(name, head) if isinstance(head, Head) else head
                 for name, head in zip(names, heads, strict=True)
             ]
+
+    def _stamped(self, name: str, head: Head) -> Head:
+        # No two files of the process have the same serial number, wherever they are.
+        stamp = self.stamp(name)
+        return Head(head.data, stamp, f"memory://{stamp.version}")
 
     def _put(self, name: str, content: bytes, **options: Any) -> Stamp:
         with _shared_memory:

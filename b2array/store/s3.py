@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from hashlib import blake2b
+from types import NoneType
 from typing import Any
 
 from b2array.buffers import Buffer
+from b2array.caching import cached
 from b2array.errors import LimitError, UnsupportedError
 from b2array.store.base import COMPARE_AND_SWAP, Head, Stamp, joined, overtaken, where
 from b2array.store.remote import CONNECTIONS, FsspecStore, join
@@ -20,6 +24,7 @@ __all__ = ["S3Store"]
 _UPLOADS = 4  # parts of an object that are sent at the same time
 _PUT_LIMIT = 5 * 2**30  # bytes that one request can write
 _DELETE_LIMIT = 1000  # keys that one request can delete
+_HIDING = os.urandom(16)  # without it, somebody could find a short password by trying
 
 
 class S3Store(FsspecStore):
@@ -84,9 +89,22 @@ class S3Store(FsspecStore):
         """Read beginnings and stamps in one wave of concurrent requests; see `Store.head`."""
         spans = [Span(name, offset, offset + nbytes) for name in names]
         return [
-            self._head(span, found) if isinstance(found, Exception) else _head_of_response(*found)
+            self._head(span, found) if isinstance(found, Exception) else self._head_of_response(span.name, *found)
             for span, found in zip(spans, self._get_all(spans), strict=True)
         ]
+
+    def _head_of_response(self, name: str, response: Any, data: bytes) -> Head:
+        found = response.get("ContentRange", "").rpartition("/")[2]
+        stamp = Stamp(int(found or response["ContentLength"]), response["ETag"])
+        return Head(memoryview(bytearray(data)), stamp, f"{self._ident}/{name} {stamp.version}")
+
+    @cached
+    def _ident(self) -> str:
+        """Name the store: those with the same address and options have the same name, if all options are plain."""
+        if not _plain(self._options):
+            return os.urandom(16).hex()
+        asked = repr((self._address, sorted(self._options.items())))
+        return blake2b(asked.encode(), key=_HIDING, digest_size=16).hexdigest()
 
     def stamp(self, name: str) -> Stamp:
         """Ask for size and entity tag; see `Store.stamp`."""
@@ -165,6 +183,10 @@ def _delete(fs: Any, paths: Sequence[str]) -> None:
             raise OSError(f"cannot delete {failed.get('Key')}: {failed.get('Message')}")
 
 
-def _head_of_response(response: Any, data: bytes) -> Head:
-    size = int(response["ContentRange"].rpartition("/")[2]) if "ContentRange" in response else response["ContentLength"]
-    return Head(memoryview(bytearray(data)), Stamp(size, response["ETag"]))
+def _plain(value: object) -> bool:
+    """Whether equal texts of values mean equal values."""
+    if isinstance(value, dict):
+        return _plain([*value, *value.values()])
+    if isinstance(value, list | tuple):
+        return all(map(_plain, value))
+    return type(value) in (str, bytes, bool, int, float, NoneType)
