@@ -21,7 +21,7 @@ from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, located
 from b2array.format import frame, notes
 from b2array.format.extras import UNSIZED, Extras
 from b2array.format.frame import Frame, FrameType
-from b2array.store.base import Mark, Store, marked, where
+from b2array.store.base import KnownBytes, Store, in_one_state, where, with_known_bytes
 from b2array.store.spans import Span
 
 __all__ = [
@@ -56,6 +56,8 @@ class Snapshot:
         The store's version of the file.
     generation : str
         Changes with every commit.
+    unique : str
+        What the store says of the file as it was read; see `b2array.store.base.Head`.
     """
 
     store: Store
@@ -63,6 +65,7 @@ class Snapshot:
     start: int
     version: str | None
     generation: str
+    unique: str = ""
 
     @property
     def url(self) -> str:
@@ -86,6 +89,31 @@ class Snapshot:
             return load(self.store, start=self.start).generation != self.generation
         except (OSError, B2ArrayError):
             return False
+
+    def alike(self, other: Snapshot) -> bool:
+        """Whether a chunk's number means the same in another state: metalayers and sizes are equal."""
+        a, b = self.frame, other.frame
+        return (a.metalayers, a.nbytes, a.chunksize) == (b.metalayers, b.nbytes, b.chunksize)
+
+    @cached
+    def cache_key(self) -> object | None:
+        """What the cache knows the blocks of this frame by; None if they must not be cached.
+
+        Two snapshots have equal keys only if their blocks are equal. A key is made of the place and state of the file
+        (what `unique` says: the store, the object, its version), the frame's start in it, and the generation. Each part
+        is needed. Files can be copies of each other, fingerprint and all. A file can hold many frames. Other software
+        rewrites chunks and leaves header, index and trailer as they are.
+
+        Where that does not tell all states apart, only this snapshot has the key, so that refreshing or opening again
+        starts afresh. This is so for directories, whose chunks have versions of their own; for local files that were
+        changed a moment ago; for states that this process committed or unpickled; and for frames by b2array in places
+        without versions, such as HTTP. Frames by other software in such places are not cached at all.
+        """
+        if self.frame.fingerprint_type != frame.FINGERPRINT_128 and not self.version:
+            return None
+        if self.name or not self.unique:
+            return object()
+        return blake2b(repr((self.unique, self.start, self.generation)).encode(), digest_size=16).digest()
 
     @cached
     def heads(self) -> MutableMapping[int, Known]:
@@ -148,9 +176,9 @@ class Snapshot:
         described = self.frame
         if self.version is None or self.name:
             return None
-        mark = Mark(self.start + described.frame_len, described.fingerprint)  # its last bytes, and no other's
+        known = KnownBytes(self.start + described.frame_len, described.fingerprint)  # its last bytes, and no other's
         ours = self.store.appendable and described.fingerprint_type == frame.FINGERPRINT_128
-        return marked(self.version, mark) if ours else self.version
+        return with_known_bytes(self.version, known) if ours else self.version
 
     def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
         """Read the first bytes of objects, fewer of those that are shorter."""
@@ -193,6 +221,10 @@ def load(store: Store, *, start: int = 0) -> Snapshot:
     start = operator.index(start)
     if start < 0:
         raise ValueError(f"the offset of a frame in its file must be at least 0, not {start}")
+    return in_one_state(lambda: _load(store, start))  # another writer may come between the two waves
+
+
+def _load(store: Store, start: int) -> Snapshot:
     names = (FRAME_NAME,) if store.is_prefix else ("",) if start else ("", FRAME_NAME)
     heads = store.head(names, _FIRST_READ, offset=start)
     found = [(name, head) for name, head in zip(names, heads, strict=True) if not isinstance(head, Exception)]
@@ -201,7 +233,7 @@ def load(store: Store, *, start: int = 0) -> Snapshot:
     # On object stores an empty object may stand for the directory.
     name, head = next((each for each in found if len(each[1].data)), found[0])
     version = head.stamp.version if head.stamp else None
-    return located(store.url, partial(_parse, store, name, start, head.data, version))
+    return located(store.url, partial(_parse, store, name, start, head.data, version, head.unique))
 
 
 def restore(store: Store, data: Buffer, version: str | None) -> Snapshot:
@@ -224,7 +256,7 @@ def _refusal(store: Store, errors: Sequence[object]) -> Exception:
     return FileNotFoundError(f"{store.url} does not exist")
 
 
-def _parse(store: Store, name: str, start: int, data: memoryview, version: str | None) -> Snapshot:
+def _parse(store: Store, name: str, start: int, data: memoryview, version: str | None, unique: str = "") -> Snapshot:
     header_len = frame.header_nbytes(data)
     if header_len > len(data):
         (data,) = store.read([Span(name, start, start + header_len)], expected=version)
@@ -244,4 +276,4 @@ def _parse(store: Store, name: str, start: int, data: memoryview, version: str |
         digest.update(tail)
         digest.update((version or "").encode())
         generation = digest.hexdigest()
-    return Snapshot(store, found, start, version, generation)
+    return Snapshot(store, found, start, version, generation, unique)

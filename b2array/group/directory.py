@@ -25,7 +25,8 @@ from b2array.format.frame import FrameType
 from b2array.group import embedded, redo
 from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, joined_url, members_among
 from b2array.group.redo import ABSENT, commit_of
-from b2array.store.base import Stamp, Store, attempts, changed, outrun, overtaken
+from b2array.store.atomic import require_free
+from b2array.store.base import Stamp, Store, attempts, conflict, stale_reader, too_many_conflicts
 from b2array.store.open import open_store
 
 __all__ = ["Directory", "Kind", "NewFrame", "copy_of"]
@@ -213,7 +214,7 @@ class Directory:
         except (ConflictError, FileExistsError) as error:
             # The answer to a request that succeeded may have been lost.
             if self._stored()[0] != manifest:
-                raise overtaken(self.url) from error
+                raise conflict(self.url) from error
 
     def _as_stored(self, manifest: Manifest) -> Manifest:
         return replace(manifest, members=None) if self.is_local else manifest
@@ -231,7 +232,7 @@ class Directory:
                 with suppress(ConflictError):
                     self.write(manifest, stamp)
                     return manifest
-        raise outrun(self.store)
+        raise too_many_conflicts(self.store)
 
     def recover(self) -> None:
         """Complete a transaction that was interrupted after its commit, and show what is committed then."""
@@ -244,7 +245,7 @@ class Directory:
                 self.apply(manifest)
                 self.write(manifest.applied(), stamp)
             self.refresh()
-        raise outrun(self.store)
+        raise too_many_conflicts(self.store)
 
     def apply(self, manifest: Manifest, *, locked: Collection[str] = ()) -> None:
         """Let the files follow the manifest; the caller holds its lock, and those of the members `locked`."""
@@ -281,13 +282,13 @@ class Directory:
             held = redo.read_member(self.store_of, manifest, path)
         except ABSENT:
             if self._stored()[0] != manifest:
-                raise changed(self.url) from None
+                raise stale_reader(self.url) from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
         identity, number = commit_of(held.frame)
         if identity and (identity != manifest.identity or number > manifest.number):
             now, _ = self._stored()
             if now.identity == identity and now.commit != manifest.commit:
-                raise changed(self.url)
+                raise stale_reader(self.url)
         return held
 
     def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> SChunk:
@@ -374,9 +375,8 @@ class Directory:
 
     def check_replaceable(self) -> None:
         """Raise FileExistsError if there is something that is not known to be a group."""
-        heads = self.store.head([MANIFEST, EMBEDDED], 8)
-        if all(isinstance(head, Exception) for head in heads) and any(self.store.walk()):
-            raise FileExistsError(f"{self.url} exists and is not a group that can be replaced")
+        kinds = {MANIFEST: b"", EMBEDDED: b""}
+        require_free(self.store, kinds, "a group", overwrite=True, name=MANIFEST, alone=True)
 
     def clear(self) -> None:
         """Remove a group with all its members."""

@@ -10,7 +10,7 @@ from b2array.engine import snapshot
 from b2array.engine.schunk import SChunk
 from b2array.errors import FormatError, LimitError, UnsupportedError, located
 from b2array.group.manifest import EMBEDDED, is_member_name
-from b2array.store.base import MemoryStore
+from b2array.store.memory import MemoryStore
 
 __all__ = ["Extent", "extents", "open_embedded", "path_of", "remove"]
 

@@ -16,7 +16,7 @@ from b2array.errors import ConflictError, FormatError
 from b2array.format.frame import Frame
 from b2array.format.notes import extras_of
 from b2array.group.manifest import Manifest, staged_path
-from b2array.store.base import Store, attempts, outrun
+from b2array.store.base import Store, attempts, too_many_conflicts
 from b2array.store.spans import Span
 
 __all__ = ["ABSENT", "COMMIT_KEY", "apply", "commit_of", "read_member"]
@@ -96,7 +96,7 @@ def apply(store_of: StoreOf, manifest: Manifest, *, locked: Collection[str] = ()
             except ConflictError:  # another writer came first; look again
                 continue
         else:
-            raise outrun(store)
+            raise too_many_conflicts(store)
 
 
 def _applied(store_of: StoreOf, manifest: Manifest, path: str, *, locked: bool) -> bool:

@@ -31,7 +31,7 @@ from b2array.format.frame import Frame, FrameType, chunk_name
 from b2array.group import redo
 from b2array.group.directory import Directory, Kind, NewFrame
 from b2array.group.manifest import ARRAY, MANIFEST, OTHER, Manifest, is_embedded, staged_path
-from b2array.store.base import Mutex, Stamp, attempts, outrun
+from b2array.store.base import Mutex, Stamp, attempts, too_many_conflicts
 
 __all__ = ["Transaction"]
 
@@ -254,7 +254,7 @@ class Transaction:
                     self._apply(after, changed)
                 self._move_on(changed, frames)
                 return
-        raise outrun(view.store)
+        raise too_many_conflicts(view.store)
 
     def _after(self, before: Manifest) -> Manifest:
         """Return the manifest after the transaction, still without its redo log."""

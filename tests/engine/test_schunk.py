@@ -17,7 +17,7 @@ from b2array.codec.header import NAN_BYTES, Special
 from b2array.engine import snapshot
 from b2array.engine.schunk import SChunk
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, ReadOnlyError
-from b2array.store.base import MemoryStore
+from b2array.store.memory import MemoryStore
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 
@@ -323,6 +323,19 @@ def test_an_update_is_done_again_where_the_chunks_stayed(tmp_path):
     first.update_data(1, data(8))
     second.update_data(1, data(9))
     assert contents(second) == [data(n) for n in (8, 9, 2, 3)]
+
+
+@pytest.mark.parametrize("anywhere", [False, True])
+def test_a_conflict_that_no_other_writer_caused_is_not_tried_again(anywhere):
+    calls = []
+
+    def refuse(draft):
+        calls.append(draft)
+        raise ConflictError("never")
+
+    with pytest.raises(ConflictError, match="never"):
+        made().change(refuse, anywhere=anywhere)
+    assert len(calls) == 1
 
 
 def test_threads_append_through_one_handle_and_lose_nothing(tmp_path):
