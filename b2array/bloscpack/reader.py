@@ -48,6 +48,7 @@ Int64Array = npt.NDArray[np.int64]
 
 _BEGINNING = 64 * 2**10
 _STRIDE = 64 * 2**10
+"""Bytes to read at once where the file does not state the size of its chunks."""
 
 _WINDOW_NBYTES = 32 * 2**20
 """Uncompressed bytes to hold beside the result."""
@@ -295,7 +296,7 @@ class Reader:
             group, line = _find_axis(about.axis, selection.axes)
             rows = selection.index[group]
             # Rows that are close together are read in large steps, scattered ones chunk by chunk.
-            nbytes = self.header.chunk_size
+            nbytes = self.header.chunk_size if self.header.chunk_size > 0 else _STRIDE
             if isinstance(rows, slice) and (rows.step == 1 or rows.step * about.row_nbytes <= nbytes):
                 nbytes = _WINDOW_NBYTES
             step = max(1, nbytes // about.row_nbytes)
