@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
+import datetime as dt
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_wider_text_of_one_width_is_refused_by_the_name_of_its_variable(url: Pat
     first = along(np.asarray(values).astype(np.asarray(values).dtype.kind + "3"))
     to_b2array(first, url)
     for options in ({"append_dim": "t"}, {"region": {"t": slice(0, 1)}}):
-        with pytest.raises(ValueError, match="variable 'a'.* cannot hold"):
+        with pytest.raises(ValueError, match=r"variable 'a'.* cannot hold"):
             to_b2array(along(values), url, **options)
     xr.testing.assert_identical(reopened(url), first)
 
@@ -63,7 +63,7 @@ def test_wider_text_of_one_width_is_refused_by_the_name_of_its_variable(url: Pat
 def test_text_in_a_region_is_never_cut(url: Path) -> None:
     to_b2array(along(["asd", "b"]), url)
     wide = along(np.array(["asdf"], dtype=object))
-    with pytest.raises(ValueError, match="variable 'a'.* cannot hold"):
+    with pytest.raises(ValueError, match=r"variable 'a'.* cannot hold"):
         to_b2array(wide, url, region={"t": slice(0, 1)})
     to_b2array(wide, url, region={"t": slice(0, 1)}, mode="a")
     assert reopened(url).a.values.tolist() == ["asdf", "b"]
@@ -81,7 +81,7 @@ def test_text_that_was_read_and_made_longer_is_not_cut_to_its_old_width(url: Pat
 def test_a_width_that_is_asked_for_is_kept_or_refused(url: Path, tmp_path: Path) -> None:
     to_b2array(along(["abc"]), url, encoding={"a": {"dtype": "U10"}})
     assert b2array.open_group(url)["a"].dtype == "U10"
-    with pytest.raises(ValueError, match="variable 'a'.* cannot hold"):
+    with pytest.raises(ValueError, match=r"variable 'a'.* cannot hold"):
         to_b2array(along(["abc"]), tmp_path / "b.b2d", encoding={"a": {"dtype": "U2"}})
 
 
@@ -143,11 +143,21 @@ def test_times_outside_nanoseconds_are_appended(url: Path) -> None:
     assert [str(each)[:10] for each in found] == ["1000-01-01", "1000-01-02", "9000-01-01", "9000-01-02"]
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("units", ["days", "hours", "seconds", "milliseconds", "microseconds", "nanoseconds"])
+def test_times_of_every_resolution_are_converted_to_the_stored_units(url: Path, units: str, unit: str) -> None:
+    first, later = (along(np.array([f"200{n}-01-01", f"200{n}-03-01"], f"M8[{unit}]")) for n in (1, 2))
+    encoding = {"units": f"{units} since 2000-01-01", "dtype": "i8"}
+    to_b2array(first, url, encoding={"a": encoding})
+    to_b2array(later, url, append_dim="t")
+    assert np.array_equal(reopened(url).a, np.concatenate([first.a, later.a]))
+
+
 def test_a_time_in_another_calendar_is_refused(url: Path) -> None:
     to_b2array(along(np.array(xr.date_range("2000", periods=2, calendar="noleap", use_cftime=True))), url)
     other = along(np.array(xr.date_range("2000", periods=2, calendar="360_day", use_cftime=True)))
     for ds in (other, along(pd.date_range("2000", periods=2).values.astype("M8[ns]"))):
-        with pytest.raises(ValueError, match="variable 'a'.* calendar"):
+        with pytest.raises(ValueError, match=r"variable 'a'.* calendar"):
             to_b2array(ds, url, append_dim="t")
 
 
@@ -178,7 +188,7 @@ def test_numbers_that_do_not_fit_are_refused_by_the_name_of_their_variable(
     url: Path, values: list[object], encoding: dict[str, object], chunked: bool
 ) -> None:
     ds = along(values)
-    with pytest.raises(ValueError, match="variable 'a'.* cannot hold"):
+    with pytest.raises(ValueError, match=r"variable 'a'.* cannot hold"):
         to_b2array(ds.chunk(t=1) if chunked else ds, url, encoding={"a": encoding})
 
 
@@ -191,7 +201,7 @@ def test_numbers_that_do_not_fit_what_is_there_are_refused(url: Path, values: np
     to_b2array(first, url)
     ds = along(values).chunk(t=1) if chunked else along(values)
     for options in ({"append_dim": "t"}, {"region": {"t": slice(0, 1)}}, {"mode": "a"}):
-        with pytest.raises(ValueError, match="variable 'a'.* cannot hold"):
+        with pytest.raises(ValueError, match=r"variable 'a'.* cannot hold"):
             to_b2array(ds, url, **options)
     xr.testing.assert_identical(reopened(url), first)
 
@@ -201,7 +211,7 @@ def test_packed_numbers_are_appended_as_they_are_packed(url: Path) -> None:
     to_b2array(along([10.0, np.nan]), url, encoding={"a": packing})
     to_b2array(along([np.nan, 12.5]), url, append_dim="t")
     np.testing.assert_equal(reopened(url).a.values, [10.0, np.nan, np.nan, 12.5])
-    with pytest.raises(ValueError, match="variable 'a'.* cannot hold"):
+    with pytest.raises(ValueError, match=r"variable 'a'.* cannot hold"):
         to_b2array(along([1e6]), url, append_dim="t")
 
 
@@ -299,7 +309,7 @@ def test_blocks_that_do_not_fit_other_chunks_are_chosen_anew(url: Path, tmp_path
 def test_attributes_may_be_numbers_and_times_of_numpy(url: Path) -> None:
     when = np.datetime64("2000-01-01T12")
     attrs = {"n": np.int16(3), "when": when, "long": np.timedelta64(3, "h"), "all": np.array([1.5]), "yes": np.True_}
-    given = {**attrs, "plain": datetime.datetime(2000, 1, 1), "stamp": pd.Timestamp("2000-01-01")}  # noqa: DTZ001
+    given = {**attrs, "plain": dt.datetime(2000, 1, 1), "stamp": pd.Timestamp("2000-01-01")}  # noqa: DTZ001
     to_b2array(along([1.0]).assign_attrs(given), url)
     found = reopened(url).attrs
     assert found == {**attrs, "plain": np.datetime64("2000-01-01"), "stamp": np.datetime64("2000-01-01")}
@@ -382,6 +392,12 @@ def test_a_template_shows_the_fill_value_until_all_of_it_is_committed(url: Path,
     xr.testing.assert_identical(reopened(url).load(), ds.compute())
 
 
+def test_what_is_in_memory_is_written_at_once_even_if_nothing_is_computed(url: Path) -> None:
+    delayed = to_b2array(along([1.0]), url, compute=False)
+    assert reopened(url).a.values.tolist() == [1]
+    assert delayed.compute() is None
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_a_template_is_filled_by_many_jobs(url: Path, layout: str) -> None:
     ds = xr.Dataset({"a": ("t", da.arange(12.0, chunks=4))}, {"t": np.arange(12)})
@@ -406,9 +422,9 @@ def test_a_part_that_others_changed_before_it_was_computed_is_a_conflict(url: Pa
 
 
 def test_chunks_that_do_not_fit_give_one_warning_for_all_variables(url: Path) -> None:
-    ds = xr.Dataset({name: ("t", da.ones(12, chunks=3)) for name in "abc"})
+    ds = xr.Dataset({name: ("t", da.ones(120_000, chunks=30_000)) for name in "abc"})
     with pytest.warns(da.PerformanceWarning) as given:
-        to_b2array(ds, url, encoding={name: {"chunks": 4} for name in "abc"})
+        to_b2array(ds, url, encoding={name: {"chunks": 40_000} for name in "abc"})
     assert len(given) == 1
 
 

@@ -26,6 +26,7 @@ Encoding = Mapping[Hashable, Any]
 _OWN = ("chunks", "blocks", "cparams", "layout", "fill_value")
 _INHERITED = {"source", "original_shape", "preferred_chunks", "char_dim_name", "unlimited_dims"}
 """What variables have in their encoding from where they were read, and what says nothing about how to store them."""
+_FINE_UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 _NONE_NAME = "__values__"
 """What xarray stores and finds a variable as whose name is None."""
 
@@ -167,7 +168,7 @@ def _is_plain_time(value: object) -> bool:
 def fitted(name: str, variable: xr.Variable, *, exact: bool = False) -> xr.Variable:
     """Scale, mask and convert numbers as the encoding asks, but refuse those that its type cannot hold.
 
-    xarray's own coders would wrap them.
+    xarray's own coders would wrap them. Times get the resolution of the units that are asked for if that is finer.
 
     Parameters
     ----------
@@ -176,6 +177,8 @@ def fitted(name: str, variable: xr.Variable, *, exact: bool = False) -> xr.Varia
     exact : bool
         Whether to refuse fractions where whole numbers are stored, too.
     """
+    if variable.dtype.kind in "mM":
+        return _resolved(name, variable)
     asked = variable.encoding.get("dtype")
     if asked is None or variable.dtype.kind not in "biufc" or np.dtype(asked).kind not in "biufc":
         return variable
@@ -190,6 +193,22 @@ def fitted(name: str, variable: xr.Variable, *, exact: bool = False) -> xr.Varia
     if variable.dtype == dtype:
         return variable
     return mapped(variable, partial(_converted, name=name, dtype=dtype, exact=exact), dtype)
+
+
+def _resolved(name: str, variable: xr.Variable) -> xr.Variable:
+    units = str(variable.encoding.get("units")).partition(" ")[0]
+    if units not in _FINE_UNITS:
+        return variable
+    dtype = np.promote_types(variable.dtype, f"{variable.dtype.kind}8[{_FINE_UNITS[units]}]")
+    # xarray divides by the unit in the resolution of the times: by zero, which makes NaT.
+    return mapped(variable, partial(_in_unit, name=name, dtype=dtype), dtype)
+
+
+def _in_unit(values: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    result = values.astype(dtype)
+    if (wrong := (result.astype(values.dtype) != values) & ~np.isnat(values)).any():
+        raise _not_held(name, dtype, values[wrong][0])
+    return result
 
 
 def mapped(variable: xr.Variable, function: Any, dtype: np.dtype[Any]) -> xr.Variable:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
+import numpy as np
+
 from b2array import alignment, dask_io, group, parallel
 from b2array.array import NDArray
 from b2array.dask_io import Region, Write
@@ -26,6 +28,8 @@ __all__ = ["Part", "later", "now"]
 
 _HELD_NBYTES = 256 * 2**20
 """How much is in memory at a time of what goes into arrays that were there before."""
+
+_WORTH_A_WARNING = 2**20
 
 
 class Part(NamedTuple):
@@ -121,7 +125,7 @@ def _aligned(parts: Iterable[Part]) -> list[Part]:
             nbytes += part.values.nbytes
             part = part._replace(values=part.values.rechunk(cut))  # noqa: PLW2901
         found.append(part)
-    if moved:
+    if nbytes >= _WORTH_A_WARNING:
         warnings.warn(
             f"the dask chunks of {moved} do not consist of whole stored chunks: {nbytes / 1e6:.1f} MB move between "
             "tasks",
@@ -133,39 +137,50 @@ def _aligned(parts: Iterable[Part]) -> list[Part]:
 
 def _put_in_turn(parts: Sequence[Part], url: str, progress: bool, scheduler: Any) -> None:
     """Compute pieces of all arrays, some at a time and those with the same place in line together, and put them."""
-    from dask.base import compute, optimize
+    import dask.array as da
+    from dask.base import compute
+    from dask.delayed import Delayed
+    from dask.highlevelgraph import HighLevelGraph
 
     options = {} if scheduler is None else {"scheduler": scheduler}
-    values = optimize(*(part.values for part in parts))
-    pieces = heapq.merge(*(_pieces(n, part, each) for n, (part, each) in enumerate(zip(parts, values, strict=True))))
-    with track(sum(each.npartitions for each in values), f"storing {url}", progress, unit="items") as shown:
-        for batch in _batches(pieces, [each.dtype.itemsize for each in values]):
-            for piece, done in zip(batch, compute(*(piece.values for piece in batch), **options), strict=True):
-                dask_io.check_piece(done, piece.inside)
-                parts[piece.number].array[piece.region] = done
+    graph = HighLevelGraph.merge(*(part.values.dask for part in parts))
+    keys = [key for part in parts for key in _keys(part.values)]
+    name = f"b2array-values-{uuid4().hex}"
+    optimized = HighLevelGraph.from_collections(name, dict(da.Array.__dask_optimize__(graph, keys)))
+    pieces = heapq.merge(*(_pieces(n, part) for n, part in enumerate(parts)))
+    with track(len(keys), f"storing {url}", progress, unit="items") as shown:
+        for batch in _batches(pieces, [part.values.dtype.itemsize for part in parts]):
+            found = compute(*(Delayed(piece.key, optimized, layer=name) for piece in batch), **options)
+            for piece, values in zip(batch, found, strict=True):
+                dask_io.check_piece(values, piece.inside)
+                parts[piece.number].array[piece.region] = values
                 shown.advance()
 
 
+def _keys(values: da.Array) -> Iterator[tuple[Any, ...]]:
+    for at in np.ndindex(*values.numblocks):
+        yield (values.name, *at)
+
+
 class _Piece(NamedTuple):
+    """What goes where, and when: pieces of arrays in the order of how far they are in theirs."""
+
     turn: float
     number: int
-    serial: int
+    key: tuple[Any, ...]
     inside: Region
     region: Region
-    values: Any
 
 
-def _pieces(number: int, part: Part, values: da.Array) -> Iterator[_Piece]:
+def _pieces(number: int, part: Part) -> Iterator[_Piece]:
     from dask.array.core import slices_from_chunks
 
-    places = zip(
-        values.to_delayed(optimize_graph=False).ravel().tolist(), slices_from_chunks(values.chunks), strict=True
-    )
-    for serial, (each, inside) in enumerate(places):
+    places = zip(_keys(part.values), slices_from_chunks(part.values.chunks), strict=True)
+    for serial, (key, inside) in enumerate(places):
         region = tuple(
             slice(along.start + i.start, along.start + i.stop) for along, i in zip(part.region, inside, strict=True)
         )
-        yield _Piece(serial / values.npartitions, number, serial, inside, region, each)
+        yield _Piece(serial / part.values.npartitions, number, key, inside, region)
 
 
 def _batches(pieces: Iterator[_Piece], itemsizes: Sequence[int]) -> Iterator[list[_Piece]]:

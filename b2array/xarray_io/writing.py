@@ -305,11 +305,12 @@ def _changed(target: Group, ds: xr.Dataset, encoding: Mapping[Hashable, Any], ta
     for name, variable in left.items():
         array = _widened(target, name, arrays[name], variable.dtype, task)
         stops = tuple(max(n, part.stop) for n, part in zip(array.shape, where[name], strict=True))
-        if stops != array.shape:
+        grown = stops != array.shape
+        if grown:
             array.resize(stops)
         if is_dask(variable) and variable.size:
             yield Part(f"{target.name}/{name}".lstrip("/"), array, where[name], variable.data)
-        elif stops != arrays[name].shape or not _holds(array[where[name]], variable.values):
+        elif grown or task.append_dim is None or not _holds(array[where[name]], variable.values):
             array[where[name]] = variable.values
 
 
