@@ -50,6 +50,10 @@ class NDArray(Handle):
     handles asks whether they are the same one, and ``a[...] == b[...]`` compares items. NumPy's functions, and
     operators with a NumPy array on one side, read the whole array.
 
+    Names of fields stand with the rest of the key between the brackets: ``a["x"]``, ``a["x", 1:3] = 0``,
+    ``a[5, ["x", "y"]]``. What is read by name is read-only: NumPy's ``a["x"][1:3] = 0`` raises here, as it cannot reach
+    the array. So does ``a["x"] += 1``; write ``a["x"] = a["x"] + 1``.
+
     Examples
     --------
     >>> import b2array
@@ -123,8 +127,15 @@ class NDArray(Handle):
             return _read(source, layout, select(rest, layout.shape)), names
 
         result, names = self._held.reading(read)
-        # A copy, so that a field does not keep the memory of all others.
-        return np.array(result[names]) if isinstance(names, str) else result if names is None else result[names]
+        if names is None:
+            return result
+        found = result[names]
+        if isinstance(found, np.ndarray):
+            # A copy, so that a field does not keep the memory of all others.
+            found = np.array(found) if isinstance(names, str) else found
+            # In NumPy, a["x"][1:3] = 0 changes a. Here it would be lost in a copy.
+            found.flags.writeable = False
+        return found
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
