@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from b2array.fetching import chunk_number
 from b2array.frame import FrameType
 from b2array.inspection import Findings, Problem, inspect
 from b2array.local import LocalStore
+from b2array.locating import located
 from b2array.opening import open_schunk
 from b2array.salvage import salvage
 from b2array.snapshot import FRAME_NAME, Snapshot, load
@@ -374,7 +376,7 @@ class _Repairer:
         try:
             return load(self.store), True, True, ()
         except (FormatError, UnsupportedError) as error:
-            saved = salvage(self.store, error)
+            saved = located(self.store.url, partial(salvage, self.store, error))
             stamp = self.store.stamp(FRAME_NAME if saved.frame.frame_type == FrameType.SPARSE else "")
             held = Snapshot(self.store, saved.frame, 0, stamp.version, "")
             reason = str(error)
