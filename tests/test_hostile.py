@@ -25,7 +25,8 @@ import pytest
 from chunks import CODECS
 
 import b2array
-from b2array import b2nd, blosc1, codecs, config, encoder, extras, metalayers, seal, snapshot
+from b2array import b2nd, blosc1, bloscpack_undo, codecs, config, encoder, extras, lazy, metalayers, seal, snapshot
+from b2array.chunk import head_nbytes
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.members import MemberList
 from b2array.params import CParams
@@ -181,6 +182,9 @@ def test_damaged_streams_are_read_or_refused(codec: str, hostile: int, hostile_s
 # What is written small and parsed alone.
 
 
+LAZY = [
+    encoder.encode(VALUES, typesize=4, blocksize=480, cparams=CParams(codec)) for codec in ("lz4", "zstd", "blosclz")
+]
 PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
     "metalayers": (
         [metalayers.pack((("b2nd", b"1234"), ("x", b"")), 2, uncounted=1).rjust(40, b"\0")],
@@ -200,6 +204,10 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
                           np.zeros(2, [("a", "<i4"), ("b", "<f8")]), np.array([1, "a", None], object))
         ],
         extras.decode_attr,
+    ),
+    "lazy chunk": (
+        [lazy.pack(chunk[: head_nbytes(chunk)], 0, 0) for chunk in LAZY],
+        lambda data: [lazy.decode(data, lambda *bounds, chunk=chunk: chunk[slice(*bounds)]) for chunk in LAZY],
     ),
     "member list": (
         [
@@ -638,3 +646,27 @@ def test_notes_of_embedded_members_that_cannot_be_written_are_refused(tmp_path: 
     group = b2array.open_group(path, "r+")
     with pytest.raises(FormatError, match=r"a\.b2d.*embed\.b2e: expected notes of embedded"):
         del group["b/c"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"short", struct.pack("<QQ", 0, 99), struct.pack("<QQ", 2**63, 4) + b"1234"],
+    ids=["cut header", "cut content", "elsewhere"],
+)
+def test_a_bloscpack_file_with_an_undo_record_that_cannot_be_is_refused(body: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.blp"
+    make_bloscpack(path)
+    content = path.read_bytes()
+    record = bloscpack_undo.pack([], len(content), len(content))
+    footer = struct.pack("<QQ16s", len(content), len(content), bloscpack_undo._digest(body, len(content))) + record[-8:]
+    path.write_bytes(content + body + footer)
+    with pytest.raises(FormatError, match=r"a\.blp: expected a record"):
+        b2array.bloscpack.open(path)
+    assert path.read_bytes() == content + body + footer
+
+
+def test_a_shape_that_a_bloscpack_file_cannot_hold_takes_no_memory(tmp_path: Path) -> None:
+    about = {"dtype": "'<i4'", "shape": [2**40, 2**40], "order": "C", "container": "numpy"}
+    b2array.bloscpack.pack(bytes(40), tmp_path / "a.blp", metadata=about)
+    with b2array.bloscpack.open(tmp_path / "a.blp") as held, pytest.raises(FormatError, match=r"a\.blp: expected"):
+        held[2:5]
