@@ -16,8 +16,10 @@ settings.load_profile("b2array")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the torture test take longer."""
+    """Let the torture test and the damaged inputs take longer."""
     parser.addoption("--torture", type=int, default=50, help="how often to kill a writer of each layout")
+    parser.addoption("--hostile", type=int, default=60, help="how many damaged inputs each parser gets")
+    parser.addoption("--hostile-seed", type=int, default=0, help="what the damage is drawn from")
 
 
 @pytest.fixture
@@ -25,6 +27,21 @@ def torture(request: pytest.FixtureRequest) -> int:
     """Tell how often to kill a writer."""
     times: int = request.config.getoption("--torture")
     return times
+
+
+@pytest.fixture
+def hostile(request: pytest.FixtureRequest) -> int:
+    """Tell how many damaged inputs a parser gets."""
+    count: int = request.config.getoption("--hostile")
+    return count
+
+
+@pytest.fixture
+def hostile_seed(request: pytest.FixtureRequest) -> int:
+    """Tell what the damage is drawn from."""
+    seed: int = request.config.getoption("--hostile-seed")
+    print(f"--hostile-seed {seed}")
+    return seed
 
 
 @pytest.fixture

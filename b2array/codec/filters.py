@@ -176,7 +176,14 @@ def check(pipeline: Pipeline, *, encode: bool = False) -> None:
             raise UnsupportedError(f"{filter_name(slot.filter)} can be read but not written")
         if slot.filter in _CELL_FILTERS:
             _check_cells(slot)
-        if encode and slot.filter in _DROPPED_BITS:
+    if encode:
+        check_dropped_bits(pipeline)
+
+
+def check_dropped_bits(pipeline: Pipeline) -> None:
+    """Raise ValueError if a filter that drops bits cannot drop so many, or none of such items."""
+    for slot in _slots(pipeline, None):
+        if slot.filter in _DROPPED_BITS:
             _DROPPED_BITS[slot.filter](slot)
 
 

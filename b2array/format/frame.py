@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from b2array import config
 from b2array.buffers import Buffer
-from b2array.codec import chunk, decode, encode
+from b2array.codec import chunk, decode, encode, filters
 from b2array.codec.cparams import CParams, SplitMode
 from b2array.codec.header import NFILTERS, NO_FILTERS, ChunkHeader, CodecId, Special
 from b2array.config import HEADER_LEN, MAX_CHUNK_NBYTES
@@ -154,13 +154,15 @@ class Header:
         """
         active = [(fid, meta) for fid, meta in zip(self.filters, self.filters_meta, strict=True) if fid]
         try:
-            return CParams(
+            found = CParams(
                 self.codec, self.clevel, self.codec_meta, tuple(fid for fid, _ in active),
                 tuple(meta for _, meta in active),
                 self.splitmode, self.use_dict, self.nthreads_compress,
             )  # fmt: skip
+            _check_filters(found, self.typesize)
         except ValueError as error:
             raise UnsupportedError(f"compression parameters of the frame: {error}") from None
+        return found
 
     def metalayer(self, name: str) -> bytes | None:
         """Return the raw content of a metalayer, or None."""
@@ -241,7 +243,14 @@ def create(
     cparams: CParams, *, frame_type: FrameType, typesize: int, chunksize: int, blocksize: int = 0,
     metalayers: Iterable[tuple[str, bytes]] = (), vl_blocks: bool = False,
 ) -> Frame:  # fmt: skip
-    """Return a frame without chunks whose new chunks are to be made as `cparams` says."""
+    """Return a frame without chunks whose new chunks are to be made as `cparams` says.
+
+    Raises
+    ------
+    ValueError
+        A filter cannot be applied to items of that size.
+    """
+    _check_filters(cparams, typesize)
     return Frame(
         frame_type=frame_type, typesize=typesize, chunksize=chunksize, blocksize=blocksize, vl_blocks=vl_blocks,
         codec=cparams.codec_id, clevel=cparams.clevel, codec_meta=cparams.codec_meta, use_dict=cparams.use_dict,
@@ -250,6 +259,11 @@ def create(
         nthreads_compress=cparams.nthreads, nthreads_decompress=cparams.nthreads,
         metalayers=tuple(metalayers), offsets=_NO_OFFSETS,
     )  # fmt: skip
+
+
+def _check_filters(cparams: CParams, typesize: int) -> None:
+    width = typesize if typesize <= 255 else 1
+    filters.check_dropped_bits(filters.Pipeline(cparams.filter_slots, cparams.meta_slots, width))
 
 
 def header_nbytes(buf: Buffer) -> int:

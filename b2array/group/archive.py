@@ -146,7 +146,7 @@ def _entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
         raise FormatError(f"expected a zip archive, found other bytes ({error})") from None
     entries: dict[str, _Entry] = {}
     for info in infos:
-        if info.is_dir():
+        if info.filename.endswith("/"):
             continue
         name = info.orig_filename.replace("\\", "/") if info.create_system == 0 else info.orig_filename
         check_path(name)

@@ -84,7 +84,16 @@ def open_embedded(held: SChunk, path: str) -> SChunk:
 
 
 def remove(held: SChunk, names: Collection[str]) -> None:
-    """Let embedded members be no more; their bytes stay."""
+    """Let embedded members be no more; their bytes stay.
+
+    Raises
+    ------
+    FormatError
+        What else is noted cannot be written again.
+    """
     notes = held.vlmeta[_NOTES]
     kept = {key: entry for key, entry in notes[_MAP].items() if key[1:] not in names}
-    held.vlmeta[_NOTES] = {**notes, _MAP: kept}
+    try:
+        held.vlmeta[_NOTES] = {**notes, _MAP: kept}
+    except TypeError as error:
+        raise FormatError(f"{held.url}: expected notes of embedded members, found others ({error})") from None
