@@ -647,7 +647,7 @@ def test_what_nobody_registered_is_unsupported_by_name(registry):
     filtered = encoder.encode(SAMPLE, cparams=CParams(filters=(211,)))
     codecs._registry.clear()
     filters._registry.clear()
-    chunk._plan_for.cache_clear()
+    decode._plan_for.cache_clear()
     with pytest.raises(UnsupportedError, match="codec 210"):
         decoded(buf)
     with pytest.raises(UnsupportedError, match="filter 211"):
@@ -703,7 +703,7 @@ MUTATED = {
 
 def survives(buf):
     """Decode in every way; only errors that speak about the bytes may come out."""
-    for way in (decode, decode_every_second_block):
+    for way in (decoded, decode_every_second_block):
         with suppress(FormatError, UnsupportedError):
             way(buf)
 
