@@ -284,7 +284,7 @@ def test_attempts_are_counted_and_end(opened, monkeypatch):
 
     def refuse(self, name, *_, **__):
         tries.append(name)
-        raise b2array.store.base.overtaken(name)
+        raise b2array.store.base.conflict(name)
 
     monkeypatch.setattr(store, "replace", refuse)
     with config.using(retries=0), pytest.raises(ConflictError):

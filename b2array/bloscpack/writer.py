@@ -36,7 +36,7 @@ from b2array.codec.cparams import CParams, given_or_default
 from b2array.codec.header import CODEC_FORMATS, FilterId
 from b2array.errors import UnsupportedError
 from b2array.grid.assignment import check_unmasked
-from b2array.store.atomic import Placement, require_free
+from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 
 __all__ = ["Recipe", "Writer", "chunk_size_of", "converted"]
@@ -241,10 +241,10 @@ class Writer:
             self.abort()
 
 
-def _place(url: Url, storage_options: Mapping[str, Any] | None, *, overwrite: bool) -> Placement:
+def _place(url: Url, storage_options: Mapping[str, Any] | None, *, overwrite: bool) -> AtomicFile:
     store = open_store(url, storage_options=storage_options)
-    require_free(store, MAGIC, "a Bloscpack file", overwrite=overwrite)
-    return Placement(store, overwrite=overwrite)
+    require_free(store, {"": MAGIC}, "a Bloscpack file", overwrite=overwrite)
+    return AtomicFile(store, overwrite=overwrite)
 
 
 class Recipe:

@@ -28,7 +28,8 @@ from b2array.errors import ConflictError, FormatError, ReadOnlyError, Unsupporte
 from b2array.format import extras, notes
 from b2array.format.frame import Frame, FrameType
 from b2array.progress import track
-from b2array.store.base import COMPARE_AND_SWAP, MemoryStore, Mutex, Store, attempts, changed
+from b2array.store.base import COMPARE_AND_SWAP, Mutex, Store, attempts, stale_reader
+from b2array.store.memory import MemoryStore
 from b2array.store.spans import Span
 
 __all__ = ["Layers", "Mode", "SChunk"]
@@ -505,7 +506,7 @@ def _explained(source: Source) -> Iterator[None]:
     except (FormatError, UnsupportedError) as error:
         held = source.base if isinstance(source, Draft) else source
         if isinstance(error, FormatError) and isinstance(held, Snapshot) and held.superseded:
-            raise changed(held.url) from error
+            raise stale_reader(held.url) from error
         if source.url not in str(error):
             raise located_error(source.url, error) from error
         raise

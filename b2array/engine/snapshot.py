@@ -21,7 +21,7 @@ from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, located
 from b2array.format import frame, notes
 from b2array.format.extras import UNSIZED, Extras
 from b2array.format.frame import Frame, FrameType
-from b2array.store.base import Mark, Store, in_one_state, marked, where
+from b2array.store.base import KnownBytes, Store, in_one_state, where, with_known_bytes
 from b2array.store.spans import Span
 
 __all__ = [
@@ -176,9 +176,9 @@ class Snapshot:
         described = self.frame
         if self.version is None or self.name:
             return None
-        mark = Mark(self.start + described.frame_len, described.fingerprint)  # its last bytes, and no other's
+        known = KnownBytes(self.start + described.frame_len, described.fingerprint)  # its last bytes, and no other's
         ours = self.store.appendable and described.fingerprint_type == frame.FINGERPRINT_128
-        return marked(self.version, mark) if ours else self.version
+        return with_known_bytes(self.version, known) if ours else self.version
 
     def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
         """Read the first bytes of objects, fewer of those that are shorter."""

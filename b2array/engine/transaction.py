@@ -29,7 +29,7 @@ from b2array.format.extras import Extras
 from b2array.format.frame import Frame, FrameType
 from b2array.format.notes import Sizes, extras_of
 from b2array.progress import Progress
-from b2array.store.base import Store, attempts, identity, outrun, placed
+from b2array.store.base import Store, attempts, identity, join_views_at, too_many_conflicts
 from b2array.store.spans import Span
 from b2array.store.spool import Spool
 
@@ -171,7 +171,7 @@ class Draft:
 
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
         """Read bytes into one buffer, each span to its place."""
-        return placed(self.read(spans), places, nbytes)
+        return join_views_at(self.read(spans), places, nbytes)
 
     @property
     def near(self) -> bool:
@@ -429,7 +429,7 @@ class Draft:
                 except ConflictError:  # a store without locks compares while it writes
                     if load(self.store).generation == current.generation:
                         raise
-        raise outrun(self.store)
+        raise too_many_conflicts(self.store)
 
     def catch_up(self) -> bool:
         """Go on from the state of another writer whose commit took the bytes of the base away; say whether it did.

@@ -38,6 +38,9 @@ SPECIAL_OFFSETS = {Special.ZEROS: -0x7F << 56, Special.NAN: -0x7E << 56, Special
 
 _SPECIALS = {offset: special for special, offset in SPECIAL_OFFSETS.items()}
 _MAGIC = b"b2frame\0"
+FIRST_BYTES = b"\x9e\xa8" + _MAGIC
+"""How every frame begins."""
+
 _FIXED = struct.Struct(">2x8sxixQx4BxqxqxixixixhxhBxB6s2B6sBx")
 _MARKERS = {
     0x00: 0x9E, 0x01: 0xA8, 0x0A: 0xD2, 0x0F: 0xCF, 0x18: 0xA4, 0x1D: 0xD3, 0x26: 0xD3, 0x2F: 0xD2,

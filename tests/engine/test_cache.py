@@ -21,7 +21,7 @@ from b2array.engine.schunk import SChunk
 from b2array.engine.snapshot import load
 from b2array.format.frame import unpack_header
 from b2array.store import local
-from b2array.store.base import MemoryStore
+from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 
 SHAPE = (6, 40)

@@ -17,7 +17,7 @@ from b2array.codec.header import NAN_BYTES, Special
 from b2array.engine import snapshot
 from b2array.engine.schunk import SChunk
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, ReadOnlyError
-from b2array.store.base import MemoryStore
+from b2array.store.memory import MemoryStore
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 

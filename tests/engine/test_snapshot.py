@@ -18,8 +18,8 @@ from b2array.config import HEADER_LEN
 from b2array.engine.snapshot import Place, Want, fetch, load
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
 from b2array.format.frame import FrameType
-from b2array.store.base import MemoryStore
 from b2array.store.local import LocalStore
+from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 

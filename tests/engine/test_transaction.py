@@ -24,8 +24,8 @@ from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
 from b2array.format import extras, frame
 from b2array.format.frame import FrameType
 from b2array.store import base
-from b2array.store.base import MemoryStore
 from b2array.store.local import LocalStore
+from b2array.store.memory import MemoryStore
 from b2array.store.spool import Spool
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
