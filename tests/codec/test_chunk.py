@@ -623,7 +623,7 @@ def test_registered_codecs_of_stock_are_read(registry):
         def encode(self, buf):
             raise NotImplementedError
 
-        def decoded(self, buf, out=None):
+        def decode(self, buf, out=None):
             return bytes(buf)[:0:-1] * 2
 
     def encode_half(source, target, meta, schunk):
