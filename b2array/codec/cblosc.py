@@ -433,8 +433,7 @@ def compress_blocks(
 ) -> Blosc1Chunk | None:
     """Compress `data` (contiguous) to a Blosc1 chunk for its blocks; None if it does not get smaller.
 
-    `clevel` is as C-Blosc2 takes it, `shuffle` and `typesize` as C-Blosc 1 does. C-Blosc 1 may choose another block size
-    than `blocksize`: see `Blosc1Chunk.block_nbytes`.
+    C-Blosc 1 may choose another block size than `blocksize`: see `Blosc1Chunk`. `clevel` is that of C-Blosc2.
     """
     level = clevel
     if codec == CodecId.ZLIB:
