@@ -640,7 +640,7 @@ def test_registered_codecs_of_stock_are_read(registry):
     assert decoded(buf) == data
 
 
-def test_what_nobody_registered_is_unsupported_by_name(registry):
+def test_a_filter_or_codec_that_is_not_registered_is_unsupported_by_name(registry):
     codecs.register(210, lambda *_: numcodecs.BZ2())
     filters.register(211, lambda *_: numcodecs.Delta(dtype="u1"))
     buf = encoder.encode(SAMPLE, cparams=CParams(210, filters=()))
