@@ -485,7 +485,7 @@ class Draft:
         packed = self._packed(0)
 
         def write() -> str:
-            path = self._shelf.finish(packed.header, packed.tail, durable=config.durable)
+            path = self._shelf.finish(packed.header, packed.tail, durable=config.durability() != "off")
             if path is not None:
                 return self.store.adopt(path, "", exclusive=not self._overwrite).version
             if self._overwrite:
@@ -566,11 +566,13 @@ class Draft:
         if gone:
             raise ConflictError(f"{self.url}: somebody removed {', '.join(gone)} before the commit that needs them")
         generation = packed.frame.fingerprint.hex()
+        if self.sparse:
+            self.store.force()
         try:
             version = write()
         except Exception as error:
             exclusive = isinstance(error, FileExistsError) and self.store.guarantee == "lock"
-            if exclusive or (config.durable and self.store.appendable):
+            if exclusive or (config.durability() == "full" and self.store.appendable):
                 raise
             found = None
             with suppress(OSError, B2ArrayError):

@@ -212,6 +212,7 @@ class Directory:
             # The answer to a request that succeeded may have been lost.
             if self._stored_list()[0] != listed:
                 raise ConflictError(f"{self.url} was changed by another writer") from error
+        self.store.force()
 
     @contextmanager
     def making(self, name: str, path: str, *, overwrite: bool = False) -> Iterator[None]:
@@ -333,6 +334,7 @@ class Directory:
                     break  # other software has put something else there
                 with suppress(ConflictError):
                     self._publish_one(store, path, held, change, locked=path in locked)
+            store.force()
 
     def _publish_one(self, store: Store, path: str, held: Snapshot, change: bytes | str, *, locked: bool) -> None:
         with nullcontext() if locked else store.lock(held.name):
@@ -402,8 +404,12 @@ class Directory:
         except _ABSENT:
             names = []
         # The index first, so that nobody finds one without its chunks.
-        store.delete(sorted(names, key=lambda name: name != FRAME_NAME))
+        if FRAME_NAME in names:
+            store.delete([FRAME_NAME])
+            store.force()
+        store.delete([name for name in names if name != FRAME_NAME])
         store.delete([""])
+        store.force()
         if self.is_local:
             self.store_of(path + ".b2lock").delete([""])
 

@@ -218,6 +218,8 @@ class Joint(Directory):
                 token = os.urandom(8).hex()
                 try:
                     staged = {path: self._stage(path, draft, new, token) for path, draft in drafts.items()}
+                    for path in self._created.values():
+                        self.store_of(path).force()
                     new = replace(new, pending={path: change for path, (_, change) in staged.items()})
                     self.write_list(new, stamp)
                 except BaseException as error:
@@ -266,6 +268,7 @@ class Joint(Directory):
 
         def put(pieces: Iterable[Buffer]) -> None:
             store.create("", pieces)
+            store.force()
 
         packed, header = draft.stage((MARK, (new.ident, new.number)), put)
         return packed.frame, header or token

@@ -98,7 +98,7 @@ class AtomicFile:
                 write = self._store.replace if self._overwrite else self._store.create
                 write("", LocalStore(self.path).pieces())
                 return
-            if config.durable:
+            if config.durability() != "off":
                 with self.path.open("rb+") as file:
                     os.fsync(file.fileno())
             self._store.adopt(str(self.path), "", exclusive=not self._overwrite)

@@ -265,6 +265,13 @@ class Store(ABC):
     def _unchangeable(self, name: str) -> UnsupportedError:
         return UnsupportedError(f"{where(self.url, name)} cannot be changed in place, only be replaced")
 
+    def force(self) -> None:  # noqa: B027 - object stores have nothing to wait for
+        """Wait until what was written and removed here is on the disk. Call it before writing what relies on it.
+
+        Only local stores wait, and only if `config.durable` is "ordered": with "full" every call has waited already.
+        For a file they force its content and its name, for a directory the names in it.
+        """
+
     @abstractmethod
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects, if they exist. The name ``""`` also removes an empty directory."""
