@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 from numcodecs import blosc
 
 from b2array import config
-from b2array.buffers import nested
 
 __all__ = ["ahead", "alone", "each", "spread", "width"]
 
@@ -36,14 +35,21 @@ _pool: ThreadPoolExecutor | None = None
 _pool_size = 0
 
 
+class _Here(threading.local):
+    in_pool = False
+    """Whether this thread may hold a lock for which the threads of a pool wait."""
+
+
+_here = _Here()
+
+
 def width() -> int:
     """Return how many threads work for a call from this one."""
     main = threading.main_thread()
     if threading.current_thread() is not main or parent_process() is not None:
         return 1
-    # A call inside another one may have come while that one had the locks of the pool, and when the interpreter is
-    # about to end there are no threads any more.
-    if nested() or not main.is_alive():
+    # A call that interrupts `_in_pool` would wait for ever. When the interpreter ends, no thread can start.
+    if _here.in_pool or not main.is_alive():
         return 1
     return max(1, config.threads)
 
@@ -92,17 +98,26 @@ def spread(verb: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Ite
     if nworkers == 1:
         yield from map(verb, items)
         return
-    yield from _in_order(_executor(nworkers), verb, iter(items), nworkers * ahead)
+    yield from _in_order(_in_pool(_executor, nworkers), verb, iter(items), nworkers * ahead)
+
+
+def _in_pool(call: Callable[..., R], *args: object) -> R:
+    """Call a function that holds a lock for which the threads of a pool wait."""
+    _here.in_pool = True
+    try:
+        return call(*args)
+    finally:
+        _here.in_pool = False
 
 
 def _in_order(pool: ThreadPoolExecutor, verb: Callable[[T], R], source: Iterator[T], count: int) -> Iterator[R]:
     """Yield results in the order of the items, with `count` calls under way or finished ahead of the caller."""
     under_way: deque[Future[R]] = deque()
     try:
-        under_way.extend(pool.submit(verb, item) for item in islice(source, count))
+        under_way.extend(_in_pool(pool.submit, verb, item) for item in islice(source, count))
         while under_way:
             result = under_way.popleft().result()
-            under_way.extend(pool.submit(verb, item) for item in islice(source, 1))
+            under_way.extend(_in_pool(pool.submit, verb, item) for item in islice(source, 1))
             yield result
             del result  # it may be large
     finally:
@@ -135,12 +150,15 @@ def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
     taking = threading.Lock()
     stopped = False
 
+    def take() -> T:
+        with taking:
+            return next(source, _END)
+
     def work() -> None:
         nonlocal stopped
         try:
             while not stopped:
-                with taking:
-                    item = next(source, _END)
+                item = _in_pool(take)
                 if item is _END:
                     return
                 verb(item)
@@ -149,7 +167,8 @@ def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
             raise
 
     # This thread is one of them: a thread less to wake, and to find a processor for.
-    under_way = [_executor(nworkers).submit(work) for _ in range(nworkers - 1)]
+    pool = _in_pool(_executor, nworkers)
+    under_way = [_in_pool(pool.submit, work) for _ in range(nworkers - 1)]
     try:
         work()
     finally:
@@ -177,7 +196,7 @@ def ahead(verb: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]
     """
     source = iter(items)
     first = list(islice(source, 2))
-    if len(first) < 2 or count < 2:
+    if len(first) < 2 or count < 2 or _here.in_pool:
         yield from map(verb, chain(first, source))
         return
     with ThreadPoolExecutor(count, thread_name_prefix="b2array-ahead") as pool:

@@ -342,3 +342,28 @@ atexit.register(finish)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert (done.stdout, done.stderr) == ("500500\n", "")
+
+
+def test_a_call_that_interrupts_the_work_of_a_pool_makes_do_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+    submit = workers.ThreadPoolExecutor.submit
+
+    def interrupted(*args: Any) -> Any:
+        found.append(workers.width())
+        found.append(list(workers.ahead(name_of, range(3), 2)) == [name_of()] * 3)
+        return submit(*args)
+
+    def items() -> Iterator[int]:
+        for n in range(3):
+            if threading.current_thread() is threading.main_thread():
+                found.append(workers.width())
+            yield n
+
+    monkeypatch.setattr(workers.ThreadPoolExecutor, "submit", interrupted)
+    assert list(workers.spread(lambda n: n, range(2))) == [0, 1]
+    assert found == [1, True] * 2
+    found.clear()
+    workers.each(lambda n: n, items())
+    assert found[:2] == [1, True]
+    assert set(found) == {1}
+    assert workers.width() == 2

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from b2array import config
-from b2array.buffers import Buffer, memory
+from b2array.buffers import Buffer, scratch
 from b2array.errors import FormatError
 from b2array.store.base import (
     Head,
@@ -260,7 +260,7 @@ def _room(nbytes: int, spans: Sequence[Span], store: LocalStore) -> memoryview:
         if wanted > _TRUSTED_ROOM and wanted > sum(each.size for each in store.listing().values()):
             raise FormatError(f"{store.url}: expected {wanted} bytes, found fewer in the whole store")
 
-    return memory("room", nbytes, _KEPT_ROOM, check).data
+    return scratch("room", nbytes, _KEPT_ROOM, check).data
 
 
 class LocalStore(Store):
