@@ -63,14 +63,6 @@ limits: Limits = Limits()
 _NAMES = ("cache_bytes", "coalesce_gap", "durable", "limits", "retries", "threads", "verify")
 
 
-def durability() -> str:
-    """Return `durable` as "off", "ordered" or "full"."""
-    found = ("full" if durable else "off") if isinstance(durable, bool) else durable
-    if found not in ("off", "ordered", "full"):
-        raise ValueError(f"config.durable must be 'off', 'ordered' or 'full', not {durable!r}")
-    return found
-
-
 @contextmanager
 def using(**settings: Any) -> Iterator[None]:
     """Change settings for the length of a ``with`` block.

@@ -18,7 +18,7 @@ import b2array
 from b2array import config
 from b2array.engine import transfer
 from b2array.errors import ConflictError, ReadOnlyError
-from b2array.store.base import Store
+from b2array.store.base import Store, durability
 from b2array.store.local import LocalStore
 from b2array.store.memory import MemoryStore
 from b2array.store.remote import FsspecStore, SharedMemoryStore
@@ -276,10 +276,10 @@ def test_commits_are_ordered_by_default_and_other_settings_are_refused():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "ordered\n"
     with config.using(durable="sometimes"), pytest.raises(ValueError, match="'off', 'ordered' or 'full'"):
-        config.durability()
+        durability()
     for given, meant in ((True, "full"), (False, "off"), ("ordered", "ordered")):
         with config.using(durable=given):
-            assert config.durability() == meant
+            assert durability() == meant
 
 
 @needs_proc

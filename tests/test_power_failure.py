@@ -159,7 +159,7 @@ class Group(Story):
         group.create("five", data=NOISE[12:], layout="sparse", **CUT)
 
     def steps(self) -> list[Callable[[], object]]:
-        return [self.change, self.make, self.remove, self.change, self.delete, self.delete_directory]
+        return [self.change, self.make, self.change]
 
     def change(self) -> None:
         group = b2array.open_group(self.root / "g.b2d", "r+")
@@ -204,6 +204,13 @@ class Group(Story):
             t["one"][3] = 33
         assert self._see(root, "r") == self._see(root, "r+")
         assert (b2array.open_group(root / "g.b2d")["one"][3] == 33).all()
+
+
+class Deletions(Group):
+    """Members of a group deleted, in a transaction and outside of one."""
+
+    def steps(self) -> list[Callable[[], object]]:
+        return [self.remove, self.delete, self.delete_directory]
 
 
 class Bloscpack(Story):
@@ -280,7 +287,7 @@ class SparseRepair(Repair):
     layout = "sparse"
 
 
-STORIES = (Array, SpooledArray, SparseArray, Crowded, Group, Bloscpack, OneFile, Repair, SparseRepair)
+STORIES = (Array, SpooledArray, SparseArray, Crowded, Group, Deletions, Bloscpack, OneFile, Repair, SparseRepair)
 
 
 @pytest.fixture

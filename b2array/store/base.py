@@ -32,6 +32,7 @@ __all__ = [
     "Stamp",
     "Store",
     "attempts",
+    "durability",
     "in_one_state",
     "too_many_conflicts",
 ]
@@ -320,6 +321,18 @@ def conflict(place: str) -> ConflictError:
 def too_many_conflicts(store: Store) -> ConflictError:
     """Make the error for a writer who came second at every attempt."""
     return ConflictError(f"{store.url}: other writers came first {_count(store)} times")
+
+
+# Durability.
+
+
+def durability() -> str:
+    """Return `config.durable` as "off", "ordered" or "full"."""
+    given = config.durable
+    step = ("full" if given else "off") if isinstance(given, bool) else given
+    if step not in ("off", "ordered", "full"):
+        raise ValueError(f"config.durable must be 'off', 'ordered' or 'full', not {given!r}")
+    return step
 
 
 # Retries.

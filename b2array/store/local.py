@@ -14,7 +14,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from b2array import config
 from b2array.buffers import Buffer, scratch
 from b2array.errors import FormatError
 from b2array.store.base import (
@@ -25,6 +24,7 @@ from b2array.store.base import (
     as_pieces,
     check_span,
     conflict,
+    durability,
     identity,
     merge,
     scatter,
@@ -214,7 +214,7 @@ class _File:
 def _flush(file: Any, *steps: str) -> None:
     """Hand what was written to the system, and wait for the disk if `config.durable` is one of `steps`."""
     file.flush()
-    if config.durability() in steps:
+    if durability() in steps:
         os.fsync(file.fileno())
 
 
@@ -224,7 +224,7 @@ def _make_directories(path: str) -> None:
         _make_directories(parent)
         with suppress(FileExistsError):
             os.mkdir(path)
-        if config.durability() != "off":
+        if durability() != "off":
             _sync_directory(parent)
 
 
@@ -412,7 +412,7 @@ class LocalStore(Store):
         finally:
             with suppress(OSError):  # usually it was renamed; if it stays, it does no harm
                 os.unlink(temporary)
-        if config.durability() == "full":
+        if durability() == "full":
             _sync_directory(directory)
 
     def temporary(self, name: str) -> str | None:
@@ -426,12 +426,12 @@ class LocalStore(Store):
         else:
             os.replace(path, target)
         self.close()
-        if config.durability() == "full":
+        if durability() == "full":
             _sync_directory(os.path.dirname(target))
         return stamp
 
     def force(self) -> None:
-        if config.durability() != "ordered":
+        if durability() != "ordered":
             return  # with "full", every write has waited already
         if os.path.isdir(self.url):
             _sync_directory(self.url)
@@ -484,7 +484,7 @@ class LocalStore(Store):
                     os.rmdir(path)
                 else:
                     os.unlink(path)
-                if config.durability() == "full":
+                if durability() == "full":
                     _sync_directory(os.path.dirname(path))
 
     @contextmanager
