@@ -298,7 +298,7 @@ def test_each_request_to_s3_may_fail(bucket, s3_options, monkeypatch, story, mod
 class FaultyOs:
     """The module `os`, of which the calls that change or open files can fail."""
 
-    NAMES = ("open", "link", "replace", "unlink", "stat", "makedirs", "fsync", "chmod")
+    NAMES = ("open", "link", "replace", "unlink", "stat", "mkdir", "fsync", "chmod")
 
     def __getattr__(self, name: str) -> object:
         value = getattr(os, name)

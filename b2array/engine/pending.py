@@ -177,6 +177,7 @@ def _whole(directory: Path) -> Listed:
 def remove(store: Store, names: Collection[str]) -> None:
     """Remove orphans and leftovers, by the names that `orphans` and `leftovers` give them."""
     if not isinstance(store, LocalStore) or Path(store.url).is_dir():
+        store.force()
         store.delete(names)
         return
     for name in names:

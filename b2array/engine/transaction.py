@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from b2array import config
 from b2array.buffers import Buffer
 from b2array.codec.header import ChunkHeader, Special
 from b2array.engine.snapshot import FRAME_NAME, Known, Place, Snapshot, Source, load, lost_error, whole_chunks
@@ -29,7 +28,7 @@ from b2array.format.extras import Extras
 from b2array.format.frame import Frame, FrameType
 from b2array.format.notes import Sizes, extras_of
 from b2array.progress import Progress
-from b2array.store.base import Store, attempts, identity, join_views_at, too_many_conflicts
+from b2array.store.base import Store, attempts, durability, identity, join_views_at, too_many_conflicts
 from b2array.store.spans import Span
 from b2array.store.spool import Spool
 
@@ -485,7 +484,7 @@ class Draft:
         packed = self._packed(0)
 
         def write() -> str:
-            path = self._shelf.finish(packed.header, packed.tail, durable=config.durable)
+            path = self._shelf.finish(packed.header, packed.tail, durable=durability() != "off")
             if path is not None:
                 return self.store.adopt(path, "", exclusive=not self._overwrite).version
             if self._overwrite:
@@ -566,11 +565,13 @@ class Draft:
         if gone:
             raise ConflictError(f"{self.url}: somebody removed {', '.join(gone)} before the commit that needs them")
         generation = packed.frame.fingerprint.hex()
+        if self.sparse:
+            self.store.force()
         try:
             version = write()
         except Exception as error:
             exclusive = isinstance(error, FileExistsError) and self.store.guarantee == "lock"
-            if exclusive or (config.durable and self.store.appendable):
+            if exclusive or (durability() == "full" and self.store.appendable):
                 raise
             found = None
             with suppress(OSError, B2ArrayError):

@@ -215,6 +215,7 @@ class Directory:
             # The answer to a request that succeeded may have been lost.
             if self._stored()[0] != manifest:
                 raise conflict(self.url) from error
+        self.store.force()
 
     def _as_stored(self, manifest: Manifest) -> Manifest:
         return replace(manifest, members=None) if self.is_local else manifest
@@ -338,6 +339,7 @@ class Directory:
                 self.remove_files(path)
         if inner:
             embedded.remove(self._embedding("r+"), inner)
+            self.store_of(EMBEDDED).force()
 
     def remove_files(self, path: str) -> None:
         """Remove the frame at a path."""
@@ -347,8 +349,12 @@ class Directory:
         except ABSENT:
             names = []
         # The index first, so that no reader finds it without its chunks.
-        store.delete(sorted(names, key=lambda name: name != FRAME_NAME))
+        if FRAME_NAME in names:
+            store.delete([FRAME_NAME])
+            store.force()
+        store.delete([name for name in names if name != FRAME_NAME])
         store.delete([""])
+        store.force()
         if self.is_local:
             self.store_of(path + ".b2lock").delete([""])
 

@@ -97,6 +97,7 @@ def apply(store_of: StoreOf, manifest: Manifest, *, locked: Collection[str] = ()
                 continue
         else:
             raise too_many_conflicts(store)
+        store.force()
 
 
 def _applied(store_of: StoreOf, manifest: Manifest, path: str, *, locked: bool) -> bool:

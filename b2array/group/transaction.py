@@ -240,6 +240,8 @@ class Transaction:
                 frames: dict[str, Frame] = {}
                 try:
                     after = replace(after, redo=self._prepare(changed, after, token, frames))
+                    for path in self._created.values():
+                        view.store_of(path).force()
                     view.write(after, stamp)
                 except BaseException as error:
                     if not self._happened(after, stamp, error):
@@ -281,6 +283,7 @@ class Transaction:
 
             def put(pieces: Iterable[Buffer], staged: Any = staged) -> None:
                 staged.create("", pieces)
+                staged.force()
 
             packed, header = draft.stage((redo.COMMIT_KEY, after.commit), put)
             frames[path], log[path] = packed.frame, header or token
