@@ -208,16 +208,7 @@ class Group(MutableMapping[str, Any]):
         return {name: self._inner(name) for name in self if name not in below}
 
     def walk(self) -> Iterator[tuple[str, Any]]:
-        """Give names and members of all that is in and below this group; a group comes before its members.
-
-        Examples
-        --------
-        >>> group = open_group("memory://walk.b2d", "w")
-        >>> for name in ("a/x", "b"):
-        ...     _ = group.create(name, (2,))
-        >>> [name for name, _ in group.walk()]
-        ['a', 'a/x', 'b']
-        """
+        """Give names and members of all that is in and below this group; a group comes before its members."""
         for name in self:
             member = self[name]
             yield name, member
@@ -380,10 +371,7 @@ class Group(MutableMapping[str, Any]):
                 home.create(full, suffix, copy_of(held, home.options["storage_options"]), overwrite=False)
 
     def move(self, source: str, name: str) -> None:
-        """Give an array, or a group with all below it, another name in this group, in one commit.
-
-        Raises what `copy` raises, and ValueError if the new place is inside the old one.
-        """
+        """Rename an array or a group in this group, in one commit. Raises what `copy` raises."""
         if f"{check_name(name)}/".startswith(f"{check_name(source)}/"):
             raise ValueError(f"{source!r} cannot be moved into itself, to {name!r}")
         with self._changing() as changes:
