@@ -3,38 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from b2array.array.opening import create_schunk
-from b2array.engine.schunk import SChunk
-from b2array.group.directory import copy_of
+from b2array.engine.schunk import Mode, SChunk
+from b2array.errors import ReadOnlyError
+from b2array.group.archive import Archive
+from b2array.group.directory import Directory, copy_of
 from b2array.group.manifest import ATTRS, OTHER
 from b2array.group.transaction import Transaction
 
-if TYPE_CHECKING:
-    from b2array.group.group import Group
+__all__ = ["Attrs", "Home", "writable"]
 
-__all__ = ["Attrs"]
+Home = Directory | Archive | Transaction
+"""Where the members of a group are."""
+
+
+def writable(home: Home, mode: Mode, url: str) -> Directory | Transaction:
+    """Return where members are if they can be changed; raise ReadOnlyError if they cannot."""
+    if mode == "r" or isinstance(home, Archive):
+        raise ReadOnlyError(f"{url} was opened for reading; open it with mode='r+' to change it")
+    return home
 
 
 class Attrs(MutableMapping[str, Any]):
     """The attributes of a group as a mapping, each assignment to which is a commit."""
 
-    __slots__ = ("_group", "_known")
+    __slots__ = ("_home", "_known", "_mode", "_name")
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    def __init__(self, home: Home, prefix: str, mode: Mode) -> None:
+        self._home = home
+        self._name = prefix + ATTRS
+        self._mode: Mode = mode
         self._known: MutableMapping[str, Any] | None = None
 
+    def _writable(self) -> Directory | Transaction:
+        return writable(self._home, self._mode, self._home.url)
+
     def _found(self) -> SChunk | None:
-        home = self._group._home
-        path = home.members().get(self._group._prefix + ATTRS)
-        return None if path is None else home.open(path, self._group.mode)
+        path = self._home.members().get(self._name)
+        return None if path is None else self._home.open(path, self._mode)
 
     def require(self) -> SChunk:
         """Return the frame, to be changed; make one if there is none. Groups that have one exist without members."""
-        home, name = self._group._writable(), self._group._prefix + ATTRS
-        found = self._found()
+        home, name, found = self._writable(), self._name, self._found()
         if found is not None and found.mode == "r+":
             return found
         new = create_schunk(chunksize=2**13)
@@ -62,7 +74,7 @@ class Attrs(MutableMapping[str, Any]):
         self._known[name] = value
 
     def __delitem__(self, name: str) -> None:
-        self._group._writable()
+        self._writable()
         if name not in self:
             raise KeyError(name)
         self._known = self.require().vlmeta

@@ -1,17 +1,16 @@
 """Several members of a group changed in one commit.
 
 Each changed member gets its new chunks and a new frame in places that no reader looks at.
-New members are written at their final paths, where no list shows them yet: the manifest hides them in a local directory
-and does not name them in an object store.
+New members are written at their final paths; until the commit the manifest hides them, or does not name them.
 Then one write replaces the manifest, and that write is the commit.
-The new manifest lists the members after the transaction and holds a redo log, with one entry for each changed member.
+The new manifest lists the members after the transaction and has a redo log, with an entry for each changed member.
 Readers who open the group read the members through the redo log, so they see all of the transaction or nothing of it.
-Next the writer applies the redo log: each entry becomes its member's own frame, for readers who open members directly.
-After that the writer removes what the transaction deleted or replaced, and clears the log.
-A writer who dies before the commit leaves files that no reader finds.
-A writer who dies after the commit leaves a redo log, which the next writer applies before it does anything else.
-Local writers hold the locks of the manifest and of the changed members from the first step to the last; in an object
-store the manifest is replaced only if no other writer has replaced it since it was read.
+Next the writer applies the redo log, so that readers who open members directly see the changes, and removes what the
+transaction deleted.
+Last it clears the redo log.
+A writer who dies before the commit leaves files that no reader finds; one who dies later leaves a redo log.
+The next writer applies that redo log before it does anything else.
+Other writers wait for the locks of local files; object stores replace the manifest only if it is the one that was read.
 """
 
 from __future__ import annotations
