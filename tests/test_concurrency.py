@@ -93,6 +93,22 @@ def test_processes_that_append_or_set_attributes_lose_nothing(together, tmp_path
 
 
 @LAYOUTS
+def test_processes_that_change_different_things_of_one_array_are_never_refused(together, tmp_path, layout):
+    url = tmp_path / "a.b2nd"
+    b2array.zeros((8, 10), "i4", url=url, chunks=(4, 10), blocks=(2, 10), layout=layout)
+    verbs = [writers.append_rows, writers.assign_rows, writers.assign_rows, writers.note_together] * 2
+    together(*((verb, url, me) for me, verb in enumerate(verbs)))
+    found = b2array.open(url)
+    items, last = found[...], writers.ROUNDS - 1
+    appended = items[8:, 9]
+    assert sorted(appended.tolist()) == [0] * 3 * writers.ROUNDS + [4] * 3 * writers.ROUNDS
+    assert [items[me, 9] for me in (1, 2, 5, 6)] == [100 + last] * 4
+    noted = dict(found.attrs)
+    assert noted.pop("last") in (3, 7)
+    assert noted == {f"{me}.{which}": last for me in (3, 7) for which in ("first", "second")}
+
+
+@LAYOUTS
 def test_readers_see_whole_commits_in_order(together, tmp_path, layout):
     url = tmp_path / "a.b2nd"
     b2array.zeros(400, "i4", url=url, chunks=100, blocks=100, layout=layout)

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array import config
+from b2array import config, draft
 from b2array.errors import ConflictError
+from b2array.joint import Joint
+from b2array.s3_store import S3Store
 
 LAYOUTS = ("contiguous", "sparse")
 SHAPE, CHUNKS = (32, 20), (4, 20)
@@ -62,6 +64,79 @@ def test_transactions_on_different_chunks_are_merged(opened):
     expected[:4], expected[8:12], expected[20:24] = 1, 2, 3
     assert np.array_equal(found[...], expected)
     assert dict(found.attrs) == {"one": 1, "two": 2}
+
+
+def once(verb: Callable[[], object], monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+    """Call `verb` before the next call of a function or method, and before no other."""
+    original, calls = getattr(owner, name), []
+
+    def overtaken(*args: object, **kwargs: object) -> object:
+        if not calls:
+            calls.append(name)
+            verb()
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, overtaken)
+
+
+def test_transactions_on_different_chunks_that_commit_at_once_are_merged(opened, monkeypatch):
+    opened()[...] = 1
+    one, two = opened(), opened()
+
+    def other():
+        with two.transaction():
+            two[16:] = 3
+
+    with one.transaction():
+        one[:16] = 2
+        once(other, monkeypatch, S3Store, "replace")  # when the commit has seen that it is the first
+    assert np.array_equal(opened("r")[:, 0], np.repeat([2, 3], 16))
+
+
+def test_a_transaction_that_commits_at_once_with_one_that_changed_what_it_read_is_a_conflict(opened, monkeypatch):
+    opened()[...] = 1
+    one, two = opened(), opened()
+
+    def both():
+        with one.transaction():
+            one[:4] = one[8:12] + 1
+            once(lambda: two.__setitem__(slice(8, 32), 3), monkeypatch, S3Store, "replace")
+
+    with pytest.raises(ConflictError, match=r"chunks \[2\]"):
+        both()
+    assert np.array_equal(opened("r")[:, 0], np.repeat([1, 3], [8, 24]))
+
+
+@pytest.fixture
+def group(request: pytest.FixtureRequest, bucket: str, s3_options: dict[str, object]) -> Callable[[], b2array.Group]:
+    """Open a group with one member, in the layout that is the fixture's parameter."""
+    url = f"s3://{bucket}/g.b2d"
+    made = b2array.open_group(url, "w", storage_options=s3_options)
+    made.create("a", data=np.ones(SHAPE, "i8"), chunks=CHUNKS, blocks=(2, 10), layout=request.param)
+    return lambda: b2array.open_group(url, "r+", storage_options=s3_options)
+
+
+@pytest.mark.parametrize("group", LAYOUTS, indirect=True)
+def test_group_transactions_on_different_chunks_that_commit_at_once_are_merged(group, monkeypatch):
+    one, two = group(), group()
+
+    def other():
+        with two.transaction() as changes:
+            changes["a"][16:] = 3
+
+    with one.transaction() as changes:
+        changes["a"][:16] = 2
+        once(other, monkeypatch, Joint, "write_list")
+    assert np.array_equal(group()["a"][:, 0], np.repeat([2, 3], 16))
+
+
+@pytest.mark.parametrize("group", ["contiguous"], indirect=True)
+def test_a_group_transaction_copies_again_what_was_replaced_while_it_was_copied(group, monkeypatch):
+    other = group()["a"]
+    with group().transaction() as changes:
+        changes["a"][:16] = 2
+        once(lambda: other.__setitem__(slice(16, 32), 3), monkeypatch, draft, "copied")
+    assert np.array_equal(group()["a"][:, 0], np.repeat([2, 3], 16))
 
 
 def test_transactions_on_the_same_chunk_are_a_conflict_with_its_number(opened):

@@ -13,7 +13,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import b2array
-from b2array import config
+from b2array import config, transfer
 from b2array.errors import ConflictError, ReadOnlyError
 from b2array.store.base import MemoryStore, Store
 from b2array.store.local import LocalStore
@@ -131,6 +131,23 @@ def test_what_another_writer_has_committed_is_noticed(request, tmp_path, place):
         a[1] = a[1] + 1
         b[1] = 5
     assert handle(a, where)[1, 0] == 5
+
+
+@pytest.mark.parametrize("place", WRITTEN)
+def test_an_assignment_is_done_again_on_the_shape_that_another_writer_has_left(request, tmp_path, monkeypatch, place):
+    a, where = make(place, request, tmp_path)
+    b = handle(a, where, "r+")
+    write, calls = transfer.write, []
+
+    def overtaken(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 1:
+            b.append([[7.0] * 50] * 2)
+        return write(*args, **kwargs)
+
+    monkeypatch.setattr(transfer, "write", overtaken)
+    a[-2:, ::49] = 1
+    assert handle(a, where)[:, [0, 1, 49]].tolist() == [[0, 0, 0]] * 4 + [[1, 7, 1]] * 2
 
 
 @pytest.mark.parametrize("place", [place for place in WRITTEN if TABLE[place]["concurrent"].startswith("yes")])

@@ -77,3 +77,28 @@ def touch(url, rounds):
             array[7] = array[6]
         except b2array.errors.ConflictError:
             continue
+
+
+def append_rows(url, me):
+    """Append rows that say who made them."""
+    array = b2array.open(url, "r+")
+    for _ in range(ROUNDS):
+        array.append(np.full((3, array.shape[1]), me))
+
+
+def assign_rows(url, me):
+    """Write a row of one's own, and an item of the row that is the last one by then."""
+    array = b2array.open(url, "r+")
+    for n in range(ROUNDS):
+        array.refresh()
+        array[me] = 100 + n
+        array[-1, me] = -1
+
+
+def note_together(url, me):
+    """Set attributes of one's own in transactions, and one that all set."""
+    array = b2array.open(url, "r+")
+    for n in range(ROUNDS):
+        with array.transaction():
+            array.attrs.update({f"{me}.first": n, f"{me}.second": n})
+        array.attrs["last"] = me

@@ -114,8 +114,7 @@ class NDArray(Handle):
         >>> a.chunk_view[-1, 0], a.chunk_view[1:].shape
         (array([[7, 7, 7, 7]], dtype=int32), (3, 4))
         """
-        chunks, grid = self.chunks, self.grid_shape
-        return Indexer(self, lambda key, shape: indexing.select(chunk_key(key, shape, chunks, grid), shape))
+        return Indexer(self, lambda key, shape: indexing.select(chunk_key(key, shape, self.chunks), shape))
 
     def _get(self, key: Any, select: Select) -> Any:
         def read(source: Source) -> tuple[Any, str | list[str] | None]:
@@ -260,18 +259,19 @@ class NDArray(Handle):
 
     def _set(self, key: Any, value: Any, select: Select) -> None:
         self._held.require_writable()
-        layout = self._layout
-        rest, names = indexing.fields(key, layout.dtype)
-        selection = select(rest, layout.shape)
-        box, names = assignment.arrange(value, selection, layout.dtype, names)
-        if not box.size:
+        before = self._layout
+        arranged = _arranged(key, value, select, before)
+        if not arranged[1].size:
             return
 
         def assign(draft: Draft) -> None:
             now = self._layout_in(draft)
-            _check_same(self.url, layout, now)
-            index, axes, cparams = selection.index, selection.axes, draft.frame.cparams
-            transfer.write(draft, now, index, axes, box, cparams=cparams, fields=names)
+            if (now.ndim, now.dtype) != (before.ndim, before.dtype):
+                raise ConflictError(f"{self.url} has become an array of shape {now.shape} and type {now.dtype}")
+            selection, box, fields = arranged if now == before else _arranged(key, value, select, now)
+            if box.size:
+                index, axes, cparams = selection.index, selection.axes, draft.frame.cparams
+                transfer.write(draft, now, index, axes, box, cparams=cparams, fields=fields)
 
         self._held.change(assign, anywhere=True)
 
@@ -546,6 +546,10 @@ def _read(source: Source, layout: Layout, selection: Selection) -> Any:
     return result[()] if selection.is_scalar else result
 
 
-def _check_same(url: str, before: Layout, now: Layout) -> None:
-    if now.shape != before.shape or now.dtype != before.dtype:
-        raise ConflictError(f"{url} has become an array of shape {now.shape} and type {now.dtype}")
+def _arranged(
+    key: Any, value: Any, select: Select, layout: Layout
+) -> tuple[Selection, npt.NDArray[Any], str | list[str] | None]:
+    """Find what a key selects in an array, and lay out the value for it."""
+    rest, names = indexing.fields(key, layout.dtype)
+    selection = select(rest, layout.shape)
+    return selection, *assignment.arrange(value, selection, layout.dtype, names)

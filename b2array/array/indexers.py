@@ -38,11 +38,12 @@ class Indexer:
         self._array._set(key, value, self._select)
 
 
-def chunk_key(key: Any, shape: Sequence[int], chunks: tuple[int, ...], grid: tuple[int, ...]) -> tuple[slice, ...]:
+def chunk_key(key: Any, shape: Sequence[int], chunks: Sequence[int]) -> tuple[slice, ...]:
     """Turn a key to the grid of chunks into slices of the array."""
     for entry in key if isinstance(key, tuple) else (key,):
         plain = isinstance(entry, int | np.integer | EllipsisType) and not isinstance(entry, bool)
         if not plain and not (isinstance(entry, slice) and entry.step in (None, 1)):
             raise IndexError(f"only integers, slices without step and ellipsis (`...`) select chunks, found {entry!r}")
+    grid = [-(-n // c) if c else 0 for n, c in zip(shape, chunks, strict=True)]
     found = cast(tuple[slice, ...], selection.select(key, grid).index)
     return tuple(slice(i.start * c, min(i.stop * c, n)) for i, c, n in zip(found, chunks, shape, strict=True))

@@ -17,7 +17,7 @@ class _Holder(Protocol):
     @property
     def source(self) -> Source: ...
 
-    def change(self, verb: Callable[[Draft], None], /) -> None: ...
+    def change(self, verb: Callable[[Draft], None], /, *, anywhere: bool = False) -> None: ...
 
 
 class Layers(MutableMapping[str, Any]):
@@ -49,12 +49,15 @@ class Layers(MutableMapping[str, Any]):
         if not isinstance(name, str):
             raise TypeError(f"attribute names are str, not {type(name).__name__}")
         content = extras.encode_attr(value)
-        self._held.change(lambda draft: draft.set_attr(name, content))
+        self._held.change(lambda draft: draft.set_attr(name, content), anywhere=True)
 
     def __delitem__(self, name: str) -> None:
-        if name not in self:
-            raise KeyError(name)
-        self._held.change(lambda draft: draft.set_attr(name, None))
+        def remove(draft: Draft) -> None:
+            if name not in self:
+                raise KeyError(name)
+            draft.set_attr(name, None)
+
+        self._held.change(remove, anywhere=True)
 
     def __contains__(self, name: object) -> bool:
         return name in self._own() or name in self._noted()

@@ -230,8 +230,13 @@ class SChunk:
     # Changing.
 
     @contextmanager
-    def changing(self) -> Iterator[Draft]:
+    def changing(self, *, locked: bool = False) -> Iterator[Draft]:
         """Collect changes for one commit, or for the transaction under way; one that raises changes nothing.
+
+        Parameters
+        ----------
+        locked : bool, default False
+            Whether the caller holds the store's lock already.
 
         Raises
         ------
@@ -244,7 +249,7 @@ class SChunk:
                 with self._draft.attempt(), _explained(self._draft):
                     yield self._draft
                 return
-            draft = self.new_draft()
+            draft = self.new_draft(locked=locked)
         try:
             with _explained(draft):
                 yield draft
@@ -294,26 +299,21 @@ class SChunk:
                 return verb(draft)
 
     def _caught_up(self, known: Snapshot, *, anywhere: bool) -> bool:
-        """Look what other writers have left; say whether it has the shape that was known, if that matters."""
+        """Look what other writers have left; say whether that is new and makes sense of another attempt."""
         with self._mutex:
             if self._draft is not None:
                 return self._draft.catch_up()
             self.refresh()
-            a, b = known.frame, self._snapshot.frame
-            return anywhere or (a.metalayers, a.nbytes, a.chunksize) == (b.metalayers, b.nbytes, b.chunksize)
+            return self._snapshot.generation != known.generation and (anywhere or self._snapshot.alike(known))
 
     def _change_alone(self, verb: Callable[[Draft], T], *, anywhere: bool) -> T:
         with self.store.lock(self._snapshot.name):
-            if not self._caught_up(self._snapshot, anywhere=anywhere):
+            known = self._snapshot
+            self.refresh()
+            if not anywhere and not self._snapshot.alike(known):
                 raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
-            draft = self.new_draft(locked=True)
-            try:
-                result = verb(draft)
-            except BaseException:
-                draft.abort()
-                raise
-            self._commit(draft)
-        return result
+            with self.changing(locked=True) as draft:
+                return verb(draft)
 
     @contextmanager
     def transaction(self) -> Iterator[Self]:

@@ -21,7 +21,7 @@ from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, located
 from b2array.format import frame, notes
 from b2array.format.extras import UNSIZED, Extras
 from b2array.format.frame import Frame, FrameType
-from b2array.store.base import Mark, Store, marked, where
+from b2array.store.base import Mark, Store, in_one_state, marked, where
 from b2array.store.spans import Span
 
 __all__ = [
@@ -86,6 +86,11 @@ class Snapshot:
             return load(self.store, start=self.start).generation != self.generation
         except (OSError, B2ArrayError):
             return False
+
+    def alike(self, other: Snapshot) -> bool:
+        """Whether a chunk's number means the same in another state: metalayers and sizes are equal."""
+        a, b = self.frame, other.frame
+        return (a.metalayers, a.nbytes, a.chunksize) == (b.metalayers, b.nbytes, b.chunksize)
 
     @cached
     def heads(self) -> MutableMapping[int, Known]:
@@ -193,6 +198,10 @@ def load(store: Store, *, start: int = 0) -> Snapshot:
     start = operator.index(start)
     if start < 0:
         raise ValueError(f"the offset of a frame in its file must be at least 0, not {start}")
+    return in_one_state(lambda: _load(store, start))  # another writer may come between the two waves
+
+
+def _load(store: Store, start: int) -> Snapshot:
     names = (FRAME_NAME,) if store.is_prefix else ("",) if start else ("", FRAME_NAME)
     heads = store.head(names, _FIRST_READ, offset=start)
     found = [(name, head) for name, head in zip(names, heads, strict=True) if not isinstance(head, Exception)]

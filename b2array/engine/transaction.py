@@ -6,13 +6,14 @@ contiguous one gets it appended and then, in one small write, a header that poin
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,7 @@ from b2array.store.spool import Spool
 __all__ = ["Draft", "copied", "extras_of"]
 
 Int64Array = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 _SPOOL = "<spool>"
 _CHAIN = "chain"
@@ -372,25 +374,24 @@ class Draft:
         ConflictError
             Another writer changed what these changes build on.
         """
-        current = load(self.store)
-        if self.base is not None and current.generation != self.base.generation:
-            self._rebase(self.base, current)
-        self.extras = replace(self.extras, unknown=tuple({**dict(self.extras.unknown), entry[0]: entry[1]}.items()))
-        if self.sparse or self.base is None:
-            packed = self._packed(0)
-            put(chain((packed.header,), self._shelf.pieces(self.frame.offsets), (packed.tail,)))
-            return packed, b""
-        packed = self._packed(current.frame.frame_len - current.frame.header_len)
-        if not self._fits(current, packed):
-            new = copied(self, self.store, FrameType.CONTIGUOUS)
-            try:
-                packed = new._packed(0)
-                put(chain((packed.header,), new._shelf.pieces(new.frame.offsets), (packed.tail,)))
-            finally:
-                new.abort()
-            return packed, b""
-        self.store.append("", current.frame.frame_len, chain(self._shelf.pieces(self.frame.offsets), (packed.tail,)))
-        return packed, bytes(packed.header)
+
+        def write(current: Snapshot) -> tuple[frame.Packed, bytes]:
+            self.extras = replace(self.extras, unknown=tuple({**dict(self.extras.unknown), entry[0]: entry[1]}.items()))
+            if self.sparse or self.base is None:
+                packed = self._packed(0)
+                put(self._pieces(packed))
+                return packed, b""
+            packed = self._packed(current.frame.frame_len - current.frame.header_len)
+            if not self._fits(current, packed):
+                with self._whole() as new:
+                    packed = new._packed(0)
+                    put(new._pieces(packed))
+                return packed, b""
+            tail = chain(self._shelf.pieces(self.frame.offsets), (packed.tail,))
+            self.store.append("", current.frame.frame_len, tail)
+            return packed, bytes(packed.header)
+
+        return self._on_newest(write, nullcontext)
 
     def settled(self, published: Frame) -> None:
         """Take note that what was staged has been published."""
@@ -414,17 +415,20 @@ class Draft:
             # A writer of the frame that goes must not come in between: it would write into the new one.
             with self._lock() if self._overwrite and self._occupied else nullcontext():
                 return self._publish_new()
+        return self._on_newest(self._publish, self._lock)
+
+    def _on_newest(self, verb: Callable[[Snapshot], T], lock: Callable[[], AbstractContextManager[None]]) -> T:
+        """Put the changes on top of the newest state and call `verb` with that; again if another writer comes first."""
         for _ in attempts(self.store):
-            with self._lock():
+            with lock():
                 current = load(self.store)
-                if current.generation == self.base.generation:
-                    try:
-                        return self._publish(current)
-                    except ConflictError:  # from a store without locks that compares while it writes
-                        current = load(self.store)
-                        if current.generation == self.base.generation:
-                            raise
-            self._rebase(self.base, current)
+                if self.base is not None and current.generation != self.base.generation:
+                    self._rebase(self.base, current)
+                try:
+                    return verb(current)
+                except ConflictError:  # a store without locks compares while it writes
+                    if load(self.store).generation == current.generation:
+                        raise
         raise outrun(self.store)
 
     def catch_up(self) -> bool:
@@ -467,11 +471,10 @@ class Draft:
 
     def _check_mergeable(self, base: Snapshot, current: Snapshot) -> None:
         was, now = base.frame, current.frame
-        same_shape = (was.metalayers, was.nbytes, was.chunksize) == (now.metalayers, now.nbytes, now.chunksize)
         # Other software rewrites chunks in their places, and a file written anew has others in the old ones.
         ours = now.fingerprint_type == frame.FINGERPRINT_128
-        moved = not self.sparse and _identity(base) != _identity(current)
-        changed = notes.changed_chunks(was, now, moved=moved) if same_shape and ours else None
+        moved = not self.sparse and identity(base.version or "") != identity(current.version or "")
+        changed = notes.changed_chunks(was, now, moved=moved) if current.alike(base) and ours else None
         if self.reshaped or self.compacting or changed is None:
             raise ConflictError(f"{self.url} was changed by another writer; call refresh() and repeat the change")
         lost = sorted(changed & (self._touched | self._read))
@@ -485,10 +488,9 @@ class Draft:
             path = self._shelf.finish(packed.header, packed.tail, durable=config.durable)
             if path is not None:
                 return self.store.adopt(path, "", exclusive=not self._overwrite).version
-            pieces = chain((packed.header,), self._shelf.pieces(self.frame.offsets), (packed.tail,))
             if self._overwrite:
-                return self.store.replace(self.name, pieces, expected=self._replaces).version
-            return self.store.create(self.name, pieces).version
+                return self.store.replace(self.name, self._pieces(packed), expected=self._replaces).version
+            return self.store.create(self.name, self._pieces(packed)).version
 
         return self._swap(packed, write)
 
@@ -539,13 +541,24 @@ class Draft:
 
     def _rewrite(self, current: Snapshot) -> Snapshot:
         """Write everything anew, without dead space, in the place of the old file."""
-        new = copied(self, self.store, FrameType.CONTIGUOUS, progress=self._compacted)
-        try:
+        with self._whole(self._compacted) as new:
             packed = new._packed(0)
-            pieces = chain((packed.header,), new._shelf.pieces(new.frame.offsets), (packed.tail,))
+            pieces = new._pieces(packed)
             return self._swap(packed, lambda: self.store.replace("", pieces, expected=current.version).version)
+
+    @contextmanager
+    def _whole(self, progress: Progress | None = None) -> Iterator[Draft]:
+        """Give a draft of a new file with every chunk; copying a chunk does not count as reading it."""
+        source = copy.copy(self)
+        source._read = set()
+        new = copied(source, self.store, FrameType.CONTIGUOUS, progress=progress)
+        try:
+            yield new
         finally:
             new.abort()
+
+    def _pieces(self, packed: frame.Packed) -> Iterator[Buffer]:
+        return chain((packed.header,), self._shelf.pieces(self.frame.offsets), (packed.tail,))
 
     def _swap(self, packed: frame.Packed, write: Callable[[], str]) -> Snapshot:
         """Let the new frame take effect; a failure after the fact, as of an answer that was lost, is none."""
@@ -638,7 +651,3 @@ def copied(
         new.abort()
         raise
     return new
-
-
-def _identity(held: Snapshot) -> str:
-    return identity(held.version or "")

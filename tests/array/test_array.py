@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from keys import keys, orthogonal_keys
 
 import b2array
-from b2array import config
+from b2array import config, transfer
 from b2array.errors import (
     B2ArrayError,
     ConflictError,
@@ -691,3 +691,65 @@ def test_chunks_that_do_not_hold_the_values_are_refused(name):
     schunk = b2array.create_schunk(chunksize=24, typesize=8, meta={"b2nd": layer, name: 1})
     with pytest.raises(UnsupportedError, match=name):
         b2array.from_bytes(schunk.to_bytes())
+
+
+# --- keys and the shapes that other writers leave ---------------------------------------------------------------------
+
+
+def overtaken(tmp_path, monkeypatch, shape):
+    """Make an array of 4 by 6 zeros that another handle resizes during the next assignment."""
+    array = b2array.zeros((4, 6), "i4", url=tmp_path / "a.b2nd", chunks=(2, 3), blocks=(1, 3))
+    other = b2array.open(tmp_path / "a.b2nd", "r+")
+    write, calls = transfer.write, []
+
+    def resized(*args, **kwargs):
+        if not calls:
+            calls.append(args)
+            other.resize(shape)
+        return write(*args, **kwargs)
+
+    monkeypatch.setattr(transfer, "write", resized)
+    return array
+
+
+@pytest.mark.parametrize("shape", [(6, 9), (3, 2)])
+@pytest.mark.parametrize(
+    "assign",
+    [
+        lambda a: a.__setitem__(-1, 1),
+        lambda a: a.__setitem__((..., [0, -1]), 2),
+        lambda a: a.oindex.__setitem__(([-1, 0], slice(None)), 3),
+        lambda a: a.vindex.__setitem__(([-1, 0], [0, -1]), [4, 5]),
+        lambda a: a.chunk_view.__setitem__((-1, -1), 6),
+    ],
+)
+def test_a_key_is_taken_for_the_shape_that_another_writer_has_left(tmp_path, monkeypatch, shape, assign):
+    array = overtaken(tmp_path, monkeypatch, shape)
+    assign(array)
+    expected = b2array.zeros(shape, "i4", chunks=(2, 3), blocks=(1, 3))
+    assign(expected)
+    assert np.array_equal(b2array.open(tmp_path / "a.b2nd")[...], expected[...])
+
+
+@pytest.mark.parametrize(
+    ("shape", "key", "value", "error"),
+    [
+        ((2, 6), 3, 1, IndexError),
+        ((6, 6), (slice(None), 0), np.arange(4), ValueError),
+        ((6, 6), np.ones((4, 6), bool), 1, IndexError),
+    ],
+)
+def test_a_key_that_another_writer_made_impossible_raises_as_in_numpy(tmp_path, monkeypatch, shape, key, value, error):
+    array = overtaken(tmp_path, monkeypatch, shape)
+    with pytest.raises(error) as raised:
+        array[key] = value
+    assert not isinstance(raised.value, ConflictError)
+    assert array.shape == shape
+    assert not b2array.open(tmp_path / "a.b2nd")[...].any()
+
+
+def test_a_key_that_selects_nothing_of_another_writers_shape_writes_nothing(tmp_path, monkeypatch):
+    array = overtaken(tmp_path, monkeypatch, (1, 6))
+    array[2:] = 1
+    assert array.shape == (1, 6)
+    assert not array[...].any()

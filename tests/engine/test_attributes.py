@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import b2array
 from b2array.errors import ConflictError, FormatError, ReadOnlyError
+from b2array.local import LocalStore
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 
@@ -145,6 +146,46 @@ def test_handles_set_different_attributes_without_seeing_each_other(array):
         other.attrs["a"] = 5
         array.attrs["a"] = 6
     assert b2array.open(array.url).attrs["a"] == 6
+
+
+@pytest.fixture
+def overtake(array, monkeypatch):
+    """Let a verb run when a commit through `array` is about to take the lock, and at no other time."""
+
+    def register(verb):
+        lock, calls = LocalStore.lock, []
+
+        def locked(store, *args, **kwargs):
+            if store is array._held.store and not calls:
+                calls.append(store)
+                verb()
+            return lock(store, *args, **kwargs)
+
+        monkeypatch.setattr(LocalStore, "lock", locked)
+
+    return register
+
+
+def test_an_attribute_is_set_again_on_another_shape(array, overtake):
+    other = b2array.open(array.url, "r+")
+
+    def reshape():
+        other.append([1, 2])
+        other.attrs["a"] = 1
+
+    overtake(reshape)
+    array.attrs["a"] = 2
+    found = b2array.open(array.url)
+    assert (found.shape, dict(found.attrs)) == ((array.shape[0],), {"a": 2})
+
+
+def test_an_attribute_that_another_writer_removed_meanwhile_cannot_be_removed(array, overtake):
+    array.attrs.update(a=1, b=2)
+    other = b2array.open(array.url, "r+")
+    overtake(lambda: other.attrs.pop("a"))
+    with pytest.raises(KeyError, match="a"):
+        del array.attrs["a"]
+    assert dict(b2array.open(array.url).attrs) == {"b": 2}
 
 
 def test_a_damaged_value_is_a_format_error_with_its_name(array):

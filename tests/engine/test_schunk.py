@@ -325,6 +325,19 @@ def test_an_update_is_done_again_where_the_chunks_stayed(tmp_path):
     assert contents(second) == [data(n) for n in (8, 9, 2, 3)]
 
 
+@pytest.mark.parametrize("anywhere", [False, True])
+def test_a_conflict_that_no_other_writer_caused_is_not_tried_again(anywhere):
+    calls = []
+
+    def refuse(draft):
+        calls.append(draft)
+        raise ConflictError("never")
+
+    with pytest.raises(ConflictError, match="never"):
+        made().change(refuse, anywhere=anywhere)
+    assert len(calls) == 1
+
+
 def test_threads_append_through_one_handle_and_lose_nothing(tmp_path):
     held = made(tmp_path / "a.b2frame", count=0)
     with ThreadPoolExecutor(4) as pool:

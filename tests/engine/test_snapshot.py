@@ -19,6 +19,7 @@ from b2array.engine.snapshot import Place, Want, fetch, load
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
 from b2array.format.frame import FrameType
 from b2array.store.base import MemoryStore
+from b2array.store.local import LocalStore
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 
@@ -211,3 +212,19 @@ def test_a_special_chunk_among_chunks_of_sizes_of_their_own_is_refused_with_its_
     source = SimpleNamespace(frame=described, url="a.b2frame", place=lambda n: Special.NAN, superseded=False, near=True)
     with pytest.raises(FormatError, match=r"^chunk 3 of a\.b2frame: expected a stored chunk .* found nan$"):
         fetch(source, [Want(3, None)])
+
+
+def test_an_index_that_is_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch):
+    array = b2array.zeros(40, "i4", url=tmp_path / "a.b2nd", chunks=10, layout="sparse")
+    array.attrs["large"] = np.random.default_rng(0).bytes(2**17)  # more than is read at first
+    reader, read, calls = b2array.open(tmp_path / "a.b2nd"), LocalStore.read, []
+
+    def overtaken(store, *args, **kwargs):
+        if store is reader._held.store and not calls:
+            calls.append(store)
+            array[0] = 1
+        return read(store, *args, **kwargs)
+
+    monkeypatch.setattr(LocalStore, "read", overtaken)
+    reader.refresh()
+    assert (len(calls), reader[0]) == (1, 1)

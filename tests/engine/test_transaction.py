@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from b2array.engine.transaction import Draft
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
 from b2array.format import extras, frame
 from b2array.format.frame import FrameType
+from b2array.store import base as storage
 from b2array.store.base import MemoryStore
 from b2array.store.local import LocalStore
 from b2array.store.spool import Spool
@@ -244,22 +246,49 @@ def test_nothing_is_merged_with_what_other_software_did(array):
     assert array[...].tolist() == [*range(35), 0, *range(36, 40)]
 
 
-def test_a_writer_gives_up_when_others_always_come_first(array, monkeypatch):
+@pytest.mark.parametrize("layout", ["sparse"])
+@pytest.mark.parametrize("guarantee", ["compare-and-swap", "single writer"])
+def test_a_writer_without_a_lock_gives_up_when_others_always_come_first(array, monkeypatch, layout, guarantee):
+    array.attrs["n"] = 0
     (made,) = drafts(array, 1)
     made.put(0, chunk_of(1))
-    rebase = Draft._rebase
+    publish = Draft._publish
 
-    def overtaken(self, base, current):
-        rebase(self, base, current)
-        monkeypatch.setattr(Draft, "_rebase", rebase)
-        array.attrs["n"] = array.attrs.get("n", 0) + 1
-        monkeypatch.setattr(Draft, "_rebase", overtaken)
+    def overtaken(self, current):
+        if self is made:
+            array.attrs["n"] += 1
+        return publish(self, current)
 
-    array.attrs["n"] = 0
-    monkeypatch.setattr(Draft, "_rebase", overtaken)
+    monkeypatch.setattr(Draft, "_publish", overtaken)
+    monkeypatch.setattr(LocalStore, "lock", lambda *_: nullcontext())
+    monkeypatch.setattr(LocalStore, "guarantee", guarantee)
+    monkeypatch.setattr(storage, "_PATIENCE", 1)
     with config.using(retries=2), pytest.raises(ConflictError, match="first 3 times"):
         made.commit()
     assert array.attrs["n"] == 3
+
+
+@LAYOUTS
+def test_a_writer_with_a_lock_needs_one_attempt_however_many_others_there_are(array, monkeypatch, layout):
+    others = b2array.open(array.url, "r+")
+    (made,) = drafts(array, 1)
+    made.put(0, chunk_of(1))
+    made.set_attr("mine", extras.encode_attr(1))
+    lock, entered = LocalStore.lock, []
+
+    def locked(store, *args, **kwargs):
+        if store is made.store:
+            entered.append(store)
+            others.attrs["n"] = len(entered)
+            others[10 + len(entered)] = -1
+        return lock(store, *args, **kwargs)
+
+    monkeypatch.setattr(LocalStore, "lock", locked)
+    made.commit()
+    assert len(entered) == 1
+    found = b2array.open(array.url)
+    assert found[:12].tolist() == [1] * 10 + [10, -1]
+    assert dict(found.attrs) == {"mine": 1, "n": 1}
 
 
 # --- whatever goes wrong ----------------------------------------------------------------------------------------------
