@@ -10,12 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-
-import b2array
-from b2array import config, draft
-from b2array.errors import ConflictError
 from b2array.joint import Joint
 from b2array.s3_store import S3Store
+
+import b2array
+from b2array import config
+from b2array.engine import transaction
+from b2array.errors import ConflictError
 
 LAYOUTS = ("contiguous", "sparse")
 SHAPE, CHUNKS = (32, 20), (4, 20)
@@ -135,7 +136,7 @@ def test_a_group_transaction_copies_again_what_was_replaced_while_it_was_copied(
     other = group()["a"]
     with group().transaction() as changes:
         changes["a"][:16] = 2
-        once(lambda: other.__setitem__(slice(16, 32), 3), monkeypatch, draft, "copied")
+        once(lambda: other.__setitem__(slice(16, 32), 3), monkeypatch, transaction, "copied")
     assert np.array_equal(group()["a"][:, 0], np.repeat([2, 3], 16))
 
 
@@ -241,14 +242,14 @@ def test_writers_of_different_rows_of_one_chunk_all_succeed(opened):
 
 def test_a_slow_writer_among_fast_ones_gets_its_turn(opened, monkeypatch):
     slow, stop = opened(), threading.Event()
-    replace = type(slow._held.store).replace
+    replace = type(slow._handle.store).replace
 
     def slowly(store, *args, **options):
-        if store is slow._held.store:
+        if store is slow._handle.store:
             time.sleep(0.2)  # others commit between its look at the state and its request
         return replace(store, *args, **options)
 
-    monkeypatch.setattr(type(slow._held.store), "replace", slowly)
+    monkeypatch.setattr(type(slow._handle.store), "replace", slowly)
     counts = []
 
     def write(n):
@@ -277,7 +278,7 @@ def test_a_slow_writer_among_fast_ones_gets_its_turn(opened, monkeypatch):
 
 def test_attempts_are_counted_and_end(opened, monkeypatch):
     array = opened()
-    store = type(array._held.store)
+    store = type(array._handle.store)
     monkeypatch.setattr(b2array.store.base, "_LONGEST_PAUSE", 0.0)
     tries = []
 

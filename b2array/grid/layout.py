@@ -6,9 +6,11 @@ size at their high end, and all grids are in C order.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from b2array import config
 from b2array.caching import cached
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 
-__all__ = ["MAX_NDIM", "Layout"]
+__all__ = ["MAX_NDIM", "Layout", "extents"]
 
 MAX_NDIM = 16
 
@@ -143,6 +145,14 @@ class Layout:
     def nbytes(self) -> int:
         """Size of all chunks in bytes, padding included: what the frame calls its uncompressed size."""
         return self.nchunks * self.chunk_nbytes
+
+
+def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
+    """Return a shape, given as one integer or several, as a tuple."""
+    # A NumPy array without dimensions is one integer.
+    if isinstance(shape, Sequence) or (isinstance(shape, np.ndarray) and shape.ndim):
+        return tuple(map(operator.index, shape))
+    return (operator.index(shape),)
 
 
 def _grid(shape: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
