@@ -1,23 +1,15 @@
-"""Memory that a thread uses again and again, because fresh memory takes longer than what is done with it.
-
-A call that comes while another one of the same thread is in the middle of its work, as from the handler of a signal,
-must not touch the memory of that one.
-"""
+"""Scratch memory that each thread uses again, because fresh memory often costs more than the work done with it."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Buffer", "exclusive", "kept", "memory", "nested"]
-
-P = ParamSpec("P")
-R = TypeVar("R")
+__all__ = ["Buffer", "scratch"]
 
 Buffer = bytes | bytearray | memoryview
 """Bytes that a caller hands in or gets back."""
@@ -25,74 +17,53 @@ Buffer = bytes | bytearray | memoryview
 Bytes = npt.NDArray[np.uint8]
 
 
-class _Workspace(threading.local):
+class _Kept(threading.local):
     def __init__(self) -> None:
-        self.depth = 0
-        self.kept: dict[str, Bytes] = {}
+        self.buffers: dict[str, Bytes] = {}
 
 
-_workspace = _Workspace()
+_kept = _Kept()
 
 
-def kept() -> dict[str, Bytes]:
-    """Return what this thread keeps, by its use.
+def scratch(use: str, nbytes: int, most: int, check: Callable[[], object] | None = None) -> Bytes:
+    """Return memory with undefined contents. It is yours for as long as you hold it or a view of it.
 
-    Examples
-    --------
-    >>> exclusive(kept)() is kept(), exclusive(exclusive(kept))() is kept()
-    (True, False)
-    """
-    return _workspace.kept
-
-
-def memory(use: str, nbytes: int, most: int, check: Callable[[], object] | None = None) -> Bytes:
-    """Return memory that is used again when this thread asks for the same use next; what is in it is not defined.
+    When nothing refers to the memory any more, this thread uses it again for the next call with the same `use`. A call
+    that interrupts another one of its thread, such as one from a signal handler, gets memory of its own.
 
     Parameters
     ----------
     use : str
-        What it is for.
+        What the memory is for.
     nbytes : int
-        How much.
+        Size in bytes.
     most : int
-        More bytes than this are not kept.
+        Larger memory is not kept.
     check : callable, optional
-        Called before new memory is taken, and raises if it should not be.
+        Called before new memory is allocated; raises to prevent it.
 
     Examples
     --------
-    >>> exclusive(lambda: memory("a", 3, 9).base is memory("a", 2, 9).base)()
-    True
+    >>> first = scratch("example", 3, 9)
+    >>> scratch("example", 2, 9).base is first.base
+    False
     """
-    mine = kept()
-    buf = mine.get(use)
-    if buf is None or len(buf) < nbytes:
+    # Taken out, so that an interrupting call does not find it.
+    buf = _kept.buffers.pop(use, None)
+    if buf is None or len(buf) < nbytes or sys.getrefcount(buf) > _UNUSED:
         if check is not None:
             check()
         buf = np.empty(nbytes, np.uint8)
-        if nbytes <= most:
-            mine[use] = buf
-    return buf[:nbytes]
+    lent = buf[:nbytes]
+    if len(buf) <= most:
+        _kept.buffers[use] = buf
+    return lent
 
 
-def nested() -> bool:
-    """Say whether a call inside another one is under way in this thread."""
-    return _workspace.depth > 1
+def _references_to_a_variable() -> int:
+    buf = np.empty(0, np.uint8)
+    return sys.getrefcount(buf)
 
 
-def exclusive(verb: Callable[P, R]) -> Callable[P, R]:
-    """Decorate what uses the memory of its thread: a call inside another one gets memory of its own."""
-
-    @wraps(verb)
-    def call(*args: P.args, **options: P.kwargs) -> R:
-        outer = _workspace.kept
-        if _workspace.depth:
-            _workspace.kept = {}
-        _workspace.depth += 1
-        try:
-            return verb(*args, **options)
-        finally:
-            _workspace.depth -= 1
-            _workspace.kept = outer
-
-    return call
+_UNUSED = _references_to_a_variable()
+"""The reference count of a buffer to which only one local variable refers. It depends on the version of Python."""

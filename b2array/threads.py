@@ -4,6 +4,8 @@ A call from the main thread of a program is spread over `config.threads` threads
 already how many calls run at a time, and the thread that calls does the work, whatever `config.threads` says: in a
 thread that the program has started, as by dask's threaded scheduler and in distributed's workers, and in a process that
 multiprocessing has started, as by dask's process scheduler.
+
+C-Blosc never starts threads of its own for us: `alone` is the only way to it.
 """
 
 from __future__ import annotations
@@ -20,17 +22,25 @@ from typing import Any, TypeVar
 from numcodecs import blosc
 
 from b2array import config
-from b2array.buffers import nested
 
-__all__ = ["ahead", "each", "run", "spread", "width"]
+__all__ = ["ahead", "alone", "each", "spread", "width"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _END: Any = object()
 _lock = threading.Lock()
+_turn = threading.RLock()
 _pool: ThreadPoolExecutor | None = None
 _pool_size = 0
+
+
+class _Here(threading.local):
+    in_pool = False
+    """Whether this thread may hold a lock for which the threads of a pool wait."""
+
+
+_here = _Here()
 
 
 def width() -> int:
@@ -38,24 +48,38 @@ def width() -> int:
     main = threading.main_thread()
     if threading.current_thread() is not main or parent_process() is not None:
         return 1
-    # A call inside another one may have come while that one had the locks of the pool, and when the interpreter is
-    # about to end there are no threads any more.
-    if nested() or not main.is_alive():
+    # A call that interrupts `_in_pool` would wait for ever. When the interpreter ends, no thread can start.
+    if _here.in_pool or not main.is_alive():
         return 1
     return max(1, config.threads)
 
 
-def run(verb: Callable[..., R], /, *args: object) -> R:
-    """Call `verb` in this thread, with C-Blosc as it is in a worker: it does what it is told, in one thread."""
-    if threading.current_thread() is not threading.main_thread():
-        return verb(*args)
-    # On the main thread numcodecs would let C-Blosc start threads of its own, and only one call at a time. Other
-    # threads find here what is true of them anyway.
-    before, blosc.use_threads = blosc.use_threads, False
-    try:
-        return verb(*args)
-    finally:
-        blosc.use_threads = before
+def alone(call: Callable[..., R], /, *args: object) -> R:
+    """Call a function of `numcodecs.blosc`, which does what it is told, in this thread.
+
+    On the main thread, and everywhere if the program has set `use_threads` to True, numcodecs lets C-Blosc spread the
+    blocks over threads of its own: a second pool beside ours, which damaged data have brought to a standstill. It also
+    lets the environment overrule the arguments there.
+    """
+    wish = blosc.use_threads
+    if wish is None and threading.current_thread() is threading.main_thread():
+        # Other threads may see this False. It is what None means to them.
+        try:
+            blosc.use_threads = False
+            return call(*args)
+        finally:
+            blosc.use_threads = None
+    if wish is None or wish is False:
+        return call(*args)
+    # True, or the 0 below. One call at a time, as in the pool of C-Blosc. Numcodecs takes 0 for False, but it tells the
+    # other threads that True will come back.
+    with _turn:
+        wish = blosc.use_threads
+        try:
+            blosc.use_threads = 0
+            return call(*args)
+        finally:
+            blosc.use_threads = wish
 
 
 def spread(verb: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Iterator[R]:
@@ -72,19 +96,28 @@ def spread(verb: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Ite
     """
     nworkers = width()
     if nworkers == 1:
-        yield from (run(verb, item) for item in items)
+        yield from map(verb, items)
         return
-    yield from _in_order(_executor(nworkers), verb, iter(items), nworkers * ahead)
+    yield from _in_order(_in_pool(_executor, nworkers), verb, iter(items), nworkers * ahead)
+
+
+def _in_pool(call: Callable[..., R], *args: object) -> R:
+    """Call a function that holds a lock for which the threads of a pool wait."""
+    _here.in_pool = True
+    try:
+        return call(*args)
+    finally:
+        _here.in_pool = False
 
 
 def _in_order(pool: ThreadPoolExecutor, verb: Callable[[T], R], source: Iterator[T], count: int) -> Iterator[R]:
     """Yield results in the order of the items, with `count` calls under way or finished ahead of the caller."""
     under_way: deque[Future[R]] = deque()
     try:
-        under_way.extend(pool.submit(verb, item) for item in islice(source, count))
+        under_way.extend(_in_pool(pool.submit, verb, item) for item in islice(source, count))
         while under_way:
             result = under_way.popleft().result()
-            under_way.extend(pool.submit(verb, item) for item in islice(source, 1))
+            under_way.extend(_in_pool(pool.submit, verb, item) for item in islice(source, 1))
             yield result
             del result  # it may be large
     finally:
@@ -112,17 +145,20 @@ def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
     source = iter(items)
     if nworkers == 1:
         for item in source:
-            run(verb, item)
+            verb(item)
         return
     taking = threading.Lock()
     stopped = False
+
+    def take() -> T:
+        with taking:
+            return next(source, _END)
 
     def work() -> None:
         nonlocal stopped
         try:
             while not stopped:
-                with taking:
-                    item = next(source, _END)
+                item = _in_pool(take)
                 if item is _END:
                     return
                 verb(item)
@@ -131,9 +167,10 @@ def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
             raise
 
     # This thread is one of them: a thread less to wake, and to find a processor for.
-    under_way = [_executor(nworkers).submit(work) for _ in range(nworkers - 1)]
+    pool = _in_pool(_executor, nworkers)
+    under_way = [_in_pool(pool.submit, work) for _ in range(nworkers - 1)]
     try:
-        run(work)
+        work()
     finally:
         stopped = True
         # Those that have not begun, for want of a thread, would find nothing to do.
@@ -159,7 +196,7 @@ def ahead(verb: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]
     """
     source = iter(items)
     first = list(islice(source, 2))
-    if len(first) < 2 or count < 2:
+    if len(first) < 2 or count < 2 or _here.in_pool:
         yield from map(verb, chain(first, source))
         return
     with ThreadPoolExecutor(count, thread_name_prefix="b2array-ahead") as pool:
@@ -177,9 +214,10 @@ def _executor(size: int) -> ThreadPoolExecutor:
 
 
 def _after_fork() -> None:
-    global _pool, _lock
+    global _pool, _lock, _turn
     _pool = None
     _lock = threading.Lock()
+    _turn = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # absent on Windows, which does not fork

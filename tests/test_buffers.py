@@ -1,4 +1,4 @@
-"""A call inside another one of the same thread, as from a signal's handler, leaves the memory of that one alone."""
+"""A call that interrupts another one of its thread, as a signal handler does, leaves the memory of that one alone."""
 
 from __future__ import annotations
 
@@ -12,34 +12,59 @@ import zstandard
 from chunks import make_chunk
 
 import b2array
-from b2array import codecs, config, threads
-from b2array.buffers import exclusive, kept, nested
+from b2array import codecs, config
+from b2array.buffers import scratch
 from b2array.codec import cblosc, chunk, header
 from b2array.engine import transfer
 from b2array.errors import FormatError
 
 
-def test_only_a_call_inside_another_has_memory_of_its_own() -> None:
-    def inner() -> tuple[bool, int, bool]:
-        return nested(), threads.width(), kept() is mine
-
-    mine = kept()
-    with config.using(threads=3):
-        assert exclusive(inner)() == (False, 3, True)
-        assert exclusive(exclusive(inner))() == (True, 1, False)
-        assert inner() == (False, 3, True)
+def place(buf):
+    return np.asarray(buf).__array_interface__["data"][0]
 
 
-def test_the_memory_comes_back_after_an_error() -> None:
-    mine = kept()
+def test_memory_is_used_again_when_nothing_refers_to_it():
+    first = place(scratch("test", 1000, 1000))
+    assert place(scratch("test", 1000, 1000)) == first
+    assert place(scratch("test", 10, 1000)) == first
+    assert len(scratch("test", 10, 1000)) == 10
 
-    def fail() -> None:
+
+@pytest.mark.parametrize(
+    "view", [lambda buf: buf, lambda buf: buf[3:5], lambda buf: buf.data[3:5], lambda buf: buf[:8].view("f8")]
+)
+def test_memory_is_not_lent_again_while_something_refers_to_it(view):
+    held = view(scratch("test", 1000, 1000))
+    first = scratch("test", 1000, 1000)
+    second = scratch("test", 1000, 1000)
+    assert not np.shares_memory(first, second)
+    assert not any(np.shares_memory(np.asarray(held), other) for other in (first, second))
+
+
+def test_other_uses_and_other_threads_have_other_memory():
+    found = [scratch("test", 10, 1000), scratch("other", 10, 1000)]
+    thread = threading.Thread(target=lambda: found.append(scratch("test", 10, 1000)))
+    thread.start()
+    thread.join()
+    assert not any(np.shares_memory(a, b) for i, a in enumerate(found) for b in found[:i])
+
+
+def test_large_memory_is_not_kept():
+    kept = scratch("large", 10, 1000).base
+    assert len(scratch("large", 2000, 1000)) == 2000
+    assert len(scratch("large", 10, 1000).base) == 10
+    assert not np.shares_memory(scratch("large", 10, 1000), kept)
+
+
+def test_new_memory_is_checked_before_it_is_allocated():
+    def refuse():
         raise KeyError
 
-    with pytest.raises(KeyError):
-        exclusive(exclusive(fail))()
-    assert kept() is mine
-    assert not nested()
+    scratch("test", 100, 1000)
+    assert len(scratch("test", 100, 1000, refuse)) == 100
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            scratch("test", 2**60, 1000, refuse)
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
@@ -52,11 +77,15 @@ def test_an_array_is_read_in_the_middle_of_reading_another(tmp_path, monkeypatch
         b2array.asarray(values[n], url=str(tmp_path / f"{n}.b2nd"), **options)
         arrays.append(b2array.open(str(tmp_path / f"{n}.b2nd")))
     inside = []
+    interrupting = False
 
     def interrupted(decode):
         def call(*args, **options):
-            if not nested():
+            nonlocal interrupting
+            if not interrupting:
+                interrupting = True
                 inside.append(np.array_equal(arrays[1][100:9000], values[1, 100:9000]) and arrays[1][7] == values[1, 7])
+                interrupting = False
             decode(*args, **options)
 
         return call
@@ -80,16 +109,20 @@ def test_streams_that_are_damaged_do_no_harm_to_those_in_the_middle_of_which_the
     buf = make_chunk([cut + cut], typesize=2, nbytes=4000, blocksize=4000, flags=flags)
     original = codecs._Frames.__init__
     inside = []
+    interrupting = False
 
     def begun(frames, pieces):
         original(frames, pieces)
-        if nested():
+        if interrupting:
             return
         read = frames.read
 
         def interrupted(nbytes):
+            nonlocal interrupting
+            interrupting = True
             with pytest.raises(FormatError):
                 b2array.decompress(buf)
+            interrupting = False
             inside.append(nbytes)
             return read(nbytes)
 

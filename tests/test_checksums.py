@@ -19,7 +19,7 @@ from b2array.engine import snapshot
 from b2array.engine.handle import Handle
 from b2array.errors import B2ArrayError, ChecksumError, ConflictError, FormatError
 from b2array.format import checksums
-from b2array.store.base import MemoryStore
+from b2array.store.memory import MemoryStore
 
 LAYOUTS = ("contiguous", "sparse")
 NOISE = np.random.default_rng(0)

@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from b2array.joint import Joint
-from b2array.s3_store import S3Store
 
 import b2array
 from b2array import config
 from b2array.engine import transaction
 from b2array.errors import ConflictError
+from b2array.group.transaction import Joint
+from b2array.store.s3 import S3Store
 
 LAYOUTS = ("contiguous", "sparse")
 SHAPE, CHUNKS = (32, 20), (4, 20)
@@ -284,7 +284,7 @@ def test_attempts_are_counted_and_end(opened, monkeypatch):
 
     def refuse(self, name, *_, **__):
         tries.append(name)
-        raise b2array.store.base.overtaken(name)
+        raise b2array.store.base.conflict(name)
 
     monkeypatch.setattr(store, "replace", refuse)
     with config.using(retries=0), pytest.raises(ConflictError):

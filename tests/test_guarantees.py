@@ -13,11 +13,13 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import b2array
-from b2array import config, transfer
+from b2array import config
+from b2array.engine import transfer
 from b2array.engine.handle import Handle
 from b2array.errors import ConflictError, ReadOnlyError
-from b2array.store.base import MemoryStore, Store
+from b2array.store.base import Store
 from b2array.store.local import LocalStore
+from b2array.store.memory import MemoryStore
 from b2array.store.remote import FsspecStore, SharedMemoryStore
 from b2array.store.s3 import S3Store
 

@@ -25,7 +25,7 @@ from b2array.engine import snapshot, transfer
 from b2array.engine.handle import Handle
 from b2array.errors import FormatError
 from b2array.format import index
-from b2array.store.base import Head, merge, placed
+from b2array.store.base import Head, join_views_at, merge
 from b2array.store.local import LocalStore
 from b2array.store.spans import Span
 
@@ -83,7 +83,7 @@ class FarStore(LocalStore):
         return views
 
     def gather(self, spans: Sequence[Span], places, nbytes, *, expected=None) -> memoryview:
-        return placed(self.read(spans, expected=expected), places, nbytes)
+        return join_views_at(self.read(spans, expected=expected), places, nbytes)
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
         heads = super().head(names, nbytes, offset=offset)

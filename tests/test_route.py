@@ -104,10 +104,10 @@ def test_an_assignment(line: Any) -> None:
 
 
 def test_opening(line: Any) -> None:
-    within(route(lambda: b2array.open(line.url)), 336, 19, 3)
+    within(route(lambda: b2array.open(line.url)), 345, 20, 4)
 
 
-@pytest.mark.parametrize(("name", "most"), [("fill_value", 156), ("dims", 152)])
+@pytest.mark.parametrize(("name", "most"), [("fill_value", 160), ("dims", 160)])
 def test_what_is_known_of_an_array(line: Any, name: str, most: int) -> None:
     assert route(lambda: getattr(line, name)).calls <= most
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -47,22 +47,106 @@ def test_the_main_thread_leaves_the_work_on_a_sequence_to_others() -> None:
     assert workers.width() == 2
 
 
-def test_a_single_call_is_made_where_it_is_asked_for_without_threads_of_blosc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blosc, "use_threads", None)
-    assert workers.run(lambda: (name_of(), blosc.use_threads)) == (name_of(), False)
-    assert blosc.use_threads is None
+def uses_threads() -> bool:
+    """Say whether C-Blosc would use threads of its own if it was called now."""
+    return bool(blosc._get_use_threads())
+
+
+def fail() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("wish", [None, True, False])
+@pytest.mark.parametrize("call", [lambda verb: verb(), in_thread], ids=["main thread", "other thread"])
+def test_c_blosc_has_no_threads_of_its_own(wish: bool | None, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blosc, "use_threads", wish)
+    assert call(lambda: workers.alone(lambda: (name_of(), uses_threads())) == (name_of(), False))
+    assert blosc.use_threads is wish
+    # As from the handler of a signal.
+    assert call(lambda: workers.alone(lambda: (workers.alone(uses_threads), uses_threads()))) == (False, False)
+    assert blosc.use_threads is wish
+    with pytest.raises(KeyboardInterrupt):
+        workers.alone(fail)
+    assert blosc.use_threads is wish
+
+
+@pytest.mark.parametrize("wish", [None, True, False])
+def test_c_blosc_has_no_threads_of_its_own_when_many_call_it(
+    wish: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blosc, "use_threads", wish)
+
+    def call_often() -> set[bool]:
+        return {workers.alone(uses_threads) for _ in range(2000)}
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            others = [pool.submit(call_often) for _ in range(3)]
+            assert call_often() == {False}
+            assert [other.result() for other in others] == [{False}] * 3
+    finally:
+        sys.setswitchinterval(before)
+    assert blosc.use_threads is wish
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs a list of the threads")
+@pytest.mark.parametrize("wish", [None, True])
+def test_nothing_that_reads_or_writes_makes_c_blosc_start_threads(wish: bool | None, tmp_path: Path) -> None:
+    script = f"""
+import os, threading, time, numpy as np
+from numcodecs import blosc
+import b2array as b2
+
+def count():
+    return len(os.listdir("/proc/self/task")), threading.active_count()
+
+blosc.use_threads, url = {wish}, {str(tmp_path)!r}
+values = np.arange(200_000).reshape(400, 500)
+def everything():
+    for codec in ("lz4", "blosclz", "zlib", "zstd"):
+        c = b2.compress(values, typesize=8, cparams=b2.CParams(codec))
+        assert b2.decompress(c) == values.tobytes()
+        with b2.asarray(values, url=f"{{url}}/{{codec}}.b2nd", chunks=(100, 100), blocks=(10, 50), overwrite=True) as a:
+            a[3:7, 50:70] = 1
+            a[...], a[1, 2], a[:, 5], a.vindex[[1, 2], [3, 4]]
+        with b2.open_schunk(f"{{url}}/{{codec}}.b2nd", "r+") as s:
+            s.update_chunk(0, b2.compress(s.decompress_chunk(0), typesize=8, cparams=b2.CParams(codec)))
+        b2.verify(f"{{url}}/{{codec}}.b2nd", deep=True)
+        b2.bloscpack.pack(values, f"{{url}}/{{codec}}.blp", cparams=b2.CParams(codec), overwrite=True)
+        assert (b2.bloscpack.unpack(f"{{url}}/{{codec}}.blp") == values).all()
+
+before, ours = count()
+b2.config.threads = 1
+everything()
+worker = threading.Thread(target=everything)
+worker.start()
+worker.join()
+until = time.monotonic() + 5  # the system may take a moment to forget a thread that has ended
+while count()[0] > before and time.monotonic() < until:
+    time.sleep(0.01)
+after, ours_after = count()
+assert blosc.use_threads is {wish}
+print(after - before, ours_after - ours)
+blosc.use_threads = None
+blosc.set_nthreads(3)
+blosc.decompress(blosc.compress(values, b"lz4", 5, 1, 4096))
+print(count()[0] - after > 0)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout, done.stderr) == ("0 0\nTrue\n", "")
 
 
 def test_one_thread_is_the_calling_one() -> None:
     with config.using(threads=1):
-        assert [*workers.spread(lambda _: (name_of(), blosc.use_threads), range(3))] == [(name_of(), False)] * 3
+        assert [*workers.spread(name_of, range(3))] == [name_of()] * 3
         found: list[str] = []
         workers.each(lambda _: found.append(name_of()), range(3))
         assert found == [name_of()] * 3
 
 
 def test_other_threads_work_themselves() -> None:
-    assert in_thread(lambda: workers.run(name_of) == name_of())
     assert in_thread(lambda: set(workers.spread(name_of, range(9))) == {name_of()})
     assert in_thread(workers.width) == 1
     done: list[int] = []
@@ -74,7 +158,7 @@ def in_process() -> tuple[int, set[str], set[str]]:
     with config.using(threads=3):
         names: list[str] = []
         workers.each(lambda _: names.append(name_of()), range(50))
-        return workers.width(), {*workers.spread(name_of, range(50)), workers.run(name_of)}, set(names)
+        return workers.width(), {*workers.spread(name_of, range(50))}, set(names)
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
@@ -114,8 +198,6 @@ def test_an_error_comes_at_its_place() -> None:
         found.extend(workers.spread(verb, range(50)))
     assert found == [0, 1, 2, 3, 4]
     with pytest.raises(ValueError, match="five"):
-        workers.run(verb, 5)
-    with pytest.raises(ValueError, match="five"):
         workers.each(verb, range(50))
     # The threads are there for the next.
     assert list(workers.spread(str, range(3))) == ["0", "1", "2"]
@@ -133,7 +215,7 @@ def test_after_an_error_nothing_more_is_begun() -> None:
         workers.each(verb, range(100_000))
     count = len(begun)
     assert count < 100_000
-    assert workers.run(len, begun) == count
+    assert len(begun) == count
 
 
 @pytest.mark.parametrize("before", [None, True, False])
@@ -148,7 +230,7 @@ def test_the_calling_thread_takes_part_in_each_without_threads_of_blosc(
         if number < 2:
             both.wait()  # so that one thread cannot do both
         threads.add(threading.current_thread())
-        settings.add(blosc.use_threads)
+        settings.add(workers.alone(uses_threads))
         if number == 9:
             raise KeyError
 
@@ -194,7 +276,7 @@ def test_a_pool_is_replaced_while_it_is_at_work() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork") or sys.platform == "darwin", reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_has_threads_of_its_own() -> None:
-    workers.run(name_of)
+    list(workers.spread(name_of, range(3)))
     child = os.fork()
     if not child:
         os._exit(0 if list(workers.spread(lambda n: n + 1, range(3))) == [1, 2, 3] else 1)
@@ -260,3 +342,28 @@ atexit.register(finish)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert (done.stdout, done.stderr) == ("500500\n", "")
+
+
+def test_a_call_that_interrupts_the_work_of_a_pool_makes_do_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+    submit = workers.ThreadPoolExecutor.submit
+
+    def interrupted(*args: Any) -> Any:
+        found.append(workers.width())
+        found.append(list(workers.ahead(name_of, range(3), 2)) == [name_of()] * 3)
+        return submit(*args)
+
+    def items() -> Iterator[int]:
+        for n in range(3):
+            if threading.current_thread() is threading.main_thread():
+                found.append(workers.width())
+            yield n
+
+    monkeypatch.setattr(workers.ThreadPoolExecutor, "submit", interrupted)
+    assert list(workers.spread(lambda n: n, range(2))) == [0, 1]
+    assert found == [1, True] * 2
+    found.clear()
+    workers.each(lambda n: n, items())
+    assert found[:2] == [1, True]
+    assert set(found) == {1}
+    assert workers.width() == 2

@@ -30,7 +30,7 @@ from b2array.grid import assignment, chunking
 from b2array.grid import selection as indexing
 from b2array.grid.layout import Layout
 from b2array.grid.layout import extents as layout_extents
-from b2array.store.base import MemoryStore
+from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 
 __all__ = [

@@ -12,13 +12,16 @@ from b2array.codec.cparams import CParams, given_or_default
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
+from b2array.engine.source import FRAME_NAME
 from b2array.engine.transaction import Transaction
-from b2array.errors import FormatError, LimitError, UnsupportedError
+from b2array.errors import LimitError
 from b2array.format import frame
 from b2array.format.attributes import encode_attr
 from b2array.format.frame import FrameType
 from b2array.format.state import parse
-from b2array.store.base import COMPARE_AND_SWAP, MemoryStore, Store
+from b2array.store.atomic import require_free
+from b2array.store.base import Store
+from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 
 __all__ = ["create_schunk", "encoded_metalayers", "named", "open_schunk", "place_new"]
@@ -172,21 +175,9 @@ def place_new(
 
 
 def _make_room(store: Store, frame_type: FrameType, *, overwrite: bool) -> None:
-    try:
-        old = snapshot.load(store)
-    except FileNotFoundError as error:
-        if "is a directory" in str(error) and frame_type == FrameType.CONTIGUOUS:
-            raise FileExistsError(f"{store.url} exists and is a directory without a frame") from None
-        return
-    except PermissionError:
-        # Who may not list on S3 is told this of what does not exist, too. To create is a condition of the commit then.
-        if overwrite or store.guarantee != COMPARE_AND_SWAP:
-            raise
-        return
-    except (FormatError, UnsupportedError):
-        raise FileExistsError(f"{store.url} exists and is not a frame that can be replaced") from None
-    if not overwrite:
-        raise FileExistsError(f"{store.url} exists; overwrite=True replaces it")
-    if old.frame.frame_type != frame_type:
-        old_kind, kind = old.frame.frame_type.name.lower(), frame_type.name.lower()
-        raise FileExistsError(f"{store.url} is a {old_kind} frame, which a {kind} one cannot replace")
+    name = FRAME_NAME if frame_type == FrameType.SPARSE else ""
+    kinds = {"": frame.FIRST_BYTES, FRAME_NAME: frame.FIRST_BYTES}
+    found = require_free(store, kinds, "a frame", overwrite=overwrite, name=name)
+    if found not in (None, name):
+        old, new = ("sparse", "contiguous") if found else ("contiguous", "sparse")
+        raise FileExistsError(f"{store.url} is a {old} frame, which a {new} one cannot replace")

@@ -26,7 +26,7 @@ from b2array.engine.transaction import Transaction, copied
 from b2array.errors import ConflictError, FormatError, UnsupportedError, located_error
 from b2array.format.frame import Frame, FrameType
 from b2array.progress import track
-from b2array.store.base import MemoryStore
+from b2array.store.memory import MemoryStore
 from b2array.store.spans import Span
 
 __all__ = ["SChunk"]

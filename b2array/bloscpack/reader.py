@@ -37,7 +37,8 @@ from b2array.config import HEADER_LEN
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, located
 from b2array.grid import selection as indexing
 from b2array.grid.partition import Index, take
-from b2array.store.base import MemoryStore, Store
+from b2array.store.base import Store
+from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 

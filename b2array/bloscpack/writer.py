@@ -14,7 +14,6 @@ from typing import IO, Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
-from numcodecs import blosc
 
 from b2array import threads
 from b2array.bloscpack.header import (
@@ -31,12 +30,13 @@ from b2array.bloscpack.header import (
     pack_metadata,
 )
 from b2array.buffers import Buffer
+from b2array.codec import cblosc
 from b2array.codec.codecs import codec_name
 from b2array.codec.cparams import CParams, given_or_default
 from b2array.codec.header import CODEC_FORMATS, FilterId
 from b2array.errors import UnsupportedError
 from b2array.grid.assignment import check_unmasked
-from b2array.store.atomic import Placement, require_free
+from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 
 __all__ = ["Recipe", "Writer", "chunk_size_of", "converted"]
@@ -55,9 +55,9 @@ _FIRST_SLOTS = 1024
 
 _STEP = 8 * 2**20
 _SHUFFLES: dict[tuple[int, ...], int] = {
-    (): blosc.NOSHUFFLE,
-    (FilterId.SHUFFLE,): blosc.SHUFFLE,
-    (FilterId.BITSHUFFLE,): blosc.BITSHUFFLE,
+    (): cblosc.NOSHUFFLE,
+    (FilterId.SHUFFLE,): cblosc.SHUFFLE,
+    (FilterId.BITSHUFFLE,): cblosc.BITSHUFFLE,
 }
 
 
@@ -241,10 +241,10 @@ class Writer:
             self.abort()
 
 
-def _place(url: Url, storage_options: Mapping[str, Any] | None, *, overwrite: bool) -> Placement:
+def _place(url: Url, storage_options: Mapping[str, Any] | None, *, overwrite: bool) -> AtomicFile:
     store = open_store(url, storage_options=storage_options)
-    require_free(store, MAGIC, "a Bloscpack file", overwrite=overwrite)
-    return Placement(store, overwrite=overwrite)
+    require_free(store, {"": MAGIC}, "a Bloscpack file", overwrite=overwrite)
+    return AtomicFile(store, overwrite=overwrite)
 
 
 class Recipe:
@@ -263,9 +263,8 @@ class Recipe:
         self._shuffle = _SHUFFLES[shuffles]
 
     def encode(self, data: Bytes) -> bytes:
-        """Encode one chunk. Not for the main thread, where the environment overrules what is asked for."""
-        buf: bytes = blosc.compress(data, self._cname, self._clevel, self._shuffle, 0, self.typesize)
-        return buf
+        """Encode one chunk."""
+        return cblosc.compress(data, self._cname, self._clevel, self._shuffle, 0, self.typesize)
 
 
 def chunk_size_of(given: int | None, itemsize: int) -> int:

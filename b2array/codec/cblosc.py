@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from numcodecs import blosc
 
-from b2array import buffers
+from b2array import buffers, threads
 from b2array.buffers import Buffer
 from b2array.codec import codecs
 from b2array.codec.header import BLOSC1_HEADER_LEN, FLAG_MEMCPYED, FLAG_UNSPLIT, VERSION_BLOSC1, CodecFormat, CodecId
@@ -29,8 +29,8 @@ from b2array.codec.streams import MIN_STREAM, decode_zstd, stand_in, walk, walk_
 from b2array.errors import FormatError
 
 __all__ = [
-    "MAX_SPLIT", "Made", "Recipe", "decode", "decode_planes", "decode_stream", "encode_stream", "fused_ask", "make",
-    "room_behind", "room_in_front", "unshuffle", "with_room",
+    "MAX_SPLIT", "Made", "Recipe", "compress", "decode", "decode_planes", "decode_stream", "encode_stream", "fused_ask",
+    "make", "room_behind", "room_in_front", "unshuffle", "with_room",
 ]  # fmt: skip
 
 MAX_SPLIT = 16
@@ -383,7 +383,7 @@ def _spliced(
 
 def _assembly(nbytes: int) -> memoryview:
     """Return a writable view of `nbytes` bytes that this thread uses again and again."""
-    return buffers.memory("assembly", nbytes, _KEPT).data
+    return buffers.scratch("assembly", nbytes, _KEPT).data
 
 
 _KEPT = 8 * 2**20
@@ -392,7 +392,7 @@ _KEPT = 8 * 2**20
 
 def _decompress(chunk: Buffer, out: Bytes) -> None:
     try:
-        blosc.decompress(chunk, out)
+        threads.alone(blosc.decompress, chunk, out)
     except (RuntimeError, ValueError) as error:
         raise FormatError(f"expected streams that decode to {out.nbytes} bytes, found corrupt ones") from error
 
@@ -422,6 +422,12 @@ def fused_ask(codec: int, typesize: int, block_nbytes: int, nbytes: int) -> int 
     return ask if MIN_STREAM <= ask <= 2**18 else None
 
 
+def compress(data: Bytes, cname: bytes, clevel: int, shuffle: int, blocksize: int, typesize: int) -> bytes:
+    """Compress `data` to the chunk that C-Blosc 1 makes of them."""
+    buf: bytes = threads.alone(blosc.compress, data, cname, clevel, shuffle, blocksize, typesize)
+    return buf
+
+
 def make(codec: int, data: Bytes, *, clevel: int, shuffle: int, typesize: int, blocksize: int) -> Made | None:
     """Compress `data` in one call and say what came out; None if it does not get smaller.
 
@@ -443,7 +449,7 @@ def make(codec: int, data: Bytes, *, clevel: int, shuffle: int, typesize: int, b
         level = codecs.zlib_level(clevel)
     elif codec == CodecId.BLOSCLZ:
         level = max(clevel, _LEAST_BLOSCLZ)
-    buf = blosc.compress(data, _CNAMES[CodecId(codec)], level, shuffle, blocksize, typesize)
+    buf = compress(data, _CNAMES[CodecId(codec)], level, shuffle, blocksize, typesize)
     _, _, flags, _, nbytes, block_nbytes, cbytes = _HEADER.unpack_from(buf)
     if flags & FLAG_MEMCPYED or cbytes != len(buf):
         return None

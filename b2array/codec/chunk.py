@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config
-from b2array.buffers import Buffer, exclusive, memory
+from b2array.buffers import Buffer, scratch
 from b2array.codec import cblosc, codecs, filters
 from b2array.codec.header import (
     CODEC_FORMATS,
@@ -225,7 +225,6 @@ _ROOM_FOR_RUNS = 512
 """In front of blocks that stay shuffled, this takes what stands for their runs: one stream for each byte repeated."""
 
 
-@exclusive
 def decode(buf: Buffer, *, out: Bytes | None = None, context: Context = NO_CONTEXT) -> Bytes:
     """Decode a whole chunk.
 
@@ -298,20 +297,20 @@ def groups(
     check_justified(stored, numbers, context=context)
     step = group_length(header.block_nbytes)
     reference = reference_block(stored, context)
-    scratch = scratch_bytes(min(step, len(numbers)) * header.block_nbytes)
+    room = scratch_bytes(min(step, len(numbers)) * header.block_nbytes)
     for first in range(0, len(numbers), step):
         group = numbers[first : first + step]
         nbytes = len(group) * header.block_nbytes
         if group[-1] == header.nblocks - 1:
             nbytes += header.last_block_nbytes - header.block_nbytes
-        data = scratch[:nbytes]
+        data = room[:nbytes]
         decode_blocks(stored, group, data, context=context, reference=reference)
         yield group, data
 
 
 def scratch_bytes(nbytes: int) -> Bytes:
     """Return room for decoded blocks that this thread uses again and again."""
-    return memory("scratch", nbytes, 4 * GROUP_NBYTES)
+    return scratch("blocks", nbytes, 4 * GROUP_NBYTES)
 
 
 def reference_block(stored: Stored, context: Context) -> Bytes | None:

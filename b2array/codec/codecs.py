@@ -30,7 +30,7 @@ import zstandard
 from numcodecs.abc import Codec
 from numcodecs.compat import ensure_bytes
 
-from b2array.buffers import Buffer, nested
+from b2array.buffers import Buffer
 from b2array.codec.header import MAX_DICT_NBYTES, CodecId
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 
@@ -325,8 +325,11 @@ class _ZstdContexts(threading.local):
     """The zstd contexts of one thread: making one costs more than decoding a small stream."""
 
     def __init__(self) -> None:
-        self.decompressor = lru_cache(maxsize=4)(_zstd_decompressor)
-        self.compressor = lru_cache(maxsize=4)(_zstd_compressor)
+        self.free: dict[tuple[bytes | None, int], zstandard.ZstdDecompressor] = {}
+        self.compressor = lru_cache(maxsize=_MAX_CONTEXTS)(_zstd_compressor)
+
+
+_MAX_CONTEXTS = 4
 
 
 def _zstd_decompressor(dictionary: bytes | None, max_window: int) -> zstandard.ZstdDecompressor:
@@ -344,10 +347,16 @@ def _zstd_compressor(level: int, dictionary: bytes | None) -> zstandard.ZstdComp
 _contexts = _ZstdContexts()
 
 
-def _decompressor(dictionary: bytes | None, max_window: int) -> zstandard.ZstdDecompressor:
-    # A call inside another one would leave the context of that one between two frames, or in one that is cut short.
-    make = _zstd_decompressor if nested() else _contexts.decompressor
-    return make(dictionary, max_window)
+def _take_decompressor(dictionary: bytes | None, max_window: int) -> zstandard.ZstdDecompressor:
+    """Borrow a context of this thread. A call that interrupts its user finds none, and makes one of its own."""
+    return _contexts.free.pop((dictionary, max_window), None) or _zstd_decompressor(dictionary, max_window)
+
+
+def _give_back(context: zstandard.ZstdDecompressor, dictionary: bytes | None, max_window: int) -> None:
+    free = _contexts.free
+    if len(free) >= _MAX_CONTEXTS:
+        free.clear()
+    free[dictionary, max_window] = context
 
 
 def _zstd_level(clevel: int) -> int:
@@ -356,13 +365,17 @@ def _zstd_level(clevel: int) -> int:
 
 def _decode_zstd(payload: Buffer, nbytes: int, dictionary: bytes | None) -> bytes:
     # The decompressor allocates what the frame claims, so the claim is checked first.
-    decompressor = _decompressor(dictionary, max(_MAX_WINDOW, nbytes))
+    max_window = max(_MAX_WINDOW, nbytes)
+    decompressor = _take_decompressor(dictionary, max_window)
     if zstandard.frame_content_size(payload) == nbytes:
-        return decompressor.decompress(payload)
-    data: bytes = _zstd_reader((payload,), decompressor).read(nbytes + 2)
-    if len(data) != nbytes + 1:
-        raise ValueError(f"{len(data)} bytes of frames in a row")
-    return data[:nbytes]
+        data: bytes = decompressor.decompress(payload)
+    else:
+        data = _zstd_reader((payload,), decompressor).read(nbytes + 2)
+        if len(data) != nbytes + 1:
+            raise ValueError(f"{len(data)} bytes of frames in a row")
+        data = data[:nbytes]
+    _give_back(decompressor, dictionary, max_window)
+    return data
 
 
 def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Iterable[memoryview]) -> None:
@@ -384,8 +397,9 @@ def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Iterable[mem
     """
     # Frames that claim their size, and the sum of all, are proof enough.
     try:
+        decompressor = _take_decompressor(None, _MAX_WINDOW)
         if all(zstandard.frame_content_size(frame) == nbytes for frame in frames):
-            reader = _zstd_reader(frames, _decompressor(None, _MAX_WINDOW))
+            reader = _zstd_reader(frames, decompressor)
         else:
             reader = io.BytesIO(b"".join([*(decode(CodecId.ZSTD, frame, nbytes) for frame in frames), b"."]))
         exact = all(reader.readinto(out) == len(out) for out in outs) and reader.read(2) == b"."
@@ -393,6 +407,7 @@ def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Iterable[mem
         raise FormatError(f"expected zstd streams of {nbytes} bytes each, found others: {error}") from error
     if not exact:
         raise FormatError(f"expected zstd streams of {nbytes} bytes each, found others")
+    _give_back(decompressor, None, _MAX_WINDOW)
 
 
 def _zstd_reader(frames: Iterable[Buffer], decompressor: zstandard.ZstdDecompressor) -> Any:

@@ -15,7 +15,6 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from b2array import threads
 from b2array.buffers import Buffer
 from b2array.codec import cblosc, codecs, filters
 from b2array.codec.cparams import CParams
@@ -149,11 +148,6 @@ def encode(
     pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(width), width, blockshape=blockshape)
     filters.check(pipeline, encode=True)
     job = _Job(flat, width, blocksize, cparams, cparams.splits(width, blocksize), pipeline)
-    # In a worker C-Blosc does what it is told; on the main thread the environment overrules.
-    return threads.run(_encode_job, job)
-
-
-def _encode_job(job: _Job) -> bytes:
     fused = _fused(job)
     plain = fused if fused is not None else _streamed(job)
     if not job.cparams.use_dict:
@@ -477,7 +471,7 @@ def vl_chunk(blocks: Iterable[Buffer], *, typesize: int = 1, cparams: CParams = 
     total = sum(map(len, datas))
     if total > MAX_CHUNK_NBYTES:
         raise LimitError(f"a chunk holds at most {MAX_CHUNK_NBYTES} bytes, not {total}")
-    records = [threads.run(_vl_record, data, pipeline, cparams) for data in datas]
+    records = [_vl_record(data, pipeline, cparams) for data in datas]
     head_nbytes = HEADER_LEN + 4 * len(records)
     starts = np.cumsum([head_nbytes, *map(len, records[:-1])], dtype="<i4")
     job = _Job(datas[0], width, len(records), cparams, False, pipeline)

@@ -7,9 +7,9 @@ C library writes. All integers are little-endian.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Self
+from typing import NamedTuple, Self
 
 from b2array.buffers import Buffer
 from b2array.config import HEADER_LEN, MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
@@ -18,6 +18,7 @@ from b2array.errors import FormatError, UnsupportedError
 __all__ = [
     "BLOSC1_HEADER_LEN",
     "CODEC_FORMATS",
+    "FIELDS",
     "MAX_DICT_NBYTES",
     "NAN_BYTES",
     "NFILTERS",
@@ -26,6 +27,7 @@ __all__ = [
     "CodecFormat",
     "CodecId",
     "FilterId",
+    "HeaderField",
     "Special",
 ]
 
@@ -122,21 +124,50 @@ _CODEC_OF_FORMAT = {
     CodecFormat.ZSTD: CodecId.ZSTD,
 }
 
-# Looking a member up is several times faster than making the enumeration find it.
+# Indexing a tuple is several times faster than looking a member up in its enumeration.
 _SPECIALS = tuple(Special)
 _FORMATS = tuple(CodecFormat)
 
-_BLOSC1 = struct.Struct("<4B3i")
-_EXTENDED = struct.Struct("<4B3i6s2B6s2B")
+
+class HeaderField(NamedTuple):
+    """A field of the chunk header: its name, its little-endian struct format, and its meaning."""
+
+    name: str
+    format: str
+    meaning: str
+
+
+FIELDS = (
+    HeaderField("version", "B", "version of the chunk format"),
+    HeaderField("versionlz", "B", "version of the codec's format"),
+    HeaderField("flags", "B", "filters, codec, raw, split"),
+    HeaderField("typesize", "B", "bytes of an item"),
+    HeaderField("nbytes", "i", "uncompressed bytes"),
+    HeaderField("blocksize", "i", "bytes of a block"),
+    HeaderField("cbytes", "i", "compressed bytes"),
+    HeaderField("filter_codes", "6s", "ids of the filters"),
+    HeaderField("udcodec", "B", "compcode"),
+    HeaderField("codec_meta", "B", "parameter of the codec"),
+    HeaderField("filter_meta", "6s", "parameters of the filters"),
+    HeaderField("flags2", "B", "bit 0: blocks of any size"),
+    HeaderField("blosc2_flags", "B", "bit 0: dictionary; 4-6: special value"),
+)
+"""The fields of a chunk header in their order, without gaps. A Blosc1 header ends behind `cbytes`."""
+
+_NBLOSC1 = 7
+_BLOSC1 = struct.Struct("<" + "".join(field.format for field in FIELDS[:_NBLOSC1]))
+_EXTENDED = struct.Struct("<" + "".join(field.format for field in FIELDS))
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """The first 16 (Blosc1) or 32 bytes of a chunk.
+    """The first 16 (Blosc1) or 32 bytes of a chunk, and everything that follows from them.
 
-    Sizes are in bytes. `blocksize` is as stored: foreign chunks may name more than `nbytes`, and a chunk of
-    variable-length blocks stores the number of blocks there; `block_nbytes` and `nblocks` have the meaning.
-    `filters` are in pipeline order; for a Blosc1 header they are derived from its flags.
+    All sizes are in bytes. The fields of `FIELDS` come first, as they are stored: `blocksize` may exceed `nbytes` in
+    chunks of other writers, and is the number of blocks in a chunk of variable-length blocks; use `block_nbytes` and
+    `nblocks` instead. `filters` are in pipeline order; a Blosc1 header derives them from its flags.
+
+    The other fields are derived once, when the header is made.
     """
 
     typesize: int
@@ -153,6 +184,66 @@ class ChunkHeader:
     flags2: int = 0
     blosc2_flags: int = 0
 
+    extended: bool = field(init=False, repr=False, compare=False)
+    """Whether the header has 32 bytes."""
+    header_len: int = field(init=False, repr=False, compare=False)
+    """Length of the header."""
+    special: Special = field(init=False, repr=False, compare=False)
+    """The value that fills the chunk. Unless it is `Special.NONE`, it overrules `memcpyed` and the codec."""
+    memcpyed: bool = field(init=False, repr=False, compare=False)
+    """Whether the unfiltered data follow the header."""
+    lazy: bool = field(init=False, repr=False, compare=False)
+    """Whether a trailer replaces the blocks."""
+    instrumented: bool = field(init=False, repr=False, compare=False)
+    """Whether the streams hold measurements instead of data."""
+    vl_blocks: bool = field(init=False, repr=False, compare=False)
+    """Whether each block has a length of its own."""
+    has_streams: bool = field(init=False, repr=False, compare=False)
+    """Whether block starts and compressed streams follow the header."""
+    has_dict: bool = field(init=False, repr=False, compare=False)
+    """Whether a dictionary follows the block starts. The C library also sets the flag in chunks without streams."""
+    block_nbytes: int = field(init=False, repr=False, compare=False)
+    """Uncompressed size of every block but the last."""
+    nblocks: int = field(init=False, repr=False, compare=False)
+    """Number of blocks."""
+    last_block_nbytes: int = field(init=False, repr=False, compare=False)
+    """Uncompressed size of the last block."""
+    nstreams: int = field(init=False, repr=False, compare=False)
+    """Number of streams in a block. A short last block always has one."""
+    codec_format: CodecFormat = field(init=False, repr=False, compare=False)
+    """The codec bits of the flags."""
+
+    def __post_init__(self) -> None:
+        flags, blosc2_flags, nbytes = self.flags, self.blosc2_flags, self.nbytes
+        extended = flags & FLAG_EXTENDED == FLAG_EXTENDED
+        memcpyed, vl_blocks = bool(flags & FLAG_MEMCPYED), bool(self.flags2 & FLAG2_VL_BLOCKS)
+        code = blosc2_flags >> 4 & 0x07
+        special = _SPECIALS[code] if code <= Special.UNINIT else Special.NONE
+        block_nbytes = min(self.blocksize, nbytes)
+        nblocks = self.blocksize if vl_blocks else -(-nbytes // block_nbytes) if block_nbytes > 0 else 0
+        has_streams = not memcpyed and not special and nbytes > 0
+        nstreams = self.typesize
+        if flags & FLAG_UNSPLIT or vl_blocks:
+            nstreams = 1
+        elif self.version == VERSION_BLOSC1 and not extended:
+            # C-Blosc 1 splits by this rule and ignores the flag, which did not exist before its version 1.14.
+            nstreams = nstreams if 0 < nstreams <= 16 and block_nbytes // nstreams >= 128 else 1
+        derive = object.__setattr__
+        derive(self, "extended", extended)
+        derive(self, "header_len", HEADER_LEN if extended else BLOSC1_HEADER_LEN)
+        derive(self, "special", special)
+        derive(self, "memcpyed", memcpyed)
+        derive(self, "lazy", bool(blosc2_flags & BLOSC2_FLAG_LAZY))
+        derive(self, "instrumented", bool(blosc2_flags & BLOSC2_FLAG_INSTRUMENTED))
+        derive(self, "vl_blocks", vl_blocks)
+        derive(self, "has_streams", has_streams)
+        derive(self, "has_dict", has_streams and bool(blosc2_flags & BLOSC2_FLAG_DICT))
+        derive(self, "block_nbytes", block_nbytes)
+        derive(self, "nblocks", nblocks)
+        derive(self, "last_block_nbytes", nbytes - (nblocks - 1) * block_nbytes if nbytes else 0)
+        derive(self, "nstreams", nstreams)
+        derive(self, "codec_format", _FORMATS[flags >> 5])
+
     @classmethod
     def unpack(cls, buf: Buffer) -> Self:
         """Read a header from the first bytes of `buf`.
@@ -160,7 +251,7 @@ class ChunkHeader:
         Parameters
         ----------
         buf : bytes-like
-            At least the header; what follows is not looked at.
+            At least the header. Bytes behind it are ignored.
 
         Raises
         ------
@@ -169,13 +260,15 @@ class ChunkHeader:
         UnsupportedError
             The header announces a later version of the format.
         """
-        _need(len(buf) >= BLOSC1_HEADER_LEN, f"a chunk header of {BLOSC1_HEADER_LEN} bytes", f"{len(buf)} bytes")
+        if len(buf) < BLOSC1_HEADER_LEN:
+            raise FormatError(f"expected a chunk header of {BLOSC1_HEADER_LEN} bytes, found {len(buf)} bytes")
         version, versionlz, flags, typesize, nbytes, blocksize, cbytes = _BLOSC1.unpack_from(buf)
         filters, filters_meta = NO_FILTERS, NO_FILTERS
         udcodec = codec_meta = flags2 = blosc2_flags = 0
         if flags & FLAG_EXTENDED == FLAG_EXTENDED:
-            _need(len(buf) >= HEADER_LEN, f"a chunk header of {HEADER_LEN} bytes", f"{len(buf)} bytes")
-            *_, ids, udcodec, codec_meta, metas, flags2, blosc2_flags = _EXTENDED.unpack_from(buf)
+            if len(buf) < HEADER_LEN:
+                raise FormatError(f"expected a chunk header of {HEADER_LEN} bytes, found {len(buf)} bytes")
+            ids, udcodec, codec_meta, metas, flags2, blosc2_flags = _EXTENDED.unpack_from(buf)[_NBLOSC1:]
             filters, filters_meta = tuple(ids), tuple(metas)
             if version == VERSION_ALPHA:
                 filters, filters_meta = (*filters[:5], 0), (*filters_meta[:5], 0)
@@ -193,25 +286,35 @@ class ChunkHeader:
         return self
 
     def _check(self) -> None:
-        _need(self.typesize > 0, "a typesize of 1 to 255", "0")
-        _need(0 <= self.nbytes <= MAX_CHUNK_NBYTES, f"chunk nbytes of 0 to {MAX_CHUNK_NBYTES}", str(self.nbytes))
-        _need(0 < self.blocksize <= MAX_BLOCKSIZE, f"a blocksize of 1 to {MAX_BLOCKSIZE}", str(self.blocksize))
-        _need(self.cbytes >= self.header_len, f"chunk cbytes of at least {self.header_len}", str(self.cbytes))
-        code = self.blosc2_flags >> 4 & 0x07
-        _need(code <= Special.UNINIT, "a special value code of 0 to 4", str(code))
-        if self.vl_blocks:
-            _need(not (self.special or self.memcpyed), "stored blocks in a VL-block chunk", f"flags {self.flags:#04x}")
-            return
-        if self.special == Special.VALUE:
-            size = self.cbytes - self.header_len
-            fits = 0 < size <= self.nbytes and self.nbytes % size == 0
-            _need(fits, f"a repeated value that divides the chunk's {self.nbytes} bytes", f"{size} bytes")
-        elif self.special == Special.NAN:
-            _need(self.typesize in (4, 8), "a typesize of 4 or 8 for NaN", str(self.typesize))
-            _need(self.nbytes % self.typesize == 0, f"a multiple of {self.typesize} bytes of NaN", str(self.nbytes))
-        elif self.memcpyed and not self.special:
-            expected = self.nbytes + self.header_len
-            _need(self.cbytes == expected, f"cbytes of {expected} in a chunk stored raw", str(self.cbytes))
+        nbytes, code = self.nbytes, self.blosc2_flags >> 4 & 0x07
+        if not self.typesize:
+            raise FormatError("expected a typesize of 1 to 255, found 0")
+        if not 0 <= nbytes <= MAX_CHUNK_NBYTES:
+            raise FormatError(f"expected chunk nbytes of 0 to {MAX_CHUNK_NBYTES}, found {nbytes}")
+        if not 0 < self.blocksize <= MAX_BLOCKSIZE:
+            raise FormatError(f"expected a blocksize of 1 to {MAX_BLOCKSIZE}, found {self.blocksize}")
+        if self.cbytes < self.header_len:
+            raise FormatError(f"expected chunk cbytes of at least {self.header_len}, found {self.cbytes}")
+        if code > Special.UNINIT:
+            raise FormatError(f"expected a special value code of 0 to 4, found {code}")
+        if self.vl_blocks and (code or self.memcpyed):
+            raise FormatError(f"expected stored blocks in a VL-block chunk, found flags {self.flags:#04x}")
+        if code:
+            self._check_special()
+        elif self.memcpyed and self.cbytes != nbytes + self.header_len:
+            raise FormatError(
+                f"expected cbytes of {nbytes + self.header_len} in a chunk stored raw, found {self.cbytes}"
+            )
+
+    def _check_special(self) -> None:
+        nbytes, size = self.nbytes, self.cbytes - self.header_len
+        if self.special == Special.VALUE and (not 0 < size <= nbytes or nbytes % size):
+            raise FormatError(f"expected a repeated value that divides the chunk's {nbytes} bytes, found {size} bytes")
+        if self.special == Special.NAN:
+            if self.typesize not in (4, 8):
+                raise FormatError(f"expected a typesize of 4 or 8 for NaN, found {self.typesize}")
+            if nbytes % self.typesize:
+                raise FormatError(f"expected a multiple of {self.typesize} bytes of NaN, found {nbytes}")
 
     def pack(self) -> bytes:
         """Return the header's bytes: 32, or 16 for a Blosc1 header."""
@@ -222,86 +325,6 @@ class ChunkHeader:
             *fields, bytes(self.filters), self.udcodec, self.codec_meta,
             bytes(self.filters_meta), self.flags2, self.blosc2_flags,
         )  # fmt: skip
-
-    @property
-    def extended(self) -> bool:
-        """Whether the header has 32 bytes."""
-        return self.flags & FLAG_EXTENDED == FLAG_EXTENDED
-
-    @property
-    def header_len(self) -> int:
-        """Length of the header in bytes."""
-        return HEADER_LEN if self.extended else BLOSC1_HEADER_LEN
-
-    @property
-    def special(self) -> Special:
-        """The special value that fills the chunk, before anything else in the header counts."""
-        return _SPECIALS[self.blosc2_flags >> 4 & 0x07]
-
-    @property
-    def memcpyed(self) -> bool:
-        """Whether the data follow the header as they are, unfiltered."""
-        return bool(self.flags & FLAG_MEMCPYED)
-
-    @property
-    def lazy(self) -> bool:
-        """Whether a trailer stands in for the blocks."""
-        return bool(self.blosc2_flags & BLOSC2_FLAG_LAZY)
-
-    @property
-    def instrumented(self) -> bool:
-        """Whether the streams hold measurements instead of data."""
-        return bool(self.blosc2_flags & BLOSC2_FLAG_INSTRUMENTED)
-
-    @property
-    def vl_blocks(self) -> bool:
-        """Whether the blocks have lengths of their own."""
-        return bool(self.flags2 & FLAG2_VL_BLOCKS)
-
-    @property
-    def has_dict(self) -> bool:
-        """Whether a dictionary follows the block starts.
-
-        The C library leaves the bit set in chunks that turned out incompressible; there it means nothing.
-        """
-        return bool(self.blosc2_flags & BLOSC2_FLAG_DICT) and self.has_streams
-
-    @property
-    def has_streams(self) -> bool:
-        """Whether block starts and compressed streams follow the header."""
-        return not self.memcpyed and not self.special and self.nbytes > 0
-
-    @property
-    def block_nbytes(self) -> int:
-        """Uncompressed size in bytes of every block but the last."""
-        return min(self.blocksize, self.nbytes)
-
-    @property
-    def nblocks(self) -> int:
-        """Number of blocks."""
-        if self.vl_blocks:
-            return self.blocksize
-        return -(-self.nbytes // self.block_nbytes) if self.nbytes else 0
-
-    @property
-    def last_block_nbytes(self) -> int:
-        """Uncompressed size in bytes of the last block."""
-        return self.nbytes - (self.nblocks - 1) * self.block_nbytes if self.nbytes else 0
-
-    @property
-    def nstreams(self) -> int:
-        """Number of streams in every block but a short last one, which has a single stream."""
-        if self.flags & FLAG_UNSPLIT or self.vl_blocks:
-            return 1
-        if self.version == VERSION_BLOSC1 and not self.extended:
-            # C-Blosc 1 splits by this rule whatever the flag says; before 1.14 the flag did not exist.
-            return self.typesize if self.typesize <= 16 and self.block_nbytes // self.typesize >= 128 else 1
-        return self.typesize
-
-    @property
-    def codec_format(self) -> CodecFormat:
-        """The codec bits of the flags."""
-        return _FORMATS[self.flags >> 5]
 
     def codec_id(self, frame_codec: int | None = None) -> int:
         """Return the compcode of the codec that made the streams (LZ4 stands for LZ4HC too).
@@ -334,8 +357,3 @@ def _blosc1_filters(flags: int, typesize: int) -> tuple[int, ...]:
     elif flags & FLAG_BITSHUFFLE:
         shuffle = FilterId.BITSHUFFLE
     return (0, 0, 0, 0, int(delta), int(shuffle))
-
-
-def _need(ok: bool, expected: str, found: str) -> None:
-    if not ok:
-        raise FormatError(f"expected {expected}, found {found}")

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from b2array.buffers import memory
+from b2array.buffers import scratch
 from b2array.codec import cblosc, chunk
 from b2array.codec.chunk import Context, Stored
 
@@ -56,7 +56,7 @@ def decode_items(
     nblocks, block_nbytes = len(numbers), stored.head.header.block_nbytes
     itemsize = block_nbytes // math.prod(blockshape)
     recipe = chunk.shuffled(stored, context)
-    decoded = memory("planes", nblocks * block_nbytes, _KEPT)
+    decoded = scratch("planes", nblocks * block_nbytes, _KEPT)
     if recipe is None or itemsize % recipe.typesize:
         chunk.decode_blocks(stored, numbers, decoded, context=context, reference=reference)
         whole = decoded.reshape(nblocks, *blockshape, itemsize)
@@ -93,7 +93,7 @@ def decode_item(
     if recipe is None or recipe.typesize * nitems != block_nbytes:
         return None
     chunk.check_justified(stored, (number,), context=context)
-    decoded = memory("planes", block_nbytes, _KEPT)
+    decoded = scratch("planes", block_nbytes, _KEPT)
     cblosc.decode_planes(recipe, stored.region, [int(stored.starts[number])], [int(stored.stops[number])], decoded)
     position = 0
     for i, extent in zip(within, blockshape, strict=True):

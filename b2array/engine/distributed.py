@@ -43,8 +43,9 @@ from b2array.format.checksums import pack_record
 from b2array.format.frame import Frame, FrameType
 from b2array.format.state import State, sized_blocks, with_index
 from b2array.grid.layout import Layout
-from b2array.store.base import MemoryStore, Store
+from b2array.store.base import Store
 from b2array.store.local import LocalStore
+from b2array.store.memory import MemoryStore
 from b2array.store.remote import SharedMemoryStore
 from b2array.store.spans import Span
 

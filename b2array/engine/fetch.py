@@ -25,8 +25,8 @@ from b2array.engine.source import Known, Place, Source, Want
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError, located_error
 from b2array.format import checksums
 from b2array.format.annotations import Sizes, block_bounds
-from b2array.store.base import changed, gathered, too_short, where
-from b2array.store.spans import Span, close_up, set_apart
+from b2array.store.base import join_views, stale_reader, too_short, where
+from b2array.store.spans import Span, plan_packed_read, plan_scatter_read
 
 __all__ = ["chunk_number", "fetch", "fetch_block"]
 
@@ -77,7 +77,7 @@ def fetch(source: Source, wants: Sequence[Want], *, reuse: bool = False) -> list
         return _fetch(source, wants, reuse=reuse)
     except FormatError as error:
         if source.is_stale:
-            raise changed(source.url) from error
+            raise stale_reader(source.url) from error
         raise
 
 
@@ -250,7 +250,7 @@ class _Pending:
         """Go on with the bytes of each span that was asked for."""
         short = next((n for n, view in enumerate(views) if len(view) < self.spans[n].stop - self.spans[n].start), None)
         if short is None or self.clip:
-            self.take(gathered(views))
+            self.take(join_views(views))
         elif self._hinted:
             self._ask_unknown()
         else:
@@ -387,7 +387,9 @@ class _Pending:
         """Find places for blocks, with the record of checksums, where the engine has all the room it needs."""
         lead, self._room = chunk.room_for(head, len(starts))
         starts, stops = self._with_record(starts, stops, head.header.cbytes, len(head.starts))
-        ranges, places, self._positions, nbytes = set_apart(starts, stops, gap=_FREE, lead=lead, room=self._room)
+        ranges, places, self._positions, nbytes = plan_scatter_read(
+            starts, stops, gap=_FREE, lead=lead, room=self._room
+        )
         self._places = places, nbytes
         return ranges
 
@@ -405,7 +407,7 @@ class _Pending:
         """
         lead = cblosc.room_in_front(len(starts))
         starts, stops = self._with_record(starts, stops, cbytes, nblocks)
-        ranges, self._positions, nbytes = close_up(starts, stops, gap=_FREE, lead=lead)
+        ranges, self._positions, nbytes = plan_packed_read(starts, stops, gap=_FREE, lead=lead)
         return None if cbytes - nbytes <= max(nbytes // 2, _FREE) else ranges
 
     def _ask_ranges(self, numbers: Int64Array, asked: list[Range]) -> None:

@@ -17,7 +17,7 @@ from b2array.engine.transaction import Transaction
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located_error
 from b2array.format.frame import Frame
 from b2array.format.state import with_index
-from b2array.store.base import COMPARE_AND_SWAP, Mutex, Store, attempts, changed
+from b2array.store.base import COMPARE_AND_SWAP, Mutex, Store, attempts, stale_reader
 
 __all__ = ["Handle", "Mode"]
 
@@ -335,7 +335,7 @@ class Handle:
 def _explained(source: Source, error: B2ArrayError) -> B2ArrayError:
     """Say of bad bytes where they are, and whether another writer was here: other software moves chunks in its file."""
     if isinstance(error, FormatError) and source.is_stale:
-        return changed(source.url)
+        return stale_reader(source.url)
     bytes_are_bad = isinstance(error, FormatError | UnsupportedError)
     return located_error(source.url, error) if bytes_are_bad and source.url not in str(error) else error
 

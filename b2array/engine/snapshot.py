@@ -20,7 +20,7 @@ from b2array.errors import B2ArrayError, ConflictError, FormatError, Unsupported
 from b2array.format import frame, index
 from b2array.format.frame import Frame, FrameType
 from b2array.format.state import State, parse
-from b2array.store.base import Mark, Store, marked, where
+from b2array.store.base import KnownBytes, Store, where, with_known_bytes
 from b2array.store.spans import Span
 
 __all__ = ["Snapshot", "load", "reload", "restore", "whole_chunks"]
@@ -48,6 +48,8 @@ class Snapshot(Source):
         The store's version of the file.
     generation : str
         Changes with every commit.
+    unique : str
+        What the store says of the file as it was read; see `b2array.store.base.Head`.
     header : bytes
         The header as it is stored; empty in a snapshot that came out of a pickle, which may lack sizes of blocks.
     """
@@ -57,9 +59,11 @@ class Snapshot(Source):
     start: int
     version: str | None
     generation: str
+    unique: str = ""
     header: bytes = b""
     frame: Frame = field(init=False)
     heads: MutableMapping[int, Known] = field(init=False, default_factory=dict)
+    cache_key: object | None = field(init=False)
     _expected: str | None = field(init=False)
     _ordered: npt.NDArray[np.int64] | None = field(init=False, default=None)
 
@@ -68,9 +72,29 @@ class Snapshot(Source):
         expected = None if described.frame_type == FrameType.SPARSE else self.version
         if expected is not None and self.store.appendable and described.is_ours:
             # The last bytes of this frame, and of no other.
-            expected = marked(expected, Mark(self.start + described.frame_len, described.fingerprint))
+            expected = with_known_bytes(expected, KnownBytes(self.start + described.frame_len, described.fingerprint))
         object.__setattr__(self, "frame", described)
         object.__setattr__(self, "_expected", expected)
+        object.__setattr__(self, "cache_key", self._new_cache_key())
+
+    def _new_cache_key(self) -> object | None:
+        """Return the key of this frame's blocks in the cache; None if they must not be cached.
+
+        Two snapshots have equal keys only if their blocks are equal. A key is made of the place and state of the file
+        (what `unique` says: the store, the object, its version), the frame's start in it, and the generation. Each part
+        is needed. Files can be copies of each other, fingerprint and all. A file can hold many frames. Other software
+        rewrites chunks and leaves header, index and trailer as they are.
+
+        Where that does not tell all states apart, only this snapshot has the key, so that refreshing or opening again
+        starts afresh. This is so for directories, whose chunks have versions of their own; for local files that were
+        changed a moment ago; for states that this process committed or unpickled; and for frames by b2array in places
+        without versions, such as HTTP. Frames by other software in such places are not cached at all.
+        """
+        if not self.frame.is_ours and not self.version:
+            return None
+        if self.sparse or not self.unique:
+            return object()
+        return blake2b(repr((self.unique, self.start, self.generation)).encode(), digest_size=16).digest()
 
     @property
     def is_stale(self) -> bool:
@@ -148,12 +172,12 @@ def _load(store: Store, start: int) -> Snapshot:
     if not found:
         raise _refusal(store, heads)
     # On object stores an empty object may stand for the directory.
-    name, head = next(((name, head) for name, head in found if len(head.data)), found[0])
-    return _parse(store, name, start, head.data, head.stamp.version if head.stamp else None)
+    name, head = next((each for each in found if len(each[1].data)), found[0])
+    return _parse(store, name, start, head.data, head.stamp.version if head.stamp else None, head.unique)
 
 
 def reload(held: Snapshot) -> Snapshot:
-    """Return the state that the store of a snapshot holds now: the same one, unparsed, if nothing was committed.
+    """Return the state that the store of a snapshot holds now: with the same parsed frame if nothing was committed.
 
     Header and fingerprint are compared, which tell every state that b2array has written from all others. Raises what
     `load` raises.
@@ -169,7 +193,7 @@ def reload(held: Snapshot) -> Snapshot:
                 stop = held.start + described.frame_len
                 (tail,) = held.store.read([Span(held.name, stop - _FINGERPRINT_NBYTES, stop)], clip=True)
             if tail == described.fingerprint:
-                return held if version == held.version else replace(held, version=version)
+                return replace(held, version=version, unique=head.unique)
     return load(held.store, start=held.start)
 
 
@@ -196,7 +220,7 @@ def _refusal(store: Store, errors: Sequence[object]) -> Exception:
     return FileNotFoundError(f"{store.url} does not exist")
 
 
-def _parse(store: Store, name: str, start: int, data: memoryview, version: str | None) -> Snapshot:
+def _parse(store: Store, name: str, start: int, data: memoryview, version: str | None, unique: str = "") -> Snapshot:
     try:
         header_len = frame.header_nbytes(data)
         if header_len > len(data):
@@ -213,7 +237,7 @@ def _parse(store: Store, name: str, start: int, data: memoryview, version: str |
         raise located_error(store.url, error) from error
     header = bytes(data[:header_len])
     generation = found.fingerprint.hex() if found.is_ours else _digest(header, tail, version)
-    return Snapshot(store, parse(found), start, version, generation, header)
+    return Snapshot(store, parse(found), start, version, generation, unique, header)
 
 
 def _check_kind(found: FrameType, expected: FrameType) -> None:

@@ -15,7 +15,7 @@ from b2array.errors import ChunkMissingError
 from b2array.format.annotations import UNSIZED, Sizes
 from b2array.format.frame import Frame, FrameType
 from b2array.format.state import State
-from b2array.store.base import Store, placed
+from b2array.store.base import Store, join_views_at
 from b2array.store.spans import Span
 
 __all__ = ["FRAME_NAME", "Known", "Place", "Source", "Target", "Want"]
@@ -129,7 +129,7 @@ class Source(ABC):
 
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
         """Read bytes to their places in one buffer, which this thread may use again for the next call."""
-        return placed(self.read(spans), places, nbytes)
+        return join_views_at(self.read(spans), places, nbytes)
 
     def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
         """Read the first bytes of objects, fewer of those that are shorter."""

@@ -30,7 +30,7 @@ from b2array.format.checksums import record_nbytes
 from b2array.format.frame import Frame, FrameType
 from b2array.format.state import DIGESTS, State, changed_chunks, parse, with_annotations
 from b2array.progress import Progress
-from b2array.store.base import Store, attempts, identity, outrun
+from b2array.store.base import Store, attempts, identity, too_many_conflicts
 
 __all__ = ["Prepared", "Transaction", "copied"]
 
@@ -186,7 +186,7 @@ class Transaction(Overlay):
                 except ConflictError:  # a store without locks compares while it writes
                     if reload(current).generation == current.generation:
                         raise
-        raise outrun(self.store)
+        raise too_many_conflicts(self.store)
 
     def catch_up(self) -> bool:
         """Go on from the state of another writer whose commit removed the bytes of the base; say whether one did.
@@ -345,7 +345,7 @@ class Transaction(Overlay):
             if found is None or found.generation != generation:
                 raise
             return found
-        return Snapshot(self.store, made.state, 0, version, generation, made.header)
+        return Snapshot(self.store, made.state, 0, version, generation, header=made.header)
 
     def _prepared(self, data_start: int) -> Prepared:
         """Make the next state, whose new chunks lie from `data_start` on, in bytes from the end of the header."""

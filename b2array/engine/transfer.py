@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config, threads
-from b2array.buffers import exclusive
 from b2array.codec import chunk, encode, planes
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.cparams import CParams
@@ -40,7 +39,7 @@ R = TypeVar("R")
 Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
 Slices = tuple[slice, ...]
-_Key = tuple[str, int, int]
+_Key = tuple[object, int, int]
 
 _WINDOW_NBYTES = 8 * 2**20
 _WINDOW_CHUNKS = 4096
@@ -74,7 +73,6 @@ def _blocks(layout: Layout, part: Part, axes: Axes | None) -> list[tuple[int, Pa
     return blocks
 
 
-@exclusive
 def read(source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | None, box: Array) -> None:
     """Fill `box` with the selected items.
 
@@ -101,7 +99,7 @@ def read(source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | 
     first = list(islice(jobs, 2))
     if len(first) == 1:
         reader.alone = True
-        threads.run(reader.run, first[0])
+        reader.run(first[0])
     elif source.is_local:
         threads.each(reader.run, chain(first, jobs))
     else:
@@ -127,15 +125,14 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
         coord, rest = divmod(rest, b)
         block_number = block_number * -(-c // b) + coord
         within.append(rest)
-    generation = _cacheable(source) if config.cache_bytes else None
-    key = None if generation is None else (generation, chunk_number, block_number)
+    prefix = _cache_key(source) if config.cache_bytes else None
+    key = None if prefix is None else (prefix, chunk_number, block_number)
     block = None if key is None else _cache.get(key)
     if block is not None:
         return block[tuple(within)]
-    return threads.run(_item, source, layout, chunk_number, block_number, within, key)
+    return _item(source, layout, chunk_number, block_number, within, key)
 
 
-@exclusive
 def _item(
     source: Source, layout: Layout, chunk_number: int, block_number: int, within: Sequence[int], key: _Key | None
 ) -> Any:
@@ -154,11 +151,9 @@ def _item(
     return block[tuple(within)]
 
 
-def _cacheable(source: Source) -> str | None:
-    """Return what identifies the blocks of a source in the cache."""
-    # What neither b2array nor the store versioned may be other data of the same sizes elsewhere.
-    known = isinstance(source, Snapshot) and (source.frame.fingerprint_type or source.version)
-    return cast(Snapshot, source).generation if known else None
+def _cache_key(source: Source) -> object | None:
+    """Return the key of a committed state; the chunks of a transaction can change any time."""
+    return source.cache_key if isinstance(source, Snapshot) else None
 
 
 def _block(source: Source, layout: Layout, chunk_number: int, block_number: int, stored: Stored) -> Array:
@@ -240,7 +235,7 @@ class _Reader:
         self.alone = False
         self.context = _context(source, layout)
         small = box.nbytes <= config.cache_bytes // _CACHED_SHARE
-        self.cache_key = _cacheable(source) if small else None
+        self.cache_key = _cache_key(source) if small else None
         ndim = len(layout.shape)
         self.order = (*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2))
         self.by_tiles = self.cache_key is None and axes is None and np.ndarray not in map(type, index)

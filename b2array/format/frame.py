@@ -25,6 +25,7 @@ from b2array.config import HEADER_LEN, MAX_CHUNK_NBYTES
 from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.format import fingerprint, index, metalayers
 from b2array.format.header import (
+    FIRST_BYTES,
     FIXED_LEN,
     HEADER_FIELDS,
     SPLITMODES,
@@ -37,7 +38,7 @@ from b2array.format.header import (
 from b2array.format.metalayers import Layers
 
 __all__ = [
-    "FINGERPRINT_128", "HEADER_FIELDS", "Frame", "FrameType", "Header", "Packed", "create",
+    "FINGERPRINT_128", "FIRST_BYTES", "HEADER_FIELDS", "Frame", "FrameType", "Header", "Packed", "create",
     "header_nbytes", "pack", "pack_header", "pack_vlmeta", "unpack",
     "unpack_header", "unpack_vlmeta",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ from b2array.format import metalayers
 from b2array.format.metalayers import Layers
 
 __all__ = [
+    "FIRST_BYTES",
     "FIXED_LEN",
     "HEADER_FIELDS",
     "SPLITMODES",
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 _MAGIC = b"b2frame\0"
+FIRST_BYTES = b"\x9e\xa8" + _MAGIC
+"""How every frame begins."""
 FIXED_LEN = 87
 HEADER_FIELDS = (
     ("magic", 2, "8s", "says that this is a frame"),

@@ -44,7 +44,7 @@ def arrange(
 
     Examples
     --------
-    >>> from b2array.indexing import select
+    >>> from b2array.grid.selection import select
     >>> arrange([7, 8], select(slice(0, 2), (3,)), np.dtype("f4"))
     (array([7., 8.], dtype=float32), None)
     """

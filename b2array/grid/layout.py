@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, SupportsIndex
 
 import numpy as np
 
 from b2array import config
-from b2array.caching import cached
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 
 __all__ = ["MAX_NDIM", "Layout", "extents"]
@@ -23,7 +22,7 @@ __all__ = ["MAX_NDIM", "Layout", "extents"]
 MAX_NDIM = 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Layout:
     """How an array is cut: into chunks on a grid, and each chunk into blocks on a grid.
 
@@ -61,8 +60,40 @@ class Layout:
     dtype_text: str
     version: int = 0
 
+    ndim: int = field(init=False, repr=False, compare=False)
+    """Number of dimensions."""
+    itemsize: int = field(init=False, repr=False, compare=False)
+    """Size of an item in bytes."""
+    grid_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Number of chunks along every dimension."""
+    nchunks: int = field(init=False, repr=False, compare=False)
+    """Number of chunks: 1 without dimensions, 0 if an extent of the shape is 0."""
+    block_grid: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Number of blocks along every dimension of a chunk."""
+    nblocks: int = field(init=False, repr=False, compare=False)
+    """Number of blocks in a chunk."""
+    extended_chunks: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Extents in items of a chunk with its padding: a whole number of blocks in every dimension."""
+    block_nbytes: int = field(init=False, repr=False, compare=False)
+    """Size of a block in bytes."""
+    chunk_nbytes: int = field(init=False, repr=False, compare=False)
+    """Size of a chunk in bytes, padding included."""
+    nbytes: int = field(init=False, repr=False, compare=False)
+    """Size of all chunks in bytes, padding included: what the frame calls its uncompressed size."""
+
     def __post_init__(self) -> None:
+        derive = object.__setattr__
+        derive(self, "ndim", len(self.shape))
         self._check_extents()
+        derive(self, "itemsize", self.dtype.itemsize)
+        derive(self, "grid_shape", _grid(self.shape, self.chunks))
+        derive(self, "nchunks", prod(self.grid_shape))
+        derive(self, "block_grid", _grid(self.chunks, self.blocks))
+        derive(self, "nblocks", prod(self.block_grid))
+        derive(self, "extended_chunks", tuple(n * b for n, b in zip(self.block_grid, self.blocks, strict=True)))
+        derive(self, "block_nbytes", prod(self.blocks) * self.itemsize)
+        derive(self, "chunk_nbytes", self.nblocks * self.block_nbytes)
+        derive(self, "nbytes", self.nchunks * self.chunk_nbytes)
         self._check_sizes()
 
     def _check_extents(self) -> None:
@@ -95,56 +126,6 @@ class Layout:
         for name, nbytes, low, high in bounds:
             if not low <= nbytes <= high:
                 raise ValueError(f"expected {low} to {high} bytes in {name}, found {nbytes}")
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.shape)
-
-    @cached
-    def itemsize(self) -> int:
-        """Size of an item in bytes."""
-        return self.dtype.itemsize
-
-    @cached
-    def extended_chunks(self) -> tuple[int, ...]:
-        """Extents in items of a chunk with its padding: a whole number of blocks in every dimension."""
-        return tuple(n * b for n, b in zip(self.block_grid, self.blocks, strict=True))
-
-    @cached
-    def grid_shape(self) -> tuple[int, ...]:
-        """Number of chunks along every dimension."""
-        return _grid(self.shape, self.chunks)
-
-    @cached
-    def nchunks(self) -> int:
-        """Number of chunks: 1 without dimensions, 0 if an extent of the shape is 0."""
-        return prod(self.grid_shape)
-
-    @cached
-    def block_grid(self) -> tuple[int, ...]:
-        """Number of blocks along every dimension of a chunk."""
-        return _grid(self.chunks, self.blocks)
-
-    @cached
-    def nblocks(self) -> int:
-        """Number of blocks in a chunk."""
-        return prod(self.block_grid)
-
-    @cached
-    def block_nbytes(self) -> int:
-        """Size of a block in bytes."""
-        return prod(self.blocks) * self.itemsize
-
-    @cached
-    def chunk_nbytes(self) -> int:
-        """Size of a chunk in bytes, padding included."""
-        return self.nblocks * self.block_nbytes
-
-    @cached
-    def nbytes(self) -> int:
-        """Size of all chunks in bytes, padding included: what the frame calls its uncompressed size."""
-        return self.nchunks * self.chunk_nbytes
 
 
 def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:

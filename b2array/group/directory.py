@@ -25,7 +25,8 @@ from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError
 from b2array.format.state import State
 from b2array.group import embedded
 from b2array.group.manifest import EMBEDDED, LIST_NAME, MemberList, found
-from b2array.store.base import Stamp, Store, attempts, outrun
+from b2array.store.atomic import require_free
+from b2array.store.base import Stamp, Store, attempts, too_many_conflicts
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 
@@ -254,7 +255,7 @@ class Directory:
                 with suppress(ConflictError):
                     self.write_list(listed, stamp)
                     return listed
-        raise outrun(self.store)
+        raise too_many_conflicts(self.store)
 
     # Members.
 
@@ -370,9 +371,8 @@ class Directory:
 
     def check_replaceable(self) -> None:
         """Raise FileExistsError if there is something that is not known to be a group."""
-        heads = self.store.head([LIST_NAME, EMBEDDED], 8)
-        if all(isinstance(head, Exception) for head in heads) and any(self.store.walk()):
-            raise FileExistsError(f"{self.url} exists and is not a group that can be replaced")
+        kinds = {LIST_NAME: b"", EMBEDDED: b""}
+        require_free(self.store, kinds, "a group", overwrite=True, name=LIST_NAME, alone=True)
 
     def clear(self) -> None:
         """Remove a group and all its members."""

@@ -11,7 +11,7 @@ from b2array.engine import snapshot
 from b2array.engine.handle import Handle
 from b2array.errors import FormatError, LimitError, UnsupportedError, located
 from b2array.group.manifest import EMBEDDED, check_member
-from b2array.store.base import MemoryStore
+from b2array.store.memory import MemoryStore
 
 __all__ = ["Extent", "embedded", "extents", "open_embedded", "path_of", "remove"]
 

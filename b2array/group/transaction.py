@@ -25,7 +25,7 @@ from b2array.format.index import chunk_name
 from b2array.group import embedded
 from b2array.group.directory import MARK, Directory, beside, mark_of
 from b2array.group.manifest import LIST_NAME, MemberList
-from b2array.store.base import Mutex, attempts, outrun
+from b2array.store.base import Mutex, attempts, too_many_conflicts
 
 __all__ = ["Joint"]
 
@@ -233,7 +233,7 @@ class Joint(Directory):
                     self._finish(new, drafts)
                 self._move_on(drafts, {path: described for path, (described, _) in staged.items()})
                 return
-        raise outrun(self.store)
+        raise too_many_conflicts(self.store)
 
     def _is_stored(self, new: MemberList, error: BaseException) -> bool:
         """Whether a list was stored although that raised, as when the answer of a server is lost."""

@@ -1,13 +1,17 @@
-"""Bytes under names: files, objects, memory. Knows no format.
+"""Bytes under names: files, objects, memory. The package knows no format.
 
-open     URL -> store
-base     what every store does, and a store in memory
-local    files
-remote   anything fsspec reaches
-s3       conditional requests of S3
-upload   an object sent in parts
-spans    ranges worth reading together
-spool    bytes on their way into a file
-atomic   files made beside the old one and renamed
-secrets  what no message may show
+open      which store a URL means
+base      Store, what every store can do; versions, conflicts, retries
+memory    objects in this process
+local     files and directories, lock files
+remote    what fsspec reaches: object stores, HTTP, archives, caches, memory://
+s3        conditional requests of S3
+upload    large objects in parts
+spans     byte ranges worth reading together
+spool     new bytes that wait for their commit
+atomic    files made elsewhere and renamed; what may be replaced
+secrets   what no message may show
+
+Above it, `engine` reads spans of chunks and commits frames: ``create`` and ``replace`` publish an object as a whole,
+``append`` and ``patch`` extend a local file.
 """

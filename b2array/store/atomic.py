@@ -1,56 +1,85 @@
-"""Files that are made apart, and get their place when they are complete."""
+"""Files that are made elsewhere and renamed, and what such a file may replace."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from b2array import config
-from b2array.store.base import Store
+from b2array.store.base import COMPARE_AND_SWAP, Head, Store
+from b2array.store.local import LocalStore
 
-__all__ = ["Placement", "require_free"]
-
-_STEP = 8 * 2**20
+__all__ = ["AtomicFile", "require_free"]
 
 
-def require_free(store: Store, magic: bytes, what: str, *, overwrite: bool) -> None:
-    """Raise FileExistsError unless there is nothing, or what may be replaced.
+def require_free(
+    store: Store, kinds: Mapping[str, bytes], what: str, *, overwrite: bool, name: str = "", alone: bool = False
+) -> str | None:
+    """Refuse to write where something is that must not be replaced.
 
     Parameters
     ----------
     store : Store
-    magic : bytes
-        How a file begins that may be replaced; empty: any file may.
+        Where to write.
+    kinds : mapping of str to bytes
+        What may be replaced: names of objects, and the first bytes of each.
     what : str
-        What such a file is called.
+        What such an object is, for messages.
     overwrite : bool
-        Whether it may be replaced at all.
+        Whether anything may be replaced at all.
+    name : str
+        The object to write; ``""`` cannot be written where there is a directory.
+    alone : bool
+        Whether to refuse a directory that has other files but none of `kinds`.
+
+    Returns
+    -------
+    str or None
+        The name of the object that may be replaced, or None if there is nothing.
+
+    Raises
+    ------
+    FileExistsError
+        There is something that must not be replaced.
     """
-    (head,) = store.head([""], max(1, len(magic)))
-    if isinstance(head, FileNotFoundError):
-        return
-    if isinstance(head, IsADirectoryError):
-        raise FileExistsError(f"{store.url} exists and is a directory")
-    if isinstance(head, Exception):
-        raise head
-    if not overwrite:
+    names = sorted({name, *kinds})
+    heads = dict(zip(names, store.head(names, max(1, *map(len, kinds.values()))), strict=True))
+    found = {each: bytes(head.data) for each, head in heads.items() if isinstance(head, Head)}
+    known = [each for each, data in found.items() if each in kinds and data.startswith(kinds[each])]
+    # On object stores an empty object may stand for a directory.
+    strange = any(found[each] or not known for each in found if each not in known)
+    if not found:
+        for error in heads.values():
+            if isinstance(error, IsADirectoryError) and not name:
+                raise FileExistsError(f"{store.url} exists and is a directory") from None
+            # S3 also refuses access to what does not exist, unless the user may list. There, creating is conditional.
+            unknown = isinstance(error, PermissionError) and store.guarantee == COMPARE_AND_SWAP and not overwrite
+            absent = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+            if isinstance(error, Exception) and not (absent or unknown):
+                raise error
+        if alone:
+            with suppress(FileNotFoundError):
+                strange = any(store.walk())
+    if found and not overwrite:
         raise FileExistsError(f"{store.url} exists; overwrite=True replaces it")
-    if not bytes(head.data).startswith(magic):
+    if strange:
         raise FileExistsError(f"{store.url} exists and is not {what} that can be replaced")
+    return known[0] if known else None
 
 
-class Placement:
+class AtomicFile:
     """A local file that becomes the only object of a store, as a whole or not at all.
 
-    Use it as a context manager that gives the path, or call `finish` or `abort`.
+    Use it as a context manager that returns the path, or call `finish` or `abort`.
 
     Parameters
     ----------
     store : Store
     overwrite : bool
-        Whether an object that is there is replaced; FileExistsError otherwise.
+        Whether to replace an object that exists; otherwise it is FileExistsError.
     """
 
     def __init__(self, store: Store, *, overwrite: bool) -> None:
@@ -58,26 +87,22 @@ class Placement:
         beside = store.temporary("")
         self._directory = tempfile.TemporaryDirectory(prefix="b2array-") if beside is None else None
         self.path = Path(self._directory.name, "file") if self._directory is not None else Path(str(beside))
-        """Where the file is to be made."""
+        """Where to make the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def finish(self) -> None:
-        """Make the file, which is closed by now, the store's object."""
+        """Make the file, which must be closed, the store's object."""
         try:
             if self._directory is not None:
                 write = self._store.replace if self._overwrite else self._store.create
-                write("", self._pieces())
+                write("", LocalStore(self.path).pieces())
                 return
             if config.durable:
-                _sync(self.path)
+                with self.path.open("rb+") as file:
+                    os.fsync(file.fileno())
             self._store.adopt(str(self.path), "", exclusive=not self._overwrite)
         finally:
             self.abort()
-
-    def _pieces(self) -> Iterator[bytes]:
-        with self.path.open("rb") as file:
-            while piece := file.read(_STEP):
-                yield piece
 
     def abort(self) -> None:
         """Remove the file; the object stays as it is."""
@@ -93,8 +118,3 @@ class Placement:
             self.finish()
         else:
             self.abort()
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())

@@ -1,24 +1,23 @@
-"""Where bytes are kept: a file or object, or a directory or prefix of them. Knows no format.
+"""What every store can do, and what stores share: versions, conflicts, retries.
 
-A store that is one object names it ``""``; in a directory or prefix objects have names without slashes. The first
-may turn out to be the second only when it is read, so that every store takes both kinds of names.
+A store is one object, named ``""``, or a directory or prefix of objects, whose names have no slashes. It may turn out
+only on reading which of the two it is, so that every store takes both kinds of names.
 
-Errors of a backend pass through, with these exceptions: what does not exist is `FileNotFoundError`, what exists
-already `FileExistsError`, bytes beyond the end of an object `FormatError`, a lost race `ConflictError`, and an error
-whose text holds a secret is replaced by one of the nearest built-in type without it.
+Errors of a backend pass through, with four exceptions. An object that does not exist is `FileNotFoundError`, one that
+must not exist but does is `FileExistsError`, bytes beyond the end of an object are `FormatError`, and a lost race is
+`ConflictError`. An error whose text shows a secret is replaced by a built-in one without it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import errno
 import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from typing import NamedTuple, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import NamedTuple, TypeVar
 
 from b2array import config
 from b2array.buffers import Buffer
@@ -29,105 +28,132 @@ __all__ = [
     "COMPARE_AND_SWAP",
     "Head",
     "Listed",
-    "MemoryStore",
     "Mutex",
     "Stamp",
     "Store",
     "attempts",
     "in_one_state",
-    "outrun",
+    "too_many_conflicts",
 ]
 
 T = TypeVar("T")
 
 COMPARE_AND_SWAP = "compare-and-swap"
-"""The guarantee of a store without locks that replaces an object only if it is the one expected."""
+"""The guarantee of a store without locks that replaces an object only if it has the expected version."""
 
 _PATIENCE = 20
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+_STEP = 8 * 2**20
 
 
 class Stamp(NamedTuple):
-    """The state of an object: its size in bytes, and a version that differs between states."""
+    """The state of an object: its size in bytes (-1 if unknown), and a version that differs between states."""
 
     size: int
     version: str
 
 
 class Head(NamedTuple):
-    """The first bytes of an object, and its state where the backend tells it in the same answer."""
+    """The first bytes of an object, and its state if the backend sends it with them.
+
+    No other object that this process can reach has the same `unique`, nor has this object in another state. It is empty
+    if the store cannot promise that. It shows no secrets.
+    """
 
     data: memoryview
     stamp: Stamp | None
+    unique: str = ""
 
 
 class Listed(NamedTuple):
-    """Size of an object in bytes, and when it was written, in seconds since 1970, where that is known."""
+    """Size of an object in bytes, and when it was written, in seconds since 1970, if that is known."""
 
     size: int
     modified: float | None
 
 
-class Store(Protocol):
-    """What every kind of store does. Threads may share one; a pickled store connects when it is first used."""
+class Store(ABC):
+    """Objects under names. Threads may share a store. A pickled store connects again when it is first used.
+
+    The defaults are those of a plain object store: an object is written as a whole, and there are no locks.
+    """
 
     url: str
     """Where the store is, for messages: without user, password and query string."""
 
-    is_prefix: bool | None
-    """True if the URL ended with a slash, so that there is nothing under the name ``""``; None if unknown."""
+    is_prefix: bool | None = None
+    """True if the URL ended with a slash, so that there is no object ``""``; None if unknown."""
 
-    guarantee: str
+    guarantee: str = "single writer"
     """What protects a commit from other writers: "lock", "compare-and-swap", "single writer", or "read only"."""
 
-    appendable: bool
-    """Whether there are `append` and `patch`."""
+    appendable: bool = False
+    """Whether `append` and `patch` work."""
 
+    @abstractmethod
     def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
-        """Read spans of any objects, near ones together.
+        """Read spans of any objects. Spans that are close together share a request.
 
         Parameters
         ----------
         spans : sequence of Span
         expected : str, optional
-            The version that the object had, if all spans lie in one. The bytes of another object that has taken its
-            place since are refused, where the backend can tell: for local files by inode (appending keeps it) and by
-            what `marked` has added, by entity tag on S3 and HTTP. Elsewhere it is ignored.
+            The version that the object had, if all spans lie in one object. If another object has replaced it, its
+            bytes are refused. Local files are compared by inode, which appending keeps, and by the bytes that
+            `with_known_bytes` adds; objects on S3 and HTTP by entity tag. Other stores ignore it.
         clip : bool, default False
-            Spans may reach beyond the end of their objects, and give fewer bytes then.
+            Whether spans may reach beyond the end of their objects. They give fewer bytes then.
 
         Returns
         -------
         list of memoryview
-            Writable bytes, one item a span. Views of spans that overlap may share memory.
+            Writable bytes, one item per span. Views of spans that overlap may share memory.
 
         Raises
         ------
         FormatError
-            If a span is not inside its object, unless `clip` allows that.
+            A span is not inside its object, and `clip` is False.
         FileNotFoundError
-            If an object does not exist; its ``filename`` ends with the object's name.
+            An object does not exist; the error's ``filename`` ends with its name.
         ConflictError
-            If another object is found where `expected` was.
+            The object is not the expected one.
         """
-        ...
 
     def gather(
         self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
     ) -> memoryview:
-        """Read spans into one buffer, which may be used again when this thread gathers next.
+        """Read spans into one buffer. The store may use the buffer again at this thread's next call.
 
         Parameters
         ----------
         spans, expected
-            As in `read`, with its errors.
+            As for `read`, which also lists the errors.
         places : sequence of int
             Where in the buffer each span goes.
         nbytes : int
-            Size of the buffer. What is in it between the spans is not defined.
+            Size of the buffer. The bytes between the spans are undefined.
         """
-        ...
+        return join_views_at(self.read(spans, expected=expected), places, nbytes)
 
+    def pieces(self, name: str = "") -> Iterator[memoryview]:
+        """Yield the bytes of an object in pieces of 8 MiB, to copy it without holding all of it in memory.
+
+        Raises
+        ------
+        ConflictError
+            The object was replaced meanwhile, as far as `read` notices.
+        """
+        size, version = self.stamp(name)
+        start = 0
+        while start < size or size < 0:
+            stop = start + _STEP if size < 0 else min(start + _STEP, size)
+            (piece,) = self.read([Span(name, start, stop)], expected=version, clip=size < 0)
+            if not piece:
+                return
+            yield piece
+            start += len(piece)
+
+    @abstractmethod
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
         """Read the beginnings of several objects at once, as they are now.
 
@@ -142,30 +168,30 @@ class Store(Protocol):
         Returns
         -------
         list of Head or Exception
-            One item a name. What cannot be read is the error that says why; none is raised.
+            One item per name. If an object cannot be read, its item is the error; no error is raised.
         """
-        ...
 
+    @abstractmethod
     def stamp(self, name: str) -> Stamp:
-        """Ask for the present size and version of an object; FileNotFoundError if there is none."""
-        ...
+        """Return the present size and version of an object; FileNotFoundError if it does not exist."""
 
+    @abstractmethod
     def listing(self) -> dict[str, Listed]:
-        """Find the objects of the store; FileNotFoundError if there is nothing at all."""
-        ...
+        """List the objects of the store; FileNotFoundError if there is nothing at all."""
 
+    @abstractmethod
     def walk(self) -> list[str]:
-        """Find the objects of the store and of all directories or prefixes below it, by names with slashes.
+        """List the objects of the store and of all directories or prefixes below it, by names with slashes.
 
         Raises
         ------
         FileNotFoundError
-            There is no such directory. A prefix without objects is empty.
+            There is no such directory. A prefix without objects gives an empty list.
         UnsupportedError
             The protocol cannot list.
         """
-        ...
 
+    @abstractmethod
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
         """Write an object that does not exist yet, as a whole or not at all.
 
@@ -173,128 +199,95 @@ class Store(Protocol):
         ----------
         name : str
         data : buffer, or iterable of buffers
-            The content; of much of it in pieces a part is in memory at a time.
+            The content. Large content in pieces is in memory in parts only.
 
         Raises
         ------
         FileExistsError
-            If it exists. Exclusive on local files, S3 and in memory; elsewhere it is looked for just before.
+            The object exists. Local files, S3 and memory exclude a race; other stores look just before they write.
         ReadOnlyError
-            If the protocol is for reading.
+            The protocol cannot write.
         """
-        ...
 
+    @abstractmethod
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
-        """Write an object, as a whole or not at all, in the place of one that may exist.
+        """Write an object, as a whole or not at all. It may replace an older one.
 
         Parameters
         ----------
         name : str
         data : buffer, or iterable of buffers
-            The content; of much of it in pieces a part is in memory at a time, unless a version is expected.
+            The content. Large content in pieces is in memory in parts only, unless a version is expected.
         expected : str, optional
             The version to replace. S3 compares it while it writes. Local files compare before they write: hold
-            `lock` to exclude other writers. Where `guarantee` is "single writer", it is compared just before.
+            `lock` to exclude other writers. If `guarantee` is "single writer", the store compares just before.
 
         Raises
         ------
         ConflictError
-            If the object has another version than `expected`, or does not exist. Nothing is written then, unless
-            the answer to a request that succeeded was lost and the client of S3 has sent it again: look whether the
-            object has become what was written.
+            The object has another version than `expected`, or does not exist. Nothing was written, with one
+            exception: if the answer to a successful request is lost, the client of S3 sends the request again, and
+            that one fails. So compare the object with what you wrote.
         """
-        ...
 
-    def temporary(self, name: str) -> str | None:
-        """Return the path of a file, not there yet, that `adopt` can turn into an object; None if it takes none."""
-        ...
+    def temporary(self, name: str) -> str | None:  # noqa: ARG002
+        """Return the path of a file to make for `adopt`, or None if the store takes no files."""
+        return None
 
-    def adopt(self, path: str, name: str, *, exclusive: bool) -> Stamp:
+    def adopt(self, path: str, name: str, *, exclusive: bool) -> Stamp:  # noqa: ARG002
         """Make the file at `path`, from `temporary`, the object `name` by renaming it.
 
         Raises
         ------
         FileExistsError
-            If `exclusive`, and the object exists.
+            The object exists, and `exclusive` is True.
         UnsupportedError
-            If `temporary` returns None.
+            The store takes no files.
         """
-        ...
+        raise UnsupportedError(f"{self.url} takes no files")
 
-    def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:
+    def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:  # noqa: ARG002
         """Cut an object at `offset` and write from there on.
 
         Raises
         ------
         FormatError
-            If the object is shorter than `offset`.
+            The object is shorter than `offset`.
         UnsupportedError
-            If the store is not `appendable`.
+            The store is not `appendable`.
         """
-        ...
+        raise self._unchangeable(name)
 
-    def patch(self, name: str, offset: int, data: Buffer) -> Stamp:
-        """Overwrite bytes inside an object in one small write. Raises what `append` raises."""
-        ...
+    def patch(self, name: str, offset: int, data: Buffer) -> Stamp:  # noqa: ARG002
+        """Overwrite bytes inside an object in one small write. Raises the errors of `append`."""
+        raise self._unchangeable(name)
 
+    def _unchangeable(self, name: str) -> UnsupportedError:
+        return UnsupportedError(f"{where(self.url, name)} cannot be changed in place, only be replaced")
+
+    @abstractmethod
     def delete(self, names: Iterable[str]) -> None:
-        """Remove objects; those that do not exist are no error. The name ``""`` also removes an empty directory."""
-        ...
+        """Remove objects, if they exist. The name ``""`` also removes an empty directory."""
 
-    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:
-        """Exclude other writers from an object, and those from its directory, if its name is not empty.
+    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Exclude other writers from the object ``""``, or from the whole directory if `name` is not empty.
 
-        Local files use the lock file of the C library, others in the same process a mutex; where there is neither,
-        nothing happens. Not reentrant: a thread that holds it must not take it again.
+        Local files use the lock file of the C library, stores in memory a mutex; other stores do nothing. A thread
+        that holds the lock must not take it again.
 
         Parameters
         ----------
         name : str
         shared : bool
-            Only keep writers away, and only if one has ever left a lock file.
+            Whether to exclude writers only, and only if one of them has ever left a lock file.
         """
-        ...
+        return nullcontext()
 
-    def close(self) -> None:
-        """Let go of descriptors. The store can be used again."""
-        ...
-
-
-def checked(url: str, span: Span) -> Span:
-    """Refuse a span that cannot be one, because it was computed from damaged bytes."""
-    if not 0 <= span.start <= span.stop:
-        raise FormatError(f"{where(url, span.name)}: expected a range of bytes, found {span.start} to {span.stop}")
-    return span
+    def close(self) -> None:  # noqa: B027 - most stores keep nothing open
+        """Release descriptors and connections. The store can be used again."""
 
 
-def merge(url: str, spans: Sequence[Span], limit: int) -> list[Merged]:
-    """Decide what to read at once."""
-    return coalesce([checked(url, span) for span in spans], config.coalesce_gap, limit)
-
-
-def scatter(spans: Sequence[Span], merged: Sequence[Merged], buffers: Iterable[memoryview]) -> list[memoryview]:
-    """Find the wanted spans in what was read."""
-    views = [memoryview(b"")] * len(spans)
-    for (whole, members), buffer in zip(merged, buffers, strict=True):
-        for member in members:
-            _, start, stop = spans[member]
-            views[member] = buffer[start - whole.start : stop - whole.start]
-    return views
-
-
-def gathered(views: Sequence[memoryview]) -> memoryview:
-    """Put what was read into one buffer."""
-    return views[0] if len(views) == 1 else memoryview(bytearray().join(views))
-
-
-def placed(views: Sequence[memoryview], places: Sequence[int], nbytes: int) -> memoryview:
-    """Put what was read into one buffer of `nbytes` bytes, each view to its place."""
-    if len(views) == 1 and nbytes == len(views[0]):
-        return views[0]
-    buffer = memoryview(bytearray(nbytes))
-    for view, place in zip(views, places, strict=True):
-        buffer[place : place + len(view)] = view
-    return buffer
+# Errors, each made in one place.
 
 
 def where(url: str, name: str) -> str:
@@ -303,21 +296,33 @@ def where(url: str, name: str) -> str:
 
 
 def too_short(place: str, start: int, stop: int, found: int) -> FormatError:
-    """Make the error of an object that ends inside or before a span."""
+    """Make the error for an object that ends inside or before a span."""
     return FormatError(f"{place}: expected {stop - start} bytes at {start}, found {max(0, found)}")
 
 
-def changed(place: str) -> ConflictError:
-    """Make the error of a reader whose object is gone."""
+def stale_reader(place: str) -> ConflictError:
+    """Make the error for a reader whose object was replaced."""
     return ConflictError(f"{place} changed since it was opened; call refresh()")
 
 
-def attempts(store: Store) -> Iterator[int]:
-    """Count the attempts at a commit, as many as are to be made.
+def conflict(place: str) -> ConflictError:
+    """Make the error for a writer who comes second."""
+    return ConflictError(f"{place} was changed by another writer")
 
-    Where writers exclude each other, `config.retries` after the first one. Where they compare, somebody has got on
-    whenever one has come too late, and a slow writer may come too late often: there are many more attempts, and before
-    each a random time, the longer the later it is.
+
+def too_many_conflicts(store: Store) -> ConflictError:
+    """Make the error for a writer who came second at every attempt."""
+    return ConflictError(f"{store.url}: other writers came first {_count(store)} times")
+
+
+# Retries.
+
+
+def attempts(store: Store) -> Iterator[int]:
+    """Count the attempts at a commit: `config.retries` after the first one, more where writers cannot wait in line.
+
+    In a store without locks a writer only learns that it came second when it is done, and a slow writer may come
+    second often. So there are 20 times as many attempts, and before each a random pause that gets longer.
     """
     for attempt in range(_count(store)):
         if attempt and store.guarantee == COMPARE_AND_SWAP:
@@ -329,60 +334,93 @@ def _count(store: Store) -> int:
     return config.retries * (_PATIENCE if store.guarantee == COMPARE_AND_SWAP else 1) + 1
 
 
-def in_one_state(verb: Callable[[], T]) -> T:
-    """Read what takes several requests, again if a commit came in between."""
+def in_one_state(function: Callable[[], T]) -> T:
+    """Call a function that reads with several requests, again if a commit came between them."""
     for _ in range(config.retries):
         with suppress(ConflictError):
-            return verb()
-    return verb()
+            return function()
+    return function()
 
 
-def outrun(store: Store) -> ConflictError:
-    """Make the error of a writer whose attempts were all in vain."""
-    return ConflictError(f"{store.url}: other writers came first {_count(store)} times")
-
-
-def overtaken(place: str) -> ConflictError:
-    """Make the error of a writer who comes second."""
-    return ConflictError(f"{place} was changed by another writer")
+# Versions.
 
 
 def identity(version: str) -> str:
-    """Take the part of a version that stays while an object is appended to."""
+    """Return the part of a version that stays while an object is appended to."""
     return version.partition("@")[0]
 
 
-class Mark(NamedTuple):
-    """Bytes of an object, by their end, that stay while it is appended to and that no other object has."""
+class KnownBytes(NamedTuple):
+    """Bytes of an object, by their end. They stay while it is appended to, and no other object has them there."""
 
     stop: int
     content: bytes
 
 
-def marked(version: str, mark: Mark) -> str:
-    """Add to the version of an `appendable` store's object how it can be recognised."""
-    return f"{version}#{mark.stop}:{mark.content.hex()}"
+def with_known_bytes(version: str, known: KnownBytes) -> str:
+    """Add bytes that identify an object to its version, because a new file may get the inode of a deleted one."""
+    return f"{version}#{known.stop}:{known.content.hex()}"
 
 
-def unmarked(version: str) -> tuple[str, Mark | None]:
-    """Take apart what `marked` has put together."""
-    version, _, mark = version.partition("#")
-    stop, _, content = mark.partition(":")
-    return version, Mark(int(stop), bytes.fromhex(content)) if mark else None
+def split_version(version: str) -> tuple[str, KnownBytes | None]:
+    """Undo `with_known_bytes`."""
+    version, _, known = version.partition("#")
+    stop, _, content = known.partition(":")
+    return version, KnownBytes(int(stop), bytes.fromhex(content)) if known else None
 
 
-def pieces(data: Buffer | Iterable[Buffer]) -> Iterable[Buffer]:
-    """Take one buffer for an iterable of it alone."""
+# Spans and buffers.
+
+
+def check_span(url: str, span: Span) -> Span:
+    """Refuse a span that was computed from damaged bytes and is not a range."""
+    if not 0 <= span.start <= span.stop:
+        raise FormatError(f"{where(url, span.name)}: expected a range of bytes, found {span.start} to {span.stop}")
+    return span
+
+
+def merge(url: str, spans: Sequence[Span], limit: int) -> list[Merged]:
+    """Check spans, and merge those that are worth reading together."""
+    return coalesce([check_span(url, span) for span in spans], config.coalesce_gap, limit)
+
+
+def scatter(spans: Sequence[Span], merged: Sequence[Merged], buffers: Iterable[memoryview]) -> list[memoryview]:
+    """Return the wanted spans as views of the merged ones that were read."""
+    views = [memoryview(b"")] * len(spans)
+    for (whole, members), buffer in zip(merged, buffers, strict=True):
+        for member in members:
+            _, start, stop = spans[member]
+            views[member] = buffer[start - whole.start : stop - whole.start]
+    return views
+
+
+def join_views(views: Sequence[memoryview]) -> memoryview:
+    """Return one buffer with all views, one behind the other."""
+    return views[0] if len(views) == 1 else memoryview(bytearray().join(views))
+
+
+def join_views_at(views: Sequence[memoryview], places: Sequence[int], nbytes: int) -> memoryview:
+    """Return one buffer of `nbytes` bytes with each view at its place."""
+    if len(views) == 1 and nbytes == len(views[0]):
+        return views[0]
+    buffer = memoryview(bytearray(nbytes))
+    for view, place in zip(views, places, strict=True):
+        buffer[place : place + len(view)] = view
+    return buffer
+
+
+def as_pieces(data: Buffer | Iterable[Buffer]) -> Iterable[Buffer]:
+    """Return an iterable of buffers, whether `data` is one buffer or many."""
     return (data,) if isinstance(data, bytes | bytearray | memoryview) else data
 
 
-def joined(data: Buffer | Iterable[Buffer]) -> bytes:
-    """Put pieces together."""
-    return data if isinstance(data, bytes) else b"".join(pieces(data))
+def join_pieces(data: Buffer | Iterable[Buffer]) -> bytes:
+    """Return the content of one buffer or of many."""
+    return data if isinstance(data, bytes) else b"".join(as_pieces(data))
 
 
 class Mutex:
-    """A lock that a forked child finds open, whoever held it in the parent."""
+    """A lock that a forked child finds free, even if a thread of its parent held it."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()
@@ -395,168 +433,3 @@ class Mutex:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
-
-
-@dataclasses.dataclass(slots=True)
-class _Object:
-    data: bytes | bytearray
-    identity: str = dataclasses.field(default_factory=lambda: os.urandom(8).hex())
-    state: int = 0
-    modified: float = dataclasses.field(default_factory=time.time)
-
-    def change(self) -> bytearray:
-        """Give the bytes to write into, as a new state of the same object."""
-        if isinstance(self.data, bytes):
-            self.data = bytearray(self.data)
-        self.state += 1
-        self.modified = time.time()
-        return self.data
-
-    def stamp(self) -> Stamp:
-        return Stamp(len(self.data), f"{self.identity}@{self.state}")
-
-
-class MemoryStore:
-    """Objects in the memory of this process. A pickle holds a copy of them.
-
-    Parameters
-    ----------
-    objects : mapping of str to buffer, optional
-        What the store has from the beginning. `bytes` are not copied.
-
-    Examples
-    --------
-    >>> store = MemoryStore({"": b"some bytes"})
-    >>> [bytes(view) for view in store.read([Span("", 0, 4)])]
-    [b'some']
-    """
-
-    url = "memory"
-    is_prefix: bool | None = None
-    guarantee = "lock"
-    appendable = True
-
-    def __init__(self, objects: Mapping[str, Buffer] | None = None) -> None:
-        self._objects = {name: _Object(joined(data)) for name, data in (objects or {}).items()}
-        self._mutex, self._writers = Mutex(), Mutex()
-
-    def __repr__(self) -> str:
-        return f"<MemoryStore of {sum(len(each.data) for each in self._objects.values())} bytes>"
-
-    def __getstate__(self) -> dict[str, _Object]:
-        with self._mutex:
-            return {name: dataclasses.replace(each, data=bytes(each.data)) for name, each in self._objects.items()}
-
-    def __setstate__(self, objects: dict[str, _Object]) -> None:
-        self._objects = objects
-        self._mutex, self._writers = Mutex(), Mutex()
-
-    def _get(self, name: str) -> _Object:
-        try:
-            return self._objects[name]
-        except KeyError:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where(self.url, name)) from None
-
-    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
-        """Copy spans; see `Store.read`."""
-        with self._mutex:
-            return [self._copy(span, expected, clip=clip) for span in spans]
-
-    def gather(
-        self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
-    ) -> memoryview:
-        """Copy spans into one buffer; see `Store.gather`."""
-        return placed(self.read(spans, expected=expected), places, nbytes)
-
-    def _copy(self, span: Span, expected: str | None, *, clip: bool) -> memoryview:
-        name, start, stop = checked(self.url, span)
-        found = self._get(name)
-        if expected is not None and found.identity != identity(expected):
-            raise changed(where(self.url, name))
-        if stop > len(found.data) and not clip:
-            raise too_short(where(self.url, name), start, stop, len(found.data) - start)
-        with memoryview(found.data) as view:
-            return memoryview(bytearray(view[start:stop]))
-
-    def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
-        """Copy beginnings; see `Store.head`."""
-        with self._mutex:
-            return [self._head(name, nbytes, offset) for name in names]
-
-    def _head(self, name: str, nbytes: int, offset: int) -> Head | Exception:
-        try:
-            found = self._get(name)
-        except FileNotFoundError as error:
-            return error
-        return Head(memoryview(bytearray(found.data[offset : offset + nbytes])), found.stamp())
-
-    def stamp(self, name: str) -> Stamp:
-        """Look up size and version; see `Store.stamp`."""
-        return self._get(name).stamp()
-
-    def listing(self) -> dict[str, Listed]:
-        """Find the objects; see `Store.listing`."""
-        with self._mutex:
-            return {name: Listed(len(each.data), each.modified) for name, each in self._objects.items()}
-
-    def walk(self) -> list[str]:
-        """Find the objects; see `Store.walk`."""
-        with self._mutex:
-            return sorted(self._objects)
-
-    def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
-        """Add an object; see `Store.create`."""
-        new = _Object(joined(data))
-        with self._mutex:
-            if self._objects.setdefault(name, new) is not new:
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), where(self.url, name))
-        return new.stamp()
-
-    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
-        """Exchange an object; see `Store.replace`."""
-        new = _Object(joined(data))
-        with self._mutex:
-            if expected is not None and (name not in self._objects or self.stamp(name).version != expected):
-                raise overtaken(where(self.url, name))
-            self._objects[name] = new
-        return new.stamp()
-
-    def temporary(self, name: str) -> str | None:  # noqa: ARG002
-        """Take no files; see `Store.temporary`."""
-        return None
-
-    def adopt(self, path: str, name: str, *, exclusive: bool) -> Stamp:  # noqa: ARG002
-        """Take no files; see `Store.adopt`."""
-        raise UnsupportedError(f"{self.url} takes no files")
-
-    def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:
-        """Cut and extend an object; see `Store.append`."""
-        content = joined(data)
-        with self._mutex:
-            self._writable(name, offset)[offset:] = content
-
-    def patch(self, name: str, offset: int, data: Buffer) -> Stamp:
-        """Overwrite bytes of an object; see `Store.patch`."""
-        content = joined(data)
-        with self._mutex:
-            self._writable(name, offset + len(content))[offset : offset + len(content)] = content
-            return self.stamp(name)
-
-    def _writable(self, name: str, nbytes: int) -> bytearray:
-        found = self._get(name)
-        if len(found.data) < nbytes:
-            raise FormatError(f"{where(self.url, name)}: expected at least {nbytes} bytes, found {len(found.data)}")
-        return found.change()
-
-    def delete(self, names: Iterable[str]) -> None:
-        """Remove objects; see `Store.delete`."""
-        with self._mutex:
-            for name in names:
-                self._objects.pop(name, None)
-
-    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Exclude the other writers, and nobody who reads; see `Store.lock`."""
-        return self._writers
-
-    def close(self) -> None:
-        """Do nothing: the objects stay."""

@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Self
@@ -14,34 +15,38 @@ from typing import Any, Self
 import numpy as np
 
 from b2array import config
-from b2array.buffers import Buffer, memory
+from b2array.buffers import Buffer, scratch
 from b2array.errors import FormatError
 from b2array.store.base import (
     Head,
     Listed,
     Stamp,
-    changed,
-    checked,
+    Store,
+    as_pieces,
+    check_span,
+    conflict,
     identity,
     merge,
-    overtaken,
-    pieces,
     scatter,
+    split_version,
+    stale_reader,
     too_short,
-    unmarked,
 )
 from b2array.store.spans import Merged, Span
 
 __all__ = ["TEMPORARY_SUFFIX", "LocalStore"]
 
 TEMPORARY_SUFFIX = ".b2tmp"
-"""End of the names of files that are being written; one that stays behind belongs to a writer that was killed."""
+"""End of the names of files that are being written. A writer that is killed leaves such a file behind."""
 
 _LOCK_SUFFIX = ".b2lock"
 _READ_LIMIT = 64 * 2**20
 
+_SETTLED = 2 * 10**9
+"""Nanoseconds after which another change gives a file another time; some file systems count in steps of two seconds."""
+
 _IOV_MAX = 1024
-"""So many buffers POSIX systems fill in one call."""
+"""The most buffers that POSIX systems fill in one call."""
 
 try:
     from os import preadv as _read_into
@@ -67,7 +72,7 @@ if sys.platform == "win32":
     _BINARY = os.O_BINARY
     _READ = os.O_RDONLY | os.O_BINARY
 
-    def _flock(fd: int, shared: bool) -> None:  # noqa: ARG001 - there is no shared one
+    def _flock(fd: int, shared: bool) -> None:  # noqa: ARG001 - Windows has no shared locks
         while True:
             os.lseek(fd, 0, os.SEEK_SET)
             try:
@@ -84,7 +89,7 @@ else:
     import fcntl
 
     _BINARY = 0
-    # Nobody may ever write to a pipe that is opened in the place of a file.
+    # Opening a named pipe must not wait for a writer.
     _READ = os.O_RDONLY | os.O_NONBLOCK
 
     def _flock(fd: int, shared: bool) -> None:
@@ -94,8 +99,8 @@ else:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
-# A forked child must not keep its parent's locks alive.
 _held: set[int] = set()
+"""Descriptors of locks that are held. A forked child closes them, so that it does not keep its parent's locks."""
 
 
 def _drop_held() -> None:
@@ -109,7 +114,7 @@ if sys.platform != "win32":
 
 
 def _raise_counter(fd: int) -> None:
-    # Handles of the C library that are open elsewhere read the file again when this number has changed.
+    # Handles of the C library in other processes read the file again when this number has changed.
     os.lseek(fd, 0, os.SEEK_SET)
     content = os.read(fd, 16).ljust(16, b"\0")
     counter = (int.from_bytes(content[8:], "little") + 1) % 2**64
@@ -127,12 +132,21 @@ def _sync_directory(path: str) -> None:
 
 
 def _local_stamp(status: os.stat_result) -> Stamp:
-    # Without the device, whose number differs between computers that share the file system.
+    # Without the device: its number differs between computers that share the file system.
     return Stamp(status.st_size, f"{status.st_ino}@{status.st_mtime_ns}:{status.st_size}")
 
 
+def _unique(path: str, status: os.stat_result) -> str:
+    """Name a state of a file among those of all files; empty as long as another change could leave the same times."""
+    # Programs can set the one time back, but not the other one.
+    modified, changed = status.st_mtime_ns, status.st_ctime_ns
+    if time.time_ns() - max(modified, changed) < _SETTLED:
+        return ""
+    return f"{path} {status.st_dev}:{status.st_ino}:{modified}:{changed}:{status.st_size}"
+
+
 class _File:
-    """A descriptor that is closed when no thread uses it any more, whoever has replaced it in the meantime."""
+    """A descriptor that is closed when the last thread has finished with it, even if the store uses another by then."""
 
     __slots__ = ("_known", "fd", "path")
 
@@ -152,7 +166,7 @@ class _File:
         return _local_stamp(os.fstat(self.fd))
 
     def is_of(self, expected: str) -> bool:
-        """Whether this is the file that had a version, and has at most been appended to since."""
+        """Return whether this file had that version and has only been appended to since."""
         if expected not in self._known:
             if not self._has_been(expected):
                 return False
@@ -160,14 +174,14 @@ class _File:
         return True
 
     def _has_been(self, expected: str) -> bool:
-        version, mark = unmarked(expected)
+        version, known = split_version(expected)
         found = self.stamp()
         if identity(found.version) != identity(version):
             return False
-        # The number of a deleted file is soon that of another one.
-        if mark is None or found.version == version:
+        # A new file may get the inode of a deleted one.
+        if known is None or found.version == version:
             return True
-        return found.size >= mark.stop and self.read(mark.stop - len(mark.content), mark.stop) == mark.content
+        return found.size >= known.stop and self.read(known.stop - len(known.content), known.stop) == known.content
 
     def read(self, start: int, stop: int, *, clip: bool = False) -> memoryview:
         size = os.fstat(self.fd).st_size
@@ -187,7 +201,7 @@ class _File:
         if done == nbytes:
             return
         for view in views:
-            # What the one call left over comes piece by piece.
+            # One call may read less than asked for; the rest comes piece by piece.
             at, done = min(done, len(view)), max(0, done - len(view))
             while at < len(view):
                 count = _read_into(self.fd, [view[at:]], start + at)
@@ -204,13 +218,13 @@ def _flush(file: Any) -> None:
 
 
 def _rename_exclusively(source: str, target: str) -> None:
-    """Give `source` the name `target`, unless that exists; `source` may stay as a second name."""
+    """Give the file `source` the name `target`, unless that exists. The old name may stay."""
     try:
         try:
             os.link(source, target)
         except FileExistsError:
             raise
-        except OSError:  # a file system without hard links: take the name first, then fill it
+        except OSError:  # a file system without hard links: reserve the name, then replace it
             os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
             try:
                 os.replace(source, target)
@@ -222,32 +236,32 @@ def _rename_exclusively(source: str, target: str) -> None:
 
 
 _TRUSTED_ROOM = 16 * 2**20
-"""Larger pieces of a file are asked for only if its store is as large: their sizes may be damaged."""
+"""Before more bytes are read at once, the size of the store is checked: a damaged file may ask for any number."""
 _KEPT_ROOM = 64 * 2**20
 
 
 def _room(nbytes: int, spans: Sequence[Span], store: LocalStore) -> memoryview:
-    """Return bytes that this thread uses again and again: fresh memory costs more than reading into it."""
+    """Return memory that this thread reuses, because fresh memory costs more time than reading into it."""
 
     def check() -> None:
-        # What is free between the spans is no part of the file.
+        # The room between the spans does not come from the file.
         wanted = sum(span.stop - span.start for span in spans)
         if wanted > _TRUSTED_ROOM and wanted > sum(each.size for each in store.listing().values()):
-            raise FormatError(f"{store.url}: expected {wanted} bytes, found fewer in all of it")
+            raise FormatError(f"{store.url}: expected {wanted} bytes, found fewer in the whole store")
 
-    return memory("room", nbytes, _KEPT_ROOM, check).data
+    return scratch("room", nbytes, _KEPT_ROOM, check).data
 
 
-class LocalStore:
+class LocalStore(Store):
     """A local file or directory.
 
-    The file of a store that is one file stays open, so that its bytes can be read even after another writer has put
-    a new file in its place, until `head`, `replace` or `close` is called here.
+    A store of one file keeps it open, so that its bytes can be read even after another writer has replaced the file.
+    `head` opens the file again; `replace` and `close` close it.
 
     Parameters
     ----------
     path : str or os.PathLike
-        Taken relative to the present working directory for as long as the store lives.
+        A relative path is resolved now, so that changing the working directory later does no harm.
     """
 
     guarantee = "lock"
@@ -277,27 +291,25 @@ class LocalStore:
         return file
 
     def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
-        """Read spans; see `Store.read`."""
         merged = merge(self.url, spans, _READ_LIMIT)
         return scatter(spans, merged, self._read(merged, expected, clip=clip))
 
     def gather(
         self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
     ) -> memoryview:
-        """Read spans into one buffer, in one call what is side by side in a file; see `Store.gather`."""
-        buffer = _room(nbytes, spans, self)
+        buffer = _room(nbytes, spans, self)  # one call reads all spans that follow each other without a gap
         file: _File | None = None
         opened, begin, reached = "", -1, -1
         side_by_side: list[memoryview] = []
         for span, place in zip(spans, places, strict=True):
-            name, start, stop = checked(self.url, span)
+            name, start, stop = check_span(self.url, span)
             if file is None or start != reached or name != opened or len(side_by_side) == _IOV_MAX:
                 if file is not None:
                     file.read_into(side_by_side, begin)
                 if file is None or name != opened:
                     file, opened = self._open(name), name
                     if expected is not None and not file.is_of(expected):
-                        raise changed(file.path)
+                        raise stale_reader(file.path)
                 side_by_side, begin = [], start
             side_by_side.append(buffer[place : place + stop - start])
             reached = stop
@@ -309,31 +321,29 @@ class LocalStore:
         for name, group in itertools.groupby((each.span for each in merged), key=lambda span: span.name):
             file = self._open(name)
             if expected is not None and not file.is_of(expected):
-                raise changed(file.path)
+                raise stale_reader(file.path)
             for _, start, stop in group:
                 yield file.read(start, stop, clip=clip)
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
-        """Read beginnings; see `Store.head`. The file is opened anew, and later reads are from it."""
         return [self._head(name, nbytes, offset) for name in names]
 
     def _head(self, name: str, nbytes: int, offset: int) -> Head | Exception:
         try:
             file = _File.open(self._path(name))
-            stamp = file.stamp()
+            status = os.fstat(file.fd)
+            unique = _unique(file.path, status)
             data = file.read(offset, offset + nbytes, clip=True)
         except (OSError, FormatError) as error:
             return error
         if not name:
             self._file = file
-        return Head(data, stamp)
+        return Head(data, _local_stamp(status), unique)
 
     def stamp(self, name: str) -> Stamp:
-        """Look up size and version; see `Store.stamp`."""
         return _local_stamp(os.stat(self._path(name)))
 
     def listing(self) -> dict[str, Listed]:
-        """Find the files; see `Store.listing`. Includes lock files and those with `TEMPORARY_SUFFIX`."""
         if not os.path.isdir(self.url):
             status = os.stat(self.url)
             return {"": Listed(status.st_size, status.st_mtime)}
@@ -342,7 +352,6 @@ class LocalStore:
         return {name: Listed(status.st_size, status.st_mtime) for name, status in found.items()}
 
     def walk(self) -> list[str]:
-        """Find the files below; see `Store.walk`. Links to directories are not followed."""
         os.stat(self.url)
         found = (
             os.path.relpath(os.path.join(directory, name), self.url)
@@ -352,7 +361,6 @@ class LocalStore:
         return sorted(path.replace(os.sep, "/") for path in found)
 
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
-        """Write a new file; see `Store.create`. Missing directories are made."""
         path = self._path(name)
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
@@ -361,13 +369,12 @@ class LocalStore:
         return stamp
 
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
-        """Write a file and rename it; see `Store.replace`. A symbolic link stays one. Missing directories are made."""
         path = os.path.realpath(self._path(name))
         with self._written_beside(path, data) as (temporary, stamp):
             with suppress(FileNotFoundError):
                 os.chmod(temporary, os.stat(path).st_mode & 0o7777)
             if expected is not None and self._version(path) != expected:
-                raise overtaken(path)
+                raise conflict(path)
             os.replace(temporary, path)
         if not name:
             self._file = None
@@ -389,23 +396,21 @@ class LocalStore:
         temporary = f"{path}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
         try:
             with open(temporary, "xb") as file:
-                file.writelines(pieces(data))
+                file.writelines(as_pieces(data))
                 _flush(file)
                 stamp = _local_stamp(os.fstat(file.fileno()))
             yield temporary, stamp
         finally:
-            with suppress(OSError):  # it is gone if it was renamed, and in nobody's way if it stays
+            with suppress(OSError):  # usually it was renamed; if it stays, it does no harm
                 os.unlink(temporary)
         _sync_directory(directory)
         if new:
             _sync_directory(os.path.dirname(directory))
 
     def temporary(self, name: str) -> str | None:
-        """Name a file beside an object; see `Store.temporary`."""
         return f"{os.path.realpath(self._path(name))}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
 
     def adopt(self, path: str, name: str, *, exclusive: bool) -> Stamp:
-        """Give a complete file its name; see `Store.adopt`."""
         target = os.path.realpath(self._path(name))
         stamp = _local_stamp(os.stat(path))
         if exclusive:
@@ -417,23 +422,21 @@ class LocalStore:
         return stamp
 
     def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:
-        """Cut and extend a file; see `Store.append`."""
         cut = False
         try:
             with self._open_to_write(name, offset) as file:
                 file.truncate(offset)
                 cut = True
                 file.seek(offset)
-                file.writelines(pieces(data))
+                file.writelines(as_pieces(data))
                 _flush(file)
         except BaseException:
-            if cut:  # what came through, of data that a full disk did not take, is of no use
+            if cut:  # the disk may be full: free what was written
                 with suppress(OSError):
                     os.truncate(self._path(name), offset)
             raise
 
     def patch(self, name: str, offset: int, data: Buffer) -> Stamp:
-        """Overwrite bytes of a file; see `Store.patch`."""
         with self._open_to_write(name, offset + memoryview(data).nbytes) as file:
             file.seek(offset)
             file.write(data)
@@ -450,7 +453,6 @@ class LocalStore:
             yield file
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove files; see `Store.delete`."""
         for name in names:
             path = self._path(name)
             with suppress(FileNotFoundError):
@@ -461,7 +463,6 @@ class LocalStore:
 
     @contextmanager
     def lock(self, name: str, *, shared: bool = False) -> Iterator[None]:
-        """Hold the lock file; see `Store.lock`. Does not work on network file systems without ``flock``."""
         path = os.path.join(self.url, _LOCK_SUFFIX) if name else self.url + _LOCK_SUFFIX
         if not shared:
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -480,11 +481,10 @@ class LocalStore:
         finally:
             if os.getpid() == owner:
                 _held.discard(fd)
-                # Said aloud, because a child that was forked a moment ago may not have closed its copy yet.
+                # Closing alone may not unlock: a child that was just forked may still have a copy.
                 with suppress(OSError):
                     _unlock(fd)
                 os.close(fd)
 
     def close(self) -> None:
-        """Close the file; see `Store.close`."""
         self._file = None

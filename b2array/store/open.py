@@ -1,4 +1,4 @@
-"""The store for a URL."""
+"""Which store a URL means."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _KINDS: dict[str, type[FsspecStore]] = {
 
 
 def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Store:
-    """Make the store for a URL. Nothing is read or written.
+    """Return the store for a URL. Nothing is read or written yet.
 
     Parameters
     ----------
     url : str or os.PathLike
         A local path, a ``file://`` URL, or what fsspec understands, chains such as ``simplecache::s3://`` included.
-        A slash at the end says that it is a directory or prefix.
+        A slash at the end marks a directory or prefix.
     storage_options : mapping, optional
         For fsspec; ignored for local paths.
 

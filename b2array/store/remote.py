@@ -21,12 +21,12 @@ from b2array.store.base import (
     Listed,
     Mutex,
     Stamp,
-    changed,
-    joined,
+    Store,
+    conflict,
+    join_pieces,
     merge,
-    overtaken,
-    placed,
     scatter,
+    stale_reader,
     too_short,
     where,
 )
@@ -36,11 +36,11 @@ from b2array.store.spans import Span
 __all__ = ["CONNECTIONS", "CachingStore", "FsspecStore", "HttpStore", "SharedMemoryStore", "join"]
 
 _T = TypeVar("_T")
-_READ_LIMIT = 16 * 2**20  # one connection is slower than several, so that a large read is several requests
-CONNECTIONS = 8  # below the pool size of the S3 client, so that no request waits for another one's body
+_READ_LIMIT = 16 * 2**20  # larger reads are split: several connections are faster than one
+CONNECTIONS = 8  # less than the pool of the S3 client, so that no request waits for another one to be read
 _ARCHIVES = ("github", "libarchive", "reference", "tar", "zip")
 _ONE_FILE = ("libarchive", "tar")
-"""Archives that all their readers seek in through one file object, so that only one thread may read at a time."""
+"""Archives with one file object for all readers, so that only one thread may read at a time."""
 _VERSIONS = (
     "ETag",
     "etag",
@@ -69,26 +69,23 @@ def _status(error: BaseException | None) -> int | None:
 
 
 def _reason(error: Exception) -> Exception:
-    """Look behind a FileNotFoundError that stands for any failure, as from the HTTP file system."""
+    """Return the cause of a FileNotFoundError that may stand for any failure, as from the HTTP file system."""
     cause = error.__cause__
     if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):
         return error if isinstance(cause, KeyError | FileNotFoundError) or _status(cause) == 404 else cause
     return error
 
 
-class FsspecStore:
+class FsspecStore(Store):
     """An object or a prefix in a file system of fsspec.
 
     Parameters
     ----------
     url : str
-        May be a chain, and may hold a query string; names of objects are put in front of that.
+        May be a chain, and may have a query string; names of objects go in front of the query.
     storage_options : mapping
         For `fsspec.core.url_to_fs`.
     """
-
-    guarantee = "single writer"
-    appendable = False
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         self.url = redact(url)
@@ -107,7 +104,7 @@ class FsspecStore:
         return type(self), (self._address, self._options)
 
     def _connect(self) -> tuple[Any, str]:
-        """Give the file system and the root in it; a forked child makes its own."""
+        """Return the file system and the root in it; a forked child connects again."""
         connection = self._connection
         if connection is None or connection[0] != os.getpid():
             from fsspec.core import url_to_fs
@@ -116,11 +113,11 @@ class FsspecStore:
         return connection[1:]
 
     def _call(self, name: str, function: Callable[[Any, str], _T]) -> _T:
-        """Call ``function(file system, path)`` for an object, and raise this package's errors for fsspec's."""
+        """Call ``function(file system, path)`` for an object, and translate fsspec's errors into this package's."""
         try:
             fs, root = self._connect()
             return function(fs, join(root, name))
-        except Exception as error:  # noqa: BLE001 - it is raised below, where no context keeps its text
+        except Exception as error:  # noqa: BLE001 - raised below, where no context keeps its text
             failure = self._translate(error, name)
         raise failure
 
@@ -133,7 +130,7 @@ class FsspecStore:
         if isinstance(error, FileExistsError):
             return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place)
         if status in (409, 412):
-            return overtaken(place)
+            return conflict(place)
         if status == 416:
             return FormatError(f"{place}: expected more bytes, found the end")
         return self._without_secrets(error, status)
@@ -147,27 +144,26 @@ class FsspecStore:
         return TimeoutError(text) if isinstance(error, TimeoutError) else OSError(text)
 
     def _read_options(self, fs: Any, expected: str | None) -> dict[str, Any]:  # noqa: ARG002
-        """Give what the file system takes for a conditional read."""
+        """Return the file system's options for a conditional read."""
         return {}
 
     def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
-        """Read spans in one wave of concurrent requests; see `Store.read`."""
         merged = merge(self.url, spans, _READ_LIMIT)
         filled = [each.span for each in merged if each.span.start < each.span.stop]
         try:
             found = dict(zip(filled, self._read(filled, expected, clip=clip), strict=True)) if filled else {}
         except ConflictError:
-            raise changed(where(self.url, filled[0].name)) from None
+            raise stale_reader(where(self.url, filled[0].name)) from None
         return scatter(spans, merged, (found.get(each.span, memoryview(b"")) for each in merged))
 
     def _read(self, spans: Sequence[Span], expected: str | None, *, clip: bool) -> list[memoryview]:
         answers = self._ranges(spans, expected)
         answers.reverse()
-        # Each answer is copied and then forgotten, so that not all of them are in memory twice.
+        # Each answer is dropped once it is copied, so that only one of them is in memory twice.
         return [self._fit(span, answers.pop(), clip=clip) for span in spans]
 
     def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
-        # Errors are returned at first, because one that is raised does not tell which object it is about.
+        # Errors are returned, because one that fsspec raises does not say which object it is about.
         names, starts, stops = ([*column] for column in zip(*spans, strict=True))
 
         def request(fs: Any, _: str) -> list[Any]:
@@ -187,13 +183,12 @@ class FsspecStore:
             answer = b""
         wanted = span.stop - span.start
         if len(answer) > wanted:
-            answer = answer[span.start : span.stop]  # the whole object, from a server that knows no ranges
+            answer = answer[span.start : span.stop]  # a server without ranges sends the whole object
         if len(answer) != wanted and not clip:
             raise too_short(where(self.url, span.name), span.start, span.stop, len(answer))
         return memoryview(bytearray(answer))
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
-        """Read beginnings in one wave of concurrent requests; see `Store.head`."""
         spans = [Span(name, offset, offset + nbytes) for name in names]
         try:
             answers = self._ranges(spans, None)
@@ -208,11 +203,9 @@ class FsspecStore:
             return error
 
     def stamp(self, name: str) -> Stamp:
-        """Ask for size and version; see `Store.stamp`."""
         return self._call(name, lambda fs, path: _stamp(fs.info(path)))
 
     def listing(self) -> dict[str, Listed]:
-        """Find the objects; see `Store.listing`."""
 
         def ask(fs: Any, root: str) -> dict[str, Listed]:
             fs.invalidate_cache(root)
@@ -222,7 +215,6 @@ class FsspecStore:
         return self._call("", ask)
 
     def walk(self) -> list[str]:
-        """Find the objects below; see `Store.walk`."""
 
         def ask(fs: Any, root: str) -> list[str]:
             fs.invalidate_cache()
@@ -233,30 +225,28 @@ class FsspecStore:
         return self._call("", ask)
 
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
-        """Write a new object; see `Store.create`."""
         try:
             return self._write(name, data, exclusive=True)
         except ConflictError:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), where(self.url, name)) from None
 
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
-        """Write an object; see `Store.replace`."""
         if expected is not None and self._version(name) != expected:
-            raise overtaken(where(self.url, name))
+            raise conflict(where(self.url, name))
         return self._write(name, data)
 
     def _write(self, name: str, data: Buffer | Iterable[Buffer], *, exclusive: bool = False) -> Stamp:
         self._require_writable()
-        content = upload.apart(data)
+        content = upload.split(data)
         if isinstance(content, bytes):
             return self._put(name, content, **({"mode": "create"} if exclusive else {}))
         if exclusive and self._version(name) is not None:
-            raise overtaken(where(self.url, name))
+            raise conflict(where(self.url, name))
         return self._put_parts(name, content, exclusive=exclusive)
 
     def _put_parts(self, name: str, parts: Iterator[bytes], *, exclusive: bool) -> Stamp:  # noqa: ARG002
-        # The parts are made outside of the calls: their errors are no errors of this store.
-        file = self._call(name, upload.Streamed)
+        # The parts are made outside of `_call`, which would translate their errors.
+        file = self._call(name, upload.StreamedObject)
         try:
             for part in parts:
                 self._call(name, partial(file.write, part))
@@ -277,7 +267,7 @@ class FsspecStore:
         def pipe(fs: Any, path: str) -> None:
             try:
                 fs.pipe_file(path, content, **options)
-            except FileNotFoundError:  # a protocol with real directories
+            except FileNotFoundError:  # the protocol has real directories
                 fs.makedirs(path.rpartition("/")[0], exist_ok=True)
                 fs.pipe_file(path, content, **options)
 
@@ -286,35 +276,9 @@ class FsspecStore:
 
     def _require_writable(self) -> None:
         if self.guarantee == "read only":
-            raise ReadOnlyError(f"{self.url} can only be read: there is no writing with its protocol")
-
-    def gather(
-        self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
-    ) -> memoryview:
-        """Read spans into one buffer; see `Store.gather`."""
-        return placed(self.read(spans, expected=expected), places, nbytes)
-
-    def temporary(self, name: str) -> str | None:  # noqa: ARG002
-        """Take no files; see `Store.temporary`."""
-        return None
-
-    def adopt(self, path: str, name: str, *, exclusive: bool) -> Stamp:  # noqa: ARG002
-        """Take no files; see `Store.adopt`."""
-        raise UnsupportedError(f"{self.url} takes no files")
-
-    def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:  # noqa: ARG002
-        """Refuse: objects are written as a whole."""
-        raise self._unchangeable(name)
-
-    def patch(self, name: str, offset: int, data: Buffer) -> Stamp:  # noqa: ARG002
-        """Refuse: objects are written as a whole."""
-        raise self._unchangeable(name)
-
-    def _unchangeable(self, name: str) -> Exception:
-        return UnsupportedError(f"{where(self.url, name)} cannot be changed in place, only be replaced")
+            raise ReadOnlyError(f"{self.url} can only be read: its protocol cannot write")
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove objects; see `Store.delete`."""
         self._require_writable()
         for name in names:
             try:
@@ -322,12 +286,7 @@ class FsspecStore:
             except FileNotFoundError:
                 continue
 
-    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Do nothing: the protocol has no locks."""
-        return nullcontext()
-
     def close(self) -> None:
-        """Let go of the file system; see `Store.close`."""
         self._connection = None
 
 
@@ -337,18 +296,16 @@ class HttpStore(FsspecStore):
     guarantee = "read only"
 
     def _read_options(self, fs: Any, expected: str | None) -> dict[str, Any]:
-        # A range of compressed content would be a range of other bytes.
+        # Ranges are counted in compressed bytes if the server compresses.
         headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
         if expected is not None and expected.startswith('"'):  # a strong entity tag
             headers["If-Match"] = expected
         return {"headers": headers}
 
     def listing(self) -> dict[str, Listed]:
-        """Refuse: HTTP knows no directories."""
         raise UnsupportedError(f"{self.url} cannot be listed")
 
     def walk(self) -> list[str]:
-        """Refuse: HTTP knows no directories."""
         raise UnsupportedError(f"{self.url} cannot be listed")
 
 
@@ -358,10 +315,11 @@ _caching, _archives = Mutex(), Mutex()
 class CachingStore(FsspecStore):
     """An object or prefix that fsspec copies to the local disk when it is first read.
 
-    Files of the cache are filled in view of other readers, and stay behind unfinished if another file of the same
-    batch fails. Therefore one read at a time fetches objects one by one, for ``simplecache`` in several threads.
+    fsspec fills the files of its cache where other readers see them, and leaves them unfinished if another file of the
+    same batch fails. So there is one read at a time, which fetches one object after another (``simplecache``: several
+    objects in threads).
 
-    For reading: a writer would compare with the index in the cache, and not notice what others have committed.
+    The store is for reading. A writer would compare with the cached index and miss the commits of others.
     """
 
     guarantee = "read only"
@@ -390,7 +348,6 @@ class SharedMemoryStore(FsspecStore):
     guarantee = "lock"
 
     def stamp(self, name: str) -> Stamp:
-        """Ask for size and version; see `Store.stamp`."""
         return self._call(name, self._stamp)
 
     @staticmethod
@@ -402,20 +359,23 @@ class SharedMemoryStore(FsspecStore):
         return Stamp(file.size, f"{serial}@{file.modified.isoformat()}")
 
     def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
-        """Read spans; see `Store.read`."""
         with _shared_memory:
             if expected is not None and spans and self._version(spans[0].name) != expected:
-                raise changed(where(self.url, spans[0].name))
+                raise stale_reader(where(self.url, spans[0].name))
             return super().read(spans, clip=clip)
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
-        """Read beginnings; see `Store.head`."""
         with _shared_memory:
             heads = super().head(names, nbytes, offset=offset)
             return [
-                head._replace(stamp=self.stamp(name)) if isinstance(head, Head) else head
+                self._stamped(name, head) if isinstance(head, Head) else head
                 for name, head in zip(names, heads, strict=True)
             ]
+
+    def _stamped(self, name: str, head: Head) -> Head:
+        # No two files of the process have the same serial number, wherever they are.
+        stamp = self.stamp(name)
+        return Head(head.data, stamp, f"memory://{stamp.version}")
 
     def _put(self, name: str, content: bytes, **options: Any) -> Stamp:
         with _shared_memory:
@@ -438,20 +398,18 @@ class SharedMemoryStore(FsspecStore):
             return self.stamp(name)
 
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
-        """Write an object; see `Store.replace`."""
         if expected is None:
             return super().replace(name, data)
-        content = joined(data)
+        content = join_pieces(data)
         with _shared_memory:
             return super().replace(name, content, expected=expected)
 
     def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Exclude the other writers, and nobody who reads; see `Store.lock`."""
         return _shared_writers
 
 
 def join(root: str, name: str) -> str:
-    """Put the name of an object behind the root of its store, and in front of a query."""
+    """Return the address of an object: its name goes behind the root of the store and in front of a query."""
     if not name:
         return root
     if "://" not in root:

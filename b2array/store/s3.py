@@ -1,17 +1,21 @@
-"""Stores on S3, and on servers that speak its protocol: commits are conditional requests."""
+"""Stores on S3 and on servers with its protocol. Commits are conditional requests."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from hashlib import blake2b
+from types import NoneType
 from typing import Any
 
 from b2array.buffers import Buffer
+from b2array.caching import cached
 from b2array.errors import LimitError, UnsupportedError
-from b2array.store.base import COMPARE_AND_SWAP, Head, Stamp, joined, overtaken, where
+from b2array.store.base import COMPARE_AND_SWAP, Head, Stamp, conflict, join_pieces, where
 from b2array.store.remote import CONNECTIONS, FsspecStore, join
 from b2array.store.spans import Span
 
@@ -20,18 +24,19 @@ __all__ = ["S3Store"]
 _UPLOADS = 4  # parts of an object that are sent at the same time
 _PUT_LIMIT = 5 * 2**30  # bytes that one request can write
 _DELETE_LIMIT = 1000  # keys that one request can delete
+_HIDING = os.urandom(16)  # without it, somebody could find a short password by trying
 
 
 class S3Store(FsspecStore):
-    """An object or prefix in a bucket of S3, or of a server that speaks its protocol and honours ``If-Match``.
+    """An object or prefix in a bucket of S3, or of another server that honours ``If-Match``.
 
-    Needs no permission to list. Replacing and creating are conditional requests, so that no update is lost.
+    It needs no permission to list. It creates and replaces by conditional requests, so that no update is lost.
     """
 
     guarantee = COMPARE_AND_SWAP
 
     def _request(self, name: str, method: str, **parameters: Any) -> tuple[Any, bytes]:
-        """Call a method of S3 on an object, and read the body of the answer."""
+        """Call a method of S3 on an object; return the response and its body."""
         from fsspec.asyn import sync
 
         def request(fs: Any, path: str) -> tuple[Any, bytes]:
@@ -50,7 +55,7 @@ class S3Store(FsspecStore):
         return self._call(name, request)
 
     def _get_all(self, spans: Sequence[Span], expected: str | None = None) -> list[tuple[Any, bytes] | Exception]:
-        """Read ranges of objects, a few at the same time, with the answers' headers."""
+        """Read ranges of objects, some at the same time; return each response with its body."""
         from fsspec.asyn import sync
 
         condition = {} if expected is None else {"IfMatch": expected}
@@ -81,15 +86,26 @@ class S3Store(FsspecStore):
         return [found if isinstance(found, Exception) else found[1] for found in self._get_all(spans, expected)]
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
-        """Read beginnings and stamps in one wave of concurrent requests; see `Store.head`."""
         spans = [Span(name, offset, offset + nbytes) for name in names]
         return [
-            self._head(span, found) if isinstance(found, Exception) else _head_of_response(*found)
+            self._head(span, found) if isinstance(found, Exception) else self._head_of_response(span.name, *found)
             for span, found in zip(spans, self._get_all(spans), strict=True)
         ]
 
+    def _head_of_response(self, name: str, response: Any, data: bytes) -> Head:
+        found = response.get("ContentRange", "").rpartition("/")[2]
+        stamp = Stamp(int(found or response["ContentLength"]), response["ETag"])
+        return Head(memoryview(bytearray(data)), stamp, f"{self._ident}/{name} {stamp.version}")
+
+    @cached
+    def _ident(self) -> str:
+        """Name the store: those with the same address and options have the same name, if all options are plain."""
+        if not _plain(self._options):
+            return os.urandom(16).hex()
+        asked = repr((self._address, sorted(self._options.items())))
+        return blake2b(asked.encode(), key=_HIDING, digest_size=16).hexdigest()
+
     def stamp(self, name: str) -> Stamp:
-        """Ask for size and entity tag; see `Store.stamp`."""
         response, _ = self._request(name, "head_object")
         return Stamp(response["ContentLength"], response["ETag"])
 
@@ -101,26 +117,24 @@ class S3Store(FsspecStore):
             raise UnsupportedError("safe writing to S3 needs botocore 1.35.70 or later")
 
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
-        """Write a new object; see `Store.create`."""
         self._call(name, lambda fs, _: self._require_conditions(fs))
         return super().create(name, data)
 
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
-        """Write an object; see `Store.replace`."""
         if expected is None:
             return super().replace(name, data)
-        content = joined(data)
+        content = join_pieces(data)
         if len(content) > _PUT_LIMIT:
             raise LimitError(f"{where(self.url, name)}: {len(content)} bytes are too many to replace an object of S3")
         self._call(name, lambda fs, _: self._require_conditions(fs))
         try:
             return self._put(name, content, IfMatch=expected)
         except FileNotFoundError:
-            raise overtaken(where(self.url, name)) from None
+            raise conflict(where(self.url, name)) from None
 
     def _put(self, name: str, content: bytes, **options: Any) -> Stamp:
         def pipe(fs: Any, path: str) -> Any:
-            # In pieces, s3fs would forget the condition.
+            # If s3fs split the upload, it would drop the condition.
             return fs.pipe_file(path, content, **options, **({"chunksize": _PUT_LIMIT} if "IfMatch" in options else {}))
 
         response = self._call(name, pipe)
@@ -140,20 +154,19 @@ class S3Store(FsspecStore):
                 while some := list(itertools.islice(parts, _UPLOADS)):
                     sent += threads.map(send, itertools.count(len(sent) + 1), some)
                     nbytes += sum(map(len, some))
-                    some.clear()  # before the next ones are there
+                    some.clear()  # frees them before the next ones are made
             condition = {"IfNoneMatch": "*"} if exclusive else {}
             done, _ = self._request(
                 name, "complete_multipart_upload", MultipartUpload={"Parts": sent}, **ident, **condition
             )
         except BaseException:
-            with suppress(Exception):  # who pays for the bucket has a rule that removes what stays
+            with suppress(Exception):  # a rule of the bucket removes parts that stay behind
                 self._request(name, "abort_multipart_upload", **ident)
             raise
         self._call(name, lambda fs, path: fs.invalidate_cache(path))
         return Stamp(nbytes, done["ETag"])
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove objects; see `Store.delete`."""
         self._call("", lambda fs, root: _delete(fs, [join(root, name) for name in names]))
 
 
@@ -165,6 +178,10 @@ def _delete(fs: Any, paths: Sequence[str]) -> None:
             raise OSError(f"cannot delete {failed.get('Key')}: {failed.get('Message')}")
 
 
-def _head_of_response(response: Any, data: bytes) -> Head:
-    size = int(response["ContentRange"].rpartition("/")[2]) if "ContentRange" in response else response["ContentLength"]
-    return Head(memoryview(bytearray(data)), Stamp(size, response["ETag"]))
+def _plain(value: object) -> bool:
+    """Whether equal texts of values mean equal values."""
+    if isinstance(value, dict):
+        return _plain([*value, *value.values()])
+    if isinstance(value, list | tuple):
+        return all(map(_plain, value))
+    return type(value) in (str, bytes, bool, int, float, NoneType)

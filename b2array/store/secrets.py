@@ -1,4 +1,4 @@
-"""What must not be shown: passwords, keys and signatures in URLs, in storage options and in errors about them."""
+"""Keep secrets out of messages: passwords, keys and signatures in URLs, storage options and errors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _AUTHORIZATION = re.compile(r"(authorization\W+)(?:\w+\s+)?[^\s'\",)]+", re.IGNO
 _SECRET_NAME = re.compile(
     r"key|secret|token|passw|credential|auth|sas|sig|cookie|headers|connection_string", re.IGNORECASE
 )
-_LONG = 8  # a parameter of a query that may be a signature, whatever its name
-_SHORTEST = 3  # what is shorter occurs in every text
+_LONG = 8  # a query parameter of this length may be a signature, whatever its name
+_SHORTEST = 3  # shorter strings occur in every text
 
 
 def redact(text: str, hidden: Sequence[str] = ()) -> str:
-    """Take user, password and query string out of every URL in a text, and `hidden` strings out of all of it.
+    """Remove user, password and query string from every URL in a text, and all `hidden` strings.
 
     Examples
     --------
@@ -35,7 +35,7 @@ def redact(text: str, hidden: Sequence[str] = ()) -> str:
 
 
 def secrets(url: str, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Find the strings in a URL and its options that no text may show, the longest first.
+    """Return the secret strings in a URL and its options, the longest first.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def _in_url(url: str) -> Iterator[str]:
     for found in _USER.findall(url):
         user = unquote(found[:-1])
         yield user.partition(":")[2]
-        yield base64.b64encode(user.encode()).decode()  # as it stands in the header of a request
+        yield base64.b64encode(user.encode()).decode()  # as in the header of a request
     for part in url.split("::"):
         for parameter in part.partition("?")[2].split("&"):
             name, _, value = parameter.partition("=")
@@ -71,7 +71,7 @@ def _in_options(options: Mapping[str, Any], hidden: bool = False) -> Iterator[st
 
 
 def leaks(error: BaseException | None, hidden: Sequence[str]) -> bool:
-    """Tell whether an exception, or one behind it, shows a secret or a URL with more than its path."""
+    """Return whether an exception or one of its causes shows a secret, or a URL with more than its path."""
     while error is not None:
         shown = f"{error!s} {error!r}"
         if redact(shown, hidden) != shown:

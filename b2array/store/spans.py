@@ -1,15 +1,15 @@
-"""Ranges of bytes: where parts of an object end, and which ranges are worth reading together."""
+"""Ranges of bytes, and which of them are worth reading together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["ClosedUp", "Merged", "SetApart", "Span", "close_up", "coalesce", "set_apart"]
+__all__ = ["Merged", "PackedRead", "ScatterRead", "Span", "coalesce", "plan_packed_read", "plan_scatter_read"]
 
 
 class Span(NamedTuple):
-    """The bytes ``[start, stop)`` of the object `name`; a store that is one object names it ``""``."""
+    """The bytes ``[start, stop)`` of the object `name`, which is ``""`` in a store of one object."""
 
     name: str
     start: int
@@ -17,21 +17,21 @@ class Span(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """A span to read at once, and the positions of the wanted spans that lie inside it."""
+    """A span to read at once, and the indices of the wanted spans inside it."""
 
     span: Span
     members: tuple[int, ...]
 
 
-class ClosedUp(NamedTuple):
-    """Ranges to read, and where each part begins when they stand one behind the other (`nbytes` bytes)."""
+class PackedRead(NamedTuple):
+    """Ranges to read into a buffer one behind the other (`nbytes` bytes), and where each part begins in it."""
 
     ranges: list[tuple[int, int]]
     positions: list[int]
     nbytes: int
 
 
-class SetApart(NamedTuple):
+class ScatterRead(NamedTuple):
     """Ranges to read, the place of each in a buffer of `nbytes` bytes, and where each part begins there."""
 
     ranges: list[tuple[int, int]]
@@ -41,17 +41,17 @@ class SetApart(NamedTuple):
 
 
 def coalesce(spans: Sequence[Span], gap: int, limit: int = 64 * 2**20) -> list[Merged]:
-    """Merge spans that are near each other in one object, so that fewer requests read them all.
+    """Merge spans that are close together in one object, so that fewer requests read them.
 
     Parameters
     ----------
     spans : sequence of Span
         The wanted spans, in any order. They may repeat and overlap.
     gap : int
-        Bytes that may lie unwanted between two spans that are merged. Adjacent spans have a gap of 0.
+        The most unwanted bytes between two spans that are merged; 0 merges adjacent spans only.
     limit : int
-        Bytes that a merged span may have. A wanted span is never cut: one longer than `limit` stands alone, or
-        together with spans inside it.
+        The most bytes of a merged span. No wanted span is cut: one longer than `limit` is merged only with spans
+        inside it.
 
     Returns
     -------
@@ -84,29 +84,29 @@ def coalesce(spans: Sequence[Span], gap: int, limit: int = 64 * 2**20) -> list[M
     return merged
 
 
-def close_up(starts: Sequence[int], stops: Sequence[int], *, gap: int, lead: int = 0) -> ClosedUp:
-    """Merge parts of one object that are near each other, and find them again in what is read.
+def plan_packed_read(starts: Sequence[int], stops: Sequence[int], *, gap: int, lead: int = 0) -> PackedRead:
+    """Plan to read parts of one object with few reads, one behind the other into a buffer.
 
     Parameters
     ----------
     starts, stops : sequence of int
         Where each part begins and ends, in bytes, in any order; they may overlap.
     gap : int
-        Bytes that may lie unwanted between two parts that are read together.
+        The most unwanted bytes between two parts that are read together.
     lead : int
-        Bytes to read in front of the first part, or as many as the object has there.
+        Bytes to read in front of the first part; fewer if the object begins there.
 
     Returns
     -------
-    ClosedUp
-        Ranges in increasing order, and a position a part, in the order of the parts.
+    PackedRead
+        Ranges in increasing order, and one position per part, in the order of the parts.
 
     Examples
     --------
-    >>> close_up([500, 100, 205], [600, 200, 300], gap=10, lead=20)
-    ClosedUp(ranges=[(80, 300), (500, 600)], positions=[220, 20, 125], nbytes=320)
+    >>> plan_packed_read([500, 100, 205], [600, 200, 300], gap=10, lead=20)
+    PackedRead(ranges=[(80, 300), (500, 600)], positions=[220, 20, 125], nbytes=320)
     """
-    # Few parts are the rule, and of few a loop makes less ado than NumPy.
+    # There are usually few parts, and then a loop is faster than NumPy.
     parts = sorted(zip(starts, stops, range(len(starts)), strict=True))
     ranges = []
     positions = [0] * len(parts)
@@ -121,32 +121,35 @@ def close_up(starts: Sequence[int], stops: Sequence[int], *, gap: int, lead: int
         positions[number] = start + shift
         reached = max(reached, stop)
     ranges.append((begin, reached))
-    return ClosedUp(ranges, positions, reached + shift)
+    return PackedRead(ranges, positions, reached + shift)
 
 
-def set_apart(starts: Sequence[int], stops: Sequence[int], *, gap: int, lead: int = 0, room: int = 0) -> SetApart:
-    """Find a place for each part of an object in a buffer where all of them have room around them.
+def plan_scatter_read(
+    starts: Sequence[int], stops: Sequence[int], *, gap: int, lead: int = 0, room: int = 0
+) -> ScatterRead:
+    """Plan to read parts of one object into a buffer with room around each part.
 
     Parameters
     ----------
     starts, stops : sequence of int
         Where each part begins and ends, in bytes, in any order.
     gap : int
-        Bytes that may be read with a part because they lie between it and the next.
+        The most bytes between a part and the next one that are read with it.
     lead : int
-        Bytes that stay free in front of the first part.
+        Bytes to leave free in front of the first part.
     room : int
-        Bytes that stay free behind every part.
+        Bytes to leave free behind every part.
 
     Returns
     -------
-    SetApart
-        A range a part, in increasing order, with its place, and a position a part, in the order of the parts.
+    ScatterRead
+        One range per part, in increasing order, with its place; one position per part, in the order of the parts.
 
     Examples
     --------
-    >>> set_apart([500, 100, 205], [600, 200, 300], gap=10, lead=20, room=5)
-    SetApart(ranges=[(100, 205), (205, 300), (500, 600)], places=[20, 130, 230], positions=[230, 20, 130], nbytes=335)
+    >>> plan_scatter_read([500, 100, 205], [600, 200, 300], gap=10, lead=20, room=5)
+    ScatterRead(ranges=[(100, 205), (205, 300), (500, 600)], places=[20, 130, 230], positions=[230, 20, 130],
+                nbytes=335)
     """
     parts = sorted(zip(starts, stops, range(len(starts)), strict=True))
     ranges, places = [], []
@@ -160,4 +163,4 @@ def set_apart(starts: Sequence[int], stops: Sequence[int], *, gap: int, lead: in
         places.append(at)
         positions[number] = at
         at += end - start + room
-    return SetApart(ranges, places, positions, at)
+    return ScatterRead(ranges, places, positions, at)

@@ -1,4 +1,4 @@
-"""Bytes on their way into a file: in memory, and in a temporary file once there are many."""
+"""New bytes that wait for their commit: in memory at first, in a temporary file when there are many."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _STEP = 8 * 2**20
 
 
 class Spool:
-    """A sequence of pieces that grows at its end. Threads may use one at the same time.
+    """A sequence of pieces that grows at its end. Threads may share a spool.
 
     Parameters
     ----------
     path : str, optional
-        Where to make a file when there are too many bytes; without it a nameless temporary file is used.
+        Where to make a file when there are too many bytes; a temporary file without a name if left out.
     reserved : int, default 0
-        Bytes that stay free at the beginning of the file, for a header.
+        Bytes to leave free at the beginning of the file, for a header.
     limit : float, default 32 MiB
-        Bytes that are kept in memory.
+        The most bytes to keep in memory.
 
     Examples
     --------
@@ -57,7 +57,7 @@ class Spool:
         return self._file is not None
 
     def write(self, *pieces: Buffer) -> int:
-        """Add pieces; return where the first starts, in bytes."""
+        """Add pieces; return where the first one starts, in bytes."""
         with self._mutex:
             self._require_open()
             start = self.length
@@ -75,7 +75,7 @@ class Spool:
         Raises
         ------
         ConflictError
-            The spool is closed: its bytes are gone, or have found their place.
+            The spool is closed.
         """
         with self._mutex:
             self._require_open()
@@ -86,7 +86,7 @@ class Spool:
             return memoryview(bytearray(memoryview(self._pieces[number])[start - base : stop - base]))
 
     def pieces(self, start: int, stop: int) -> Iterator[Buffer]:
-        """Yield the bytes of a range that begins and ends where pieces do."""
+        """Yield the bytes of a range that begins and ends at borders of pieces."""
         if self._file is not None:
             for position in range(start, stop, _STEP):
                 yield self._from_file(self._file, position, min(position + _STEP, stop))
@@ -114,7 +114,7 @@ class Spool:
         if self._pieces:
             self._file.seek(self.reserved + self._starts[0])
             self._file.writelines(self._pieces)
-            self._file.flush()  # nothing waits that a forked process would write as well
+            self._file.flush()  # else a forked process would write it, too
         self._starts.clear()
         self._pieces.clear()
 
@@ -128,13 +128,13 @@ class Spool:
     def _require_open(self) -> None:
         if self._closed:
             raise ConflictError("expected a transaction under way, found that it has ended")
-        if self._owner != os.getpid():  # the file's position is shared
+        if self._owner != os.getpid():  # both processes share the position in the file
             raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
 
     def close(self) -> None:
-        """Let go of everything, and remove the file if it still has the name it was made under.
+        """Drop all pieces, and remove the file if it still has its temporary name.
 
-        A process that was forked meanwhile leaves the file alone.
+        In a forked process the file stays.
         """
         with self._mutex:
             self._closed = True
@@ -143,7 +143,7 @@ class Spool:
             file, self._file = self._file, None
             if file is None or self._owner != os.getpid():
                 return
-            with suppress(OSError):  # nobody needs what did not fit on the disk
+            with suppress(OSError):  # the disk may be full; the content is not needed any more
                 file.close()
             if self.path is not None:
                 with suppress(OSError):

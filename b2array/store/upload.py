@@ -1,6 +1,6 @@
-"""Content on its way into an object of a remote store: in one request if it is small, else in parts.
+"""Upload content to a remote store: in one request if it is small, else in parts.
 
-So much is in memory at a time, however large the content is. An object is there only when all parts are.
+Only a few parts are in memory at a time. The object appears when its last part is complete.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from contextlib import suppress
 from typing import Any
 
 from b2array.buffers import Buffer
-from b2array.store.base import pieces
+from b2array.store.base import as_pieces
 
-__all__ = ["PART", "WHOLE", "Streamed", "apart"]
+__all__ = ["PART", "WHOLE", "StreamedObject", "split"]
 
 PART = 8 * 2**20
-"""Bytes of a part. S3 takes no smaller ones than 5 MiB but for the last."""
+"""Bytes of a part. S3 takes at least 5 MiB, except for the last part."""
 
 WHOLE = 4 * PART
-"""Content of so many bytes is written in one request."""
+"""The most bytes that are written in one request."""
 
 _EQUAL = 1000
-"""So many parts have one size before it doubles: S3 takes 10,000 parts, and 5 TiB in all."""
+"""Parts of one size before the size doubles: S3 takes at most 10,000 parts and 5 TiB."""
 
 
-def apart(data: Buffer | Iterable[Buffer]) -> bytes | Iterator[bytes]:
-    """Give content as a whole if it is small, else part by part.
+def split(data: Buffer | Iterable[Buffer]) -> bytes | Iterator[bytes]:
+    """Return content as a whole if it is small, else its parts, each made when it is asked for.
 
     Examples
     --------
-    >>> apart([b"one", b"two"])
+    >>> split([b"one", b"two"])
     b'onetwo'
-    >>> [len(part) // 2**20 for part in apart(bytes(2**20) for _ in range(50))]
+    >>> [len(part) // 2**20 for part in split(bytes(2**20) for _ in range(50))]
     [8, 8, 8, 8, 8, 8, 2]
     """
     if isinstance(data, bytes) and len(data) <= WHOLE:
@@ -44,7 +44,7 @@ def apart(data: Buffer | Iterable[Buffer]) -> bytes | Iterator[bytes]:
 
 
 def _drained(first: deque[bytes]) -> Iterator[bytes]:
-    """Yield what nobody else holds on to."""
+    """Yield parts and drop each of them."""
     while first:
         yield first.popleft()
 
@@ -52,7 +52,7 @@ def _drained(first: deque[bytes]) -> Iterator[bytes]:
 def _parts(data: Buffer | Iterable[Buffer]) -> Iterator[bytes]:
     sizes = (PART << number // _EQUAL for number in itertools.count())
     room, held = next(sizes), list[memoryview]()
-    for piece in pieces(data):
+    for piece in as_pieces(data):
         view = memoryview(piece).cast("B")
         while len(view) >= room:
             yield b"".join((*held, view[:room]))
@@ -64,8 +64,8 @@ def _parts(data: Buffer | Iterable[Buffer]) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-class Streamed:
-    """An object of an fsspec file system that is written part by part.
+class StreamedObject:
+    """An object that is written part by part in a file system of fsspec.
 
     Parameters
     ----------
@@ -76,17 +76,17 @@ class Streamed:
     def __init__(self, fs: Any, path: str) -> None:
         self._fs, self._path = fs, path
         self._file = self._in_directory(lambda: fs.open(path, "wb", autocommit=False))
-        # The next transaction has nothing to do with it, but it would be kept until then.
+        # fsspec would keep the file until its next transaction.
         with suppress(ValueError, IndexError):
             fs.transaction.files.remove(self._file)
 
-    def _in_directory(self, verb: Callable[[], Any]) -> Any:
-        """Do what a protocol with real directories may need one for."""
+    def _in_directory(self, function: Callable[[], Any]) -> Any:
+        """Call a function; if a directory is missing, make it and call again."""
         try:
-            return verb()
+            return function()
         except FileNotFoundError:
             self._fs.makedirs(self._path.rpartition("/")[0], exist_ok=True)
-            return verb()
+            return function()
 
     def write(self, part: bytes, *_: object) -> None:
         """Add bytes."""
@@ -98,12 +98,12 @@ class Streamed:
         self._in_directory(self._file.commit)
 
     def abort(self) -> None:
-        """Leave what was there, as far as the protocol can write anything without its name."""
+        """Discard the parts, if the protocol has not written them under the object's name already."""
         from fsspec.spec import AbstractBufferedFile
 
         if isinstance(self._file, AbstractBufferedFile):
             self._file.discard()
-            self._file.closed = True  # to close it would be to complete the object
+            self._file.closed = True  # closing would complete the object
         else:
             self._file.close()
             self._file.discard()

@@ -9,12 +9,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from b2array.codec.header import BLOSC1_HEADER_LEN, ChunkHeader, Special
+from b2array.codec.header import FIELDS as CHUNK_FIELDS
+from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
 from b2array.engine.fetch import chunk_number
 from b2array.engine.snapshot import Snapshot
@@ -178,22 +180,6 @@ class Field(NamedTuple):
     meaning: str
 
 
-# Name, position, struct format and meaning.
-_CHUNK_FIELDS = (
-    ("version", 0, "B", "version of the chunk format"),
-    ("versionlz", 1, "B", "version of the codec's format"),
-    ("flags", 2, "B", "filters, codec, raw, split"),
-    ("typesize", 3, "B", "bytes of an item"),
-    ("nbytes", 4, "<i", "uncompressed bytes"),
-    ("blocksize", 8, "<i", "bytes of a block"),
-    ("cbytes", 12, "<i", "compressed bytes"),
-    ("filter_codes", 16, "6s", "ids of the filters"),
-    ("udcodec", 22, "B", "compcode"),
-    ("codec_meta", 23, "B", "parameter of the codec"),
-    ("filter_meta", 24, "6s", "parameters of the filters"),
-    ("flags2", 30, "B", "bit 0: blocks of any size"),
-    ("blosc2_flags", 31, "B", "bit 0: dictionary; 4-6: special value"),
-)
 _FIRST_LAYERS = 87
 
 
@@ -259,8 +245,10 @@ _LAYERS = {
 
 
 def _index(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
-    length = HEADER_LEN if ChunkHeader.unpack(buf).extended else BLOSC1_HEADER_LEN
-    yield from rows("index", buf, base, [row for row in _CHUNK_FIELDS if row[1] < length])
+    length = ChunkHeader.unpack(buf).header_len
+    sizes = [struct.calcsize(field.format) for field in CHUNK_FIELDS]
+    placed = zip(CHUNK_FIELDS, accumulate(sizes, initial=0), strict=False)
+    yield from rows("index", buf, base, [(f.name, at, f"<{f.format}", f.meaning) for f, at in placed if at < length])
     what = "file of the chunk" if head.frame_type == FrameType.SPARSE else "from the end of the header"
     # They are compressed together, so that none has bytes of its own in the file.
     for n in range(head.nchunks):

@@ -28,7 +28,7 @@ from b2array.errors import B2ArrayError, FormatError
 from b2array.group.group import open_group
 from b2array.progress import Progress as Progressing
 from b2array.progress import track
-from b2array.store.atomic import Placement, require_free
+from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.base import Store
 from b2array.store.open import open_store
 from b2array.tools import bench as measuring
@@ -66,7 +66,6 @@ __all__ = ["app", "main"]
 P = ParamSpec("P")
 
 OK, ERROR, USAGE, CORRUPT = 0, 1, 2, 3
-_STEP = 8 * 2**20
 
 # Depending on its version, Typer has Click beside it or a copy of Click within.
 _UsageError: Any = typer.BadParameter.__base__
@@ -253,12 +252,12 @@ def cat(
     options = storage_options(storage)
     store = None if output is None else open_store(output, storage_options=options)
     if store is not None:
-        require_free(store, b"", "a file", overwrite=overwrite)
+        require_free(store, {"": b""}, "a file", overwrite=overwrite)
     kind, address = find(url, None, options, exists=True)
     with kind.open(address, options) as source:
         values = source.read(wanted)
     if store is not None:
-        with Placement(store, overwrite=overwrite) as path, Path(path).open("wb") as file:
+        with AtomicFile(store, overwrite=overwrite) as path, Path(path).open("wb") as file:
             np.save(file, values, allow_pickle=False)
         return
     print(np.array2string(np.asarray(values), threshold=sys.maxsize if every else 1000))
@@ -356,8 +355,7 @@ def pack(
         track(size, "packing", shows(progress)) as shown,
         bloscpack.create(dst, cparams=cparams, overwrite=overwrite, storage_options=options, **more) as writer,
     ):
-        for start in range(0, size, _STEP):
-            data = _bytes(store.head([""], _STEP, offset=start)[0])
+        for data in store.pieces():
             writer.write(data)
             shown.advance(len(data))
     if verify:
@@ -430,7 +428,7 @@ def unpack(
 
 def _write(dst: str, pieces: Iterable[Buffer], options: Mapping[str, Any], *, overwrite: bool) -> Store:
     store = open_store(dst, storage_options=options)
-    require_free(store, b"", "a file", overwrite=overwrite)
+    require_free(store, {"": b""}, "a file", overwrite=overwrite)
     write = store.replace if overwrite else store.create
     write("", pieces)
     return store

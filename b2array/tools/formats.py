@@ -18,7 +18,7 @@ from b2array import bloscpack
 from b2array.array import creation
 from b2array.bloscpack.header import Description, describe
 from b2array.errors import FormatError, UnsupportedError
-from b2array.store.atomic import Placement, require_free
+from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.base import Store
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
@@ -126,8 +126,8 @@ def _open_npy(url: str, storage_options: Storage) -> Source:
 
 def _write_npy(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
     store = open_store(url, storage_options=settings.storage_options)
-    require_free(store, _NPY_MAGIC, "a .npy file", overwrite=settings.overwrite)
-    with Placement(store, overwrite=settings.overwrite) as path:
+    require_free(store, {"": _NPY_MAGIC}, "a .npy file", overwrite=settings.overwrite)
+    with AtomicFile(store, overwrite=settings.overwrite) as path:
         out = np.lib.format.open_memmap(path, "w+", source.dtype, source.shape)
         for box, values in pieces:
             out[box] = values

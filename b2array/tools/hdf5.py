@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from b2array.errors import FormatError, UnsupportedError
-from b2array.store.atomic import Placement, require_free
-from b2array.store.base import Store
+from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
 from b2array.tools.sources import (  # fmt: skip
@@ -140,21 +139,16 @@ def write_hdf5(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
     h5py = require("h5py", "hdf5", "HDF5")
     address, name = _parts(url)
     store = open_store(address, storage_options=settings.storage_options)
-    adds = name is not None and _is_there(store)
-    if not adds:
-        require_free(store, MAGIC, "an HDF5 file", overwrite=settings.overwrite)
-    with Placement(store, overwrite=adds or settings.overwrite) as path:
-        if adds or _is_there(store):
+    overwrite = settings.overwrite or name is not None
+    exists = require_free(store, {"": MAGIC}, "an HDF5 file", overwrite=overwrite) is not None
+    adds = exists and name is not None
+    with AtomicFile(store, overwrite=adds or settings.overwrite) as path:
+        if exists:
             with local_copy(address, settings.storage_options) as old:
                 _require_room(h5py, old, address, name, overwrite=settings.overwrite)
                 if adds:
                     shutil.copyfile(old, path)
         _write(h5py, path, name or "data", source, pieces, settings)
-
-
-def _is_there(store: Store) -> bool:
-    (head,) = store.head([""], len(MAGIC))
-    return not isinstance(head, Exception) and bytes(head.data) == MAGIC
 
 
 def _require_room(h5py: ModuleType, path: str, address: str, name: str | None, *, overwrite: bool) -> None:

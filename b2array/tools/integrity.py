@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -41,7 +41,6 @@ __all__ = ["Cleanup", "Problem", "Repair", "Report", "repack", "repair", "vacuum
 BACKUP_SUFFIX = ".b2bak"
 """End of the name of what `repair` keeps."""
 
-_COPIED_NBYTES = 32 * 2**20
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"\s*([0-9]+(?:[.][0-9]+)?)\s*(s|min|h|d)\s*")
 
@@ -414,12 +413,7 @@ class _Repairer:
         return _unused(self._copy_to, os.fspath(self.url))
 
     def _copy_to(self, url: str) -> None:
-        open_store(url, storage_options=self.options).create("", self._pieces())
-
-    def _pieces(self) -> Iterator[memoryview]:
-        size = self.store.stamp("").size
-        for start in range(0, size, _COPIED_NBYTES):
-            yield self.store.read([Span("", start, min(start + _COPIED_NBYTES, size))])[0]
+        open_store(url, storage_options=self.options).create("", self.store.pieces())
 
     def _write(self, held: Snapshot, found: Findings, lost: set[int], files: Mapping[str, Listed]) -> None:
         described = held.frame

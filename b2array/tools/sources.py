@@ -29,8 +29,6 @@ Box = tuple[slice, ...]
 Piece = tuple[Box, npt.NDArray[Any]]
 Storage = Mapping[str, Any] | None
 
-_STEP = 8 * 2**20
-
 
 @dataclass(frozen=True)
 class Source:
@@ -117,15 +115,10 @@ def local_copy(url: str, storage_options: Storage) -> Iterator[str]:
         store.stamp("")
         yield store.url
         return
-    size = store.stamp("").size
     with tempfile.TemporaryDirectory(prefix="b2array-") as directory:
         path = Path(directory, "file")
         with path.open("wb") as file:
-            for start in range(0, size, _STEP):
-                (head,) = store.head([""], _STEP, offset=start)
-                if isinstance(head, Exception):
-                    raise head
-                file.write(head.data)
+            file.writelines(store.pieces())
         yield str(path)
 
 

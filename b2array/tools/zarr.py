@@ -18,6 +18,7 @@ import numpy as np
 from b2array.codec.cparams import CParams
 from b2array.codec.header import FilterId
 from b2array.errors import UnsupportedError
+from b2array.store.atomic import require_free
 from b2array.store.base import Store
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
@@ -152,12 +153,10 @@ def _write_beside(target: Path, path: Path, source: Source, pieces: Iterable[Pie
 
 def _is_there(url: str, store: Store, settings: Settings) -> bool:
     """Raise FileExistsError unless there is nothing, or an array that may be replaced; groups never are."""
-    try:
-        store.listing()
-    except FileNotFoundError:
+    kinds = {"zarr.json": b"", ".zarray": b""}
+    found = require_free(store, kinds, "a Zarr array", overwrite=settings.overwrite, name="zarr.json", alone=True)
+    if found is None:
         return False
-    if not settings.overwrite:
-        raise FileExistsError(f"{store.url} exists; overwrite=True replaces it")
     zarr = require("zarr", "zarr", ".zarr")
     try:
         node = zarr.open(_address(url), mode="r", storage_options=_remote(url, settings.storage_options))

@@ -28,8 +28,9 @@ from hypothesis import strategies as st
 from keys import keys, orthogonal_keys
 
 import b2array
-from b2array import config, transfer
+from b2array import config
 from b2array.array.schunk import SChunk
+from b2array.engine import transfer
 from b2array.errors import (
     B2ArrayError,
     ConflictError,

@@ -12,7 +12,7 @@ import b2array
 from b2array.array.opening import place_new
 from b2array.errors import FormatError, LimitError, ReadOnlyError
 from b2array.format.frame import FrameType
-from b2array.store.base import MemoryStore
+from b2array.store.memory import MemoryStore
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 

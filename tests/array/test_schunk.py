@@ -18,7 +18,7 @@ from b2array.codec.header import NAN_BYTES, Special
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, ReadOnlyError
-from b2array.store.base import MemoryStore
+from b2array.store.memory import MemoryStore
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 

@@ -19,8 +19,9 @@ from b2array import bloscpack
 from b2array.bloscpack import undo
 from b2array.bloscpack.undo import Old
 from b2array.codec.cparams import CParams
-from b2array.store.base import MemoryStore, joined
+from b2array.store.base import join_pieces
 from b2array.store.local import LocalStore
+from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +57,7 @@ class Faults:
         def call(store, name, offset, data):
             self.calls += 1
             if self.calls == nth:
-                content = joined(data)
+                content = join_pieces(data)
                 verb(store, name, offset, content[: int(len(content) * part)])
                 raise error
             if dead and self.calls > nth:
@@ -196,7 +197,7 @@ def test_what_is_recorded_is_restored(entries, size, behind):
     record = undo.pack(entries, size, size + len(behind))
     store = MemoryStore({"": bytes(range(size)) + behind + record})
     undo.recover(store)
-    assert joined(store.head([""], 1000)[0].data) == before
+    assert join_pieces(store.head([""], 1000)[0].data) == before
 
 
 @given(st.data())
@@ -213,7 +214,7 @@ def test_a_record_that_is_damaged_or_elsewhere_is_none(data):
         content = bytes(data.draw(st.integers(1, 50))) + content
     store = MemoryStore({"": content})
     undo.recover(store)
-    assert joined(store.head([""], 1000)[0].data) == content
+    assert join_pieces(store.head([""], 1000)[0].data) == content
 
 
 def test_a_file_with_a_record_inside_is_not_taken_for_one(tmp_path):
@@ -249,4 +250,4 @@ def test_where_nothing_can_be_written_the_record_is_left_alone(monkeypatch):
 
     monkeypatch.setattr(store, "lock", lock)
     undo.recover(store)
-    assert joined(store.head([""], 1000)[0].data) == content
+    assert join_pieces(store.head([""], 1000)[0].data) == content

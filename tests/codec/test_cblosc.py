@@ -11,7 +11,7 @@ from chunks import CODECS, sine, walk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from b2array import codecs, threads
+from b2array import codecs
 from b2array.codec import cblosc
 from b2array.codec.cblosc import Recipe
 from b2array.codec.header import CODEC_FORMATS, CodecFormat, CodecId
@@ -23,9 +23,7 @@ FORMATS = (CodecFormat.BLOSCLZ, CodecFormat.LZ4, CodecFormat.ZLIB, CodecFormat.Z
 
 def make(codec: str, data: np.ndarray, typesize: int, ask: int, shuffle: int = cblosc.SHUFFLE) -> cblosc.Made | None:
     flat = data.reshape(-1).view(np.uint8)
-    return threads.run(
-        lambda: cblosc.make(codecs.codec_id(codec), flat, clevel=5, shuffle=shuffle, typesize=typesize, blocksize=ask)
-    )
+    return cblosc.make(codecs.codec_id(codec), flat, clevel=5, shuffle=shuffle, typesize=typesize, blocksize=ask)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -122,7 +120,7 @@ def test_planes_are_the_streams_and_the_region_stays_as_it_was(fmt: CodecFormat,
     raw = bytes(n * 31 % 256 for n in range(neblock))
     coded = (np.arange(neblock) // 7 % 256).astype(np.uint8)
     codec = next(n for n, of in CODEC_FORMATS.items() if of == fmt)
-    payload = threads.run(cblosc.encode_stream, codec, coded, 5) or raw
+    payload = cblosc.encode_stream(codec, coded, 5) or raw
     kinds = [
         (struct.pack("<i", 0), bytes(neblock)),
         (struct.pack("<iB", -9, 1), b"\x09" * neblock),
@@ -189,7 +187,7 @@ def test_joined_planes_are_items(width: int, nitems: int) -> None:
 @given(st.sampled_from(("blosclz", "lz4hc")), st.integers(0, 3), st.integers(1, 5000))
 def test_single_streams_decode(codec: str, step: int, nbytes: int) -> None:
     data = (np.arange(nbytes) * step // 7).astype(np.uint8)
-    payload = threads.run(cblosc.encode_stream, codecs.codec_id(codec), data, 5)
+    payload = cblosc.encode_stream(codecs.codec_id(codec), data, 5)
     if payload is not None:
         assert len(payload) < nbytes
         fmt = CODEC_FORMATS[CodecId(codecs.codec_id(codec))]
@@ -201,7 +199,7 @@ def test_single_streams_decode(codec: str, step: int, nbytes: int) -> None:
 def test_noise_does_not_get_smaller() -> None:
     noise = np.frombuffer(np.random.default_rng(0).bytes(2**17), np.uint8)
     assert make("lz4", noise, 1, 2**16) is None
-    assert threads.run(cblosc.encode_stream, CodecId.LZ4HC, noise, 5) is None
+    assert cblosc.encode_stream(CodecId.LZ4HC, noise, 5) is None
 
 
 @pytest.mark.parametrize("neblock", [128, 500, 4095, 4096])

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import b2array
 from b2array import config
-from b2array import threads as workers
 from b2array.codec import cblosc, chunk, encode, header, planes
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.cparams import CParams
@@ -34,7 +33,7 @@ def pick(buf, numbers, within, itemsize, blocks=BLOCKS):
     nitems = np.prod([len(range(*i.indices(n))) for i, n in zip(within, blocks, strict=True)])
     out = np.empty(len(numbers) * nitems * itemsize, np.uint8)
     reference = chunk.reference_block(stored, context)
-    workers.run(lambda: planes.decode_items(stored, numbers, blocks, within, out, context=context, reference=reference))
+    planes.decode_items(stored, numbers, blocks, within, out, context=context, reference=reference)
     return stored, context, out
 
 

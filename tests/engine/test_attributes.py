@@ -7,12 +7,12 @@ from collections.abc import MutableMapping
 import blosc2
 import numpy as np
 import pytest
-from b2array.local import LocalStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import b2array
 from b2array.errors import ConflictError, FormatError, ReadOnlyError
+from b2array.store.local import LocalStore
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 

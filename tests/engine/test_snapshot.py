@@ -20,8 +20,8 @@ from b2array.engine.snapshot import load
 from b2array.engine.source import Place, Want
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
 from b2array.format.frame import FrameType
-from b2array.store.base import MemoryStore
 from b2array.store.local import LocalStore
+from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 
@@ -110,7 +110,7 @@ def test_other_errors_than_absence_are_shown_and_are_not_absence(error):
 def test_a_header_longer_than_the_first_look_is_read():
     held = b2array.create_schunk(chunksize=80, meta={f"m{n}": b"x" * 9000 for n in range(12)})
     held.append_data(bytes(range(80)))
-    found = load(held.store)
+    found = load(held._handle.store)
     assert found.frame.header_len > 2**16
     assert found.frame.metalayer("m11") == b"x" * 9000
 

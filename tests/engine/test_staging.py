@@ -12,7 +12,7 @@ from b2array.codec.header import NAN_BYTES, Special
 from b2array.engine.staging import Staging
 from b2array.errors import ConflictError, FormatError
 from b2array.format import checksums, index
-from b2array.store.base import MemoryStore
+from b2array.store.memory import MemoryStore
 from b2array.store.spool import Spool
 
 

@@ -26,9 +26,9 @@ from b2array.format import annotations as notes
 from b2array.format import attributes, frame, index
 from b2array.format.frame import FrameType
 from b2array.format.state import parse
-from b2array.store import base as storage
-from b2array.store.base import MemoryStore
+from b2array.store import base
 from b2array.store.local import LocalStore
+from b2array.store.memory import MemoryStore
 from b2array.store.spool import Spool
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
@@ -265,7 +265,7 @@ def test_a_writer_without_a_lock_gives_up_when_others_always_come_first(array, m
     monkeypatch.setattr(Transaction, "_publish", overtaken)
     monkeypatch.setattr(LocalStore, "lock", lambda *_: nullcontext())
     monkeypatch.setattr(LocalStore, "guarantee", guarantee)
-    monkeypatch.setattr(storage, "_PATIENCE", 1)
+    monkeypatch.setattr(base, "_PATIENCE", 1)
     with config.using(retries=2), pytest.raises(ConflictError, match="first 3 times"):
         made.commit()
     assert array.attrs["n"] == 3

@@ -1,4 +1,4 @@
-"""Files that are made apart: they get their place as a whole, or leave what was there."""
+"""Files that are made elsewhere: they replace what was there as a whole, or leave it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from b2array import config
-from b2array.store.atomic import Placement, require_free
+from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 
@@ -30,7 +30,7 @@ def leftovers(tmp_path: Path) -> list[str]:
 
 
 def test_a_complete_file_gets_its_place(store, tmp_path):
-    with Placement(store, overwrite=False) as path:
+    with AtomicFile(store, overwrite=False) as path:
         Path(path).write_bytes(b"complete")
         with pytest.raises(FileNotFoundError):
             store.stamp("")
@@ -43,7 +43,7 @@ def test_an_error_leaves_what_was_there(store, tmp_path):
     store.create("", b"before")
 
     def write():
-        with Placement(store, overwrite=True) as path:
+        with AtomicFile(store, overwrite=True) as path:
             Path(path).write_bytes(b"half")
             raise ZeroDivisionError
 
@@ -55,14 +55,14 @@ def test_an_error_leaves_what_was_there(store, tmp_path):
 
 def test_what_came_meanwhile_is_replaced_only_if_allowed(store, tmp_path):
     def write():
-        with Placement(store, overwrite=False) as path:
+        with AtomicFile(store, overwrite=False) as path:
             Path(path).write_bytes(b"mine")
             store.create("", b"the other one's")
 
     with pytest.raises(FileExistsError):
         write()
     assert content(store) == b"the other one's"
-    with Placement(store, overwrite=True) as path:
+    with AtomicFile(store, overwrite=True) as path:
         Path(path).write_bytes(b"mine")
     assert content(store) == b"mine"
     assert leftovers(tmp_path) == []
@@ -77,19 +77,34 @@ def test_durable_files_are_on_the_disk_before_they_get_their_name(tmp_path, monk
         original(fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with config.using(durable=True), Placement(open_store(tmp_path / "x"), overwrite=False) as path:
+    with config.using(durable=True), AtomicFile(open_store(tmp_path / "x"), overwrite=False) as path:
         Path(path).write_bytes(b"complete")
     assert synced[0] is False
 
 
 def test_only_files_of_the_kind_may_be_replaced(store, tmp_path):
-    require_free(store, b"MAGIC", "a file of magic", overwrite=False)
+    require_free(store, {"": b"MAGIC"}, "a file of magic", overwrite=False)
     store.create("", b"MAGIC and more")
-    require_free(store, b"MAGIC", "a file of magic", overwrite=True)
+    require_free(store, {"": b"MAGIC"}, "a file of magic", overwrite=True)
     with pytest.raises(FileExistsError, match="overwrite=True"):
-        require_free(store, b"MAGIC", "a file of magic", overwrite=False)
+        require_free(store, {"": b"MAGIC"}, "a file of magic", overwrite=False)
     store.replace("", b"MA")
     with pytest.raises(FileExistsError, match="not a file of magic"):
-        require_free(store, b"MAGIC", "a file of magic", overwrite=True)
+        require_free(store, {"": b"MAGIC"}, "a file of magic", overwrite=True)
     with pytest.raises(FileExistsError, match="directory"):
-        require_free(open_store(tmp_path), b"MAGIC", "a file of magic", overwrite=True)
+        require_free(open_store(tmp_path), {"": b"MAGIC"}, "a file of magic", overwrite=True)
+
+
+def test_a_directory_may_be_replaced_for_the_objects_in_it(tmp_path):
+    kinds = {"list": b"", "index": b"MAGIC"}
+    options = {"name": "list", "alone": True}
+    store = open_store(tmp_path / "directory")
+    assert require_free(store, kinds, "a list", overwrite=False, **options) is None
+    store.create("other", b"precious")
+    with pytest.raises(FileExistsError, match="not a list that can be replaced"):
+        require_free(store, kinds, "a list", overwrite=True, **options)
+    assert require_free(store, kinds, "a list", overwrite=True, name="list") is None
+    store.create("index", b"MAGIC and more")
+    assert require_free(store, kinds, "a list", overwrite=True, **options) == "index"
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        require_free(store, kinds, "a list", overwrite=False, **options)

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from b2array import config
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
-from b2array.store.base import Head, MemoryStore, Store
+from b2array.store import base
+from b2array.store.base import Head, Store
 from b2array.store.local import LocalStore
+from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 from b2array.store.remote import CachingStore, FsspecStore, HttpStore, SharedMemoryStore
 from b2array.store.s3 import S3Store
@@ -331,6 +333,40 @@ def test_any_spans_are_read_whatever_the_gap(maker, spans, gap):
         assert read(store, *spans) == [CONTENT[start:stop] for _, start, stop in spans]
 
 
+@on(ALL)
+@pytest.mark.parametrize("step", [len(CONTENT), len(CONTENT) // 2, 999])
+def test_an_object_is_copied_in_pieces(maker, monkeypatch, step):
+    monkeypatch.setattr(base, "_STEP", step)
+    found = [bytes(piece) for piece in maker.single(CONTENT).pieces()]
+    assert b"".join(found) == CONTENT
+    assert max(map(len, found)) == step
+
+
+def test_pieces_are_not_of_two_states(tmp_path, monkeypatch):
+    monkeypatch.setattr(base, "_STEP", 100)
+    store = open_store(tmp_path / "file")
+    store.create("", CONTENT)
+    pieces = store.pieces()
+    next(pieces)
+    store.replace("", CONTENT[::-1])
+    with pytest.raises(ConflictError, match="changed since it was opened"):
+        list(pieces)
+
+
+def test_pieces_of_an_object_of_unknown_size_end_where_it_ends(maker_of_unknown_size, monkeypatch):
+    monkeypatch.setattr(base, "_STEP", 1000)
+    assert b"".join(maker_of_unknown_size(CONTENT).pieces()) == CONTENT
+
+
+@pytest.fixture
+def maker_of_unknown_size():
+    class Unsized(MemoryStore):
+        def stamp(self, name):
+            return super().stamp(name)._replace(size=-1)
+
+    return lambda content: Unsized({"": content})
+
+
 # ---- writing ----
 
 
@@ -605,7 +641,7 @@ def test_local_paths_leave_fsspec_alone(tmp_path):
 
     script = f"""
 import sys
-from b2array.store.base import open_store
+from b2array.store.open import open_store
 from b2array.store.spans import Span
 store = open_store({str(tmp_path / "file")!r})
 store.create("", b"0123456789")

@@ -343,7 +343,7 @@ INCREMENT = """
 import json, sys
 from b2array.errors import ConflictError
 from b2array.store.spans import Span
-from b2array.store.base import open_store
+from b2array.store.open import open_store
 store = open_store(sys.argv[1], storage_options=json.loads(sys.argv[2]))
 for _ in range(8):
     while True:

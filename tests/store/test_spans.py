@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from b2array.codec.chunk import extents
-from b2array.store.spans import Merged, Span, close_up, coalesce, set_apart
+from b2array.store.spans import Merged, Span, coalesce, plan_packed_read, plan_scatter_read
 
 spans_of_two_objects = st.lists(
     st.builds(
@@ -90,7 +90,7 @@ parts_of_an_object = st.lists(
 @given(parts_of_an_object, st.integers(0, 50), st.integers(0, 60))
 def test_parts_that_are_closed_up_are_found_again_in_what_is_read(parts, gap, lead):
     content = bytes(n % 251 for n in range(1200))
-    found = close_up([start for start, _ in parts], [stop for _, stop in parts], gap=gap, lead=lead)
+    found = plan_packed_read([start for start, _ in parts], [stop for _, stop in parts], gap=gap, lead=lead)
     read = b"".join(content[start:stop] for start, stop in found.ranges)
     assert len(read) == found.nbytes
     for position, (start, stop) in zip(found.positions, parts, strict=True):
@@ -99,7 +99,7 @@ def test_parts_that_are_closed_up_are_found_again_in_what_is_read(parts, gap, le
 
 @given(parts_of_an_object, st.integers(0, 50), st.integers(0, 60))
 def test_ranges_of_parts_that_are_closed_up_have_gaps_between_them_and_no_wider_ones_inside(parts, gap, lead):
-    ranges, *_ = close_up([start for start, _ in parts], [stop for _, stop in parts], gap=gap, lead=lead)
+    ranges, *_ = plan_packed_read([start for start, _ in parts], [stop for _, stop in parts], gap=gap, lead=lead)
     first = min(start for start, _ in parts)
     assert ranges[0][0] == max(0, first - lead)
     assert all(after[0] - before[1] > gap for before, after in pairwise(ranges))
@@ -114,7 +114,7 @@ def test_ranges_of_parts_that_are_closed_up_have_gaps_between_them_and_no_wider_
 @given(parts_of_an_object, st.integers(0, 50), st.integers(0, 60), st.integers(0, 30))
 def test_parts_that_are_set_apart_are_found_again_with_room_around_them(parts, gap, lead, room):
     content = bytes(n % 251 for n in range(1200))
-    found = set_apart([start for start, _ in parts], [stop for _, stop in parts], gap=gap, lead=lead, room=room)
+    found = plan_scatter_read([start for start, _ in parts], [stop for _, stop in parts], gap=gap, lead=lead, room=room)
     buffer = bytearray(found.nbytes)
     reached = lead
     for (start, stop), place in zip(found.ranges, found.places, strict=True):
@@ -129,7 +129,7 @@ def test_parts_that_are_set_apart_are_found_again_with_room_around_them(parts, g
 
 @given(parts_of_an_object, st.integers(0, 50))
 def test_with_parts_that_are_set_apart_no_more_is_read_than_the_gap_allows(parts, gap):
-    ranges = set_apart([start for start, _ in parts], [stop for _, stop in parts], gap=gap).ranges
+    ranges = plan_scatter_read([start for start, _ in parts], [stop for _, stop in parts], gap=gap).ranges
     assert ranges == sorted(ranges)
     for (start, stop), wanted in zip(ranges, sorted(parts), strict=True):
         assert (start, stop) == wanted or wanted[1] < stop <= wanted[1] + gap

@@ -93,7 +93,7 @@ def test_parts_are_the_content(pieces, kind):
         patch.setattr(upload, "PART", 4)
         patch.setattr(upload, "WHOLE", 16)
         patch.setattr(upload, "_EQUAL", 3)
-        found = upload.apart(kind(piece) for piece in pieces)
+        found = upload.split(kind(piece) for piece in pieces)
         expected = b"".join(pieces)
         if isinstance(found, bytes):
             assert len(found) <= 16
@@ -115,7 +115,7 @@ def test_a_buffer_that_is_used_again_does_no_harm(monkeypatch):
             buffer[:] = bytes([number]) * 5
             yield buffer
 
-    assert b"".join(upload.apart(pieces())) == b"".join(bytes([number]) * 5 for number in range(9))
+    assert b"".join(upload.split(pieces())) == b"".join(bytes([number]) * 5 for number in range(9))
 
 
 def test_large_content_is_written_and_replaced(place):

@@ -1,0 +1,167 @@
+"""Objects in the memory of this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+from b2array.buffers import Buffer
+from b2array.errors import FormatError
+from b2array.store.base import (
+    Head,
+    Listed,
+    Mutex,
+    Stamp,
+    Store,
+    check_span,
+    conflict,
+    identity,
+    join_pieces,
+    stale_reader,
+    too_short,
+    where,
+)
+from b2array.store.spans import Span
+
+__all__ = ["MemoryStore"]
+
+
+@dataclasses.dataclass(slots=True)
+class _Object:
+    data: bytes | bytearray
+    identity: str = dataclasses.field(default_factory=lambda: os.urandom(8).hex())
+    state: int = 0
+    modified: float = dataclasses.field(default_factory=time.time)
+
+    def begin_change(self) -> bytearray:
+        """Begin a new state of the same object; return its bytes to write into."""
+        if isinstance(self.data, bytes):
+            self.data = bytearray(self.data)
+        self.state += 1
+        self.modified = time.time()
+        return self.data
+
+    def stamp(self) -> Stamp:
+        return Stamp(len(self.data), f"{self.identity}@{self.state}")
+
+
+class MemoryStore(Store):
+    """Objects in the memory of this process. A pickle holds a copy of them.
+
+    Parameters
+    ----------
+    objects : mapping of str to buffer, optional
+        What the store has from the beginning. `bytes` are not copied.
+
+    Examples
+    --------
+    >>> store = MemoryStore({"": b"some bytes"})
+    >>> [bytes(view) for view in store.read([Span("", 0, 4)])]
+    [b'some']
+    """
+
+    url = "memory"
+    guarantee = "lock"
+    appendable = True
+
+    def __init__(self, objects: Mapping[str, Buffer] | None = None) -> None:
+        self.__setstate__({name: _Object(join_pieces(data)) for name, data in (objects or {}).items()})
+
+    def __repr__(self) -> str:
+        return f"<MemoryStore of {sum(len(each.data) for each in self._objects.values())} bytes>"
+
+    def __getstate__(self) -> dict[str, _Object]:
+        with self._mutex:
+            return {name: dataclasses.replace(each, data=bytes(each.data)) for name, each in self._objects.items()}
+
+    def __setstate__(self, objects: dict[str, _Object]) -> None:
+        self._objects = objects
+        self._ident = os.urandom(16).hex()
+        self._mutex, self._writers = Mutex(), Mutex()
+
+    def _get(self, name: str) -> _Object:
+        try:
+            return self._objects[name]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where(self.url, name)) from None
+
+    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
+        with self._mutex:
+            return [self._copy(span, expected, clip=clip) for span in spans]
+
+    def _copy(self, span: Span, expected: str | None, *, clip: bool) -> memoryview:
+        name, start, stop = check_span(self.url, span)
+        found = self._get(name)
+        if expected is not None and found.identity != identity(expected):
+            raise stale_reader(where(self.url, name))
+        if stop > len(found.data) and not clip:
+            raise too_short(where(self.url, name), start, stop, len(found.data) - start)
+        with memoryview(found.data) as view:
+            return memoryview(bytearray(view[start:stop]))
+
+    def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
+        with self._mutex:
+            return [self._head(name, nbytes, offset) for name in names]
+
+    def _head(self, name: str, nbytes: int, offset: int) -> Head | Exception:
+        try:
+            found = self._get(name)
+        except FileNotFoundError as error:
+            return error
+        stamp, data = found.stamp(), memoryview(bytearray(found.data[offset : offset + nbytes]))
+        return Head(data, stamp, f"{self._ident}/{name} {stamp.version}")
+
+    def stamp(self, name: str) -> Stamp:
+        return self._get(name).stamp()
+
+    def listing(self) -> dict[str, Listed]:
+        with self._mutex:
+            return {name: Listed(len(each.data), each.modified) for name, each in self._objects.items()}
+
+    def walk(self) -> list[str]:
+        with self._mutex:
+            return sorted(self._objects)
+
+    def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
+        new = _Object(join_pieces(data))
+        with self._mutex:
+            if self._objects.setdefault(name, new) is not new:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), where(self.url, name))
+        return new.stamp()
+
+    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
+        new = _Object(join_pieces(data))
+        with self._mutex:
+            if expected is not None and (name not in self._objects or self.stamp(name).version != expected):
+                raise conflict(where(self.url, name))
+            self._objects[name] = new
+        return new.stamp()
+
+    def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:
+        content = join_pieces(data)
+        with self._mutex:
+            self._writable(name, offset)[offset:] = content
+
+    def patch(self, name: str, offset: int, data: Buffer) -> Stamp:
+        content = join_pieces(data)
+        with self._mutex:
+            self._writable(name, offset + len(content))[offset : offset + len(content)] = content
+            return self.stamp(name)
+
+    def _writable(self, name: str, nbytes: int) -> bytearray:
+        found = self._get(name)
+        if len(found.data) < nbytes:
+            raise FormatError(f"{where(self.url, name)}: expected at least {nbytes} bytes, found {len(found.data)}")
+        return found.begin_change()
+
+    def delete(self, names: Iterable[str]) -> None:
+        with self._mutex:
+            for name in names:
+                self._objects.pop(name, None)
+
+    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:  # noqa: ARG002
+        return self._writers
