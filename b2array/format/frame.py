@@ -166,7 +166,7 @@ def unpack(header: Buffer, tail: Buffer, known: Header | None = None) -> Frame:
         As for `unpack_header`, or the index needs a codec that is not known.
     """
     head = unpack_header(header) if known is None else known
-    length = head.tail_stop - head.tail_start
+    length = head.frame_len - head.tail_start
     if len(tail) < length:
         raise FormatError(f"expected {length} bytes of index and trailer, found {len(tail)}")
     tail = memoryview(tail)[:length]
