@@ -271,10 +271,7 @@ class NDArray(Described):
                 now = transaction.state.require_layout()
                 if (now.ndim, now.dtype) != (before.ndim, before.dtype):
                     raise ConflictError(f"{self.url} has become an array of shape {now.shape} and type {now.dtype}")
-                try:
-                    selection, box, fields = arranged if now == before else _arranged(key, value, select, now)
-                except (IndexError, ValueError) as error:
-                    raise ConflictError(f"{self.url} has become an array of shape {now.shape}: {error}") from error
+                selection, box, fields = arranged if now == before else _arranged(key, value, select, now)
                 if box.size:
                     index, axes, cparams = selection.index, selection.axes, transaction.frame.cparams
                     transfer.write(transaction, now, index, axes, box, cparams=cparams, fields=fields)
