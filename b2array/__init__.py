@@ -25,7 +25,8 @@ from b2array.array.opening import create_schunk, open_schunk
 from b2array.array.schunk import SChunk
 from b2array.codec import codecs, filters
 from b2array.codec.cparams import CParams
-from b2array.codec.oneshot import compress, decompress
+from b2array.codec.decode import decompress
+from b2array.codec.encode import compress
 
 if TYPE_CHECKING:
     from b2array import bloscpack

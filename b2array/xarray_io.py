@@ -24,6 +24,7 @@ from b2array.array.array import NDArray
 from b2array.array.dask import Frozen
 from b2array.errors import FormatError, UnsupportedError
 from b2array.group import group
+from b2array.group.directory import Directory
 from b2array.group.group import Group
 from b2array.store.base import in_one_state
 
@@ -277,7 +278,7 @@ def to_b2array(
     write = _Writer({"progress": progress, "scheduler": scheduler}, options)
     coded = {path: _encoded(node, encoding or {}) for path, node in nodes.items()} if not there else {}
     home = _group(url, "r+" if there else mode, storage_options)
-    with home.transaction(anew=mode == "w" and not there) as changes:
+    with home.transaction(replace=mode == "w" and not there) as changes:
         if there:
             target = changes[group.strip("/")] if group and group.strip("/") else changes
             write.change(target, nodes["/"], append_dim, dict(region or {}))
@@ -290,7 +291,7 @@ def _group(url: Url, mode: Any, storage_options: Mapping[str, Any] | None) -> Gr
     """Open a group, as it is even if it is to be replaced: the transaction does that."""
     if mode == "w":
         with suppress(FileNotFoundError):
-            group.open_group(url, "r+", storage_options=storage_options)._writable().check_replaceable()
+            Directory(os.fspath(url), storage_options or {}).check_replaceable()
             mode = "a"
     return group.open_group(url, mode, storage_options=storage_options)
 

@@ -38,6 +38,7 @@ ALLOWED = {
 
 # Modules that import each other inside a function, until they are taken apart.
 LATE = {
+    ("group.attributes", "group.group"),
     ("array.array", "array.copying"),
     ("array.array", "array.dask"),
     ("xarray_io", "array.dask_chunks"),

@@ -100,11 +100,11 @@ def test_an_assignment(line: Any) -> None:
     def assign() -> None:
         line[1:3] = values
 
-    within(route(assign), 600, 36, 3)
+    within(route(assign), 600, 37, 3)
 
 
 def test_opening(line: Any) -> None:
-    within(route(lambda: b2array.open(line.url)), 90, 19, 0)
+    within(route(lambda: b2array.open(line.url)), 90, 20, 0)
 
 
 @pytest.mark.parametrize(("name", "most"), [("fill_value", 2), ("dims", 2)])

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from b2array.array.opened import Opened
 from b2array.buffers import Buffer
-from b2array.codec import chunk, encode, lazy
+from b2array.codec import decode, encode, lazy
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.header import Special
 from b2array.engine import edits
@@ -242,7 +242,7 @@ def _stored(source: Source, n: int) -> Stored:
 def _data(source: Source, n: int, stored: Stored) -> npt.NDArray[np.uint8]:
     context = Context(source.frame.codec, source.frame.codec_meta)
     try:
-        return chunk.decode(stored.region, context=context)
+        return decode.decode(stored.region, context=context)
     except (FormatError, UnsupportedError) as error:
         raise located_error(f"chunk {n} of {source.url}", error) from error
 

@@ -141,7 +141,7 @@ def _stored(store: Store, code: int) -> bytes:
     return buf
 
 
-def _row(job: Job, head: chunk.Head) -> bytes:
+def _row(job: Job, head: chunk.ChunkHead) -> bytes:
     nblocks = sized_blocks(job.frame) if job.sized is None else job.sized
     return sizes_row(head, nblocks).tobytes()
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from b2array.codec.chunk import Head
+from b2array.codec.chunk import ChunkHead
 from b2array.codec.header import Special
 from b2array.errors import ChunkMissingError
 from b2array.format.annotations import UNSIZED, Sizes
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 class Known(NamedTuple):
     """What was read of a chunk before: its head, and the checksums of its blocks if it was compared with its own."""
 
-    head: Head
+    head: ChunkHead
     sums: npt.NDArray[np.uint32] | None
 
 

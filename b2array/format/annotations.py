@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from b2array import config
 from b2array.buffers import Buffer
-from b2array.codec import chunk, encode
+from b2array.codec import chunk, decode, encode
 from b2array.codec.cparams import CParams
 from b2array.codec.header import ChunkHeader
 from b2array.config import HEADER_LEN
@@ -166,12 +166,12 @@ def merged(base: Annotations, ours: Annotations, theirs: Annotations) -> Annotat
     return replace(theirs, **changed, lost=tuple(n for n in theirs.lost if n not in written))
 
 
-def sizes_row(head: chunk.Head, nblocks: int) -> Sizes:
+def sizes_row(head: chunk.ChunkHead, nblocks: int) -> Sizes:
     """Return the sizes of a chunk and of its blocks.
 
     Parameters
     ----------
-    head : chunk.Head
+    head : chunk.ChunkHead
         Header and block starts of the chunk.
     nblocks : int
         Number of blocks that chunks of this array have.
@@ -239,7 +239,7 @@ def unpack_sizes(buf: Buffer, nchunks: int, nblocks: int) -> Sizes | None:
         header = ChunkHeader.unpack(buf)
         if header.nbytes != nbytes or header.cbytes != len(buf) or nbytes > config.limits.metadata_nbytes:
             return None
-        rows = np.frombuffer(chunk.decode(buf), "<u4")
+        rows = np.frombuffer(decode.decode(buf), "<u4")
     except (FormatError, UnsupportedError):
         return None
     return rows.astype(np.uint32, copy=False).reshape(nchunks, 1 + nblocks)

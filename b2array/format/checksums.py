@@ -42,7 +42,7 @@ def record_nbytes(nblocks: int) -> int:
     return _RECORD_HEAD.size + 4 * nblocks + _CRC.size
 
 
-def pack_record(buf: Buffer, head: chunk.Head | None = None, *, number: int = -1) -> bytes:
+def pack_record(buf: Buffer, head: chunk.ChunkHead | None = None, *, number: int = -1) -> bytes:
     """Return the record of a chunk: checksums of its head (header, block starts, dictionary) and of its blocks.
 
     A block's bytes go from its start to the next larger start; a chunk without streams counts as blocks of `blocksize`
@@ -52,7 +52,7 @@ def pack_record(buf: Buffer, head: chunk.Head | None = None, *, number: int = -1
     ----------
     buf : bytes-like
         The chunk.
-    head : chunk.Head, optional
+    head : chunk.ChunkHead, optional
         What is known of it already.
     number : int, optional
         The number of the chunk's file in a sparse frame. The record's own checksum continues from this number plus 1
@@ -98,14 +98,14 @@ def check_head(record: Record, head: Buffer) -> None:
     _compare("the chunk's header and block starts", record.head_crc, head)
 
 
-def verified_sums(behind: Buffer, head: chunk.Head, head_bytes: Buffer, *, number: int = -1) -> NDArray[np.uint32]:
+def verified_sums(behind: Buffer, head: chunk.ChunkHead, head_bytes: Buffer, *, number: int = -1) -> NDArray[np.uint32]:
     """Return the checksums of a chunk's blocks from its record, after comparing the head with its own.
 
     Parameters
     ----------
     behind : bytes-like
         What follows the chunk.
-    head : chunk.Head
+    head : chunk.ChunkHead
         Header and block starts of the chunk.
     head_bytes : bytes-like
         The bytes that they were read from, or more.

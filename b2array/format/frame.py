@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from b2array import config
 from b2array.buffers import Buffer
-from b2array.codec import chunk, encode
+from b2array.codec import chunk, decode, encode
 from b2array.codec.cparams import CParams
 from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN, MAX_CHUNK_NBYTES
@@ -331,4 +331,4 @@ def unpack_vlmeta(buf: Buffer) -> bytes:
         raise FormatError(f"expected a chunk of {len(buf)} bytes, found one of {header.cbytes}")
     if header.nbytes > limit:
         raise FormatError(f"expected at most {limit} bytes (config.limits.metadata_nbytes), found {header.nbytes}")
-    return bytes(chunk.decode(buf))
+    return bytes(decode.decode(buf))

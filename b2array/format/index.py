@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from b2array import config
 from b2array.buffers import Buffer
-from b2array.codec import chunk, encode
+from b2array.codec import decode, encode
 from b2array.codec.chunk import Context
 from b2array.codec.cparams import CParams
 from b2array.codec.header import ChunkHeader, Special
@@ -74,7 +74,7 @@ def unpack(buf: Buffer, *, nbytes: int, chunksize: int, context: Context) -> NDA
     else:
         if head.special not in (Special.NONE, Special.VALUE):
             raise FormatError(f"expected offsets in the index, found special value {head.special.name}")
-        data = chunk.decode(memoryview(buf)[: head.cbytes], context=context)
+        data = decode.decode(memoryview(buf)[: head.cbytes], context=context)
         offsets = np.frombuffer(data, "<i8").astype(np.int64, copy=False)
         if 8 * len(offsets) != head.nbytes:
             raise FormatError(f"expected {head.nbytes} bytes of offsets, found {8 * len(offsets)}")

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config
-from b2array.codec import chunk, encode
+from b2array.codec import decode, encode
 from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.format import b2nd, dtypes, frame
 from b2array.format.annotations import LAYER, UNSIZED, Annotations, Sizes, pack_sizes, unpack_sizes
@@ -169,7 +169,7 @@ def parse(described: Frame, annotations: Annotations | None = None) -> State:
 
 def with_index(thin: Frame, index: bytes, annotations: Annotations | None = None) -> State:
     """Return the state that `State.without_index` took apart; `annotations` replaces those in the frame."""
-    return parse(replace(thin, offsets=chunk.decode(index).view("<i8").astype(np.int64, copy=False)), annotations)
+    return parse(replace(thin, offsets=decode.decode(index).view("<i8").astype(np.int64, copy=False)), annotations)
 
 
 def _annotations_of(described: Frame) -> Annotations:

@@ -19,7 +19,7 @@ from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located
 from b2array.group import embedded
-from b2array.group.manifest import EMBEDDED, check_path, found
+from b2array.group.manifest import EMBEDDED, check_path, is_embedded, members_among
 from b2array.store.base import Stamp, Store
 from b2array.store.open import open_store
 from b2array.store.spans import Span
@@ -85,7 +85,7 @@ class Archive:
             entries = located(self.url, lambda: _entries(self.store, stamp))
             self._known = stamp, entries, {}
             inner = embedded.extents(SChunk(self._open(EMBEDDED))) if EMBEDDED in entries else {}
-            members = {**{name: embedded.path_of(name) for name in inner}, **found(entries)}
+            members = {**{name: embedded.path_of(name) for name in inner}, **members_among(entries)}
             self._known = stamp, entries, dict(sorted(members.items()))
         return self._known
 
@@ -103,7 +103,7 @@ class Archive:
         """
         if mode != "r":
             raise ReadOnlyError(f"{self.url} is an archive, which can only be read")
-        if embedded.embedded(path):
+        if is_embedded(path):
             return embedded.open_embedded(SChunk(self._open(EMBEDDED)), path)
         return self._open(path)
 

@@ -62,7 +62,8 @@ def require_free(
                 raise error
         if alone:
             with suppress(FileNotFoundError):
-                strange = any(store.walk())
+                is_file = any(isinstance(error, NotADirectoryError) for error in heads.values())
+                strange = is_file or any(store.walk())
     if found and not overwrite:
         raise FileExistsError(f"{store.url} exists; overwrite=True replaces it")
     if strange:

@@ -27,9 +27,9 @@ from servers import RangeServer
 import b2array
 from b2array import Group, NDArray, open_group
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
-from b2array.group import manifest
+from b2array.group import manifest, redo
 from b2array.group.directory import Directory
-from b2array.group.manifest import MemberList, check_name
+from b2array.group.manifest import Manifest, check_name
 
 _serials = itertools.count()
 
@@ -160,7 +160,7 @@ def test_assignment_makes_and_replaces_arrays(group: Group) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "/x", "a//b", "a/", "../x", "a/../x", ".", "a\0b", "a\\b", "a\nb", "x.b2nd", "a.b2f/x", "__vlmeta__"]
+    "name", ["", "//x", "a//b", "a/", "../x", "a/../x", ".", "a\0b", "a\\b", "a\nb", "x.b2nd", "a.b2f/x", "__vlmeta__"]
 )
 def test_names_that_cannot_be_are_refused(group: Group, name: str) -> None:
     with pytest.raises(ValueError, match="cannot name a member"):
@@ -313,16 +313,16 @@ def test_a_commit_that_is_interrupted_shows_all_or_nothing(
     growing: Group, url: str, fails_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     growing.attrs["n"] = 3
-    original = Directory._publish_one
+    original = redo._publish
     calls = itertools.count()
 
-    def publish_one(*args: object, **options: object) -> None:
+    def publish(*args: object) -> None:
         if next(calls) >= fails_at:
             raise OSError("killed")
-        original(*args, **options)  # type: ignore[arg-type]
+        original(*args)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(Directory, "_publish_one", publish_one)
+        patch.setattr(redo, "_publish", publish)
         with growing.transaction() as changes:
             _append(changes, 5)
             changes.attrs["n"] = 8
@@ -343,7 +343,7 @@ def test_a_commit_that_is_interrupted_shows_all_or_nothing(
     assert _grown(open_group(url)) == (9, 9)
 
 
-@pytest.mark.parametrize("at", ["write_list", "publish", "_publish_one"])
+@pytest.mark.parametrize("at", ["Directory.write", "redo.apply", "redo._publish"])
 def test_a_killed_writer_leaves_all_or_nothing(tmp_path: Path, at: str) -> None:
     url = str(tmp_path / "group.b2d")
     group = open_group(url, "w")
@@ -352,18 +352,19 @@ def test_a_killed_writer_leaves_all_or_nothing(tmp_path: Path, at: str) -> None:
     script = f"""
 import os
 from b2array import open_group
+from b2array.group import redo
 from b2array.group.directory import Directory
 group = open_group({url!r}, "r+")
 calls = 0
-original = Directory.{at}
-def killed(self, *args, **options):
+original = {at}
+def killed(*args, **options):
     global calls
     calls += armed
-    if calls > {int(at != "write_list")}:
+    if calls > {int(at != "Directory.write")}:
         os._exit(9)
-    return original(self, *args, **options)
+    return original(*args, **options)
 armed = 0
-Directory.{at} = killed
+{at} = killed
 with group.transaction() as changes:
     changes["time"][2:7] = 1
     changes["level"][2:7] = 1
@@ -372,7 +373,7 @@ with group.transaction() as changes:
 """
     done = subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
     assert done.returncode == 9
-    committed = at != "write_list"
+    committed = at != "Directory.write"
     for mode in ("r", "r+"):
         found = open_group(url, mode)
         assert [found[name][...].sum() for name in ("level", "time")] == [5 * committed] * 2
@@ -481,7 +482,7 @@ def _filled(url: str) -> dict[str, object]:
 def test_a_transaction_can_begin_anew(url: str) -> None:
     before = _filled(url)
     group = open_group(url, "r+")
-    with group.transaction(anew=True) as changes:
+    with group.transaction(replace=True) as changes:
         assert _contents(changes) == {}
         changes.create("a", 3, "i8", fill_value=7)
         changes["a"][1] = 8
@@ -501,7 +502,7 @@ def test_a_transaction_that_begins_anew_and_raises_leaves_everything(url: str) -
     group = open_group(url, "r+")
 
     def change() -> None:
-        with group.transaction(anew=True) as changes:
+        with group.transaction(replace=True) as changes:
             changes["a"], changes["d"] = [9, 9], [1]
             changes.attrs["unit"] = "km"
             raise RuntimeError
@@ -513,7 +514,7 @@ def test_a_transaction_that_begins_anew_and_raises_leaves_everything(url: str) -
 
 def test_a_group_in_a_group_can_begin_anew(url: str) -> None:
     _filled(url)
-    with open_group(url, "r+")["b"].transaction(anew=True) as changes:
+    with open_group(url, "r+")["b"].transaction(replace=True) as changes:
         changes["y"] = [0.5]
     assert _contents(open_group(url)) == {"a": [1, 2], "unit": "m", "b/y": [0.5]}
 
@@ -535,14 +536,14 @@ def test_a_transaction_can_delete_and_make_the_same_member(growing: Group, url: 
 def test_an_answer_to_a_commit_that_is_lost_is_no_failure(
     growing: Group, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Directory.write_list
+    original = Directory.write
 
     def lose(self: Directory, *args: Any) -> None:
         original(self, *args)
         raise TimeoutError("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Directory, "write_list", lose)
+        patched.setattr(Directory, "write", lose)
         with growing.transaction() as changes:
             _append(changes, 1)
     assert _grown(open_group(url)) == (4, 4)
@@ -552,18 +553,18 @@ def test_an_answer_to_a_commit_that_is_lost_is_no_failure(
 def test_a_commit_whose_outcome_is_not_known_removes_nothing(
     growing: Group, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Directory.write_list
+    original = Directory.write
 
     def cut_off(*_: Any) -> None:
         raise ConnectionError("the network is down")
 
     def lose(self: Directory, *args: Any) -> None:
         original(self, *args)
-        monkeypatch.setattr(Directory, "read_list", cut_off)
+        monkeypatch.setattr(Directory, "_stored", cut_off)
         raise TimeoutError("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Directory, "write_list", lose)
+        patched.setattr(Directory, "write", lose)
         with pytest.raises(TimeoutError), growing.transaction() as changes:
             _append(changes, 1)
     monkeypatch.undo()
@@ -693,7 +694,7 @@ def test_an_archive_that_was_replaced_is_noticed(tmp_path: Path) -> None:
 
 def _zip(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
     with zipfile.ZipFile(path, "w", compression) as archive:
-        for name, content in manifest.items():
+        for name, content in members.items():
             archive.writestr(name, content)
     return path
 
@@ -771,10 +772,10 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_list_of_members_or_refused(content: bytes) -> None:
     with pytest.raises(FormatError):
-        MemberList.unpack(content)
+        Manifest.unpack(content)
 
 
-_listed = MemberList({"a/b": "a/b.b2nd"}, "ab", 3, {"a/b.b2nd": b"header"}, ("c.b2nd",))
+_listed = Manifest({"a/b": "a/b.b2nd"}, "ab", 3, {"a/b.b2nd": b"header"}, ("c.b2nd",), ("c.b2nd", "embed.b2e/d"))
 
 
 @pytest.mark.parametrize(
@@ -783,25 +784,26 @@ _listed = MemberList({"a/b": "a/b.b2nd"}, "ab", 3, {"a/b.b2nd": b"header"}, ("c.
         ("members", {"../x": "../x.b2nd"}), ("members", {"a": "/a.b2nd"}), ("members", {"a": "b.b2nd"}),
         ("members", {"a": "a.txt"}), ("members", {1: 2}), ("members", []), ("number", "3"),
         ("ident", 3), ("pending", {"x.b2nd": 3}), ("pending", {"x.b2nd": "../../y"}), ("pending", {"../x.b2nd": b""}),
-        ("hidden", ["../x.b2nd"]), ("hidden", None), ("version", 0), ("version", None), ("format", "x"),
+        ("hidden", ["../x.b2nd"]), ("hidden", None), ("hidden", ["embed.b2e/x"]), ("removed", ["embed.b2e/../x"]),
+        ("removed", ["../x.b2nd"]), ("removed", None), ("version", 0), ("version", None), ("format", "x"),
     ],
 )  # fmt: skip
 def test_a_list_of_members_is_checked(entry: str, value: object) -> None:
     content = msgpack.unpackb(_listed.pack())
-    assert MemberList.unpack(msgpack.packb(content)) == _listed
+    assert Manifest.unpack(msgpack.packb(content)) == _listed
     with pytest.raises(FormatError):
-        MemberList.unpack(msgpack.packb({**content, entry: value}))
+        Manifest.unpack(msgpack.packb({**content, entry: value}))
     with pytest.raises(UnsupportedError):
-        MemberList.unpack(msgpack.packb({**content, "version": 2}))
+        Manifest.unpack(msgpack.packb({**content, "version": 2}))
     del content["members"]
     with pytest.raises(FormatError):
-        MemberList.unpack(msgpack.packb(content))
+        Manifest.unpack(msgpack.packb(content))
 
 
 def test_a_damaged_list_of_members_is_reported(group: Group, url: str) -> None:
     group.create("x", data=[1])
     b2array.store.open.open_store(url).replace(".b2group", b"rubbish")
-    with pytest.raises(FormatError, match=r"\.b2group: expected a list of members"):
+    with pytest.raises(FormatError, match=r"\.b2group: expected a group's manifest"):
         list(open_group(url))
 
 
@@ -943,16 +945,16 @@ def test_writers_of_the_list_of_members_do_not_lose_each_others_changes(monkeypa
     url = f"memory://test-writers-{next(_serials)}.b2d"
     group = open_group(url, "w")
     group.create("x", data=[1])
-    original = Directory.write_list
+    original = Directory.write
     names = iter(["other1", "other2", "other3"])
 
-    def write_list(self: Directory, *args: object) -> None:
+    def write(self: Directory, *args: object) -> None:
         for name in names:
             open_group(url, "r+").create(name, data=[1])
             break
         original(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Directory, "write_list", write_list)
+    monkeypatch.setattr(Directory, "write", write)
     group.create("y", data=[1])
     with group.transaction() as changes:
         changes["x"][0] = 2
@@ -997,11 +999,11 @@ def test_every_name_is_refused_or_found_again(name: str) -> None:
     try:
         check_name(name)
     except ValueError:
-        assert manifest.found([f"{name}.b2nd"]).keys() <= {"__vlmeta__", name}
+        assert manifest.members_among([f"{name}.b2nd"]).keys() <= {"__vlmeta__", name}
     else:
-        assert manifest.found([f"{name}.b2nd"]) == {name: f"{name}.b2nd"}
-        listed = MemberList({name: f"{name}.b2nd"})
-        assert MemberList.unpack(listed.pack()) == listed
+        assert manifest.members_among([f"{name}.b2nd"]) == {name: f"{name}.b2nd"}
+        listed = Manifest({name: f"{name}.b2nd"})
+        assert Manifest.unpack(listed.pack()) == listed
 
 
 _NAMES = ("a", "b", "g/a", "g/h/b")
