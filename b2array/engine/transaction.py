@@ -221,7 +221,7 @@ class Transaction(Overlay):
         self.reserve_up_to((current.state.annotations.next or 0) - 1)
 
     def _check_mergeable(self, base: Snapshot, current: Snapshot) -> None:
-        # Other software rewrites chunks in their places, and a file written anew has others in the old ones.
+        # Other software rewrites chunks in their places, and a file that was written again has others in the old places.
         moved = not self.sparse and identity(base.version or "") != identity(current.version or "")
         comparable = current.alike(base) and current.frame.is_ours
         changed = changed_chunks(base.state, current.state, moved=moved) if comparable else None
@@ -267,7 +267,7 @@ class Transaction(Overlay):
             pieces = (made.header, made.tail)
             return self._swap(made, lambda: self.store.replace(self.name, pieces, expected=current.version).version)
         if not self.store.appendable:
-            warnings.warn(f"{self.url}: every change writes the whole file again in this store", stacklevel=2)
+            warnings.warn(f"{self.url}: one file in this store is written anew with every change", stacklevel=2)
             return self._rewrite(current)
         made = self._prepared(current.frame.frame_len - current.frame.header_len)
         if self._compacting or not self._fits(current, made):
