@@ -242,7 +242,7 @@ def commit(job: Job, entries: Iterable[Entry]) -> Snapshot:
     ConflictError
         Another writer changed the same chunks, or the shape.
     FileExistsError
-        Another writer made an array in the place of the new one.
+        Another writer made an array where the new one goes.
     ValueError
         Parts are missing.
     """

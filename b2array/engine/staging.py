@@ -243,7 +243,7 @@ class Staging:
         offsets : ndarray of int64
             The files, or special values.
         known : mapping of int to int
-            Sizes of older chunks. Those that are neither new nor noted are asked for.
+            Sizes of older chunks. For chunks that are neither new nor known here, the store is asked.
         """
         numbers = offsets[offsets >= 0].tolist()
         sizes = {code: int(row[0]) for code in numbers if (row := self.sizes.get(code)) is not None}

@@ -221,7 +221,7 @@ class Transaction(Overlay):
         self.reserve_up_to((current.state.annotations.next or 0) - 1)
 
     def _check_mergeable(self, base: Snapshot, current: Snapshot) -> None:
-        # Other software rewrites chunks in their places, and a file that was written again has others in the old places.
+        # Other software rewrites chunks in their places, and a file that is written again moves its chunks.
         moved = not self.sparse and identity(base.version or "") != identity(current.version or "")
         comparable = current.alike(base) and current.frame.is_ours
         changed = changed_chunks(base.state, current.state, moved=moved) if comparable else None
