@@ -2,10 +2,10 @@
 
 Source: "Blosc2 Contiguous Frame Format", sections Header and Trailer. The C library resets the type of a fingerprint
 whenever it writes a trailer. But if it changes a metalayer, or resizes an array and the number of chunks stays, it only
-writes a header, with the new shape and the compression parameters that its user gave. So the trailer holds a copy of the
-header, and the thread count for decompression, which readers ignore, is 0 in headers by b2array; the C library always
-writes 1 or more. If the header differs from the copy only in fields that the C library may rewrite, and its thread count
-is no longer 0, other software changed it. If the thread count is still 0, the header is corrupt.
+writes a header, with the new shape and the compression parameters that its user gave. So the trailer holds a copy of
+the header, and the thread count for decompression, which readers ignore, is 0 in headers by b2array; the C library
+always writes 1 or more. If the header differs from the copy only in fields that the C library may rewrite, and its
+thread count is no longer 0, other software changed it. If the thread count is still 0, the header is corrupt.
 """
 
 from __future__ import annotations
