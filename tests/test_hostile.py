@@ -43,6 +43,7 @@ VALUES = np.arange(24 * 20, dtype="<i4").reshape(24, 20) ** 2 % 9973
 SLOWEST = 120
 """Seconds after which an input counts as one that never ends."""
 
+pytestmark = pytest.mark.timeout(0)  # many inputs take long, one of them never does
 Use = Callable[[random.Random, Path], None]
 
 
