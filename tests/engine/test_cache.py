@@ -18,6 +18,7 @@ from b2array import config
 from b2array.array.array import NDArray
 from b2array.array.schunk import SChunk
 from b2array.engine import transfer
+from b2array.engine.handle import Handle
 from b2array.engine.snapshot import load
 from b2array.format.frame import unpack_header
 from b2array.store import local
