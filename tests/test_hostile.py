@@ -32,8 +32,9 @@ from b2array.codec.chunk import head_nbytes
 from b2array.codec.cparams import CParams
 from b2array.codec.header import CODEC_FORMATS, CodecId
 from b2array.engine import snapshot
+from b2array.engine.handle import Handle
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
-from b2array.format import b2nd, dtypes, extras, fingerprint, metalayers
+from b2array.format import attributes, b2nd, dtypes, fingerprint, metalayers
 from b2array.grid import layout
 from b2array.group.manifest import Manifest
 from b2array.store.memory import MemoryStore
@@ -204,11 +205,11 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
     ),
     "attribute": (
         [
-            extras.encode_attr(value)
+            attributes.encode_attr(value)
             for value in ({"a": [1, 2.5, "x"], "b": (1, None)}, np.arange(6).reshape(2, 3), {1, 2}, 3 + 4j, "text",
                           np.zeros(2, [("a", "<i4"), ("b", "<f8")]), np.array([1, "a", None], object))
         ],
-        extras.decode_attr,
+        attributes.decode_attr,
     ),
     "lazy chunk": (
         [lazy.pack(chunk[: head_nbytes(chunk)], 0, 0) for chunk in LAZY],
@@ -538,7 +539,7 @@ ODD = (
 
 def odd_notes(rng: random.Random, content: bytes) -> bytes:
     """Change what a store notes of its embedded members."""
-    held = b2array.SChunk(snapshot.load(MemoryStore({"": content})), "r+")
+    held = b2array.SChunk(Handle(snapshot.load(MemoryStore({"": content})), "r+"))
     notes, odd = held.vlmeta["estore_metadata"], rng.choice(ODD)
     what = rng.randrange(4)
     if what == 0:
@@ -548,7 +549,8 @@ def odd_notes(rng: random.Random, content: bytes) -> bytes:
     else:
         notes["embed_map"][rng.choice((*notes["embed_map"], "/new", "b", "/../b", 3, b"/a"))] = odd
     packed = msgpack.packb(notes, unicode_errors="surrogatepass")
-    held.change(lambda draft: draft.set_attr("estore_metadata", packed))
+    with held._handle.changing() as transaction:
+        transaction.set_attr("estore_metadata", packed)
     return held.to_bytes()
 
 
@@ -647,7 +649,8 @@ def test_notes_of_embedded_members_that_cannot_be_written_are_refused(tmp_path: 
     make_store(path)
     held = b2array.open_schunk(path / "embed.b2e", "r+")
     packed = msgpack.packb({**held.vlmeta["estore_metadata"], 3: 4})
-    held.change(lambda draft: draft.set_attr("estore_metadata", packed))
+    with held._handle.changing() as transaction:
+        transaction.set_attr("estore_metadata", packed)
     group = b2array.open_group(path, "r+")
     with pytest.raises(FormatError, match=r"a\.b2d.*embed\.b2e: expected notes of embedded"):
         del group["b/c"]

@@ -38,7 +38,6 @@ ALLOWED = {
 
 # Modules that import each other inside a function, until they are taken apart.
 LATE = {
-    ("group.attributes", "group.group"),
     ("array.array", "array.copying"),
     ("array.array", "array.dask"),
 }

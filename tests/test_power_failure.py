@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from powerfail import Crash, Disk, materialise
 
 import b2array
 from b2array import bloscpack, config
-from b2array.engine import transaction
+from b2array.engine import overlay
 from b2array.errors import B2ArrayError, ChecksumError, ChunkMissingError
 from b2array.store.atomic import AtomicFile
 from b2array.store.open import open_store
@@ -291,9 +291,8 @@ STORIES = (Array, SpooledArray, SparseArray, Crowded, Group, Deletions, Bloscpac
 
 
 @pytest.fixture
-def spooled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(transaction, "Spool", lambda path, **options: Spool(path, **options | {"limit": 1000}))
-    return
+def spooled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlay, "Spool", lambda path, **options: Spool(path, **options | {"limit": 1000}))
 
 
 def recorded(story: Story, durable: str) -> tuple[Disk, list[State]]:

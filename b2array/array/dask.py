@@ -24,8 +24,8 @@ from b2array.array.creation import Shape, Url
 from b2array.array.shared import Shared
 from b2array.engine import distributed
 from b2array.engine.distributed import Entry, Job
-from b2array.engine.schunk import SChunk
-from b2array.engine.transaction import Draft
+from b2array.engine.handle import Handle
+from b2array.engine.transaction import Transaction
 from b2array.errors import ReadOnlyError
 from b2array.grid import assignment
 from b2array.progress import track
@@ -72,8 +72,8 @@ class Frozen:
     __slots__ = ("_shared",)
 
     def __init__(self, array: NDArray) -> None:
-        held = array._held.frozen()
-        held_name = ("array", held.url, held.committed.start, held.committed.version, held.generation)
+        held = array._handle.at_snapshot()
+        held_name = ("array", held.url, held.snapshot.start, held.snapshot.version, held.generation)
         self._shared = Shared(repr(held_name), NDArray(held))
 
     @property
@@ -132,7 +132,7 @@ def register_sizeof(sizeof: Any) -> None:
 
 
 def _sizeof(array: NDArray) -> int:
-    frame = array._held.frame
+    frame = array._handle.frame
     layers = sum(len(content) for _, content in (*frame.metalayers, *frame.vlmetalayers))
     return int(frame.offsets.nbytes) + layers + sys.getsizeof(array)
 
@@ -259,15 +259,14 @@ def from_dask(
         draft.store,
         layout,
         whole,
-        new=draft.frame,
-        noted=draft.extras,
+        new=draft.state,
         overwrite=bool(options.get("overwrite")),
         token=x.name,
     )
     return Write(x, job, resume=resume, result=_opened).run(compute, progress, scheduler)
 
 
-def _opened(held: SChunk) -> NDArray:
+def _opened(held: Handle) -> NDArray:
     return NDArray(held)
 
 
@@ -285,18 +284,18 @@ def store(
         raise ValueError(f"expected an array of shape {lengths} for the region, found {x.shape}")
     if not np.can_cast(x.dtype, a.dtype, "same_kind"):
         raise TypeError(f"{x.dtype} cannot be cast to {a.dtype} without loss of kind; convert with astype()")
-    if a._held.in_transaction:
+    if a._handle.in_transaction:
         if not compute or return_stored or resume:
             raise ValueError("in a transaction only compute=True works: it commits at its end, and nothing before")
-        draft = a._held.source
-        if isinstance(draft, Draft) and draft.base is None and x.shape == a.shape:
-            job = Job(draft.store, a._layout, inside, new=draft.frame, overwrite=True, token=x.name)
+        draft = a._handle.source
+        if isinstance(draft, Transaction) and draft.base is None and x.shape == a.shape:
+            job = Job(draft.store, a._layout, inside, new=draft.state, overwrite=True, token=x.name)
             write = Write(x, job, resume=False, result=_opened)
             distributed.join(write.job, write.computed(progress, scheduler), draft)
         else:
             _store_joining(a, x, inside, progress, scheduler)
         return None
-    base = a._held.frozen("r+")
+    base = a._handle.at_snapshot("r+")
     job = Job(base.store, a._layout, inside, base=base, token=x.name)
     write = Write(x, job, resume=resume, result=_opened, handle=a)
     if return_stored and not compute:
@@ -378,7 +377,7 @@ class Write:
         job: Job,
         *,
         resume: bool = False,
-        result: Callable[[SChunk], Any] = _opened,
+        result: Callable[[Handle], Any] = _opened,
         handle: NDArray | None = None,
     ) -> None:
         self.x = _aligned(x, job.layout.chunks, job.region)
@@ -386,7 +385,7 @@ class Write:
         self.result = result
         self.handle = handle
         self.shared = Shared(f"job {self.job.id.hex()}", self.job)
-        self.light = Shared(f"light job {self.job.id.hex()}", self.job.light)
+        self.light = Shared(f"light job {self.job.id.hex()}", self.job.without_base)
 
     def name(self, verb: str) -> str:
         """Name the tasks that do something in this write."""
@@ -423,8 +422,8 @@ class Write:
             return self._committing(self.result)
         done = distributed.commit(self.job, self.computed(progress, scheduler))
         if self.handle is None:
-            return self.result(SChunk(done, "r+"))
-        self.handle._held.show(done)
+            return self.result(Handle(done, "r+"))
+        self.handle._handle.replace_state(done)
         return None
 
     def computed(self, progress: bool, scheduler: Any) -> list[Entry]:
@@ -606,5 +605,5 @@ def _gather(found: list[list[list[Entry]]]) -> list[list[Entry]]:
 
 def _commit(found: list[list[list[Entry]]], shared: Shared[Job], result: Callable[[Any], Any]) -> Any:
     (entries,) = _gather(found)
-    held = SChunk(distributed.commit(shared.value, entries), "r+")
+    held = Handle(distributed.commit(shared.value, entries), "r+")
     return result(held) if result is not Frozen else Frozen(NDArray(held))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal, get_args
 
@@ -60,14 +60,23 @@ class CParams:
     use_dict: bool = False
     nthreads: int = 1
 
+    codec_id: int = field(init=False, repr=False, compare=False)
+    """The compcode of the codec."""
+    filter_slots: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """The six filter ids of a header, the given ones in the last slots."""
+    meta_slots: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """The six filter metas of a header, as unsigned bytes, beside `filter_slots`."""
+
     def __post_init__(self) -> None:
         for name, low, high in (("clevel", 0, 9), ("codec_meta", 0, 255), ("nthreads", 0, 2**15 - 1)):
             self._set(name, _ranged(name, getattr(self, name), low, high))
-        self._set("codec", _named(CodecId, codecs.codec_id(self.codec)))
+        self._set("codec_id", codecs.codec_id(self.codec))
+        self._set("codec", _named(CodecId, self.codec_id))
         for name in ("filters", "filters_meta"):
             if isinstance(given := getattr(self, name), str):
                 raise TypeError(f"{name} must be a sequence, as in ({given!r},), not {given!r}")
-        self._set("filters", tuple(_named(FilterId, filters.filter_id(name)) for name in self.filters))
+        ids = tuple([filters.filter_id(name) for name in self.filters])
+        self._set("filters", tuple([_named(FilterId, fid) for fid in ids]))
         metas = [_ranged("filters_meta", meta, -128, 255) & 0xFF for meta in self.filters_meta]
         if self.splitmode not in get_args(SplitMode):
             raise ValueError(f"splitmode must be one of {get_args(SplitMode)}, not {self.splitmode!r}")
@@ -79,6 +88,8 @@ class CParams:
         while metas and not metas[-1]:
             metas.pop()
         self._set("filters_meta", tuple(metas))
+        self._set("filter_slots", NO_FILTERS[len(ids) :] + ids)
+        self._set("meta_slots", NO_FILTERS[len(ids) :] + tuple(metas) + (0,) * (len(ids) - len(metas)))
         if not isinstance(self.use_dict, bool | np.bool_):
             raise TypeError(f"use_dict must be a bool, not {self.use_dict!r}")
         self._set("use_dict", bool(self.use_dict))
@@ -88,24 +99,6 @@ class CParams:
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
-    @property
-    def codec_id(self) -> int:
-        """The compcode of the codec."""
-        return codecs.codec_id(self.codec)
-
-    @property
-    def filter_slots(self) -> tuple[int, ...]:
-        """The six filter ids of a header, the given ones in the last slots."""
-        ids = tuple(filters.filter_id(name) for name in self.filters)
-        return NO_FILTERS[len(ids) :] + ids
-
-    @property
-    def meta_slots(self) -> tuple[int, ...]:
-        """The six filter metas of a header, as unsigned bytes, beside `filter_slots`."""
-        metas = tuple(meta & 0xFF for meta in self.filters_meta)
-        padded = metas + (0,) * (len(self.filters) - len(metas))
-        return NO_FILTERS[len(padded) :] + padded
-
     def metas_for(self, typesize: int) -> tuple[int, ...]:
         """Return `meta_slots` as chunks of items of `typesize` bytes carry them.
 
@@ -113,7 +106,7 @@ class CParams:
         do not know their frame.
         """
         slots = zip(self.filter_slots, self.meta_slots, strict=True)
-        return tuple(typesize if fid in _BYTEDELTAS and not meta else meta for fid, meta in slots)
+        return tuple([typesize if fid in _BYTEDELTAS and not meta else meta for fid, meta in slots])
 
     def splits(self, typesize: int, block_nbytes: int) -> bool:
         """Whether full blocks of `block_nbytes` bytes are stored as `typesize` streams."""

@@ -6,7 +6,8 @@ from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 from b2array.array.opening import create_schunk
-from b2array.engine.schunk import Mode, SChunk
+from b2array.engine.attributes import Layers
+from b2array.engine.handle import Handle, Mode
 from b2array.errors import ReadOnlyError
 from b2array.group.archive import Archive
 from b2array.group.directory import Directory, copy_of
@@ -40,19 +41,19 @@ class Attrs(MutableMapping[str, Any]):
     def _writable(self) -> Directory | Transaction:
         return writable(self._home, self._mode, self._home.url)
 
-    def _found(self) -> SChunk | None:
+    def _found(self) -> Handle | None:
         path = self._home.members().get(self._name)
         return None if path is None else self._home.open(path, self._mode)
 
-    def require(self) -> SChunk:
+    def require(self) -> Handle:
         """Return the frame, to be changed; make one if there is none. Groups that have one exist without members."""
         home, name, found = self._writable(), self._name, self._found()
         if found is not None and found.mode == "r+":
             return found
-        new = create_schunk(chunksize=2**13)
+        new = create_schunk(chunksize=2**13)._handle
         if found is not None:  # embedded, where it cannot be changed
             with new.transaction():
-                new.vlmeta.update(found.vlmeta)
+                Layers(new).update(Layers(found))
             if isinstance(home, Transaction):
                 home.remove({name: home.members()[name]})
         # A transaction replaces only what an interrupted one has left, for which nobody could ask here.
@@ -63,21 +64,21 @@ class Attrs(MutableMapping[str, Any]):
         # Opened once for all, because a loop over the attributes asks for each of them.
         if self._known is None:
             found = self._found()
-            self._known = {} if found is None else found.vlmeta
+            self._known = {} if found is None else Layers(found)
         return self._known
 
     def __getitem__(self, name: str) -> Any:
         return self._layers()[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._known = self.require().vlmeta
+        self._known = Layers(self.require())
         self._known[name] = value
 
     def __delitem__(self, name: str) -> None:
         self._writable()
         if name not in self:
             raise KeyError(name)
-        self._known = self.require().vlmeta
+        self._known = Layers(self.require())
         del self._known[name]
 
     def __contains__(self, name: object) -> bool:

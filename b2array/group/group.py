@@ -14,8 +14,9 @@ import numpy.typing as npt
 from b2array.array import creation
 from b2array.array.array import NDArray
 from b2array.array.creation import Shape
-from b2array.engine.schunk import Mode
-from b2array.engine.transaction import Draft
+from b2array.array.schunk import SChunk
+from b2array.engine.handle import Mode
+from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import FormatError, ReadOnlyError
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.attributes import Attrs, Home, writable
@@ -182,7 +183,7 @@ class Group(MutableMapping[str, Any]):
         path = below.get(name)
         if path is not None:
             held = self._home.open(path, self._mode)
-            return NDArray(held) if path.endswith(ARRAY) or held.frame.metalayer("b2nd") is not None else held
+            return NDArray(held) if path.endswith(ARRAY) or held.frame.metalayer("b2nd") is not None else SChunk(held)
         if any(other.startswith(name + "/") for other in below):
             return self._inner(name)
         raise KeyError(f"{name!r}: {self.url} has no such member")
@@ -269,7 +270,7 @@ class Group(MutableMapping[str, Any]):
         if (data is None) == (shape is None):
             raise TypeError("create() takes either a shape or data")
 
-        def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> Draft:
+        def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> MemberTransaction:
             given = {"layout": layout, **options, **home.options, "url": url, "overwrite": overwrite}
             if shape is None:
                 return creation.holding(data, dtype=dtype, **given)

@@ -23,10 +23,11 @@ from typing import Any, NamedTuple
 
 from b2array.buffers import Buffer
 from b2array.engine import snapshot
-from b2array.engine.schunk import Mode, SChunk
-from b2array.engine.transaction import Draft
+from b2array.engine.handle import Handle, Mode
+from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import B2ArrayError, ConflictError
-from b2array.format.frame import Frame, FrameType, chunk_name
+from b2array.format.frame import Frame, FrameType
+from b2array.format.index import chunk_name
 from b2array.group import redo
 from b2array.group.directory import Directory, Kind, NewFrame
 from b2array.group.manifest import ARRAY, MANIFEST, OTHER, Manifest, is_embedded, staged_path
@@ -38,12 +39,12 @@ __all__ = ["Transaction"]
 class _Changed(NamedTuple):
     """A member that takes part, and what is changed in it."""
 
-    handle: SChunk
-    draft: Draft
+    handle: Handle
+    draft: MemberTransaction
 
     def leave(self) -> None:
         """Forget the changes."""
-        self.handle.end(None)
+        self.handle.leave(None)
         self.draft.abort()
 
 
@@ -103,20 +104,20 @@ class Transaction:
 
     # Changes.
 
-    def open(self, path: str, mode: Mode) -> SChunk:
+    def open(self, path: str, mode: Mode) -> Handle:
         """Open a member; what is written to it is part of the commit."""
         self._require_open()
         if path in self._created.values() or is_embedded(path):
             return self._view.open(path, mode)
         with self._mutex:
             if path not in self._changed:
-                handle = SChunk(self._view.current(path), mode)
+                handle = Handle(self._view.current(path), mode)
                 if mode == "r":
                     return handle
-                self._changed[path] = _Changed(handle, handle.begin())
+                self._changed[path] = _Changed(handle, handle.enter())
             return self._changed[path].handle
 
-    def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> SChunk:
+    def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
         """Make a member that the commit shows, in the place of one that was deleted if there is one.
 
         Raises
@@ -142,18 +143,18 @@ class Transaction:
         self._show({**self.members(), name: path})
         return handle
 
-    def _replaced(self, path: str, new: NewFrame) -> SChunk | None:
+    def _replaced(self, path: str, new: NewFrame) -> Handle | None:
         """Let the commit replace a frame by another one of its kind; None if the new one is of another kind."""
-        handle = SChunk(self._view.current(path), "r+")
+        handle = Handle(self._view.current(path), "r+")
         kind: Kind = "sparse" if handle.frame.frame_type == FrameType.SPARSE else "contiguous"
         try:
             draft = new(self._view.address(path), overwrite=True, layout=kind)
         except FileExistsError:
             return None
-        self._changed[path] = _Changed(handle, handle.begin(draft))
+        self._changed[path] = _Changed(handle, handle.enter(draft))
         return handle
 
-    def _made(self, path: str, new: NewFrame, *, overwrite: bool) -> SChunk:
+    def _made(self, path: str, new: NewFrame, *, overwrite: bool) -> Handle:
         """Make a frame at its final path, where nobody finds it before the commit."""
         view = self._view
         manifest, _ = view.read()
@@ -166,7 +167,7 @@ class Transaction:
         try:
             if view.is_local:
                 view.update(lambda found: found.hiding(path))
-            return SChunk(new(view.address(path), overwrite=overwrite and replaceable).commit(), "r+")
+            return Handle(new(view.address(path), overwrite=overwrite and replaceable).commit(), "r+")
         except BaseException:
             self._reveal([path])
             raise
@@ -284,8 +285,8 @@ class Transaction:
                 staged.create("", pieces)
                 staged.force()
 
-            packed, header = draft.stage((redo.COMMIT_KEY, after.commit), put)
-            frames[path], log[path] = packed.frame, header or token
+            frames[path], header = draft.prepare((redo.COMMIT_KEY, after.commit), put)
+            log[path] = header or token
         return log
 
     def _unstage(self, changed: Mapping[str, _Changed], token: str) -> None:
@@ -305,17 +306,17 @@ class Transaction:
                 return False
         self._ended = True
         for each in self._changed.values():
-            each.handle.end(None)
+            each.handle.leave(None)
         raise error
 
     def _apply(self, after: Manifest, changed: Mapping[str, _Changed]) -> None:
         """Let the files follow the manifest, and clear its redo log."""
         view = self._view
-        replaced = {path: each.handle.committed for path, each in changed.items() if each.draft.base is None}
+        replaced = {path: each.handle.snapshot for path, each in changed.items() if each.draft.base is None}
         view.apply(after, locked=changed.keys())
         for path, old in replaced.items():
             draft = changed[path].draft
-            if draft.sparse and redo.commit_of(snapshot.load(draft.store).frame) == after.commit:
+            if draft.sparse and redo.commit_of(snapshot.load(draft.store).state) == after.commit:
                 numbers = old.frame.offsets[old.frame.offsets >= 0].tolist()
                 draft.store.delete([chunk_name(number) for number in numbers])
         now, stamp = view.read()
@@ -328,5 +329,5 @@ class Transaction:
             state = None
             with suppress(OSError, B2ArrayError):
                 state = self._view.current(path)
-            handle.end(state)
-            draft.settled(frames[path])
+            handle.leave(state)
+            draft.published(frames[path])

@@ -17,7 +17,7 @@ from xarray.backends.common import ensure_dtype_not_object
 from xarray.coding.strings import CharacterArrayCoder, EncodedStringCoder
 from xarray.coding.variables import CFMaskCoder, CFScaleOffsetCoder
 
-from b2array.format.extras import encode_attr
+from b2array.format.attributes import encode_attr
 
 __all__ = ["as_text", "attributes", "encoded", "fitted", "is_dask", "mapped", "marked"]
 

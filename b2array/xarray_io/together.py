@@ -17,7 +17,7 @@ from b2array.array.dask import Region, Write
 from b2array.array.shared import Shared
 from b2array.engine import distributed
 from b2array.engine.distributed import Entry, Job
-from b2array.engine.transaction import Draft
+from b2array.engine.transaction import Transaction
 from b2array.errors import ConflictError
 from b2array.group import group
 from b2array.progress import track
@@ -72,7 +72,7 @@ def later(parts: Iterable[Part], url: str, options: Mapping[str, Any]) -> Delaye
     home = group.open_group(url, "r+", storage_options=options)
     writes, names = [], []
     for part in _aligned(parts):
-        base = home[part.path]._held.frozen("r+")
+        base = home[part.path]._handle.at_snapshot("r+")
         layout = NDArray(base)._layout
         writes.append(Write(part.values, Job(base.store, layout, part.region, base=base, token=part.values.name)))
         names.append(part.path)
@@ -94,9 +94,9 @@ def _commit(found: list[list[list[Entry]]], shared: Shared[tuple[str, dict[str, 
             distributed.join(job, [entry for each in entries for entry in each], _draft(array))
 
 
-def _draft(array: NDArray) -> Draft:
-    draft = array._held.source
-    if not isinstance(draft, Draft):
+def _draft(array: NDArray) -> Transaction:
+    draft = array._handle.source
+    if not isinstance(draft, Transaction):
         raise ConflictError(f"{array.url}: expected a transaction under way, found that it has ended")
     return draft
 
@@ -105,12 +105,12 @@ def _job(part: Part) -> Job | None:
     """Return the job that writes a whole new array, which no reader sees before the transaction ends."""
     array, token = part.array, part.values.name
     if not array.in_transaction:
-        base = array._held.frozen("r+")
+        base = array._handle.at_snapshot("r+")
         return Job(base.store, array._layout, part.region, base=base, token=token)
     draft = _draft(array)
     if draft.base is not None or part.values.shape != array.shape:
         return None
-    return Job(draft.store, array._layout, part.region, new=draft.frame, overwrite=True, token=token)
+    return Job(draft.store, array._layout, part.region, new=draft.state, overwrite=True, token=token)
 
 
 def _aligned(parts: Iterable[Part]) -> list[Part]:
