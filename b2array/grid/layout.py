@@ -6,16 +6,18 @@ size at their high end, and all grids are in C order.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
 from b2array import config
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 
-__all__ = ["MAX_NDIM", "Layout"]
+__all__ = ["MAX_NDIM", "Layout", "extents"]
 
 MAX_NDIM = 16
 
@@ -88,7 +90,7 @@ class Layout:
         derive(self, "nchunks", prod(self.grid_shape))
         derive(self, "block_grid", _grid(self.chunks, self.blocks))
         derive(self, "nblocks", prod(self.block_grid))
-        derive(self, "extended_chunks", tuple(n * b for n, b in zip(self.block_grid, self.blocks, strict=True)))
+        derive(self, "extended_chunks", tuple(map(operator.mul, self.block_grid, self.blocks)))
         derive(self, "block_nbytes", prod(self.blocks) * self.itemsize)
         derive(self, "chunk_nbytes", self.nblocks * self.block_nbytes)
         derive(self, "nbytes", self.nchunks * self.chunk_nbytes)
@@ -106,7 +108,7 @@ class Layout:
             ("chunks", self.chunks, 31),
             ("blocks", self.blocks, 31),
         ):
-            if not all(0 <= extent < 2**bits for extent in extents):
+            if extents and (min(extents) < 0 or max(extents) >= 2**bits):
                 raise ValueError(f"expected extents of 0 to 2**{bits} - 1 in {name}, found {extents}")
         for extents in zip(self.shape, self.chunks, self.blocks, strict=True):
             if extents[0] and not all(extents):
@@ -126,5 +128,13 @@ class Layout:
                 raise ValueError(f"expected {low} to {high} bytes in {name}, found {nbytes}")
 
 
+def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
+    """Return a shape, given as one integer or several, as a tuple."""
+    # A NumPy array without dimensions is one integer.
+    if isinstance(shape, Sequence) or (isinstance(shape, np.ndarray) and shape.ndim):
+        return tuple(map(operator.index, shape))
+    return (operator.index(shape),)
+
+
 def _grid(shape: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(-(-s // p) if p else 0 for s, p in zip(shape, part, strict=True))
+    return tuple([-(-s // p) if p else 0 for s, p in zip(shape, part, strict=True)])

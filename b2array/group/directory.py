@@ -16,10 +16,12 @@ from typing import Any, Literal, Protocol, Self
 
 from b2array import config
 from b2array.array.opening import create_schunk, place_new
+from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
-from b2array.engine.schunk import Mode, SChunk
-from b2array.engine.snapshot import FRAME_NAME, Snapshot
-from b2array.engine.transaction import Draft, copied
+from b2array.engine.handle import Handle, Mode
+from b2array.engine.snapshot import Snapshot
+from b2array.engine.source import FRAME_NAME
+from b2array.engine.transaction import Transaction, copied
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, located
 from b2array.format.frame import FrameType
 from b2array.group import embedded, redo
@@ -37,15 +39,15 @@ Kind = Literal["auto", "contiguous", "sparse"]
 class NewFrame(Protocol):
     """Makes the frame of a new member, ready to be committed."""
 
-    def __call__(self, url: str, *, overwrite: bool, layout: Kind = "auto") -> Draft:
+    def __call__(self, url: str, *, overwrite: bool, layout: Kind = "auto") -> Transaction:
         """Return the frame for a URL; `layout` counts where the user asks for none."""
         ...
 
 
-def copy_of(source: SChunk, storage_options: Mapping[str, Any]) -> NewFrame:
+def copy_of(source: Handle, storage_options: Mapping[str, Any]) -> NewFrame:
     """Let a new member be a copy of a frame; its chunks are not compressed again."""
 
-    def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> Draft:
+    def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> Transaction:
         if layout == "auto" and source.store.appendable == open_store(url, storage_options=storage_options).appendable:
             layout = "sparse" if source.frame.frame_type == FrameType.SPARSE else "contiguous"
         store, kind = place_new(url, layout, storage_options, overwrite=overwrite)
@@ -170,7 +172,7 @@ class Directory:
         return manifest.visible({**{name: embedded.path_of(name) for name in inner}, **outer})
 
     def _embedding(self, mode: Mode) -> SChunk:
-        return SChunk(snapshot.load(self.store_of(EMBEDDED)), mode)
+        return SChunk(Handle(snapshot.load(self.store_of(EMBEDDED)), mode))
 
     def read(self) -> tuple[Manifest, Stamp | None]:
         """Read the manifest and its version. Where there is no manifest, there is no version either."""
@@ -215,6 +217,7 @@ class Directory:
             # The answer to a request that succeeded may have been lost.
             if self._stored()[0] != manifest:
                 raise conflict(self.url) from error
+        self.store.force()
 
     def _as_stored(self, manifest: Manifest) -> Manifest:
         return replace(manifest, members=None) if self.is_local else manifest
@@ -259,7 +262,7 @@ class Directory:
 
     # Members.
 
-    def open(self, path: str, mode: Mode) -> SChunk:
+    def open(self, path: str, mode: Mode) -> Handle:
         """Open a member by its path.
 
         Raises
@@ -273,7 +276,7 @@ class Directory:
             return embedded.open_embedded(self._embedding("r"), path)
         if mode == "r+":
             self.recover()
-        return SChunk(self.current(path), mode)
+        return Handle(self.current(path), mode)
 
     def current(self, path: str) -> Snapshot:
         """Return the state of a member that belongs to the members shown. Raises what `open` raises."""
@@ -284,14 +287,14 @@ class Directory:
             if self._stored()[0] != manifest:
                 raise stale_reader(self.url) from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
-        identity, number = commit_of(held.frame)
+        identity, number = commit_of(held.state)
         if identity and (identity != manifest.identity or number > manifest.number):
             now, _ = self._stored()
             if now.identity == identity and now.commit != manifest.commit:
                 raise stale_reader(self.url)
         return held
 
-    def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> SChunk:
+    def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
         """Make a member, or replace one, and return it.
 
         Raises
@@ -303,7 +306,7 @@ class Directory:
         if path in self.read()[0].hidden and not overwrite:
             raise self.occupied(path)
         before = self.members().get(name, path)
-        held = SChunk(new(self.address(path), overwrite=overwrite).commit(), "r+")
+        held = Handle(new(self.address(path), overwrite=overwrite).commit(), "r+")
         manifest, members = self._state()
         if not self.is_local or path in manifest.hidden or manifest.members is not None:
             manifest = self.update(lambda found: found.with_member(name, path))
@@ -338,6 +341,7 @@ class Directory:
                 self.remove_files(path)
         if inner:
             embedded.remove(self._embedding("r+"), inner)
+            self.store_of(EMBEDDED).force()
 
     def remove_files(self, path: str) -> None:
         """Remove the frame at a path."""
@@ -347,8 +351,12 @@ class Directory:
         except ABSENT:
             names = []
         # The index first, so that no reader finds it without its chunks.
-        store.delete(sorted(names, key=lambda name: name != FRAME_NAME))
+        if FRAME_NAME in names:
+            store.delete([FRAME_NAME])
+            store.force()
+        store.delete([name for name in names if name != FRAME_NAME])
         store.delete([""])
+        store.force()
         if self.is_local:
             self.store_of(path + ".b2lock").delete([""])
 

@@ -14,11 +14,12 @@ import numpy.typing as npt
 from b2array.array import creation
 from b2array.array.array import NDArray
 from b2array.array.creation import Shape
-from b2array.engine.schunk import Mode
-from b2array.engine.transaction import Draft
+from b2array.array.schunk import SChunk
+from b2array.engine.handle import Mode
+from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import FormatError, ReadOnlyError
 from b2array.group.archive import MAGIC, Archive
-from b2array.group.attributes import Attrs
+from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.directory import Directory, Kind, copy_of
 from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name
 from b2array.group.transaction import Transaction
@@ -118,7 +119,7 @@ class Group(MutableMapping[str, Any]):
 
     __slots__ = ("_home", "_mode", "_prefix")
 
-    def __init__(self, home: Directory | Archive | Transaction, prefix: str, mode: Mode) -> None:
+    def __init__(self, home: Home, prefix: str, mode: Mode) -> None:
         self._home = home
         self._prefix = prefix
         self._mode: Mode = mode
@@ -147,7 +148,7 @@ class Group(MutableMapping[str, Any]):
     @property
     def attrs(self) -> Attrs:
         """The group's attributes: a mapping, each assignment to which is a commit."""
-        return Attrs(self)
+        return Attrs(self._home, self._prefix, self._mode)
 
     def _below(self) -> dict[str, str]:
         """Return the paths of all members in and below this group by their names in it; attributes too."""
@@ -182,7 +183,7 @@ class Group(MutableMapping[str, Any]):
         path = below.get(name)
         if path is not None:
             held = self._home.open(path, self._mode)
-            return NDArray(held) if path.endswith(ARRAY) or held.frame.metalayer("b2nd") is not None else held
+            return NDArray(held) if path.endswith(ARRAY) or held.frame.metalayer("b2nd") is not None else SChunk(held)
         if any(other.startswith(name + "/") for other in below):
             return self._inner(name)
         raise KeyError(f"{name!r}: {self.url} has no such member")
@@ -208,16 +209,7 @@ class Group(MutableMapping[str, Any]):
         return {name: self._inner(name) for name in self if name not in below}
 
     def walk(self) -> Iterator[tuple[str, Any]]:
-        """Give names and members of all that is in and below this group; a group comes before its members.
-
-        Examples
-        --------
-        >>> group = open_group("memory://walk.b2d", "w")
-        >>> for name in ("a/x", "b"):
-        ...     _ = group.create(name, (2,))
-        >>> [name for name, _ in group.walk()]
-        ['a', 'a/x', 'b']
-        """
+        """Give names and members of all that is in and below this group; a group comes before its members."""
         for name in self:
             member = self[name]
             yield name, member
@@ -245,9 +237,7 @@ class Group(MutableMapping[str, Any]):
     # Changing.
 
     def _writable(self) -> Directory | Transaction:
-        if self._mode == "r" or isinstance(self._home, Archive):
-            raise ReadOnlyError(f"{self.url} was opened for reading; open it with mode='r+' to change it")
-        return self._home
+        return writable(self._home, self._mode, self.url)
 
     def create(
         self, name: str, shape: Shape | None = None, dtype: npt.DTypeLike | None = None, *, data: Any = None,
@@ -280,7 +270,7 @@ class Group(MutableMapping[str, Any]):
         if (data is None) == (shape is None):
             raise TypeError("create() takes either a shape or data")
 
-        def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> Draft:
+        def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> MemberTransaction:
             given = {"layout": layout, **options, **home.options, "url": url, "overwrite": overwrite}
             if shape is None:
                 return creation.holding(data, dtype=dtype, **given)
@@ -382,10 +372,7 @@ class Group(MutableMapping[str, Any]):
                 home.create(full, suffix, copy_of(held, home.options["storage_options"]), overwrite=False)
 
     def move(self, source: str, name: str) -> None:
-        """Give an array, or a group with all below it, another name in this group, in one commit.
-
-        Raises what `copy` raises, and ValueError if the new place is inside the old one.
-        """
+        """Rename an array or a group in this group, in one commit. Raises what `copy` raises."""
         if f"{check_name(name)}/".startswith(f"{check_name(source)}/"):
             raise ValueError(f"{source!r} cannot be moved into itself, to {name!r}")
         with self._changing() as changes:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
 
 from b2array.engine import snapshot
-from b2array.engine.snapshot import FRAME_NAME, Snapshot
+from b2array.engine.snapshot import Snapshot
+from b2array.engine.source import FRAME_NAME
 from b2array.errors import ConflictError, FormatError
-from b2array.format.frame import Frame
-from b2array.format.notes import extras_of
+from b2array.format.state import State
 from b2array.group.manifest import Manifest, staged_path
 from b2array.store.base import Store, attempts, too_many_conflicts
 from b2array.store.spans import Span
@@ -30,9 +30,9 @@ StoreOf = Callable[[str], Store]
 """Gives the store of a path in the group."""
 
 
-def commit_of(described: Frame) -> tuple[str, int]:
+def commit_of(state: State) -> tuple[str, int]:
     """Return the last transaction that changed a member, as its frame records it."""
-    found = dict(extras_of(described).unknown).get(COMMIT_KEY)
+    found = state.annotations.entry(COMMIT_KEY)
     if isinstance(found, list | tuple) and len(found) == 2 and isinstance(found[0], str) and type(found[1]) is int:
         return found[0], found[1]
     return "", 0
@@ -45,7 +45,7 @@ def read_member(store_of: StoreOf, manifest: Manifest, path: str) -> Snapshot:
 
 
 def _follows(own: Snapshot, manifest: Manifest) -> bool:
-    identity, number = commit_of(own.frame)
+    identity, number = commit_of(own.state)
     return identity == manifest.identity and number >= manifest.number
 
 
@@ -97,6 +97,7 @@ def apply(store_of: StoreOf, manifest: Manifest, *, locked: Collection[str] = ()
                 continue
         else:
             raise too_many_conflicts(store)
+        store.force()
 
 
 def _applied(store_of: StoreOf, manifest: Manifest, path: str, *, locked: bool) -> bool:
@@ -106,7 +107,7 @@ def _applied(store_of: StoreOf, manifest: Manifest, path: str, *, locked: bool) 
     except ABSENT:
         return True  # the member was deleted
     # Where the redo entry does not lead to the transaction's state, other software has changed the member since.
-    if _follows(own, manifest) or commit_of(_redone(store_of, manifest, path, own).frame) != manifest.commit:
+    if _follows(own, manifest) or commit_of(_redone(store_of, manifest, path, own).state) != manifest.commit:
         return True
     store = own.store
     with nullcontext() if locked else store.lock(own.name), suppress(*ABSENT):  # absent: another process was faster

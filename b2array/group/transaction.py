@@ -1,17 +1,16 @@
 """Several members of a group changed in one commit.
 
 Each changed member gets its new chunks and a new frame in places that no reader looks at.
-New members are written at their final paths, where no list shows them yet: the manifest hides them in a local directory
-and does not name them in an object store.
+New members are written at their final paths; until the commit the manifest hides them, or does not name them.
 Then one write replaces the manifest, and that write is the commit.
-The new manifest lists the members after the transaction and holds a redo log, with one entry for each changed member.
+The new manifest lists the members after the transaction and has a redo log, with an entry for each changed member.
 Readers who open the group read the members through the redo log, so they see all of the transaction or nothing of it.
-Next the writer applies the redo log: each entry becomes its member's own frame, for readers who open members directly.
-After that the writer removes what the transaction deleted or replaced, and clears the log.
-A writer who dies before the commit leaves files that no reader finds.
-A writer who dies after the commit leaves a redo log, which the next writer applies before it does anything else.
-Local writers hold the locks of the manifest and of the changed members from the first step to the last; in an object
-store the manifest is replaced only if no other writer has replaced it since it was read.
+Next the writer applies the redo log, so that readers who open members directly see the changes, and removes what the
+transaction deleted.
+Last it clears the redo log.
+A writer who dies before the commit leaves files that no reader finds; one who dies later leaves a redo log.
+The next writer applies that redo log before it does anything else.
+Other writers wait for the locks of local files; object stores replace the manifest only if it is the one that was read.
 """
 
 from __future__ import annotations
@@ -24,10 +23,11 @@ from typing import Any, NamedTuple
 
 from b2array.buffers import Buffer
 from b2array.engine import snapshot
-from b2array.engine.schunk import Mode, SChunk
-from b2array.engine.transaction import Draft
+from b2array.engine.handle import Handle, Mode
+from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import B2ArrayError, ConflictError
-from b2array.format.frame import Frame, FrameType, chunk_name
+from b2array.format.frame import Frame, FrameType
+from b2array.format.index import chunk_name
 from b2array.group import redo
 from b2array.group.directory import Directory, Kind, NewFrame
 from b2array.group.manifest import ARRAY, MANIFEST, OTHER, Manifest, is_embedded, staged_path
@@ -39,12 +39,12 @@ __all__ = ["Transaction"]
 class _Changed(NamedTuple):
     """A member that takes part, and what is changed in it."""
 
-    handle: SChunk
-    draft: Draft
+    handle: Handle
+    draft: MemberTransaction
 
     def leave(self) -> None:
         """Forget the changes."""
-        self.handle.end(None)
+        self.handle.leave(None)
         self.draft.abort()
 
 
@@ -104,20 +104,20 @@ class Transaction:
 
     # Changes.
 
-    def open(self, path: str, mode: Mode) -> SChunk:
+    def open(self, path: str, mode: Mode) -> Handle:
         """Open a member; what is written to it is part of the commit."""
         self._require_open()
         if path in self._created.values() or is_embedded(path):
             return self._view.open(path, mode)
         with self._mutex:
             if path not in self._changed:
-                handle = SChunk(self._view.current(path), mode)
+                handle = Handle(self._view.current(path), mode)
                 if mode == "r":
                     return handle
-                self._changed[path] = _Changed(handle, handle.begin())
+                self._changed[path] = _Changed(handle, handle.enter())
             return self._changed[path].handle
 
-    def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> SChunk:
+    def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
         """Make a member that the commit shows, in the place of one that was deleted if there is one.
 
         Raises
@@ -143,18 +143,18 @@ class Transaction:
         self._show({**self.members(), name: path})
         return handle
 
-    def _replaced(self, path: str, new: NewFrame) -> SChunk | None:
+    def _replaced(self, path: str, new: NewFrame) -> Handle | None:
         """Let the commit replace a frame by another one of its kind; None if the new one is of another kind."""
-        handle = SChunk(self._view.current(path), "r+")
+        handle = Handle(self._view.current(path), "r+")
         kind: Kind = "sparse" if handle.frame.frame_type == FrameType.SPARSE else "contiguous"
         try:
             draft = new(self._view.address(path), overwrite=True, layout=kind)
         except FileExistsError:
             return None
-        self._changed[path] = _Changed(handle, handle.begin(draft))
+        self._changed[path] = _Changed(handle, handle.enter(draft))
         return handle
 
-    def _made(self, path: str, new: NewFrame, *, overwrite: bool) -> SChunk:
+    def _made(self, path: str, new: NewFrame, *, overwrite: bool) -> Handle:
         """Make a frame at its final path, where nobody finds it before the commit."""
         view = self._view
         manifest, _ = view.read()
@@ -167,7 +167,7 @@ class Transaction:
         try:
             if view.is_local:
                 view.update(lambda found: found.hiding(path))
-            return SChunk(new(view.address(path), overwrite=overwrite and replaceable).commit(), "r+")
+            return Handle(new(view.address(path), overwrite=overwrite and replaceable).commit(), "r+")
         except BaseException:
             self._reveal([path])
             raise
@@ -240,6 +240,8 @@ class Transaction:
                 frames: dict[str, Frame] = {}
                 try:
                     after = replace(after, redo=self._prepare(changed, after, token, frames))
+                    for path in self._created.values():
+                        view.store_of(path).force()
                     view.write(after, stamp)
                 except BaseException as error:
                     if not self._happened(after, stamp, error):
@@ -281,9 +283,10 @@ class Transaction:
 
             def put(pieces: Iterable[Buffer], staged: Any = staged) -> None:
                 staged.create("", pieces)
+                staged.force()
 
-            packed, header = draft.stage((redo.COMMIT_KEY, after.commit), put)
-            frames[path], log[path] = packed.frame, header or token
+            frames[path], header = draft.prepare((redo.COMMIT_KEY, after.commit), put)
+            log[path] = header or token
         return log
 
     def _unstage(self, changed: Mapping[str, _Changed], token: str) -> None:
@@ -303,17 +306,17 @@ class Transaction:
                 return False
         self._ended = True
         for each in self._changed.values():
-            each.handle.end(None)
+            each.handle.leave(None)
         raise error
 
     def _apply(self, after: Manifest, changed: Mapping[str, _Changed]) -> None:
         """Let the files follow the manifest, and clear its redo log."""
         view = self._view
-        replaced = {path: each.handle.committed for path, each in changed.items() if each.draft.base is None}
+        replaced = {path: each.handle.snapshot for path, each in changed.items() if each.draft.base is None}
         view.apply(after, locked=changed.keys())
         for path, old in replaced.items():
             draft = changed[path].draft
-            if draft.sparse and redo.commit_of(snapshot.load(draft.store).frame) == after.commit:
+            if draft.sparse and redo.commit_of(snapshot.load(draft.store).state) == after.commit:
                 numbers = old.frame.offsets[old.frame.offsets >= 0].tolist()
                 draft.store.delete([chunk_name(number) for number in numbers])
         now, stamp = view.read()
@@ -326,5 +329,5 @@ class Transaction:
             state = None
             with suppress(OSError, B2ArrayError):
                 state = self._view.current(path)
-            handle.end(state)
-            draft.settled(frames[path])
+            handle.leave(state)
+            draft.published(frames[path])

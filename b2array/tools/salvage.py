@@ -20,9 +20,9 @@ from b2array.codec.chunk import Context
 from b2array.codec.header import ChunkHeader
 from b2array.config import HEADER_LEN
 from b2array.engine.fetch import chunk_number
-from b2array.engine.snapshot import FRAME_NAME
+from b2array.engine.source import FRAME_NAME
 from b2array.errors import FormatError, UnsupportedError
-from b2array.format import b2nd, extras, fingerprint, frame, metalayers
+from b2array.format import b2nd, checksums, fingerprint, frame, index, metalayers
 from b2array.format.frame import Frame, FrameType, Header
 from b2array.format.metalayers import Layers
 from b2array.store.base import Store
@@ -120,6 +120,10 @@ class _Wreck:
         # How long the file was meant to be does not matter here, and may be what is wrong.
         self.frame_len = fingerprint.frame_len(data)
         self.header = frame.unpack_header(fingerprint.with_frame_len(data, _NO_LIMIT))
+        self.sparse = self.header.frame_type == FrameType.SPARSE
+        if self.sparse != (file.name == FRAME_NAME):
+            place = "a directory" if file.name else "a file"
+            raise FormatError(f"expected the frame of {place}, found a {self.header.frame_type.name.lower()} one")
         self._check_geometry()
         self.context = Context(self.header.codec, self.header.codec_meta)
         self.notes: list[str] = []
@@ -152,7 +156,7 @@ class _Wreck:
         most = min(config.limits.index_nbytes, 2**31 - 1) // 8
         if self.expected > most:
             raise FormatError(f"expected a header that counts at most {most} chunks, found {self.expected}")
-        if self.header.frame_type == FrameType.SPARSE:
+        if self.sparse:
             valid, index_places = self._numbers(), [self.header.header_len]
         else:
             valid, index_places = self._walk()
@@ -163,8 +167,9 @@ class _Wreck:
             offsets = self._in_order(sorted(valid))
         elif not certain:
             self.notes.append("header, index or trailer do not fit the fingerprint")
-        sparse = self.header.frame_type == FrameType.SPARSE
-        cbytes = self.header.cbytes if sparse else self.size - self.header.header_len
+        if self.header.nbytes and not offsets.size:
+            raise FormatError(f"expected chunks of {self.header.nbytes} bytes, found none")
+        cbytes = self.header.cbytes if self.sparse else self.size - self.header.header_len
         described = {each.name: getattr(self.header, each.name) for each in fields(Header)}
         described |= {"cbytes": cbytes, "frame_len": self.size}
         found = Frame(**described, offsets=offsets, vlmetalayers=layers)
@@ -218,10 +223,10 @@ class _Wreck:
         return True
 
     def _record_nbytes(self, at: int) -> int:
-        head = self.read(at, at + extras.record_nbytes(0))
+        head = self.read(at, at + checksums.record_nbytes(0))
         nblocks = int.from_bytes(head[8:12], "little")
-        whole = self.read(at, at + extras.record_nbytes(min(nblocks, 2**28)))
-        return extras.record_nbytes(nblocks) if extras.unpack_record(whole) is not None else 0
+        whole = self.read(at, at + checksums.record_nbytes(min(nblocks, 2**28)))
+        return checksums.record_nbytes(nblocks) if checksums.unpack_record(whole) is not None else 0
 
     def _next_candidate(self, at: int) -> int:
         """Find the next place from `at` on with the sizes that a chunk's or index's header has."""
@@ -243,7 +248,7 @@ class _Wreck:
 
     def _index(self, valid: set[int], places: list[int]) -> tuple[Int64Array | None, int]:
         """Find an index whose chunks are all there; the later the better. Returns it, and where it ends."""
-        missing_allowed = self.header.frame_type == FrameType.SPARSE
+        missing_allowed = self.sparse
         for at in places[:1] + sorted(places[1:], reverse=True):
             found = self._index_at(at)
             if found is None:
@@ -272,8 +277,8 @@ class _Wreck:
         except (FormatError, UnsupportedError):
             return None
         offsets = np.frombuffer(data, "<i8").astype(np.int64)
-        special = np.isin(offsets, list(frame.SPECIAL_OFFSETS.values()))
-        top = 2**32 - 1 if self.header.frame_type == FrameType.SPARSE else self.size - HEADER_LEN
+        special = np.isin(offsets, list(index.SPECIAL_OFFSETS.values()))
+        top = 2**32 - 1 if self.sparse else self.size - HEADER_LEN
         if not (special | ((offsets >= 0) & (offsets <= top))).all():
             return None
         if len(np.unique(offsets[~special])) < np.count_nonzero(~special):

@@ -76,9 +76,9 @@ def test_building_a_graph_reads_nothing(stored: b2array.NDArray, monkeypatch: py
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(type(stored._held.store), "read", refuse)
-    monkeypatch.setattr(type(stored._held.store), "gather", refuse)
-    monkeypatch.setattr(type(stored._held.store), "head", refuse)
+    monkeypatch.setattr(type(stored._handle.store), "read", refuse)
+    monkeypatch.setattr(type(stored._handle.store), "gather", refuse)
+    monkeypatch.setattr(type(stored._handle.store), "head", refuse)
     stored.to_dask()[3:].sum()
     da.from_array(stored)[3:].sum()
     pickle.dumps(stored.to_dask())
@@ -440,7 +440,7 @@ def test_resuming_a_piece_of_many_chunks_writes_those_that_lack(
     region = (slice(start, start + 40),)
     x = da.from_array(-numbers(40, 30), chunks=((20 - start, 20 + start), 30), name=f"source{start}")
     written: list[int] = []
-    original = distributed._Desk._file
+    original = distributed.WorkerTransaction._file
 
     def limited(self: object, store: object, n: int, buf: bytes) -> distributed.Entry:
         if len(written) == 17:
@@ -449,11 +449,13 @@ def test_resuming_a_piece_of_many_chunks_writes_those_that_lack(
         return original(self, store, n, buf)
 
     with monkeypatch.context() as patched:
-        patched.setattr(distributed._Desk, "_file", limited)
+        patched.setattr(distributed.WorkerTransaction, "_file", limited)
         with pytest.raises(OSError, match="full"):
             target.store(x, region, scheduler="sync")
     first, count = written, -(-(start + 40) // 5) * 3
-    monkeypatch.setattr(distributed._Desk, "_file", lambda *args: written.append(args[2]) or original(*args))
+    monkeypatch.setattr(
+        distributed.WorkerTransaction, "_file", lambda *args: written.append(args[2]) or original(*args)
+    )
     written = []
     target = b2array.open(tmp_path / "a.b2nd", mode="r+")
     target.store(x, region, scheduler="sync", resume=True)
@@ -508,7 +510,7 @@ def test_changes_elsewhere_are_merged(stored: b2array.NDArray) -> None:
 
 
 def test_a_repeated_task_does_no_harm(stored: b2array.NDArray) -> None:
-    base = stored._held.frozen("r+")
+    base = stored._handle.at_snapshot("r+")
     whole = (slice(0, 43), slice(0, 30))
     job, _ = distributed.Job(base.store, stored._layout, whole, base=base, token="x").begun(resume=False)
     values = numbers(43, 30) * 3
@@ -525,7 +527,7 @@ def test_a_repeated_task_does_no_harm(stored: b2array.NDArray) -> None:
 
 
 def test_missing_parts_are_noticed(stored: b2array.NDArray) -> None:
-    base = stored._held.frozen("r+")
+    base = stored._handle.at_snapshot("r+")
     whole = (slice(0, 43), slice(0, 30))
     job, _ = distributed.Job(base.store, stored._layout, whole, base=base).begun(resume=False)
     entries = distributed.put(job, numbers(43, 30), whole)

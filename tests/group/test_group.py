@@ -997,7 +997,7 @@ def test_groups_are_read_over_http_by_their_list(http: RangeServer) -> None:
 @given(st.text(min_size=1, max_size=12))
 def test_every_name_is_refused_or_found_again(name: str) -> None:
     try:
-        check_name(name)
+        name = check_name(name)
     except ValueError:
         assert manifest.members_among([f"{name}.b2nd"]).keys() <= {"__vlmeta__", name}
     else:
@@ -1064,3 +1064,118 @@ def _leaves(group: Group) -> Iterator[str]:
         yield name
     for name, inner in group.groups().items():
         yield from (f"{name}/{leaf}" for leaf in _leaves(inner))
+
+
+def test_a_slash_at_the_beginning_of_a_name_is_ignored(group: Group) -> None:
+    group.create("/a/x", data=[1])
+    group["a"]["/y"] = [2]
+    assert ("/a/x" in group, "/a" in group, "/x" in group, "/" in group) == (True, True, False, False)
+    assert (group["/a/x"][0], group["/a/y"][0]) == (1, 2)
+    del group["/a"]
+    assert list(group) == []
+
+
+def test_groups_are_context_managers(url: str) -> None:
+    with open_group(url, "w") as group:
+        group["x"] = [1]
+    assert group["x"][0] == 1
+
+
+def test_a_group_knows_its_parent_and_all_below(group: Group) -> None:
+    for name in ("a/b/x", "a/y", "z"):
+        group[name] = [1]
+    inner = group["a/b"]
+    assert (inner.parent.name, inner.parent.parent.name, group.parent) == ("a", "", None)
+    assert [*inner.parent] == ["b", "y"]
+    found = dict(group.walk())
+    assert [*found] == ["a", "a/b", "a/b/x", "a/y", "z"]
+    assert [isinstance(each, Group) for each in found.values()] == [True, True, False, False, False]
+    assert [name for name, _ in group["a"].walk()] == ["b", "b/x", "y"]
+
+
+def test_arrays_and_groups_can_be_required(group: Group) -> None:
+    made = group.require_array("a/x", (2, 3), "i4", chunks=(1, 3))
+    made[0, 0] = 7
+    assert group.require_array("a/x", (2, 3), np.int32)[0, 0] == 7
+    for wrong in (("a/x", (2, 3), "f4"), ("a/x", 6, "i4"), ("a", 1)):
+        with pytest.raises(TypeError, match="expected an array"):
+            group.require_array(*wrong)
+    group.create_array("b/y", 3)
+    assert group.require_group("b").name == group.create_group("b").name == "b"
+    assert [*group.require_group("b")] == ["y"]
+    with pytest.raises(FileExistsError):
+        group.require_group("a/x")
+    assert open_group(group.url).require_array("b/y", 3)[...].tolist() == [0, 0, 0]
+
+
+def test_members_and_groups_move_in_one_commit(group: Group, url: str) -> None:
+    before = _filled(url)
+    group = open_group(url, "r+")
+    group.create("b/s", data=[5], layout="sparse")
+    group.move("b", "c/d")
+    group.move("a", "aa")
+    moved = {"aa": [1, 2], "unit": "m", "c/d/x": [3], "c/d/y": [4], "c/d/s": [5], "c/d/axis": "z"}
+    assert _contents(group) == _contents(open_group(url)) == moved
+    assert group["c/d/s"].cparams == group["aa"].cparams
+    for source, name, error in (
+        ("aa", "aa", ValueError), ("c", "c/d/e", ValueError), ("aa", "c/d/x", FileExistsError),
+        ("aa", "c", FileExistsError), ("none", "x", KeyError), ("c", "aa/x", ValueError),
+    ):  # fmt: skip
+        with pytest.raises(error):
+            group.move(source, name)
+    with group.transaction() as changes:
+        changes.move("c/d", "b")
+        changes.move("aa", "a")
+        assert _contents(open_group(url)) == moved
+    assert _contents(open_group(url)) == {**before, "b/s": [5]}
+    with pytest.raises(ReadOnlyError):
+        open_group(url).move("a", "x")
+
+
+def test_whole_groups_are_copied(tmp_path: Path, url: str) -> None:
+    expected = _filled(url)
+    group = open_group(url)
+    other = open_group(tmp_path / "other.b2d", "w")
+    group.copy("/", other)
+    group.copy("/", other, "inner")
+    group["b"].copy("x", other["inner"], "b/z")
+    inner = {f"inner/{name}": value for name, value in expected.items()}
+    assert _contents(open_group(other.url)) == {**expected, **inner, "inner/b/z": [3]}
+    with pytest.raises(FileExistsError):
+        group.copy("b", other)
+    assert _contents(group) == expected
+    memory = open_group(f"memory://test-copied-{next(_serials)}.b2d", "w")
+    other.copy("inner/b", memory, "b")
+    assert _contents(memory) == {"b/x": [3], "b/y": [4], "b/z": [3], "b/axis": "z"}
+
+
+def test_stores_of_python_blosc2_with_embedded_members_are_copied_and_moved(tmp_path: Path) -> None:
+    url = str(tmp_path / "stock.b2d")
+    _stock_tree(url, threshold=None)
+    group, other = open_group(url, "r+"), open_group(tmp_path / "copy.b2d", "w")
+    group.copy("/", other)
+    _check_stock(open_group(other.url))
+    group.move("a", "moved")
+    with group.transaction() as changes:
+        changes.attrs["more"] = 1
+    for found in (group, open_group(url)):
+        assert list(found) == ["moved", "s", "small"]
+        assert np.array_equal(found["moved/b/x"][...], np.arange(1000.0).reshape(20, 50))
+        assert dict(found["moved"].attrs) == {"n": 5}
+        assert dict(found.attrs) == {"title": "outer", "more": 1}
+
+
+def test_a_failure_after_the_commit_leaves_what_was_committed(
+    growing: Group, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise TimeoutError("no answer")
+
+    with growing.transaction() as changes:
+        _append(changes, 2)
+        changes.create("new", data=[1])
+        monkeypatch.setattr(Directory, "current", fail)
+    monkeypatch.undo()
+    found = open_group(url)
+    assert _grown(found) == (5, 5)
+    assert found["new"][...].tolist() == [1]
