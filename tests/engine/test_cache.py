@@ -16,8 +16,8 @@ import pytest
 import b2array
 from b2array import config
 from b2array.array.array import NDArray
-from b2array.array.schunk import SChunk
 from b2array.engine import transfer
+from b2array.engine.handle import Handle
 from b2array.engine.snapshot import load
 from b2array.format.frame import unpack_header
 from b2array.store import local
@@ -243,7 +243,7 @@ def test_memory_stores_and_their_pickled_copies_are_different_places():
     assert keys[0] == keys[1] != keys[2] == keys[3]
     stores[1].patch("", 0, forged(1))
     stores[0].patch("", 0, forged(2))
-    handles = [NDArray(SChunk(Handle(load(store), "r"))) for store in stores]
+    handles = [NDArray(Handle(load(store), "r")) for store in stores]
     assert [a[4, 30] for a in handles] == [noise(2)[4, 30], noise(1)[4, 30]]
 
 
