@@ -12,6 +12,7 @@ transfer     items between memory and blocks: reading and writing a selection
 staging      new chunks, where no index refers to them yet
 overlay      changes on top of a snapshot: chunks, index, metadata
 transaction  `Transaction`: an overlay that is committed, on top of other writers' commits
+replacing    new frames that replace frames of the other layout
 handle       `Handle`: the state that is shown, transactions, attempts after conflicts
 attributes   the mapping of attributes
 edits        insert, update, delete and reorder chunks

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from b2array.buffers import Buffer
 from b2array.engine.overlay import Overlay, changeable
+from b2array.engine.replacing import discard, take_place
 from b2array.engine.snapshot import Snapshot, load, reload, whole_chunks
 from b2array.engine.source import Place, Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError
@@ -110,6 +111,9 @@ class Transaction(Overlay):
     def abort(self) -> None:
         """Forget the changes, as long as no index refers to them."""
         self._staging.close()
+        if self.aside and self._staging.ours:
+            discard(self.store)
+            return
         with suppress(OSError, B2ArrayError):
             if not self._staging.sizes or not self.sparse or not self._staging.ours:
                 return
@@ -205,6 +209,8 @@ class Transaction(Overlay):
 
     def _rebase(self, base: Snapshot, current: Snapshot) -> None:
         """Put the changes on top of what another writer committed, if they do not touch the same things."""
+        if current.sparse != self.sparse:
+            raise ConflictError(f"{self.url}: another writer replaced the frame by one of the other layout")
         if self._touched or self._read or self.restructured or self._compacting:
             self._check_mergeable(base, current)
         conflicts = [name for name in self._attrs if base.state.attr(name) != current.state.attr(name)]
@@ -237,14 +243,15 @@ class Transaction(Overlay):
         if self.base is not None:
             return self._on_newest(self._publish, self._lock)
         # A writer of the frame that goes must not come in between: it would write into the new one.
-        with self._lock() if self._overwrite and self._occupied else nullcontext():
-            return self._publish_new()
+        name = self.name if self._old is None else self._old.name
+        locks = self._overwrite and not self._locked and self._occupied(name)
+        with self._final.lock(name) if locks else nullcontext():
+            return take_place(self._final, self._publish_new(), self._old)
 
-    @property
-    def _occupied(self) -> bool:
+    def _occupied(self, name: str) -> bool:
         try:
-            return self.store.guarantee == "lock" and self.store.stamp(self.name).size > 0
-        except FileNotFoundError:
+            return self._final.guarantee == "lock" and self._final.stamp(name).size > 0
+        except (FileNotFoundError, NotADirectoryError):
             return False
 
     def _publish_new(self) -> Snapshot:

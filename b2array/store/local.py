@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import itertools
 import os
@@ -43,6 +44,8 @@ _READ_LIMIT = 64 * 2**20
 
 _SETTLED = 2 * 10**9
 """Nanoseconds after which another change gives a file another time; some file systems count in steps of two seconds."""
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 _IOV_MAX = 1024
 """The most buffers that POSIX systems fill in one call."""
@@ -217,6 +220,27 @@ def _rename_exclusively(source: str, target: str) -> None:
                 raise
     except FileExistsError:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+
+
+def _exchange(source: str, target: str) -> None:
+    """Let two files or directories swap their names, in one step on Linux and macOS."""
+    one, other = os.fsencode(source), os.fsencode(target)
+    failed = True
+    with suppress(AttributeError):  # an old C library
+        if sys.platform == "linux":
+            failed = ctypes.CDLL(None).renameat2(_AT_FDCWD, one, _AT_FDCWD, other, _RENAME_EXCHANGE)
+        elif sys.platform == "darwin":
+            failed = ctypes.CDLL(None).renamex_np(one, other, _RENAME_EXCHANGE)
+    if failed:
+        # The old one stays under another name until the new one has its name.
+        kept = f"{target}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
+        os.rename(target, kept)
+        try:
+            os.rename(source, target)
+        except BaseException:
+            os.rename(kept, target)
+            raise
+        os.rename(kept, source)
 
 
 _TRUSTED_ROOM = 16 * 2**20
@@ -402,6 +426,19 @@ class LocalStore(Store):
         if durability() == "full":
             _sync_directory(os.path.dirname(target))
         return stamp
+
+    def beside(self, *, directory: bool) -> Self | None:
+        excluded = os.path.isfile(self.url) if directory else os.path.isdir(self.url)
+        return type(self)(str(self.temporary(""))) if excluded else None
+
+    def exchange(self, other: Self) -> None:
+        other.force()
+        path = os.path.realpath(self.url)
+        _exchange(other.url, path)
+        self.close()
+        other.close()
+        if durability() != "off":
+            _sync_directory(os.path.dirname(path))
 
     def force(self) -> None:
         if durability() != "ordered":
