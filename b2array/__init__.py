@@ -24,7 +24,8 @@ from b2array.array.creation import (
 from b2array.array.opening import create_schunk, open_schunk
 from b2array.codec import codecs, filters
 from b2array.codec.cparams import CParams
-from b2array.codec.oneshot import compress, decompress
+from b2array.codec.decode import decompress
+from b2array.codec.encode import compress
 from b2array.engine.schunk import SChunk
 
 if TYPE_CHECKING:

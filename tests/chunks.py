@@ -9,7 +9,7 @@ import blosc2
 import numpy as np
 from hypothesis import strategies as st
 
-from b2array.codec import chunk
+from b2array.codec import chunk, decode
 from b2array.codec.chunk import Stored
 from b2array.codec.cparams import CParams
 from b2array.codec.header import FLAG_EXTENDED, ChunkHeader
@@ -160,7 +160,7 @@ def block_slices(buf, data):
 
 def decoded_blocks(stored, numbers, context=chunk.NO_CONTEXT):
     """Decode blocks and return the bytes of all groups together."""
-    return b"".join(data.tobytes() for _, data in chunk.groups(stored, numbers, context=context))
+    return b"".join(data.tobytes() for _, data in decode.decode_groups(stored, numbers, context=context))
 
 
 def make_chunk(streams, *, typesize, nbytes, blocksize, flags=FLAG_EXTENDED, **fields):

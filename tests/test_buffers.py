@@ -14,7 +14,7 @@ from chunks import make_chunk
 import b2array
 from b2array import codecs, config
 from b2array.buffers import scratch
-from b2array.codec import cblosc, chunk, header
+from b2array.codec import cblosc, decode, header
 from b2array.engine import transfer
 from b2array.errors import FormatError
 
@@ -90,7 +90,7 @@ def test_an_array_is_read_in_the_middle_of_reading_another(tmp_path, monkeypatch
 
         return call
 
-    monkeypatch.setattr(chunk, "decode_blocks", interrupted(chunk.decode_blocks))
+    monkeypatch.setattr(decode, "decode_blocks", interrupted(decode.decode_blocks))
     monkeypatch.setattr(cblosc, "decode_planes", interrupted(cblosc.decode_planes))
     with config.using(cache_bytes=0, threads=1):
         for _ in range(2):

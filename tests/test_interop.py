@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import b2array
-from b2array.codec import chunk, encode
+from b2array.codec import decode, encode
 from b2array.codec.chunk import Stored
 from b2array.codec.cparams import CParams
 from b2array.codec.header import ChunkHeader, Special
@@ -544,7 +544,7 @@ def test_variable_length_blocks_are_read_and_appended(tmp_path: Path) -> None:
     with b2array.open_schunk(path, "r+") as schunk:
         assert schunk.frame.vl_blocks
         for n, blocks in enumerate(stored):
-            assert list(chunk.vl_blocks(Stored.whole(schunk.get_chunk(n)))) == blocks
+            assert list(decode.vl_blocks(Stored.whole(schunk.get_chunk(n)))) == blocks
             assert schunk.decompress_chunk(n) == b"".join(blocks)
         schunk.append_chunk(encode.vl_chunk(stored[0][::-1], typesize=schunk.typesize))
     there = blosc2.schunk.open(str(path), mode="r")

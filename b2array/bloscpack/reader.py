@@ -29,7 +29,7 @@ from b2array.bloscpack.header import (
 )
 from b2array.bloscpack.walk import Part, Walk, located_at
 from b2array.buffers import Buffer
-from b2array.codec import chunk
+from b2array.codec import decode
 from b2array.codec.chunk import extents
 from b2array.codec.codecs import MAX_RATIO
 from b2array.codec.header import BLOSC1_HEADER_LEN, ChunkHeader
@@ -472,7 +472,7 @@ class Reader:
             header = ChunkHeader.unpack(stored)
             if header.nbytes != part.nbytes:
                 raise FormatError(f"expected {part.nbytes} uncompressed bytes, found {header.nbytes}")
-            return chunk.decode(stored)
+            return decode.decode(stored)
         except B2ArrayError as error:
             if str(error).startswith("chunk "):
                 raise

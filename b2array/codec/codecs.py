@@ -2,10 +2,8 @@
 
 Sources: "Blosc Chunk Format" (section Blocks) of the Blosc2 documentation, "LZ4 Block Format Description", RFC 1950
 (zlib), RFC 8878 (Zstandard), and the files that the C library writes. LZ4 and LZ4HC share one format: a bare block
-without a length in front. A zstd payload is one frame that knows its content size; others of several frames are read
-too.
-
-BloscLZ streams are not decoded here: they are handed to the C library inside a Blosc1 chunk.
+without a length in front. We write a zstd payload as one frame with its content size, and also read several frames in a
+row. C-Blosc 1 decodes and encodes BloscLZ (see `b2array.codec.cblosc`).
 
 Every function may be called from several threads at once.
 """
@@ -35,16 +33,8 @@ from b2array.codec.header import MAX_DICT_NBYTES, CodecId
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 
 __all__ = [
-    "MAX_RATIO",
-    "codec_id",
-    "codec_name",
-    "decode",
-    "decode_zstd_frames",
-    "encode",
-    "register",
-    "require",
-    "train",
-]
+    "MAX_RATIO", "codec_id", "codec_name", "decode", "decode_zstd_frames", "encode", "register", "require", "train",
+]  # fmt: skip
 
 Int64Array = npt.NDArray[np.int64]
 MakeCodec = Callable[[int, int, tuple[int, ...] | None], Codec]
@@ -56,11 +46,12 @@ MAX_RATIO = {
     CodecId.ZLIB: 1032,
     CodecId.ZSTD: 32768,
 }
-"""Bytes that one byte of payload can stand for at most: what claims more is corrupt, and no memory is taken for it."""
+"""The most bytes that one byte of payload can stand for. A larger claim is corrupt, and gets no memory."""
 
 _FIRST_USER_ID, _LAST_ID = 32, 255
-# What every zstd decoder should support (RFC 8878, section Window Descriptor).
 _MAX_WINDOW = 8 * 2**20
+"""What every zstd decoder should support (RFC 8878, section Window Descriptor)."""
+_MAX_CONTEXTS = 4
 _MIN_DICT_NBYTES = 256
 _SAMPLE_NBYTES = 4096
 _ZSTD_MAX_LEVEL = 22
@@ -68,9 +59,8 @@ _ZSTD_MAX_LEVEL = 22
 
 @lru_cache(maxsize=1)
 def _lz4_block() -> ModuleType | None:
-    # Late, because few need it.
     try:
-        return importlib.import_module("lz4.block")
+        return importlib.import_module("lz4.block")  # late: few programs need it
     except ImportError:
         return None
 
@@ -79,12 +69,7 @@ _registry: dict[int, MakeCodec] = {}
 
 
 def codec_id(codec: str | int) -> int:
-    """Return the compcode of a codec.
-
-    Parameters
-    ----------
-    codec : str or int
-        A built-in codec's name or id, or a registered id.
+    """Return the compcode of a built-in codec, given by name or id, or of a registered id.
 
     Raises
     ------
@@ -92,11 +77,6 @@ def codec_id(codec: str | int) -> int:
         There is no such codec.
     TypeError
         `codec` is neither a name nor an integer.
-
-    Examples
-    --------
-    >>> codec_id("zstd")
-    <CodecId.ZSTD: 5>
     """
     if isinstance(codec, str):
         names = [member.name.lower() for member in CodecId]
@@ -114,34 +94,28 @@ def codec_id(codec: str | int) -> int:
 
 
 def codec_name(codec: int) -> str:
-    """Return the name of a compcode.
-
-    Examples
-    --------
-    >>> codec_name(2), codec_name(200)
-    ('lz4hc', 'codec 200')
-    """
+    """Return the name of a compcode, such as "lz4hc" or "codec 200"."""
     return CodecId(codec).name.lower() if codec in _BUILT_IN else f"codec {codec}"
 
 
 def register(codec_id: int, make: MakeCodec) -> None:
-    """Make a codec of your own known under an id; an earlier one of the same id is replaced.
+    """Register a codec of your own under an id. It replaces an earlier one with the same id.
 
     Parameters
     ----------
     codec_id : int
-        32 to 255. Ids below 160 are given out by the Blosc project for its plugins.
+        32 to 255. The Blosc project assigns the ids below 160 to its plugins.
     make : callable
-        ``make(meta, typesize, blockshape)`` returns a `numcodecs.abc.Codec`, whose ``encode`` and ``decode`` then get
-        one stream as `bytes`. `meta` is the codec's parameter byte, `typesize` is in bytes, `blockshape` is in items,
+        ``make(meta, typesize, blockshape)`` returns a `numcodecs.abc.Codec`, whose ``encode`` and ``decode`` get one
+        stream as `bytes`. `meta` is the parameter byte of the codec, `typesize` is in bytes, `blockshape` is in items,
         or None outside of arrays. It is called for every stream, from several threads.
 
     Raises
     ------
     ValueError
-        The id is out of range, as those of the built-in codecs are.
+        The id is out of range. Built-in codecs have ids below 32.
     TypeError
-        The id is not an integer, or `make` cannot be called.
+        The id is not an integer, or `make` is not callable.
 
     Examples
     --------
@@ -169,32 +143,27 @@ def decode(
     blockshape: tuple[int, ...] | None = None,
     dictionary: bytes | None = None,
 ) -> Buffer:
-    """Decode the payload of one stream.
+    """Decode the payload of one stream to exactly `nbytes` bytes.
 
     Parameters
     ----------
     codec : int
-        Compcode. BloscLZ is not decoded here.
+        Compcode; not BloscLZ.
     payload : bytes-like of uint8
         The stream without its length.
     nbytes : int
         Size of the decoded stream.
     meta, typesize, blockshape
-        Passed on to a registered codec: its parameter byte, the size of an item in bytes and the shape of a block.
+        For a registered codec: see `register`.
     dictionary : bytes, optional
-        The chunk's dictionary. Only zstd and LZ4 know dictionaries, the other codecs ignore it.
-
-    Returns
-    -------
-    bytes-like of uint8
-        Exactly `nbytes` bytes.
+        The dictionary of the chunk. Only zstd and LZ4 use it.
 
     Raises
     ------
     FormatError
         The payload does not decode to `nbytes` bytes.
     UnsupportedError
-        Nobody registered this codec.
+        The codec is not registered, or LZ4 has a dictionary and the package lz4 is not installed.
 
     Examples
     --------
@@ -203,12 +172,14 @@ def decode(
     """
     built_in = _DECODERS.get(codec)
     if built_in is None:
-        data = _decode_user(_maker(codec), codec, payload, nbytes, (meta, typesize, blockshape))
+        data = _decode_user(require(codec), codec, payload, nbytes, (meta, typesize, blockshape))
     elif nbytes > len(payload) * MAX_RATIO[CodecId(codec)]:
         raise _corrupt(codec, payload, nbytes, "too few to hold them")
     else:
         try:
             data = built_in(payload, nbytes, dictionary)
+        except UnsupportedError:
+            raise
         except (RuntimeError, ValueError, zlib.error, zstandard.ZstdError) as error:
             raise _corrupt(codec, payload, nbytes, str(error)) from error
     if len(data) != nbytes:
@@ -226,33 +197,27 @@ def encode(
     blockshape: tuple[int, ...] | None = None,
     dictionary: bytes | None = None,
 ) -> bytes | None:
-    r"""Encode one stream.
+    r"""Encode one stream; None if the payload would not be smaller.
 
     Parameters
     ----------
     codec : int
-        Compcode. BloscLZ is not encoded here. LZ4HC needs the package lz4; without it the stream is made by LZ4, in
-        the same format but larger.
+        Compcode; not BloscLZ. Without the package lz4, LZ4 replaces LZ4HC: the format is the same, the payload larger.
     data : bytes-like of uint8
         The stream.
     clevel : int, default 5
-        1 to 9; registered codecs do not get to see it.
+        1 to 9. Registered codecs do not get it.
     meta, typesize, blockshape
-        Passed on to a registered codec, see `decode`.
+        For a registered codec: see `register`.
     dictionary : bytes, optional
-        The chunk's dictionary, from `train`.
-
-    Returns
-    -------
-    bytes or None
-        None if the payload would not be smaller than the data.
+        The dictionary of the chunk, from `train`.
 
     Raises
     ------
     UnsupportedError
-        Nobody registered this codec, or LZ4 cannot use a dictionary because the package lz4 is not installed.
+        The codec is not registered, or LZ4 has a dictionary and the package lz4 is not installed.
     ValueError
-        The codec has no use for a dictionary.
+        The codec cannot use a dictionary.
 
     Examples
     --------
@@ -265,14 +230,14 @@ def encode(
         return None
     built_in = _ENCODERS.get(codec)
     if built_in is None:
-        payload = ensure_bytes(_maker(codec)(meta, typesize, blockshape).encode(bytes(data)))
+        payload = ensure_bytes(require(codec)(meta, typesize, blockshape).encode(bytes(data)))
     else:
         payload = built_in(data, clevel, dictionary)
     return payload if len(payload) < len(data) else None
 
 
 def train(codec: int, samples: npt.NDArray[np.uint8], clevel: int) -> bytes | None:
-    """Make a dictionary for the streams of one chunk.
+    """Make a dictionary of at most 32768 bytes and 5 % of the samples for the streams of one chunk.
 
     Parameters
     ----------
@@ -281,13 +246,12 @@ def train(codec: int, samples: npt.NDArray[np.uint8], clevel: int) -> bytes | No
     samples : ndarray of uint8, shape (nblocks, blocksize)
         The filtered blocks.
     clevel : int
-        The level the streams will be encoded with, 1 to 9.
+        The level at which the streams will be encoded, 1 to 9.
 
     Returns
     -------
     bytes or None
-        At most 32768 bytes and 5 % of the samples. None if that is too little to be of use, if the samples have too
-        little in common, or if the codec has no use for a dictionary.
+        None if there are too few samples, if they have too little in common, or if the codec cannot use a dictionary.
 
     Examples
     --------
@@ -297,8 +261,8 @@ def train(codec: int, samples: npt.NDArray[np.uint8], clevel: int) -> bytes | No
     size = min(MAX_DICT_NBYTES, samples.size // 20)
     if size < _MIN_DICT_NBYTES or codec not in _DICTIONARY_CODECS:
         return None
-    # An LZ4 dictionary is history to copy from, so it is made of the data themselves. zstd distils: its authors
-    # advise to show it about a hundred times what it shall keep.
+    # LZ4 copies from its dictionary, so samples are as good as anything. zstd selects what is frequent: its authors
+    # advise samples of about a hundred times the size of the dictionary.
     total = 100 * size if codec == CodecId.ZSTD else size
     pieces = _spread_pieces(samples, min(samples.shape[1], _SAMPLE_NBYTES if codec == CodecId.ZSTD else size), total)
     if codec != CodecId.ZSTD:
@@ -311,9 +275,9 @@ def train(codec: int, samples: npt.NDArray[np.uint8], clevel: int) -> bytes | No
 
 
 def _spread_pieces(samples: npt.NDArray[np.uint8], nbytes: int, total: int) -> npt.NDArray[np.uint8]:
-    """Cut blocks into pieces, and return at least `total` bytes of them from all over the blocks, or all there are.
+    """Return pieces from all over the blocks, of at least `total` bytes if there are as many.
 
-    The filters put bytes of one kind together: the beginnings of the blocks alone are not like the rest of them.
+    Shuffled blocks begin with one kind of bytes and end with another: their beginnings alone are no fair sample.
     """
     flat = samples.reshape(-1)
     pieces = flat[: flat.size // nbytes * nbytes].reshape(-1, nbytes)
@@ -322,14 +286,11 @@ def _spread_pieces(samples: npt.NDArray[np.uint8], nbytes: int, total: int) -> n
 
 
 class _ZstdContexts(threading.local):
-    """The zstd contexts of one thread: making one costs more than decoding a small stream."""
+    """The zstd contexts of one thread. Making one costs more than decoding a small stream."""
 
     def __init__(self) -> None:
         self.free: dict[tuple[bytes | None, int], zstandard.ZstdDecompressor] = {}
         self.compressor = lru_cache(maxsize=_MAX_CONTEXTS)(_zstd_compressor)
-
-
-_MAX_CONTEXTS = 4
 
 
 def _zstd_decompressor(dictionary: bytes | None, max_window: int) -> zstandard.ZstdDecompressor:
@@ -348,7 +309,7 @@ _contexts = _ZstdContexts()
 
 
 def _take_decompressor(dictionary: bytes | None, max_window: int) -> zstandard.ZstdDecompressor:
-    """Borrow a context of this thread. A call that interrupts its user finds none, and makes one of its own."""
+    """Take a context of this thread for one call. A call that interrupts it finds none and makes its own."""
     return _contexts.free.pop((dictionary, max_window), None) or _zstd_decompressor(dictionary, max_window)
 
 
@@ -379,23 +340,23 @@ def _decode_zstd(payload: Buffer, nbytes: int, dictionary: bytes | None) -> byte
 
 
 def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Iterable[memoryview]) -> None:
-    """Decode many zstd streams of one size, straight to where they belong.
+    """Decode zstd streams of one size into the buffers `outs`, in order.
 
     Parameters
     ----------
     frames : sequence of bytes-like
-        In order. Each is one frame, or several in a row.
+        The streams. Each is one frame, or several in a row.
     nbytes : int
-        Uncompressed bytes of every stream.
+        Uncompressed bytes of each stream.
     outs : iterable of memoryview
-        Filled one after the other; as long as the streams are together.
+        Together as long as the decoded streams.
 
     Raises
     ------
     FormatError
         A stream does not decode to `nbytes` bytes.
     """
-    # Frames that claim their size, and the sum of all, are proof enough.
+    # If every frame claims `nbytes` bytes and their sum is right, each has as many.
     try:
         decompressor = _take_decompressor(None, _MAX_WINDOW)
         if all(zstandard.frame_content_size(frame) == nbytes for frame in frames):
@@ -411,17 +372,17 @@ def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Iterable[mem
 
 
 def _zstd_reader(frames: Iterable[Buffer], decompressor: zstandard.ZstdDecompressor) -> Any:
-    """Return a file of what frames decode to, with a dot at its end if none is cut short."""
+    """Return a file of the decoded frames. It ends with a dot, unless the last frame is cut short."""
     source: Any = _Frames((*frames, _DOT))
     return decompressor.stream_reader(source, read_across_frames=True)
 
 
 _DOT = bytes.fromhex("28b52ffd 20 01 090000") + b"."
-"""A frame of one byte (RFC 8878, section Zstandard Frames): what is cut short in front of it would swallow it."""
+"""A frame of one byte (RFC 8878, section Zstandard Frames). A frame that is cut short in front of it swallows it."""
 
 
 class _Frames:
-    """A file whose every read gives the next frame, so that they need not be copied to be one behind the other."""
+    """A file whose every read returns the next frame, which saves joining them."""
 
     __slots__ = ("read",)
 
@@ -436,7 +397,7 @@ def _encode_zstd(data: Buffer, clevel: int, dictionary: bytes | None) -> bytes:
 
 def _decode_zlib(payload: Buffer, nbytes: int, _dictionary: bytes | None) -> bytes:
     decompressor = zlib.decompressobj()
-    # One byte more than wanted, so that the end of the stream and its checksum are reached.
+    # One byte more than expected, to reach the end of the stream and its checksum.
     data = decompressor.decompress(payload, nbytes + 1)
     if not decompressor.eof:
         raise ValueError("no end of the stream")
@@ -444,35 +405,22 @@ def _decode_zlib(payload: Buffer, nbytes: int, _dictionary: bytes | None) -> byt
 
 
 def _encode_zlib(data: Buffer, clevel: int, _dictionary: bytes | None) -> bytes:
-    return zlib.compress(data, zlib_level(clevel))
+    return zlib.compress(data, ZLIB_LEVELS[clevel])
 
 
-def zlib_level(clevel: int) -> int:
-    """Return the level of zlib that compresses as well as zlib-ng, which C-Blosc2 is built with, at level `clevel`.
-
-    Level 1 of zlib-ng is as good as level 3 here, levels 2 to 4 as level 6, and 5 to 8 nearly as good as level 9.
-
-    Examples
-    --------
-    >>> [zlib_level(clevel) for clevel in range(1, 10)]
-    [3, 6, 6, 6, 9, 9, 9, 9, 9]
-    """
-    return _ZLIB_LEVELS[clevel]
-
-
-_ZLIB_LEVELS = (0, 3, 6, 6, 6, 9, 9, 9, 9, 9)
+ZLIB_LEVELS = (0, 3, 6, 6, 6, 9, 9, 9, 9, 9)
+"""The level of zlib that compresses as well as each level of zlib-ng, with which C-Blosc2 is built."""
 
 
 def _decode_lz4(payload: Buffer, nbytes: int, dictionary: bytes | None) -> bytes:
     if dictionary is None:
-        decoded: bytes = numcodecs.lz4.decompress(b"".join((struct.pack("<i", nbytes), payload)))
-    elif (lz4_block := _lz4_block()) is None:
-        decoded = _decode_lz4_slowly(payload, nbytes, dictionary)
-    else:
-        try:
-            decoded = lz4_block.decompress(payload, uncompressed_size=nbytes, dict=dictionary)
-        except lz4_block.LZ4BlockError as error:
-            raise ValueError(str(error)) from error
+        plain: bytes = numcodecs.lz4.decompress(b"".join((struct.pack("<i", nbytes), payload)))
+        return plain
+    lz4_block = _need_lz4_block()
+    try:
+        decoded: bytes = lz4_block.decompress(payload, uncompressed_size=nbytes, dict=dictionary)
+    except lz4_block.LZ4BlockError as error:
+        raise ValueError(str(error)) from error
     return decoded
 
 
@@ -498,59 +446,12 @@ def _encode_lz4hc(data: Buffer, clevel: int, dictionary: bytes | None) -> bytes:
 def _need_lz4_block() -> ModuleType:
     lz4_block = _lz4_block()
     if lz4_block is None:
-        raise UnsupportedError("LZ4 dictionaries need the package lz4: pip install lz4")
+        raise UnsupportedError("LZ4 dictionaries need the extra lz4: pip install b2array[lz4]")
     return lz4_block
 
 
-def _decode_lz4_slowly(payload: Buffer, nbytes: int, dictionary: bytes) -> bytes:
-    """Decode an LZ4 block that may copy from a dictionary.
-
-    Source: "LZ4 Block Format Description", section Compressed block format.
-    """
-    source = bytes(payload)
-    out = bytearray(dictionary)
-    end = len(dictionary) + nbytes
-    at = 0
-    while True:
-        if at >= len(source):
-            raise ValueError("no last sequence")
-        token = source[at]
-        literals, at = _lz4_length(source, at + 1, token >> 4)
-        if literals > min(len(source) - at, end - len(out)):
-            raise ValueError(f"{literals} literals at byte {at}")
-        out += source[at : at + literals]
-        at += literals
-        if at == len(source):
-            return bytes(out[len(dictionary) :])
-        offset = int.from_bytes(source[at : at + 2], "little")
-        length, at = _lz4_length(source, at + 2, token & 0x0F)
-        length += 4
-        if not 0 < offset <= len(out) or length > end - len(out):
-            raise ValueError(f"a match of {length} bytes from {offset} back, before byte {at}")
-        # A match may run into what it writes: then its first `offset` bytes repeat.
-        matched = out[len(out) - offset : len(out) - offset + length]
-        out += (matched * -(-length // len(matched)))[:length]
-
-
-def _lz4_length(source: bytes, at: int, nibble: int) -> tuple[int, int]:
-    """Return a length that starts in half a token, and the position behind it."""
-    length = nibble
-    more = nibble == 15
-    while more:
-        if at >= len(source):
-            raise ValueError("a length without an end")
-        length += source[at]
-        more = source[at] == 255
-        at += 1
-    return length, at
-
-
-def require(codec: int) -> None:
-    """Raise UnsupportedError, which names the codec, unless it was registered."""
-    _maker(codec)
-
-
-def _maker(codec: int) -> MakeCodec:
+def require(codec: int) -> MakeCodec:
+    """Return what makes a registered codec, or raise UnsupportedError."""
     if codec == CodecId.BLOSCLZ:
         raise ValueError("BloscLZ streams are coded inside a Blosc1 chunk, not one by one")
     make = _registry.get(codec)
@@ -567,7 +468,7 @@ def _decode_user(
     except (B2ArrayError, MemoryError):
         raise
     except Exception as error:
-        # Nobody knows what a foreign codec raises on corrupt bytes.
+        # A registered codec may raise anything on corrupt bytes.
         raise _corrupt(codec, payload, nbytes, str(error) or type(error).__name__) from error
     return data
 

@@ -1,11 +1,11 @@
 """Filters: reversible (or lossy) rearrangements of a block before it is compressed, and the registry of user filters.
 
 Sources: "Blosc Chunk Format" (section Header, filter codes) of the Blosc2 documentation, and the files that the C
-library writes. A pipeline has six slots, applied to each block on its own: slots 0 to 5 on writing, 5 to 0 on reading.
-Every filter keeps the length of the block; bytes at its end that do not fill an item are copied.
+library writes. A pipeline has six slots. Writing applies slots 0 to 5 to each block, reading undoes 5 to 0. No filter
+changes the length of a block; bytes at its end that do not fill an item are copied.
 
-All functions work on many blocks of one length at once, arrays of uint8 with shape (n, nbytes), and may be called from
-several threads at once. Arrays that are passed in are never changed.
+All functions work on many blocks of one length at once, arrays of uint8 with shape (n, nbytes). They never change their
+arguments, and may be called from several threads at once.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Pipeline:
     typesize : int
         Size of an item in bytes, as the chunk header has it.
     version : int, default 5
-        The chunk's format version; 2 gives bitshuffle the meaning it has in Blosc1.
+        Format version of the chunk; in version 2, bitshuffle works as in Blosc1.
     blockshape : tuple of int, optional
-        Shape of a block in items, for the filters that work on arrays.
+        Shape of a block in items, for filters of arrays.
     """
 
     filters: tuple[int, ...]
@@ -70,7 +70,7 @@ class Pipeline:
 
 
 class _Slot(NamedTuple):
-    """A filter in its pipeline, with what it may want to know; `reference` is None in block 0 of the chunk."""
+    """A filter in its pipeline; `reference` is None in block 0 of the chunk."""
 
     filter: int
     meta: int
@@ -85,12 +85,7 @@ class _Slot(NamedTuple):
 
 
 def filter_id(name: str | int) -> int:
-    """Return the id of a filter.
-
-    Parameters
-    ----------
-    name : str or int
-        A built-in filter's name or id, or a registered id.
+    """Return the id of a built-in filter, given by name or id, or of a registered filter.
 
     Raises
     ------
@@ -98,11 +93,6 @@ def filter_id(name: str | int) -> int:
         There is no such filter.
     TypeError
         `name` is neither a name nor an integer.
-
-    Examples
-    --------
-    >>> filter_id("shuffle")
-    1
     """
     if isinstance(name, str):
         names = [member.name.lower() for member in FilterId]
@@ -118,35 +108,29 @@ def filter_id(name: str | int) -> int:
 
 
 def filter_name(fid: int) -> str:
-    """Return the name of a filter id.
-
-    Examples
-    --------
-    >>> filter_name(35), filter_name(200)
-    ('bytedelta', 'filter 200')
-    """
+    """Return the name of a filter id, such as "bytedelta" or "filter 200"."""
     return FilterId(fid).name.lower() if fid in _BUILT_IN else f"filter {fid}"
 
 
 def register(filter_id: int, make: MakeFilter) -> None:
-    """Make a filter of your own known under an id; an earlier one of the same id is replaced.
+    """Register a filter of your own under an id. It replaces an earlier one with the same id.
 
     Parameters
     ----------
     filter_id : int
-        32 to 255, except those of built-in filters. Ids below 160 are given out by the Blosc project for its plugins.
+        32 to 255, except those of built-in filters. The Blosc project assigns the ids below 160 to its plugins.
     make : callable
-        ``make(meta, typesize, blockshape)`` returns a `numcodecs.abc.Codec`; its ``encode`` filters one block, given
-        as `bytes`, and its ``decode`` undoes it, both without changing the length. `meta` is the parameter byte (0 to
-        255), `typesize` is in bytes, `blockshape` is in items, or None outside of arrays. It is called once for every
-        batch of blocks, from several threads.
+        ``make(meta, typesize, blockshape)`` returns a `numcodecs.abc.Codec`. Its ``encode`` filters one block, given
+        as `bytes`, its ``decode`` undoes that; neither changes the length. `meta` is the parameter byte (0 to 255),
+        `typesize` is in bytes, `blockshape` is in items, or None outside of arrays. It is called once for every batch
+        of blocks, from several threads.
 
     Raises
     ------
     ValueError
-        The id is out of range or that of a built-in filter.
+        The id is out of range, or belongs to a built-in filter.
     TypeError
-        The id is not an integer, or `make` cannot be called.
+        The id is not an integer, or `make` is not callable.
 
     Examples
     --------
@@ -167,12 +151,12 @@ def register(filter_id: int, make: MakeFilter) -> None:
 
 
 def needs_reference(pipeline: Pipeline) -> bool:
-    """Whether blocks can only be decoded once block 0 of their chunk is."""
+    """Whether decoding a block needs block 0 of its chunk."""
     return FilterId.DELTA in pipeline.filters
 
 
 def check(pipeline: Pipeline, *, encode: bool = False) -> None:
-    """Check that a pipeline can be undone, or with `encode` also that it can be applied.
+    """Check that a pipeline can be undone; with `encode` also that it can be applied.
 
     Raises
     ------
@@ -181,7 +165,7 @@ def check(pipeline: Pipeline, *, encode: bool = False) -> None:
     FormatError
         A parameter does not fit the block.
     ValueError
-        A parameter or the typesize makes no sense for a filter that is to be applied.
+        A parameter or the typesize does not suit a filter that is to be applied.
     """
     for slot in _slots(pipeline, None):
         if slot.filter not in _BACKWARD and slot.filter not in _registry:
@@ -202,13 +186,13 @@ def forward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = None
     Parameters
     ----------
     pipeline : Pipeline
-        The filters; slots 0 to 5 are applied in this order.
+        The filters.
     blocks : ndarray of uint8, shape (n, nbytes)
-        Source bytes of n blocks. A short last block needs a call of its own.
+        The data of n blocks. A short last block needs a call of its own.
     reference : ndarray of uint8, shape (m,), optional
-        Source bytes of the chunk's block 0, with m >= nbytes. Needed with DELTA, unless `first`.
+        The data of block 0 of the chunk, with m >= nbytes. Needed with DELTA, unless `first`.
     first : bool, default False
-        Row 0 is the chunk's block 0.
+        Row 0 is block 0 of the chunk.
 
     Returns
     -------
@@ -235,30 +219,14 @@ def forward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = None
         if reference is None or reference.size < _delta_words(pipeline.typesize, blocks.shape[1])[1]:
             raise ValueError("a filter pipeline with DELTA needs block 0 of the chunk")
         if not _DROPPED_BITS.keys().isdisjoint(pipeline.filters):
-            # What counts is what a reader will have: block 0 without the bits that were cut off.
+            # Readers have block 0 without the truncated bits.
             source = reference[np.newaxis]
             reference = backward(pipeline, forward(pipeline, source, first=True), first=True)[0]
     return _apply(pipeline, _FORWARD, blocks, reference)
 
 
 def backward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = None, first: bool = False) -> Bytes:
-    """Undo `forward`.
-
-    Parameters
-    ----------
-    pipeline : Pipeline
-        The filters; slots 5 to 0 are undone in this order.
-    blocks : ndarray of uint8, shape (n, nbytes)
-        Filtered bytes of n blocks.
-    reference : ndarray of uint8, shape (m,), optional
-        Decoded block 0 of the chunk. Needed with DELTA, unless `first`.
-    first : bool, default False
-        Row 0 is the chunk's block 0.
-
-    Returns
-    -------
-    ndarray of uint8, shape (n, nbytes)
-        C-contiguous; the input itself if nothing changed and it is contiguous.
+    """Undo `forward`, which has the same parameters; `reference` is the decoded block 0.
 
     Raises
     ------
@@ -317,17 +285,14 @@ def _unchanged(_slot: _Slot, blocks: Bytes) -> Bytes:
 
 
 def _with_tail(blocks: Bytes, length: int) -> Bytes:
-    """Return a new array like `blocks`, filled only behind the first `length` bytes of each block."""
+    """Return a new array like `blocks`, with a copy of what follows the first `length` bytes of each block."""
     out = np.empty_like(blocks)
     out[:, length:] = blocks[:, length:]
     return out
 
 
 def _copy_planes(target: Bytes, source: Bytes) -> None:
-    """Copy an array of shape (n, width, items), one of the two being strided, plane by plane.
-
-    That is up to three times as fast as one transposed copy.
-    """
+    """Copy an array of shape (n, width, items) plane by plane: up to 3 times faster than one transposed copy."""
     for j in range(target.shape[1]):
         target[:, j] = source[:, j]
 
@@ -355,7 +320,7 @@ def _unshuffle(slot: _Slot, blocks: Bytes) -> Bytes:
 
 
 def _bitshuffle_items(slot: _Slot, nbytes: int) -> int:
-    """Return how many items at the start of a block take part in bitshuffle."""
+    """Return how many items at the start of a block bitshuffle changes."""
     n = nbytes // slot.typesize
     if slot.blosc1:
         return n if n % 8 == 0 else 0
@@ -394,8 +359,7 @@ def _unbitshuffle(slot: _Slot, blocks: Bytes) -> Bytes:
 def _transpose_bits(planes: Bytes) -> None:
     """Transpose each 8 bytes of a contiguous array as a matrix of 8 x 8 bits, in place; its own inverse.
 
-    Swaps the off-diagonal quarters of ever larger squares. Several times as fast as unpacking the bits, and without
-    an array of eight times the size.
+    Swaps the off-diagonal quarters of ever larger squares: several times as fast as unpacking the bits.
     """
     words = planes.reshape(-1).view("<u8")
     piece = 2**14  # 128 KiB: stays in the cache from step to step
@@ -476,12 +440,12 @@ def _truncate(slot: _Slot, blocks: Bytes) -> Bytes:
 
 
 def _bytedelta_streams(slot: _Slot, nbytes: int) -> tuple[int, list[slice]]:
-    """Return the number of byte streams in a block, and the parts of each where differences start anew."""
+    """Return the number of byte streams in a block, and the parts of each in which differences start again."""
     width = slot.meta or slot.typesize
     n = nbytes // width
     if slot.filter == FilterId.BYTEDELTA:
         return width, [slice(0, n)]
-    # The first BYTEDELTA forgot the last byte between its vector loop, 16 bytes a step, and the loop for the rest.
+    # The first BYTEDELTA forgot the last byte between its vector loop of 16 bytes a step and the loop for the rest.
     return width, [slice(0, n - n % 16), slice(n - n % 16, n)]
 
 
@@ -510,7 +474,7 @@ def _unbytedelta(slot: _Slot, blocks: Bytes) -> Bytes:
 def _check_cells(slot: _Slot) -> None:
     name, shape = filter_name(slot.filter), slot.blockshape
     if shape is None:
-        raise UnsupportedError(f"{name} needs the shape of a block, and the chunk stands outside of an array")
+        raise UnsupportedError(f"{name} needs the shape of a block, and the chunk is not in an array")
     if not 1 <= len(shape) <= _MAX_CELL_DIMS:
         raise FormatError(f"expected 1 to {_MAX_CELL_DIMS} dimensions for {name}, found {len(shape)}")
     largest = 127 if slot.filter == FilterId.NDMEAN else 255
@@ -519,7 +483,7 @@ def _check_cells(slot: _Slot) -> None:
 
 
 def _uncell(slot: _Slot, blocks: Bytes) -> Bytes:
-    """Undo NDCELL and NDMEAN, which store a block cell after cell; the cells at its edges are smaller."""
+    """Undo NDCELL and NDMEAN, which store a block cell after cell; cells at its edges are smaller."""
     shape, edge = slot.blockshape or (), slot.meta
     expected = math.prod(shape) * slot.typesize
     if blocks.shape[1] != expected:
@@ -555,7 +519,7 @@ def _user_backward(slot: _Slot, blocks: Bytes) -> Bytes:
     except (B2ArrayError, MemoryError):
         raise
     except Exception as error:
-        # Nobody knows what a foreign filter raises on corrupt bytes.
+        # A registered filter may raise anything on corrupt bytes.
         raise FormatError(f"expected a block of {filter_name(slot.filter)}, found {error}") from error
     for row in rows:
         if len(row) != blocks.shape[1]:

@@ -16,20 +16,9 @@ from b2array.config import HEADER_LEN, MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.errors import FormatError, UnsupportedError
 
 __all__ = [
-    "BLOSC1_HEADER_LEN",
-    "CODEC_FORMATS",
-    "FIELDS",
-    "MAX_DICT_NBYTES",
-    "NAN_BYTES",
-    "NFILTERS",
-    "NO_FILTERS",
-    "ChunkHeader",
-    "CodecFormat",
-    "CodecId",
-    "FilterId",
-    "HeaderField",
-    "Special",
-]
+    "BLOSC1_HEADER_LEN", "CODEC_FORMATS", "FIELDS", "MAX_DICT_NBYTES", "NAN_BYTES", "NFILTERS", "NO_FILTERS",
+    "ChunkHeader", "CodecFormat", "CodecId", "FilterId", "HeaderField", "Special",
+]  # fmt: skip
 
 BLOSC1_HEADER_LEN = 16
 NFILTERS = 6

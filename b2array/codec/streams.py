@@ -21,23 +21,23 @@ from b2array.codec import codecs
 from b2array.codec.header import CodecFormat
 from b2array.errors import FormatError
 
-__all__ = ["MIN_STREAM", "check_ratio", "decode_zstd", "stand_in", "walk", "walk_many"]
+__all__ = ["MIN_STREAM", "check_ratio", "decode_zstd", "encoded_run", "many_stream_positions"]
 
 MIN_STREAM = 128
 """C-Blosc 1 does not split into streams of fewer bytes."""
 
 _INT32 = struct.Struct("<i")
 
-_WALK = 2**18
+_STREAMS_AT_ONCE = 2**18
 """At most so many streams are looked at in one go."""
 
 Int64Array = npt.NDArray[np.int64]
 
 
-def walk(region: memoryview, start: int, stop: int, nstreams: int, neblock: int) -> list[tuple[int, int]]:
+def stream_positions(region: memoryview, start: int, stop: int, nstreams: int, neblock: int) -> list[tuple[int, int]]:
     """List where the size field of each stream of a block stands, and its value.
 
-    It finds and raises what `walk_many` does; for few blocks a plain loop is faster.
+    It finds and raises what `many_stream_positions` does; for few blocks a plain loop is faster.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def walk(region: memoryview, start: int, stop: int, nstreams: int, neblock: int)
     return found
 
 
-def walk_many(
+def many_stream_positions(
     region: memoryview,
     starts: Sequence[int] | Int64Array,
     stops: Sequence[int] | Int64Array,
@@ -139,7 +139,7 @@ def check_ratio(
     Parameters
     ----------
     region, starts, stops, nstreams, neblock
-        As for `walk_many`.
+        As for `many_stream_positions`.
     ratio : int
         What the codec can reach.
 
@@ -148,10 +148,10 @@ def check_ratio(
     FormatError
         A stream is too short, or not valid.
     """
-    step = max(1, _WALK // nstreams)
+    step = max(1, _STREAMS_AT_ONCE // nstreams)
     for first in range(0, len(starts), step):
         pick = slice(first, first + step)
-        _, csizes = walk_many(region, starts[pick], stops[pick], nstreams, neblock)
+        _, csizes = many_stream_positions(region, starts[pick], stops[pick], nstreams, neblock)
         compressed = csizes[csizes > 0]
         if (compressed * ratio < neblock).any():
             raise FormatError(f"expected streams that can hold {neblock} bytes, found one of {compressed.min()} bytes")
@@ -178,7 +178,7 @@ def _overrun(position: Int64Array, limit: Int64Array) -> NoReturn:
     )
 
 
-def stand_in(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
+def encoded_run(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
     """Return a stream of `nbytes` times one byte, size field included, that the codec of this format decodes."""
     if nbytes < _SHORTEST_RUN[fmt]:
         return _INT32.pack(nbytes) + bytes([value]) * nbytes
@@ -249,7 +249,7 @@ def decode_zstd(
     places: list[memoryview] = []
     for start, stop, out in zip(starts, stops, outs, strict=True):
         begin = end = 0
-        for head, csize in walk(region, start, stop, len(out) // neblock, neblock):
+        for head, csize in stream_positions(region, start, stop, len(out) // neblock, neblock):
             position = head + 4
             end += neblock
             if csize <= 0:

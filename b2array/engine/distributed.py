@@ -359,7 +359,7 @@ def _stored(desk: Store, code: int) -> bytes:
     return buf
 
 
-def _row(job: Job, head: chunk.Head) -> bytes:
+def _row(job: Job, head: chunk.ChunkHead) -> bytes:
     nblocks = notes.sized_blocks(job.frame) if job.sized is None else job.sized
     return extras.sizes_row(head, nblocks).tobytes()
 

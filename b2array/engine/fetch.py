@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from b2array import config
 from b2array.buffers import Buffer
-from b2array.codec import cblosc, chunk, encode
-from b2array.codec.chunk import Head, Stored
+from b2array.codec import cblosc, chunk, decode, encode
+from b2array.codec.chunk import ChunkHead, Stored
 from b2array.codec.header import MAX_DICT_NBYTES, FilterId, Special
 from b2array.config import HEADER_LEN
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError, located_error
@@ -62,7 +62,7 @@ class Place(NamedTuple):
 class Known(NamedTuple):
     """What was read of a chunk before: its head, and the checksums of its blocks if it was compared with its own."""
 
-    head: Head
+    head: ChunkHead
     sums: npt.NDArray[np.uint32] | None
 
 
@@ -167,7 +167,7 @@ def fetch_block(source: Source, n: int, block: int) -> Stored:
         start, stop = int(head.starts[block]), int(head.stops[block])
         due = config.verify != "never" and source.checked(n)
         if (limit < 0 or first + stop <= limit) and not (due and sums is None):
-            lead, room = chunk.room_for(head, 1)
+            lead, room = decode.scratch_margins(head, 1)
             end = lead + stop - start
             with suppress(FileNotFoundError, FormatError):
                 region = source.gather((Span(name, first + start, first + stop),), (lead,), end + room)
@@ -393,7 +393,7 @@ class _Pending:
             self._remember(head, view, view)
         self._ask_for(head, view)
 
-    def _unpacked(self, view: memoryview) -> Head:
+    def _unpacked(self, view: memoryview) -> ChunkHead:
         """Read a head that has to be what the frame says."""
         head = chunk.unpack_head(view)
         expected = self.source.frame.chunk_nbytes(self.want.chunk)
@@ -401,7 +401,7 @@ class _Pending:
             raise FormatError(f"expected {expected} uncompressed bytes, found {head.header.nbytes}")
         return head
 
-    def _remember(self, head: Head, head_bytes: Buffer, behind: Buffer) -> None:
+    def _remember(self, head: ChunkHead, head_bytes: Buffer, behind: Buffer) -> None:
         """Compare a head with its checksum, if there has to be one, and keep both."""
         if self._known is not None:
             return
@@ -425,7 +425,7 @@ class _Pending:
         starts, stops = starts[numbers], stops[numbers]
         extras.check_blocks(self._known.sums, numbers.tolist(), stored.region, starts.tolist(), stops.tolist())
 
-    def _ask_for(self, head: Head, view: memoryview | None) -> None:
+    def _ask_for(self, head: ChunkHead, view: memoryview | None) -> None:
         """Ask for the wanted blocks of a chunk with this head, or for all of it if that is not much more."""
         if view is not None and len(view) >= head.header.cbytes:
             self._take_whole(view)
@@ -436,7 +436,7 @@ class _Pending:
         else:
             self.stored = Stored(head, memoryview(b""), head.starts, head.stops)
 
-    def _ask_blocks(self, head: Head, blocks: Sequence[int] | Int64Array) -> None:
+    def _ask_blocks(self, head: ChunkHead, blocks: Sequence[int] | Int64Array) -> None:
         """Ask for the wanted blocks, near ones together and with room for a header in front."""
         if blocks[-1] >= head.header.nblocks:  # other blocks than the frame's: none of the numbers means anything
             self._ask_whole(head.header.cbytes)
@@ -457,9 +457,9 @@ class _Pending:
         self._ask_ranges(numbers, asked)
         self._head, self._take = head, _Pending._take_blocks
 
-    def _set_apart(self, head: Head, starts: list[int], stops: list[int]) -> list[Range]:
+    def _set_apart(self, head: ChunkHead, starts: list[int], stops: list[int]) -> list[Range]:
         """Find places for blocks, with the record of checksums, where the engine has all the room it needs."""
-        lead, self._room = chunk.room_for(head, len(starts))
+        lead, self._room = decode.scratch_margins(head, len(starts))
         starts, stops = self._with_record(starts, stops, head.header.cbytes, len(head.starts))
         ranges, places, self._positions, nbytes = plan_scatter_read(
             starts, stops, gap=_FREE, lead=lead, room=self._room
@@ -479,7 +479,7 @@ class _Pending:
 
         Returns None where all of the chunk is not much more.
         """
-        lead = cblosc.room_in_front(len(starts))
+        lead = cblosc.margin_in_front(len(starts))
         starts, stops = self._with_record(starts, stops, cbytes, nblocks)
         ranges, self._positions, nbytes = plan_packed_read(starts, stops, gap=_FREE, lead=lead)
         return None if cbytes - nbytes <= max(nbytes // 2, _FREE) else ranges

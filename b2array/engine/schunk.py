@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from b2array import config
 from b2array.buffers import Buffer
-from b2array.codec import chunk, encode, lazy
+from b2array.codec import decode, encode, lazy
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.cparams import CParams
 from b2array.codec.header import Special
@@ -526,7 +526,7 @@ def _stored(source: Source, n: int) -> Stored:
 
 def _data(source: Source, n: int, stored: Stored) -> npt.NDArray[np.uint8]:
     context = Context(source.frame.codec, source.frame.codec_meta)
-    return located(f"chunk {n} of {source.url}", lambda: chunk.decode(stored.region, context=context))
+    return located(f"chunk {n} of {source.url}", lambda: decode.decode(stored.region, context=context))
 
 
 def _items(source: Source, items: slice) -> bytes:

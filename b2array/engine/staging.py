@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from b2array.buffers import Buffer
 from b2array.codec import chunk, encode
-from b2array.codec.chunk import Head
+from b2array.codec.chunk import ChunkHead
 from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
 from b2array.errors import ConflictError
@@ -102,7 +102,7 @@ class Shelf:
         if not self.ours:
             raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
 
-    def _enqueue(self, spool: Spool, buf: bytes, head: Head) -> tuple[int, bytes]:
+    def _enqueue(self, spool: Spool, buf: bytes, head: ChunkHead) -> tuple[int, bytes]:
         record = extras.pack_record(buf, head)
         with self._mutex:
             start = spool.write(buf, record)
@@ -110,7 +110,7 @@ class Shelf:
             self._marks.append(_mark(record))
             return -len(self._extents), record
 
-    def _file(self, buf: bytes, head: Head) -> tuple[int, bytes]:
+    def _file(self, buf: bytes, head: ChunkHead) -> tuple[int, bytes]:
         while True:
             with self._mutex:
                 number = self.next

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config, threads
-from b2array.codec import chunk, encode, planes
+from b2array.codec import decode, encode
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.cparams import CParams
 from b2array.codec.header import NAN_BYTES, ChunkHeader, Special
@@ -138,7 +138,7 @@ def _item(
     stored = fetch_block(source, chunk_number, block_number)
     try:
         if key is None and _regular(stored.head.header, layout):
-            data = planes.decode_item(stored, block_number, layout.blocks, within, context=_context(source, layout))
+            data = decode.decode_item(stored, block_number, layout.blocks, within, context=_context(source, layout))
             if data is not None:
                 return np.frombuffer(data, layout.dtype)[0]
         block = _block(source, layout, chunk_number, block_number, stored)
@@ -163,10 +163,10 @@ def _block(source: Source, layout: Layout, chunk_number: int, block_number: int,
         return np.broadcast_to(_value(stored, layout.dtype), layout.blocks)
     if not _regular(header, layout):
         return _whole(source, layout, context, chunk_number)[block_number, ...]
-    chunk.check_justified(stored, (block_number,), context=context)
-    out = chunk.scratch_bytes(layout.block_nbytes)
-    reference = chunk.reference_block(stored, context)
-    chunk.decode_blocks(stored, (block_number,), out, context=context, reference=reference)
+    decode.check_plausible_size(stored, (block_number,), context=context)
+    out = decode.scratch_blocks(layout.block_nbytes)
+    reference = decode.reference_block(stored, context)
+    decode.decode_blocks(stored, (block_number,), out, context=context, reference=reference)
     return out.view(layout.dtype).reshape(layout.blocks)
 
 
@@ -200,7 +200,7 @@ def _value(stored: Stored, dtype: np.dtype[Any]) -> Array:
 def _whole(source: Source, layout: Layout, context: Context, chunk_number: int) -> Array:
     """Decode a chunk and cut it into the array's blocks."""
     (whole,) = fetch(source, [Want(chunk_number, None)])
-    data = chunk.decode(whole.region, context=context)
+    data = decode.decode(whole.region, context=context)
     return data.view(layout.dtype).reshape(-1, *layout.blocks)
 
 
@@ -279,7 +279,9 @@ class _Reader:
     def _plan(self, job: _Job) -> _Planned | None:
         """Decide which blocks to fetch; None if the cache has them all."""
         if self.by_tiles:
-            tiling = tiling_of(self.layout, cast(Slices, job.part.inside), chunk.group_length(self.layout.block_nbytes))
+            tiling = tiling_of(
+                self.layout, cast(Slices, job.part.inside), decode.group_length(self.layout.block_nbytes)
+            )
             if not self.source.near and len(tiling.numbers) == self._ninhabited(job.part.coords):
                 return _Planned(job, tiling, [], range(self.layout.nblocks))
             return _Planned(job, tiling, [], tiling.numbers)
@@ -339,7 +341,7 @@ class _Reader:
     def _copy_blocks(self, job: _Job, blocks: list[tuple[int, Part]], stored: Stored) -> None:
         """Copy block by block, for keys with index arrays and for the cache."""
         pending = iter(blocks)
-        for group, data in chunk.groups(stored, [number for number, _ in blocks], context=self.context):
+        for group, data in decode.decode_groups(stored, [number for number, _ in blocks], context=self.context):
             decoded = data.view(self.layout.dtype).reshape(len(group), *self.layout.blocks)
             for i, (number, part) in enumerate(islice(pending, len(group))):
                 block = decoded[i, ...]
@@ -349,8 +351,8 @@ class _Reader:
 
     def _copy_tiles(self, job: _Job, tiling: Tiling, stored: Stored) -> None:
         """Copy many blocks at once."""
-        chunk.check_justified(stored, tiling.numbers, context=self.context)
-        reference = chunk.reference_block(stored, self.context)
+        decode.check_plausible_size(stored, tiling.numbers, context=self.context)
+        reference = decode.reference_block(stored, self.context)
         target = self.box[cast(Any, (*job.part.outside, ...))]  # the ellipsis keeps an array of 0 dimensions one
         if self.alone and len(tiling.steps) > 1 and threads.width() > 1:
             # Several threads share the region now, which must not serve as scratch space then.
@@ -375,11 +377,11 @@ class _Reader:
         if direct:
             out = targets[0].reshape(-1).view(np.uint8)
         else:
-            out = chunk.scratch_bytes(len(step.numbers) * math.prod(tiling.shape) * self.layout.itemsize)
+            out = decode.scratch_blocks(len(step.numbers) * math.prod(tiling.shape) * self.layout.itemsize)
         if tiling.within is None:
-            chunk.decode_blocks(stored, step.numbers, out, context=self.context, reference=reference)
+            decode.decode_blocks(stored, step.numbers, out, context=self.context, reference=reference)
         else:
-            planes.decode_items(
+            decode.decode_items(
                 stored, step.numbers, self.layout.blocks, tiling.within, out, context=self.context, reference=reference
             )
         if not direct:
@@ -607,7 +609,7 @@ class _Writer:
         (stored,) = fetch(self.draft, [Want(job.number, None)], reuse=True)
         out = np.empty(self.layout.chunk_nbytes, np.uint8)
         where = f"chunk {job.number} of {self.draft.url}"
-        located(where, lambda: chunk.decode(stored.region, out=out, context=context))
+        located(where, lambda: decode.decode(stored.region, out=out, context=context))
         return out.view(self.layout.dtype).reshape(self.layout.nblocks, *self.layout.blocks)
 
     def _covers(self, job: _Job) -> bool:

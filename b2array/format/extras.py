@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from b2array import config
 from b2array.buffers import Buffer
-from b2array.codec import chunk, encode
+from b2array.codec import chunk, decode, encode
 from b2array.codec.cparams import CParams
 from b2array.codec.header import ChunkHeader
 from b2array.config import HEADER_LEN
@@ -178,12 +178,12 @@ def _attrs(attrs: object) -> list[tuple[str, bytes]]:
     return [(name, value) for name, value in attrs.items() if isinstance(name, str) and isinstance(value, bytes)]
 
 
-def sizes_row(head: chunk.Head, nblocks: int) -> NDArray[np.uint32]:
+def sizes_row(head: chunk.ChunkHead, nblocks: int) -> NDArray[np.uint32]:
     """Return the sizes of a chunk and of its blocks.
 
     Parameters
     ----------
-    head : chunk.Head
+    head : chunk.ChunkHead
         Header and block starts of the chunk.
     nblocks : int
         Number of blocks that chunks of this array have.
@@ -244,7 +244,7 @@ def unpack_sizes(buf: Buffer, nchunks: int, nblocks: int) -> NDArray[np.uint32] 
         header = ChunkHeader.unpack(buf)
         if header.nbytes != nbytes or header.cbytes != len(buf) or nbytes > config.limits.metadata_nbytes:
             return None
-        rows = np.frombuffer(chunk.decode(buf), "<u4")
+        rows = np.frombuffer(decode.decode(buf), "<u4")
     except (FormatError, UnsupportedError):
         return None
     return rows.astype(np.uint32, copy=False).reshape(nchunks, 1 + nblocks)
@@ -262,7 +262,7 @@ def record_nbytes(nblocks: int) -> int:
     return _RECORD_HEAD.size + 4 * nblocks + _CRC.size
 
 
-def pack_record(buf: Buffer, head: chunk.Head | None = None, *, number: int = -1) -> bytes:
+def pack_record(buf: Buffer, head: chunk.ChunkHead | None = None, *, number: int = -1) -> bytes:
     """Return the record of a chunk: checksums of its head (header, block starts, dictionary) and of its blocks.
 
     A block's bytes go from its start to the next larger start; a chunk without streams counts as blocks of `blocksize`
@@ -272,7 +272,7 @@ def pack_record(buf: Buffer, head: chunk.Head | None = None, *, number: int = -1
     ----------
     buf : bytes-like
         The chunk.
-    head : chunk.Head, optional
+    head : chunk.ChunkHead, optional
         What is known of it already.
     number : int, optional
         The number of the chunk's file in a sparse frame. The record's own checksum continues from this number plus 1
@@ -318,14 +318,14 @@ def check_head(record: Record, head: Buffer) -> None:
     _compare("the chunk's header and block starts", record.head_crc, head)
 
 
-def verified_sums(behind: Buffer, head: chunk.Head, head_bytes: Buffer, *, number: int = -1) -> NDArray[np.uint32]:
+def verified_sums(behind: Buffer, head: chunk.ChunkHead, head_bytes: Buffer, *, number: int = -1) -> NDArray[np.uint32]:
     """Return the checksums of a chunk's blocks from its record, after comparing the head with its own.
 
     Parameters
     ----------
     behind : bytes-like
         What follows the chunk.
-    head : chunk.Head
+    head : chunk.ChunkHead
         Header and block starts of the chunk.
     head_bytes : bytes-like
         The bytes that they were read from, or more.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from b2array import config
 from b2array.buffers import Buffer
-from b2array.codec import chunk, encode
+from b2array.codec import chunk, decode, encode
 from b2array.codec.cparams import CParams, SplitMode
 from b2array.codec.header import NFILTERS, NO_FILTERS, ChunkHeader, CodecId, Special
 from b2array.config import HEADER_LEN, MAX_CHUNK_NBYTES
@@ -431,7 +431,9 @@ def _unpack_index(header: Header, index: memoryview) -> NDArray[np.int64]:
             head.special in (Special.NONE, Special.VALUE), "offsets in the index", f"special value {head.special.name}"
         )
         context = chunk.Context(header.codec, header.codec_meta)
-        offsets = np.frombuffer(chunk.decode(index[: head.cbytes], context=context), "<i8").astype(np.int64, copy=False)
+        offsets = np.frombuffer(decode.decode(index[: head.cbytes], context=context), "<i8").astype(
+            np.int64, copy=False
+        )
         _need(8 * len(offsets) == head.nbytes, f"{head.nbytes} bytes of offsets", f"{8 * len(offsets)}")
     _check_offsets(header, offsets)
     offsets.flags.writeable = False
@@ -608,7 +610,7 @@ def unpack_vlmeta(buf: Buffer) -> bytes:
     header, limit = ChunkHeader.unpack(buf), config.limits.metadata_nbytes
     _need(header.cbytes == len(buf), f"a chunk of {len(buf)} bytes", f"one of {header.cbytes}")
     _need(header.nbytes <= limit, f"at most {limit} bytes (config.limits.metadata_nbytes)", str(header.nbytes))
-    return bytes(chunk.decode(buf))
+    return bytes(decode.decode(buf))
 
 
 def _need(ok: bool, expected: str, found: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from b2array.codec import chunk, encode
+from b2array.codec import decode, encode
 from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.format import extras, frame
 from b2array.format.extras import Extras
@@ -177,4 +177,4 @@ def _short_sizes(described: Frame, noted: Extras, limit: int) -> bytes | None:
 
 def restored(thin: Frame, index: bytes) -> Frame:
     """Return the frame that `thinned` took apart."""
-    return replace(thin, offsets=chunk.decode(index).view("<i8").astype(np.int64, copy=False))
+    return replace(thin, offsets=decode.decode(index).view("<i8").astype(np.int64, copy=False))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from b2array import config, threads
-from b2array.codec import chunk
+from b2array.codec import chunk, decode
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.header import Special
 from b2array.engine.fetch import Want, chunk_number, fetch
@@ -55,7 +55,7 @@ class Findings:
     """
 
     problems: list[Problem] = field(default_factory=list)
-    heads: dict[int, chunk.Head] = field(default_factory=dict)
+    heads: dict[int, chunk.ChunkHead] = field(default_factory=dict)
     checked: set[int] = field(default_factory=set)
     stale: set[int] = field(default_factory=set)
     special: int = 0
@@ -147,7 +147,7 @@ class _Inspector:
         where = f"chunk {n} of {self.held.url}"
         try:
             if self.deep:
-                chunk.decode(stored.region, context=self.context)
+                decode.decode(stored.region, context=self.context)
         except (FormatError, UnsupportedError) as error:
             return error if str(error).startswith("chunk ") else type(error)(f"{where}: {error}")
         return None

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config
-from b2array.codec import chunk
+from b2array.codec import decode
 from b2array.codec.chunk import Context
 from b2array.codec.header import ChunkHeader
 from b2array.config import HEADER_LEN
@@ -212,7 +212,7 @@ class _Wreck:
         if header.nbytes > config.limits.chunk_nbytes or header.cbytes < HEADER_LEN:
             return False
         try:
-            chunk.decode(self.read(at, at + header.cbytes), context=self.context)
+            decode.decode(self.read(at, at + header.cbytes), context=self.context)
         except (FormatError, UnsupportedError):
             return False
         return True
@@ -268,7 +268,7 @@ class _Wreck:
         if not header.nbytes or header.nbytes > config.limits.index_nbytes:
             return None
         try:
-            data = chunk.decode(self.read(at, at + header.cbytes), context=self.context)
+            data = decode.decode(self.read(at, at + header.cbytes), context=self.context)
         except (FormatError, UnsupportedError):
             return None
         offsets = np.frombuffer(data, "<i8").astype(np.int64)

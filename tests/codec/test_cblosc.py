@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from b2array import codecs
 from b2array.codec import cblosc
-from b2array.codec.cblosc import Recipe
+from b2array.codec.cblosc import Blosc1Params
 from b2array.codec.header import CODEC_FORMATS, CodecFormat, CodecId
 from b2array.codec.streams import MIN_STREAM
 from b2array.errors import FormatError
@@ -21,9 +21,13 @@ from b2array.errors import FormatError
 FORMATS = (CodecFormat.BLOSCLZ, CodecFormat.LZ4, CodecFormat.ZLIB, CodecFormat.ZSTD)
 
 
-def make(codec: str, data: np.ndarray, typesize: int, ask: int, shuffle: int = cblosc.SHUFFLE) -> cblosc.Made | None:
+def make(
+    codec: str, data: np.ndarray, typesize: int, ask: int, shuffle: int = cblosc.SHUFFLE
+) -> cblosc.Blosc1Chunk | None:
     flat = data.reshape(-1).view(np.uint8)
-    return cblosc.make(codecs.codec_id(codec), flat, clevel=5, shuffle=shuffle, typesize=typesize, blocksize=ask)
+    return cblosc.compress_blocks(
+        codecs.codec_id(codec), flat, clevel=5, shuffle=shuffle, typesize=typesize, blocksize=ask
+    )
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -48,7 +52,7 @@ def test_any_blocks_of_what_was_made_decode(codec: str, shuffle: int) -> None:
     data = np.repeat(sine(4_000), 10)
     made = make(codec, data, 8, 2**13, shuffle)
     assert made is not None
-    recipe = Recipe(CODEC_FORMATS[CodecId(codecs.codec_id(codec))], 8, shuffle, made.split, made.block_nbytes)
+    params = Blosc1Params(CODEC_FORMATS[CodecId(codecs.codec_id(codec))], 8, shuffle, made.split, made.block_nbytes)
     starts = made.starts.tolist()
     stops = [*starts[1:], len(made.buf)]
     raw = data.tobytes()
@@ -57,7 +61,7 @@ def test_any_blocks_of_what_was_made_decode(codec: str, shuffle: int) -> None:
         expected = b"".join(raw[n * made.block_nbytes : (n + 1) * made.block_nbytes] for n in numbers)
         out = np.empty(len(expected), np.uint8)
         for region in (memoryview(made.buf), memoryview(bytearray(made.buf))):
-            cblosc.decode(recipe, region, [starts[n] for n in numbers], [stops[n] for n in numbers], out)
+            cblosc.decode(params, region, [starts[n] for n in numbers], [stops[n] for n in numbers], out)
             assert out.tobytes() == expected
             assert bytes(region) == made.buf
 
@@ -67,22 +71,22 @@ def test_any_blocks_of_what_was_made_decode(codec: str, shuffle: int) -> None:
 def test_runs_among_other_streams_decode(fmt: CodecFormat, neblock: int) -> None:
     raw = bytes(n * 31 % 256 for n in range(neblock))
     block = struct.pack("<i", 0) + struct.pack("<iB", -9, 1) + struct.pack("<i", neblock) + raw
-    recipe = Recipe(fmt, 3, cblosc.NOSHUFFLE, neblock >= MIN_STREAM, 3 * neblock)
-    if not recipe.split:
-        recipe = Recipe(fmt, 1, cblosc.NOSHUFFLE, split=False, block_nbytes=neblock)
+    params = Blosc1Params(fmt, 3, cblosc.NOSHUFFLE, neblock >= MIN_STREAM, 3 * neblock)
+    if not params.split:
+        params = Blosc1Params(fmt, 1, cblosc.NOSHUFFLE, split=False, block_nbytes=neblock)
         out = np.empty(neblock, np.uint8)
-        cblosc.decode(recipe, memoryview(struct.pack("<iB", -9, 1)), [0], [5], out)
+        cblosc.decode(params, memoryview(struct.pack("<iB", -9, 1)), [0], [5], out)
         assert out.tobytes() == b"\x09" * neblock
         return
     region = memoryview(block * 2)
     out = np.empty(6 * neblock, np.uint8)
-    cblosc.decode(recipe, region, [0, len(block)], [len(block), 2 * len(block)], out)
+    cblosc.decode(params, region, [0, len(block)], [len(block), 2 * len(block)], out)
     assert out.tobytes() == (bytes(neblock) + b"\x09" * neblock + raw) * 2
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("order", ["end", "middle", "begin", "all"])
-def test_runs_decode_within_the_room_behind_blocks_and_change_nothing_else(fmt: CodecFormat, order: str) -> None:
+def test_runs_decode_within_the_margin_behind_blocks_and_change_nothing_else(fmt: CodecFormat, order: str) -> None:
     neblock = 1024
     raw = struct.pack("<i", neblock) + bytes(n * 31 % 256 for n in range(neblock))
     zero, nine = struct.pack("<i", 0), struct.pack("<iB", -9, 1)
@@ -96,16 +100,16 @@ def test_runs_decode_within_the_room_behind_blocks_and_change_nothing_else(fmt: 
     block = b"".join(streams)
     plain = {raw: raw[4:], zero: bytes(neblock), nine: b"\x09" * neblock}
     blocks, data = [block, block], [b"".join(plain[stream] for stream in streams)] * 2
-    recipe = Recipe(fmt, 3, cblosc.NOSHUFFLE, split=True, block_nbytes=3 * neblock)
-    lead = cblosc.room_in_front(2)
-    for room in (0, 1, cblosc.room_behind(3, 3 * neblock)):
+    params = Blosc1Params(fmt, 3, cblosc.NOSHUFFLE, split=True, block_nbytes=3 * neblock)
+    lead = cblosc.margin_in_front(2)
+    for room in (0, 1, cblosc.margin_behind(3, 3 * neblock)):
         start = lead + len(blocks[0]) + room
         between = b"\xee" * room
         region = b"".join((b"\xee" * lead, blocks[0], between, blocks[1], between, b"\xee" * 9))
         writable = memoryview(bytearray(region))
         out = np.empty(6 * neblock, np.uint8)
         stops = [lead + len(blocks[0]), start + len(blocks[1])]
-        cblosc.decode(recipe, writable, [lead, start], stops, out, room=room)
+        cblosc.decode(params, writable, [lead, start], stops, out, margin=room)
         assert out.tobytes() == b"".join(data)
         assert writable[:lead] == region[:lead]
         assert writable[stops[1] + room :] == region[stops[1] + room :]
@@ -131,9 +135,9 @@ def test_planes_are_the_streams_and_the_region_stays_as_it_was(fmt: CodecFormat,
     if not split:
         blocks = [[kind] for kind in kinds]
     nstreams = len(blocks[0])
-    recipe = Recipe(fmt, 3, cblosc.SHUFFLE, split, nstreams * neblock)
+    params = Blosc1Params(fmt, 3, cblosc.SHUFFLE, split, nstreams * neblock)
     bodies = [b"".join(stream for stream, _ in block) for block in blocks]
-    for lead in (0, cblosc.room_in_front(4 * nstreams), 2**19):
+    for lead in (0, cblosc.margin_in_front(4 * nstreams), 2**19):
         region = b"\xee" * lead + b"".join(bodies) + b"\xee" * 9
         starts = [lead + sum(map(len, bodies[:n])) for n in range(4)]
         stops = [start + len(body) for start, body in zip(starts, bodies, strict=True)]
@@ -141,7 +145,7 @@ def test_planes_are_the_streams_and_the_region_stays_as_it_was(fmt: CodecFormat,
             for numbers in ([1], [0, 3], [0, 1, 2, 3]):
                 out = np.empty(len(numbers) * nstreams * neblock, np.uint8)
                 where = [starts[n] for n in numbers], [stops[n] for n in numbers]
-                cblosc.decode_planes(recipe, view, *where, out)
+                cblosc.decode_planes(params, view, *where, out)
                 assert out.tobytes() == b"".join(data for n in numbers for _, data in blocks[n])
                 assert view == region
 
@@ -149,14 +153,14 @@ def test_planes_are_the_streams_and_the_region_stays_as_it_was(fmt: CodecFormat,
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_what_lies_between_blocks_that_are_shared_and_far_apart_is_not_copied(fmt: CodecFormat) -> None:
     block = struct.pack("<i", 512) + bytes(range(256)) * 2 + struct.pack("<iB", -9, 1)
-    recipe = Recipe(fmt, 2, cblosc.SHUFFLE, split=True, block_nbytes=1024)
+    params = Blosc1Params(fmt, 2, cblosc.SHUFFLE, split=True, block_nbytes=1024)
     far = 2**24
     region = memoryview(block + b"\xee" * far + block)
     starts, stops = [len(block) + far, 0], [len(region), len(region)]
     out = np.empty(2048, np.uint8)
     tracemalloc.start()
     try:
-        cblosc.decode_planes(recipe, region, starts, stops, out)
+        cblosc.decode_planes(params, region, starts, stops, out)
         assert tracemalloc.get_traced_memory()[1] < far // 8
     finally:
         tracemalloc.stop()
@@ -166,12 +170,12 @@ def test_what_lies_between_blocks_that_are_shared_and_far_apart_is_not_copied(fm
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_planes_of_damaged_streams_are_refused(fmt: CodecFormat) -> None:
     block = struct.pack("<i", 40) + b"\xfe" * 40
-    recipe = Recipe(fmt, 2, cblosc.SHUFFLE, split=True, block_nbytes=1024)
+    params = Blosc1Params(fmt, 2, cblosc.SHUFFLE, split=True, block_nbytes=1024)
     region = memoryview(bytearray(bytes(600) + block * 2 + bytes(30)))
     before = bytes(region)
     for stop in (688, 687, 640, 602):
         with pytest.raises(FormatError):
-            cblosc.decode_planes(recipe, region, [600], [stop], np.empty(1024, np.uint8))
+            cblosc.decode_planes(params, region, [600], [stop], np.empty(1024, np.uint8))
     assert region == before
 
 
@@ -203,10 +207,10 @@ def test_noise_does_not_get_smaller() -> None:
 
 
 @pytest.mark.parametrize("neblock", [128, 500, 4095, 4096])
-def test_small_streams_get_room_for_their_starts(neblock: int) -> None:
+def test_small_streams_get_a_compressible_tail(neblock: int) -> None:
     data = walk(4096 * 10).view(np.uint8)[: neblock * 20]
-    with_room = cblosc.with_room(data, neblock)
-    assert with_room[: data.size].tobytes() == data.tobytes()
-    assert not with_room[data.size :].any()
-    assert (len(with_room) - len(data)) % neblock == 0
-    assert (len(with_room) > len(data)) == (neblock < 4096)
+    padded = cblosc.with_compressible_tail(data, neblock)
+    assert padded[: data.size].tobytes() == data.tobytes()
+    assert not padded[data.size :].any()
+    assert (len(padded) - len(data)) % neblock == 0
+    assert (len(padded) > len(data)) == (neblock < 4096)

@@ -33,7 +33,7 @@ from hypothesis import strategies as st
 from numcodecs import blosc
 
 from b2array import codecs, config, filters
-from b2array.codec import chunk
+from b2array.codec import chunk, decode
 from b2array.codec import encode as encoder
 from b2array.codec import header as spec
 from b2array.codec.chunk import Context, Stored
@@ -44,8 +44,8 @@ from b2array.errors import FormatError, UnsupportedError
 SAMPLE = np.arange(3000, dtype="i4").tobytes() + walk(1500).tobytes() + bytes(3000)
 
 
-def decode(buf, **kwargs):
-    return chunk.decode(buf, **kwargs).tobytes()
+def decoded(buf, **kwargs):
+    return decode.decode(buf, **kwargs).tobytes()
 
 
 def patched(buf, **fields):
@@ -65,32 +65,32 @@ def test_stock_chunks_decode(codec, filters):
         params = CParams(codec, filters=filters, splitmode=splitmode)
         for blocksize in (0, 37 * 8 * typesize):
             stored = stock_chunk(data, typesize=typesize, blocksize=blocksize, cparams=params)
-            assert decode(stored) == data, (splitmode, typesize, blocksize)
+            assert decoded(stored) == data, (splitmode, typesize, blocksize)
 
 
 @given(datas, typesizes, cparams(pipelines=[p for p in PIPELINES if "delta" not in p]), st.data())
 def test_any_stock_chunk_decodes(data, typesize, params, draw):
     blocksize = draw.draw(blocksizes(typesize, len(data)))
-    assert decode(stock_chunk(data, typesize=typesize, blocksize=blocksize, cparams=params)) == data
+    assert decoded(stock_chunk(data, typesize=typesize, blocksize=blocksize, cparams=params)) == data
 
 
 @pytest.mark.parametrize("clevel", [0, 1, 9])
 def test_levels_do_not_matter_to_the_reader(clevel):
     params = CParams("zstd", clevel=clevel, splitmode="blosc2")
-    assert decode(stock_chunk(SAMPLE, typesize=4, cparams=params)) == SAMPLE
+    assert decoded(stock_chunk(SAMPLE, typesize=4, cparams=params)) == SAMPLE
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 7, 31, 32, 33, 100, 1001])
 @pytest.mark.parametrize("typesize", [1, 8, 255])
 def test_small_stock_chunks_decode(nbytes, typesize):
     data = SAMPLE[:nbytes]
-    assert decode(blosc2.compress2(data, typesize=typesize)) == data
+    assert decoded(blosc2.compress2(data, typesize=typesize)) == data
 
 
 def test_stock_chunks_of_several_threads_decode():
     data = walk(200_000).tobytes()
     stored = stock_chunk(data, typesize=8, blocksize=8000, cparams=CParams("zstd", splitmode="blosc2"), nthreads=4)
-    assert decode(stored) == data
+    assert decoded(stored) == data
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
@@ -98,8 +98,8 @@ def test_truncated_stock_chunks_decode_to_the_truncated_values(dtype):
     data = walk(5000).astype(dtype)
     params = CParams("zstd", filters=("trunc_prec", "shuffle"), filters_meta=(10,), splitmode="blosc2")
     stored = stock_chunk(data.tobytes(), typesize=data.itemsize, cparams=params)
-    assert decode(stored) == blosc2.decompress2(stored)
-    np.testing.assert_allclose(np.frombuffer(decode(stored), dtype), data, rtol=2**-9)
+    assert decoded(stored) == blosc2.decompress2(stored)
+    np.testing.assert_allclose(np.frombuffer(decoded(stored), dtype), data, rtol=2**-9)
 
 
 @pytest.mark.parametrize("meta", [2, 4, 5, 255])
@@ -107,9 +107,9 @@ def test_shuffle_of_groups_of_another_width_decodes(meta):
     for splitmode in ("always", "never"):
         params = CParams("lz4", filters=("shuffle",), filters_meta=(meta,), splitmode=splitmode)
         stored = stock_chunk(SAMPLE, typesize=8, blocksize=8 * 130, cparams=params)
-        assert decode(stored) == SAMPLE
+        assert decoded(stored) == SAMPLE
         ours = encoder.encode(SAMPLE, typesize=8, blocksize=8 * 130, cparams=params)
-        assert decode(ours) == SAMPLE
+        assert decoded(ours) == SAMPLE
         assert blosc2.decompress2(ours) == SAMPLE
 
 
@@ -139,7 +139,7 @@ def test_special_chunks_decode_whole_and_in_parts(name, value, itemsize, blocksi
     data = expected_special(value, itemsize, count)
     buf = encoder.special_chunk(value, len(data), typesize=itemsize, blocksize=blocksize)
     assert len(buf) == 32 + (itemsize if name == "value" else 0)
-    assert decode(buf) == data
+    assert decoded(buf) == data
     slices = block_slices(buf, data)
     last = len(slices) - 1
     for numbers in ([0], [last], sorted({0, last // 3, last // 2, last}), range(last // 2, last + 1)):
@@ -160,34 +160,34 @@ def test_stock_reads_our_special_chunks(name, value, itemsize):
 def test_special_chunks_of_stock_decode(special, expected):
     schunk = blosc2.SChunk(chunksize=8000, cparams={"typesize": 8})
     schunk.fill_special(1000, special, value=expected)
-    np.testing.assert_array_equal(np.frombuffer(decode(schunk.get_chunk(0))), np.full(1000, expected))
+    np.testing.assert_array_equal(np.frombuffer(decoded(schunk.get_chunk(0))), np.full(1000, expected))
 
 
 def test_what_is_not_initialised_reads_as_zeros():
     schunk = blosc2.SChunk(chunksize=8000, cparams={"typesize": 8})
     schunk.fill_special(1000, blosc2.SpecialValue.UNINIT)
-    assert decode(schunk.get_chunk(0)) == bytes(8000)
+    assert decoded(schunk.get_chunk(0)) == bytes(8000)
 
 
 def test_a_special_chunk_ignores_what_else_its_header_says():
     buf = patched(encoder.special_chunk(b"\7", 1000, typesize=1), flags=0xF7, filters=(9,) * 6)
-    assert decode(buf) == b"\7" * 1000
+    assert decoded(buf) == b"\7" * 1000
 
 
 def test_raw_chunks_are_not_filtered():
     raw = stock_chunk(SAMPLE, typesize=4, blocksize=1000, cparams=CParams("lz4", clevel=0, splitmode="always"))
     assert ChunkHeader.unpack(raw).memcpyed
-    assert decode(raw) == SAMPLE
-    assert decode(patched(raw, flags=0xE7, filters=(200, 3, 2, 1, 34, 9))) == SAMPLE
+    assert decoded(raw) == SAMPLE
+    assert decoded(patched(raw, flags=0xE7, filters=(200, 3, 2, 1, 34, 9))) == SAMPLE
     noise = np.random.default_rng(0).bytes(10_000)
     stored = stock_chunk(noise, typesize=4, cparams=CParams("zstd", splitmode="never", use_dict=True))
     assert ChunkHeader.unpack(stored).memcpyed
-    assert decode(stored) == noise
+    assert decoded(stored) == noise
 
 
 def test_a_dictionary_flag_on_a_raw_chunk_means_nothing():
     raw = encoder.encode(SAMPLE, cparams=CParams(clevel=0))
-    assert decode(patched(raw, blosc2_flags=spec.BLOSC2_FLAG_DICT)) == SAMPLE
+    assert decoded(patched(raw, blosc2_flags=spec.BLOSC2_FLAG_DICT)) == SAMPLE
 
 
 # Any blocks
@@ -228,14 +228,16 @@ def test_any_set_of_blocks_of_any_chunk_decodes(data, typesize, params, draw):
 
 
 def test_groups_are_cut_where_the_cache_ends(monkeypatch):
-    monkeypatch.setattr(chunk, "GROUP_NBYTES", 3000)
+    monkeypatch.setattr(decode, "GROUP_NBYTES", 3000)
     data = walk(4000).tobytes()
     for pipeline in PIPELINES:
         buf = encoder.encode(data, typesize=8, blocksize=1024, cparams=CParams("lz4", filters=pipeline))
-        found = [(list(numbers), part.tobytes()) for numbers, part in chunk.groups(Stored.whole(buf), range(32))]
+        found = [
+            (list(numbers), part.tobytes()) for numbers, part in decode.decode_groups(Stored.whole(buf), range(32))
+        ]
         assert [numbers for numbers, _ in found] == [[i, i + 1] for i in range(0, 32, 2)]
         assert b"".join(part for _, part in found) == data
-        assert decode(buf) == data
+        assert decoded(buf) == data
 
 
 def test_delta_asks_for_the_first_block():
@@ -258,19 +260,19 @@ def test_a_writable_region_is_left_as_it_was():
 def test_decoding_fills_an_array_of_the_caller():
     for buf in (encoder.encode(SAMPLE, typesize=4), encoder.encode(bytes(500)), encoder.vl_chunk([b"ab" * 40, b"c"])):
         out = np.full(ChunkHeader.unpack(buf).nbytes, 0xAA, np.uint8)
-        assert chunk.decode(buf, out=out) is out
-        assert out.tobytes() == decode(buf)
+        assert decode.decode(buf, out=out) is out
+        assert out.tobytes() == decoded(buf)
         with pytest.raises(ValueError, match=str(len(out))):
-            chunk.decode(buf, out=np.empty(len(out) + 1, np.uint8))
+            decode.decode(buf, out=np.empty(len(out) + 1, np.uint8))
 
 
 @pytest.mark.parametrize("as_buffer", [bytearray, memoryview, lambda buf: memoryview(bytearray(buf)), np.frombuffer])
 def test_every_kind_of_buffer_is_taken(as_buffer):
     buf = encoder.encode(SAMPLE, typesize=4)
     if as_buffer is np.frombuffer:
-        assert decode(np.frombuffer(buf, np.uint8).data) == SAMPLE
+        assert decoded(np.frombuffer(buf, np.uint8).data) == SAMPLE
     else:
-        assert decode(as_buffer(buf + b"behind it")) == SAMPLE
+        assert decoded(as_buffer(buf + b"behind it")) == SAMPLE
 
 
 # Where blocks and streams lie
@@ -285,7 +287,7 @@ def test_blocks_may_be_stored_in_any_order(codec, splitmode):
     orders = [range(len(blocks))[::-1], np.random.default_rng(0).permutation(len(blocks)).tolist()]
     for order, gap in itertools.product(orders, (b"", b"\xff" * 11)):
         shuffled = rebuilt(buf, order, gap)
-        assert decode(shuffled) == SAMPLE
+        assert decoded(shuffled) == SAMPLE
         assert blosc2.decompress2(shuffled) == SAMPLE
         slices = block_slices(shuffled, SAMPLE)
         for numbers in subsets(len(blocks)):
@@ -297,7 +299,7 @@ def test_blocks_may_share_their_bytes():
     buf = encoder.encode(SAMPLE[:1000], blocksize=500, cparams=CParams("zstd", filters=()))
     head, blocks = block_pieces(buf)
     shared = patched(buf, cbytes=40 + len(blocks[0]))[:32] + struct.pack("<2i", 40, 40) + blocks[0]
-    assert decode(shared) == SAMPLE[:500] * 2
+    assert decoded(shared) == SAMPLE[:500] * 2
     assert len(head.starts) == 2
 
 
@@ -318,7 +320,7 @@ def test_streams_of_every_kind_decode_and_stock_agrees():
                 typesize=nstreams, nbytes=400, blocksize=200 * nstreams,
                 flags=spec.FLAG_EXTENDED | CodecFormat.LZ4 << 5 | (nstreams == 1) * spec.FLAG_UNSPLIT,
             )  # fmt: skip
-            assert decode(buf) == b"".join(kinds)
+            assert decoded(buf) == b"".join(kinds)
             assert blosc2.decompress2(buf) == b"".join(kinds)
 
 
@@ -333,33 +335,33 @@ def test_runs_decode_for_every_codec_and_size(codec, neblock):
         buf = make_chunk(
             blocks, typesize=typesize, nbytes=len(data), blocksize=neblock * typesize, flags=flags | unsplit
         )
-        assert decode(buf) == data
+        assert decoded(buf) == data
 
 
 @pytest.mark.parametrize("token", [0, 2, 3, 5, 9, 0x41, 0x81, 0xFF])
 def test_reserved_token_bits_are_refused(token):
     buf = make_chunk([struct.pack("<iB", -7, token)], typesize=1, nbytes=100, blocksize=100, flags=0x35)
     with pytest.raises(FormatError, match=f"token 0x01.*found {token:#04x}"):
-        decode(buf)
+        decoded(buf)
 
 
 @pytest.mark.parametrize("csize", [-256, -(2**31), 101, 2**31 - 1])
 def test_impossible_stream_sizes_are_refused(csize):
     buf = make_chunk([struct.pack("<i", csize) + bytes(300)], typesize=1, nbytes=100, blocksize=100, flags=0x35)
     with pytest.raises(FormatError):
-        decode(buf)
+        decoded(buf)
 
 
 def test_bytes_that_streams_leave_over_are_zeros():
     streams = b"".join(struct.pack("<iB", -value, 1) for value in (1, 2, 3))
     buf = make_chunk([streams], typesize=3, nbytes=301, blocksize=301, flags=0x25)
-    assert decode(buf) == b"\1" * 100 + b"\2" * 100 + b"\3" * 100 + b"\0"
+    assert decoded(buf) == b"\1" * 100 + b"\2" * 100 + b"\3" * 100 + b"\0"
 
 
 def test_blocks_smaller_than_their_streams_are_refused():
     buf = make_chunk([bytes(400)], typesize=100, nbytes=99, blocksize=99, flags=0x25)
     with pytest.raises(FormatError, match="at least 100 bytes for 100 streams"):
-        decode(buf)
+        decoded(buf)
 
 
 @pytest.mark.parametrize("start", [0, 35, 10**6, 2**31 - 1, -1, -(2**31)])
@@ -367,7 +369,7 @@ def test_block_starts_outside_the_chunk_are_refused(start):
     buf = bytearray(encoder.encode(SAMPLE, typesize=4, blocksize=1000))
     struct.pack_into("<i", buf, 36, start)
     with pytest.raises(FormatError, match=f"block starts of .* found {start}"):
-        decode(buf)
+        decoded(buf)
 
 
 # Versions and Blosc1
@@ -379,11 +381,11 @@ def test_stock_and_we_agree_on_every_version(version):
         params = CParams("lz4", filters=(filter_,), splitmode="never")
         stored = stock_chunk(SAMPLE[:4012], typesize=4, cparams=params)
         old = patched(stored, version=version)
-        assert decode(old) == blosc2.decompress2(old)
+        assert decoded(old) == blosc2.decompress2(old)
     in_last_slot = encoder.encode(SAMPLE, typesize=4, cparams=CParams("zstd"))
     old = patched(in_last_slot, version=version)
-    assert decode(old) == blosc2.decompress2(old)
-    assert (decode(old) == SAMPLE) == (version != 3)
+    assert decoded(old) == blosc2.decompress2(old)
+    assert (decoded(old) == SAMPLE) == (version != 3)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -393,7 +395,7 @@ def test_blosc1_chunks_decode(codec, shuffle):
         items = np.frombuffer((SAMPLE * (n * typesize // len(SAMPLE) + 1))[: n * typesize], f"V{typesize}")
         buf = blosc.compress(items, codec.encode(), 5, shuffle, blocksize, typesize)
         assert ChunkHeader.unpack(buf).version == 2
-        assert decode(buf) == items.tobytes(), (typesize, n, blocksize)
+        assert decoded(buf) == items.tobytes(), (typesize, n, blocksize)
 
 
 @pytest.mark.parametrize("n", [1000, 1001, 1004, 1007])
@@ -403,7 +405,7 @@ def test_blosc1_bitshuffle_leaves_blocks_of_odd_length_alone(typesize, n):
     buf = blosc.compress(np.frombuffer(data, f"V{typesize}"), b"lz4", 9, blosc.BITSHUFFLE, n * typesize, typesize)
     header = ChunkHeader.unpack(buf)
     assert header.filters[5] == FilterId.BITSHUFFLE
-    assert decode(buf) == data == blosc.decompress(buf)
+    assert decoded(buf) == data == blosc.decompress(buf)
 
 
 @pytest.mark.parametrize("typesize", [17, 100, 255])
@@ -411,7 +413,7 @@ def test_blosc1_chunks_of_large_items_are_unsplit_without_the_flag(typesize):
     data = SAMPLE[: len(SAMPLE) // typesize * typesize]
     buf = bytearray(blosc.compress(np.frombuffer(data, f"V{typesize}"), b"lz4", 5, blosc.SHUFFLE, 0, typesize))
     buf[2] &= ~spec.FLAG_UNSPLIT
-    assert decode(buf) == data == blosc.decompress(bytes(buf))
+    assert decoded(buf) == data == blosc.decompress(bytes(buf))
 
 
 def test_blosc1_chunks_decode_block_by_block():
@@ -426,14 +428,14 @@ def test_raw_blosc1_chunks_decode():
     noise = np.random.default_rng(0).bytes(1000)
     buf = blosc.compress(noise, b"lz4", 5, blosc.NOSHUFFLE)
     assert len(buf) == 1016
-    assert decode(buf) == noise
+    assert decoded(buf) == noise
 
 
 def test_snappy_chunks_are_unsupported():
     buf = bytearray(blosc.compress(SAMPLE, b"lz4", 5, blosc.SHUFFLE))
     buf[2] = buf[2] & 0x1F | 2 << 5
     with pytest.raises(UnsupportedError, match=r"2 \(snappy\)"):
-        decode(buf)
+        decoded(buf)
 
 
 # Instrumented chunks
@@ -445,7 +447,7 @@ def test_instrumented_chunks_decode_unfiltered():
     buf = make_chunk(
         blocks, typesize=4, nbytes=128, blocksize=64, flags=0x25, filters=(0, 0, 0, 0, 3, 1), blosc2_flags=0x80
     )
-    assert decode(buf) == b"".join(records)
+    assert decoded(buf) == b"".join(records)
     assert blosc2.decompress2(buf) == b"".join(records)
 
 
@@ -470,10 +472,10 @@ def test_vl_chunks_of_stock_decode_and_stock_decodes_ours(codec, filters, typesi
         filters=[blosc2.Filter(fid) for fid in params.filter_slots if fid],
         filters_meta=[typesize] * len(filters),
     )
-    assert list(chunk.vl_blocks(Stored.whole(stock))) == VL_BLOCKS
-    assert decode(stock) == b"".join(VL_BLOCKS)
+    assert list(decode.vl_blocks(Stored.whole(stock))) == VL_BLOCKS
+    assert decoded(stock) == b"".join(VL_BLOCKS)
     ours = encoder.vl_chunk(VL_BLOCKS, typesize=typesize, cparams=params)
-    assert list(chunk.vl_blocks(Stored.whole(ours))) == VL_BLOCKS
+    assert list(decode.vl_blocks(Stored.whole(ours))) == VL_BLOCKS
     assert [bytes(block) for block in blosc2_ext.vldecompress(ours)] == VL_BLOCKS
     assert blosc2_ext.vldecompress_block(ours, 3) == VL_BLOCKS[3]
 
@@ -483,13 +485,13 @@ def test_vl_chunks_with_a_dictionary_decode():
     for codec in (blosc2.Codec.ZSTD, blosc2.Codec.LZ4):
         stock = blosc2_ext.vlcompress(blocks, codec=codec, use_dict=True, typesize=1)
         assert ChunkHeader.unpack(stock).has_dict
-        assert list(chunk.vl_blocks(Stored.whole(stock))) == blocks
+        assert list(decode.vl_blocks(Stored.whole(stock))) == blocks
 
 
 @given(st.lists(datas.filter(len), min_size=1, max_size=5), typesizes, cparams(pipelines=vl_filters()))
 def test_vl_chunks_round_trip(blocks, typesize, params):
     buf = encoder.vl_chunk(blocks, typesize=typesize, cparams=params)
-    assert list(chunk.vl_blocks(Stored.whole(buf))) == blocks
+    assert list(decode.vl_blocks(Stored.whole(buf))) == blocks
 
 
 def test_vl_chunks_must_add_up():
@@ -497,7 +499,7 @@ def test_vl_chunks_must_add_up():
     total = ChunkHeader.unpack(buf).nbytes
     for nbytes in (total - 1, total + 1, 1):
         with pytest.raises(FormatError, match=f"expected blocks of {nbytes} bytes in all"):
-            decode(patched(buf, nbytes=nbytes))
+            decoded(patched(buf, nbytes=nbytes))
 
 
 def test_starts_of_vl_blocks_must_increase():
@@ -506,7 +508,7 @@ def test_starts_of_vl_blocks_must_increase():
     for pair in (starts[::-1], (starts[0], starts[0])):
         struct.pack_into("<2i", buf, 32, *pair)
         with pytest.raises(FormatError, match="increasing starts"):
-            decode(buf)
+            decoded(buf)
 
 
 @pytest.mark.parametrize("nbytes", [0, -1, 2**31 - 1])
@@ -514,7 +516,7 @@ def test_sizes_of_vl_blocks_must_make_sense(nbytes):
     buf = bytearray(encoder.vl_chunk(VL_BLOCKS))
     struct.pack_into("<i", buf, chunk.unpack_head(buf).starts[0], nbytes)
     with pytest.raises(FormatError, match=f"found {nbytes} bytes in block 0"):
-        decode(buf)
+        decoded(buf)
 
 
 # Dictionaries
@@ -539,7 +541,7 @@ def test_dictionaries_are_read_and_written(codec, filters):
         ours = encoder.encode(data, typesize=typesize, blocksize=800, cparams=params)
         for buf in (stock, ours):
             assert ChunkHeader.unpack(buf).has_dict
-            assert decode(buf) == data
+            assert decoded(buf) == data
             slices = block_slices(buf, data)
             numbers = [1, 7, len(slices) - 1]
             assert decoded_blocks(fetched(buf, numbers), numbers) == b"".join(slices[number] for number in numbers)
@@ -561,7 +563,7 @@ def test_dictionaries_of_impossible_size_are_refused(size):
     buf = bytearray(encoder.encode(records(), blocksize=800, cparams=params))
     struct.pack_into("<i", buf, 32 + 4 * ChunkHeader.unpack(buf).nblocks, size)
     with pytest.raises(FormatError, match=f"dictionary of 1 to 32768 bytes .* found {size}"):
-        decode(buf)
+        decoded(buf)
 
 
 def test_head_nbytes_says_how_much_the_head_needs():
@@ -608,7 +610,7 @@ def test_registered_codecs_and_filters_serve_chunks(registry):
         assert header.filters == (0, 0, 0, 0, 201, 1)
         assert header.filters_meta == (0, 0, 0, 0, 9, 0)
         context = Context(blockshape=(40, 50))
-        assert decode(buf, context=context) == data
+        assert decoded(buf, context=context) == data
         slices = block_slices(buf, data)
         assert decoded_blocks(fetched(buf, [1, 3]), [1, 3], context) == slices[1] + slices[3]
     assert asked == {("codec", 7, 4, (40, 50)), ("filter", 9, 4, (40, 50))}
@@ -621,7 +623,7 @@ def test_registered_codecs_of_stock_are_read(registry):
         def encode(self, buf):
             raise NotImplementedError
 
-        def decode(self, buf, out=None):
+        def decoded(self, buf, out=None):
             return bytes(buf)[:0:-1] * 2
 
     def encode_half(source, target, meta, schunk):
@@ -635,7 +637,7 @@ def test_registered_codecs_of_stock_are_read(registry):
     cparams = {"codec": 231, "typesize": 1, "filters": [], "filters_meta": [], "nthreads": 1}
     buf = blosc2.SChunk(chunksize=len(data), data=data, cparams=cparams, dparams={"nthreads": 1}).get_chunk(0)
     assert ChunkHeader.unpack(buf).codec_id() == 231
-    assert decode(buf) == data
+    assert decoded(buf) == data
 
 
 def test_what_nobody_registered_is_unsupported_by_name(registry):
@@ -647,9 +649,9 @@ def test_what_nobody_registered_is_unsupported_by_name(registry):
     filters._registry.clear()
     chunk._plan_for.cache_clear()
     with pytest.raises(UnsupportedError, match="codec 210"):
-        decode(buf)
+        decoded(buf)
     with pytest.raises(UnsupportedError, match="filter 211"):
-        decode(filtered)
+        decoded(filtered)
 
 
 def test_chunks_may_defer_to_the_codec_of_their_frame(registry):
@@ -658,16 +660,16 @@ def test_chunks_may_defer_to_the_codec_of_their_frame(registry):
         buf = encoder.encode(SAMPLE, typesize=4, cparams=CParams(codec, codec_meta=meta))
         deferring = patched(buf, flags=ChunkHeader.unpack(buf).flags | 0xE0, udcodec=0, codec_meta=0)
         context = Context(codec=codecs.codec_id(codec), codec_meta=meta)
-        assert decode(deferring, context=context) == SAMPLE
+        assert decoded(deferring, context=context) == SAMPLE
         with pytest.raises(UnsupportedError, match=r"7 \(frame\)"):
-            decode(deferring)
+            decoded(deferring)
 
 
 @pytest.mark.parametrize("fid", [5, 31, 37, 160, 255])
 def test_unknown_filters_are_unsupported(fid):
     buf = patched(encoder.encode(SAMPLE), filters=(0, 0, fid, 0, 0, 0))
     with pytest.raises(UnsupportedError, match=str(fid)):
-        decode(buf)
+        decoded(buf)
 
 
 # Bad input
@@ -725,7 +727,7 @@ def test_chunks_cut_at_any_length_are_refused(name, small_limits):
     buf = MUTATED[name]
     for length in range(len(buf)):
         with pytest.raises(FormatError):
-            decode(buf[:length])
+            decoded(buf[:length])
 
 
 @pytest.mark.parametrize("name", MUTATED)
@@ -773,7 +775,7 @@ def peak_of_refusal(buf, error=FormatError, match=None):
     tracemalloc.start()
     try:
         with pytest.raises(error, match=match):
-            chunk.decode(buf)
+            decode.decode(buf)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -823,7 +825,7 @@ def test_chunks_of_runs_may_be_as_large_as_the_limit_allows():
             assert peak_of_refusal(buf, match="config.limits.chunk_nbytes") < 2**20
     small = make_chunk(streams, typesize=1, nbytes=2**20, blocksize=2**20 // 5 + 1, flags=0x35)
     with config.using(limits=config.Limits(chunk_nbytes=2**20)):
-        assert decode(small) == b"\3" * 2**20
+        assert decoded(small) == b"\3" * 2**20
 
 
 def test_overlapping_blocks_do_not_multiply_memory():
@@ -834,7 +836,7 @@ def test_overlapping_blocks_do_not_multiply_memory():
     buf = header.pack() + starts + struct.pack("<iB", -3, 1) + bytes(2**20)
     tracemalloc.start()
     try:
-        assert decode(buf) == b"\3" * (nblocks * blocksize)
+        assert decoded(buf) == b"\3" * (nblocks * blocksize)
         assert tracemalloc.get_traced_memory()[1] < 40 * 2**20
     finally:
         tracemalloc.stop()
@@ -843,4 +845,4 @@ def test_overlapping_blocks_do_not_multiply_memory():
 def test_lazy_chunks_need_their_frame():
     buf = patched(encoder.encode(SAMPLE), blosc2_flags=spec.BLOSC2_FLAG_LAZY)
     with pytest.raises(UnsupportedError, match="lazy"):
-        decode(buf)
+        decoded(buf)

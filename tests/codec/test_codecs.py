@@ -161,6 +161,10 @@ def test_stock_dictionaries_decode(codec, maybe_lz4):
     data = records(2000)
     dictionary, parts = streams_of(stock_compress(data, codec, clevel=5, blocksize=2048, use_dict=True))
     assert dictionary
+    if codec != CodecId.ZSTD and not maybe_lz4:
+        with pytest.raises(UnsupportedError, match=r"need the extra lz4: pip install b2array\[lz4\]"):
+            codecs.decode(codec, parts[0][0], parts[0][1], dictionary=dictionary)
+        return
     decoded = [codecs.decode(codec, payload, nbytes, dictionary=dictionary) for payload, nbytes in parts]
     assert b"".join(decoded) == data
 
@@ -224,35 +228,12 @@ def test_training_gives_a_small_dictionary_or_none(codec, shape, kinds, clevel):
     assert dictionary is None or 0 < len(dictionary) <= min(32768, samples.size // 20)
 
 
-@given(compressible, st.binary(min_size=1, max_size=200))
-def test_slow_lz4_decodes_what_lz4_encodes(data, dictionary):
-    lz4_block = pytest.importorskip("lz4.block")
-    history = dictionary + data[::2]
-    payload = lz4_block.compress(data, store_size=False, dict=history)
-    assert codecs._decode_lz4_slowly(payload, len(data), history) == data
-
-
-@pytest.mark.parametrize(
-    ("payload", "expected"),
-    [
-        ("30 616263", "abc"),
-        ("00 0500 10 21", "vwxy!"[:4] + "!"),
-        ("10 61 0100 10 62", "a" + "aaaa" + "b"),
-        ("1f 61 0100 03 10 62", "a" + "a" * 22 + "b"),
-        ("22 6162 0200 10 21", "ab" + "ababab" + "!"),
-    ],
-)
-def test_lz4_sequences(payload, expected):
-    payload = bytes.fromhex(payload)
-    assert codecs._decode_lz4_slowly(payload, len(expected), b"vwxyz") == expected.encode()
-
-
 @pytest.mark.parametrize(
     "payload",
     ["", "30 6162", "00", "00 01", "00 0000 10 61", "00 0600 10 61", "f0", "f0 ff", "0f 0100", "00 0100", "ff"],
 )
-def test_slow_lz4_refuses_broken_sequences(payload, monkeypatch):
-    monkeypatch.setattr(codecs, "_lz4_block", lambda: None)
+def test_broken_lz4_sequences_are_refused(payload):
+    pytest.importorskip("lz4.block")
     with pytest.raises(FormatError):
         codecs.decode(CodecId.LZ4, bytes.fromhex(payload), 5, dictionary=b"vwxyz")
 
@@ -291,20 +272,9 @@ def test_damaged_payloads_decode_to_the_wanted_size_or_are_refused(codec, data, 
 
 
 @given(st.one_of(st.binary(max_size=60), compressible), st.integers(0, 5000))
-def test_slow_lz4_decodes_to_the_wanted_size_or_refuses(payload, nbytes):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(codecs, "_lz4_block", lambda: None)
-        _decode_or_refuse(CodecId.LZ4, payload, nbytes, "raw")
-
-
-@given(st.binary(min_size=1, max_size=60), st.integers(0, 300))
-def test_slow_lz4_accepts_what_lz4_accepts(payload, nbytes):
+def test_lz4_with_a_dictionary_decodes_to_the_wanted_size_or_refuses(payload, nbytes):
     pytest.importorskip("lz4.block")
-    try:
-        data = codecs.decode(CodecId.LZ4, payload, nbytes, dictionary=DICTIONARIES["raw"])
-    except FormatError:
-        return
-    assert codecs._decode_lz4_slowly(payload, nbytes, DICTIONARIES["raw"]) == data
+    _decode_or_refuse(CodecId.LZ4, payload, nbytes, "raw")
 
 
 @pytest.mark.parametrize("codec", STREAM_CODECS)

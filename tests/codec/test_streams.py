@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from b2array import codecs
 from b2array.codec import cblosc, streams
-from b2array.codec.cblosc import Recipe
+from b2array.codec.cblosc import Blosc1Params
 from b2array.codec.header import CodecFormat, CodecId
 from b2array.errors import FormatError
 
@@ -21,12 +21,12 @@ def test_streams_are_walked_and_checked(nblocks: int) -> None:
     block = struct.pack("<i", 0) + struct.pack("<iB", -9, 1) + struct.pack("<i", 3) + b"abc"
     region = memoryview(block * nblocks)
     starts = np.arange(nblocks) * len(block)
-    positions, csizes = streams.walk_many(region, starts, starts + len(block), 3, 10)
+    positions, csizes = streams.many_stream_positions(region, starts, starts + len(block), 3, 10)
     assert csizes.tolist() == [[0, -9, 3]] * nblocks
     assert positions.tolist() == [[start, start + 4, start + 9] for start in starts.tolist()]
     for limit, neblock in ((len(block) - 1, 10), (len(block), 2)):
         with pytest.raises(FormatError):
-            streams.walk_many(region, starts, starts + limit, 3, neblock)
+            streams.many_stream_positions(region, starts, starts + limit, 3, neblock)
     streams.check_ratio(region, starts, starts + len(block), 3, 10, 4)
     with pytest.raises(FormatError, match="3 bytes"):
         streams.check_ratio(region, starts, starts + len(block), 3, 10, 3)
@@ -42,12 +42,12 @@ sizes = st.one_of(st.integers(-300, 40), st.integers(-(2**31), 2**31 - 1))
 def test_one_block_is_walked_as_many_are(parts, start, stop, nstreams, neblock):
     region = memoryview(b"".join(struct.pack("<iB", size, token) + bytes(n) for size, token, n in parts))
     try:
-        positions, csizes = streams.walk_many(region, [start], [stop], nstreams, neblock)
+        positions, csizes = streams.many_stream_positions(region, [start], [stop], nstreams, neblock)
     except FormatError:
         with pytest.raises(FormatError):
-            streams.walk(region, start, stop, nstreams, neblock)
+            streams.stream_positions(region, start, stop, nstreams, neblock)
     else:
-        found = streams.walk(region, start, stop, nstreams, neblock)
+        found = streams.stream_positions(region, start, stop, nstreams, neblock)
         assert found == list(zip(positions[0].tolist(), csizes[0].tolist(), strict=True))
 
 
@@ -55,10 +55,10 @@ def test_one_block_is_walked_as_many_are(parts, start, stop, nstreams, neblock):
 @pytest.mark.parametrize("nbytes", [1, 30, 127, 128, 270, 271, 5000, 2**17, 300_000])
 def test_what_stands_for_a_run_decodes_to_it(fmt: CodecFormat, nbytes: int) -> None:
     for value in (0, 1, 255):
-        stream = streams.stand_in(fmt, nbytes, value)
+        stream = streams.encoded_run(fmt, nbytes, value)
         out = np.empty(nbytes, np.uint8)
-        recipe = Recipe(fmt, 1, cblosc.NOSHUFFLE, split=False, block_nbytes=nbytes)
-        cblosc.decode(recipe, memoryview(stream), [0], [len(stream)], out)
+        params = Blosc1Params(fmt, 1, cblosc.NOSHUFFLE, split=False, block_nbytes=nbytes)
+        cblosc.decode(params, memoryview(stream), [0], [len(stream)], out)
         assert out.tobytes() == bytes([value]) * nbytes
 
 

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from b2array.codec import chunk, encode
+from b2array.codec import chunk, decode, encode
 from b2array.codec.header import NAN_BYTES, Special
 from b2array.engine.staging import Shelf
 from b2array.errors import ConflictError, FormatError
@@ -96,7 +96,7 @@ def test_chunks_of_zeros_and_nan_are_stored_as_repeated_values():
         code = shelf.put(encode.special_chunk(special, 400, typesize=4), 5)
         buf = bytes(shelf.read(*shelf.extent(code)))
         assert chunk.unpack_head(buf).header.special == Special.VALUE
-        assert bytes(chunk.decode(buf)) == item * 100
+        assert bytes(decode.decode(buf)) == item * 100
 
 
 def test_the_digest_tells_contents_apart():

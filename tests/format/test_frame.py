@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from b2array import config
-from b2array.codec import chunk, encode
+from b2array.codec import decode, encode
 from b2array.codec.cparams import CParams
 from b2array.codec.header import ChunkHeader, Special
 from b2array.errors import FormatError, LimitError, UnsupportedError
@@ -216,7 +216,7 @@ def test_a_frame_with_dead_space_and_reordered_chunks_is_read(tmp_path: Path) ->
     assert found.nchunks == 9
     for n in range(9):
         start = found.header_len + found.locate(n)
-        assert bytes(chunk.decode(raw[start:])) == store.decompress_chunk(n)
+        assert bytes(decode.decode(raw[start:])) == store.decompress_chunk(n)
     for _ in range(9):
         store.delete_chunk(0)
     assert read(path.read_bytes()).nchunks == 0
@@ -233,7 +233,7 @@ def test_a_sparse_frame_of_stock_is_read(tmp_path: Path) -> None:
     assert found.locate(2) is Special.ZEROS
     for n in (0, 1, 3):
         raw = (path / frame.chunk_name(found.locate(n))).read_bytes()
-        assert bytes(chunk.decode(raw)) == store.decompress_chunk(n)
+        assert bytes(decode.decode(raw)) == store.decompress_chunk(n)
 
 
 # --- what stock reads ----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import b2array
 from b2array import config
-from b2array.codec import cblosc, chunk, encode, header, planes
+from b2array.codec import cblosc, chunk, decode, encode, header
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.cparams import CParams
 from b2array.codec.header import CodecFormat, FilterId
@@ -26,14 +26,14 @@ NBLOCKS = 3
 def pick(buf, numbers, within, itemsize, blocks=BLOCKS):
     """Decode parts of blocks in the region of a reader, which is writable and has room in front and behind."""
     head = chunk.unpack_head(buf)
-    lead, room = chunk.room_for(head, len(numbers)) if len(head.starts) else (0, 0)
+    lead, room = decode.scratch_margins(head, len(numbers)) if len(head.starts) else (0, 0)
     context = Context(blockshape=blocks)
     region = memoryview(bytearray(bytes(lead) + bytes(buf) + bytes(room)))
     stored = Stored(head, region, head.starts + lead, head.stops + lead)
     nitems = np.prod([len(range(*i.indices(n))) for i, n in zip(within, blocks, strict=True)])
     out = np.empty(len(numbers) * nitems * itemsize, np.uint8)
-    reference = chunk.reference_block(stored, context)
-    planes.decode_items(stored, numbers, blocks, within, out, context=context, reference=reference)
+    reference = decode.reference_block(stored, context)
+    decode.decode_items(stored, numbers, blocks, within, out, context=context, reference=reference)
     return stored, context, out
 
 
@@ -61,7 +61,7 @@ def test_parts_of_blocks_are_parts_of_the_whole(draw, data, codec, splitmode, pi
     stored, context, out = pick(buf, numbers, within, itemsize)
     assert out.tobytes() == whole[list(numbers)][:, *within].tobytes()
     where = [draw.draw(st.integers(0, extent - 1)) for extent in BLOCKS]
-    item = planes.decode_item(stored, 1, BLOCKS, where, context=context)
+    item = decode.decode_item(stored, 1, BLOCKS, where, context=context)
     assert item in (None, whole[1, *where].tobytes())
 
 
@@ -71,8 +71,8 @@ def test_shuffled_items_come_by_planes(codec, splitmode):
     data = np.arange(NBLOCKS * np.prod(BLOCKS), dtype="f8")
     buf = encode.encode(data, typesize=8, blocksize=data.nbytes // NBLOCKS, cparams=CParams(codec, splitmode=splitmode))
     stored = Stored.whole(memoryview(buf))
-    assert chunk.shuffled(stored, Context(blockshape=BLOCKS)).typesize == 8
-    found = planes.decode_item(stored, 2, BLOCKS, (3, 9, 19), context=Context(blockshape=BLOCKS))
+    assert decode.shuffled(stored.head, Context(blockshape=BLOCKS)).typesize == 8
+    found = decode.decode_item(stored, 2, BLOCKS, (3, 9, 19), context=Context(blockshape=BLOCKS))
     assert found == data[-1:].tobytes()
 
 
@@ -109,7 +109,7 @@ def test_zstd_streams_of_several_frames_are_read_as_stock_reads_them(split):
     buf = make_chunk(
         streams, typesize=4, nbytes=len(raw), blocksize=nbytes, flags=flags, filters=(0, 0, 0, 0, 0, FilterId.SHUFFLE)
     )
-    assert chunk.decode(buf).tobytes() == blosc2.decompress2(buf) == raw.tobytes()
+    assert decode.decode(buf).tobytes() == blosc2.decompress2(buf) == raw.tobytes()
     within = (slice(1, 2, 1), slice(0, 10, 3), slice(19, 20, 1))
     _, _, out = pick(buf, range(NBLOCKS), within, 4)
     assert out.tobytes() == raw.reshape(NBLOCKS, *BLOCKS, 4)[:, *within].tobytes()

@@ -1,0 +1,495 @@
+"""A chunk -> its data: all of it, some blocks, or the same items of some blocks.
+
+Source: "Blosc Chunk Format". A `Plan` says by which road the blocks of a chunk are decoded. *Fused*: C-Blosc 1 undoes
+codec and shuffle of many blocks in one call. *Streamwise*: C-Blosc 1 undoes the codec, with each stream as a block, and
+NumPy the filters. *One by one*: each stream by itself, for dictionaries and for codecs that C-Blosc 1 does not have.
+Where few items of each block are wanted, blocks of the fused road stay shuffled: each has one plane for each byte of an
+item, from which the items are picked.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array import config
+from b2array.buffers import Buffer, scratch
+from b2array.codec import cblosc, codecs, filters
+from b2array.codec.chunk import NO_CONTEXT, ChunkHead, Context, Stored, copy_raw, fill
+from b2array.codec.header import CODEC_FORMATS, NO_FILTERS, ChunkHeader, CodecFormat, CodecId, FilterId
+from b2array.codec.streams import MIN_STREAM, check_ratio, many_stream_positions
+from b2array.errors import FormatError
+
+__all__ = [
+    "check_plausible_size", "decode", "decode_blocks", "decode_groups", "decode_item", "decode_items", "decompress",
+    "group_length", "reference_block", "scratch_blocks", "scratch_margins", "vl_blocks",
+]  # fmt: skip
+
+Bytes = npt.NDArray[np.uint8]
+Int64Array = npt.NDArray[np.int64]
+Numbers = Sequence[int] | Int64Array
+
+GROUP_NBYTES = 4 * 2**20
+"""Blocks are decoded in groups of about this many bytes: a group is still in the cache when it is copied on."""
+
+_MAX_SCRATCH = 4 * GROUP_NBYTES
+_RUNS_NBYTES = 512
+"""What the runs of blocks that stay shuffled take in front of the blocks: one stream for each byte that is repeated."""
+_ALWAYS_PLAUSIBLE = 255
+"""A ratio that every codec can reach."""
+
+_INT32 = struct.Struct("<i")
+_IDENTITY_ON_READ = (FilterId.NOFILTER, FilterId.TRUNC_PREC, FilterId.INT_TRUNC)
+
+
+def decompress(chunk: Buffer) -> bytes:
+    """Decompress one chunk, of Blosc2 or Blosc1.
+
+    Parameters
+    ----------
+    chunk : bytes-like
+        The chunk. Bytes behind it are ignored.
+
+    Raises
+    ------
+    FormatError
+        The bytes are not a chunk, or one of more than `b2array.config.limits.chunk_nbytes` bytes.
+    UnsupportedError
+        The chunk needs a codec or filter that is not there, or the frame that it came from.
+
+    Examples
+    --------
+    >>> import b2array
+    >>> b2array.decompress(b2array.compress(b"b2array"))
+    b'b2array'
+    """
+    return decode(chunk).tobytes()
+
+
+def decode(buf: Buffer, *, out: Bytes | None = None, context: Context = NO_CONTEXT) -> Bytes:
+    """Decode a whole chunk.
+
+    Parameters
+    ----------
+    buf : bytes-like
+        The chunk. Bytes behind it are ignored.
+    out : ndarray of uint8, shape (nbytes,), optional
+        Where to decode to; contiguous. New memory by default.
+    context : Context
+        What the frame adds.
+
+    Raises
+    ------
+    FormatError
+        The bytes are not a chunk.
+    UnsupportedError
+        The chunk needs a codec or filter that is not there.
+    """
+    stored = Stored.whole(memoryview(buf).cast("B").toreadonly())
+    header = stored.head.header
+    limit = config.limits.chunk_nbytes
+    if header.nbytes > limit:
+        raise FormatError(f"expected at most {limit} bytes (config.limits.chunk_nbytes), found {header.nbytes}")
+    if header.vl_blocks:
+        data = np.frombuffer(b"".join(vl_blocks(stored, context=context)), np.uint8)
+        if out is None:
+            return data
+        out[:] = data
+        return out
+    check_plausible_size(stored, range(header.nblocks), context=context)
+    if out is None:
+        out = np.empty(header.nbytes, np.uint8)
+    elif out.nbytes != header.nbytes:
+        raise ValueError(f"out has {out.nbytes} bytes, the chunk {header.nbytes}")
+    if header.special:
+        fill(stored.head, out, range(header.nblocks))
+        return out
+    step = group_length(header.block_nbytes)
+    reference = reference_block(stored, context)
+    for first in range(0, header.nblocks, step):
+        numbers = range(first, min(first + step, header.nblocks))
+        part = out[first * header.block_nbytes : numbers.stop * header.block_nbytes]
+        decode_blocks(stored, numbers, part, context=context, reference=reference)
+    return out
+
+
+def group_length(block_nbytes: int) -> int:
+    """Return how many blocks of `block_nbytes` bytes are decoded in one call."""
+    return max(1, GROUP_NBYTES // max(1, block_nbytes))
+
+
+def decode_groups(
+    stored: Stored, numbers: Sequence[int], *, context: Context = NO_CONTEXT
+) -> Iterator[tuple[Sequence[int], Bytes]]:
+    """Decode the blocks `numbers` group by group: yield the numbers of each group, and its data until the next one."""
+    header = stored.head.header
+    check_plausible_size(stored, numbers, context=context)
+    step = group_length(header.block_nbytes)
+    reference = reference_block(stored, context)
+    memory = scratch_blocks(min(step, len(numbers)) * header.block_nbytes)
+    for first in range(0, len(numbers), step):
+        group = numbers[first : first + step]
+        nbytes = len(group) * header.block_nbytes
+        if group[-1] == header.nblocks - 1:
+            nbytes += header.last_block_nbytes - header.block_nbytes
+        data = memory[:nbytes]
+        decode_blocks(stored, group, data, context=context, reference=reference)
+        yield group, data
+
+
+def scratch_blocks(nbytes: int) -> Bytes:
+    """Return scratch memory for decoded blocks; see `b2array.buffers.scratch`."""
+    return scratch("blocks", nbytes, _MAX_SCRATCH)
+
+
+def reference_block(stored: Stored, context: Context) -> Bytes | None:
+    """Return the decoded first block if the other blocks build on it (DELTA), else None."""
+    header = stored.head.header
+    if FilterId.DELTA not in header.filters or not header.has_streams or header.vl_blocks:
+        return None
+    out = np.empty(header.block_nbytes, np.uint8)
+    decode_blocks(stored, (0,), out, context=context)
+    return out
+
+
+def decode_blocks(
+    stored: Stored, numbers: Numbers, out: Bytes, *, context: Context = NO_CONTEXT, reference: Bytes | None = None
+) -> None:
+    """Decode the blocks `numbers` into `out`, one behind the other.
+
+    Parameters
+    ----------
+    stored : Stored
+        The chunk; the bytes of the blocks must be at hand.
+    numbers : sequence of int
+        Increasing (a range must have step 1); a short last block can only come last.
+    out : ndarray of uint8
+        Contiguous, exactly as long as the blocks.
+    context : Context
+        What the frame adds.
+    reference : ndarray of uint8, optional
+        The result of `reference_block`; needed for DELTA unless block 0 is the first of `numbers`.
+
+    Raises
+    ------
+    FormatError
+        The streams do not decode to the sizes of the blocks.
+    """
+    header = stored.head.header
+    if header.special:
+        fill(stored.head, out, numbers)
+        return
+    pick = _as_index(numbers)
+    starts, stops = stored.starts[pick], stored.stops[pick]
+    if header.memcpyed:
+        copy_raw(stored.region, starts.tolist(), stops.tolist(), out)
+        return
+    short = numbers[-1] == header.nblocks - 1 and header.last_block_nbytes != header.block_nbytes
+    nfull = len(numbers) - short
+    border = nfull * header.block_nbytes
+    if nfull:
+        plan = _plan_of(stored.head, context, short=False)
+        target = out[:border].reshape(nfull, header.block_nbytes)
+        _decode_rows(plan, stored, starts[:nfull], stops[:nfull], target, reference, first=numbers[0] == 0)
+    if short:
+        plan = _plan_of(stored.head, context, short=True)
+        target = out[border:].reshape(1, header.last_block_nbytes)
+        _decode_rows(plan, stored, starts[nfull:], stops[nfull:], target, reference, first=header.nblocks == 1)
+
+
+def decode_items(
+    stored: Stored,
+    numbers: Numbers,
+    blockshape: tuple[int, ...],
+    within: tuple[slice, ...],
+    out: Bytes,
+    *,
+    context: Context,
+    reference: Bytes | None,
+) -> None:
+    """Decode the same part of several blocks into `out`, the items of one block behind those of the other.
+
+    Parameters
+    ----------
+    stored, numbers, context, reference
+        As for `decode_blocks`, but without a short last block. The caller has called `check_plausible_size`.
+    blockshape : tuple of int
+        Shape in items of every block.
+    within : tuple of slice
+        Which items of each block, axis by axis.
+    out : ndarray of uint8
+        Contiguous.
+    """
+    nblocks, block_nbytes = len(numbers), stored.head.header.block_nbytes
+    itemsize = block_nbytes // math.prod(blockshape)
+    params = shuffled(stored.head, context)
+    decoded = scratch("planes", nblocks * block_nbytes, _MAX_SCRATCH)
+    if params is None or itemsize % params.typesize:
+        decode_blocks(stored, numbers, decoded, context=context, reference=reference)
+        whole = decoded.reshape(nblocks, *blockshape, itemsize)
+        out.reshape(nblocks, -1)[:] = whole[cast(Any, (slice(None), *within))].reshape(nblocks, -1)
+        return
+    pick = _as_index(numbers)
+    cblosc.decode_planes(params, stored.region, stored.starts[pick].tolist(), stored.stops[pick].tolist(), decoded)
+    planes = decoded.reshape(nblocks, params.typesize, *blockshape, itemsize // params.typesize)
+    picked = planes[cast(Any, (slice(None), slice(None), *within))]
+    cblosc.unshuffle(picked.swapaxes(0, 1), out)
+
+
+def decode_item(
+    stored: Stored, number: int, blockshape: tuple[int, ...], within: Sequence[int], *, context: Context
+) -> bytes | None:
+    """Decode the item at position `within` of a block; None if the block has to be decoded as a whole.
+
+    The other parameters are those of `decode_items`.
+    """
+    block_nbytes, nitems = stored.head.header.block_nbytes, math.prod(blockshape)
+    params = shuffled(stored.head, context)
+    if params is None or params.typesize * nitems != block_nbytes:
+        return None
+    check_plausible_size(stored, (number,), context=context)
+    decoded = scratch("planes", block_nbytes, _MAX_SCRATCH)
+    cblosc.decode_planes(params, stored.region, [int(stored.starts[number])], [int(stored.stops[number])], decoded)
+    position = 0
+    for i, extent in zip(within, blockshape, strict=True):
+        position = position * extent + i
+    return decoded[position::nitems].tobytes()
+
+
+def scratch_margins(head: ChunkHead, nblocks: int) -> tuple[int, int]:
+    """Return how many bytes in front of `nblocks` blocks and behind each of them decoding can use as scratch space."""
+    header = head.header
+    # DELTA decodes the first block twice. Raw blocks, and blocks of more streams than C-Blosc 1 knows, never change.
+    fixed = FilterId.DELTA in header.filters or header.memcpyed or header.nstreams > cblosc.MAX_SPLIT
+    behind = 0 if fixed else cblosc.margin_behind(header.nstreams, header.block_nbytes)
+    return cblosc.margin_in_front(nblocks * header.nstreams) + _RUNS_NBYTES, behind
+
+
+def check_plausible_size(stored: Stored, numbers: Numbers, *, context: Context = NO_CONTEXT) -> None:
+    """Refuse blocks that their streams cannot possibly hold, before memory is allocated for them.
+
+    Raises
+    ------
+    FormatError
+        A stream is too short for the bytes that it claims to hold.
+    UnsupportedError
+        The codec or a filter is not there.
+    """
+    header = stored.head.header
+    nbytes = len(numbers) * header.block_nbytes
+    if not header.has_streams or nbytes <= GROUP_NBYTES:
+        return
+    # The region alone proves nothing: the margins behind the blocks may be larger than the blocks.
+    pick = _as_index(numbers)
+    if nbytes <= _ALWAYS_PLAUSIBLE * min(int((stored.stops[pick] - stored.starts[pick]).sum()), len(stored.region)):
+        return
+    short = numbers[-1] == header.nblocks - 1 and header.last_block_nbytes != header.block_nbytes
+    if short:
+        _check_streams(_plan_of(stored.head, context, short=True), stored, numbers[-1:])
+        numbers = numbers[:-1]
+    if len(numbers):
+        _check_streams(_plan_of(stored.head, context, short=False), stored, numbers)
+
+
+def _check_streams(plan: Plan, stored: Stored, numbers: Numbers) -> None:
+    if plan.codec in CODEC_FORMATS:
+        pick, ratio = _as_index(numbers), codecs.MAX_RATIO[CodecId(plan.codec)]
+        check_ratio(stored.region, stored.starts[pick], stored.stops[pick], plan.nstreams, plan.neblock, ratio)
+    else:
+        codecs.require(plan.codec)
+
+
+def _as_index(numbers: Numbers) -> slice | Int64Array:
+    return slice(numbers.start, numbers.stop) if isinstance(numbers, range) else np.asarray(numbers, np.int64)
+
+
+def vl_blocks(stored: Stored, *, context: Context = NO_CONTEXT) -> Iterator[bytes]:
+    """Decode the blocks of a chunk of variable-length blocks, one after the other.
+
+    Raises
+    ------
+    FormatError
+        A block does not decode, or the blocks do not add up to the chunk.
+    """
+    header = stored.head.header
+    total = 0
+    for number, (start, stop) in enumerate(zip(stored.starts.tolist(), stored.stops.tolist(), strict=True)):
+        (nbytes,) = _INT32.unpack_from(stored.region, start)
+        total += nbytes
+        if nbytes <= 0 or total > header.nbytes:
+            raise FormatError(
+                f"expected blocks of {header.nbytes} bytes in all, found {nbytes} bytes in block {number}"
+            )
+        plan = _plan_of_vl_block(header, context, nbytes)
+        data = _decode_payload(plan, stored, stored.region[start + 4 : stop], nbytes)
+        if plan.pipeline is not None:
+            data = filters.backward(plan.pipeline, data.reshape(1, -1), reference=None, first=True)
+        yield data.tobytes()
+    if total != header.nbytes:
+        raise FormatError(f"expected blocks of {header.nbytes} bytes in all, found {total}")
+
+
+def _decode_rows(
+    plan: Plan,
+    stored: Stored,
+    starts: Int64Array,
+    stops: Int64Array,
+    target: Bytes,
+    reference: Bytes | None,
+    *,
+    first: bool,
+) -> None:
+    """Decode blocks of one size into the rows of `target`."""
+    stored_nbytes = plan.nstreams * plan.neblock
+    exact = stored_nbytes == target.shape[1]
+    rows = target if exact else np.empty((len(target), stored_nbytes), np.uint8)
+    if plan.blosc1 is None:
+        _decode_one_by_one(plan, stored, starts, stops, rows)
+    elif plan.streamwise:
+        at, sizes = many_stream_positions(stored.region, starts, stops, plan.nstreams, plan.neblock)
+        ends = at + 4 + np.maximum(sizes, 0) + (sizes < 0)
+        cblosc.decode(plan.blosc1, stored.region, at.ravel().tolist(), ends.ravel().tolist(), rows.reshape(-1))
+    else:
+        flat = rows.reshape(-1)
+        cblosc.decode(plan.blosc1, stored.region, starts.tolist(), stops.tolist(), flat, margin=stored.margin)
+    if not exact:
+        target[:, :stored_nbytes] = rows
+        target[:, stored_nbytes:] = 0
+    if plan.pipeline is not None:
+        target[:] = filters.backward(plan.pipeline, target, reference=reference, first=first)
+
+
+def _decode_one_by_one(plan: Plan, stored: Stored, starts: Int64Array, stops: Int64Array, rows: Bytes) -> None:
+    positions, csizes = many_stream_positions(stored.region, starts, stops, plan.nstreams, plan.neblock)
+    streams = rows.reshape(-1, plan.neblock)
+    for position, csize, out in zip(positions.ravel().tolist(), csizes.ravel().tolist(), streams, strict=True):
+        if csize <= 0:
+            out[:] = -csize
+        else:
+            out[:] = _decode_payload(plan, stored, stored.region[position + 4 : position + 4 + csize], plan.neblock)
+
+
+def _decode_payload(plan: Plan, stored: Stored, payload: memoryview, nbytes: int) -> Bytes:
+    if len(payload) == nbytes:
+        return np.frombuffer(payload, np.uint8)
+    if plan.codec == CodecId.BLOSCLZ:
+        if nbytes > len(payload) * codecs.MAX_RATIO[CodecId.BLOSCLZ]:
+            raise FormatError(f"expected a BloscLZ stream that can hold {nbytes} bytes, found {len(payload)} bytes")
+        return cblosc.decode_stream(CodecFormat.BLOSCLZ, payload, nbytes)
+    data = codecs.decode(
+        plan.codec,
+        payload,
+        nbytes,
+        meta=plan.codec_meta,
+        typesize=stored.head.header.typesize,
+        blockshape=plan.blockshape,
+        dictionary=stored.head.dictionary,
+    )
+    return np.frombuffer(data, np.uint8)
+
+
+class Plan(NamedTuple):
+    """How the blocks of one size in a chunk are decoded.
+
+    `blosc1` is None on the road one by one, and treats each stream as a block if `streamwise`. `pipeline` has the
+    filters that are left to NumPy, None if there are none. With `in_planes`, only the shuffle is to be undone.
+    """
+
+    codec: int
+    codec_meta: int
+    nstreams: int
+    neblock: int
+    blosc1: cblosc.Blosc1Params | None
+    streamwise: bool
+    pipeline: filters.Pipeline | None
+    blockshape: tuple[int, ...] | None
+    in_planes: bool = False
+
+
+def _plan_of(head: ChunkHead, context: Context, *, short: bool) -> Plan:
+    plan: Plan | None = head.plans.get((context, short))
+    if plan is None:
+        plan = head.plans[context, short] = _plan(head.header, context, short=short)
+    return plan
+
+
+def _plan_of_vl_block(header: ChunkHeader, context: Context, nbytes: int) -> Plan:
+    plan = _plan(replace(header, flags2=0, nbytes=nbytes, blocksize=nbytes), context, short=False)
+    pipeline = filters.Pipeline(header.filters, header.filters_meta, header.typesize)
+    return plan._replace(pipeline=_unless_identity(pipeline))
+
+
+def _plan(header: ChunkHeader, context: Context, *, short: bool) -> Plan:
+    codec = header.codec_id(context.codec)
+    return _plan_for(
+        int(codec),
+        header.codec_meta if header.codec_format == CodecFormat.USER else context.codec_meta,
+        header.typesize,
+        1 if short else header.nstreams,
+        header.last_block_nbytes if short else header.block_nbytes,
+        NO_FILTERS if header.instrumented else header.filters,
+        header.filters_meta,
+        header.version,
+        header.has_dict,
+        context.blockshape,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _plan_for(
+    codec: int,
+    codec_meta: int,
+    typesize: int,
+    nstreams: int,
+    block_nbytes: int,
+    ids: tuple[int, ...],
+    metas: tuple[int, ...],
+    version: int,
+    has_dict: bool,
+    blockshape: tuple[int, ...] | None,
+) -> Plan:
+    neblock = block_nbytes // nstreams
+    if neblock == 0:
+        raise FormatError(f"expected blocks of at least {nstreams} bytes for {nstreams} streams, found {block_nbytes}")
+    pipeline = filters.Pipeline(ids, metas, typesize, version, blockshape)
+    filters.check(pipeline)
+    fmt = CODEC_FORMATS.get(codec)
+    if fmt is None or has_dict:
+        return Plan(codec, codec_meta, nstreams, neblock, None, False, _unless_identity(pipeline), blockshape)
+    last = max((i for i, fid in enumerate(ids) if fid not in _IDENTITY_ON_READ), default=None)
+    shuffle, width = cblosc.NOSHUFFLE, typesize
+    if last is not None and ids[last] == FilterId.SHUFFLE:
+        shuffle, width = cblosc.SHUFFLE, metas[last] or typesize
+    elif last is not None and ids[last] == FilterId.BITSHUFFLE and block_nbytes // typesize % 8 == 0:
+        shuffle = cblosc.BITSHUFFLE
+    split = nstreams > 1
+    can_split = width == nstreams <= cblosc.MAX_SPLIT and neblock >= MIN_STREAM and block_nbytes % nstreams == 0
+    if split and not can_split:
+        params = cblosc.Blosc1Params(fmt, 1, cblosc.NOSHUFFLE, split=False, block_nbytes=neblock)
+        return Plan(codec, codec_meta, nstreams, neblock, params, True, _unless_identity(pipeline), blockshape)
+    params = cblosc.Blosc1Params(fmt, width, shuffle, split=split, block_nbytes=block_nbytes)
+    if shuffle != cblosc.NOSHUFFLE and last is not None:
+        pipeline = replace(pipeline, filters=(*ids[:last], *NO_FILTERS[last:]))
+    rest = _unless_identity(pipeline)
+    in_planes = shuffle == cblosc.SHUFFLE and rest is None and block_nbytes % width == 0
+    return Plan(codec, codec_meta, nstreams, neblock, params, False, rest, blockshape, in_planes)
+
+
+def _unless_identity(pipeline: filters.Pipeline) -> filters.Pipeline | None:
+    return None if all(fid in _IDENTITY_ON_READ for fid in pipeline.filters) else pipeline
+
+
+def shuffled(head: ChunkHead, context: Context) -> cblosc.Blosc1Params | None:
+    """Return how full blocks of a chunk were made if only the shuffle is to be undone, else None."""
+    header = head.header
+    if not header.has_streams or header.vl_blocks:
+        return None
+    plan = _plan_of(head, context, short=False)
+    return plan.blosc1 if plan.in_planes else None
