@@ -22,11 +22,11 @@ from b2array.array.creation import (
     zeros_like,
 )
 from b2array.array.opening import create_schunk, open_schunk
+from b2array.array.schunk import SChunk
 from b2array.codec import codecs, filters
 from b2array.codec.cparams import CParams
 from b2array.codec.decode import decompress
 from b2array.codec.encode import compress
-from b2array.engine.schunk import SChunk
 
 if TYPE_CHECKING:
     from b2array import bloscpack

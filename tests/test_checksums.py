@@ -16,9 +16,9 @@ from b2array import config
 from b2array.array.array import NDArray
 from b2array.codec import chunk
 from b2array.engine import snapshot
-from b2array.engine.schunk import SChunk
+from b2array.engine.handle import Handle
 from b2array.errors import B2ArrayError, ChecksumError, ConflictError, FormatError
-from b2array.format import extras
+from b2array.format import checksums
 from b2array.store.memory import MemoryStore
 
 LAYOUTS = ("contiguous", "sparse")
@@ -54,13 +54,13 @@ def objects(path):
 
 
 def opened(files, mode="r"):
-    return NDArray(SChunk(snapshot.load(MemoryStore(files)), mode))
+    return NDArray(Handle(snapshot.load(MemoryStore(files)), mode))
 
 
 def place(path, n, where=0):
     """The file with chunk `n`, and where byte `where` of the chunk is in it."""
     held = b2array.open_schunk(path)
-    found = held.source.place(n)
+    found = held._handle.source.place(n)
     return (path / found.name if found.name else path), found.start + where
 
 
@@ -101,7 +101,7 @@ def check_right_or_refused(files, expected):
         a = opened(files)
     except (B2ArrayError, FileNotFoundError):
         return
-    if a.shape != expected.shape and not a._held.frame.fingerprint_type:
+    if a.shape != expected.shape and not a._handle.frame.fingerprint_type:
         return  # as after the C library has resized the array, which leaves no other trace
     for read in (
         lambda: np.testing.assert_array_equal(a[...], expected),
@@ -187,7 +187,16 @@ def test_a_damaged_head_or_record_is_noticed(tmp_path, layout, n):
     record = head.header.cbytes
     intact = tmp_path / "intact"
     (shutil.copytree if layout == "sparse" else shutil.copy)(path, intact)
-    for where in (2, 3, 17, 24, record, record + 9, record + 14, record + extras.record_nbytes(len(head.starts)) - 1):
+    for where in (
+        2,
+        3,
+        17,
+        24,
+        record,
+        record + 9,
+        record + 14,
+        record + checksums.record_nbytes(len(head.starts)) - 1,
+    ):
         file, at = place(path, n, where)
         flip(file, at)
         for key in (np.s_[n * 8 : n * 8 + 8], np.s_[n * 8 + 1, 3]):
@@ -267,8 +276,8 @@ def test_after_other_software_wrote_only_new_chunks_are_compared(tmp_path):
     del s
     np.testing.assert_array_equal(b2array.open(path)[...], data)
     b2array.open(path, mode="r+")[:8] = data[:8]
-    held = b2array.open_schunk(path).source
-    assert [held.checked(n) for n in range(5)] == [True, False, False, False, False]
+    held = b2array.open_schunk(path)._handle.source
+    assert [held.has_checksums(n) for n in range(5)] == [True, False, False, False, False]
     np.testing.assert_array_equal(b2array.open(path)[...], data)
     file, at = place(path, 0, 50)
     flip(file, at)
@@ -289,7 +298,7 @@ def test_moved_chunks_take_their_checksums_along(tmp_path, layout):
     expected = [chunks[4], chunks[0], b"x" * 64, chunks[1], chunks[3]]
     again = b2array.open_schunk(path)
     assert [again.decompress_chunk(n) for n in range(5)] == expected
-    assert all(again.source.checked(n) for n in range(5))
+    assert all(again._handle.source.has_checksums(n) for n in range(5))
     file, at = place(path, 3, 40)
     flip(file, at)
     with pytest.raises(ChecksumError, match=f"^chunk 3 of {path}"):
@@ -352,7 +361,7 @@ def test_a_cold_read_of_blocks_is_one_wave_with_their_checksums(tmp_path, layout
     data = np.cumsum(NOISE.normal(size=(1000, 1000)), axis=1)
     write(path, data, layout, chunks=(500, 500), blocks=(100, 50))
     store = Counting(objects(path))
-    a = NDArray(SChunk(snapshot.load(store), "r"))
+    a = NDArray(Handle(snapshot.load(store), "r"))
     store.waves = store.nbytes = 0
     np.testing.assert_array_equal(a[key], data[key])
     assert store.waves == 1
@@ -367,12 +376,12 @@ def test_only_needed_blocks_are_read(tmp_path):
     data = np.cumsum(NOISE.normal(size=(1000, 1000)), axis=1)
     write(path, data, "contiguous", chunks=(500, 500), blocks=(100, 50))
     store = Counting(objects(path))
-    a = NDArray(SChunk(snapshot.load(store), "r"))
+    a = NDArray(Handle(snapshot.load(store), "r"))
     store.nbytes = 0
     assert a[750, 60] == data[750, 60]
     head = head_of(path, 2)
     block = int(head.stops[21] - head.starts[21])
-    extra = int(head.starts.min()) + extras.record_nbytes(50)
+    extra = int(head.starts.min()) + checksums.record_nbytes(50)
     assert store.nbytes <= block + extra + 2 * 4096
 
 

@@ -19,6 +19,7 @@ import b2array
 from b2array import config
 from b2array import threads as workers
 from b2array.engine import transfer
+from b2array.engine.handle import Handle
 from b2array.errors import ConflictError
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
@@ -165,12 +166,14 @@ def test_an_empty_transaction_does_not_take_the_handle_back():
     array = b2array.zeros(8, "i4", chunks=4, blocks=4)
     entered, written = threading.Event(), threading.Event()
 
-    def assign(draft):
-        draft.set_attr("x", b"\x01")
-        entered.set()
-        assert written.wait(10)
+    def assign():
+        for attempt in array._handle.changes():
+            with attempt as transaction:
+                transaction.set_attr("x", b"\x01")
+                entered.set()
+                assert written.wait(10)
 
-    thread = threading.Thread(target=array._held.change, args=(assign,))
+    thread = threading.Thread(target=assign)
     thread.start()
     assert entered.wait(10)
     with array.transaction():
@@ -184,7 +187,7 @@ def test_an_empty_transaction_does_not_take_the_handle_back():
 def test_many_writers_of_one_chunk_all_have_their_turn():
     # With a single attempt each, most of them would come second.
     array = b2array.zeros((16, 50), "i4", chunks=(16, 50), blocks=(4, 50))
-    handles = [b2array.NDArray(b2array.SChunk(array._held._snapshot, "r+")) for _ in range(4)]
+    handles = [b2array.NDArray(Handle(array._handle.snapshot, "r+")) for _ in range(4)]
 
     def fill(number):
         for row in range(number, 16, 4):
@@ -255,7 +258,7 @@ def test_a_transaction_belongs_to_the_process_that_began_it(tmp_path, layout):
         # As if the child went out of the block: neither the end nor an error may touch what the parent has put.
         with pytest.raises(ConflictError, match="forked"):
             array[0] = 9
-        draft = array._held._draft
+        draft = array._handle._transaction
         with pytest.raises(ConflictError, match="forked"):
             draft.commit()
         draft.abort()

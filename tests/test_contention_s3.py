@@ -242,14 +242,14 @@ def test_writers_of_different_rows_of_one_chunk_all_succeed(opened):
 
 def test_a_slow_writer_among_fast_ones_gets_its_turn(opened, monkeypatch):
     slow, stop = opened(), threading.Event()
-    replace = type(slow._held.store).replace
+    replace = type(slow._handle.store).replace
 
     def slowly(store, *args, **options):
-        if store is slow._held.store:
+        if store is slow._handle.store:
             time.sleep(0.2)  # others commit between its look at the state and its request
         return replace(store, *args, **options)
 
-    monkeypatch.setattr(type(slow._held.store), "replace", slowly)
+    monkeypatch.setattr(type(slow._handle.store), "replace", slowly)
     counts = []
 
     def write(n):
@@ -278,7 +278,7 @@ def test_a_slow_writer_among_fast_ones_gets_its_turn(opened, monkeypatch):
 
 def test_attempts_are_counted_and_end(opened, monkeypatch):
     array = opened()
-    store = type(array._held.store)
+    store = type(array._handle.store)
     monkeypatch.setattr(b2array.store.base, "_LONGEST_PAUSE", 0.0)
     tries = []
 

@@ -15,6 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import b2array
 from b2array import config
 from b2array.engine import transfer
+from b2array.engine.handle import Handle
 from b2array.errors import ConflictError, ReadOnlyError
 from b2array.store.base import Store
 from b2array.store.local import LocalStore
@@ -76,7 +77,7 @@ def make(place: str, request, tmp_path) -> tuple[b2array.NDArray, dict]:
 def handle(a: b2array.NDArray, place: dict, mode: str = "r") -> b2array.NDArray:
     if place["url"] is not None:
         return b2array.open(place["url"], mode=mode, storage_options=place["storage_options"])
-    return b2array.NDArray(b2array.SChunk(b2array.engine.snapshot.load(a._held.store), mode))
+    return b2array.NDArray(Handle(b2array.engine.snapshot.load(a._handle.store), mode))
 
 
 def test_the_table_has_a_line_for_every_kind_of_store():

@@ -22,9 +22,9 @@ from b2array.array.array import NDArray
 from b2array.codec import chunk
 from b2array.codec.cparams import CParams
 from b2array.engine import snapshot, transfer
-from b2array.engine.schunk import SChunk
+from b2array.engine.handle import Handle
 from b2array.errors import FormatError
-from b2array.format import frame
+from b2array.format import index
 from b2array.store.base import Head, join_views_at, merge
 from b2array.store.local import LocalStore
 from b2array.store.spans import Span
@@ -102,7 +102,7 @@ class FarStore(LocalStore):
 
 def far(path) -> tuple[FarStore, NDArray]:
     store = FarStore(path)
-    return store, NDArray(SChunk(snapshot.load(store), "r"))
+    return store, NDArray(Handle(snapshot.load(store), "r"))
 
 
 def needed(path, key) -> tuple[int, int]:
@@ -260,7 +260,7 @@ def test_dead_space_between_chunks_is_not_read(tmp_path, layout):
 def test_noted_sizes_that_are_wrong_are_noticed_and_not_used(files, layout, wrong):
     path, data = files("ours", layout, "smooth")
     _store, a = far(path)
-    sizes = a._held.source._sizes
+    sizes = a._handle.source.state.sizes
     change = {
         "shifted": lambda: np.roll(sizes[:, 1:], 1, axis=1),
         "larger": lambda: sizes[:, 1:] + 50_000,
@@ -286,8 +286,8 @@ def test_a_chunk_that_another_program_rewrote_unseen_is_not_taken_for_ours(tmp_p
     other, noise = tmp_path / "other.b2nd", values("random")
     write_ours(other, noise, "sparse")
     held = b2array.open_schunk(other)
-    for n, ours in enumerate(a._held.frame.offsets):
-        (path / frame.chunk_name(ours)).write_bytes(held.get_chunk(n))
+    for n, ours in enumerate(a._handle.frame.offsets):
+        (path / index.chunk_name(ours)).write_bytes(held.get_chunk(n))
     with pytest.raises(FormatError, match=r"^chunk \d+ of .*00000"):
         a[3, 64]
 
@@ -310,7 +310,7 @@ def test_a_large_index_takes_a_second_round_trip(tmp_path):
     a = b2array.zeros(300_000, dtype="u1", chunks=1, blocks=1, url=tmp_path / "a.b2nd", layout="sparse")
     order = np.random.default_rng(0).permutation(300_000)
     codes = np.where(order % 2, -(2**63) + 2**56, -(2**63) + 2 * 2**56)
-    with a._held.changing() as draft:
+    with a._handle.changing() as draft:
         draft.frame.offsets[:] = codes
         draft._touched.update(range(5))
     assert (tmp_path / "a.b2nd" / "chunks.b2frame").stat().st_size > 2**16
@@ -368,7 +368,7 @@ def test_windows_that_fail_are_errors_and_leave_no_threads(files, http, monkeypa
     path, _ = files("ours", "sparse", "random")
     a = b2array.open(served(http, path))
     monkeypatch.setattr(transfer, "_WINDOW_NBYTES", 1)
-    name = a._held.source.place(5).name
+    name = a._handle.source.place(5).name
     kept = http.objects.pop(f"a.b2nd/{name}")
     with config.using(cache_bytes=0):
         with pytest.raises(b2array.errors.ChunkMissingError, match="chunk 5 of"):
@@ -405,7 +405,7 @@ def test_a_large_read_takes_bounded_memory(tmp_path):
             time.sleep(0.02)
             return super().read(*args, **kwargs)
 
-    array = NDArray(SChunk(snapshot.load(SlowStore(path)), "r"))
+    array = NDArray(Handle(snapshot.load(SlowStore(path)), "r"))
     tracemalloc.start()
     try:
         with config.using(cache_bytes=0):

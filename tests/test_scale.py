@@ -11,6 +11,7 @@ import pytest
 
 import b2array
 from b2array.codec import encode
+from b2array.engine.handle import Handle
 
 CHUNK = encode.encode(np.arange(64, dtype="i4").tobytes(), typesize=4)
 
@@ -24,7 +25,7 @@ def ncalls(verb: Callable[..., object], *args: object) -> int:
 
 def filled(layout: str, count: int) -> b2array.SChunk:
     s = b2array.create_schunk(chunksize=256, typesize=4, layout=layout)
-    with s.changing() as draft:
+    with s._handle.changing() as draft:
         draft.reindex(np.full(count, -1), nbytes=256 * count)
         for n in range(count):
             draft.put(n, CHUNK)
@@ -52,7 +53,7 @@ def test_a_small_change_takes_the_same_steps_whatever_is_there(layout):
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_two_writers_of_many_chunks_are_merged_in_as_many_steps_as_chunks(layout):
     def merge(s):
-        other = b2array.SChunk(s._snapshot, "r+")
+        other = b2array.SChunk(Handle(s._handle.snapshot, "r+"))
         half = s.nchunks // 2
         with s.transaction(), other.transaction():
             for n in range(half):

@@ -212,12 +212,12 @@ def test_an_array_is_written_and_changed_wherever_it_is(target, layout):
 def test_a_transaction_that_raises_leaves_nothing_new(target, layout):
     url, options = target
     a = b2array.asarray(DATA, url=url, layout=layout, storage_options=options, **OPTIONS)
-    before = a._held.store.listing().keys()
+    before = a._handle.store.listing().keys()
     with pytest.raises(ZeroDivisionError), a.transaction():
         a[:20] = 0
         1 / 0  # noqa: B018
     assert np.array_equal(b2array.open(url, storage_options=options)[...], DATA)
-    assert {n for n in a._held.store.listing() if not n.endswith(".b2lock")} == {
+    assert {n for n in a._handle.store.listing() if not n.endswith(".b2lock")} == {
         n for n in before if not n.endswith(".b2lock")
     }
 
@@ -263,7 +263,7 @@ def test_processes_that_write_disjoint_parts_lose_nothing(target, rows_of_a_chun
     assert [process.wait(120) for process in processes] == [0, 0, 0]
     a = b2array.open(url, storage_options=options)
     assert np.array_equal(a[...], np.repeat(np.arange(1, 13)[:, None], 30, axis=1))
-    assert len({*a._held.frame.offsets.tolist()}) == a.nchunks
+    assert len({*a._handle.frame.offsets.tolist()}) == a.nchunks
 
 
 @pytest.mark.parametrize("target", ["local", "memory", "s3"], indirect=True)
@@ -320,7 +320,7 @@ def test_a_forked_child_goes_on_with_the_handle(bucket, s3_options):
 def test_a_missing_chunk_is_named_with_its_number(place, tmp_path):
     (tmp_path / "made").mkdir()
     files = made(tmp_path / "made", "sparse")
-    offsets = b2array.open(tmp_path / "made" / "a.b2nd")._held.frame.offsets
+    offsets = b2array.open(tmp_path / "made" / "a.b2nd")._handle.frame.offsets
     name = f"{offsets[2]:08X}.chunk"
     files.pop(f"a.b2nd/{name}")
     (tmp_path / "made" / "a.b2nd" / name).unlink()
@@ -416,8 +416,8 @@ def test_no_message_shows_keys(bucket, s3_options):
     url = f"s3://{bucket}/a.b2nd"
     a = b2array.asarray(DATA, url=url, storage_options=s3_options, **OPTIONS)
     texts = [repr(a), str(a.info), a.url]
-    name = f"{a._held.frame.offsets[0]:08X}.chunk"
-    a._held.store.delete([name])
+    name = f"{a._handle.frame.offsets[0]:08X}.chunk"
+    a._handle.store.delete([name])
 
     def create_in(url):
         return b2array.create(url, (4,), "i4", storage_options=s3_options)

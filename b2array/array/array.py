@@ -13,17 +13,16 @@ import numpy.typing as npt
 
 from b2array import threads
 from b2array.array.appender import Appender
-from b2array.array.handle import Handle
+from b2array.array.described import Described
 from b2array.array.indexers import Indexer, Select, chunk_key
+from b2array.array.schunk import SChunk
 from b2array.engine import resize as life
 from b2array.engine import transfer
-from b2array.engine.snapshot import Source
-from b2array.engine.transaction import Draft
-from b2array.errors import ChunkMissingError, ConflictError
-from b2array.format import geometry
+from b2array.engine.source import Source
+from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
 from b2array.grid import assignment
 from b2array.grid import selection as indexing
-from b2array.grid.layout import Layout
+from b2array.grid.layout import Layout, extents
 from b2array.grid.selection import Selection
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ _ROWS_NBYTES = 32 * 2**20
 """Iteration reads at most about so many bytes ahead."""
 
 
-class NDArray(Handle):
+class NDArray(Described):
     """An n-dimensional array in compressed chunks.
 
     Made by `b2array.open`, `b2array.create` and their relatives. Indexing reads and writes as NumPy does; every
@@ -64,8 +63,8 @@ class NDArray(Handle):
     # Reading.
 
     def __getitem__(self, key: Any) -> Any:
-        source = self._held.source
-        layout = self._layout_in(source)
+        source = self._handle.source
+        layout = source.state.require_layout()
         where = indexing.item(key, layout.shape)
         if where is None or layout.dtype.kind == "V":
             return self._get(key, indexing.select)
@@ -117,12 +116,15 @@ class NDArray(Handle):
         return Indexer(self, lambda key, shape: indexing.select(chunk_key(key, shape, self.chunks), shape))
 
     def _get(self, key: Any, select: Select) -> Any:
-        def read(source: Source) -> tuple[Any, str | list[str] | None]:
-            layout = self._layout_in(source)
-            rest, names = indexing.fields(key, layout.dtype)
-            return _read(source, layout, select(rest, layout.shape)), names
-
-        result, names = self._held.reading(read)
+        source = self._handle.source
+        while True:
+            try:
+                layout = source.state.require_layout()
+                rest, names = indexing.fields(key, layout.dtype)
+                result = _read(source, layout, select(rest, layout.shape))
+                break
+            except (FormatError, UnsupportedError, ConflictError) as error:
+                source = self._handle.recover(source, error)
         # A copy, so that a field does not keep the memory of all others.
         return np.array(result[names]) if isinstance(names, str) else result if names is None else result[names]
 
@@ -195,8 +197,8 @@ class NDArray(Handle):
         (slice(0, 3, 1),) [0 1 2]
         (slice(3, 5, 1),) [3 4]
         """
-        source = self._held.source
-        layout = self._layout_in(source)
+        source = self._handle.source
+        layout = source.state.require_layout()
 
         def chunk(coords: tuple[int, ...]) -> tuple[tuple[slice, ...], npt.NDArray[Any]]:
             box = transfer.chunk_box(layout, coords)
@@ -206,11 +208,11 @@ class NDArray(Handle):
 
     def get_chunk(self, n: int) -> bytes:
         """Return chunk `n`, in C order of the grid, as it is stored."""
-        return self._held.get_chunk(n)
+        return SChunk(self._handle).get_chunk(n)
 
     def to_bytes(self) -> bytes:
         """Return the array as one contiguous frame; chunks are copied, not compressed anew."""
-        return self._held.to_bytes()
+        return SChunk(self._handle).to_bytes()
 
     def to_dask(self, chunks: Any = "auto") -> da.Array:
         """Return a dask array that reads what is committed now. Nothing is read before it is computed.
@@ -248,9 +250,9 @@ class NDArray(Handle):
         return to_dask(self, chunks)
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        if self._held.in_transaction:
+        if self._handle.in_transaction:
             return "b2array", self.url, uuid4().hex
-        return "b2array", self.url, self._held.committed.start, self.generation
+        return "b2array", self.url, self._handle.snapshot.start, self.generation
 
     # Writing.
 
@@ -258,22 +260,24 @@ class NDArray(Handle):
         self._set(key, value, indexing.select)
 
     def _set(self, key: Any, value: Any, select: Select) -> None:
-        self._held.require_writable()
+        self._handle.require_writable()
         before = self._layout
         arranged = _arranged(key, value, select, before)
         if not arranged[1].size:
             return
 
-        def assign(draft: Draft) -> None:
-            now = self._layout_in(draft)
-            if (now.ndim, now.dtype) != (before.ndim, before.dtype):
-                raise ConflictError(f"{self.url} has become an array of shape {now.shape} and type {now.dtype}")
-            selection, box, fields = arranged if now == before else _arranged(key, value, select, now)
-            if box.size:
-                index, axes, cparams = selection.index, selection.axes, draft.frame.cparams
-                transfer.write(draft, now, index, axes, box, cparams=cparams, fields=fields)
-
-        self._held.change(assign, anywhere=True)
+        for attempt in self._handle.changes(anywhere=True):
+            with attempt as transaction:
+                now = transaction.state.require_layout()
+                if (now.ndim, now.dtype) != (before.ndim, before.dtype):
+                    raise ConflictError(f"{self.url} has become an array of shape {now.shape} and type {now.dtype}")
+                try:
+                    selection, box, fields = arranged if now == before else _arranged(key, value, select, now)
+                except (IndexError, ValueError) as error:
+                    raise ConflictError(f"{self.url} has become an array of shape {now.shape}: {error}") from error
+                if box.size:
+                    index, axes, cparams = selection.index, selection.axes, transaction.frame.cparams
+                    transfer.write(transaction, now, index, axes, box, cparams=cparams, fields=fields)
 
     def store(
         self, x: da.Array, region: tuple[slice, ...] | None = None, *, compute: bool = True,
@@ -360,8 +364,10 @@ class NDArray(Handle):
         >>> a[...].tolist()
         [[7, 7], [7, 7], [7, 7]]
         """
-        extents = geometry.extents(shape)
-        self._held.change(lambda draft: life.resize(draft, extents))
+        wanted = extents(shape)
+        for attempt in self._handle.changes():
+            with attempt as transaction:
+                life.resize(transaction, wanted)
 
     def append(self, values: Any, axis: int = 0) -> tuple[int, ...]:
         """Put values behind the last items along an axis, in one commit, and return the new shape.
@@ -387,17 +393,16 @@ class NDArray(Handle):
         >>> a.append([[5, 6]])
         (3, 2)
         """
-        self._held.require_writable()
+        self._handle.require_writable()
         before = self._layout
         array, axis = life.joint(values, before.shape, before.dtype, axis)
         if not array.shape[axis]:
             return before.shape
 
-        def appended(draft: Draft) -> None:
-            life.check_joint(self.url, before, self._layout_in(draft), axis)
-            life.append(draft, array, axis)
-
-        self._held.change(appended, anywhere=True)
+        for attempt in self._handle.changes(anywhere=True):
+            with attempt as transaction:
+                life.check_joint(self.url, before, transaction.state.require_layout(), axis)
+                life.append(transaction, array, axis)
         return self.shape
 
     def insert(self, values: Any, index: SupportsIndex, axis: int = 0) -> tuple[int, ...]:
@@ -431,14 +436,16 @@ class NDArray(Handle):
         >>> a[...]
         array([1, 2, 3, 4, 5])
         """
-        self._held.require_writable()
+        self._handle.require_writable()
         array, axis = life.joint(values, self.shape, self.dtype, axis)
         where, length = operator.index(index), self.shape[axis]
         if not -length <= where <= length:
             raise IndexError(f"index {where} is out of bounds for axis {axis} with size {length}")
         start = where + length if where < 0 else where
         if array.shape[axis]:
-            self._held.change(lambda draft: life.insert(draft, array, start, axis))
+            for attempt in self._handle.changes():
+                with attempt as transaction:
+                    life.insert(transaction, array, start, axis)
         return self.shape
 
     def delete(self, key: Any, axis: int = 0) -> tuple[int, ...]:
@@ -469,11 +476,13 @@ class NDArray(Handle):
         >>> a[...]
         array([0, 6, 7])
         """
-        self._held.require_writable()
+        self._handle.require_writable()
         axis = np.lib.array_utils.normalize_axis_index(axis, self.ndim)
         gone = life.positions(key, self.shape, axis)
         if not isinstance(gone, slice) or gone.stop > gone.start:
-            self._held.change(lambda draft: life.delete(draft, gone, axis))
+            for attempt in self._handle.changes():
+                with attempt as transaction:
+                    life.delete(transaction, gone, axis)
         return self.shape
 
     def appender(self, axis: int = 0, every: int | None = None) -> Appender:

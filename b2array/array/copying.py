@@ -17,11 +17,12 @@ from b2array.array.creation import Kind, Shape, Url
 from b2array.array.opening import place_new
 from b2array.codec.cparams import CParams
 from b2array.engine import resize, transaction, transfer
-from b2array.engine.schunk import SChunk
-from b2array.engine.snapshot import Source
-from b2array.engine.transaction import Draft
-from b2array.format import geometry, notes
-from b2array.grid.layout import Layout
+from b2array.engine.handle import Handle
+from b2array.engine.source import Source
+from b2array.engine.transaction import Transaction
+from b2array.errors import ConflictError, FormatError, UnsupportedError
+from b2array.format.b2nd import GEOMETRIES
+from b2array.grid.layout import Layout, extents
 from b2array.progress import Progress
 
 __all__ = ["copy", "from_blocks"]
@@ -92,7 +93,12 @@ def copy(
                 overwrite=overwrite, interop=interop, progress=progress, storage_options=storage_options,
             )  # fmt: skip
     wish = _Wish(dst, dtype, casting, chunks, blocks, cparams, layout, overwrite, interop, progress, storage_options)
-    return NDArray(SChunk(src._held.reading(lambda source: _copied(source, wish)).commit(), "r+"))
+    source = src._handle.source
+    while True:
+        try:
+            return NDArray(Handle(_copied(source, wish).commit(), "r+"))
+        except (FormatError, UnsupportedError, ConflictError) as error:
+            source = src._handle.recover(source, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +118,8 @@ class _Wish:
     storage_options: Mapping[str, Any] | None
 
 
-def _copied(source: Source, wish: _Wish) -> Draft:
-    old = geometry.layout_of(source.frame)
+def _copied(source: Source, wish: _Wish) -> Transaction:
+    old = source.state.require_layout()
     dtype = old.dtype if wish.dtype is None else _converted(old.dtype, creation.known_dtype(wish.dtype), wish.casting)
     if dtype == old.dtype and _keeps_chunks(source, old, wish):
         store, frame_type = place_new(wish.url, wish.layout, wish.storage_options, overwrite=wish.overwrite)
@@ -138,22 +144,22 @@ def _converted(old: np.dtype[Any], dtype: npt.DTypeLike | None, casting: Casting
 
 def _keeps_chunks(source: Source, old: Layout, wish: _Wish) -> bool:
     for wanted, part in ((wish.chunks, old.chunks), (wish.blocks, old.blocks)):
-        if wanted is not None and (isinstance(wanted, str) or geometry.extents(wanted) != part):
+        if wanted is not None and (isinstance(wanted, str) or extents(wanted) != part):
             return False
     return wish.cparams is None or wish.cparams == source.frame.cparams
 
 
-def _recoded(source: Source, old: Layout, dtype: np.dtype[Any], wish: _Wish) -> Draft:
-    noted = source.extras if isinstance(source, Draft) else notes.extras_of(source.frame)
+def _recoded(source: Source, old: Layout, dtype: np.dtype[Any], wish: _Wish) -> Transaction:
+    noted = source.state.annotations
     chunks, blocks = _parts(old, dtype, wish)
     new, plan = creation.new_draft(
         wish.url, old.shape, dtype, chunks=chunks, blocks=blocks, fill_value=_fill(noted.fill, old.dtype, dtype),
         cparams=source.frame.cparams if wish.cparams is None else wish.cparams, layout=wish.layout, dims=noted.dims,
-        meta={name: raw for name, raw in source.frame.metalayers if name not in geometry.GEOMETRIES},
+        meta={name: raw for name, raw in source.frame.metalayers if name not in GEOMETRIES},
         overwrite=wish.overwrite, interop=wish.interop, storage_options=wish.storage_options,
     )  # fmt: skip
     try:
-        for name, content in notes.attrs(source.frame, noted).items():
+        for name, content in source.state.attrs().items():
             new.set_attr(name, content)
         steps = transfer.rewrite(
             new, plan, range(plan.nchunks), lambda box: resize.read_box(source, old, box), cparams=new.frame.cparams
@@ -238,7 +244,7 @@ def from_blocks(
     except BaseException:
         new.abort()
         raise
-    return NDArray(SChunk(new.commit(), "r+"))
+    return NDArray(Handle(new.commit(), "r+"))
 
 
 def _chained(first: npt.NDArray[Any], others: Iterator[Any]) -> Iterator[Any]:

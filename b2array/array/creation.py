@@ -18,13 +18,18 @@ from b2array.codec import filters
 from b2array.codec.cparams import CParams, given_or_default
 from b2array.codec.header import CodecId, FilterId, Special
 from b2array.engine import resize, snapshot, transfer
-from b2array.engine.schunk import Mode, SChunk
-from b2array.engine.transaction import Draft
+from b2array.engine.handle import Handle, Mode
+from b2array.engine.transaction import Transaction
 from b2array.errors import ReadOnlyError, UnsupportedError
-from b2array.format import b2nd, dtypes, extras, frame, geometry
+from b2array.format import b2nd, dtypes, frame
+from b2array.format.annotations import Annotations
+from b2array.format.attributes import encode_attr
+from b2array.format.index import special_offset
+from b2array.format.state import check_count, parse
 from b2array.grid import assignment, chunking
 from b2array.grid import selection as indexing
 from b2array.grid.layout import Layout
+from b2array.grid.layout import extents as layout_extents
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 
@@ -63,7 +68,7 @@ def open(url: Url, mode: Mode = "r", *, offset: int = 0, storage_options: Mappin
     """
     if offset and mode != "r":
         raise ReadOnlyError("a frame inside a larger file can only be read")
-    held = SChunk(snapshot.load(open_store(url, storage_options=storage_options), start=offset), mode)
+    held = Handle(snapshot.load(open_store(url, storage_options=storage_options), start=offset), mode)
     return NDArray(held)
 
 
@@ -76,7 +81,7 @@ def from_bytes(buf: Buffer) -> NDArray:
         As for `open`.
     """
     content = buf if isinstance(buf, bytes) else memoryview(buf).tobytes()
-    return NDArray(SChunk(snapshot.load(MemoryStore({"": content})), "r"))
+    return NDArray(Handle(snapshot.load(MemoryStore({"": content})), "r"))
 
 
 def create(
@@ -143,10 +148,10 @@ def create(
         url, shape, dtype, chunks=chunks, blocks=blocks, fill_value=fill_value, cparams=cparams, layout=layout,
         dims=dims, attrs=attrs, meta=meta, overwrite=overwrite, interop=interop, storage_options=storage_options,
     )  # fmt: skip
-    return NDArray(SChunk(draft.commit(), "r+"))
+    return NDArray(Handle(draft.commit(), "r+"))
 
 
-def filled(url: Url | None, shape: Shape, dtype: npt.DTypeLike, *, fill_value: Any = 0, **options: Any) -> Draft:
+def filled(url: Url | None, shape: Shape, dtype: npt.DTypeLike, *, fill_value: Any = 0, **options: Any) -> Transaction:
     """Do what `create` does, but for the commit."""
     draft, plan = new_draft(url, shape, dtype, fill_value=fill_value, **options)
     with _filling(draft):
@@ -160,25 +165,26 @@ def new_draft(
     dims: Sequence[str | None] | None = None, attrs: Mapping[str, Any] | None = None,
     meta: Mapping[str, Any] | None = None, overwrite: bool = False, interop: bool = True,
     storage_options: Mapping[str, Any] | None = None,
-) -> tuple[Draft, Layout]:  # fmt: skip
+) -> tuple[Transaction, Layout]:  # fmt: skip
     """Check everything that can be wrong, and only then look at the place where the array will be."""
     plan = _plan(shape, dtype, chunks, blocks)
     params = _checked_params(given_or_default(cparams), plan, interop=interop)
     fill = _fill_bytes(fill_value, plan.dtype)
     names = _checked_dims(dims, plan.ndim)
     noted = encoded_metalayers(meta)
-    if wrong := [name for name, _ in noted if name in geometry.NOT_DATA]:
+    if wrong := [name for name, _ in noted if name in b2nd.NOT_DATA]:
         raise ValueError(f"a metalayer {wrong[0]!r} would say that the chunks do not hold the array's values")
-    encoded = [(name, extras.encode_attr(value)) for name, value in named(attrs)]
+    encoded = [(name, encode_attr(value)) for name, value in named(attrs)]
     store, frame_type = place_new(url, layout, storage_options, overwrite=overwrite)
     new = frame.create(
         params, frame_type=frame_type, typesize=plan.itemsize, chunksize=plan.chunk_nbytes,
         blocksize=plan.block_nbytes, metalayers=[("b2nd", b2nd.pack(plan)), *noted],
     )  # fmt: skip
-    zeros = np.broadcast_to(np.int64(frame.special_offset(Special.ZEROS)), (plan.nchunks,))
-    draft = Draft(store, None, replace(new, nbytes=plan.nbytes, offsets=zeros), overwrite=overwrite)
+    zeros = np.broadcast_to(np.int64(special_offset(Special.ZEROS)), (plan.nchunks,))
     extension = dtypes.extension_name(plan.dtype)
-    draft.extras = replace(draft.extras, fill=fill if any(fill) else None, dims=names, dtype=extension)
+    annotations = Annotations(fill=fill if any(fill) else None, dims=names, dtype=extension)
+    state = parse(replace(new, nbytes=plan.nbytes, offsets=zeros), annotations)
+    draft = Transaction(store, None, state, overwrite=overwrite)
     for name, content in encoded:
         draft.set_attr(name, content)
     return draft, plan
@@ -188,17 +194,16 @@ def _plan(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Layou
     # NumPy itself gives types without a size one, and makes dimensions of items that are arrays.
     model = np.empty(0, known_dtype(dtype))
     inner = model.shape[1:]
-    extents = geometry.extents(shape) + inner
+    extents = layout_extents(shape) + inner
     # Other readers see items of ml_dtypes as so many bytes: their names mean nothing to NumPy alone.
     raw = np.dtype((np.void, model.itemsize)) if dtypes.extension_name(model.dtype) else model.dtype
     text = dtypes.dtype_text(raw)
     given = [
-        None if isinstance(part, str) and part == "auto" else geometry.extents(part) + inner
-        for part in (chunks, blocks)
+        None if isinstance(part, str) and part == "auto" else layout_extents(part) + inner for part in (chunks, blocks)
     ]
     cut = chunking.automatic(extents, model.itemsize, chunks=given[0], blocks=given[1])
     plan = Layout(extents, *cut, model.dtype, text)
-    geometry.check_count(plan)
+    check_count(plan)
     return plan
 
 
@@ -329,7 +334,7 @@ def _like(x: Any, options: dict[str, Any]) -> dict[str, Any]:
     if "cparams" not in given:
         chosen["cparams"] = x.cparams
     same = (
-        geometry.extents(chosen["shape"]) == x.shape
+        layout_extents(chosen["shape"]) == x.shape
         and np.dtype(known_dtype(chosen["dtype"])) == x.dtype
         and 0 not in x.chunks
     )
@@ -362,10 +367,10 @@ def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = Non
     """
     if isinstance(x, NDArray) and url is None and not options and dtype in (None, x.dtype):
         return x
-    return NDArray(SChunk(holding(x, url=url, dtype=dtype, **options).commit(), "r+"))
+    return NDArray(Handle(holding(x, url=url, dtype=dtype, **options).commit(), "r+"))
 
 
-def holding(x: Any, *, url: Url | None, dtype: npt.DTypeLike | None = None, **options: Any) -> Draft:
+def holding(x: Any, *, url: Url | None, dtype: npt.DTypeLike | None = None, **options: Any) -> Transaction:
     """Do what `asarray` does, but for the commit."""
     assignment.check_unmasked(x)
     values = np.asarray(x, dtype=known_dtype(dtype))
@@ -376,14 +381,14 @@ def holding(x: Any, *, url: Url | None, dtype: npt.DTypeLike | None = None, **op
     return draft
 
 
-def _put(draft: Draft, layout: Layout, key: Any, values: npt.NDArray[Any]) -> None:
+def _put(draft: Transaction, layout: Layout, key: Any, values: npt.NDArray[Any]) -> None:
     selection = indexing.select(key, layout.shape)
     box = selection.spread(values)
     transfer.write(draft, layout, selection.index, selection.axes, box, cparams=draft.frame.cparams)
 
 
 @contextmanager
-def _filling(draft: Draft) -> Iterator[None]:
+def _filling(draft: Transaction) -> Iterator[None]:
     """Abort a draft that cannot be filled."""
     try:
         yield
@@ -412,7 +417,7 @@ def write_regions(
         resize.fill_chunks(draft, layout, fill, np.arange(layout.nchunks))
         for key, values in regions:
             _put(draft, layout, key, values)
-    return NDArray(SChunk(draft.commit(), "r+"))
+    return NDArray(Handle(draft.commit(), "r+"))
 
 
 def save(url: Url, x: Any, **options: Any) -> None:

@@ -23,8 +23,8 @@ from b2array.array.creation import Shape, Url
 from b2array.array.shared import Shared
 from b2array.engine import distributed
 from b2array.engine.distributed import Entry, Job
-from b2array.engine.schunk import SChunk
-from b2array.engine.transaction import Draft
+from b2array.engine.handle import Handle
+from b2array.engine.transaction import Transaction
 from b2array.errors import ReadOnlyError
 from b2array.grid import assignment
 from b2array.progress import track
@@ -68,8 +68,8 @@ class Frozen:
     __slots__ = ("_shared",)
 
     def __init__(self, array: NDArray) -> None:
-        held = array._held.frozen()
-        held_name = ("array", held.url, held.committed.start, held.committed.version, held.generation)
+        held = array._handle.at_snapshot()
+        held_name = ("array", held.url, held.snapshot.start, held.snapshot.version, held.generation)
         self._shared = Shared(repr(held_name), NDArray(held))
 
     @property
@@ -128,7 +128,7 @@ def register_sizeof(sizeof: Any) -> None:
 
 
 def _sizeof(array: NDArray) -> int:
-    frame = array._held.frame
+    frame = array._handle.frame
     layers = sum(len(content) for _, content in (*frame.metalayers, *frame.vlmetalayers))
     return int(frame.offsets.nbytes) + layers + sys.getsizeof(array)
 
@@ -255,15 +255,14 @@ def from_dask(
         draft.store,
         layout,
         whole,
-        new=draft.frame,
-        noted=draft.extras,
+        new=draft.state,
         overwrite=bool(options.get("overwrite")),
         token=x.name,
     )
     return _Write(x, job, resume=resume, result=_opened).run(compute, progress, scheduler)
 
 
-def _opened(held: SChunk) -> NDArray:
+def _opened(held: Handle) -> NDArray:
     return NDArray(held)
 
 
@@ -281,18 +280,18 @@ def store(
         raise ValueError(f"expected an array of shape {lengths} for the region, found {x.shape}")
     if not np.can_cast(x.dtype, a.dtype, "same_kind"):
         raise TypeError(f"{x.dtype} cannot be cast to {a.dtype} without loss of kind; convert with astype()")
-    if a._held.in_transaction:
+    if a._handle.in_transaction:
         if not compute or return_stored or resume:
             raise ValueError("in a transaction only compute=True works: it commits at its end, and nothing before")
-        draft = a._held.source
-        if isinstance(draft, Draft) and draft.base is None and x.shape == a.shape:
-            job = Job(draft.store, a._layout, inside, new=draft.frame, overwrite=True, token=x.name)
+        draft = a._handle.source
+        if isinstance(draft, Transaction) and draft.base is None and x.shape == a.shape:
+            job = Job(draft.store, a._layout, inside, new=draft.state, overwrite=True, token=x.name)
             write = _Write(x, job, resume=False, result=_opened)
             distributed.join(write.job, write.computed(progress, scheduler), draft)
         else:
             _store_joining(a, x, inside, progress, scheduler)
         return None
-    base = a._held.frozen("r+")
+    base = a._handle.at_snapshot("r+")
     job = Job(base.store, a._layout, inside, base=base, token=x.name)
     write = _Write(x, job, resume=resume, result=_opened, handle=a)
     if return_stored and not compute:
@@ -354,14 +353,14 @@ class _Write:
     """The graph of a write."""
 
     def __init__(
-        self, x: da.Array, job: Job, *, resume: bool, result: Callable[[SChunk], Any], handle: NDArray | None = None
+        self, x: da.Array, job: Job, *, resume: bool, result: Callable[[Handle], Any], handle: NDArray | None = None
     ) -> None:
         self.x = _aligned(x, job.layout.chunks, job.region)
         self.job, self.there = job.begun(resume=resume)
         self.result = result
         self.handle = handle
         self.shared = Shared(f"job {self.job.id.hex()}", self.job)
-        self.light = Shared(f"light job {self.job.id.hex()}", self.job.light)
+        self.light = Shared(f"light job {self.job.id.hex()}", self.job.without_base)
 
     def _name(self, verb: str) -> str:
         return f"b2array-{verb}-{self.job.id.hex()}"
@@ -414,8 +413,8 @@ class _Write:
             return self._final("commit", _commit, self.result)
         done = distributed.commit(self.job, self.computed(progress, scheduler))
         if self.handle is None:
-            return self.result(SChunk(done, "r+"))
-        self.handle._held.show(done)
+            return self.result(Handle(done, "r+"))
+        self.handle._handle.replace_state(done)
         return None
 
     def computed(self, progress: bool, scheduler: Any) -> list[Entry]:
@@ -543,5 +542,5 @@ def _gather(_: Shared[Job], entries: list[list[Entry]]) -> list[Entry]:
 
 
 def _commit(shared: Shared[Job], entries: list[list[Entry]], result: Callable[[Any], Any]) -> Any:
-    held = SChunk(distributed.commit(shared.value, _gather(shared, entries)), "r+")
+    held = Handle(distributed.commit(shared.value, _gather(shared, entries)), "r+")
     return result(held) if result is not Frozen else Frozen(NDArray(held))

@@ -7,15 +7,18 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from b2array.array.schunk import SChunk
 from b2array.codec.cparams import CParams, given_or_default
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.engine import snapshot
-from b2array.engine.schunk import Mode, SChunk
-from b2array.engine.snapshot import FRAME_NAME
-from b2array.engine.transaction import Draft
+from b2array.engine.handle import Handle, Mode
+from b2array.engine.source import FRAME_NAME
+from b2array.engine.transaction import Transaction
 from b2array.errors import LimitError
-from b2array.format import extras, frame
+from b2array.format import frame
+from b2array.format.attributes import encode_attr
 from b2array.format.frame import FrameType
+from b2array.format.state import parse
 from b2array.store.atomic import require_free
 from b2array.store.base import Store
 from b2array.store.memory import MemoryStore
@@ -51,7 +54,7 @@ def open_schunk(
     FormatError, UnsupportedError
         It is not a frame, or one that is not known here.
     """
-    return SChunk(snapshot.load(open_store(url, storage_options=storage_options), start=offset), mode)
+    return SChunk(Handle(snapshot.load(open_store(url, storage_options=storage_options), start=offset), mode))
 
 
 def create_schunk(
@@ -115,7 +118,7 @@ def create_schunk(
         given_or_default(cparams), frame_type=frame_type, typesize=typesize, chunksize=chunksize, blocksize=blocksize,
         metalayers=layers,
     )  # fmt: skip
-    return SChunk(Draft(store, None, new, overwrite=overwrite).commit(), "r+")
+    return SChunk(Handle(Transaction(store, None, parse(new), overwrite=overwrite).commit(), "r+"))
 
 
 def encoded_metalayers(meta: Mapping[str, Any] | None) -> list[tuple[str, bytes]]:
@@ -126,7 +129,7 @@ def encoded_metalayers(meta: Mapping[str, Any] | None) -> list[tuple[str, bytes]
     >>> encoded_metalayers({"as it is": b"1", "packed": 1})
     [('as it is', b'1'), ('packed', b'\x01')]
     """
-    return [(name, raw if isinstance(raw, bytes) else extras.encode_attr(raw)) for name, raw in named(meta)]
+    return [(name, raw if isinstance(raw, bytes) else encode_attr(raw)) for name, raw in named(meta)]
 
 
 def named(layers: Mapping[str, Any] | None) -> list[tuple[str, Any]]:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any, Protocol
+from collections.abc import Iterator, MutableMapping
+from typing import Any
 
-from b2array.engine.snapshot import Source
-from b2array.engine.transaction import Draft
-from b2array.errors import located
-from b2array.format import extras, frame, notes
+from b2array.engine.handle import Handle
+from b2array.errors import FormatError, UnsupportedError, located_error
+from b2array.format.attributes import decode_attr, encode_attr
 
 __all__ = ["Layers"]
-
-
-class _Holder(Protocol):
-    @property
-    def source(self) -> Source: ...
-
-    def change(self, verb: Callable[[Draft], None], /, *, anywhere: bool = False) -> None: ...
 
 
 class Layers(MutableMapping[str, Any]):
@@ -26,47 +18,43 @@ class Layers(MutableMapping[str, Any]):
     Values are what msgpack takes, and complex numbers, sets, tuples and arrays as python-blosc2 writes them.
     """
 
-    def __init__(self, held: _Holder) -> None:
-        self._held = held
+    __slots__ = ("_handle",)
 
-    def _noted(self) -> Mapping[str, bytes]:
-        source = self._held.source
-        noted = source.extras if isinstance(source, Draft) else notes.extras_of(source.frame)
-        return dict(noted.attrs)
-
-    def _own(self) -> dict[str, bytes]:
-        return {name: raw for name, raw in self._held.source.frame.vlmetalayers if name != extras.LAYER}
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
 
     def __getitem__(self, name: str) -> Any:
-        raw = self._own().get(name)
-        where = f"attribute {name!r} of {self._held.source.url}"
-        if raw is not None:
-            return located(where, lambda: extras.decode_attr(frame.unpack_vlmeta(raw)))
-        content = self._noted()[name]
-        return located(where, lambda: extras.decode_attr(content))
+        try:
+            content = self._handle.source.state.attr(name)
+            if content is not None:
+                return decode_attr(content)
+        except (FormatError, UnsupportedError) as error:
+            raise located_error(f"attribute {name!r} of {self._handle.url}", error) from error
+        raise KeyError(name)
 
     def __setitem__(self, name: str, value: Any) -> None:
         if not isinstance(name, str):
             raise TypeError(f"attribute names are str, not {type(name).__name__}")
-        content = extras.encode_attr(value)
-        self._held.change(lambda draft: draft.set_attr(name, content), anywhere=True)
+        content = encode_attr(value)
+        for attempt in self._handle.changes(anywhere=True):
+            with attempt as transaction:
+                transaction.set_attr(name, content)
 
     def __delitem__(self, name: str) -> None:
-        def remove(draft: Draft) -> None:
-            if name not in self:
-                raise KeyError(name)
-            draft.set_attr(name, None)
-
-        self._held.change(remove, anywhere=True)
+        for attempt in self._handle.changes(anywhere=True):
+            with attempt as transaction:
+                if name not in transaction.state.attr_names:
+                    raise KeyError(name)
+                transaction.set_attr(name, None)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._own() or name in self._noted()
+        return name in self._handle.source.state.attr_names
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._own(), **self._noted()})
+        return iter(self._handle.source.state.attr_names)
 
     def __len__(self) -> int:
-        return len({**self._own(), **self._noted()})
+        return len(self._handle.source.state.attr_names)
 
     def __repr__(self) -> str:
         return repr(dict(self))

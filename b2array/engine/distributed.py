@@ -30,15 +30,18 @@ from b2array.buffers import Buffer
 from b2array.codec import chunk
 from b2array.codec.header import ChunkHeader, Special
 from b2array.engine import transfer
+from b2array.engine.handle import Handle
 from b2array.engine.pending import SUFFIX, Notes, beside, read_notes
-from b2array.engine.schunk import SChunk
-from b2array.engine.snapshot import Known, Place, Snapshot, load
+from b2array.engine.snapshot import Snapshot, load
+from b2array.engine.source import Known, Place, Target
 from b2array.engine.staging import CHECKED_AFTER
-from b2array.engine.transaction import Draft
+from b2array.engine.transaction import Transaction
 from b2array.errors import ChecksumError, ConflictError, FormatError
-from b2array.format import b2nd, extras, frame, notes
-from b2array.format.extras import Extras
+from b2array.format import b2nd, index
+from b2array.format.annotations import Annotations, sizes_row
+from b2array.format.checksums import pack_record
 from b2array.format.frame import Frame, FrameType
+from b2array.format.state import State, sized_blocks, with_index
 from b2array.grid.layout import Layout
 from b2array.store.base import Store
 from b2array.store.local import LocalStore
@@ -76,12 +79,10 @@ class Job:
         How the array is cut.
     region : tuple of slice
         What is written: slices with start and stop, without step.
-    base : SChunk, optional
+    base : Handle, optional
         What the commit builds on; None for a new array.
-    new : Frame, optional
-        The frame of a new array.
-    noted : Extras, optional
-        What is noted in it.
+    new : State, optional
+        The new array.
     overwrite : bool
         Whether a new array may take the place of one that is there.
     token : str
@@ -101,9 +102,8 @@ class Job:
     store: Store
     layout: Layout
     region: Region
-    base: SChunk | None = None
-    new: Frame | None = None
-    noted: Extras = field(default_factory=Extras)
+    base: Handle | None = None
+    new: State | None = None
     overwrite: bool = False
     token: str = ""
     first: int = 0
@@ -113,16 +113,21 @@ class Job:
     sized: int | None = None
 
     @property
-    def frame(self) -> Frame:
-        """The frame that the chunks are for."""
+    def state(self) -> State:
+        """What the chunks are for."""
         if self.base is not None:
-            return self.base.frame
+            return self.base.snapshot.state
         if self.new is None:
             raise ValueError("a write needs a base or a new frame")
         return self.new
 
     @property
-    def desk(self) -> Store | None:
+    def frame(self) -> Frame:
+        """The frame that the chunks are for."""
+        return self.state.frame
+
+    @property
+    def staging_store(self) -> Store | None:
         """Where workers put chunks; None if they hand them back."""
         if isinstance(self.store, MemoryStore | SharedMemoryStore):
             return None
@@ -174,15 +179,11 @@ class Job:
         )
 
     @property
-    def light(self) -> Self:
+    def without_base(self) -> Self:
         """The same without what only the commit and parts of chunks need, which may be large."""
-        return replace(
-            self,
-            base=None,
-            new=replace(self.frame, offsets=self.frame.offsets[:0], vlmetalayers=()),
-            noted=Extras(),
-            sized=notes.sized_blocks(self.frame),
-        )
+        described = replace(self.frame, offsets=self.frame.offsets[:0], vlmetalayers=())
+        new = State(described, Annotations(), self.state.layout)
+        return replace(self, base=None, new=new, sized=sized_blocks(self.frame))
 
     def part(self, inside: Region) -> Region:
         """Turn slices of the region into slices of the array."""
@@ -194,12 +195,12 @@ class Job:
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         if self.new is not None:
-            state["new"] = notes.thinned(self.new, 0)
+            state["new"] = (*self.new.without_index(0), self.new.annotations)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if state["new"] is not None:
-            state["new"] = notes.restored(*state["new"])
+            state["new"] = with_index(*state["new"])
         self.__dict__.update(state)
 
     # Beginning.
@@ -223,7 +224,7 @@ class Job:
         ValueError
             The write that was interrupted was one of something else.
         """
-        desk = self.desk
+        desk = self.staging_store
         if desk is None:
             return self, frozenset()
         old = read_notes(desk, self.notes_name)
@@ -242,9 +243,13 @@ class Job:
     def _reserved(self) -> int:
         """Reserve numbers by a small commit, so that other writers take others."""
         if self.base is None:
-            draft = Draft(self.store, None, self.frame, overwrite=self.overwrite)
+            draft = Transaction(self.store, None, self.state, overwrite=self.overwrite)
             return draft.reserve(0)
-        return self.base.change(lambda draft: draft.reserve(self.nchunks), anywhere=True)
+        first = 0
+        for attempt in self.base.changes(anywhere=True):
+            with attempt as transaction:
+                first = transaction.reserve(self.nchunks)
+        return first
 
     def _digest(self) -> str:
         """Tell writes apart: one of the same values in the same form to the same region has the same digest."""
@@ -274,7 +279,7 @@ def kept(job: Job, desk: Store) -> frozenset[int]:
     """Return the numbers of the chunks that an earlier attempt has put."""
     there = desk.listing()
     numbers = ((number, job.first + position) for position, number in enumerate(job.numbers()))
-    return frozenset(number for number, code in numbers if frame.chunk_name(code) in there)
+    return frozenset(number for number, code in numbers if index.chunk_name(code) in there)
 
 
 # What workers do.
@@ -295,7 +300,7 @@ def put(job: Job, values: npt.NDArray[Any], inside: Region, there: Collection[in
     """
     if not values.size:
         return []
-    desk = _Desk(job)
+    desk = WorkerTransaction(job)
     if not there:
         transfer.write(desk, job.layout, job.part(inside), None, values, cparams=job.frame.cparams)
         return desk.entries
@@ -324,7 +329,7 @@ def keep(job: Job, inside: Region) -> list[Entry]:
 
 
 def _required(job: Job) -> Store:
-    desk = job.desk
+    desk = job.staging_store
     if desk is None:
         raise ValueError("chunks that are handed back are not kept")
     return desk
@@ -334,12 +339,12 @@ def _kept(job: Job, desk: Store, number: int) -> Entry:
     code = job.first + job.position(number)
     buf = _stored(desk, code)
     head = chunk.unpack_head(buf)
-    return Entry(number, code, _row(job, head), extras.pack_record(buf, head, number=code))
+    return Entry(number, code, _row(job, head), pack_record(buf, head, number=code))
 
 
 def _spooled(desk: Store, entry: Entry) -> bytes:
     """Read a chunk from its file, which must be the one that the entry is about."""
-    name = frame.chunk_name(entry.code)
+    name = index.chunk_name(entry.code)
     (view,) = desk.read([Span(name, 0, desk.stamp(name).size)])
     stop = len(view) - len(entry.record)
     if stop < 0 or view[stop:] != entry.record:
@@ -349,83 +354,78 @@ def _spooled(desk: Store, entry: Entry) -> bytes:
 
 def _stored(desk: Store, code: int) -> bytes:
     """Read a chunk from its file and compare it with the record of checksums behind it."""
-    name = frame.chunk_name(code)
+    name = index.chunk_name(code)
     size = desk.stamp(name).size
     (view,) = desk.read([Span(name, 0, size)])
     header = ChunkHeader.unpack(view)
     buf = bytes(view[: header.cbytes])
-    if extras.pack_record(buf, number=code) != view[header.cbytes :]:
+    if pack_record(buf, number=code) != view[header.cbytes :]:
         raise ChecksumError(f"{desk.url}: expected the checksums of {name}, found others")
     return buf
 
 
 def _row(job: Job, head: chunk.ChunkHead) -> bytes:
-    nblocks = notes.sized_blocks(job.frame) if job.sized is None else job.sized
-    return extras.sizes_row(head, nblocks).tobytes()
+    nblocks = sized_blocks(job.frame) if job.sized is None else job.sized
+    return sizes_row(head, nblocks).tobytes()
 
 
-class _Desk:
-    """Takes the place of a draft in a worker: what reads old chunks and puts new ones."""
+class WorkerTransaction(Target):
+    """What a worker writes to: new chunks go where the commit finds them, old ones are read from the base."""
 
     sparse = False  # so that the numbers of the chunks are known when they are put
-    near = False
-    frame: Frame
-    url: str
+    is_local = False
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.frame = job.frame
-        self.url = job.store.url
+        self.state = job.state
+        self.store = job.store
         self.entries: list[Entry] = []
-        self._store = job.desk
+        self._staging_store = job.staging_store
         self._chunks: list[bytes] = []
-        self._base: Snapshot | None = None if job.base is None else job.base.committed
 
     @property
-    def _old(self) -> Snapshot:
-        if self._base is None:
+    def _base(self) -> Snapshot:
+        if self.job.base is None:
             raise ValueError("a new array has no chunks that could be changed in part")
-        return self._base
-
-    def place(self, n: int) -> Place | Special:
-        return self._old.place(n)
-
-    def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
-        return self._old.read(spans, clip=clip)
-
-    def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
-        return self._old.gather(spans, places, nbytes)
-
-    def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
-        return self._old.read_heads(names, nbytes)
+        return self.job.base.snapshot
 
     @property
     def heads(self) -> MutableMapping[int, Known]:
-        return self._old.heads
-
-    def checked(self, n: int) -> bool:
-        return self._old.checked(n)
+        """The heads of chunks, by number, that were read before."""
+        return self._base.heads
 
     @property
-    def superseded(self) -> bool:
-        return self._old.superseded
+    def is_stale(self) -> bool:
+        """Whether the store holds another state than the base by now."""
+        return self._base.is_stale
 
-    def noted(self, n: int) -> notes.Sizes | None:
-        return self._old.noted(n)
+    def place(self, n: int) -> Place | Special:
+        """Return where the old chunk `n` is."""
+        return self._base.place(n)
+
+    def place_of(self, where: int) -> Place:
+        """Return the place that an index entry of an old chunk stands for."""
+        return self._base.place_of(where)
+
+    def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
+        """Read bytes of the store's objects."""
+        return self._base.read(spans, clip=clip)
 
     def store_chunk(self, buf: bytes) -> int:
+        """Keep a chunk, and return a code for it."""
         self._chunks.append(buf)
         return len(self._chunks) - 1
 
     def set_code(self, n: int, code: int) -> None:
+        """Put the chunk with this code, as chunk `n`, where the commit finds it."""
         buf = self._chunks[code]
         special = ChunkHeader.unpack(buf).special
-        if special in frame.SPECIAL_OFFSETS:
-            self.entries.append(Entry(n, frame.special_offset(special)))
-        elif self._store is None:
+        if special in index.SPECIAL_OFFSETS:
+            self.entries.append(Entry(n, index.special_offset(special)))
+        elif self._staging_store is None:
             self.entries.append(Entry(n, 0, content=buf))
         else:
-            self.entries.append(self._file(self._store, n, buf))
+            self.entries.append(self._file(self._staging_store, n, buf))
 
     def _file(self, store: Store, n: int, buf: bytes) -> Entry:
         job = self.job
@@ -433,8 +433,8 @@ class _Desk:
         first = job.first + job.position(n)
         # A file is never written twice: who comes second takes it if it is the same, else one of another number.
         for code in range(first, first + _ATTEMPTS * job.nchunks, job.nchunks):
-            name = frame.chunk_name(code)
-            record = extras.pack_record(buf, head, number=code)
+            name = index.chunk_name(code)
+            record = pack_record(buf, head, number=code)
             try:
                 store.create(name, (buf, record))
             except FileExistsError:
@@ -483,7 +483,7 @@ def commit(job: Job, entries: Iterable[Entry]) -> Snapshot:
     return snapshot
 
 
-def join(job: Job, entries: Iterable[Entry], draft: Draft) -> None:
+def join(job: Job, entries: Iterable[Entry], draft: Transaction) -> None:
     """Make all parts changes of a draft that somebody else commits, instead of committing them."""
     _take(job, draft, _complete(job, entries))
     _tidy(job)
@@ -500,8 +500,7 @@ def _commit(job: Job, entries: Sequence[Entry]) -> Snapshot:
     draft = _draft(job)
     try:
         _take(job, draft, entries)
-        mark = dict(draft.extras.unknown) | {_JOB: job.id}
-        draft.extras = replace(draft.extras, unknown=tuple(mark.items()))
+        draft.annotate_entry(_JOB, job.id)
     except BaseException:
         draft.abort()
         raise
@@ -520,20 +519,17 @@ def _committed(job: Job) -> Snapshot | None:
         current = load(job.store)
     except (FileNotFoundError, FormatError):
         return None
-    mark = dict(notes.extras_of(current.frame).unknown).get(_JOB)
-    return current if mark == job.id else None
+    return current if current.state.annotations.entry(_JOB) == job.id else None
 
 
-def _draft(job: Job) -> Draft:
+def _draft(job: Job) -> Transaction:
     if job.base is not None:
-        return job.base.new_draft()
-    draft = Draft(job.store, None, job.new, overwrite=job.overwrite)
-    draft.extras = job.noted
-    return draft
+        return job.base.new_transaction()
+    return Transaction(job.store, None, job.new, overwrite=job.overwrite)
 
 
-def _take(job: Job, draft: Draft, entries: Sequence[Entry]) -> None:
-    desk = job.desk
+def _take(job: Job, draft: Transaction, entries: Sequence[Entry]) -> None:
+    desk = job.staging_store
     if desk is not None and time.time() - job.since >= CHECKED_AFTER:
         _check_there(desk, [entry.code for entry in entries if entry.record])
     for entry in entries:
@@ -550,7 +546,7 @@ def _take(job: Job, draft: Draft, entries: Sequence[Entry]) -> None:
 
 def _check_there(desk: Store, codes: Sequence[int]) -> None:
     """Raise ConflictError if chunks are gone: after so long a time somebody may have taken them for leftovers."""
-    names = [frame.chunk_name(code) for code in codes]
+    names = [index.chunk_name(code) for code in codes]
     heads = desk.head(names, 1) if names else []
     gone = [name for name, head in zip(names, heads, strict=True) if isinstance(head, FileNotFoundError)]
     if gone:
@@ -558,7 +554,7 @@ def _check_there(desk: Store, codes: Sequence[int]) -> None:
 
 
 def _tidy(job: Job) -> None:
-    desk = job.desk
+    desk = job.staging_store
     with suppress(OSError):  # what stays behind is in nobody's way
         if desk is None:
             return

@@ -7,7 +7,6 @@ stored: where a change makes a frame such a one, all chunks get stored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +15,9 @@ from b2array.buffers import Buffer
 from b2array.codec.chunk import Stored
 from b2array.codec.header import ChunkHeader
 from b2array.config import HEADER_LEN
-from b2array.engine.snapshot import Place, Source, whole_chunks
-from b2array.engine.transaction import Draft
+from b2array.engine.snapshot import whole_chunks
+from b2array.engine.source import Place, Source
+from b2array.engine.transaction import Transaction
 from b2array.errors import FormatError
 from b2array.format.frame import FrameType
 from b2array.store.spans import Span
@@ -49,11 +49,11 @@ def check_chunk(buf: Buffer) -> ChunkHeader:
     return header
 
 
-def insert(draft: Draft, n: int, buf: bytes, added: ChunkHeader) -> None:
+def insert(draft: Transaction, n: int, buf: bytes, added: ChunkHeader) -> None:
     """Insert a chunk before chunk `n`; raises ValueError if it has blocks of another kind than the others."""
     now = draft.frame
     if not now.nchunks:
-        draft.frame = replace(now, vl_blocks=added.vl_blocks)
+        draft.state = draft.state.with_frame(vl_blocks=added.vl_blocks)
     _check_kind(draft, added)
     chunksize = added.nbytes if now.chunksize < 0 else now.chunksize
     fixed = chunksize > 0 and _fits(n, now.nchunks, now.nbytes % chunksize > 0, added.nbytes, chunksize)
@@ -68,7 +68,7 @@ def _fits(n: int, nchunks: int, short: bool, nbytes: int, chunksize: int) -> boo
     return nbytes <= chunksize and not short if last else nbytes == chunksize
 
 
-def update(draft: Draft, n: int, buf: bytes, new: ChunkHeader) -> None:
+def update(draft: Transaction, n: int, buf: bytes, new: ChunkHeader) -> None:
     """Let a chunk take the place of chunk `n`; raises ValueError if it has blocks of another kind than the others."""
     _check_kind(draft, new)
     now = draft.frame
@@ -80,13 +80,13 @@ def update(draft: Draft, n: int, buf: bytes, new: ChunkHeader) -> None:
     draft.put(n, buf)
 
 
-def delete(draft: Draft, n: int) -> None:
+def delete(draft: Transaction, n: int) -> None:
     """Remove chunk `n`."""
     (nbytes,) = chunk_sizes(draft, [n])
     draft.reindex(np.delete(np.arange(draft.frame.nchunks), n), nbytes=draft.frame.nbytes - nbytes)
 
 
-def reorder(draft: Draft, order: Sequence[int]) -> None:
+def reorder(draft: Transaction, order: Sequence[int]) -> None:
     """Let new chunk i be what chunk ``order[i]`` was; raises ValueError if not every chunk is named once."""
     now = draft.frame
     wanted = np.asarray(order)
@@ -100,13 +100,13 @@ def reorder(draft: Draft, order: Sequence[int]) -> None:
     _reindex(draft, wanted, now.nbytes, 0 if torn else now.chunksize)
 
 
-def _check_kind(draft: Draft, header: ChunkHeader) -> None:
+def _check_kind(draft: Transaction, header: ChunkHeader) -> None:
     if header.vl_blocks != draft.frame.vl_blocks:
         kinds = ("blocks of one length", "blocks of variable length")
         raise ValueError(f"chunks of this frame have {kinds[draft.frame.vl_blocks]}, not {kinds[header.vl_blocks]}")
 
 
-def _reindex(draft: Draft, order: npt.NDArray[np.int64], nbytes: int, chunksize: int) -> None:
+def _reindex(draft: Transaction, order: npt.NDArray[np.int64], nbytes: int, chunksize: int) -> None:
     if chunksize == 0 and not draft.frame.variable_chunks:
         special = np.flatnonzero(draft.frame.offsets < 0).tolist()
         numbers = [n for n in special if not isinstance(draft.place(n), Place)]

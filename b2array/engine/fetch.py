@@ -7,10 +7,10 @@ chunks are wanted, else two: for the heads of the chunks, and for the blocks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import accumulate
-from typing import NamedTuple, Protocol, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,14 @@ from b2array.codec import cblosc, chunk, decode, encode
 from b2array.codec.chunk import ChunkHead, Stored
 from b2array.codec.header import MAX_DICT_NBYTES, FilterId, Special
 from b2array.config import HEADER_LEN
+from b2array.engine.source import Known, Place, Source, Want
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError, located_error
-from b2array.format import extras, notes
-from b2array.format.frame import Frame
+from b2array.format import checksums
+from b2array.format.annotations import Sizes, block_bounds
 from b2array.store.base import join_views, stale_reader, too_short, where
 from b2array.store.spans import Span, plan_packed_read, plan_scatter_read
 
-__all__ = ["Known", "Place", "Source", "Want", "chunk_number", "fetch", "fetch_block"]
+__all__ = ["chunk_number", "fetch", "fetch_block"]
 
 _CHUNK_NAME = re.compile("([0-9A-F]{8})[.]chunk")
 _FREE = 4096
@@ -42,81 +43,6 @@ _MAX_WAVES = 6
 
 Int64Array = npt.NDArray[np.int64]
 Range = tuple[int, int]
-
-
-class Want(NamedTuple):
-    """A chunk, and which of its blocks are wanted: None for all."""
-
-    chunk: int
-    blocks: Sequence[int] | Int64Array | None
-
-
-class Place(NamedTuple):
-    """Where a stored chunk is: bytes [start, stop) of an object; `stop` may lie behind the chunk's end, -1 unknown."""
-
-    name: str
-    start: int
-    stop: int
-
-
-class Known(NamedTuple):
-    """What was read of a chunk before: its head, and the checksums of its blocks if it was compared with its own."""
-
-    head: ChunkHead
-    sums: npt.NDArray[np.uint32] | None
-
-
-class Source(Protocol):
-    """What chunks are fetched from: a snapshot, or a transaction on top of one."""
-
-    @property
-    def frame(self) -> Frame:
-        """What the frame says about its chunks."""
-        ...
-
-    @property
-    def url(self) -> str:
-        """The store, for messages."""
-        ...
-
-    def place(self, n: int) -> Place | Special:
-        """Return where chunk `n` is; ChunkMissingError if it is known to be lost."""
-        ...
-
-    def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
-        """Read bytes of objects; `clip`: fewer where an object ends before."""
-        ...
-
-    def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
-        """Read bytes of objects to their places in one buffer, which this thread uses again for the next call."""
-        ...
-
-    def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
-        """Read the first bytes of objects, fewer of those that are shorter."""
-        ...
-
-    @property
-    def near(self) -> bool:
-        """Whether reading is so fast that every worker may do it for itself."""
-        ...
-
-    @property
-    def heads(self) -> MutableMapping[int, Known]:
-        """The heads of chunks, by number, that were read before."""
-        ...
-
-    def noted(self, n: int) -> notes.Sizes | None:
-        """Return the sizes of chunk `n` and its blocks, as in `b2array.format.notes.sizes_of`, or None if not known."""
-        ...
-
-    def checked(self, n: int) -> bool:
-        """Say whether a record of its checksums must follow chunk `n`."""
-        ...
-
-    @property
-    def superseded(self) -> bool:
-        """Whether the store holds another state by now, so that its bytes may be those of that one."""
-        ...
 
 
 def fetch(source: Source, wants: Sequence[Want], *, reuse: bool = False) -> list[Stored]:
@@ -150,7 +76,7 @@ def fetch(source: Source, wants: Sequence[Want], *, reuse: bool = False) -> list
     try:
         return _fetch(source, wants, reuse=reuse)
     except FormatError as error:
-        if source.superseded:
+        if source.is_stale:
             raise stale_reader(source.url) from error
         raise
 
@@ -160,19 +86,19 @@ def fetch_block(source: Source, n: int, block: int) -> Stored:
 
     Raises what `fetch` raises.
     """
-    known = source.heads.get(n) if source.near else None
+    known = source.heads.get(n) if source.is_local else None
     if known is not None and block < len(known.head.starts) and FilterId.DELTA not in known.head.header.filters:
         head, sums = known
         name, first, limit = cast(Place, source.place(n))
         start, stop = int(head.starts[block]), int(head.stops[block])
-        due = config.verify != "never" and source.checked(n)
+        due = config.verify != "never" and source.has_checksums(n)
         if (limit < 0 or first + stop <= limit) and not (due and sums is None):
             lead, room = decode.scratch_margins(head, 1)
             end = lead + stop - start
             with suppress(FileNotFoundError, FormatError):
                 region = source.gather((Span(name, first + start, first + stop),), (lead,), end + room)
                 # What differs, or is not there, is read again below, which says what it is.
-                if not due or sums is None or extras.crc32(region[lead:end]) == sums[block]:
+                if not due or sums is None or checksums.crc32(region[lead:end]) == sums[block]:
                     shift = lead - start
                     return Stored(head, region, head.starts + shift, head.stops + shift, room)
     (stored,) = fetch(source, (Want(n, (block,)),), reuse=True)
@@ -181,7 +107,7 @@ def fetch_block(source: Source, n: int, block: int) -> Stored:
 
 def _fetch(source: Source, wants: Sequence[Want], *, reuse: bool) -> list[Stored]:
     reuse = reuse and len(wants) == 1
-    pending = [_Pending(source, want, apart=reuse and source.near) for want in wants]
+    pending = [_Pending(source, want, apart=reuse and source.is_local) for want in wants]
     for _ in range(_MAX_WAVES):
         waiting = [each for each in pending if each.stored is None]
         if not waiting:
@@ -242,13 +168,13 @@ class _Pending:
             return
         self.place = place
         self.name = place.name
-        self._due = config.verify != "never" and source.checked(want.chunk)
+        self._due = config.verify != "never" and source.has_checksums(want.chunk)
         self._known = source.heads.get(want.chunk)
         if self._known is not None and self._due and self._known.sums is None:
             self._known = None  # read while checksums were not compared
         if self._known is not None and want.blocks is not None:
             self._ask_for(self._known.head, None)
-        elif source.near or not self._ask_noted():
+        elif source.is_local or not self._ask_noted():
             self._ask_unknown()
 
     def _ask_unknown(self) -> None:
@@ -256,7 +182,7 @@ class _Pending:
         self._hinted = False
         nblocks = self._nblocks()
         # Where nothing is far, what is read in vain costs less than one more call.
-        enough = nblocks * _WHOLE_SHARE if self.source.near else nblocks
+        enough = nblocks * _WHOLE_SHARE if self.source.is_local else nblocks
         most = nblocks and self.want.blocks is not None and len(self.want.blocks) >= enough
         # One more call for the head is nothing beside blocks without room, whose runs cost a copy of all of them.
         if self.want.blocks is None or (most and not (self._apart and nblocks <= _MAX_APART)):
@@ -306,7 +232,7 @@ class _Pending:
             cbytes = (nbytes if nbytes is not None else 2**31) + HEADER_LEN
         if nblocks is None:
             nblocks = self._nblocks() or cbytes // 4
-        self._ask(0, cbytes + extras.record_nbytes(nblocks) * self._record_due)
+        self._ask(0, cbytes + checksums.record_nbytes(nblocks) * self._record_due)
 
     def take_gathered(self) -> None:
         """Read what is asked for into memory that is used again, and go on."""
@@ -352,7 +278,7 @@ class _Pending:
             self._ask_whole(head.header.cbytes, len(head.starts))
             return
         stored = Stored.whole(view, head)
-        size = head.header.cbytes, head.header.cbytes + extras.record_nbytes(len(head.starts))
+        size = head.header.cbytes, head.header.cbytes + checksums.record_nbytes(len(head.starts))
         if self._record_due and len(view) < size[1]:
             self._half, self._take = stored, _Pending._take_record
             self._ask(*size)
@@ -409,7 +335,7 @@ class _Pending:
         if self._due:
             number = chunk_number(self.name)
             number = -1 if number is None else number
-            sums = extras.verified_sums(behind, head, head_bytes, number=number)
+            sums = checksums.verified_sums(behind, head, head_bytes, number=number)
         heads = self.source.heads
         if len(heads) >= _MAX_HEADS:
             heads.clear()
@@ -420,10 +346,10 @@ class _Pending:
             return
         starts, stops = stored.starts, stored.stops
         if isinstance(numbers, range):
-            extras.check_blocks(self._known.sums, numbers, stored.region, starts.tolist(), stops.tolist())
+            checksums.check_blocks(self._known.sums, numbers, stored.region, starts.tolist(), stops.tolist())
             return
         starts, stops = starts[numbers], stops[numbers]
-        extras.check_blocks(self._known.sums, numbers.tolist(), stored.region, starts.tolist(), stops.tolist())
+        checksums.check_blocks(self._known.sums, numbers.tolist(), stored.region, starts.tolist(), stops.tolist())
 
     def _ask_for(self, head: ChunkHead, view: memoryview | None) -> None:
         """Ask for the wanted blocks of a chunk with this head, or for all of it if that is not much more."""
@@ -472,7 +398,7 @@ class _Pending:
     ) -> tuple[list[int], list[int]]:
         if not self._record_due:
             return starts, stops
-        return [*starts, cbytes], [*stops, cbytes + extras.record_nbytes(nblocks)]
+        return [*starts, cbytes], [*stops, cbytes + checksums.record_nbytes(nblocks)]
 
     def _close_up(self, starts: list[int], stops: list[int], cbytes: int, nblocks: int) -> list[Range] | None:
         """Put blocks and the record of checksums together, with room for the engine's header in front.
@@ -491,7 +417,7 @@ class _Pending:
 
     def _ask_noted(self) -> bool:
         """Ask for head and blocks at once, where what is noted says where they are; tells whether it does."""
-        row, place = self.source.noted(self.want.chunk), self.place
+        row, place = self.source.known_sizes(self.want.chunk), self.place
         if row is None:
             return False
         cbytes = int(row[0])
@@ -513,11 +439,11 @@ class _Pending:
         delta = FilterId.DELTA in self.source.frame.filters
         return (0, *blocks) if delta and 0 not in blocks else blocks
 
-    def _noted_bounds(self, row: notes.Sizes) -> Int64Array | None:
+    def _noted_bounds(self, row: Sizes) -> Int64Array | None:
         nbytes = self.source.frame.chunk_nbytes(self.want.chunk)
         if nbytes is not None and row[0] == nbytes + HEADER_LEN and not row[1:].any():  # stored raw
             return HEADER_LEN + np.minimum(np.arange(self._nblocks() + 1) * self.source.frame.blocksize, nbytes)
-        return extras.block_bounds(row)
+        return block_bounds(row)
 
     def _ask_bounded(self, numbers: Int64Array, bounds: Int64Array) -> None:
         """Ask for the head, which ends where the first block begins, and for blocks."""

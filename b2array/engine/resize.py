@@ -17,11 +17,11 @@ import numpy.typing as npt
 from b2array.codec import encode
 from b2array.codec.header import NAN_BYTES, Special
 from b2array.engine import transfer
-from b2array.engine.snapshot import Source
-from b2array.engine.transaction import Draft
+from b2array.engine.source import Source
+from b2array.engine.transaction import Transaction
 from b2array.errors import ConflictError
-from b2array.format import frame
-from b2array.format.geometry import layout_of, reshaped
+from b2array.format import index
+from b2array.format.state import State, reshaped
 from b2array.grid import assignment, selection
 from b2array.grid.layout import Layout
 
@@ -34,12 +34,12 @@ Positions = slice | npt.NDArray[np.int64]
 Box = tuple[slice, ...]
 
 
-def resize(draft: Draft, shape: tuple[int, ...]) -> None:
+def resize(draft: Transaction, shape: tuple[int, ...]) -> None:
     """Give the array another shape; items that come to be are the fill value.
 
     Parameters
     ----------
-    draft : Draft
+    draft : Transaction
         Holds the array.
     shape : tuple of int
         Extents in items.
@@ -50,11 +50,13 @@ def resize(draft: Draft, shape: tuple[int, ...]) -> None:
         The shape is not possible.
     """
     before = copy.copy(draft)  # shares the chunks, and keeps the old index
-    old = layout_of(draft.frame)
+    old = draft.state.require_layout()
     if shape == old.shape:
         return
-    rows = [np.arange(min(n, m)) for n, m in zip(old.grid_shape, _grid_of(draft, old, shape), strict=True)]
-    new = _reindex(draft, old, shape, rows)
+    state = reshaped(draft.state, shape)
+    new = state.require_layout()
+    rows = [np.arange(min(n, m)) for n, m in zip(old.grid_shape, new.grid_shape, strict=True)]
+    _reindex(draft, state, rows)
     item = _fill_item(draft, new)
     kept = tuple(slice(0, min(n, m), 1) for n, m in zip(old.shape, new.shape, strict=True))
     torn = _torn(draft, old, new, item)
@@ -69,12 +71,12 @@ def resize(draft: Draft, shape: tuple[int, ...]) -> None:
     _run(transfer.rewrite(draft, new, torn, filled, cparams=draft.frame.cparams))
 
 
-def _torn(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
+def _torn(draft: Transaction, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
     """List the chunks in which old items and new ones meet, unless they repeat the fill value anyway."""
     grid = np.arange(new.nchunks).reshape(new.grid_shape)
     kept = [slice(0, min(n, m)) for n, m in zip(old.grid_shape, new.grid_shape, strict=True)]
     special = special_of(item, new.dtype)
-    uniform = None if special is None else frame.special_offset(special)
+    uniform = None if special is None else index.special_offset(special)
     offsets = draft.frame.offsets
     for axis, (n, m, c) in enumerate(zip(old.shape, new.shape, old.chunks, strict=True)):
         if m <= n or not c or n % c == 0:
@@ -87,25 +89,26 @@ def _torn(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
         kept[axis] = slice(0, row)
 
 
-def append(draft: Draft, values: Array, axis: int) -> None:
+def append(draft: Transaction, values: Array, axis: int) -> None:
     """Put values behind the last items along an axis.
 
     Parameters
     ----------
-    draft : Draft
+    draft : Transaction
         Holds the array.
     values : ndarray
         Of the array's type and extents, but for the extent along `axis`.
     axis : int
         Not negative.
     """
-    old = layout_of(draft.frame)
+    old = draft.state.require_layout()
     length = old.shape[axis]
     shape = _with(old.shape, axis, length + values.shape[axis])
-    rows = [np.arange(n) for n in old.grid_shape]
-    new = _reindex(draft, old, shape, rows, fill=False)
-    index = tuple(slice(length if n == axis else 0, extent, 1) for n, extent in enumerate(shape))
-    transfer.write(draft, new, index, None, values, cparams=draft.frame.cparams)
+    state = reshaped(draft.state, shape)
+    new = state.require_layout()
+    _reindex(draft, state, [np.arange(n) for n in old.grid_shape], fill=False)
+    key = tuple(slice(length if n == axis else 0, extent, 1) for n, extent in enumerate(shape))
+    transfer.write(draft, new, key, None, values, cparams=draft.frame.cparams)
 
 
 class _Piece(NamedTuple):
@@ -120,30 +123,30 @@ class _Piece(NamedTuple):
         return len(range(i.start, i.stop, i.step or 1)) if isinstance(i, slice) else len(i)
 
 
-def insert(draft: Draft, values: Array, index: int, axis: int) -> None:
-    """Put values before position `index` along an axis; other parameters as for `append`."""
-    length = layout_of(draft.frame).shape[axis]
+def insert(draft: Transaction, values: Array, position: int, axis: int) -> None:
+    """Put values before a position along an axis; other parameters as for `append`."""
+    length = draft.state.require_layout().shape[axis]
     pieces = (
-        _Piece(slice(0, index, 1)),
+        _Piece(slice(0, position, 1)),
         _Piece(slice(0, values.shape[axis], 1), given=True),
-        _Piece(slice(index, length, 1)),
+        _Piece(slice(position, length, 1)),
     )
     _splice(draft, pieces, axis, values)
 
 
-def delete(draft: Draft, positions: slice | npt.NDArray[np.int64], axis: int) -> None:
+def delete(draft: Transaction, positions: slice | npt.NDArray[np.int64], axis: int) -> None:
     """Remove positions along an axis.
 
     Parameters
     ----------
-    draft : Draft
+    draft : Transaction
         Holds the array.
     positions : slice or ndarray of int64
         A slice of step 1 with start and stop in bounds; or sorted positions, none twice.
     axis : int
         Not negative.
     """
-    length = layout_of(draft.frame).shape[axis]
+    length = draft.state.require_layout().shape[axis]
     if isinstance(positions, slice):
         pieces = [_Piece(slice(0, positions.start, 1)), _Piece(slice(positions.stop, length, 1))]
     else:
@@ -151,21 +154,22 @@ def delete(draft: Draft, positions: slice | npt.NDArray[np.int64], axis: int) ->
     _splice(draft, pieces, axis, None)
 
 
-def _splice(draft: Draft, pieces: Iterable[_Piece], axis: int, values: Array | None) -> None:
+def _splice(draft: Transaction, pieces: Iterable[_Piece], axis: int, values: Array | None) -> None:
     """Make the array anew along an axis from pieces of what it was, and of values."""
     before = copy.copy(draft)
-    old = layout_of(draft.frame)
+    old = draft.state.require_layout()
     parts = [piece for piece in pieces if piece.length]
     edges = [0, *accumulate(piece.length for piece in parts)]
     rows = [np.arange(n) for n in old.grid_shape]
     shape = _with(old.shape, axis, edges[-1])
-    count = _grid_of(draft, old, shape)[axis]
-    rows[axis] = np.full(count, -1)
+    state = reshaped(draft.state, shape)
+    new = state.require_layout()
+    rows[axis] = np.full(new.grid_shape[axis], -1)
     step = old.chunks[axis]
     for piece, (start, stop) in zip(parts, pairwise(edges), strict=True):
         if not piece.given:
             _find_rows(rows[axis], piece.positions, start, stop, edges[-1], step)
-    new = _reindex(draft, old, shape, rows, fill=False)
+    _reindex(draft, state, rows, fill=False)
     moved = np.flatnonzero(rows[axis] < 0)
     numbers = np.take(np.arange(new.nchunks).reshape(new.grid_shape), moved, axis).reshape(-1)
 
@@ -181,8 +185,8 @@ def _splice(draft: Draft, pieces: Iterable[_Piece], axis: int, values: Array | N
             if piece.given and values is not None:
                 target[...] = values[(*box[:axis], inside, *box[axis + 1 :], ...)]
             else:
-                index = inside if isinstance(inside, slice) else inside[None]
-                transfer.read(before, old, (*box[:axis], index, *box[axis + 1 :]), None, target)
+                wanted_here = inside if isinstance(inside, slice) else inside[None]
+                transfer.read(before, old, (*box[:axis], wanted_here, *box[axis + 1 :]), None, target)
         return result
 
     _run(transfer.rewrite(draft, new, numbers.tolist(), joined, cparams=draft.frame.cparams))
@@ -212,36 +216,28 @@ def _sub(positions: Positions, low: int, high: int) -> Positions:
     return positions[low:high]
 
 
-def _reindex(
-    draft: Draft, old: Layout, shape: tuple[int, ...], rows: Sequence[npt.NDArray[np.int64]], *, fill: bool = True
-) -> Layout:
+def _reindex(draft: Transaction, state: State, rows: Sequence[npt.NDArray[np.int64]], *, fill: bool = True) -> None:
     """Give the array a new shape, and each place of the grid the chunk it had in row `rows` along every axis.
 
     Rows of -1, and those behind the last, are new; they repeat the fill value, or are zeros if they are to be written.
     """
-    draft.frame, new = reshaped(draft.frame, old, shape)
+    old, new = draft.state.require_layout(), state.require_layout()
     order = np.full(new.grid_shape, -1, np.int64)
     if order.size and old.nchunks:
         found = [np.flatnonzero(row >= 0) for row in rows]
         numbers = np.arange(old.nchunks).reshape(old.grid_shape)
         kept = tuple(row[places] for row, places in zip(rows, found, strict=True))
         order[np.ix_(*found)] = numbers[np.ix_(*kept)]
-    draft.reindex(order.reshape(-1), nbytes=new.nbytes)
+    draft.reindex(order.reshape(-1), state, nbytes=new.nbytes)
     if fill:
         fill_chunks(draft, new, _fill_item(draft, new), np.flatnonzero(order.reshape(-1) < 0))
-    return new
 
 
-def _grid_of(draft: Draft, old: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
-    _, new = reshaped(draft.frame, old, shape)
-    return new.grid_shape
-
-
-def fill_chunks(draft: Draft, layout: Layout, item: bytes, numbers: npt.NDArray[np.int64]) -> None:
+def fill_chunks(draft: Transaction, layout: Layout, item: bytes, numbers: npt.NDArray[np.int64]) -> None:
     """Put one small chunk that repeats an item at each position, unless there is an offset that stands for it."""
     special = special_of(item, layout.dtype)
     if special is not None:
-        draft.frame.offsets[numbers] = frame.special_offset(special)
+        draft.frame.offsets[numbers] = index.special_offset(special)
         return
     chunk = encode.special_chunk(item, layout.chunk_nbytes, typesize=len(item), blocksize=layout.block_nbytes)
     for n in numbers.tolist():
@@ -257,8 +253,8 @@ def special_of(item: bytes, dtype: np.dtype[Any]) -> Special | None:
     return None
 
 
-def _fill_item(draft: Draft, layout: Layout) -> bytes:
-    item = draft.extras.fill
+def _fill_item(draft: Transaction, layout: Layout) -> bytes:
+    item = draft.state.annotations.fill
     return item if item is not None and len(item) == layout.itemsize else bytes(layout.itemsize)
 
 
@@ -359,8 +355,8 @@ def _with(extents: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
     return (*extents[:axis], extent, *extents[axis + 1 :])
 
 
-def _along(axis: int, index: slice) -> tuple[slice, ...]:
-    return (slice(None),) * axis + (index,)
+def _along(axis: int, along: slice) -> tuple[slice, ...]:
+    return (slice(None),) * axis + (along,)
 
 
 def _lengths(box: Box) -> tuple[int, ...]:

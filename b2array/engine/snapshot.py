@@ -4,52 +4,44 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array import threads
+from b2array import config, threads
 from b2array.buffers import Buffer
-from b2array.caching import cached
 from b2array.codec.chunk import Stored
-from b2array.codec.header import Special
-from b2array.engine.fetch import Known, Place, Source, Want, fetch, fetch_block
-from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, located
-from b2array.format import frame, notes
-from b2array.format.extras import UNSIZED, Extras
+from b2array.engine.fetch import fetch
+from b2array.engine.source import FRAME_NAME, Known, Place, Source, Want
+from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
+from b2array.format import frame, index
 from b2array.format.frame import Frame, FrameType
-from b2array.store.base import KnownBytes, Store, in_one_state, where, with_known_bytes
+from b2array.format.state import State, parse
+from b2array.store.base import KnownBytes, Store, where, with_known_bytes
 from b2array.store.spans import Span
 
-__all__ = [
-    "FRAME_NAME", "Known", "Place", "Snapshot", "Source", "Want", "fetch", "fetch_block", "load",
-    "lost_error", "restore", "whole_chunks",
-]  # fmt: skip
-
-FRAME_NAME = "chunks.b2frame"
-"""The file of a sparse frame that holds header, index and trailer (Blosc2 Sparse Frame Format)."""
+__all__ = ["Snapshot", "load", "reload", "restore", "whole_chunks"]
 
 _FIRST_READ = 64 * 2**10
 _WINDOW_NBYTES = 32 * 2**20
 _WINDOW_CHUNKS = 256
 _WINDOWS_UNDER_WAY = 3
+_FINGERPRINT_NBYTES = 16
 
-Int64Array = npt.NDArray[np.int64]
 
-
-@dataclass(frozen=True, eq=False)
-class Snapshot:
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot(Source):
     """A frame as it was when it was read.
 
     Parameters
     ----------
     store : Store
         Where it is.
-    frame : Frame
-        Header, index and trailer.
+    state : State
+        What it says.
     start : int
         Where the frame begins in its file, in bytes.
     version : str or None
@@ -58,46 +50,35 @@ class Snapshot:
         Changes with every commit.
     unique : str
         What the store says of the file as it was read; see `b2array.store.base.Head`.
+    header : bytes
+        The header as it is stored; empty in a snapshot that came out of a pickle, which may lack sizes of blocks.
     """
 
     store: Store
-    frame: Frame
+    state: State
     start: int
     version: str | None
     generation: str
     unique: str = ""
+    header: bytes = b""
+    frame: Frame = field(init=False)
+    heads: MutableMapping[int, Known] = field(init=False, default_factory=dict)
+    cache_key: object | None = field(init=False)
+    _expected: str | None = field(init=False)
+    _ordered: npt.NDArray[np.int64] | None = field(init=False, default=None)
 
-    @property
-    def url(self) -> str:
-        """The store, for messages."""
-        return self.store.url
+    def __post_init__(self) -> None:
+        described = self.state.frame
+        expected = None if described.frame_type == FrameType.SPARSE else self.version
+        if expected is not None and self.store.appendable and described.is_ours:
+            # The last bytes of this frame, and of no other.
+            expected = with_known_bytes(expected, KnownBytes(self.start + described.frame_len, described.fingerprint))
+        object.__setattr__(self, "frame", described)
+        object.__setattr__(self, "_expected", expected)
+        object.__setattr__(self, "cache_key", self._new_cache_key())
 
-    @property
-    def name(self) -> str:
-        """The object that holds header, index and trailer."""
-        return FRAME_NAME if self.frame.frame_type == FrameType.SPARSE else ""
-
-    @property
-    def near(self) -> bool:
-        """Whether reading is so fast that every worker may do it for itself."""
-        return self.store.appendable
-
-    @property
-    def superseded(self) -> bool:
-        """Whether the store holds another state by now."""
-        try:
-            return load(self.store, start=self.start).generation != self.generation
-        except (OSError, B2ArrayError):
-            return False
-
-    def alike(self, other: Snapshot) -> bool:
-        """Whether a chunk's number means the same in another state: metalayers and sizes are equal."""
-        a, b = self.frame, other.frame
-        return (a.metalayers, a.nbytes, a.chunksize) == (b.metalayers, b.nbytes, b.chunksize)
-
-    @cached
-    def cache_key(self) -> object | None:
-        """What the cache knows the blocks of this frame by; None if they must not be cached.
+    def _new_cache_key(self) -> object | None:
+        """Return the key of this frame's blocks in the cache; None if they must not be cached.
 
         Two snapshots have equal keys only if their blocks are equal. A key is made of the place and state of the file
         (what `unique` says: the store, the object, its version), the frame's start in it, and the generation. Each part
@@ -109,98 +90,55 @@ class Snapshot:
         changed a moment ago; for states that this process committed or unpickled; and for frames by b2array in places
         without versions, such as HTTP. Frames by other software in such places are not cached at all.
         """
-        if self.frame.fingerprint_type != frame.FINGERPRINT_128 and not self.version:
+        if not self.frame.is_ours and not self.version:
             return None
-        if self.name or not self.unique:
+        if self.sparse or not self.unique:
             return object()
         return blake2b(repr((self.unique, self.start, self.generation)).encode(), digest_size=16).digest()
 
-    @cached
-    def heads(self) -> MutableMapping[int, Known]:
-        """The heads of chunks, by number, that were read before."""
-        return {}
+    @property
+    def is_stale(self) -> bool:
+        """Whether the store holds another state by now."""
+        try:
+            return reload(self).generation != self.generation
+        except (OSError, B2ArrayError):
+            return False
 
-    @cached
-    def _extras(self) -> Extras:
-        return notes.extras_of(self.frame)
-
-    @cached
-    def _sizes(self) -> notes.Sizes:
-        return notes.sizes_of(self.frame, self._extras)
-
-    def noted(self, n: int) -> notes.Sizes | None:
-        """Return the sizes of chunk `n` and its blocks, or None if they are not known."""
-        row: notes.Sizes = self._sizes[n]
-        return row if row[0] not in (0, UNSIZED) else None
-
-    def checked(self, n: int) -> bool:
-        """Say whether a record of its checksums must follow chunk `n`."""
-        return bool(self._sizes[n, 0])
-
-    @cached
-    def _ordered(self) -> Int64Array:
-        offsets = self.frame.offsets
-        return np.append(np.sort(offsets[offsets >= 0]), self.frame.cbytes)
-
-    def place(self, n: int) -> Place | Special:
-        """Return where chunk `n` is; in a contiguous frame it may end before the place does.
-
-        Raises
-        ------
-        ChunkMissingError
-            Repairing the frame could not save it.
-        """
-        where = self.frame.locate(n)
-        if n in self._extras.lost:
-            raise lost_error(n, self.url)
-        return where if isinstance(where, Special) else self.place_of(where)
+    def alike(self, other: Snapshot) -> bool:
+        """Whether a chunk's number means the same in another state: metalayers and sizes are equal."""
+        a, b = self.frame, other.frame
+        return (a.metalayers, a.nbytes, a.chunksize) == (b.metalayers, b.nbytes, b.chunksize)
 
     def place_of(self, where: int) -> Place:
         """Return the place that an index entry of a stored chunk stands for."""
-        if self.frame.frame_type == FrameType.SPARSE:
-            return Place(frame.chunk_name(where), 0, -1)
-        base = self.start + self.frame.header_len
-        following = int(self._ordered[np.searchsorted(self._ordered, where, side="right")])
-        return Place("", base + where, base + following)
+        described = self.frame
+        if described.frame_type == FrameType.SPARSE:
+            return Place(index.chunk_name(where), 0, -1)
+        ordered = self._ordered
+        if ordered is None:
+            offsets = described.offsets
+            ordered = np.append(np.sort(offsets[offsets >= 0]), described.cbytes)
+            object.__setattr__(self, "_ordered", ordered)
+        base = self.start + described.header_len
+        return Place("", base + where, base + int(ordered[np.searchsorted(ordered, where, side="right")]))
 
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects; `clip`: fewer where an object ends before."""
         return self.store.read(spans, expected=self._expected, clip=clip)
 
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
-        """Read bytes of the store's objects into one buffer, which this thread uses again for the next call."""
+        """Read bytes to their places in one buffer, which this thread may use again for the next call."""
         return self.store.gather(spans, places, nbytes, expected=self._expected)
-
-    @cached
-    def _expected(self) -> str | None:
-        described = self.frame
-        if self.version is None or self.name:
-            return None
-        known = KnownBytes(self.start + described.frame_len, described.fingerprint)  # its last bytes, and no other's
-        ours = self.store.appendable and described.fingerprint_type == frame.FINGERPRINT_128
-        return with_known_bytes(self.version, known) if ours else self.version
-
-    def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
-        """Read the first bytes of objects, fewer of those that are shorter."""
-        found = []
-        for head in self.store.head(names, nbytes):
-            if isinstance(head, Exception):
-                raise head
-            found.append(head.data)
-        return found
 
 
 def whole_chunks(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
     """Read chunks, several at a time but not all of them."""
     step = min(max(1, _WINDOW_NBYTES // max(1, source.frame.chunksize)), _WINDOW_CHUNKS)
     windows = ([Want(n, None) for n in numbers[first : first + step]] for first in range(0, len(numbers), step))
-    for window in threads.ahead(lambda wants: fetch(source, wants), windows, 1 if source.near else _WINDOWS_UNDER_WAY):
+    for window in threads.ahead(
+        lambda wants: fetch(source, wants), windows, 1 if source.is_local else _WINDOWS_UNDER_WAY
+    ):
         yield from window
-
-
-def lost_error(n: int, url: str) -> ChunkMissingError:
-    """Make the error of a chunk that is lost."""
-    return ChunkMissingError(f"chunk {n} of {url} is lost: a repair of the frame could not save it")
 
 
 def load(store: Store, *, start: int = 0) -> Snapshot:
@@ -221,7 +159,10 @@ def load(store: Store, *, start: int = 0) -> Snapshot:
     start = operator.index(start)
     if start < 0:
         raise ValueError(f"the offset of a frame in its file must be at least 0, not {start}")
-    return in_one_state(lambda: _load(store, start))  # another writer may come between the two waves
+    for _ in range(config.retries):
+        with suppress(ConflictError):  # another writer came between the two waves
+            return _load(store, start)
+    return _load(store, start)
 
 
 def _load(store: Store, start: int) -> Snapshot:
@@ -232,14 +173,37 @@ def _load(store: Store, start: int) -> Snapshot:
         raise _refusal(store, heads)
     # On object stores an empty object may stand for the directory.
     name, head = next((each for each in found if len(each[1].data)), found[0])
-    version = head.stamp.version if head.stamp else None
-    return located(store.url, partial(_parse, store, name, start, head.data, version, head.unique))
+    return _parse(store, name, start, head.data, head.stamp.version if head.stamp else None, head.unique)
+
+
+def reload(held: Snapshot) -> Snapshot:
+    """Return the state that the store of a snapshot holds now: with the same parsed frame if nothing was committed.
+
+    Header and fingerprint are compared, which tell every state that b2array has written from all others. Raises what
+    `load` raises.
+    """
+    described = held.frame
+    if held.header and described.is_ours:
+        wanted = described.frame_len if described.frame_len <= _FIRST_READ else len(held.header)
+        (head,) = held.store.head([held.name], wanted, offset=held.start)
+        if not isinstance(head, Exception) and head.data[: len(held.header)] == held.header:
+            version = head.stamp.version if head.stamp else None
+            tail = head.data[described.frame_len - _FINGERPRINT_NBYTES :]
+            if wanted < described.frame_len:
+                stop = held.start + described.frame_len
+                (tail,) = held.store.read([Span(held.name, stop - _FINGERPRINT_NBYTES, stop)], clip=True)
+            if tail == described.fingerprint:
+                return replace(held, version=version, unique=head.unique)
+    return load(held.store, start=held.start)
 
 
 def restore(store: Store, data: Buffer, version: str | None) -> Snapshot:
     """Read a frame of which `data` has the header at least, and the store the rest. Raises what `load` raises."""
-    sparse = frame.unpack_header(data).frame_type == FrameType.SPARSE
-    return located(store.url, lambda: _parse(store, FRAME_NAME * sparse, 0, memoryview(data), version))
+    try:
+        sparse = frame.unpack_header(data).frame_type == FrameType.SPARSE
+    except (FormatError, UnsupportedError) as error:
+        raise located_error(store.url, error) from error
+    return _parse(store, FRAME_NAME * sparse, 0, memoryview(data), version)
 
 
 def _refusal(store: Store, errors: Sequence[object]) -> Exception:
@@ -257,23 +221,33 @@ def _refusal(store: Store, errors: Sequence[object]) -> Exception:
 
 
 def _parse(store: Store, name: str, start: int, data: memoryview, version: str | None, unique: str = "") -> Snapshot:
-    header_len = frame.header_nbytes(data)
-    if header_len > len(data):
-        (data,) = store.read([Span(name, start, start + header_len)], expected=version)
-    header = frame.unpack_header(data)
-    expected = FrameType.SPARSE if name else FrameType.CONTIGUOUS
-    if header.frame_type != expected:
-        raise FormatError(f"expected a {expected.name.lower()} frame, found a {header.frame_type.name.lower()} one")
-    if header.tail_stop <= len(data):
-        tail = data[header.tail_start : header.tail_stop]
-    else:
-        (tail,) = store.read([Span(name, start + header.tail_start, start + header.tail_stop)], expected=version)
-    found = frame.unpack(data, tail)
-    if found.fingerprint_type == frame.FINGERPRINT_128:
-        generation = found.fingerprint.hex()
-    else:
-        digest = blake2b(data[:header_len], digest_size=16)
-        digest.update(tail)
-        digest.update((version or "").encode())
-        generation = digest.hexdigest()
-    return Snapshot(store, found, start, version, generation, unique)
+    try:
+        header_len = frame.header_nbytes(data)
+        if header_len > len(data):
+            (data,) = store.read([Span(name, start, start + header_len)], expected=version)
+        head = frame.unpack_header(data)
+        _check_kind(head.frame_type, FrameType.SPARSE if name else FrameType.CONTIGUOUS)
+        first, stop = head.tail_start, head.tail_stop
+        if stop <= len(data):
+            tail = data[first:stop]
+        else:
+            (tail,) = store.read([Span(name, start + first, start + stop)], expected=version)
+        found = frame.unpack(data, tail, head)
+    except (FormatError, UnsupportedError) as error:
+        raise located_error(store.url, error) from error
+    header = bytes(data[:header_len])
+    generation = found.fingerprint.hex() if found.is_ours else _digest(header, tail, version)
+    return Snapshot(store, parse(found), start, version, generation, unique, header)
+
+
+def _check_kind(found: FrameType, expected: FrameType) -> None:
+    if found != expected:
+        raise FormatError(f"expected a {expected.name.lower()} frame, found a {found.name.lower()} one")
+
+
+def _digest(header: bytes, tail: Buffer, version: str | None) -> str:
+    """Name a state that other software wrote: it may write chunks again without changing a byte of the frame."""
+    digest = blake2b(header, digest_size=16)
+    digest.update(tail)
+    digest.update((version or "").encode())
+    return digest.hexdigest()

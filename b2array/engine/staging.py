@@ -22,24 +22,26 @@ from b2array.codec.chunk import ChunkHead
 from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
 from b2array.errors import ConflictError
-from b2array.format import extras, frame
+from b2array.format import index
+from b2array.format.annotations import Sizes, sizes_row
+from b2array.format.checksums import pack_record
 from b2array.store.base import Store
 from b2array.store.spool import Spool
 
-__all__ = ["CHECKED_AFTER", "Shelf"]
+__all__ = ["CHECKED_AFTER", "Staging"]
 
 Int64Array = npt.NDArray[np.int64]
 
 CHECKED_AFTER = 3600.0
 """Seconds after which a commit makes sure that the files it made are still there."""
 
-_TOMB = b"\xff" * HEADER_LEN
+_TOMBSTONE = b"\xff" * HEADER_LEN
 _LOWEST_CODE = -(2**32)
 """Below are the index entries that stand for special values."""
 
 
-class Shelf:
-    """New chunks, each known by a code that stands for it in a draft's index.
+class Staging:
+    """New chunks, each known by a code that stands for it in a transaction's index.
 
     The code of a chunk in a file is the file's number, that of a spooled one is negative. Threads may put chunks at the
     same time.
@@ -56,11 +58,11 @@ class Shelf:
 
     def __init__(self, store: Store, spool: Spool | None, first: int) -> None:
         self.next = first
-        self.sizes: dict[int, npt.NDArray[np.uint32]] = {}
+        self.sizes: dict[int, Sizes] = {}
         self._store = store
         self._spool = spool
         self._extents: list[tuple[int, int, int]] = []
-        self._marks: list[int] = []
+        self._chunk_digests: list[int] = []
         self._adopted: set[int] = set()
         self._digest = blake2b(digest_size=16)
         self._closed = False
@@ -76,14 +78,14 @@ class Shelf:
         buf : bytes
             The chunk. One of zeros or NaN becomes one of a repeated value, which other readers can read in parts.
         nblocks : int
-            Number of columns of block sizes in the draft's record of sizes.
+            Number of columns of block sizes in the transaction's record of sizes.
         """
         self.require_open()
         head = chunk.unpack_head(buf)
         if head.header.special not in (Special.NONE, Special.VALUE):
             buf = encode.stored_special(buf)
             head = chunk.unpack_head(buf)
-        row = extras.sizes_row(head, nblocks)
+        row = sizes_row(head, nblocks)
         code, record = self._file(buf, head) if self._spool is None else self._enqueue(self._spool, buf, head)
         with self._mutex:
             self._digest.update(record)
@@ -92,7 +94,7 @@ class Shelf:
 
     @property
     def ours(self) -> bool:
-        """Whether this is the process that the shelf was made in, and not one forked from it."""
+        """Whether this is the process that the staging area was made in, and not one forked from it."""
         return self._owner == os.getpid()
 
     def require_open(self) -> None:
@@ -103,11 +105,11 @@ class Shelf:
             raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
 
     def _enqueue(self, spool: Spool, buf: bytes, head: ChunkHead) -> tuple[int, bytes]:
-        record = extras.pack_record(buf, head)
+        record = pack_record(buf, head)
         with self._mutex:
             start = spool.write(buf, record)
             self._extents.append((start, start + len(buf), start + len(buf) + len(record)))
-            self._marks.append(_mark(record))
+            self._chunk_digests.append(_digest_of(record))
             return -len(self._extents), record
 
     def _file(self, buf: bytes, head: ChunkHead) -> tuple[int, bytes]:
@@ -115,9 +117,9 @@ class Shelf:
             with self._mutex:
                 number = self.next
                 self.next += 1
-            record = extras.pack_record(buf, head, number=number)
+            record = pack_record(buf, head, number=number)
             try:
-                self._store.create(frame.chunk_name(number), (buf, record))
+                self._store.create(index.chunk_name(number), (buf, record))
             except FileExistsError:
                 continue
             return number, record
@@ -129,7 +131,7 @@ class Shelf:
             self.next += count
             return first
 
-    def adopt(self, code: int, sizes: npt.NDArray[np.uint32], record: bytes) -> None:
+    def adopt(self, code: int, sizes: Sizes, record: bytes) -> None:
         """Take note of a chunk that another process has put. It is not removed if the commit fails."""
         with self._mutex:
             self._digest.update(record)
@@ -137,27 +139,27 @@ class Shelf:
             self._adopted.add(code)
             self.next = max(self.next, code + 1)
 
-    def tomb(self) -> int:
+    def tombstone(self) -> int:
         """Return a code for a chunk that is lost, where no software will read anything: no file, or no chunk."""
         with self._mutex:
             if self._spool is None:
                 self.next += 1
                 return self.next - 1
-            start = self._spool.write(_TOMB)
-            self._extents.append((start, start + len(_TOMB), start + len(_TOMB)))
-            self._digest.update(_TOMB)
-            self._marks.append(_mark(_TOMB))
+            start = self._spool.write(_TOMBSTONE)
+            self._extents.append((start, start + len(_TOMBSTONE), start + len(_TOMBSTONE)))
+            self._digest.update(_TOMBSTONE)
+            self._chunk_digests.append(_digest_of(_TOMBSTONE))
             return -len(self._extents)
 
     def missing(self, offsets: Int64Array) -> list[str]:
         """Return the names of the files made here that an index refers to and that are gone.
 
-        It is looked for only after so long a time that somebody may have taken them for leftovers.
+        Only a commit that took long looks for them: nobody takes younger files for leftovers.
         """
         if time.monotonic() - self._since < CHECKED_AFTER:
             return []
         numbers = [code for code in self.sizes if code >= 0 and code in offsets]
-        names = [frame.chunk_name(number) for number in numbers]
+        names = [index.chunk_name(number) for number in numbers]
         heads = self._store.head(names, 1) if names else []
         return [name for name, head in zip(names, heads, strict=True) if isinstance(head, FileNotFoundError)]
 
@@ -166,12 +168,12 @@ class Shelf:
         """A digest of all chunks that were put here."""
         return self._digest.digest()
 
-    def marks(self, offsets: Int64Array) -> Int64Array:
+    def digests(self, offsets: Int64Array) -> Int64Array:
         """Return a number for each entry of an index with codes, which other chunks do not have."""
-        marks = np.array(offsets, "<i8")
-        new = (marks < 0) & (marks >= _LOWEST_CODE)
-        marks[new] = np.array(self._marks, np.int64)[-1 - marks[new]]
-        return marks
+        digests = np.array(offsets, "<i8")
+        new = (digests < 0) & (digests >= _LOWEST_CODE)
+        digests[new] = np.array(self._chunk_digests, np.int64)[-1 - digests[new]]
+        return digests
 
     def extent(self, code: int) -> tuple[int, int] | None:
         """Return where a spooled chunk starts and stops in the spool, in bytes; None for other codes."""
@@ -231,23 +233,23 @@ class Shelf:
     def unused(self, offsets: Int64Array) -> list[str]:
         """Return the names of the files made here that an index does not refer to."""
         numbers = np.array([code for code in self.sizes if code >= 0 and code not in self._adopted], np.int64)
-        return [frame.chunk_name(number) for number in numbers[~np.isin(numbers, offsets)].tolist()]
+        return [index.chunk_name(number) for number in numbers[~np.isin(numbers, offsets)].tolist()]
 
-    def nbytes(self, offsets: Int64Array, noted: Mapping[int, int]) -> int:
+    def nbytes(self, offsets: Int64Array, known: Mapping[int, int]) -> int:
         """Return how many bytes chunks in files take together; a missing file has none.
 
         Parameters
         ----------
         offsets : ndarray of int64
             The files, or special values.
-        noted : mapping of int to int
+        known : mapping of int to int
             Sizes of older chunks. Those that are neither new nor noted are asked for.
         """
         numbers = offsets[offsets >= 0].tolist()
         sizes = {code: int(row[0]) for code in numbers if (row := self.sizes.get(code)) is not None}
-        sizes |= {code: size for code, size in noted.items() if size}
+        sizes |= {code: size for code, size in known.items() if size}
         total = sum(sizes.get(number, 0) for number in numbers)
-        unknown = [frame.chunk_name(number) for number in numbers if number not in sizes]
+        unknown = [index.chunk_name(number) for number in numbers if number not in sizes]
         for head in self._store.head(unknown, HEADER_LEN) if unknown else ():
             if not isinstance(head, Exception):
                 total += ChunkHeader.unpack(head.data).cbytes
@@ -262,5 +264,5 @@ class Shelf:
             self._spool.close()
 
 
-def _mark(record: bytes) -> int:
+def _digest_of(record: bytes) -> int:
     return int.from_bytes(blake2b(record, digest_size=8).digest(), "little", signed=True)

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +24,15 @@ from b2array.codec import decode, encode
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.cparams import CParams
 from b2array.codec.header import NAN_BYTES, ChunkHeader, Special
-from b2array.engine.snapshot import Snapshot, Source, Want, fetch, fetch_block
+from b2array.engine.fetch import fetch, fetch_block
+from b2array.engine.snapshot import Snapshot
+from b2array.engine.source import Source, Target, Want
 from b2array.errors import FormatError, UnsupportedError, located, located_error
 from b2array.grid.layout import Layout
 from b2array.grid.partition import Axes, Index, Part, Tile, parts, put, take, tiles
 from b2array.grid.tiling import Step, Tiling, strides_of, tiling_of
 
-__all__ = ["Target", "chunk_box", "read", "read_item", "rewrite", "write"]
+__all__ = ["chunk_box", "read", "read_item", "rewrite", "write"]
 
 R = TypeVar("R")
 
@@ -98,7 +100,7 @@ def read(source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | 
     if len(first) == 1:
         reader.alone = True
         reader.run(first[0])
-    elif source.near:
+    elif source.is_local:
         threads.each(reader.run, chain(first, jobs))
     else:
         for _ in threads.spread(reader.finish, reader.fetched(chain(first, jobs))):
@@ -271,7 +273,7 @@ class _Reader:
             yield planned
 
     def _nbytes_to_come(self, n: int, nblocks: int) -> int:
-        row = self.source.noted(n)
+        row = self.source.known_sizes(n)
         if row is not None:
             return int(row[0]) * nblocks // self.layout.nblocks
         return 0 if isinstance(self.source.place(n), Special) else nblocks * self.layout.block_nbytes
@@ -282,7 +284,7 @@ class _Reader:
             tiling = tiling_of(
                 self.layout, cast(Slices, job.part.inside), decode.group_length(self.layout.block_nbytes)
             )
-            if not self.source.near and len(tiling.numbers) == self._ninhabited(job.part.coords):
+            if not self.source.is_local and len(tiling.numbers) == self._ninhabited(job.part.coords):
                 return _Planned(job, tiling, [], range(self.layout.nblocks))
             return _Planned(job, tiling, [], tiling.numbers)
         blocks = self._uncached(job)
@@ -454,23 +456,6 @@ if hasattr(os, "register_at_fork"):  # absent on Windows, which does not fork
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class Target(Source, Protocol):
-    """What takes new chunks, and gives the old ones of which only a part is new: a draft, or what stands for one."""
-
-    @property
-    def sparse(self) -> bool:
-        """Whether every chunk goes into a file of its own, so that workers may store them at the same time."""
-        ...
-
-    def store_chunk(self, buf: bytes) -> int:
-        """Keep a chunk, and return a code for it."""
-        ...
-
-    def set_code(self, n: int, code: int) -> None:
-        """Let chunk `n` be the one with this code."""
-        ...
-
-
 def write(
     draft: Target, layout: Layout, index: tuple[Index, ...], axes: Axes | None, values: Array, *, cparams: CParams,
     fields: str | list[str] | None = None,
@@ -479,7 +464,7 @@ def write(
 
     Parameters
     ----------
-    draft : Draft or Target
+    draft : Target
         Takes the chunks.
     layout, index, axes
         As in `read`.
@@ -502,7 +487,7 @@ def rewrite(
 
     Parameters
     ----------
-    draft : Draft or Target
+    draft : Target
         Takes the chunks, when the last one is made.
     layout : Layout
         How they make up the array.

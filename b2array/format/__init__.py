@@ -1,11 +1,17 @@
 """What a frame says: bytes in, values out, no I/O.
 
-frame        header, index and trailer
-metalayers   named metadata
-b2nd         the array's metalayer
+A frame is read upward: `frame.unpack` takes header and trailer apart (`metalayers`, `index`, `fingerprint`), and
+`state.parse` reads the rest of what they say. A commit goes the other way: `State` -> `frame.pack` -> bytes.
+
+state        `State`: a frame with everything it says, parsed once; another shape for it
+frame        header, index and trailer together
+header       the header, as a table of fields
+index        where each chunk is
+metalayers   named metadata in header and trailer
+b2nd         the array's metalayer <-> its layout
 dtypes       types of items <-> the text that names them
-geometry     the layout of the array in a frame
-extras       what b2array adds to a frame: its metalayer, attributes, records of checksums
-notes        what a frame notes besides its data: sizes, fill value, dimensions
+annotations  what b2array adds: fill value, dimensions, sizes of blocks, lost chunks
+attributes   values of attributes <-> msgpack
+checksums    the record behind each chunk
 fingerprint  the hash in the trailer
 """

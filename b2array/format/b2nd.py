@@ -17,9 +17,13 @@ from b2array.buffers import Buffer
 from b2array.config import MAX_CHUNK_NBYTES
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format.dtypes import parse_dtype
+from b2array.format.metalayers import Layers
 from b2array.grid.layout import MAX_NDIM, Layout
 
 __all__ = [
+    "GEOMETRIES",
+    "NOT_DATA",
+    "layout_of",
     "pack",
     "shape_of",
     "unpack",
@@ -27,9 +31,44 @@ __all__ = [
     "with_extents",
 ]
 
+NOT_DATA = ("b2o", "LazyArray", "proxy-source")
+"""Metalayers of python-blosc2 that say that the chunks do not hold the array's values."""
+
+GEOMETRIES = ("b2nd", "caterva")
+"""Metalayers that describe an array."""
+
 _NPARTS = 7
 _DTYPE_NUMPY = 0
 _FIXARRAY, _INT32, _INT64, _STR32 = 0x90, 0xD2, 0xD3, 0xDB
+
+
+def layout_of(layers: Layers, *, chunksize: int, typesize: int) -> Layout:
+    """Read the layout of the array that metalayers describe; items that are arrays are not taken apart.
+
+    Parameters
+    ----------
+    layers : tuple of (str, bytes)
+    chunksize, typesize : int
+        As the frame's header has them.
+
+    Raises
+    ------
+    FormatError
+        There is no array, or its metalayer does not fit the header.
+    UnsupportedError
+        The chunks do not hold the array's values.
+    """
+    found = dict(layers)
+    for name in NOT_DATA:
+        if name in found:
+            raise UnsupportedError(f"the metalayer {name!r} says that the stored values are not the array's data")
+    if "b2nd" in found:
+        return unpack(found["b2nd"], chunksize=chunksize)
+    if "caterva" not in found:
+        raise FormatError(
+            "expected a metalayer 'b2nd' or 'caterva' of an array, found a plain super-chunk (see b2array.open_schunk)"
+        )
+    return unpack_caterva(found["caterva"], typesize)
 
 
 def unpack(buf: Buffer, *, chunksize: int = 0) -> Layout:
@@ -55,14 +94,18 @@ def unpack(buf: Buffer, *, chunksize: int = 0) -> Layout:
     """
     buf = bytes(buf)
     version, shape, chunks, blocks, at = _unpack_geometry(buf)
-    _need(len(buf) >= at + 6, "a type after the block shape", f"{len(buf) - at} bytes")
+    if len(buf) < at + 6:
+        raise FormatError(f"expected a type after the block shape, found {len(buf) - at} bytes")
     dtype_format, marker, size = struct.unpack_from(">BBI", buf, at)
     if dtype_format != _DTYPE_NUMPY:
         raise UnsupportedError(f"dtype format {dtype_format} in the b2nd metalayer: only 0 (NumPy) is known")
-    _need(marker == _STR32, f"a str32 marker {_STR32:#x} before the type", f"{marker:#x}")
-    _need(size <= config.limits.dtype_text, f"at most {config.limits.dtype_text} bytes of type text", f"{size}")
+    if marker != _STR32:
+        raise FormatError(f"expected a str32 marker {_STR32:#x} before the type, found {marker:#x}")
+    if size > config.limits.dtype_text:
+        raise FormatError(f"expected at most {config.limits.dtype_text} bytes of type text, found {size}")
     raw = buf[at + 6 : at + 6 + size]
-    _need(len(raw) == size, f"{size} bytes of type text", f"{len(raw)}")
+    if len(raw) != size:
+        raise FormatError(f"expected {size} bytes of type text, found {len(raw)}")
     try:
         text = raw.decode()
     except UnicodeDecodeError:
@@ -72,7 +115,8 @@ def unpack(buf: Buffer, *, chunksize: int = 0) -> Layout:
     items = prod(layout.extended_chunks)
     if chunksize <= 0 or not items or chunksize == items * dtype.itemsize:
         return layout
-    _need(chunksize % items == 0, f"chunks of {items} items", f"chunks of {chunksize} bytes")
+    if chunksize % items != 0:
+        raise FormatError(f"expected chunks of {items} items, found chunks of {chunksize} bytes")
     return _layout(shape, chunks, blocks, np.dtype((np.void, chunksize // items)), text, version)
 
 
@@ -92,14 +136,17 @@ def unpack_caterva(buf: Buffer, typesize: int) -> Layout:
         The content ends early or has sizes that do not fit each other.
     """
     version, shape, chunks, blocks, _ = _unpack_geometry(bytes(buf))
-    _need(0 < typesize <= MAX_CHUNK_NBYTES, "a typesize of 1 byte or more", str(typesize))
+    if not 0 < typesize <= MAX_CHUNK_NBYTES:
+        raise FormatError(f"expected a typesize of 1 byte or more, found {typesize}")
     return _layout(shape, chunks, blocks, np.dtype((np.void, typesize)), "", version)
 
 
 def _unpack_geometry(buf: bytes) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
-    _need(len(buf) >= 3, "a b2nd metalayer of 3 bytes or more", f"{len(buf)} bytes")
+    if len(buf) < 3:
+        raise FormatError(f"expected a b2nd metalayer of 3 bytes or more, found {len(buf)} bytes")
     version, ndim = buf[1:3]
-    _need(ndim <= MAX_NDIM, f"at most {MAX_NDIM} dimensions", str(ndim))
+    if ndim > MAX_NDIM:
+        raise FormatError(f"expected at most {MAX_NDIM} dimensions, found {ndim}")
     shape, at = _unpack_extents(buf, 3, ndim, "q", _INT64)
     chunks, at = _unpack_extents(buf, at, ndim, "i", _INT32)
     blocks, at = _unpack_extents(buf, at, ndim, "i", _INT32)
@@ -110,10 +157,10 @@ def _unpack_extents(buf: bytes, start: int, ndim: int, code: str, marker: int) -
     start += 1  # the array's own marker, which no reader looks at
     width = 1 + struct.calcsize(f">{code}")
     stop = start + ndim * width
-    _need(len(buf) >= stop, f"{stop} bytes for {ndim} dimensions", str(len(buf)))
-    _need(
-        buf[start:stop:width] == bytes([marker]) * ndim, f"{ndim} integers marked {marker:#x}", buf[start:stop].hex(" ")
-    )
+    if len(buf) < stop:
+        raise FormatError(f"expected {stop} bytes for {ndim} dimensions, found {len(buf)}")
+    if buf[start:stop:width] != bytes([marker]) * ndim:
+        raise FormatError(f"expected {ndim} integers marked {marker:#x}, found {buf[start:stop].hex(' ')}")
     return struct.unpack_from(">" + f"x{code}" * ndim, buf, start), stop
 
 
@@ -195,8 +242,3 @@ def with_extents(
 def _pack_extents(extents: tuple[int, ...], code: str, marker: int) -> bytes:
     body = b"".join(struct.pack(f">B{code}", marker, extent) for extent in extents)
     return bytes([_FIXARRAY + len(extents)]) + body
-
-
-def _need(ok: bool, expected: str, found: str) -> None:
-    if not ok:
-        raise FormatError(f"expected {expected}, found {found}")

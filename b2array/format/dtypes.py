@@ -6,7 +6,7 @@ Source: "B2ND Metalayer Format" of the Blosc2 documentation, and the text that p
 from __future__ import annotations
 
 import ast
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -44,7 +44,8 @@ def parse_dtype(text: str) -> np.dtype[Any]:
     dtype(('<f4', (2,)))
     """
     limit = config.limits.dtype_text
-    _need(len(text.encode(errors="surrogatepass")) <= limit, f"at most {limit} bytes of type text", f"{len(text)}")
+    if len(text.encode(errors="surrogatepass")) > limit:
+        raise FormatError(f"expected at most {limit} bytes of type text, found {len(text)}")
     try:
         dtype = np.dtype(text)
     except _NOT_A_DTYPE:
@@ -99,9 +100,10 @@ def make_dtype(literal: object) -> np.dtype[Any]:
     FormatError, UnsupportedError
         As for `parse_dtype`.
     """
-    _need(isinstance(literal, str | list | tuple | dict), "a NumPy type", repr(literal)[:80])
+    if not isinstance(literal, str | list | tuple | dict):
+        raise FormatError(f"expected a NumPy type, found {repr(literal)[:80]}")
     try:
-        dtype: np.dtype[Any] = np.dtype(literal)  # type: ignore[call-overload]
+        dtype: np.dtype[Any] = np.dtype(cast(Any, literal))
     except _NOT_A_DTYPE:
         raise FormatError(f"expected a NumPy type, found {repr(literal)[:80]}") from None
     _check_dtype(dtype, dtype)
@@ -113,12 +115,14 @@ def _check_dtype(dtype: np.dtype[Any], whole: np.dtype[Any]) -> None:
         raise UnsupportedError(f"items of type {str(whole)[:80]} are references, not data")
     # NumPy lets the size of a type overflow; such a type reads beyond its items.
     smallest = 1 if dtype is whole else 0
-    _need(dtype.itemsize >= smallest, f"items of {smallest} bytes or more", f"{dtype.itemsize} in {str(whole)[:80]}")
+    if dtype.itemsize < smallest:
+        raise FormatError(f"expected items of {smallest} bytes or more, found {dtype.itemsize} in {str(whole)[:80]}")
     if dtype.subdtype is not None:
         _check_dtype(dtype.subdtype[0], whole)
     for field, offset, *_ in (dtype.fields or {}).values():
         _check_dtype(field, whole)
-        _need(offset + field.itemsize <= dtype.itemsize, f"fields inside {dtype.itemsize} bytes", f"one at {offset}")
+        if offset + field.itemsize > dtype.itemsize:
+            raise FormatError(f"expected fields inside {dtype.itemsize} bytes, found one at {offset}")
 
 
 def dtype_text(dtype: np.dtype[Any]) -> str:
@@ -182,8 +186,3 @@ def _is_foreign(dtype: np.dtype[Any]) -> bool:
     if dtype.names is not None:
         return any(_is_foreign(dtype[name]) for name in dtype.names)
     return dtype.isbuiltin == 2
-
-
-def _need(ok: bool, expected: str, found: str) -> None:
-    if not ok:
-        raise FormatError(f"expected {expected}, found {found}")

@@ -7,7 +7,6 @@ the C library writes. Integers are big-endian (msgpack).
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 from b2array import config
 from b2array.errors import FormatError, LimitError
@@ -21,6 +20,7 @@ MAX_LAYERS = 16
 """Entries of a map that is written: the next write of the C library destroys a frame with more."""
 MAX_NAME_NBYTES = 31
 
+_MAP, _OFFSET, _CONTENT = struct.Struct(">4xBH"), struct.Struct(">Bi"), struct.Struct(">BI")
 _FIXARRAY3, _UINT16, _MAP16, _FIXSTR, _INT32, _ARRAY16, _BIN32 = 0x93, 0xCD, 0xDE, 0xA0, 0xD2, 0xDC, 0xC6
 
 
@@ -39,38 +39,43 @@ def unpack(region: bytes, start: int) -> Layers:
     FormatError
         A name or a content lies outside of `region`, contents overlap, or a name occurs twice.
     """
-    marker, count = _take(">4xBH", region, start)
-    _need(marker == _MAP16, f"the marker {_MAP16:#04x} of the map of metalayers", f"{marker:#04x}")
-    at, room, layers = start + 7, len(region), []
+    try:
+        return _unpack(region, start)
+    except (struct.error, IndexError):
+        raise FormatError(f"expected metalayers within {len(region)} bytes, found one that reaches beyond") from None
+
+
+def _unpack(region: bytes, start: int) -> Layers:
+    marker, count = _MAP.unpack_from(region, start)
+    if marker != _MAP16:
+        raise FormatError(f"expected the marker {_MAP16:#04x} of the map of metalayers, found {marker:#04x}")
+    layers: dict[str, bytes] = {}
+    at, room = start + _MAP.size, len(region)
     for _ in range(count):
-        (marker,) = _take(">B", region, at)
-        size = marker - _FIXSTR
-        _need(0 <= size <= MAX_NAME_NBYTES, f"metalayer names of at most {MAX_NAME_NBYTES} bytes", f"{marker:#04x}")
-        raw, marker, offset = _take(f">x{size}sBi", region, at)
-        _need(b"\0" not in raw, "metalayer names without zero bytes", repr(raw))
-        _need(marker == _INT32, f"the marker {_INT32:#04x} of a metalayer's offset", f"{marker:#04x}")
-        content = _unpack_content(region, offset)
-        room -= len(content)
-        _need(room >= 0, "metalayers that do not overlap", f"more than {len(region)} bytes of them")
-        layers.append((raw.decode(errors="surrogateescape"), content))
-        at += size + 6
-    names = [name for name, _ in layers]
-    _need(len(set(names)) == len(names), "metalayer names that are distinct", repr(names))
-    return tuple(layers)
-
-
-def _unpack_content(region: bytes, offset: int) -> bytes:
-    marker, size = _take(">BI", region, offset)
-    _need(marker == _BIN32, f"the marker {_BIN32:#04x} of a metalayer's content", f"{marker:#04x}")
-    content = region[offset + 5 : offset + 5 + size]
-    _need(len(content) == size, f"{size} bytes of a metalayer", str(len(content)))
-    return content
-
-
-def _take(fmt: str, region: bytes, at: int) -> tuple[Any, ...]:
-    stop = at + struct.calcsize(fmt)
-    _need(at >= 0 and stop <= len(region), f"metalayers within {len(region)} bytes", f"one at {at} to {stop}")
-    return struct.unpack_from(fmt, region, at)
+        size = region[at] - _FIXSTR
+        if not 0 <= size <= MAX_NAME_NBYTES:
+            raise FormatError(f"expected metalayer names of at most {MAX_NAME_NBYTES} bytes, found {region[at]:#04x}")
+        raw = region[at + 1 : at + 1 + size]
+        if b"\0" in raw:
+            raise FormatError(f"expected metalayer names without zero bytes, found {raw!r}")
+        marker, offset = _OFFSET.unpack_from(region, at + 1 + size)
+        if marker != _INT32 or offset < 0:
+            raise FormatError(f"expected the marker {_INT32:#04x} and an offset, found {marker:#04x} and {offset}")
+        marker, nbytes = _CONTENT.unpack_from(region, offset)
+        if marker != _BIN32:
+            raise FormatError(f"expected the marker {_BIN32:#04x} of a metalayer's content, found {marker:#04x}")
+        content = region[offset + _CONTENT.size : offset + _CONTENT.size + nbytes]
+        if len(content) != nbytes:
+            raise FormatError(f"expected {nbytes} bytes of a metalayer, found {len(content)}")
+        room -= nbytes
+        if room < 0:
+            raise FormatError(f"expected metalayers that do not overlap, found more than {len(region)} bytes of them")
+        name = raw.decode(errors="surrogateescape")
+        if name in layers:
+            raise FormatError(f"expected metalayer names that are distinct, found {name!r} twice")
+        layers[name] = content
+        at += 1 + size + _OFFSET.size
+    return tuple(layers.items())
 
 
 def pack(layers: Layers, start: int, *, uncounted: int) -> bytes:
@@ -81,18 +86,18 @@ def pack(layers: Layers, start: int, *, uncounted: int) -> bytes:
     layers : tuple of (str, bytes)
         See `check`.
     start : int
-        What the offsets of the contents count from lies so many bytes before the map.
+        Where the map will stand, in bytes from the start of the header or trailer, which offsets count from.
     uncounted : int
-        The size that the map states leaves out so many of its first bytes: 0 in headers, 1 in trailers.
+        How many of its first bytes the size that the map states leaves out: 0 in headers, 1 in trailers.
     """
-    entries = [(_encode(name), content) for name, content in layers]
-    size = 7 + sum(6 + len(name) for name, _ in entries)
+    entries = [(name.encode(errors="surrogateescape"), content) for name, content in layers]
+    size = _MAP.size + sum([6 + len(name) for name, _ in entries])
     offset = start + size + 3
     names, contents = [], []
     for name, content in entries:
         names.append(struct.pack(f">B{len(name)}sBi", _FIXSTR + len(name), name, _INT32, offset))
-        contents.append(struct.pack(">BI", _BIN32, len(content)) + content)
-        offset += 5 + len(content)
+        contents.append(_CONTENT.pack(_BIN32, len(content)) + content)
+        offset += _CONTENT.size + len(content)
     head = struct.pack(">BBHBH", _FIXARRAY3, _UINT16, size - uncounted, _MAP16, len(entries))
     return b"".join((head, *names, struct.pack(">BH", _ARRAY16, len(entries)), *contents))
 
@@ -107,16 +112,16 @@ def check(layers: Layers) -> None:
     ValueError
         A name occurs twice, or contains a zero byte.
     """
-    names = [_encode(name) for name, _ in layers]
+    names = [name.encode(errors="surrogateescape") for name, _ in layers]
     if len(names) > MAX_LAYERS:
         raise LimitError(f"{len(names)} metalayers: a frame holds at most {MAX_LAYERS}")
-    if len(set(names)) < len(names) or any(b"\0" in name for name in names):
+    if len(set(names)) < len(names) or b"\0" in b"".join(names):
         raise ValueError(f"metalayer names must be distinct and without zero bytes, not {names}")
     for name in names:
         if len(name) > MAX_NAME_NBYTES:
             raise LimitError(f"metalayer name {name!r} has {len(name)} bytes, at most {MAX_NAME_NBYTES} fit")
     # What surrounds the contents in a header or trailer takes less than 1024 bytes.
-    size, limit = sum(len(content) for _, content in layers), config.limits.metadata_nbytes - 1024
+    size, limit = sum([len(content) for _, content in layers]), config.limits.metadata_nbytes - 1024
     if size > limit:
         raise LimitError(f"{size} bytes of metalayers: at most {limit} are allowed")
 
@@ -129,13 +134,7 @@ def find(layers: Layers, name: str) -> bytes | None:
     >>> find((("a", b"1"), ("b", b"2")), "b")
     b'2'
     """
-    return next((content for found, content in layers if found == name), None)
-
-
-def _encode(name: str) -> bytes:
-    return name.encode(errors="surrogateescape")
-
-
-def _need(ok: bool, expected: str, found: str) -> None:
-    if not ok:
-        raise FormatError(f"expected {expected}, found {found}")
+    for found, content in layers:
+        if found == name:
+            return content
+    return None

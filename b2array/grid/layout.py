@@ -6,16 +6,18 @@ size at their high end, and all grids are in C order.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
 from b2array import config
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 
-__all__ = ["MAX_NDIM", "Layout"]
+__all__ = ["MAX_NDIM", "Layout", "extents"]
 
 MAX_NDIM = 16
 
@@ -124,6 +126,14 @@ class Layout:
         for name, nbytes, low, high in bounds:
             if not low <= nbytes <= high:
                 raise ValueError(f"expected {low} to {high} bytes in {name}, found {nbytes}")
+
+
+def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
+    """Return a shape, given as one integer or several, as a tuple."""
+    # A NumPy array without dimensions is one integer.
+    if isinstance(shape, Sequence) or (isinstance(shape, np.ndarray) and shape.ndim):
+        return tuple(map(operator.index, shape))
+    return (operator.index(shape),)
 
 
 def _grid(shape: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from b2array import config
+from b2array.array.schunk import SChunk
 from b2array.buffers import Buffer
 from b2array.engine import snapshot
-from b2array.engine.schunk import Mode, SChunk
+from b2array.engine.handle import Handle, Mode
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located
 from b2array.group import embedded
 from b2array.group.manifest import EMBEDDED, check_path, found
@@ -83,12 +84,12 @@ class Archive:
             stamp = self.store.stamp("")
             entries = located(self.url, lambda: _entries(self.store, stamp))
             self._known = stamp, entries, {}
-            inner = embedded.extents(self._open(EMBEDDED)) if EMBEDDED in entries else {}
+            inner = embedded.extents(SChunk(self._open(EMBEDDED))) if EMBEDDED in entries else {}
             members = {**{name: embedded.path_of(name) for name in inner}, **found(entries)}
             self._known = stamp, entries, dict(sorted(members.items()))
         return self._known
 
-    def open(self, path: str, mode: Mode) -> SChunk:
+    def open(self, path: str, mode: Mode) -> Handle:
         """Open a member by its path.
 
         Raises
@@ -103,10 +104,10 @@ class Archive:
         if mode != "r":
             raise ReadOnlyError(f"{self.url} is an archive, which can only be read")
         if embedded.embedded(path):
-            return embedded.open_embedded(self._open(EMBEDDED), path)
+            return embedded.open_embedded(SChunk(self._open(EMBEDDED)), path)
         return self._open(path)
 
-    def _open(self, path: str) -> SChunk:
+    def _open(self, path: str) -> Handle:
         stamp, entries, _ = self._state()
         entry, place = entries.get(path), f"{self.url}: {path}"
         if entry is None or not entry.stored:
@@ -120,7 +121,7 @@ class Archive:
             raise ConflictError(f"{self.url} was changed since it was opened; call refresh()")
         if held.frame.frame_len > entry.nbytes:
             raise FormatError(f"{place}: expected a frame in {entry.nbytes} bytes, found {held.frame.frame_len}")
-        return SChunk(held, "r")
+        return Handle(held, "r")
 
     def _header_nbytes(self, place: str, entry: _Entry, stamp: Stamp) -> int:
         # Its extra fields are not those of the central directory.

@@ -16,12 +16,13 @@ from typing import Any
 
 from b2array import config
 from b2array.array.opening import create_schunk
+from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
-from b2array.engine.schunk import Mode, SChunk
-from b2array.engine.snapshot import FRAME_NAME, Snapshot
+from b2array.engine.handle import Handle, Mode
+from b2array.engine.snapshot import Snapshot
+from b2array.engine.source import FRAME_NAME
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, located
-from b2array.format.frame import Frame
-from b2array.format.notes import extras_of
+from b2array.format.state import State
 from b2array.group import embedded
 from b2array.group.manifest import EMBEDDED, LIST_NAME, MemberList, found
 from b2array.store.atomic import require_free
@@ -163,7 +164,7 @@ class Directory:
         return {**shown, **found(path for path in paths if path.removesuffix(f"/{FRAME_NAME}") not in hidden)}
 
     def _embedding(self, mode: Mode) -> SChunk:
-        return SChunk(snapshot.load(self.store_of(EMBEDDED)), mode)
+        return SChunk(Handle(snapshot.load(self.store_of(EMBEDDED)), mode))
 
     def read_list(self) -> tuple[MemberList, Stamp | None]:
         """Read the list of members and its version. Where there is none, there is no version either."""
@@ -258,7 +259,7 @@ class Directory:
 
     # Members.
 
-    def open(self, path: str, mode: Mode) -> SChunk:
+    def open(self, path: str, mode: Mode) -> Handle:
         """Open a member by its path.
 
         Raises
@@ -275,7 +276,7 @@ class Directory:
         if mode == "r+" and path in self._state()[0].pending:
             self.settle()
             held = self.current(store, path)
-        return SChunk(held, mode)
+        return Handle(held, mode)
 
     def current(self, store: Store, path: str) -> Snapshot:
         """Return the state of a member that belongs to the list."""
@@ -286,7 +287,7 @@ class Directory:
             if self._stored_list()[0] != listed:
                 raise ConflictError(f"{self.url} was changed since it was opened; call refresh()") from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
-        ident, number = mark_of(held.frame)
+        ident, number = mark_of(held.state)
         if path in listed.pending and (ident != listed.ident or number < listed.number):
             return self._ahead(store, path, held, listed.pending[path])
         if ident and (ident != listed.ident or number > listed.number):
@@ -325,11 +326,11 @@ class Directory:
             store = self.store_of(path)
             for _ in attempts(store):
                 held = snapshot.load(store)
-                ident, number = mark_of(held.frame)
+                ident, number = mark_of(held.state)
                 if ident == listed.ident and number >= listed.number:
                     break
                 ahead = self._ahead(store, path, held, change)
-                if mark_of(ahead.frame) != (listed.ident, listed.number):
+                if mark_of(ahead.state) != (listed.ident, listed.number):
                     break  # other software has put something else there
                 with suppress(ConflictError):
                     self._publish_one(store, path, held, change, locked=path in locked)
@@ -408,9 +409,9 @@ class Directory:
             self.store_of(path + ".b2lock").delete([""])
 
 
-def mark_of(described: Frame) -> tuple[str, int]:
+def mark_of(state: State) -> tuple[str, int]:
     """Return identity of the list and number of the commit that a frame says it was last changed in."""
-    mark = dict(extras_of(described).unknown).get(MARK)
+    mark = state.annotations.entry(MARK)
     if isinstance(mark, list | tuple) and len(mark) == 2 and isinstance(mark[0], str) and type(mark[1]) is int:
         return mark[0], mark[1]
     return "", 0

@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from b2array import config
+from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
-from b2array.engine.schunk import SChunk
+from b2array.engine.handle import Handle
 from b2array.errors import FormatError, LimitError, UnsupportedError, located
 from b2array.group.manifest import EMBEDDED, check_member
 from b2array.store.memory import MemoryStore
@@ -66,7 +67,7 @@ def _extent(held: SChunk, key: str, entry: Any) -> Extent:
     return Extent(start, nbytes)
 
 
-def open_embedded(held: SChunk, path: str) -> SChunk:
+def open_embedded(held: SChunk, path: str) -> Handle:
     """Open an embedded member for reading.
 
     Raises
@@ -85,7 +86,7 @@ def open_embedded(held: SChunk, path: str) -> SChunk:
     if extent.nbytes > config.limits.chunk_nbytes:
         raise LimitError(f"{held.url}: the embedded member {name!r} takes {extent.nbytes} bytes")
     content = held.get_slice(extent.start, extent.start + extent.nbytes)
-    return located(f"{held.url}: {name}", lambda: SChunk(snapshot.load(MemoryStore({"": content})), "r"))
+    return located(f"{held.url}: {name}", lambda: Handle(snapshot.load(MemoryStore({"": content})), "r"))
 
 
 def remove(held: SChunk, names: Collection[str]) -> None:

@@ -14,8 +14,10 @@ from b2array.array import creation
 from b2array.array.array import NDArray
 from b2array.array.creation import Shape
 from b2array.array.opening import create_schunk
-from b2array.engine.schunk import Mode, SChunk
-from b2array.engine.transaction import Draft
+from b2array.array.schunk import SChunk
+from b2array.engine.attributes import Layers
+from b2array.engine.handle import Handle, Mode
+from b2array.engine.transaction import Transaction
 from b2array.errors import FormatError, ReadOnlyError
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.directory import Directory
@@ -152,7 +154,7 @@ class Group(MutableMapping[str, Any]):
 
     def _open(self, path: str, mode: Mode) -> NDArray | SChunk:
         held = self._home.open(path, mode)
-        return NDArray(held) if path.endswith(ARRAY) or held.frame.metalayer("b2nd") is not None else held
+        return NDArray(held) if path.endswith(ARRAY) or held.frame.metalayer("b2nd") is not None else SChunk(held)
 
     def __getitem__(self, name: str) -> Any:
         """Open an array (or a super-chunk), or give a group.
@@ -377,7 +379,7 @@ class Attrs(MutableMapping[str, Any]):
         self._group = group
         self._known: MutableMapping[str, Any] | None = None
 
-    def _held(self, *, create: bool = False) -> SChunk | None:
+    def _held(self, *, create: bool = False) -> Handle | None:
         group = self._group
         full = group._prefix + ATTRS
         path = group._home.members().get(full)
@@ -392,14 +394,14 @@ class Attrs(MutableMapping[str, Any]):
             made = create_schunk(home.address(path), chunksize=2**13, overwrite=overwrite, **home.options)
             if held is not None:  # embedded, where it cannot be changed
                 with made.transaction():
-                    made.vlmeta.update(held.vlmeta)
-        return made
+                    made.vlmeta.update(Layers(held))
+        return made._handle
 
     def _layers(self) -> MutableMapping[str, Any]:
         # Opened once, for whoever goes through all of them.
         if self._known is None:
             held = self._held()
-            self._known = {} if held is None else held.vlmeta
+            self._known = {} if held is None else Layers(held)
         return self._known
 
     def __getitem__(self, name: str) -> Any:
@@ -408,7 +410,7 @@ class Attrs(MutableMapping[str, Any]):
     def _changeable(self) -> MutableMapping[str, Any]:
         self._group._writable()
         held = self._held(create=True)
-        self._known = {} if held is None else held.vlmeta
+        self._known = {} if held is None else Layers(held)
         return self._known
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -433,7 +435,7 @@ class Attrs(MutableMapping[str, Any]):
         return repr(dict(self))
 
 
-def _drafted(shape: Shape | None, dtype: npt.DTypeLike | None, data: Any, options: dict[str, Any]) -> Draft:
+def _drafted(shape: Shape | None, dtype: npt.DTypeLike | None, data: Any, options: dict[str, Any]) -> Transaction:
     if shape is None:
         return creation.holding(data, dtype=dtype, **options)
     return creation.filled(shape=shape, dtype=float if dtype is None else dtype, **options)

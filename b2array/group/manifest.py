@@ -14,7 +14,7 @@ from typing import Any, Self
 import msgpack
 
 from b2array.buffers import Buffer
-from b2array.engine.snapshot import FRAME_NAME
+from b2array.engine.source import FRAME_NAME
 from b2array.errors import FormatError, UnsupportedError
 
 __all__ = [

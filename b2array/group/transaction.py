@@ -15,11 +15,13 @@ from dataclasses import replace
 
 from b2array.buffers import Buffer
 from b2array.engine import snapshot
-from b2array.engine.schunk import Mode, SChunk
+from b2array.engine.attributes import Layers
+from b2array.engine.handle import Handle, Mode
 from b2array.engine.snapshot import Snapshot
-from b2array.engine.transaction import Draft
+from b2array.engine.transaction import Transaction
 from b2array.errors import B2ArrayError, ConflictError
-from b2array.format.frame import Frame, chunk_name
+from b2array.format.frame import Frame
+from b2array.format.index import chunk_name
 from b2array.group import embedded
 from b2array.group.directory import MARK, Directory, beside, mark_of
 from b2array.group.manifest import LIST_NAME, MemberList
@@ -46,7 +48,7 @@ class Joint(Directory):
         base.refresh()
         base.settle()
         self._known = base._state()
-        self._open: dict[str, SChunk] = {}
+        self._open: dict[str, Handle] = {}
         self._created: dict[str, str] = {}
         self._removed: dict[str, str] = {}
         self._ended = False
@@ -62,7 +64,7 @@ class Joint(Directory):
         if self._ended:
             raise ConflictError("expected a transaction under way, found that it has ended")
 
-    def open(self, path: str, mode: Mode) -> SChunk:
+    def open(self, path: str, mode: Mode) -> Handle:
         """Open a member; what is written to it is part of the commit."""
         self._require_open()
         if path in self._created.values() or embedded.embedded(path):
@@ -71,7 +73,7 @@ class Joint(Directory):
             held = self._open.get(path)
             if held is None:
                 held = super().open(path, mode)
-                held.begin()
+                held.enter()
                 self._open[path] = held
             return held
 
@@ -97,7 +99,7 @@ class Joint(Directory):
         path = self._removed.get(name)
         return None if path is None or embedded.embedded(path) else path
 
-    def replace(self, name: str, make: Callable[[str], Draft]) -> SChunk | None:
+    def replace(self, name: str, make: Callable[[str], Transaction]) -> Handle | None:
         """Let the commit put another frame in the place of a member that was removed, without moving it.
 
         Parameters
@@ -108,32 +110,32 @@ class Joint(Directory):
 
         Returns
         -------
-        SChunk or None
+        Handle or None
             With a transaction under way. None if a frame of that kind cannot be there.
         """
         self._require_open()
         path = self._removed[name]
-        old = SChunk(self.current(self.store_of(path), path), "r+")
+        old = Handle(self.current(self.store_of(path), path), "r+")
         try:
             draft = make(self.address(path))
         except FileExistsError:
             return None
-        old.begin(draft)
+        old.enter(draft)
         self._restore(name, old)
         return old
 
-    def revive(self, name: str) -> SChunk | None:
+    def revive(self, name: str) -> Handle | None:
         """Take back that a frame without chunks was removed, but not that its layers were."""
         path = self.removed(name)
         if path is None:
             return None
-        held = SChunk(self.current(self.store_of(path), path), "r+")
-        held.begin()
-        held.vlmeta.clear()
+        held = Handle(self.current(self.store_of(path), path), "r+")
+        held.enter()
+        Layers(held).clear()
         self._restore(name, held)
         return held
 
-    def _restore(self, name: str, held: SChunk) -> None:
+    def _restore(self, name: str, held: Handle) -> None:
         path = self._removed.pop(name)
         self._open[path] = held
         self.change(name, path)
@@ -206,7 +208,7 @@ class Joint(Directory):
                 _leave(held)
         self._base.refresh()
 
-    def _commit(self, drafts: Mapping[str, Draft]) -> None:
+    def _commit(self, drafts: Mapping[str, Transaction]) -> None:
         for _ in attempts(self.store):
             with ExitStack() as locks:
                 locks.enter_context(self.store.lock(LIST_NAME))
@@ -241,7 +243,7 @@ class Joint(Directory):
             # It may be what counts now. So all that it names has to stay.
             self._ended = True
             for held in self._open.values():
-                held.end(None)
+                held.leave(None)
             raise error from None
         return listed == self.stored_form(new)
 
@@ -261,22 +263,22 @@ class Joint(Directory):
             pending={},
         )
 
-    def _stage(self, path: str, draft: Draft, new: MemberList, token: str) -> tuple[Frame, bytes | str]:
+    def _stage(self, path: str, draft: Transaction, new: MemberList, token: str) -> tuple[Frame, bytes | str]:
         store = self.store_of(beside(path, token, sparse=draft.sparse))
 
         def put(pieces: Iterable[Buffer]) -> None:
             store.create("", pieces)
 
-        packed, header = draft.stage((MARK, (new.ident, new.number)), put)
-        return packed.frame, header or token
+        described, header = draft.prepare((MARK, (new.ident, new.number)), put)
+        return described, header or token
 
-    def _unstage(self, drafts: Mapping[str, Draft], token: str) -> None:
+    def _unstage(self, drafts: Mapping[str, Transaction], token: str) -> None:
         with suppress(OSError, B2ArrayError):
             for path, draft in drafts.items():
                 self.store_of(beside(path, token, sparse=draft.sparse)).delete([""])
 
-    def _finish(self, new: MemberList, drafts: Mapping[str, Draft]) -> None:
-        replaced = {path: self._open[path].committed for path, draft in drafts.items() if draft.base is None}
+    def _finish(self, new: MemberList, drafts: Mapping[str, Transaction]) -> None:
+        replaced = {path: self._open[path].snapshot for path, draft in drafts.items() if draft.base is None}
         self.publish(new, locked=drafts.keys())
         for path, old in replaced.items():
             self._remove_chunks(old, drafts[path], (new.ident, new.number))
@@ -285,30 +287,30 @@ class Joint(Directory):
         if (listed.ident, listed.number) == (new.ident, new.number):
             self.write_list(replace(listed, pending={}, hidden=_without(listed.hidden, self._removed.values())), stamp)
 
-    def _remove_chunks(self, old: Snapshot, draft: Draft, mark: tuple[str, int]) -> None:
+    def _remove_chunks(self, old: Snapshot, draft: Transaction, mark: tuple[str, int]) -> None:
         """Remove the files of a frame, if another one has taken its place."""
-        if draft.sparse and mark_of(snapshot.load(draft.store).frame) == mark:
+        if draft.sparse and mark_of(snapshot.load(draft.store).state) == mark:
             stored = old.frame.offsets[old.frame.offsets >= 0]
             draft.store.delete([chunk_name(number) for number in stored.tolist()])
 
-    def _move_on(self, drafts: Mapping[str, Draft], frames: Mapping[str, Frame]) -> None:
+    def _move_on(self, drafts: Mapping[str, Transaction], frames: Mapping[str, Frame]) -> None:
         for path, draft in drafts.items():
-            self._open[path].end(self.current(draft.store, path))
-            draft.settled(frames[path])
+            self._open[path].leave(self.current(draft.store, path))
+            draft.published(frames[path])
 
 
 def _without(paths: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
     return tuple(path for path in paths if path not in set(others))
 
 
-def _draft(held: SChunk) -> Draft:
+def _draft(held: Handle) -> Transaction:
     source = held.source
-    if not isinstance(source, Draft):
+    if not isinstance(source, Transaction):
         raise ConflictError(f"{held.url}: expected a transaction under way, found that it has ended")
     return source
 
 
-def _leave(held: SChunk) -> None:
+def _leave(held: Handle) -> None:
     draft = _draft(held)
-    held.end(None)
+    held.leave(None)
     draft.abort()

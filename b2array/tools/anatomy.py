@@ -19,9 +19,10 @@ from b2array.codec.header import FIELDS as CHUNK_FIELDS
 from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
 from b2array.engine.fetch import chunk_number
-from b2array.engine.snapshot import Place, Snapshot
+from b2array.engine.snapshot import Snapshot
+from b2array.engine.source import Place
 from b2array.errors import UnsupportedError
-from b2array.format import b2nd, extras, frame
+from b2array.format import b2nd, checksums, frame
 from b2array.format.frame import FrameType
 from b2array.store.base import Listed, Store
 from b2array.store.spans import Span
@@ -117,10 +118,12 @@ def _wave(held: Snapshot, numbers: Sequence[int]) -> tuple[list[ChunkSizes], int
     spans = [Span(place.name, place.start, place.start + HEADER_LEN) for place in stored]
     heads = {place: ChunkHeader.unpack(view) for place, view in zip(stored, held.read(spans, clip=True), strict=True)}
     ends = {place: place.start + header.cbytes for place, header in heads.items()}
-    nbytes = {place: extras.record_nbytes(header.nblocks) for place, header in heads.items()}
+    nbytes = {place: checksums.record_nbytes(header.nblocks) for place, header in heads.items()}
     behind = [Span(place.name, ends[place], ends[place] + nbytes[place]) for place in stored]
     found = zip(stored, held.read(behind, clip=True), strict=True)
-    records = sum(len(view) for place, view in found if extras.unpack_record(view, number=_number(place)) is not None)
+    records = sum(
+        len(view) for place, view in found if checksums.unpack_record(view, number=_number(place)) is not None
+    )
     sizes = []
     for n, place in zip(numbers, places, strict=True):
         if isinstance(place, Place):
@@ -177,30 +180,6 @@ class Field(NamedTuple):
     meaning: str
 
 
-# Name, position, struct format and meaning of what stands in a frame's header, behind a marker of msgpack each.
-_HEADER_FIELDS = (
-    ("magic", 2, "8s", "says that this is a frame"),
-    ("header_size", 11, ">i", "bytes of the header"),
-    ("frame_size", 16, ">Q", "bytes of the frame; behind them is an aborted commit"),
-    ("general_flags", 25, "B", "bits 0-3: format version; 4-5: width of the offsets; 6: chunks, 7: blocks of any size"),
-    ("frame_type", 26, "B", "0: contiguous, 1: sparse"),
-    ("codec_flags", 27, "B", "bits 0-3: codec; 4-7: level"),
-    ("other_flags", 28, "B", "bits 0-1: how blocks are split"),
-    ("uncompressed_size", 30, ">q", "bytes of all chunks"),
-    ("compressed_size", 39, ">q", "bytes from the end of the header to the index; sparse: sum of the chunks and room"),
-    ("type_size", 48, ">i", "bytes of an item"),
-    ("block_size", 53, ">i", "bytes of a block, 0: chunks choose"),
-    ("chunk_size", 58, ">i", "bytes of a chunk, 0: each its own"),
-    ("nthreads_compress", 63, ">h", "for readers that obey it"),
-    ("nthreads_decompress", 66, ">h", "for readers that obey it"),
-    ("has_vlmetalayers", 68, "B", "0xc3: there are, 0xc2: there are none"),
-    ("nfilters", 70, "B", "filters that may be in use"),
-    ("filter_codes", 71, "6s", "ids of the filters in their order"),
-    ("udcodec", 77, "B", "compcode of a codec of one's own"),
-    ("codec_meta", 78, "B", "parameter of the codec"),
-    ("filter_meta", 79, "6s", "parameters of the filters"),
-    ("other_flags2", 85, "B", "bit 0: dictionaries"),
-)
 _FIRST_LAYERS = 87
 
 
@@ -208,7 +187,7 @@ def fields(held: Snapshot) -> Iterator[Field]:
     """Yield every field of header, index and trailer, in the order of the file."""
     head = held.frame
     header = bytes(held.read([Span(held.name, held.start, held.start + head.header_len)])[0])
-    yield from rows("header", header, 0, _HEADER_FIELDS)
+    yield from rows("header", header, 0, frame.HEADER_FIELDS)
     yield from _layers("header", header, _FIRST_LAYERS, head.metalayers, 0)
     start, stop = head.tail_start, head.tail_stop
     tail = bytes(held.read([Span(held.name, held.start + start, held.start + stop)])[0])

@@ -23,7 +23,7 @@ from b2array.array.opening import place_new
 from b2array.bloscpack.header import CHECKSUMS
 from b2array.buffers import Buffer
 from b2array.engine import snapshot, transaction
-from b2array.engine.schunk import SChunk
+from b2array.engine.handle import Handle
 from b2array.errors import B2ArrayError, FormatError
 from b2array.group.group import open_group
 from b2array.progress import Progress as Progressing
@@ -316,7 +316,7 @@ def copy(
         with track(held.frame.nchunks, "chunks copied", shows(progress), unit="items") as shown:
             transaction.copied(held, store, frame_type, overwrite=overwrite, progress=shown).commit()
         return
-    a = NDArray(SChunk(held, "r"))
+    a = NDArray(Handle(held, "r"))
     copying.copy(
         a, dst, chunks=cut, blocks=inner, cparams=cparams_of(codec, clevel, filters), layout=kind, overwrite=overwrite,
         progress=shows(progress), storage_options=options,

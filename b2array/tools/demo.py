@@ -17,7 +17,7 @@ from b2array import config
 from b2array.array import creation
 from b2array.array.array import NDArray
 from b2array.engine import snapshot
-from b2array.engine.schunk import SChunk
+from b2array.engine.handle import Handle
 from b2array.store.base import Head, merge
 from b2array.store.local import LocalStore
 from b2array.store.spans import Span
@@ -59,7 +59,7 @@ def main(steps: int = 160, side: int = 384) -> None:
         stored.close()
 
         store = _CountingStore(path)
-        a, seconds = _timed(lambda: NDArray(SChunk(snapshot.load(store), "r")))
+        a, seconds = _timed(lambda: NDArray(Handle(snapshot.load(store), "r")))
         _line("open", f"{_bytes(store.count())} read, to know where everything is", seconds)
         print(f"          chunks of {_shape(a.chunks)}, each of blocks of {_shape(a.blocks)}\n")
         _read_parts(a, store, nbytes, field)

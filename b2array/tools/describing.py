@@ -12,9 +12,10 @@ import numpy as np
 from b2array import bloscpack
 from b2array.array import info
 from b2array.array.array import NDArray
+from b2array.array.schunk import SChunk
 from b2array.bloscpack.header import CHECKSUMS, META_HEADER_LEN, digest_size
 from b2array.engine import snapshot
-from b2array.engine.schunk import SChunk
+from b2array.engine.handle import Handle
 from b2array.engine.snapshot import Snapshot
 from b2array.errors import B2ArrayError
 from b2array.group.group import open_group
@@ -73,7 +74,8 @@ def _group(url: str, storage_options: Storage) -> dict[str, Any]:
 
 
 def _frame(held: Snapshot) -> dict[str, Any]:
-    chunks = SChunk(held, "r")
+    handle = Handle(held, "r")
+    chunks = SChunk(handle)
     if held.frame.metalayer("b2nd") is None and held.frame.metalayer("caterva") is None:
         return {
             "format": "super-chunk",
@@ -90,7 +92,7 @@ def _frame(held: Snapshot) -> dict[str, Any]:
             "metalayers": [name for name, _ in held.frame.metalayers],
             "attrs": dict(chunks.vlmeta),
         }
-    a = NDArray(chunks)
+    a = NDArray(handle)
     rows = {name: value for name, value in a.info.items() if name not in ("mode", "fingerprint")}
     exact = {"nbytes": a.nbytes, "cbytes": a.cbytes, "ratio": round(a.cratio, 2)}
     return {"format": "array"} | rows | exact | {"attrs": dict(a.attrs)}
@@ -209,7 +211,7 @@ def surveyed(url: str, storage_options: Storage) -> Chunks:
     held = snapshot.load(open_store(url, storage_options=storage_options))
     grid: tuple[int, ...] = (held.frame.nchunks,)
     if held.frame.metalayer("b2nd") is not None or held.frame.metalayer("caterva") is not None:
-        grid = NDArray(SChunk(held, "r")).grid_shape or (1,)
+        grid = NDArray(Handle(held, "r")).grid_shape or (1,)
     return Chunks(anatomy.survey(held), grid)
 
 

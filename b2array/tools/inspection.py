@@ -12,8 +12,9 @@ from b2array import config, threads
 from b2array.codec import chunk, decode
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.header import Special
-from b2array.engine.fetch import Want, chunk_number, fetch
+from b2array.engine.fetch import chunk_number, fetch
 from b2array.engine.snapshot import Snapshot
+from b2array.engine.source import Want
 from b2array.errors import (
     B2ArrayError,
     ChecksumError,
@@ -22,7 +23,7 @@ from b2array.errors import (
     FormatError,
     UnsupportedError,
 )
-from b2array.format import b2nd, extras
+from b2array.format import b2nd, checksums
 from b2array.format.frame import Frame, FrameType
 from b2array.progress import track
 from b2array.store.spans import Span
@@ -134,7 +135,7 @@ class _Inspector:
         """Say what is wrong with a chunk that cannot be read; what is only not known has the size that it must have."""
         if not isinstance(error, UnsupportedError):
             return _kind(error)
-        if self.held.checked(n):
+        if self.held.has_checksums(n):
             return "checksum"  # what b2array wrote is known here
         place, expected = self.held.place(n), self.held.frame.chunk_nbytes(n)
         if expected is None or isinstance(place, Special):
@@ -154,7 +155,7 @@ class _Inspector:
 
     def _look_behind(self, n: int, stored: Stored) -> None:
         """Find out whether a record of checksums belongs to the chunk."""
-        if self.held.checked(n):
+        if self.held.has_checksums(n):
             self.findings.checked.add(n)
             return
         if not self.deep:
@@ -163,18 +164,18 @@ class _Inspector:
         if isinstance(place, Special):
             return
         start = place.start + head.header.cbytes
-        stop = start + extras.record_nbytes(len(head.starts))
+        stop = start + checksums.record_nbytes(len(head.starts))
         end = place.stop if place.stop >= 0 else (self.files or {}).get(place.name, 0)
         if stop > end:
             return
         (behind,) = self.held.read([Span(place.name, start, stop)])
         number = chunk_number(place.name)
         try:
-            sums = extras.verified_sums(behind, head, stored.region, number=-1 if number is None else number)
+            sums = checksums.verified_sums(behind, head, stored.region, number=-1 if number is None else number)
             count = range(len(head.starts))
-            extras.check_blocks(sums, count, stored.region, stored.starts.tolist(), stored.stops.tolist())
+            checksums.check_blocks(sums, count, stored.region, stored.starts.tolist(), stored.stops.tolist())
         except ChecksumError:
-            if extras.unpack_record(behind, number=-1 if number is None else number) is not None:
+            if checksums.unpack_record(behind, number=-1 if number is None else number) is not None:
                 self.findings.stale.add(n)
         else:
             self.findings.checked.add(n)

@@ -20,11 +20,14 @@ from b2array.array.opening import open_schunk
 from b2array.codec.header import Special
 from b2array.engine import pending
 from b2array.engine.fetch import chunk_number
-from b2array.engine.snapshot import FRAME_NAME, Snapshot, load
-from b2array.engine.transaction import Draft, copied, extras_of
+from b2array.engine.snapshot import Snapshot, load
+from b2array.engine.source import FRAME_NAME
+from b2array.engine.transaction import Transaction, copied
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
-from b2array.format import extras, frame, notes
+from b2array.format import checksums, index
+from b2array.format.annotations import sizes_row
 from b2array.format.frame import FrameType
+from b2array.format.state import parse, sized_blocks
 from b2array.store.base import Listed, Store, in_one_state
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
@@ -254,7 +257,7 @@ def _verified(store: Store, *, deep: bool, progress: bool) -> Report:
         checked=len(found.checked & found.heads.keys()),
         unchecked=len(found.heads.keys() - found.checked - found.stale),
         stale=len(found.stale),
-        lost=extras_of(described).lost,
+        lost=held.state.annotations.lost,
         orphans=orphans,
         leftovers=leftovers,
         dead_nbytes=dead,
@@ -269,7 +272,7 @@ def _waiting(store: Store, files: Mapping[str, Listed]) -> list[str]:
 def _dead_nbytes(held: Snapshot, found: Findings) -> int:
     """Return how many bytes of a file no chunk, record, header, index or trailer takes."""
     live = sum(head.header.cbytes for head in found.heads.values())
-    live += sum(extras.record_nbytes(len(found.heads[n].starts)) for n in found.checked & found.heads.keys())
+    live += sum(checksums.record_nbytes(len(found.heads[n].starts)) for n in found.checked & found.heads.keys())
     data = held.frame.cbytes if held.frame.nbytes else 0
     size = held.store.stamp("").size if not held.start else held.frame.frame_len
     return max(0, data - live) + max(0, size - held.frame.frame_len)
@@ -357,7 +360,7 @@ class _Repairer:
                 f"{self.store.url}: {'; '.join(actions)}: nothing proves that this is what was written, or which chunk "
                 "is which. trust_order=True takes what can be read, and without an index the order of the chunks"
             )
-        known = set(extras_of(held.frame).lost)
+        known = set(held.state.annotations.lost)
         if lost - known:
             actions = (*actions, *(problem.text for problem in found.problems if problem.chunk not in known))
         changed = bool(actions)
@@ -377,7 +380,7 @@ class _Repairer:
         except (FormatError, UnsupportedError) as error:
             saved = salvage(self.store, error)
             stamp = self.store.stamp(FRAME_NAME if saved.frame.frame_type == FrameType.SPARSE else "")
-            held = Snapshot(self.store, saved.frame, 0, stamp.version, "")
+            held = Snapshot(self.store, parse(saved.frame), 0, stamp.version, "")
             reason = str(error)
             return (
                 held,
@@ -388,8 +391,8 @@ class _Repairer:
 
     def _inspected(self, held: Snapshot, sizes: Mapping[str, int] | None) -> tuple[Findings, set[int]]:
         absent = np.flatnonzero(held.frame.offsets == -1)
-        present = np.where(held.frame.offsets == -1, frame.special_offset(Special.ZEROS), held.frame.offsets)
-        whole = Snapshot(held.store, replace(held.frame, offsets=present), held.start, held.version, held.generation)
+        present = np.where(held.frame.offsets == -1, index.special_offset(Special.ZEROS), held.frame.offsets)
+        whole = replace(held, state=held.state.with_frame(offsets=present))
         found = inspect(whole, deep=True, files=sizes, progress=self.progress)
         broken = {problem.chunk for problem in found.problems if problem.chunk is not None}
         unsupported = [problem for problem in found.problems if problem.kind == "unsupported"]
@@ -414,22 +417,22 @@ class _Repairer:
 
     def _write(self, held: Snapshot, found: Findings, lost: set[int], files: Mapping[str, Listed]) -> None:
         described = held.frame
-        zeros = np.where(described.offsets == -1, frame.special_offset(Special.ZEROS), described.offsets)
-        whole = replace(described, offsets=zeros)
+        zeros = np.where(described.offsets == -1, index.special_offset(Special.ZEROS), described.offsets)
+        whole = held.state.with_frame(offsets=zeros)
         if described.frame_type == FrameType.CONTIGUOUS:
-            source = Snapshot(held.store, whole, held.start, held.version, held.generation)
+            source = replace(held, state=whole)
             copied(
                 source, self.store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True, replaces=held.version
             ).commit()
             return
-        draft = Draft(self.store, None, whole, overwrite=True, locked=True, replaces=held.version)
+        draft = Transaction(self.store, None, whole, overwrite=True, locked=True, replaces=held.version)
         numbers = [number for name in files if (number := chunk_number(name)) is not None]
-        draft.avoid(max([-1, *numbers, *described.offsets.tolist()]))
-        draft.extras = replace(extras_of(described), next=None, sizes=None)
+        draft.reserve_up_to(max([-1, *numbers, *described.offsets.tolist()]))
+        draft.annotate(next=None, sizes=None)
         for n in found.checked & found.heads.keys():
-            draft.sizes[n] = extras.sizes_row(found.heads[n], notes.sized_blocks(whole))
+            draft.state.sizes[n] = sizes_row(found.heads[n], sized_blocks(whole.frame))
         for n in lost:
-            draft.lose(n)
+            draft.mark_lost(n)
         draft.commit()
 
 
@@ -558,6 +561,6 @@ def repack(url: URL, *, dry_run: bool = False, storage_options: Options = None, 
         return Cleanup(held.url, dry_run)
     if dry_run:
         return Cleanup(held.url, dry_run, (), verify(url, storage_options=storage_options).dead_nbytes)
-    before = held.store.stamp("").size
+    before = held._handle.store.stamp("").size
     held.repack(progress=progress)
-    return Cleanup(held.url, dry_run, (), max(0, before - held.store.stamp("").size))
+    return Cleanup(held.url, dry_run, (), max(0, before - held._handle.store.stamp("").size))

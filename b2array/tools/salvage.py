@@ -20,9 +20,9 @@ from b2array.codec.chunk import Context
 from b2array.codec.header import ChunkHeader
 from b2array.config import HEADER_LEN
 from b2array.engine.fetch import chunk_number
-from b2array.engine.snapshot import FRAME_NAME
+from b2array.engine.source import FRAME_NAME
 from b2array.errors import FormatError, UnsupportedError
-from b2array.format import b2nd, extras, fingerprint, frame, metalayers
+from b2array.format import b2nd, checksums, fingerprint, frame, index, metalayers
 from b2array.format.frame import Frame, FrameType, Header
 from b2array.format.metalayers import Layers
 from b2array.store.base import Store
@@ -218,10 +218,10 @@ class _Wreck:
         return True
 
     def _record_nbytes(self, at: int) -> int:
-        head = self.read(at, at + extras.record_nbytes(0))
+        head = self.read(at, at + checksums.record_nbytes(0))
         nblocks = int.from_bytes(head[8:12], "little")
-        whole = self.read(at, at + extras.record_nbytes(min(nblocks, 2**28)))
-        return extras.record_nbytes(nblocks) if extras.unpack_record(whole) is not None else 0
+        whole = self.read(at, at + checksums.record_nbytes(min(nblocks, 2**28)))
+        return checksums.record_nbytes(nblocks) if checksums.unpack_record(whole) is not None else 0
 
     def _next_candidate(self, at: int) -> int:
         """Find the next place from `at` on with the sizes that a chunk's or index's header has."""
@@ -272,7 +272,7 @@ class _Wreck:
         except (FormatError, UnsupportedError):
             return None
         offsets = np.frombuffer(data, "<i8").astype(np.int64)
-        special = np.isin(offsets, list(frame.SPECIAL_OFFSETS.values()))
+        special = np.isin(offsets, list(index.SPECIAL_OFFSETS.values()))
         top = 2**32 - 1 if self.header.frame_type == FrameType.SPARSE else self.size - HEADER_LEN
         if not (special | ((offsets >= 0) & (offsets <= top))).all():
             return None

@@ -29,6 +29,7 @@ from keys import keys, orthogonal_keys
 
 import b2array
 from b2array import config
+from b2array.array.schunk import SChunk
 from b2array.engine import transfer
 from b2array.errors import (
     B2ArrayError,
@@ -263,14 +264,14 @@ def test_no_bit_of_a_float_is_lost(dtype):
 def test_chunks_of_one_item_cost_nothing_and_minus_zero_is_an_item():
     array = b2array.create(None, 4000, "f8", chunks=1000, blocks=100, cparams=b2array.CParams("lz4"), layout="sparse")
     array[:1000] = 0.0
-    assert (array._held.frame.offsets < 0).all()
+    assert (array._handle.frame.offsets < 0).all()
     array[1000:2000] = -0.0
     array[2000:3000] = 2.5
     array[3000:] = np.arange(1000)
     assert [len(array.get_chunk(n)) for n in range(3)] == [32, 40, 40]
     assert np.signbit(array[999:1001]).tolist() == [False, True]
     array[...] = 0
-    assert (array._held.frame.offsets < 0).all()
+    assert (array._handle.frame.offsets < 0).all()
 
 
 # Types and shapes.
@@ -296,7 +297,7 @@ def test_the_bytes_between_fields_are_not_what_the_memory_held_before():
     values["b"] = np.arange(1000)
     array = b2array.zeros(1000, ALIGNED, chunks=1000, blocks=1000)
     array[...] = values.astype([(name, ALIGNED[name]) for name in ALIGNED.names])
-    gap = np.frombuffer(array._held.decompress_chunk(0), np.uint8).reshape(1000, -1)[:, 1:8]
+    gap = np.frombuffer(SChunk(array._handle).decompress_chunk(0), np.uint8).reshape(1000, -1)[:, 1:8]
     assert not gap.any()
 
 
@@ -547,7 +548,7 @@ def test_more_attributes_than_the_format_has_room_for():
             array.attrs[f"a{n}"] = n
     again = b2array.from_bytes(array.to_bytes())
     assert dict(again.attrs) == {f"a{n}": n for n in range(40)}
-    assert len(again._held.frame.vlmetalayers) <= 16
+    assert len(again._handle.frame.vlmetalayers) <= 16
 
 
 # Python's and NumPy's protocols.
@@ -688,7 +689,7 @@ def test_a_super_chunk_is_no_array():
 
 @pytest.mark.parametrize("name", ["b2o", "LazyArray", "proxy-source"])
 def test_chunks_that_do_not_hold_the_values_are_refused(name):
-    layer = dict(b2array.zeros(3)._held.frame.metalayers)["b2nd"]
+    layer = dict(b2array.zeros(3)._handle.frame.metalayers)["b2nd"]
     schunk = b2array.create_schunk(chunksize=24, typesize=8, meta={"b2nd": layer, name: 1})
     with pytest.raises(UnsupportedError, match=name):
         b2array.from_bytes(schunk.to_bytes())

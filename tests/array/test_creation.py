@@ -15,13 +15,13 @@ from b2array import config
 from b2array.codec import encode
 from b2array.codec.header import Special
 from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError
-from b2array.format import frame
+from b2array.format import index
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 
 
 def offsets(array):
-    return set(array._held.frame.offsets.tolist())
+    return set(array._handle.frame.offsets.tolist())
 
 
 # --- fill values ------------------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def test_special_values_take_no_room_and_others_one_small_chunk_each(tmp_path, l
         assert len(offsets(array)) == 3
         assert all(len(array.get_chunk(n)) == 32 + array.itemsize for n in range(3))
     else:
-        assert offsets(array) == {frame.special_offset(special)}
+        assert offsets(array) == {index.special_offset(special)}
     stock = blosc2.open(str(tmp_path / "a.b2nd"))
     if np.dtype(dtype).kind != "V":
         assert stock[...].tobytes() == expected.tobytes()
@@ -141,7 +141,7 @@ def test_without_interop_everything_that_can_be_read_here_is_written(tmp_path):
 @LAYOUTS
 @pytest.mark.parametrize("when", ["encode", "put"])
 def test_a_value_that_fails_half_way_leaves_nothing(tmp_path, monkeypatch, layout, when):
-    from b2array.engine.staging import Shelf
+    from b2array.engine.staging import Staging
 
     def failing(*_, **__):
         raise MemoryError
@@ -149,7 +149,7 @@ def test_a_value_that_fails_half_way_leaves_nothing(tmp_path, monkeypatch, layou
     if when == "encode":
         monkeypatch.setattr(encode, "encode", failing)
     else:
-        monkeypatch.setattr(Shelf, "put", failing)
+        monkeypatch.setattr(Staging, "put", failing)
     with pytest.raises(MemoryError):
         b2array.asarray(np.arange(100), url=tmp_path / "a.b2nd", chunks=10, blocks=5, layout=layout)
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
@@ -162,7 +162,7 @@ def test_bytes_are_opened_for_reading_without_a_copy():
     raw = b2array.asarray(np.arange(5), attrs={"a": 1}).to_bytes()
     array = b2array.from_bytes(raw)
     assert array[...].tolist() == list(range(5))
-    assert array._held.store._objects[""].data is raw
+    assert array._handle.store._objects[""].data is raw
     with pytest.raises(ReadOnlyError):
         array[0] = 1
     for kind in (bytearray, memoryview):

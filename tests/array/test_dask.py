@@ -76,9 +76,9 @@ def test_building_a_graph_reads_nothing(stored: b2array.NDArray, monkeypatch: py
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(type(stored._held.store), "read", refuse)
-    monkeypatch.setattr(type(stored._held.store), "gather", refuse)
-    monkeypatch.setattr(type(stored._held.store), "head", refuse)
+    monkeypatch.setattr(type(stored._handle.store), "read", refuse)
+    monkeypatch.setattr(type(stored._handle.store), "gather", refuse)
+    monkeypatch.setattr(type(stored._handle.store), "head", refuse)
     stored.to_dask()[3:].sum()
     da.from_array(stored)[3:].sum()
     pickle.dumps(stored.to_dask())
@@ -508,7 +508,7 @@ def test_changes_elsewhere_are_merged(stored: b2array.NDArray) -> None:
 
 
 def test_a_repeated_task_does_no_harm(stored: b2array.NDArray) -> None:
-    base = stored._held.frozen("r+")
+    base = stored._handle.at_snapshot("r+")
     whole = (slice(0, 43), slice(0, 30))
     job, _ = distributed.Job(base.store, stored._layout, whole, base=base, token="x").begun(resume=False)
     values = numbers(43, 30) * 3
@@ -525,7 +525,7 @@ def test_a_repeated_task_does_no_harm(stored: b2array.NDArray) -> None:
 
 
 def test_missing_parts_are_noticed(stored: b2array.NDArray) -> None:
-    base = stored._held.frozen("r+")
+    base = stored._handle.at_snapshot("r+")
     whole = (slice(0, 43), slice(0, 30))
     job, _ = distributed.Job(base.store, stored._layout, whole, base=base).begun(resume=False)
     entries = distributed.put(job, numbers(43, 30), whole)

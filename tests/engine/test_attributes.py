@@ -156,7 +156,7 @@ def overtake(array, monkeypatch):
         lock, calls = LocalStore.lock, []
 
         def locked(store, *args, **kwargs):
-            if store is array._held.store and not calls:
+            if store is array._handle.store and not calls:
                 calls.append(store)
                 verb()
             return lock(store, *args, **kwargs)
@@ -189,7 +189,8 @@ def test_an_attribute_that_another_writer_removed_meanwhile_cannot_be_removed(ar
 
 
 def test_a_damaged_value_is_a_format_error_with_its_name(array):
-    array._held.change(lambda draft: draft.set_attr("bad", b"\xc1"))
+    with array._handle.changing() as transaction:
+        transaction.set_attr("bad", b"\xc1")
     array.attrs["good"] = 1
     with pytest.raises(FormatError, match="attribute 'bad'"):
         array.attrs["bad"]

@@ -16,8 +16,8 @@ import pytest
 import b2array
 from b2array import config
 from b2array.array.array import NDArray
+from b2array.array.schunk import SChunk
 from b2array.engine import transfer
-from b2array.engine.schunk import SChunk
 from b2array.engine.snapshot import load
 from b2array.format.frame import unpack_header
 from b2array.store import local
@@ -291,7 +291,7 @@ def test_no_key_shows_a_secret(bucket, s3_options):
     b2array.asarray(noise(0), url=url, layout="contiguous", storage_options=s3_options, **PARTS)
     a = b2array.open(url, storage_options=s3_options)
     assert a[4, 30] == noise(0)[4, 30]
-    shown = repr((a._held.committed.unique, list(transfer._cache._blocks)))
+    shown = repr((a._handle.committed.unique, list(transfer._cache._blocks)))
     assert len(transfer._cache._blocks) == 1
     assert not [value for value in ("key", "secret") if str(s3_options[value]) in shown]
 

@@ -149,7 +149,7 @@ def test_special_chunks_are_stored_where_every_chunk_has_its_own_size(tmp_path):
     held.append_data(bytes(77 * 4))
     expected = [bytes(FULL), ramp(2, 3), ramp(1), NAN_BYTES[4] * 100, bytes(77 * 4)]
     assert contents(held) == contents(blosc2.open(str(tmp_path / "a.b2frame"))) == expected
-    assert edits.chunk_sizes(held.source, range(5)) == [400, 12, 400, 400, 308]
+    assert edits.chunk_sizes(held._handle.source, range(5)) == [400, 12, 400, 400, 308]
 
 
 @pytest.mark.parametrize("order", [[], [0, 1], [0, 1, 1], [0, 1, 3], [-1, 0, 1], [0, 1, 2, 3]])

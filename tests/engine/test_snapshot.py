@@ -15,7 +15,9 @@ import b2array
 from b2array.codec import decode, encode
 from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
-from b2array.engine.snapshot import Place, Want, fetch, load
+from b2array.engine.fetch import fetch
+from b2array.engine.snapshot import load
+from b2array.engine.source import Place, Want
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
 from b2array.format.frame import FrameType
 from b2array.store.local import LocalStore
@@ -60,7 +62,7 @@ def test_one_look_finds_out_what_is_there(frames, layout):
     assert held.frame.frame_type == (FrameType.SPARSE if layout == "sparse" else FrameType.CONTIGUOUS)
     assert held.name == ("chunks.b2frame" if layout == "sparse" else "")
     assert (held.frame.nchunks, held.start) == (NCHUNKS, 0)
-    assert not held.superseded
+    assert not held.is_stale
 
 
 @LAYOUTS
@@ -86,15 +88,15 @@ def test_a_generation_names_a_state_whoever_wrote_it(frames, layout, tmp_path):
     del other
     now = opened(tmp_path / "copy", layout)
     assert now.generation != held.generation
-    assert held.superseded
-    assert not now.superseded
+    assert held.is_stale
+    assert not now.is_stale
 
 
 def test_a_snapshot_of_a_file_that_is_gone_is_not_superseded(frames, tmp_path):
     shutil.copytree(frames, tmp_path / "copy")
     held = opened(tmp_path / "copy", "contiguous")
     (tmp_path / "copy" / "contiguous").unlink()
-    assert not held.superseded
+    assert not held.is_stale
 
 
 @pytest.mark.parametrize("error", [PermissionError(13, "403"), TimeoutError("too late"), OSError("broken")])
@@ -108,7 +110,7 @@ def test_other_errors_than_absence_are_shown_and_are_not_absence(error):
 def test_a_header_longer_than_the_first_look_is_read():
     held = b2array.create_schunk(chunksize=80, meta={f"m{n}": b"x" * 9000 for n in range(12)})
     held.append_data(bytes(range(80)))
-    found = load(held.store)
+    found = load(held._handle.store)
     assert found.frame.header_len > 2**16
     assert found.frame.metalayer("m11") == b"x" * 9000
 
@@ -209,7 +211,9 @@ def test_a_file_that_was_replaced_is_a_conflict(frames, tmp_path):
 
 def test_a_special_chunk_among_chunks_of_sizes_of_their_own_is_refused_with_its_number():
     described = SimpleNamespace(chunk_nbytes=lambda n: None)
-    source = SimpleNamespace(frame=described, url="a.b2frame", place=lambda n: Special.NAN, superseded=False, near=True)
+    source = SimpleNamespace(
+        frame=described, url="a.b2frame", place=lambda n: Special.NAN, is_stale=False, is_local=True
+    )
     with pytest.raises(FormatError, match=r"^chunk 3 of a\.b2frame: expected a stored chunk .* found nan$"):
         fetch(source, [Want(3, None)])
 
@@ -220,7 +224,7 @@ def test_an_index_that_is_replaced_while_it_is_read_is_read_again(tmp_path, monk
     reader, read, calls = b2array.open(tmp_path / "a.b2nd"), LocalStore.read, []
 
     def overtaken(store, *args, **kwargs):
-        if store is reader._held.store and not calls:
+        if store is reader._handle.store and not calls:
             calls.append(store)
             array[0] = 1
         return read(store, *args, **kwargs)

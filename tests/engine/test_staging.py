@@ -9,9 +9,9 @@ import pytest
 
 from b2array.codec import chunk, decode, encode
 from b2array.codec.header import NAN_BYTES, Special
-from b2array.engine.staging import Shelf
+from b2array.engine.staging import Staging
 from b2array.errors import ConflictError, FormatError
-from b2array.format import extras, frame
+from b2array.format import checksums, index
 from b2array.store.memory import MemoryStore
 from b2array.store.spool import Spool
 
@@ -22,11 +22,11 @@ def packed(seed, nbytes=400):
 
 def in_files(objects=None, first=0):
     store = MemoryStore(objects)
-    return store, Shelf(store, None, first)
+    return store, Staging(store, None, first)
 
 
 def spooled(**options):
-    return Shelf(MemoryStore(), Spool(**options), 0)
+    return Staging(MemoryStore(), Spool(**options), 0)
 
 
 def test_a_chunk_gets_a_file_of_its_own_with_its_checksums_behind_it():
@@ -34,7 +34,7 @@ def test_a_chunk_gets_a_file_of_its_own_with_its_checksums_behind_it():
     assert [shelf.put(packed(n), 5) for n in range(2)] == [7, 8]
     stored = bytes(store._objects["00000007.chunk"].data)
     assert stored.startswith(packed(0))
-    assert stored[len(packed(0)) :] == extras.pack_record(packed(0), number=7)
+    assert stored[len(packed(0)) :] == checksums.pack_record(packed(0), number=7)
     assert shelf.sizes[7].tolist()[0] == len(packed(0))
     assert shelf.next == 9
 
@@ -52,7 +52,7 @@ def test_spooled_chunks_are_read_back():
     assert [bytes(shelf.read(*shelf.extent(code))) for code in codes] == [packed(n) for n in range(3)]
 
 
-@pytest.mark.parametrize("code", [0, 5, *frame.SPECIAL_OFFSETS.values()])
+@pytest.mark.parametrize("code", [0, 5, *index.SPECIAL_OFFSETS.values()])
 def test_other_codes_have_no_extent(code):
     assert spooled().extent(code) is None
 
@@ -61,15 +61,15 @@ def test_other_codes_have_no_extent(code):
 def test_only_chunks_that_the_index_refers_to_get_places(limit):
     shelf = spooled(limit=limit)
     codes = [shelf.put(packed(n), 5) for n in range(4)]
-    special = frame.special_offset(Special.NAN)
-    index = np.array([codes[3], 17, special, codes[1]], np.int64)
-    placed, end = shelf.placed(index, 1000)
-    data = b"".join(map(bytes, shelf.pieces(index)))
+    special = index.special_offset(Special.NAN)
+    entries = np.array([codes[3], 17, special, codes[1]], np.int64)
+    placed, end = shelf.placed(entries, 1000)
+    data = b"".join(map(bytes, shelf.pieces(entries)))
     assert end == 1000 + len(data)
     assert placed[1:3].tolist() == [17, special]
     for where, n in ((placed[0], 3), (placed[3], 1)):
         assert data[where - 1000 :].startswith(packed(n))
-    assert index[0] == codes[3]
+    assert entries[0] == codes[3]
     shelf.close()
 
 
@@ -119,10 +119,10 @@ def test_unused_files_are_those_made_here():
 def test_sizes_of_old_files_are_noted_or_read_and_missing_ones_are_none():
     _, shelf = in_files({"00000000.chunk": packed(0) + b"record", "00000001.chunk": packed(1)})
     new = shelf.put(packed(2), 5)
-    index = np.array([0, 1, new, 99, frame.special_offset(Special.ZEROS)])
+    entries = np.array([0, 1, new, 99, index.special_offset(Special.ZEROS)])
     expected = len(packed(0)) + len(packed(1)) + len(packed(2))
-    assert shelf.nbytes(index, {}) == expected
-    assert shelf.nbytes(index, {0: 1000, 1: 0}) == expected - len(packed(0)) + 1000
+    assert shelf.nbytes(entries, {}) == expected
+    assert shelf.nbytes(entries, {0: 1000, 1: 0}) == expected - len(packed(0)) + 1000
 
 
 def test_errors_of_the_store_are_not_taken_for_missing_files():
@@ -169,5 +169,5 @@ def test_threads_put_chunks_at_the_same_time(make):
         thread.join()
     assert len(set(codes.values())) == 40 == len(shelf.sizes)
     for (me, n), code in codes.items():
-        found = shelf.read(*shelf.extent(code)) if code < 0 else shelf._store._objects[frame.chunk_name(code)].data
+        found = shelf.read(*shelf.extent(code)) if code < 0 else shelf._store._objects[index.chunk_name(code)].data
         assert bytes(found).startswith(packed(100 * me + n))

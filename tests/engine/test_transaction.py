@@ -15,14 +15,17 @@ import pytest
 
 import b2array
 from b2array import config
+from b2array.array.schunk import SChunk
 from b2array.codec import encode
 from b2array.codec.header import Special
-from b2array.engine import snapshot, transaction
-from b2array.engine.snapshot import Place
-from b2array.engine.transaction import Draft
+from b2array.engine import snapshot
+from b2array.engine.source import Place
+from b2array.engine.transaction import Transaction
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
-from b2array.format import extras, frame
+from b2array.format import annotations as notes
+from b2array.format import attributes, frame, index
 from b2array.format.frame import FrameType
+from b2array.format.state import parse
 from b2array.store import base
 from b2array.store.local import LocalStore
 from b2array.store.memory import MemoryStore
@@ -46,8 +49,8 @@ def bytes_of(path):
 
 def drafts(array, count=2):
     """Make drafts on top of one state."""
-    held = snapshot.load(array._held.store)
-    return [Draft(held.store, held) for _ in range(count)]
+    held = snapshot.load(array._handle.store)
+    return [Transaction(held.store, held) for _ in range(count)]
 
 
 def chunk_of(value):
@@ -63,23 +66,23 @@ def zeros():
 
 def test_a_draft_needs_something_to_change():
     with pytest.raises(ValueError, match="base or a new frame"):
-        Draft(MemoryStore(), None)
+        Transaction(MemoryStore(), None)
 
 
 def test_a_frame_inside_a_larger_file_cannot_be_written():
     raw = b2array.asarray(np.arange(3)).to_bytes()
     store = MemoryStore({"": b"ahead" + raw + b"behind"})
     with pytest.raises(ReadOnlyError, match="larger file"):
-        Draft(store, snapshot.load(store, start=5))
+        Transaction(store, snapshot.load(store, start=5))
 
 
 def test_a_frame_of_a_later_version_is_not_written(tmp_path):
     array = b2array.zeros(4, url=tmp_path / "a.b2nd")
-    held = array._held._snapshot
-    later = frame.pack_vlmeta(extras.encode_attr({"v": 99}))
+    held = array._handle.snapshot
+    later = frame.pack_vlmeta(attributes.encode_attr({"v": 99}))
     changed = replace(held.frame, vlmetalayers=(("b2array", later),))
     with pytest.raises(UnsupportedError, match="later version"):
-        Draft(held.store, replace(held, frame=changed))
+        Transaction(held.store, replace(held, state=parse(changed)))
 
 
 # --- what a reader of the draft sees ----------------------------------------------------------------------------------
@@ -101,8 +104,8 @@ def test_places_are_those_of_new_and_old_chunks(array, layout):
 
 def test_a_special_value_of_a_new_frame_is_itself():
     new = frame.create(b2array.CParams(), frame_type=FrameType.CONTIGUOUS, typesize=8, chunksize=80)
-    special = np.full(2, frame.special_offset(Special.NAN))
-    made = Draft(MemoryStore(), None, replace(new, nbytes=160, offsets=special))
+    special = np.full(2, index.special_offset(Special.NAN))
+    made = Transaction(MemoryStore(), None, parse(replace(new, nbytes=160, offsets=special)))
     assert made.place(0) is Special.NAN
     with pytest.raises(IndexError):
         made.place(2)
@@ -113,29 +116,29 @@ def test_a_special_value_of_a_new_frame_is_itself():
 
 @LAYOUTS
 def test_an_attempt_that_raises_leaves_what_was_there_before_it(array, layout):
-    before = [name for name in array._held.store.listing() if name.endswith(".chunk")]
+    before = [name for name in array._handle.store.listing() if name.endswith(".chunk")]
     (made,) = drafts(array, 1)
     made.put(0, chunk_of(1))
-    made.set_attr("kept", extras.encode_attr(1))
-    offsets, sizes = made.frame.offsets.copy(), made.sizes.copy()
+    made.set_attr("kept", attributes.encode_attr(1))
+    offsets, sizes = made.frame.offsets.copy(), made.state.sizes.copy()
     with pytest.raises(KeyboardInterrupt), made.attempt():
         made.put(0, chunk_of(2))
         made.put(3, zeros())
-        made.set_attr("lost", extras.encode_attr(2))
+        made.set_attr("lost", attributes.encode_attr(2))
         with made.attempt():
             made.put(1, chunk_of(3))
         made.reindex([2, 1], nbytes=160)
         made.put(1, chunk_of(4))
         raise KeyboardInterrupt
     np.testing.assert_array_equal(made.frame.offsets, offsets)
-    np.testing.assert_array_equal(made.sizes, sizes)
+    np.testing.assert_array_equal(made.state.sizes, sizes)
     made.commit()
     array.refresh()
     assert array[...].tolist() == [1] * 10 + list(range(10, 40))
     assert dict(array.attrs) == {"kept": 1}
     if layout == "sparse":
         made_here = {"00000004.chunk"}
-        assert {name for name in array._held.store.listing() if name.endswith(".chunk")} == {*before, *made_here}
+        assert {name for name in array._handle.store.listing() if name.endswith(".chunk")} == {*before, *made_here}
 
 
 def test_an_inner_attempt_that_raises_leaves_the_outer_one(array):
@@ -164,16 +167,16 @@ def test_nothing_is_committed_without_changes(array):
 def test_different_chunks_are_merged(array, layout):
     first, second = drafts(array)
     first.put(0, chunk_of(1))
-    first.set_attr("first", extras.encode_attr(1))
+    first.set_attr("first", attributes.encode_attr(1))
     second.put(3, chunk_of(2))
-    second.set_attr("second", extras.encode_attr(2))
+    second.set_attr("second", attributes.encode_attr(2))
     first.commit()
     second.commit()
     array.refresh()
     assert array[...].tolist() == [1] * 10 + list(range(10, 30)) + [2] * 10
     assert dict(array.attrs) == {"first": 1, "second": 2}
     # The sizes that are noted are those of the chunks.
-    noted = extras.unpack_sizes(transaction.extras_of(array._held.frame).sizes, 4, 2)
+    noted = notes.unpack_sizes(array._handle.source.state.annotations.sizes, 4, 2)
     stored = [len(array.get_chunk(n)) for n in range(4)]
     assert noted[:, 0].tolist() == stored
 
@@ -217,9 +220,9 @@ def test_nothing_is_merged_with_a_changed_shape(array):
 
 def test_an_attribute_that_both_set_is_a_conflict_with_its_name(array):
     first, second = drafts(array)
-    first.set_attr("x", extras.encode_attr(1))
-    second.set_attr("x", extras.encode_attr(2))
-    second.set_attr("y", extras.encode_attr(2))
+    first.set_attr("x", attributes.encode_attr(1))
+    second.set_attr("x", attributes.encode_attr(2))
+    second.set_attr("y", attributes.encode_attr(2))
     first.commit()
     with pytest.raises(ConflictError, match=r"\['x'\]"):
         second.commit()
@@ -228,7 +231,7 @@ def test_an_attribute_that_both_set_is_a_conflict_with_its_name(array):
 def test_attributes_do_not_mind_other_chunks(array):
     first, second = drafts(array)
     first.reindex([0, 1], nbytes=160)
-    second.set_attr("x", extras.encode_attr(2))
+    second.set_attr("x", attributes.encode_attr(2))
     first.commit()
     second.commit()
     held = b2array.open_schunk(array.url)
@@ -252,14 +255,14 @@ def test_a_writer_without_a_lock_gives_up_when_others_always_come_first(array, m
     array.attrs["n"] = 0
     (made,) = drafts(array, 1)
     made.put(0, chunk_of(1))
-    publish = Draft._publish
+    publish = Transaction._publish
 
     def overtaken(self, current):
         if self is made:
             array.attrs["n"] += 1
         return publish(self, current)
 
-    monkeypatch.setattr(Draft, "_publish", overtaken)
+    monkeypatch.setattr(Transaction, "_publish", overtaken)
     monkeypatch.setattr(LocalStore, "lock", lambda *_: nullcontext())
     monkeypatch.setattr(LocalStore, "guarantee", guarantee)
     monkeypatch.setattr(base, "_PATIENCE", 1)
@@ -273,7 +276,7 @@ def test_a_writer_with_a_lock_needs_one_attempt_however_many_others_there_are(ar
     others = b2array.open(array.url, "r+")
     (made,) = drafts(array, 1)
     made.put(0, chunk_of(1))
-    made.set_attr("mine", extras.encode_attr(1))
+    made.set_attr("mine", attributes.encode_attr(1))
     lock, entered = LocalStore.lock, []
 
     def locked(store, *args, **kwargs):
@@ -400,14 +403,14 @@ def test_a_failed_creation_leaves_nothing(tmp_path, monkeypatch, layout):
 
 
 def test_creators_of_one_array_do_not_overwrite_each_other(tmp_path, monkeypatch):
-    publish = Draft._publish_new
+    publish = Transaction._publish_new
 
     def late(self):
-        monkeypatch.setattr(Draft, "_publish_new", publish)
+        monkeypatch.setattr(Transaction, "_publish_new", publish)
         b2array.asarray(np.arange(5), url=tmp_path / "a.b2nd")
         return publish(self)
 
-    monkeypatch.setattr(Draft, "_publish_new", late)
+    monkeypatch.setattr(Transaction, "_publish_new", late)
     with pytest.raises(FileExistsError):
         b2array.zeros(9, url=tmp_path / "a.b2nd")
     assert b2array.load(tmp_path / "a.b2nd").tolist() == list(range(5))
@@ -457,7 +460,7 @@ def test_repacking_leaves_no_dead_space(array):
     for n in range(5):
         array[...] = np.arange(40) * (n + 1)
     array[...] = np.arange(40)
-    array._held.repack()
+    SChunk(array._handle).repack()
     # The size of the file as it was created, within what the notes of its history take.
     assert Path(array.url).stat().st_size < before + 100
     assert array[...].tolist() == list(range(40))
@@ -495,7 +498,7 @@ def test_a_reader_keeps_an_old_state_after_the_file_was_written_anew_or_is_told(
     closed.close()
     array[5] = 0
     assert pickle.loads(raw)[...].tolist() == list(range(40))
-    array._held.repack()
+    SChunk(array._handle).repack()
     assert reader[...].tolist() == list(range(40))
     for other in closed, pickle.loads(raw):
         with config.using(cache_bytes=0), pytest.raises(ConflictError, match="refresh"):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import b2array
 from b2array import buffers, config
+from b2array.array.schunk import SChunk
 from b2array.codec import encode as encoder
 from b2array.codec import header
 from b2array.codec.header import Special
@@ -31,7 +32,7 @@ def empty_cache(monkeypatch):
 
 def replaced(array, n, buf):
     """Put a chunk of any kind into an array."""
-    array._held.update_chunk(n, buf)
+    SChunk(array._handle).update_chunk(n, buf)
     return array
 
 
@@ -180,7 +181,7 @@ def test_a_chunk_that_cannot_be_decoded_is_named(threads):
     bad = bytearray(array.get_chunk(2))
     head = b2array.codec.chunk.unpack_head(bytes(bad))
     bad[int(head.starts[0]) : int(head.starts[0]) + 4] = b"\xff\xff\xff\x7f"
-    array._held.update_chunk(2, bytes(bad))
+    SChunk(array._handle).update_chunk(2, bytes(bad))
     with config.using(threads=threads):
         for key in (slice(None), slice(210, 220), 205, [203, 204]):
             with pytest.raises(FormatError, match="chunk 2 of memory"):
@@ -239,8 +240,8 @@ def test_blocks_that_are_read_again_come_from_the_cache(monkeypatch):
     def forbidden(*_, **__):
         raise AssertionError
 
-    monkeypatch.setattr(array._held.store, "read", forbidden)
-    monkeypatch.setattr(array._held.store, "gather", forbidden)
+    monkeypatch.setattr(array._handle.store, "read", forbidden)
+    monkeypatch.setattr(array._handle.store, "gather", forbidden)
     assert [array[n] for n in range(0, 1000, 10)] == first == list(range(0, 1000, 10))
 
 

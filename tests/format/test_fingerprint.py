@@ -43,7 +43,7 @@ def test_an_array_that_stock_resized_opens(tmp_path, layout, shape):
     assert (a[rows:] == 0).all()
     assert (a[:, columns:] == 0).all()
     assert a.attrs["k"] == 1
-    assert a._held.frame.fingerprint_type == 3
+    assert a._handle.frame.fingerprint_type == 3
     assert np.array_equal(blosc2.open(str(tmp_path / "a.b2nd"))[...], b2array.load(tmp_path / "a.b2nd"))
 
 

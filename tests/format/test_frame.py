@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from b2array import config
-from b2array.codec import decode, encode
+from b2array.codec import chunk, decode, encode
 from b2array.codec.cparams import CParams
 from b2array.codec.header import ChunkHeader, Special
 from b2array.errors import FormatError, LimitError, UnsupportedError
-from b2array.format import b2nd, frame
-from b2array.format.frame import SPECIAL_OFFSETS, Frame, FrameType
+from b2array.format import b2nd, frame, index
+from b2array.format.frame import Frame, FrameType
 from b2array.grid.layout import Layout
 
 REFUSED = (FormatError, UnsupportedError)
@@ -232,7 +232,7 @@ def test_a_sparse_frame_of_stock_is_read(tmp_path: Path) -> None:
     assert found.nchunks == 4
     assert found.locate(2) is Special.ZEROS
     for n in (0, 1, 3):
-        raw = (path / frame.chunk_name(found.locate(n))).read_bytes()
+        raw = (path / index.chunk_name(found.locate(n))).read_bytes()
         assert bytes(decode.decode(raw)) == store.decompress_chunk(n)
 
 
@@ -250,7 +250,7 @@ def contiguous(**changes: object) -> tuple[frame.Packed, bytes]:
     data, offsets = b"dead" * 5, []
     for values in CHUNKS:
         if not values.any():
-            offsets.append(frame.special_offset(Special.ZEROS))
+            offsets.append(index.special_offset(Special.ZEROS))
             continue
         offsets.append(len(data))
         data += encoded(values) + b"beef"
@@ -291,15 +291,15 @@ def test_stock_reads_a_contiguous_frame_of_ours(tmp_path: Path) -> None:
 
 
 def test_stock_reads_a_sparse_frame_of_ours(tmp_path: Path) -> None:
-    offsets = np.array([7, 0x1F, SPECIAL_OFFSETS[Special.ZEROS], 3])
+    offsets = np.array([7, 0x1F, index.SPECIAL_OFFSETS[Special.ZEROS], 3])
     path = tmp_path / "a.b2f"
     path.mkdir()
     size = 0
     for values, number in zip(CHUNKS, offsets, strict=True):
         if number >= 0:
-            size += (path / frame.chunk_name(number)).write_bytes(encoded(values))
+            size += (path / index.chunk_name(number)).write_bytes(encoded(values))
     made = frame.create(CParams(), frame_type=FrameType.SPARSE, typesize=4, chunksize=400)
-    made = replace(made, nbytes=1600, cbytes=frame.sparse_cbytes(size, offsets), offsets=offsets)
+    made = replace(made, nbytes=1600, cbytes=index.sparse_cbytes(size, offsets), offsets=offsets)
     packed = frame.pack(made)
     (path / "chunks.b2frame").write_bytes(packed.header + packed.tail)
     assert packed.frame.cbytes == size + 0x1F + 32
@@ -394,7 +394,9 @@ def frames(draw: st.DrawFn) -> Frame:
     chunksize = 0 if variable else draw(st.integers(1, 2**31 - 33))
     short = draw(st.integers(0, chunksize - 1)) if chunksize else 0
     highest = 2**32 - 1 if kind == FrameType.SPARSE else 2**40
-    places = st.integers(0, highest) | (st.nothing() if variable else st.sampled_from(list(SPECIAL_OFFSETS.values())))
+    places = st.integers(0, highest) | (
+        st.nothing() if variable else st.sampled_from(list(index.SPECIAL_OFFSETS.values()))
+    )
     offsets = np.array(draw(st.lists(places, min_size=nchunks, max_size=nchunks)), np.int64)
     names = st.lists(
         st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=7), max_size=16, unique=True
@@ -446,7 +448,7 @@ def test_a_frame_survives_packing(made: Frame) -> None:
     assert frame.pack(back)[:2] == packed[:2]
     for n in range(made.nchunks):
         place = back.locate(n)
-        assert (SPECIAL_OFFSETS[place] if isinstance(place, Special) else place) == made.offsets[n]
+        assert (index.SPECIAL_OFFSETS[place] if isinstance(place, Special) else place) == made.offsets[n]
 
 
 # --- the rules -----------------------------------------------------------------------------------------------------
@@ -696,19 +698,19 @@ def test_vlmetalayers_survive(value: bytes) -> None:
 
 
 def test_special_offsets_have_their_byte_on_top() -> None:
-    assert {special: offset % 2**64 >> 56 for special, offset in SPECIAL_OFFSETS.items()} == {
+    assert {special: offset % 2**64 >> 56 for special, offset in index.SPECIAL_OFFSETS.items()} == {
         Special.ZEROS: 0x81, Special.NAN: 0x82, Special.UNINIT: 0x84,
     }  # fmt: skip
     for special in (Special.NONE, Special.VALUE):
         with pytest.raises(ValueError, match="no index entry"):
-            frame.special_offset(special)
+            index.special_offset(special)
 
 
 def test_chunk_names_are_eight_capital_digits() -> None:
-    assert [frame.chunk_name(n) for n in (0, 15, 2**32 - 1)] == ["00000000.chunk", "0000000F.chunk", "FFFFFFFF.chunk"]
+    assert [index.chunk_name(n) for n in (0, 15, 2**32 - 1)] == ["00000000.chunk", "0000000F.chunk", "FFFFFFFF.chunk"]
     for number in (-1, 2**32):
         with pytest.raises(ValueError, match="file numbers"):
-            frame.chunk_name(number)
+            index.chunk_name(number)
 
 
 def test_frames_pickle() -> None:

@@ -20,7 +20,7 @@ import b2array
 from b2array import config
 from b2array.codec import chunk
 from b2array.engine import staging
-from b2array.engine.snapshot import FRAME_NAME
+from b2array.engine.source import FRAME_NAME
 from b2array.errors import (
     B2ArrayError,
     ChunkMissingError,
@@ -29,7 +29,7 @@ from b2array.errors import (
     ReadOnlyError,
     UnsupportedError,
 )
-from b2array.format import extras, frame
+from b2array.format import checksums, frame, index
 
 LAYOUTS = ("contiguous", "sparse")
 RNG = np.random.default_rng(0)
@@ -66,7 +66,7 @@ def write_stock(path, data, layout, mode="w"):
 
 
 def place(path, n, where=0):
-    found = b2array.open_schunk(path).source.place(n)
+    found = b2array.open_schunk(path)._handle.source.place(n)
     return (path / found.name if found.name else path), found.start + where
 
 
@@ -241,7 +241,7 @@ def test_chunks_that_overlap_are_found(path):
     file, at = place(path, 0)
     raw = bytearray(file.read_bytes())
     raw[at + 12 : at + 16] = struct.pack(
-        "<i", 2 * held.source.noted(0)[0] if held.source.noted(0) is not None else 2000
+        "<i", 2 * held._handle.source.known_sizes(0)[0] if held._handle.source.known_sizes(0) is not None else 2000
     )
     file.write_bytes(raw)
     assert {problem.chunk for problem in b2array.verify(path).problems} == {0}
@@ -603,7 +603,7 @@ def test_only_old_files_of_nobody_are_removed(path):
     a[:8] = data[:8] = noise(8)
     superseded = (
         {file.name for file in path.iterdir()}
-        - {frame.chunk_name(n) for n in b2array.open_schunk(path).frame.offsets}
+        - {index.chunk_name(n) for n in b2array.open_schunk(path).frame.offsets}
         - {FRAME_NAME, ".b2lock"}
     )
     assert len(superseded) == 1
@@ -724,5 +724,5 @@ def test_records_of_chunks_in_files_continue_from_their_numbers(path):
     file, at = record_at(path, 1)
     raw = file.read_bytes()[at:]
     number = int(file.name[:8], 16)
-    assert extras.unpack_record(raw, number=number) is not None
-    assert extras.unpack_record(raw, number=number + 1) is None
+    assert checksums.unpack_record(raw, number=number) is not None
+    assert checksums.unpack_record(raw, number=number + 1) is None

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import b2array
 from b2array.errors import LimitError
-from b2array.format import extras, frame, notes
-from b2array.format.extras import Extras
+from b2array.format import annotations as notes
+from b2array.format import frame, index, state
+from b2array.format.annotations import Annotations
 from b2array.format.frame import FrameType
 from b2array.format.metalayers import MAX_LAYERS
 
@@ -21,7 +22,7 @@ def plain(nchunks=3, chunksize=400, blocksize=100, **options):
     new = frame.create(
         b2array.CParams(), frame_type=FrameType.CONTIGUOUS, typesize=4, chunksize=chunksize, blocksize=blocksize
     )
-    offsets = np.full(nchunks, frame.special_offset(b2array.codec.header.Special.ZEROS))
+    offsets = np.full(nchunks, index.special_offset(b2array.codec.header.Special.ZEROS))
     return replace(new, nbytes=nchunks * chunksize, offsets=offsets, **options)
 
 
@@ -31,22 +32,26 @@ def packed(described):
 
 
 def noted(described, **values):
-    layers = notes.with_extras(described.vlmetalayers, Extras(**values), "here")
+    layers = state.with_annotations(described.vlmetalayers, Annotations(**values), "here")
     return replace(described, vlmetalayers=layers)
 
 
+def annotations_of(described):
+    return state.parse(described).annotations
+
+
 def test_a_frame_without_notes_has_none():
-    assert notes.extras_of(plain()) == Extras()
-    assert notes.attrs(plain(), Extras()) == {}
+    assert annotations_of(plain()) == Annotations()
+    assert state.parse(plain()).attrs() == {}
 
 
 def test_notes_are_found_again():
-    found = notes.extras_of(replace(noted(plain(), next=7, lost=(1,)), fingerprint_type=frame.FINGERPRINT_128))
+    found = annotations_of(replace(noted(plain(), next=7, lost=(1,)), fingerprint_type=frame.FINGERPRINT_128))
     assert (found.next, found.lost) == (7, (1,))
 
 
 def test_after_other_software_wrote_nothing_is_known_to_be_lost():
-    found = notes.extras_of(noted(plain(), next=7, lost=(1,)))
+    found = annotations_of(noted(plain(), next=7, lost=(1,)))
     assert (found.next, found.lost) == (7, ())
 
 
@@ -54,7 +59,7 @@ def test_after_other_software_wrote_nothing_is_known_to_be_lost():
     "raw", [b"", b"not a chunk", frame.pack_vlmeta(b"not msgpack \xc1"), frame.pack_vlmeta(b"\x01")]
 )
 def test_notes_that_cannot_be_understood_are_none(raw):
-    assert notes.extras_of(plain(vlmetalayers=(("b2array", raw),))) == Extras()
+    assert annotations_of(plain(vlmetalayers=(("b2array", raw),))) == Annotations()
 
 
 @pytest.mark.parametrize(
@@ -62,29 +67,28 @@ def test_notes_that_cannot_be_understood_are_none(raw):
     [(400, 100, 3, 4), (400, 150, 3, 3), (400, 400, 3, 1), (400, 0, 3, 0), (0, 100, 0, 0), (4 * 2**20, 4, 5, 0)],
 )
 def test_blocks_are_counted_where_their_sizes_can_be_noted(chunksize, blocksize, nchunks, count):
-    assert notes.sized_blocks(plain(nchunks, chunksize, blocksize)) == count
+    assert state.sized_blocks(plain(nchunks, chunksize, blocksize)) == count
 
 
 def test_sizes_count_only_while_b2array_speaks_for_the_frame():
     sizes = np.arange(1, 16, dtype=np.uint32).reshape(3, 5)
     described = noted(plain(), sizes=notes.packed_sizes(sizes))
-    extras_found = notes.extras_of(described)
-    assert notes.sizes_of(packed(described), extras_found).tolist() == sizes.tolist()
-    assert not notes.sizes_of(described, extras_found).any()
+    assert state.parse(packed(described)).sizes.tolist() == sizes.tolist()
+    assert not state.parse(described).sizes.any()
 
 
 def test_sizes_of_whole_chunks_are_used_where_those_of_blocks_are_not_noted():
     sizes = np.array([[5], [6], [7]], np.uint32)
-    described = packed(noted(plain(), sizes=extras.pack_sizes(sizes)))
-    found = notes.sizes_of(described, notes.extras_of(described))
+    described = packed(noted(plain(), sizes=notes.pack_sizes(sizes)))
+    found = state.parse(described).sizes
     assert found[:, 0].tolist() == [5, 6, 7]
     assert not found[:, 1:].any()
 
 
 def test_sizes_of_another_number_of_chunks_are_not_used():
     sizes = np.ones((2, 5), np.uint32)
-    described = packed(noted(plain(), sizes=extras.pack_sizes(sizes)))
-    assert not notes.sizes_of(described, notes.extras_of(described)).any()
+    described = packed(noted(plain(), sizes=notes.pack_sizes(sizes)))
+    assert not state.parse(described).sizes.any()
 
 
 def test_no_sizes_take_no_room():
@@ -95,8 +99,8 @@ def test_of_sizes_that_take_too_much_room_those_of_chunks_are_kept():
     rng = np.random.default_rng(0)
     sizes = rng.integers(1, 2**32, (2**14, 2**5), dtype=np.uint32)
     raw = notes.packed_sizes(sizes)
-    assert extras.unpack_sizes(raw, len(sizes), 31) is None
-    assert extras.unpack_sizes(raw, len(sizes), 0)[:, 0].tolist() == sizes[:, 0].tolist()
+    assert notes.unpack_sizes(raw, len(sizes), 31) is None
+    assert notes.unpack_sizes(raw, len(sizes), 0)[:, 0].tolist() == sizes[:, 0].tolist()
 
 
 names = st.one_of(st.sampled_from("abc"), st.text(max_size=3), st.sampled_from(["b2array", "x" * 32, "ü" * 16, "a\0b"]))
@@ -105,25 +109,26 @@ names = st.one_of(st.sampled_from("abc"), st.text(max_size=3), st.sampled_from([
 @given(st.lists(st.tuples(names, st.one_of(st.none(), st.binary(max_size=9))), max_size=40))
 @settings(deadline=None, max_examples=60)
 def test_attributes_are_a_mapping_wherever_they_are(changes):
-    described, found, model = plain(), Extras(), {}
+    found, model = state.parse(plain()), {}
     for name, content in changes:
-        described, found = notes.with_attr(described, found, name, content)
+        found = found.with_attr(name, content)
         model.pop(name, None) if content is None else model.update({name: content})
-        assert notes.attrs(described, found) == model
-        assert len(described.vlmetalayers) < MAX_LAYERS
-    again = packed(replace(described, vlmetalayers=notes.with_extras(described.vlmetalayers, found, "here")))
-    assert notes.attrs(again, notes.extras_of(again)) == model
+        assert found.attrs() == model
+        assert len(found.frame.vlmetalayers) < MAX_LAYERS
+    layers = state.with_annotations(found.frame.vlmetalayers, found.annotations, "here")
+    again = state.parse(packed(replace(found.frame, vlmetalayers=layers)))
+    assert again.attrs() == model
+    assert sorted(again.attr_names) == sorted(model)
 
 
 def test_attributes_overflow_when_fifteen_have_metalayers():
-    described, found = plain(), Extras()
+    found = state.parse(plain())
     for n in range(20):
-        described, found = notes.with_attr(described, found, f"{n}", b"x")
-    assert (len(described.vlmetalayers), len(found.attrs)) == (15, 5)
-    described, found = notes.with_attr(described, found, "3", None)
-    described, found = notes.with_attr(described, found, "18", b"y")
-    assert dict(found.attrs) == dict.fromkeys(("15", "16", "17", "19"), b"x")
-    assert notes.attrs(described, found)["18"] == b"y"
+        found = found.with_attr(f"{n}", b"x")
+    assert (len(found.frame.vlmetalayers), len(found.annotations.attrs)) == (15, 5)
+    found = found.with_attr("3", None).with_attr("18", b"y")
+    assert dict(found.annotations.attrs) == dict.fromkeys(("15", "16", "17", "19"), b"x")
+    assert found.attr("18") == b"y"
 
 
 def full(count=MAX_LAYERS):
@@ -132,36 +137,35 @@ def full(count=MAX_LAYERS):
 
 def test_without_room_the_notes_stay_out_with_a_warning():
     with pytest.warns(UserWarning, match="16 variable-length metalayers: no room"):
-        assert notes.with_extras(full(), Extras(next=3), "here") == full()
+        assert state.with_annotations(full(), Annotations(next=3), "here") == full()
 
 
 def test_attributes_that_would_be_lost_are_an_error():
     with pytest.raises(LimitError, match="no room"):
-        notes.with_extras(full(), Extras(attrs=(("a", b"x"),)), "here")
+        state.with_annotations(full(), Annotations(attrs=(("a", b"x"),)), "here")
 
 
 def test_notes_replace_those_that_were_there():
-    once = notes.with_extras(full(15), Extras(next=3), "here")
-    twice = notes.with_extras(once, Extras(next=4), "here")
+    once = state.with_annotations(full(15), Annotations(next=3), "here")
+    twice = state.with_annotations(once, Annotations(next=4), "here")
     assert len(twice) == MAX_LAYERS
-    assert notes.extras_of(plain(vlmetalayers=twice)).next == 4
+    assert annotations_of(plain(vlmetalayers=twice)).next == 4
 
 
 def test_what_two_writers_noted_is_merged():
-    base = Extras(fill=b"0000", lost=(1, 2), next=5)
+    base = Annotations(fill=b"0000", lost=(1, 2), next=5)
     merged = notes.merged(base, replace(base, lost=(2,)), replace(base, dims=("x",), next=9))
-    assert merged == Extras(fill=b"0000", lost=(2,), dims=("x",), next=9)
+    assert merged == Annotations(fill=b"0000", lost=(2,), dims=("x",), next=9)
     assert notes.merged(base, replace(base, fill=b"1111"), replace(base, fill=b"2222")).fill == b"1111"
 
 
 @pytest.mark.parametrize("limit", [0, 2**20])
-def test_a_thin_frame_is_restored(limit):
+def test_a_frame_without_its_index_gets_it_back(limit):
     sizes = np.arange(1, 16, dtype=np.uint32).reshape(3, 5)
-    described = packed(noted(plain(), next=3, sizes=notes.packed_sizes(sizes)))
-    thin, index = notes.thinned(described, limit)
+    before = state.parse(packed(noted(plain(), next=3, sizes=notes.packed_sizes(sizes))))
+    thin, index_chunk = before.without_index(limit)
     assert thin.nchunks == 0
-    again = notes.restored(thin, index)
-    assert again.offsets.tolist() == described.offsets.tolist()
-    found = notes.extras_of(again)
-    assert found.next == 3
-    assert (found.sizes is None) == (limit == 0)
+    found = state.with_index(thin, index_chunk)
+    assert found.frame.offsets.tolist() == before.frame.offsets.tolist()
+    assert found.annotations.next == 3
+    assert (found.annotations.sizes is None) == (limit == 0)

@@ -12,10 +12,11 @@ import pytest
 
 import b2array
 from b2array import config
+from b2array.array.schunk import SChunk
 from b2array.codec import encode
 from b2array.codec.header import NAN_BYTES, Special
 from b2array.engine import snapshot
-from b2array.engine.schunk import SChunk
+from b2array.engine.handle import Handle
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, ReadOnlyError
 from b2array.store.memory import MemoryStore
 
@@ -138,7 +139,7 @@ def test_a_frame_is_read_inside_a_larger_file(tmp_path, offset):
 
 
 def snapshot_of(raw):
-    return SChunk(snapshot.load(MemoryStore({"": raw})), "r")
+    return SChunk(Handle(snapshot.load(MemoryStore({"": raw})), "r"))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -194,9 +195,9 @@ def test_a_reading_is_repeated_if_a_commit_through_the_handle_took_its_bytes_awa
         if len(sources) == 1:
             held.update_data(1, data(8))
             held.repack()
-        return SChunk(source, "r").decompress_chunk(1)
+        return SChunk(Handle(source, "r")).decompress_chunk(1)
 
-    assert held.reading(read) == data(8)
+    assert held._read(read) == data(8)
     assert len(sources) == 2
 
 
@@ -290,7 +291,7 @@ def test_a_handle_for_reading_changes_nothing(tmp_path):
 
 def test_modes_are_r_and_r_plus():
     with pytest.raises(ValueError, match="'w'"):
-        SChunk(made()._snapshot, "w")
+        Handle(made()._handle.snapshot, "w")
 
 
 @LAYOUTS
@@ -325,6 +326,12 @@ def test_an_update_is_done_again_where_the_chunks_stayed(tmp_path):
     assert contents(second) == [data(n) for n in (8, 9, 2, 3)]
 
 
+def change(handle, function, *, anywhere):
+    for attempt in handle.changes(anywhere=anywhere):
+        with attempt as transaction:
+            function(transaction)
+
+
 @pytest.mark.parametrize("anywhere", [False, True])
 def test_a_conflict_that_no_other_writer_caused_is_not_tried_again(anywhere):
     calls = []
@@ -334,7 +341,7 @@ def test_a_conflict_that_no_other_writer_caused_is_not_tried_again(anywhere):
         raise ConflictError("never")
 
     with pytest.raises(ConflictError, match="never"):
-        made().change(refuse, anywhere=anywhere)
+        change(made()._handle, refuse, anywhere=anywhere)
     assert len(calls) == 1
 
 
@@ -358,7 +365,7 @@ def test_after_some_attempts_the_others_have_to_wait(tmp_path):
         draft.set_attr("x", b"\x63")
 
     with config.using(retries=3):
-        second.change(verb, anywhere=True)
+        change(second._handle, verb, anywhere=True)
     assert len(attempts) == 4
     assert dict(second.vlmeta) == {"x": 99}
 

@@ -1,0 +1,138 @@
+"""`Described`: what is known of an array without its items."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from b2array.array import info as display
+from b2array.array.opened import Opened
+from b2array.engine.attributes import Layers
+from b2array.engine.handle import Handle
+from b2array.errors import FormatError, UnsupportedError, located_error
+from b2array.grid.layout import Layout
+
+__all__ = ["Described"]
+
+
+class Described(Opened):
+    """The part of `b2array.NDArray` that neither reads nor writes items."""
+
+    __slots__ = ()
+
+    def __init__(self, handle: Handle) -> None:
+        super().__init__(handle)
+        try:
+            handle.source.state.require_layout()
+        except (FormatError, UnsupportedError) as error:
+            raise located_error(handle.url, error) from error
+
+    @property
+    def _layout(self) -> Layout:
+        return self._handle.source.state.require_layout()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents in items."""
+        return self._layout.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the items."""
+        return self._layout.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return self._layout.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of items."""
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Size of an item in bytes."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all items in bytes, without padding and compression."""
+        return self.size * self.itemsize
+
+    @property
+    def cratio(self) -> float:
+        """`nbytes` over `cbytes`; 0.0 if nothing is stored."""
+        return self.nbytes / self.cbytes if self.cbytes else 0.0
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Extents of a chunk in items."""
+        return self._layout.chunks
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Extents of a block in items."""
+        return self._layout.blocks
+
+    @property
+    def grid_shape(self) -> tuple[int, ...]:
+        """Number of chunks along each dimension."""
+        return self._layout.grid_shape
+
+    @property
+    def nchunks(self) -> int:
+        """Number of chunks."""
+        return self._layout.nchunks
+
+    @property
+    def fill_value(self) -> Any:
+        """The value of items that were never written, as a NumPy scalar."""
+        state = self._handle.source.state
+        layout, fill = state.layout or state.require_layout(), state.annotations.fill
+        if fill is None or len(fill) != layout.dtype.itemsize:
+            return np.zeros((), layout.dtype)[()]
+        return np.frombuffer(fill, layout.dtype)[0]
+
+    @property
+    def dims(self) -> tuple[str | None, ...] | None:
+        """Names of the dimensions, if they have any."""
+        state = self._handle.source.state
+        layout, dims = state.layout or state.require_layout(), state.annotations.dims
+        return dims if dims is not None and len(dims) == len(layout.shape) else None
+
+    @property
+    def attrs(self) -> Layers:
+        """The attributes: a mapping, each assignment to which is a commit."""
+        return self._attrs
+
+    @property
+    def info(self) -> display.Info:
+        """A description that prints as a table."""
+        frame = self._handle.frame
+        return display.Info(
+            {
+                "url": self.url,
+                "mode": self.mode,
+                "layout": frame.frame_type.name.lower(),
+                "commits": self._handle.store.guarantee,
+                "shape": self.shape,
+                "dtype": str(self.dtype),
+                "chunks": self.chunks,
+                "blocks": self.blocks,
+                "grid": self.grid_shape,
+                "fill value": self.fill_value,
+                "dims": self.dims,
+                "codec": display.codec(self.cparams),
+                "filters": display.filters(self.cparams),
+                "nbytes": display.nbytes(self.nbytes),
+                "cbytes": display.nbytes(self.cbytes),
+                "ratio": f"{self.cratio:.2f}",
+                "metalayers": ", ".join(name for name, _ in frame.metalayers),
+                "fingerprint": frame.fingerprint.hex() if frame.fingerprint_type else "none",
+                "generation": self.generation,
+            }
+        )

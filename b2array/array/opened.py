@@ -1,0 +1,108 @@
+"""`Opened`: what arrays and super-chunks have in common, as faces of a handle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, Self
+
+from b2array.codec.cparams import CParams
+from b2array.engine.attributes import Layers
+from b2array.engine.handle import Handle, Mode
+from b2array.errors import FormatError, UnsupportedError, located_error
+from b2array.format.attributes import decode_attr
+
+__all__ = ["Opened"]
+
+
+class Opened:
+    """The part of `b2array.NDArray` and `b2array.SChunk` that is about neither items nor chunks."""
+
+    __slots__ = ("__weakref__", "_handle")
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    @property
+    def url(self) -> str:
+        """Where it is, without secrets; "memory" if nowhere else."""
+        return self._handle.url
+
+    @property
+    def mode(self) -> Mode:
+        """For reading ("r"), or for reading and changing ("r+")."""
+        return self._handle.mode
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether changes wait for the end of a transaction."""
+        return self._handle.in_transaction
+
+    @property
+    def generation(self) -> str:
+        """Names the committed state that this handle shows; changes with every commit."""
+        return self._handle.generation
+
+    @property
+    def cbytes(self) -> int:
+        """Compressed size of the chunks in bytes, as the frame has it."""
+        return self._handle.frame.cbytes
+
+    @property
+    def cparams(self) -> CParams:
+        """How new chunks are made."""
+        try:
+            return self._handle.frame.cparams
+        except UnsupportedError as error:
+            raise located_error(self.url, error) from error
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """The metalayers, fixed when the frame was created: decoded if they are msgpack, else bytes."""
+        return MappingProxyType({name: _decoded(raw) for name, raw in self._handle.frame.metalayers})
+
+    @property
+    def _attrs(self) -> Layers:
+        return Layers(self._handle)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Self]:
+        """Make everything that is changed through this handle inside the ``with`` block one commit.
+
+        Threads that write through the handle join in, one at a time, and what they read through it shows the changes.
+        If the block raises, nothing has happened.
+
+        Raises
+        ------
+        ValueError
+            A transaction is under way already.
+        ConflictError
+            Another writer changed what was read or written in the block. Nothing has happened then.
+        """
+        with self._handle.transaction():
+            yield self
+
+    def refresh(self) -> None:
+        """Show what others have committed since this handle was opened or last changed something."""
+        self._handle.refresh()
+
+    def close(self) -> None:
+        """Let go of files. The handle can be used again."""
+        self._handle.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._handle,)
+
+
+def _decoded(raw: bytes) -> Any:
+    try:
+        return decode_attr(raw)
+    except (FormatError, UnsupportedError):
+        return raw

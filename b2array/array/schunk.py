@@ -1,0 +1,267 @@
+"""Super-chunks: numbered chunks in a store, found by a frame, changed by commits.
+
+Sources: "Blosc2 Contiguous Frame Format" and "Blosc2 Sparse Frame Format".
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.array.opened import Opened
+from b2array.buffers import Buffer
+from b2array.codec import decode, encode, lazy
+from b2array.codec.chunk import Context, Stored
+from b2array.codec.header import Special
+from b2array.engine import edits
+from b2array.engine.attributes import Layers
+from b2array.engine.fetch import fetch
+from b2array.engine.snapshot import whole_chunks
+from b2array.engine.source import Source, Want
+from b2array.engine.transaction import Transaction, copied
+from b2array.errors import ConflictError, FormatError, UnsupportedError, located_error
+from b2array.format.frame import Frame, FrameType
+from b2array.progress import track
+from b2array.store.memory import MemoryStore
+from b2array.store.spans import Span
+
+__all__ = ["SChunk"]
+
+T = TypeVar("T")
+Data = Buffer | npt.NDArray[Any]
+
+
+class SChunk(Opened):
+    """Numbered chunks of bytes.
+
+    Made by `open_schunk` and `create_schunk`. A handle shows one committed state; its own commits move it on, those of
+    others are seen after `refresh`.
+    """
+
+    __slots__ = ()
+
+    # What is there.
+
+    @property
+    def frame(self) -> Frame:
+        """Header, index and trailer."""
+        return self._handle.frame
+
+    @property
+    def nchunks(self) -> int:
+        """Number of chunks."""
+        return self.frame.nchunks
+
+    @property
+    def nbytes(self) -> int:
+        """Uncompressed size in bytes."""
+        return self.frame.nbytes
+
+    @property
+    def cratio(self) -> float:
+        """Uncompressed size over compressed size."""
+        return self.nbytes / self.cbytes if self.cbytes else 0.0
+
+    @property
+    def typesize(self) -> int:
+        """Size of an item in bytes."""
+        return self.frame.typesize
+
+    @property
+    def chunksize(self) -> int:
+        """Uncompressed size in bytes of every chunk but a shorter last one; 0 if each has its own."""
+        return max(self.frame.chunksize, 0)
+
+    @property
+    def blocksize(self) -> int:
+        """Uncompressed size in bytes of a block; 0 if chunks choose."""
+        return self.frame.blocksize
+
+    @property
+    def vlmeta(self) -> Layers:
+        """The variable-length metalayers, which can be changed."""
+        return self._attrs
+
+    def __len__(self) -> int:
+        return self.nchunks
+
+    def __repr__(self) -> str:
+        return f"<b2array.SChunk {self.url}: {self.nchunks} chunks, {self.nbytes} bytes>"
+
+    # Reading.
+
+    def _read(self, function: Callable[[Source], T]) -> T:
+        """Call `function` with what is read from; again if a commit through this handle took that away meanwhile."""
+        source = self._handle.source
+        while True:
+            try:
+                return function(source)
+            except (FormatError, UnsupportedError, ConflictError) as error:
+                source = self._handle.recover(source, error)
+
+    def decompress_chunk(self, n: int) -> bytes:
+        """Return the data of chunk `n`.
+
+        Raises
+        ------
+        IndexError
+            There is no chunk `n`.
+        FormatError, UnsupportedError
+            It cannot be decoded.
+        """
+
+        def decoded(source: Source) -> bytes:
+            number = _number(source, n)
+            return _data(source, number, _stored(source, number)).tobytes()
+
+        return self._read(decoded)
+
+    def get_chunk(self, n: int) -> bytes:
+        """Return chunk `n` as it is stored."""
+        return self._read(lambda source: bytes(_stored(source, _number(source, n)).region))
+
+    def lazy_chunk(self, n: int) -> bytes:
+        """Return chunk `n` without its blocks: header, block starts, and where the blocks are.
+
+        Special chunks are returned whole, and so are those that are not committed yet.
+        """
+        buf = self.get_chunk(n)
+        held = self._handle.snapshot
+        n = _number(held, n) if self._handle.source is held else -1
+        where = held.frame.locate(n) if n >= 0 else Special.NONE
+        if isinstance(where, Special):
+            return buf
+        if held.frame.frame_type == FrameType.SPARSE:
+            # Stock readers look for the chunk's file by either field.
+            return lazy.pack(buf, where, where)
+        return lazy.pack(buf, n, where + held.frame.header_len)
+
+    def get_slice(self, start: int = 0, stop: int | None = None) -> bytes:
+        """Return the items from `start` to `stop`, as slicing counts them."""
+        return self._read(lambda source: _items(source, slice(start, stop)))
+
+    def to_bytes(self) -> bytes:
+        """Return everything as one contiguous frame; the chunks are copied, not compressed anew."""
+        target = MemoryStore()
+        self._read(lambda source: copied(source, target, FrameType.CONTIGUOUS)).commit()
+        (view,) = target.read([Span("", 0, target.stamp("").size)])
+        return bytes(view)
+
+    def repack(self, *, progress: bool = False) -> None:
+        """Write a contiguous frame anew, without dead space. There is none in sparse frames."""
+        if self.frame.frame_type == FrameType.CONTIGUOUS:
+            with track(self.nchunks, "chunks copied", progress, unit="items") as shown:
+                for attempt in self._handle.changes(anywhere=True):
+                    with attempt as transaction:
+                        transaction.compact(shown)
+
+    def append_data(self, data: Data) -> int:
+        """Compress data and append them as a chunk; returns the number of chunks."""
+        return self.append_chunk(self._encoded(data))
+
+    def insert_data(self, n: int, data: Data) -> int:
+        """Compress data and insert them as chunk `n`; returns the number of chunks."""
+        return self.insert_chunk(n, self._encoded(data))
+
+    def update_data(self, n: int, data: Data) -> int:
+        """Compress data and replace chunk `n`; returns the number of chunks."""
+        return self.update_chunk(n, self._encoded(data))
+
+    def _encoded(self, data: Data) -> bytes:
+        flat = np.ascontiguousarray(data).reshape(-1) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+        if not flat.nbytes:
+            raise ValueError("a chunk needs at least one byte of data")
+        return encode.encode(flat, typesize=self.typesize, blocksize=self.blocksize, cparams=self.cparams)
+
+    def append_chunk(self, buf: Buffer) -> int:
+        """Append a chunk; returns the number of chunks.
+
+        A chunk that does not have the size of the others (or follows a short one) makes this a frame in which every
+        chunk has its own size.
+
+        Raises
+        ------
+        FormatError, UnsupportedError
+            `buf` is not a chunk.
+        ValueError
+            It cannot be in a frame, or not together with the chunks of this one.
+        ReadOnlyError
+            The handle was opened for reading.
+        """
+        header, content = edits.check_chunk(buf), bytes(buf)
+        return self._edit(lambda new: edits.insert(new, new.frame.nchunks, content, header), anywhere=True)
+
+    def insert_chunk(self, n: int, buf: Buffer) -> int:
+        """Insert a chunk before chunk `n`; returns the number of chunks. Raises what `append_chunk` raises."""
+        header, content = edits.check_chunk(buf), bytes(buf)
+        return self._edit(lambda new: edits.insert(new, _number(new, n, end=True), content, header))
+
+    def update_chunk(self, n: int, buf: Buffer) -> int:
+        """Let a chunk take the place of chunk `n`; returns the number of chunks. Raises what `append_chunk` raises."""
+        header, content = edits.check_chunk(buf), bytes(buf)
+        return self._edit(lambda new: edits.update(new, _number(new, n), content, header))
+
+    def delete_chunk(self, n: int) -> int:
+        """Remove chunk `n`; returns the number of chunks."""
+        return self._edit(lambda new: edits.delete(new, _number(new, n)))
+
+    def reorder(self, order: Sequence[int]) -> None:
+        """Give the chunks a new order: new chunk i is what chunk ``order[i]`` was.
+
+        Raises
+        ------
+        ValueError
+            `order` does not name every chunk once.
+        """
+        self._edit(lambda new: edits.reorder(new, order))
+
+    def _edit(self, function: Callable[[Transaction], None], *, anywhere: bool = False) -> int:
+        with self._handle.mutex:  # threads that share the handle have the same idea of what chunk `n` is
+            for attempt in self._handle.changes(anywhere=anywhere):
+                with attempt as transaction:
+                    function(transaction)
+            return self.nchunks
+
+
+def _number(source: Source, n: int, *, end: bool = False) -> int:
+    count, number = source.frame.nchunks + end, operator.index(n)
+    if not -count <= number < count:
+        raise IndexError(f"chunk {n} is out of bounds for {source.frame.nchunks} chunks")
+    return number % count
+
+
+def _stored(source: Source, n: int) -> Stored:
+    (stored,) = fetch(source, [Want(n, None)])
+    return stored
+
+
+def _data(source: Source, n: int, stored: Stored) -> npt.NDArray[np.uint8]:
+    context = Context(source.frame.codec, source.frame.codec_meta)
+    try:
+        return decode.decode(stored.region, context=context)
+    except (FormatError, UnsupportedError) as error:
+        raise located_error(f"chunk {n} of {source.url}", error) from error
+
+
+def _items(source: Source, items: slice) -> bytes:
+    described = source.frame
+    start, stop, _ = items.indices(described.nbytes // described.typesize)
+    low, high = start * described.typesize, stop * described.typesize
+    if low >= high:
+        return b""
+    if described.variable_chunks:
+        edges = np.cumsum([0, *edits.chunk_sizes(source, range(described.nchunks))])
+        if edges[-1] != described.nbytes:
+            raise FormatError(f"{source.url}: expected chunks of {described.nbytes} bytes in all, found {edges[-1]}")
+    else:
+        edges = np.minimum(np.arange(described.nchunks + 1) * described.chunksize, described.nbytes)
+    first, last = int(np.searchsorted(edges, low, side="right")) - 1, int(np.searchsorted(edges, high))
+    pieces = []
+    for n, stored in zip(range(first, last), whole_chunks(source, range(first, last)), strict=True):
+        data = _data(source, n, stored)
+        pieces.append(data[max(low - int(edges[n]), 0) : high - int(edges[n])].tobytes())
+    return b"".join(pieces)

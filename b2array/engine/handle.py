@@ -1,0 +1,346 @@
+"""`Handle`: an open frame, the state that it shows, and the transaction that is under way.
+
+`b2array.NDArray` and `b2array.SChunk` are faces of one. A handle shows one committed state; its own commits move it on,
+those of others are seen after `refresh`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal
+
+from b2array import config
+from b2array.engine.snapshot import Snapshot, reload
+from b2array.engine.source import Source
+from b2array.engine.transaction import Transaction
+from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located_error
+from b2array.format.frame import Frame
+from b2array.format.state import with_index
+from b2array.store.base import COMPARE_AND_SWAP, Mutex, Store, attempts, stale_reader
+
+__all__ = ["Handle", "Mode"]
+
+_PICKLED_NBYTES = 2**16
+"""A record of sizes that takes more than this, and serves writers only, stays out of pickles."""
+
+Mode = Literal["r", "r+"]
+
+
+class Handle:
+    """An open frame.
+
+    Threads may share one: they are serialised when they commit.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        The state to show.
+    mode : {"r", "r+"}
+        For reading, or for reading and changing.
+
+    Attributes
+    ----------
+    mutex : Mutex
+        Held while the handle commits, and by changes that join a transaction.
+
+    Raises
+    ------
+    ReadOnlyError
+        The frame cannot be changed, and `mode` is "r+".
+    """
+
+    __slots__ = ("_mode", "_snapshot", "_transaction", "mutex")
+
+    def __init__(self, snapshot: Snapshot, mode: Mode) -> None:
+        if mode not in ("r", "r+"):
+            raise ValueError(f"mode must be 'r' or 'r+', not {mode!r}")
+        if mode == "r+" and snapshot.start:
+            raise ReadOnlyError("a frame inside a larger file can only be read")
+        if mode == "r+" and snapshot.store.guarantee == "read only":
+            raise ReadOnlyError(f"{snapshot.url} can only be read; open it with mode='r'")
+        self._snapshot = snapshot
+        self._mode: Mode = mode
+        self._transaction: Transaction | None = None
+        self.mutex = Mutex()
+
+    @property
+    def source(self) -> Source:
+        """What chunks are read from: the transaction under way, or the committed state."""
+        return self._transaction or self._snapshot
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The committed state that this handle shows."""
+        return self._snapshot
+
+    @property
+    def frame(self) -> Frame:
+        """Header, index and trailer of what chunks are read from."""
+        return self.source.state.frame
+
+    @property
+    def store(self) -> Store:
+        """Where the chunks are."""
+        return self._snapshot.store
+
+    @property
+    def url(self) -> str:
+        """Where the chunks are, without secrets."""
+        return self._snapshot.store.url
+
+    @property
+    def mode(self) -> Mode:
+        """For reading ("r"), or for reading and changing ("r+")."""
+        return self._mode
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether changes wait for the end of a transaction."""
+        return self._transaction is not None
+
+    @property
+    def generation(self) -> str:
+        """Names the committed state that this handle shows; changes with every commit."""
+        return self._snapshot.generation
+
+    def recover(self, source: Source, error: B2ArrayError) -> Source:
+        """Return what to read from after an error, or raise the error.
+
+        A commit through this handle may have taken away what was read; then there is a newer source.
+
+        Raises
+        ------
+        ConflictError
+            Another writer took it away.
+        B2ArrayError
+            The error, with the URL if it did not say it.
+        """
+        explained = _explained(source, error)
+        if isinstance(explained, FormatError | ConflictError):
+            with self.mutex:  # once a commit under way is over
+                if source is not self.source:
+                    return self.source
+                if source is self._transaction and self._transaction.catch_up():
+                    return source
+        if explained is error:
+            raise error
+        raise explained from error
+
+    # Changing.
+
+    def changes(self, *, anywhere: bool = False) -> Iterator[AbstractContextManager[Transaction]]:
+        """Give a transaction to change, which is then committed; again if another writer came first.
+
+        After some attempts other writers have to wait, where the store has locks. A transaction that is under way is
+        joined. To be used as here; the block must not leave the loop, for only its end tells whether it counts::
+
+            for attempt in handle.changes():
+                with attempt as transaction:
+                    ...
+
+        Parameters
+        ----------
+        anywhere : bool, default False
+            Whether the change makes sense if the other writer changed metalayers, number or order of the chunks.
+
+        Raises
+        ------
+        ConflictError
+            The change does not make sense any more, or there is a transaction under way.
+        """
+        for tried in attempts(self.store):
+            if tried == config.retries and self.store.guarantee != COMPARE_AND_SWAP:
+                break
+            conflicts: list[ConflictError] = []
+            yield self._attempt(conflicts, anywhere=anywhere)
+            if not conflicts:
+                return
+        yield self._alone(anywhere=anywhere)
+
+    @contextmanager
+    def _attempt(self, conflicts: list[ConflictError], *, anywhere: bool) -> Iterator[Transaction]:
+        """Note a conflict after which another attempt makes sense."""
+        known = self._snapshot
+        try:
+            with self.changing() as transaction:
+                yield transaction
+        except ConflictError as error:
+            if not self._caught_up(known, anywhere=anywhere):
+                raise
+            conflicts.append(error)
+
+    def _caught_up(self, known: Snapshot, *, anywhere: bool) -> bool:
+        """Look what other writers have left; say whether that is new and makes sense of another attempt."""
+        with self.mutex:
+            if self._transaction is not None:
+                return self._transaction.catch_up()
+            self.refresh()
+            return self._snapshot.generation != known.generation and (anywhere or self._snapshot.alike(known))
+
+    @contextmanager
+    def _alone(self, *, anywhere: bool) -> Iterator[Transaction]:
+        """Change while all other writers wait."""
+        with self.mutex:
+            if self._transaction is not None:
+                with self.changing() as transaction:
+                    yield transaction
+                return
+            with self.store.lock(self._snapshot.name):
+                known = self._snapshot
+                self.refresh()
+                if not anywhere and not self._snapshot.alike(known):
+                    raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
+                with self.changing(locked=True) as transaction:
+                    yield transaction
+
+    @contextmanager
+    def changing(self, *, locked: bool = False) -> Iterator[Transaction]:
+        """Collect changes for one commit, or for the transaction under way; one that raises changes nothing.
+
+        Parameters
+        ----------
+        locked : bool, default False
+            Whether the caller holds the store's lock already.
+
+        Raises
+        ------
+        ConflictError
+            Another writer, or another thread with this handle, changed the same; see `changes`.
+        """
+        self.require_writable()
+        with self.mutex:
+            if self._transaction is not None:
+                try:
+                    with self._transaction.attempt():
+                        yield self._transaction
+                except (FormatError, UnsupportedError) as error:
+                    raise _explained(self._transaction, error) from error
+                return
+            transaction = self.new_transaction(locked=locked)
+        try:
+            yield transaction
+        except BaseException as error:
+            transaction.abort()
+            if isinstance(error, FormatError | UnsupportedError):
+                raise _explained(transaction, error) from error
+            raise
+        with self.mutex:
+            self._commit(transaction)
+
+    def _commit(self, transaction: Transaction) -> None:
+        committed = transaction.commit()
+        # Without changes there was no commit, and another thread's may have moved the handle on meanwhile.
+        if committed is not transaction.base:
+            self._snapshot = committed
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Make everything that is changed through this handle inside the ``with`` block one commit.
+
+        Threads that write through the handle join in, one at a time, and readings through it show the changes. If the
+        block raises, nothing has happened.
+
+        Raises
+        ------
+        ValueError
+            A transaction is under way already.
+        ConflictError
+            Another writer changed chunks that were read or written in the block. Nothing has happened then.
+        """
+        transaction = self.enter()
+        try:
+            yield
+        except BaseException:
+            self.leave(None)
+            transaction.abort()
+            raise
+        with self.mutex:
+            try:
+                self._commit(transaction)
+            finally:
+                self._transaction = None
+
+    def enter(self, transaction: Transaction | None = None) -> Transaction:
+        """Enter a transaction that the caller commits; `leave` ends it. Raises what `transaction` raises.
+
+        Parameters
+        ----------
+        transaction : Transaction, optional
+            Of a new frame that replaces this one; else the changes are made to this one.
+        """
+        self.require_writable()
+        with self.mutex:
+            if self._transaction is not None:
+                raise ValueError("a transaction is under way on this handle already")
+            self._transaction = transaction or self.new_transaction()
+            return self._transaction
+
+    def leave(self, snapshot: Snapshot | None) -> None:
+        """Leave the transaction and show a new state, or the old one, once other threads have finished their change."""
+        with self.mutex:
+            self._snapshot = snapshot or self._snapshot
+            self._transaction = None
+
+    def require_writable(self) -> None:
+        """Raise ReadOnlyError if the handle was opened for reading."""
+        if self._mode == "r":
+            raise ReadOnlyError(f"{self.url} was opened for reading; open it with mode='r+' to change it")
+
+    def new_transaction(self, *, locked: bool = False) -> Transaction:
+        """Begin a commit on top of the committed state, apart from any transaction under way."""
+        if not self._snapshot.header:
+            current = reload(self._snapshot)
+            if current.generation == self._snapshot.generation:
+                self._snapshot = current
+        return Transaction(self.store, self._snapshot, locked=locked)
+
+    def at_snapshot(self, mode: Mode = "r") -> Handle:
+        """Return another handle that shows the committed state, and keeps doing so whatever this one commits.
+
+        Raises
+        ------
+        ValueError
+            A transaction is under way.
+        """
+        if self._transaction is not None:
+            raise ValueError("a transaction is under way on this handle; what it changes is not committed yet")
+        return Handle(self._snapshot, mode)
+
+    def replace_state(self, snapshot: Snapshot) -> None:
+        """Show a state that was committed by other means than this handle, unless a transaction is under way."""
+        with self.mutex:
+            if self._transaction is None:
+                self._snapshot = snapshot
+
+    def refresh(self) -> None:
+        """Show what others have committed since this handle was opened or last changed something."""
+        with self.mutex:
+            if self._transaction is not None:
+                raise ValueError("refresh() inside a transaction would lose its changes")
+            self._snapshot = reload(self._snapshot)
+
+    def close(self) -> None:
+        """Let go of files. The handle can be used again."""
+        self.store.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._transaction is not None:
+            raise ValueError("a handle with a transaction under way cannot be pickled")
+        held = self._snapshot
+        thin, index = held.state.without_index(_PICKLED_NBYTES)
+        return _restored, (held.store, thin, index, held.start, held.version, held.generation, self._mode)
+
+
+def _explained(source: Source, error: B2ArrayError) -> B2ArrayError:
+    """Say of bad bytes where they are, and whether another writer was here: other software moves chunks in its file."""
+    if isinstance(error, FormatError) and source.is_stale:
+        return stale_reader(source.url)
+    bytes_are_bad = isinstance(error, FormatError | UnsupportedError)
+    return located_error(source.url, error) if bytes_are_bad and source.url not in str(error) else error
+
+
+def _restored(
+    store: Store, thin: Frame, index: bytes, start: int, version: str | None, generation: str, mode: Mode
+) -> Handle:
+    return Handle(Snapshot(store, with_index(thin, index), start, version, generation), mode)

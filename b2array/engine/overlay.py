@@ -1,0 +1,242 @@
+"""Changes on top of a snapshot that nothing refers to yet: new chunks, another index, other metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.codec.header import ChunkHeader, Special
+from b2array.engine.snapshot import Snapshot, load
+from b2array.engine.source import Place, Target
+from b2array.engine.staging import Staging
+from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
+from b2array.format import frame, index
+from b2array.format.annotations import UNSIZED, Sizes
+from b2array.format.state import State, sized_blocks
+from b2array.store.base import Store
+from b2array.store.spans import Span
+from b2array.store.spool import Spool
+
+__all__ = ["Overlay", "changeable"]
+
+Int64Array = npt.NDArray[np.int64]
+
+_SPOOL = "<spool>"
+
+
+class Overlay(Target):
+    """Changes on top of a snapshot, or of nothing for a new frame.
+
+    Threads may put chunks at the same time; everything else is for one thread at a time.
+
+    Parameters
+    ----------
+    store : Store
+        Where the changes go.
+    base : Snapshot or None
+        What they are made to.
+    new : State, optional
+        The frame to create if there is no base.
+    overwrite : bool
+        Whether a new frame may replace an old one.
+
+    Raises
+    ------
+    ReadOnlyError
+        The frame lies inside a larger file.
+    UnsupportedError
+        It was written by a later version, which this one cannot follow.
+    """
+
+    def __init__(self, store: Store, base: Snapshot | None, new: State | None = None, *, overwrite: bool) -> None:
+        start = base.state if base is not None else new
+        if start is None:
+            raise ValueError("a transaction needs a base or a new frame")
+        if base is not None and base.start:
+            raise ReadOnlyError(f"{store.url}: a frame inside a larger file cannot be written")
+        if start.annotations.foreign:
+            raise UnsupportedError(
+                f"{store.url} was written by a later version of b2array, which this one cannot follow"
+            )
+        self.store = store
+        self.base = base
+        self.state = changeable(start)
+        self.restructured = False
+        self._touched: set[int] = set()
+        self._read: set[int] = set()
+        self._attrs: dict[str, bytes | None] = {}
+        self._undo: list[tuple[Int64Array, Sizes, int, int, Sizes]] | None = None
+        self._staging = self._new_staging(overwrite=overwrite)
+
+    def _new_staging(self, *, overwrite: bool) -> Staging:
+        if self.sparse:
+            return Staging(self.store, None, self._first_number(overwrite=overwrite))
+        path, reserved = self.store.temporary(""), 0
+        if self.base is None and path is not None:
+            reserved = len(frame.pack(replace(self.frame, nbytes=0, offsets=self.frame.offsets[:0])).header)
+        # What ends in memory anyway needs no file on the way there.
+        in_memory = self.store.appendable and path is None
+        return Staging(self.store, Spool(path, reserved=reserved, **{"limit": np.inf} if in_memory else {}), 0)
+
+    def _first_number(self, *, overwrite: bool) -> int:
+        state = self.state
+        if self.base is None:
+            if not overwrite:
+                return 0
+            try:
+                state = load(self.store).state
+            except (FileNotFoundError, FormatError, UnsupportedError):
+                return 0
+        return max(state.annotations.next or 0, int(state.frame.offsets.max(initial=-1)) + 1)
+
+    # Reading.
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the store holds another state than the one that the changes are made to."""
+        return self.base is not None and self.base.is_stale
+
+    def place(self, n: int) -> Place | Special:
+        """Return where chunk `n` is, new or old; that an old one was asked for is remembered."""
+        extent = self._staging.extent(int(self.frame.offsets[n])) if 0 <= n < self.frame.nchunks else None
+        if extent is not None:
+            return Place(_SPOOL, *extent)
+        found = super().place(n)
+        if n not in self._touched:
+            self._read.add(n)
+        return found
+
+    def place_of(self, where: int) -> Place:
+        """Return the place that an index entry of a stored chunk stands for."""
+        if self.sparse or self.base is None:
+            return Place(index.chunk_name(where), 0, -1)
+        return self.base.place_of(where)
+
+    def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
+        """Read bytes of the store's objects and of new chunks."""
+        stored = [span for span in spans if span.name != _SPOOL]
+        source = self.base.read if self.base is not None else self.store.read
+        views = iter(source(stored, clip=clip)) if stored else iter(())
+        return [self._staging.read(span.start, span.stop) if span.name == _SPOOL else next(views) for span in spans]
+
+    def has_checksums(self, n: int) -> bool:
+        """Say whether a record of its checksums must follow chunk `n`."""
+        return super().has_checksums(n) and self._staging.extent(int(self.frame.offsets[n])) is None
+
+    # Changes.
+
+    def put(self, n: int, buf: bytes) -> None:
+        """Make `buf` (a chunk) chunk number `n`; one of zeros or NaN takes no room."""
+        self.set_code(n, self.store_chunk(buf))
+
+    def store_chunk(self, buf: bytes) -> int:
+        """Put a chunk where it will stay, and return the index entry that refers to it; nothing is stored for zeros."""
+        special = ChunkHeader.unpack(buf).special
+        if special in index.SPECIAL_OFFSETS and not self.frame.variable_chunks:
+            return index.special_offset(special)
+        return self.store_stored(buf)
+
+    def store_stored(self, buf: bytes) -> int:
+        """Put a chunk where it will stay, even one of zeros."""
+        return self._staging.put(buf, self.state.sizes.shape[1] - 1)
+
+    def reserve(self, count: int) -> int:
+        """Reserve numbers of files for other processes, and return the first. They are valid after the commit."""
+        self.restructured = True  # another writer may have reserved the same ones
+        return self._staging.reserve(count)
+
+    def reserve_up_to(self, number: int) -> None:
+        """Give no new file this number or a lower one."""
+        self._staging.next = max(self._staging.next, number + 1)
+
+    def adopt(self, n: int, code: int, sizes: Sizes, record: bytes) -> None:
+        """Let chunk `n` be one that another process has put into file `code`; see `Staging.adopt`."""
+        self._staging.adopt(code, sizes, record)
+        self.set_code(n, code)
+
+    def set_code(self, n: int, code: int) -> None:
+        """Let index entry `n` be `code`, what `store_chunk` returned."""
+        offsets, sizes = self.frame.offsets, self.state.sizes
+        if self._undo is not None:
+            self._undo.append((offsets, sizes, n, int(offsets[n]), sizes[n].copy()))
+        row = self._staging.sizes.get(code)
+        offsets[n] = code
+        sizes[n] = 0 if row is None else row[: sizes.shape[1]]
+        self._touched.add(n)
+        if n in self.state.annotations.lost:
+            self.annotate(lost=tuple(k for k in self.state.annotations.lost if k != n))
+
+    def mark_lost(self, n: int) -> None:
+        """Let chunk `n` be lost: reading it is an error, until it is written as a whole."""
+        self.set_code(n, self._staging.tombstone())
+        self.annotate(lost=tuple(sorted({*self.state.annotations.lost, n})))
+
+    def annotate(self, **fields: Any) -> None:
+        """Set fields of the annotations."""
+        self.state = replace(self.state, annotations=replace(self.state.annotations, **fields))
+
+    def annotate_entry(self, key: str, value: object) -> None:
+        """Set an entry that `Annotations` does not interpret."""
+        self.state = replace(self.state, annotations=self.state.annotations.with_entries(**{key: value}))
+
+    def reindex(self, order: npt.ArrayLike, new: State | None = None, **fields: Any) -> None:
+        """Give the chunks another order, count or size.
+
+        Parameters
+        ----------
+        order : sequence of int
+            For each new position the old one, or -1 for a chunk of zeros.
+        new : State, optional
+            A state of another shape, which still has the old index.
+        **fields
+            New values of fields of the frame.
+        """
+        old = np.asarray(order, np.int64).reshape(-1)
+        state = self.state if new is None else new
+        # One more entry, which stands for all zeros, so that -1 finds it.
+        offsets = np.append(state.frame.offsets, index.special_offset(Special.ZEROS))[old]
+        sizes = np.append(state.sizes, np.zeros((1, state.sizes.shape[1]), np.uint32), axis=0)[old]
+        lost = state.annotations.lost
+        if lost:
+            lost = tuple(np.flatnonzero(np.isin(old, lost)).tolist())
+            state = replace(state, annotations=replace(state.annotations, lost=lost))
+        state = state.with_frame(offsets=offsets, **fields)
+        self.state = state.with_sizes(np.ascontiguousarray(sizes[:, : 1 + sized_blocks(state.frame)]))
+        self.restructured = True
+
+    def set_attr(self, name: str, content: bytes | None) -> None:
+        """Set an attribute (or remove it): in a metalayer of its own if there is room, else in b2array's."""
+        self._attrs[name] = content
+        self.state = self.state.with_attr(name, content)
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Undo what is changed inside the block if it raises."""
+        before = self.state, self.restructured, dict(self._attrs)
+        outer, self._undo = self._undo, []
+        log = self._undo
+        try:
+            yield
+        except BaseException:
+            for offsets, sizes, n, code, row in reversed(log):
+                offsets[n], sizes[n] = code, row[: sizes.shape[1]]
+            self.state, self.restructured, self._attrs = before
+            raise
+        else:
+            if outer is not None:
+                outer.extend(log)
+        finally:
+            self._undo = outer
+
+
+def changeable(state: State) -> State:
+    """Return a state whose index and sizes can be changed in place."""
+    sizes = state.sizes.copy()
+    sizes[sizes[:, 0] == UNSIZED] = 0
+    copied = replace(state.frame, offsets=np.array(state.frame.offsets, np.int64))
+    return replace(state, frame=copied).with_sizes(sizes)

@@ -1,0 +1,155 @@
+"""`Source`: what chunks are read from, a committed state or a transaction on top of one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import MutableMapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.codec.chunk import ChunkHead
+from b2array.codec.header import Special
+from b2array.errors import ChunkMissingError
+from b2array.format.annotations import UNSIZED, Sizes
+from b2array.format.frame import Frame, FrameType
+from b2array.format.state import State
+from b2array.store.base import Store, join_views_at
+from b2array.store.spans import Span
+
+__all__ = ["FRAME_NAME", "Known", "Place", "Source", "Target", "Want"]
+
+FRAME_NAME = "chunks.b2frame"
+"""The file of a sparse frame that holds header, index and trailer (Blosc2 Sparse Frame Format)."""
+
+
+class Want(NamedTuple):
+    """A chunk, and which of its blocks are wanted: None for all."""
+
+    chunk: int
+    blocks: Sequence[int] | npt.NDArray[np.int64] | None
+
+
+class Place(NamedTuple):
+    """Where a stored chunk is: bytes [start, stop) of an object; `stop` may lie behind the chunk's end, -1 unknown."""
+
+    name: str
+    start: int
+    stop: int
+
+
+class Known(NamedTuple):
+    """What was read of a chunk before: its head, and the checksums of its blocks if it was compared with its own."""
+
+    head: ChunkHead
+    sums: npt.NDArray[np.uint32] | None
+
+
+class Source(ABC):
+    """What chunks are read from.
+
+    Attributes
+    ----------
+    store : Store
+        Where the chunks are.
+    state : State
+        What the frame says about them.
+    """
+
+    __slots__ = ()
+
+    store: Store
+    state: State
+
+    @property
+    def frame(self) -> Frame:
+        """Header, index and trailer."""
+        return self.state.frame
+
+    @property
+    def url(self) -> str:
+        """The store, for messages."""
+        return self.store.url
+
+    @property
+    def sparse(self) -> bool:
+        """Whether every chunk has a file of its own."""
+        return self.frame.frame_type == FrameType.SPARSE
+
+    @property
+    def name(self) -> str:
+        """The object that holds header, index and trailer."""
+        return FRAME_NAME if self.sparse else ""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether reading is so fast that every worker may do it for itself."""
+        return self.store.appendable
+
+    @property
+    def heads(self) -> MutableMapping[int, Known]:
+        """The heads of chunks, by number, that were read before; none where chunks can change any time."""
+        return {}
+
+    @property
+    @abstractmethod
+    def is_stale(self) -> bool:
+        """Whether the store holds another state by now, so that its bytes may be those of that one."""
+
+    def place(self, n: int) -> Place | Special:
+        """Return where chunk `n` is; in a contiguous frame it may end before the place does.
+
+        Raises
+        ------
+        ChunkMissingError
+            Repairing the frame could not save it.
+        """
+        where = self.frame.locate(n)
+        if n in self.state.annotations.lost:
+            raise ChunkMissingError(f"chunk {n} of {self.url} is lost: a repair of the frame could not save it")
+        return where if isinstance(where, Special) else self.place_of(where)
+
+    @abstractmethod
+    def place_of(self, where: int) -> Place:
+        """Return the place that an index entry of a stored chunk stands for."""
+
+    def known_sizes(self, n: int) -> Sizes | None:
+        """Return the sizes of chunk `n` and its blocks, as in `State.sizes`, or None if they are not known."""
+        row: Sizes = self.state.sizes[n]
+        return row if row[0] not in (0, UNSIZED) else None
+
+    def has_checksums(self, n: int) -> bool:
+        """Say whether a record of its checksums must follow chunk `n`."""
+        return bool(self.state.sizes[n, 0])
+
+    @abstractmethod
+    def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
+        """Read bytes of the store's objects; `clip`: fewer where an object ends before."""
+
+    def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
+        """Read bytes to their places in one buffer, which this thread may use again for the next call."""
+        return join_views_at(self.read(spans), places, nbytes)
+
+    def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
+        """Read the first bytes of objects, fewer of those that are shorter."""
+        found = []
+        for head in self.store.head(names, nbytes):
+            if isinstance(head, Exception):
+                raise head
+            found.append(head.data)
+        return found
+
+
+class Target(Source):
+    """What takes new chunks, and gives the old ones of which only a part is new."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def store_chunk(self, buf: bytes) -> int:
+        """Keep a chunk, and return a code for it."""
+
+    @abstractmethod
+    def set_code(self, n: int, code: int) -> None:
+        """Let chunk `n` be the one with this code."""

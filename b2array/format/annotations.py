@@ -1,0 +1,245 @@
+"""What b2array adds to a frame, in a variable-length metalayer that other readers ignore.
+
+Fill value, names of the dimensions, sizes of chunks and blocks, chunks that are lost, and attributes that have no
+metalayer of their own. Every entry may be absent, and one that cannot be understood counts as absent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from b2array import config
+from b2array.buffers import Buffer
+from b2array.codec import chunk, decode, encode
+from b2array.codec.cparams import CParams
+from b2array.codec.header import ChunkHeader
+from b2array.config import HEADER_LEN
+from b2array.errors import FormatError, UnsupportedError
+
+__all__ = [
+    "LAYER", "MAX_SIZES_NBYTES", "UNSIZED", "Annotations", "Sizes", "block_bounds", "merged", "pack_sizes",
+    "packed_sizes", "sizes_row", "unpack_sizes",
+]  # fmt: skip
+
+Sizes = npt.NDArray[np.uint32]
+"""One row a chunk: its compressed size, then the size of each block. 0 where a size is not known."""
+
+LAYER = "b2array"
+"""Name of the variable-length metalayer."""
+MAX_SIZES_NBYTES = 2**20
+"""Packed block sizes that are larger are left out of the metalayer."""
+UNSIZED = 2**32 - 1
+"""Stands for the size of a chunk that has a record of checksums, and whose size is not at hand."""
+
+_VERSION = 1
+_KEYS = ("fill", "dims", "dtype", "next", "attrs", "lost", "sizes")
+_MERGED = ("fill", "dims", "dtype", "unknown")
+_SIZES_CPARAMS = CParams("zstd")
+_MAX_CHUNK_SIZES_NBYTES = 16 * MAX_SIZES_NBYTES
+_UNREADABLE = (
+    ValueError, TypeError, LookupError, ArithmeticError, MemoryError, RecursionError, msgpack.UnpackException,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Annotations:
+    r"""The content of the `b2array` metalayer.
+
+    Parameters
+    ----------
+    fill : bytes, optional
+        The fill value: one item in the bytes of the array's type.
+    dims : tuple of (str or None), optional
+        Names of the dimensions.
+    dtype : str, optional
+        Name of the type, where NumPy has none and the frame only knows the size of the items.
+    next : int, optional
+        First number of a chunk's file that was never used (sparse frames).
+    attrs : tuple of (str, bytes)
+        Attributes that have no metalayer of their own; the values as `b2array.format.attributes` encodes them.
+    lost : tuple of int
+        Chunks whose data could not be saved.
+    sizes : bytes, optional
+        What `pack_sizes` returned.
+    unknown : tuple of (key, value)
+        Entries that this class does not interpret, such as those of later versions. They are kept.
+    foreign : bool
+        The metalayer has a later major version: nothing was read from it, and the frame must not be written.
+
+    Examples
+    --------
+    >>> annotations = Annotations(fill=b"\0\0", dims=("x", None))
+    >>> Annotations.unpack(annotations.pack(), itemsize=2, ndim=2, nchunks=1) == annotations
+    True
+    >>> Annotations.unpack(annotations.pack(), itemsize=4, ndim=2, nchunks=1).fill is None
+    True
+    """
+
+    fill: bytes | None = None
+    dims: tuple[str | None, ...] | None = None
+    dtype: str | None = None
+    next: int | None = None
+    attrs: tuple[tuple[str, bytes], ...] = ()
+    lost: tuple[int, ...] = ()
+    sizes: bytes | None = None
+    unknown: tuple[tuple[Any, Any], ...] = ()
+    foreign: bool = False
+
+    @classmethod
+    def unpack(cls, buf: Buffer, *, itemsize: int, ndim: int, nchunks: int) -> Self:
+        """Read the content of the metalayer; never fails.
+
+        Parameters
+        ----------
+        buf : bytes-like
+            Entries that do not fit an array of the given item size (in bytes), number of dimensions and number of
+            chunks are ignored; so is the whole content if it is not b2array's.
+        """
+        try:
+            layer = msgpack.unpackb(buf, strict_map_key=False)
+        except _UNREADABLE:
+            return cls()
+        if not isinstance(layer, dict) or not _is_number(layer.get("v"), 1):
+            return cls()
+        if layer["v"] > _VERSION:
+            return cls(foreign=True)
+        fill, dims, dtype, number, attrs, lost, sizes = map(layer.get, _KEYS)
+        return cls(
+            fill=fill if isinstance(fill, bytes) and len(fill) == itemsize else None,
+            dims=tuple(dims) if isinstance(dims, list) and _are_dims(dims, ndim) else None,
+            dtype=dtype if isinstance(dtype, str) else None,
+            next=number if _is_number(number, 0) else None,
+            attrs=_attrs(attrs) if isinstance(attrs, dict) else (),
+            lost=tuple([n for n in lost if _is_number(n, 0) and n < nchunks]) if isinstance(lost, list) else (),
+            sizes=sizes if isinstance(sizes, bytes) else None,
+            unknown=tuple([(key, value) for key, value in layer.items() if key != "v" and key not in _KEYS]),
+        )
+
+    def pack(self) -> bytes:
+        """Return the content of the metalayer.
+
+        Raises
+        ------
+        UnsupportedError
+            It came from a later major version.
+        """
+        if self.foreign:
+            raise UnsupportedError("the frame was written by a later version of b2array, which this one cannot follow")
+        layer: dict[Any, Any] = {"v": _VERSION}
+        for key in _KEYS:
+            value = getattr(self, key)
+            if value is not None and (value != () or key == "dims"):
+                layer[key] = dict(value) if key == "attrs" else value
+        packed: bytes = msgpack.packb({**layer, **dict(self.unknown)}, use_bin_type=True)
+        return packed
+
+    def entry(self, key: str) -> Any:
+        """Return an entry that this class does not interpret, or None."""
+        return dict(self.unknown).get(key)
+
+    def with_entries(self, **entries: object) -> Self:
+        """Return annotations with more entries that this class does not interpret."""
+        return replace(self, unknown=tuple((dict(self.unknown) | entries).items()))
+
+
+def _is_number(value: object, low: int) -> bool:
+    return type(value) is int and value >= low
+
+
+def _are_dims(dims: list[object], ndim: int) -> bool:
+    return len(dims) == ndim and all(dim is None or isinstance(dim, str) for dim in dims)
+
+
+def _attrs(attrs: dict[object, object]) -> tuple[tuple[str, bytes], ...]:
+    return tuple((name, raw) for name, raw in attrs.items() if isinstance(name, str) and isinstance(raw, bytes))
+
+
+def merged(base: Annotations, ours: Annotations, theirs: Annotations) -> Annotations:
+    """Merge what two writers made of the same annotations, attributes aside; where both changed an entry, ours wins."""
+    changed = {name: getattr(ours, name) for name in _MERGED if getattr(ours, name) != getattr(base, name)}
+    written = set(base.lost) - set(ours.lost)
+    return replace(theirs, **changed, lost=tuple(n for n in theirs.lost if n not in written))
+
+
+def sizes_row(head: chunk.ChunkHead, nblocks: int) -> Sizes:
+    """Return the sizes of a chunk and of its blocks.
+
+    Parameters
+    ----------
+    head : chunk.ChunkHead
+        Header and block starts of the chunk.
+    nblocks : int
+        Number of blocks that chunks of this array have.
+
+    Returns
+    -------
+    ndarray of uint32, shape (1 + nblocks,)
+        The chunk's `cbytes`, then the size of each block in bytes, in block order. The blocks' sizes are 0 if the chunk
+        has no streams or does not store its blocks in order.
+    """
+    row = np.zeros(1 + nblocks, np.uint32)
+    row[0] = head.header.cbytes
+    if head.header.has_streams and len(head.starts) == nblocks and (np.diff(head.starts) > 0).all():
+        row[1:] = head.stops - head.starts
+    return row
+
+
+def block_bounds(row: Sizes) -> npt.NDArray[np.int64] | None:
+    """Compute from a row of sizes where the blocks of a chunk lie, or return None if only the chunk itself tells.
+
+    Returns
+    -------
+    ndarray of int64, shape (1 + nblocks,)
+        Block n is at bytes ``[n]`` to ``[n + 1]`` from the start of the chunk; before the first lies the chunk's head.
+
+    Examples
+    --------
+    >>> block_bounds(np.array([100, 20, 30], np.uint32)).tolist()
+    [50, 70, 100]
+    """
+    sizes = row[1:].astype(np.int64)
+    first = int(row[0]) - int(sizes.sum())
+    if not len(sizes) or not sizes.all() or first < HEADER_LEN + 4 * len(sizes):
+        return None
+    return first + np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
+
+
+def pack_sizes(rows: Sizes) -> bytes | None:
+    """Return the sizes of all chunks as one Blosc2 chunk, or None if it gets larger than `MAX_SIZES_NBYTES`.
+
+    Without sizes of blocks it may be 16 times as large: like the index, it has one number a chunk.
+
+    Parameters
+    ----------
+    rows : ndarray of uint32, shape (nchunks, 1 + nblocks)
+        What `sizes_row` returns for each chunk in index order; zeros for chunks that are not stored.
+    """
+    if rows.nbytes > 64 * MAX_SIZES_NBYTES:
+        return None
+    packed = encode.encode(np.ascontiguousarray(rows, "<u4").tobytes(), typesize=4, cparams=_SIZES_CPARAMS)
+    return packed if len(packed) <= (MAX_SIZES_NBYTES if rows.shape[1] > 1 else _MAX_CHUNK_SIZES_NBYTES) else None
+
+
+def packed_sizes(sizes: Sizes) -> bytes | None:
+    """Return packed sizes: only those of whole chunks if those of blocks take too much room, None if both do."""
+    if not sizes.any():
+        return None
+    return pack_sizes(sizes) or pack_sizes(sizes[:, :1])
+
+
+def unpack_sizes(buf: Buffer, nchunks: int, nblocks: int) -> Sizes | None:
+    """Return the rows that `pack_sizes` packed, or None if these are not the sizes of such an array; never fails."""
+    nbytes = 4 * nchunks * (1 + nblocks)
+    try:
+        header = ChunkHeader.unpack(buf)
+        if header.nbytes != nbytes or header.cbytes != len(buf) or nbytes > config.limits.metadata_nbytes:
+            return None
+        rows = np.frombuffer(decode.decode(buf), "<u4")
+    except (FormatError, UnsupportedError):
+        return None
+    return rows.astype(np.uint32, copy=False).reshape(nchunks, 1 + nblocks)

@@ -1,0 +1,183 @@
+"""Values of attributes: msgpack with the conventions of python-blosc2.
+
+What one of the two packages writes, the other reads: complex numbers, sets and arrays are extension types, a tuple is a
+list that starts with ``"__tuple__"``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from b2array.buffers import Buffer
+from b2array.errors import FormatError, UnsupportedError
+from b2array.format import dtypes
+
+__all__ = ["decode_attr", "encode_attr"]
+
+_COMPLEX = struct.Struct(">2d")
+_EXT_COMPLEX, _EXT_SET, _EXT_NDARRAY = 44, 45, 46
+_TUPLE = "__tuple__"
+_MAX_DEPTH = 32
+_UNREADABLE = (
+    ValueError, TypeError, LookupError, ArithmeticError, MemoryError, RecursionError, msgpack.UnpackException,
+)  # fmt: skip
+
+
+def encode_attr(value: object) -> bytes:
+    """Return the bytes of an attribute's value: what a variable-length metalayer holds, before it becomes a chunk.
+
+    Parameters
+    ----------
+    value : object
+        None, bool, int, float, complex, str, bytes, list, tuple, set, dict with keys of str or bytes, NumPy scalar or
+        array (of objects too, if they are such values), `msgpack.ExtType`, and nestings of these. A list that starts
+        with ``"__tuple__"`` comes back as a tuple.
+
+    Raises
+    ------
+    TypeError
+        Something else is in it, or it could not be read back.
+
+    Examples
+    --------
+    >>> decode_attr(encode_attr({"origin": (0, 1.5), "window": np.arange(3)}))
+    {'origin': (0, 1.5), 'window': array([0, 1, 2])}
+    """
+    try:
+        packed = _encode(value)
+        _decode(packed, 0, strict=True)
+    except (ValueError, TypeError, OverflowError, RecursionError, UnsupportedError) as error:
+        raise TypeError(f"an attribute cannot hold this {type(value).__name__}: {error}") from None
+    return packed
+
+
+def decode_attr(buf: Buffer) -> Any:
+    """Return the value of an attribute.
+
+    What only python-blosc2 can resolve (frames inside attributes, references to other files) is returned as it is, as
+    `msgpack.ExtType`.
+
+    Raises
+    ------
+    FormatError
+        The bytes are not such a value.
+    UnsupportedError
+        An array in it has a type that cannot be made from bytes.
+    """
+    return _decode(buf, 0, strict=False)
+
+
+def _encode(value: object) -> bytes:
+    packed: bytes = msgpack.packb(value, default=_encode_other, strict_types=True, use_bin_type=True)
+    return packed
+
+
+def _encode_other(value: object) -> object:
+    """Return what msgpack can take instead of a value that it cannot."""
+    for kinds, convert in _FORMS:
+        if isinstance(value, kinds) and not isinstance(value, np.timedelta64):
+            return convert(value)
+    raise TypeError(f"{type(value).__name__} has no form in msgpack")
+
+
+def _encode_ndarray(array: NDArray[Any]) -> bytes:
+    dtype, shape = array.dtype, list(array.shape)
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError("masked arrays would lose their mask")
+    if dtype.kind == "O":
+        return _encode({"values": array.ravel().tolist(), "shape": shape})
+    spec = {"str": dtype.str} if dtype.fields is None else {"descr": dtype.descr}
+    if _unpack_dtype(spec) != dtype:
+        raise TypeError(f"arrays of type {dtype} would change their type")
+    return _encode({"dtype": spec, "shape": shape, "data": array.tobytes()})
+
+
+_FORMS: tuple[tuple[type | tuple[type, ...], Callable[[Any], object]], ...] = (
+    (tuple, lambda value: [_TUPLE, *value]),
+    (np.ndarray, lambda value: msgpack.ExtType(_EXT_NDARRAY, _encode_ndarray(value))),
+    ((complex, np.complexfloating), lambda value: msgpack.ExtType(_EXT_COMPLEX, _COMPLEX.pack(value.real, value.imag))),
+    ((set, frozenset), lambda value: msgpack.ExtType(_EXT_SET, _encode(list(value)))),
+    (np.bool_, bool),
+    ((int, np.integer), int),
+    ((float, np.floating), float),
+    (str, str),
+    (bytes, bytes),
+    (list, list),
+    (dict, dict),
+)
+
+
+def _decode(buf: Buffer, depth: int, *, strict: bool) -> Any:
+    if depth > _MAX_DEPTH:
+        raise FormatError(f"expected at most {_MAX_DEPTH} extension types inside each other, found more")
+    hook = partial(_decode_ext, depth=depth + 1, strict=strict)
+    try:
+        return msgpack.unpackb(buf, list_hook=_decode_list, ext_hook=hook, strict_map_key=strict)
+    except (FormatError, UnsupportedError):
+        raise
+    except _UNREADABLE as error:
+        raise FormatError(f"expected a msgpack value, found {error!r:.80}") from None
+
+
+def _decode_list(items: list[Any]) -> list[Any] | tuple[Any, ...]:
+    return tuple(items[1:]) if items and isinstance(items[0], str) and items[0] == _TUPLE else items
+
+
+def _decode_ext(code: int, data: bytes, *, depth: int, strict: bool) -> Any:
+    if code == _EXT_COMPLEX:
+        if len(data) != _COMPLEX.size:
+            raise FormatError(f"expected 16 bytes of a complex number, found {data!r:.80}")
+        return complex(*_COMPLEX.unpack(data))
+    if code == _EXT_SET:
+        return set(_decode(data, depth, strict=strict))
+    if code == _EXT_NDARRAY:
+        return _decode_ndarray(_decode(data, depth, strict=strict))
+    return msgpack.ExtType(code, data)
+
+
+def _decode_ndarray(payload: object) -> NDArray[Any]:
+    shape, values, dtype, data = (_get(payload, key) for key in ("shape", "values", "dtype", "data"))
+    if not (isinstance(shape, list | tuple) and all(type(extent) is int and extent >= 0 for extent in shape)):
+        raise FormatError(f"expected extents, found {shape!r:.80}")
+    count = prod(shape)
+    if values is not None:
+        if not (isinstance(values, list | tuple) and len(values) == count):
+            raise FormatError(f"expected {count} items of an array, found {values!r:.80}")
+        objects = np.empty(count, object)
+        for n, value in enumerate(values):
+            objects[n] = value
+        return objects.reshape(shape)
+    made = _unpack_dtype(dtype)
+    if not (isinstance(data, bytes) and len(data) == count * made.itemsize):
+        raise FormatError(f"expected the bytes of {count} items, found {data!r:.80}")
+    return np.frombuffer(data, made).reshape(shape)
+
+
+def _unpack_dtype(spec: object) -> np.dtype[Any]:
+    text, descr = _get(spec, "str"), _get(spec, "descr")
+    if isinstance(text, str):
+        return dtypes.parse_dtype(text)
+    if not isinstance(descr, list):
+        raise FormatError(f"expected the type of an array, found {spec!r:.80}")
+    return dtypes.make_dtype([_unpack_field(field) for field in descr])
+
+
+def _unpack_field(field: Any) -> tuple[Any, ...]:
+    if not (isinstance(field, list | tuple) and len(field) in {2, 3}):
+        raise FormatError(f"expected name, type and shape of a field, found {field!r:.80}")
+    name, form, *shape = field
+    if isinstance(form, list):
+        form = [_unpack_field(inner) for inner in form]
+    return (tuple(name) if isinstance(name, list) else name, form, *(tuple(extents) for extents in shape))
+
+
+def _get(mapping: object, key: str) -> Any:
+    return mapping.get(key) if isinstance(mapping, Mapping) else None

@@ -1,0 +1,158 @@
+"""Records of checksums: what follows each chunk, so that a reader of a few blocks can verify just these.
+
+A record holds the CRC-32 of a chunk's head and of each of its blocks. Other software does not look at it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from b2array.buffers import Buffer
+from b2array.codec import chunk
+from b2array.errors import ChecksumError
+
+try:  # ten times as fast as zlib, so that verifying costs next to nothing
+    from isal.isal_zlib import crc32
+except ImportError:  # it has no builds for some platforms
+    from zlib import crc32
+
+__all__ = [
+    "Record", "check_blocks", "check_head", "crc32", "pack_record", "record_nbytes", "unpack_record", "verified_sums",
+]  # fmt: skip
+
+_RECORD_HEAD = struct.Struct("<4s2H2I")
+_RECORD_MAGIC, _RECORD_VERSION = b"b2ck", 1
+_CRC = struct.Struct("<I")
+
+
+class Record(NamedTuple):
+    """The checksums of a chunk: of its head, and of its blocks in block order."""
+
+    head_crc: int
+    block_crcs: tuple[int, ...]
+
+
+def record_nbytes(nblocks: int) -> int:
+    """Return the size in bytes of the record of a chunk with `nblocks` blocks."""
+    return _RECORD_HEAD.size + 4 * nblocks + _CRC.size
+
+
+def pack_record(buf: Buffer, head: chunk.ChunkHead | None = None, *, number: int = -1) -> bytes:
+    """Return the record of a chunk: checksums of its head (header, block starts, dictionary) and of its blocks.
+
+    A block's bytes go from its start to the next larger start; a chunk without streams counts as blocks of `blocksize`
+    bytes behind its header, and one that only says what fills it has a head and no blocks.
+
+    Parameters
+    ----------
+    buf : bytes-like
+        The chunk.
+    head : chunk.ChunkHead, optional
+        What is known of it already.
+    number : int, optional
+        The number of the chunk's file in a sparse frame. The record's own checksum continues from this number plus 1
+        (from 0 without a number), so that files whose names were exchanged are found out.
+
+    Raises
+    ------
+    FormatError
+        This is not a chunk.
+    """
+    stored = chunk.Stored.whole(buf, head)
+    bounds = zip(stored.starts.tolist(), stored.stops.tolist(), strict=True)
+    blocks = [crc32(stored.region[start:stop]) for start, stop in bounds]
+    head_crc = crc32(stored.region[: chunk.head_nbytes(stored.region)])
+    body = _RECORD_HEAD.pack(_RECORD_MAGIC, _RECORD_VERSION, 0, len(blocks), head_crc)
+    body += struct.pack(f"<{len(blocks)}I", *blocks)
+    return body + _CRC.pack(crc32(body, number + 1))
+
+
+def unpack_record(buf: Buffer, *, number: int = -1) -> Record | None:
+    """Return the record at the start of `buf`, or None if there is none, not all of it, or that of another file."""
+    if len(buf) < record_nbytes(0):
+        return None
+    magic, version, _, nblocks, head_crc = _RECORD_HEAD.unpack_from(buf)
+    body_len = record_nbytes(nblocks) - _CRC.size
+    if (magic, version) != (_RECORD_MAGIC, _RECORD_VERSION) or len(buf) < body_len + _CRC.size:
+        return None
+    body = memoryview(buf)[:body_len]
+    (found,) = _CRC.unpack_from(buf, body_len)
+    if found not in (crc32(body, number + 1), crc32(body)):
+        return None
+    return Record(head_crc, struct.unpack_from(f"<{nblocks}I", buf, _RECORD_HEAD.size))
+
+
+def check_head(record: Record, head: Buffer) -> None:
+    """Compare the head of a chunk (its first `chunk.head_nbytes` bytes) with its checksum.
+
+    Raises
+    ------
+    ChecksumError
+        They differ.
+    """
+    _compare("the chunk's header and block starts", record.head_crc, head)
+
+
+def verified_sums(behind: Buffer, head: chunk.ChunkHead, head_bytes: Buffer, *, number: int = -1) -> NDArray[np.uint32]:
+    """Return the checksums of a chunk's blocks from its record, after comparing the head with its own.
+
+    Parameters
+    ----------
+    behind : bytes-like
+        What follows the chunk.
+    head : chunk.ChunkHead
+        Header and block starts of the chunk.
+    head_bytes : bytes-like
+        The bytes that they were read from, or more.
+    number : int, optional
+        As for `pack_record`.
+
+    Raises
+    ------
+    ChecksumError
+        There is no record that belongs to this chunk.
+    """
+    record = unpack_record(behind, number=number)
+    if record is None:
+        raise ChecksumError("expected a record of its checksums behind the chunk, found none")
+    if len(record.block_crcs) != len(head.starts):
+        raise ChecksumError(f"expected a record of {len(head.starts)} blocks, found one of {len(record.block_crcs)}")
+    check_head(record, memoryview(head_bytes)[: chunk.head_nbytes(head_bytes)])
+    return np.array(record.block_crcs, np.uint32)
+
+
+def check_blocks(
+    sums: NDArray[np.uint32], numbers: Sequence[int], region: memoryview, starts: list[int], stops: list[int]
+) -> None:
+    """Compare blocks with their checksums.
+
+    Parameters
+    ----------
+    sums : ndarray of uint32, shape (nblocks,)
+        The checksums of all blocks of the chunk.
+    numbers : sequence of int
+        Which blocks.
+    region : memoryview
+        Holds them.
+    starts, stops : list of int
+        Where in it each of them lies, in bytes.
+
+    Raises
+    ------
+    ChecksumError
+        One differs; the message names the first.
+    """
+    for n, start, stop in zip(numbers, starts, stops, strict=True):
+        if crc32(region[start:stop]) != sums[n]:
+            _compare(f"block {n}", int(sums[n]), region[start:stop])
+
+
+def _compare(what: str, expected: int, data: Buffer) -> None:
+    found = crc32(data)
+    if found != expected:
+        raise ChecksumError(f"expected a CRC-32 of {expected:#010x} of {what}, found {found:#010x}")

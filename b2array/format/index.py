@@ -1,0 +1,157 @@
+"""The index of a frame: where each chunk is, or which special value stands for it.
+
+Sources: "Blosc2 Contiguous Frame Format" (section Chunks) and "Blosc2 Sparse Frame Format" of the Blosc2 documentation.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from b2array import config
+from b2array.buffers import Buffer
+from b2array.codec import decode, encode
+from b2array.codec.chunk import Context
+from b2array.codec.cparams import CParams
+from b2array.codec.header import ChunkHeader, Special
+from b2array.config import HEADER_LEN
+from b2array.errors import FormatError
+
+__all__ = [
+    "NO_OFFSETS", "SPECIALS", "SPECIAL_OFFSETS", "check", "chunk_name", "pack", "sparse_cbytes", "special_offset",
+    "unpack",
+]  # fmt: skip
+
+SPECIAL_OFFSETS = {Special.ZEROS: -0x7F << 56, Special.NAN: -0x7E << 56, Special.UNINIT: -0x7C << 56}
+"""The entry of a chunk that is not stored: 0x81, 0x82 or 0x84 in the top byte, otherwise zeros."""
+
+SPECIALS = {offset: special for special, offset in SPECIAL_OFFSETS.items()}
+"""The same the other way round."""
+
+NO_OFFSETS = np.frombuffer(b"", np.int64)
+_BLOCKSIZE = 16384
+_CPARAMS = CParams("blosclz", splitmode="never")
+
+
+def unpack(buf: Buffer, *, nbytes: int, chunksize: int, context: Context) -> NDArray[np.int64]:
+    """Read the index of a frame.
+
+    Parameters
+    ----------
+    buf : bytes-like
+        The chunk that holds the index, or more.
+    nbytes, chunksize : int
+        Uncompressed sizes of all chunks together and of each, as the header has them.
+    context : Context
+        What the header says about decoding.
+
+    Raises
+    ------
+    FormatError, UnsupportedError
+        It cannot be decoded, or has another number of entries.
+    """
+    if not nbytes:
+        return NO_OFFSETS
+    head = ChunkHeader.unpack(buf)
+    if chunksize and head.nbytes != 8 * -(-nbytes // chunksize):
+        raise FormatError(f"expected an index of {-(-nbytes // chunksize)} chunks, found {head.nbytes} bytes")
+    if head.nbytes % 8 or not head.nbytes:
+        raise FormatError(f"expected an index of 8 bytes a chunk, found {head.nbytes} bytes")
+    limit = config.limits.index_nbytes
+    if head.nbytes > limit:
+        raise FormatError(
+            f"expected an index of at most {limit} bytes (config.limits.index_nbytes), found {head.nbytes}"
+        )
+    if head.cbytes > len(buf):
+        raise FormatError(f"expected an index chunk that ends before the trailer, found one of {head.cbytes} bytes")
+    value_len = head.cbytes - head.header_len
+    if head.special == Special.ZEROS or (head.special == Special.VALUE and value_len == 8):
+        # One value for all chunks, as in a new array of zeros: it takes no memory.
+        value = 0 if head.special == Special.ZEROS else struct.unpack_from("<q", buf, head.header_len)[0]
+        offsets = np.broadcast_to(np.int64(value), (head.nbytes // 8,))
+    else:
+        if head.special not in (Special.NONE, Special.VALUE):
+            raise FormatError(f"expected offsets in the index, found special value {head.special.name}")
+        data = decode.decode(memoryview(buf)[: head.cbytes], context=context)
+        offsets = np.frombuffer(data, "<i8").astype(np.int64, copy=False)
+        if 8 * len(offsets) != head.nbytes:
+            raise FormatError(f"expected {head.nbytes} bytes of offsets, found {8 * len(offsets)}")
+    offsets.flags.writeable = False
+    return offsets
+
+
+def check(offsets: NDArray[np.int64], cbytes: int | None) -> None:
+    """Raise FormatError if an entry points outside.
+
+    Parameters
+    ----------
+    offsets : numpy.ndarray of int64
+    cbytes : int, optional
+        Distance from the end of the header to the index; None in a sparse frame.
+    """
+    distinct = offsets[:1] if offsets.strides == (0,) else offsets
+    below = distinct[distinct < 0]
+    if below.size:
+        wrong = below[~np.isin(below, list(SPECIALS))]
+        if wrong.size:
+            raise FormatError(f"expected places or special values in the index, found {wrong[:1].view(np.uint64)}")
+    highest = 2**32 - 1 if cbytes is None else cbytes - HEADER_LEN
+    top = int(distinct.max(initial=-1))
+    if top >= 0 and top > highest:
+        what = "file numbers" if cbytes is None else "offsets"
+        raise FormatError(f"expected {what} up to {highest} in the index, found {top}")
+
+
+def pack(offsets: NDArray[np.int64]) -> bytes:
+    """Return the chunk that holds an index; nothing if there are no chunks."""
+    if not offsets.size:
+        return b""
+    data, nbytes = np.ascontiguousarray(offsets, "<i8"), 8 * offsets.size
+    blocksize = min(nbytes, _BLOCKSIZE)
+    if data[0] < 0 and (data == data[0]).all():
+        return encode.special_chunk(data[:1].tobytes(), nbytes, typesize=8, blocksize=blocksize)
+    return encode.encode(data.tobytes(), typesize=8, blocksize=blocksize, cparams=_CPARAMS)
+
+
+def special_offset(special: Special) -> int:
+    """Return the index entry of a chunk of zeros, NaN or uninitialised values.
+
+    Raises
+    ------
+    ValueError
+        `special` has no such entry.
+    """
+    if special not in SPECIAL_OFFSETS:
+        raise ValueError(f"no index entry stands for {special!r}")
+    return SPECIAL_OFFSETS[special]
+
+
+def sparse_cbytes(cbytes: int, offsets: NDArray[np.int64]) -> int:
+    """Return the `cbytes` of a sparse frame: the size of its chunks, plus headroom for the highest file number.
+
+    The C library refuses to open a frame with a file number above the field's value less 32, and subtracts from it what
+    the chunks lose when it rewrites them smaller.
+
+    Parameters
+    ----------
+    cbytes : int
+        Sum of the compressed sizes of the chunks.
+    offsets : numpy.ndarray of int64
+    """
+    highest = int(offsets.max(initial=-1))
+    return cbytes + highest + HEADER_LEN if highest >= 0 else cbytes
+
+
+def chunk_name(number: int) -> str:
+    """Return the name of the file that holds chunk `number` of a sparse frame.
+
+    Examples
+    --------
+    >>> chunk_name(10)
+    '0000000A.chunk'
+    """
+    if not 0 <= number < 2**32:
+        raise ValueError(f"file numbers are 0 to 2**32 - 1, not {number}")
+    return f"{number:08X}.chunk"

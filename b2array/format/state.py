@@ -1,0 +1,325 @@
+"""`State`: a frame with everything that it says, parsed once.
+
+A state is parsed when a frame is opened. After that each commit hands on the next one, without parsing its own bytes.
+What few callers need is parsed when it is first asked for, and kept: the sizes of blocks, and each attribute.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array import config
+from b2array.codec import decode, encode
+from b2array.errors import FormatError, LimitError, UnsupportedError
+from b2array.format import b2nd, dtypes, frame
+from b2array.format.annotations import LAYER, UNSIZED, Annotations, Sizes, pack_sizes, unpack_sizes
+from b2array.format.b2nd import GEOMETRIES
+from b2array.format.frame import Frame
+from b2array.format.metalayers import MAX_LAYERS, MAX_NAME_NBYTES, Layers
+from b2array.grid import chunking
+from b2array.grid.layout import MAX_NDIM, Layout
+
+__all__ = [
+    "DIGESTS", "State", "changed_chunks", "check_count", "parse", "reshaped", "sized_blocks", "with_annotations",
+    "with_index",
+]  # fmt: skip
+
+DIGESTS = "marks"
+"""Entry that tells chunks apart in a file whose every commit moves them: an eight byte digest of each."""
+
+_SIZES_LIMIT = 2**22
+"""Above this many entries a record of all block sizes would not stay under its limit anyway."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """A frame with everything that it says.
+
+    Parameters
+    ----------
+    frame : Frame
+        Header, index and trailer.
+    annotations : Annotations
+        What b2array added; empty if there is nothing, or nothing that can be understood.
+    layout : Layout or None
+        The array in the frame, where items that are arrays are further dimensions, as in NumPy. None if there is no
+        array, or none that can be read; `require_layout` says why.
+    """
+
+    frame: Frame
+    annotations: Annotations
+    layout: Layout | None
+    _sizes: Sizes | None = None
+    _attrs: dict[str, bytes] = field(default_factory=dict)
+
+    def require_layout(self) -> Layout:
+        """Return the layout of the array.
+
+        Raises
+        ------
+        FormatError
+            There is no array, or its metalayer does not fit the frame.
+        UnsupportedError
+            The chunks do not hold the array's values, or there would be too many dimensions.
+        """
+        return self.layout or _layout_of(self.frame, self.annotations)
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes of chunks and their blocks, one row a chunk; zeros where they are not known."""
+        sizes = self._sizes
+        if sizes is None:
+            sizes = _unpacked_sizes(self.frame, self.annotations)
+            object.__setattr__(self, "_sizes", sizes)  # threads that come at the same time find the same
+        return sizes
+
+    def attr(self, name: str) -> bytes | None:
+        """Return an attribute as it is encoded, or None if there is none of that name."""
+        content = self._attrs.get(name)
+        if content is None:
+            raw = None if name == LAYER else self.frame.vlmetalayer(name)
+            content = dict(self.annotations.attrs).get(name) if raw is None else frame.unpack_vlmeta(raw)
+            if content is not None:
+                self._attrs[name] = content
+        return content
+
+    @property
+    def attr_names(self) -> list[str]:
+        """The names of the attributes: those with metalayers of their own, then the others."""
+        own = [name for name, _ in self.frame.vlmetalayers if name != LAYER]
+        return list(dict.fromkeys([*own, *[name for name, _ in self.annotations.attrs]]))
+
+    def attrs(self) -> dict[str, bytes]:
+        """Return all attributes as they are encoded."""
+        return {name: self.attr(name) or b"" for name in self.attr_names}
+
+    def with_attr(self, name: str, content: bytes | None) -> State:
+        """Set an attribute, or remove it: in a metalayer of its own if there is room, else in the annotations."""
+        layers = self.frame.vlmetalayers
+        others = tuple(layer for layer in layers if layer[0] != name or name == LAYER)
+        kept = tuple(entry for entry in self.annotations.attrs if entry[0] != name)
+        room = sum(key != LAYER for key, _ in others) < MAX_LAYERS - 1
+        fits = name != LAYER and "\0" not in name and len(name.encode(errors="surrogateescape")) <= MAX_NAME_NBYTES
+        had = len(others) < len(layers)
+        if content is None:
+            layers = others
+        elif had or (fits and room):
+            new = (name, frame.pack_vlmeta(content))
+            layers = tuple(new if layer[0] == name else layer for layer in layers) if had else (*layers, new)
+        else:
+            layers, kept = others, (*kept, (name, content))
+        return replace(
+            self,
+            frame=replace(self.frame, vlmetalayers=layers),
+            annotations=replace(self.annotations, attrs=kept),
+            _attrs={},
+        )
+
+    def with_frame(self, **fields: Any) -> State:
+        """Return a state whose frame has other values of these fields."""
+        changed = replace(self.frame, **fields)
+        return replace(self, frame=changed, layout=_readable_layout(changed, self.annotations))
+
+    def with_sizes(self, sizes: Sizes | None) -> State:
+        """Return a state with other sizes of chunks and blocks; with None, those of its annotations."""
+        return replace(self, _sizes=sizes)
+
+    def without_index(self, limit: int) -> tuple[Frame, bytes]:
+        """Return the frame without index and without a record of sizes above `limit` bytes, and the index as a chunk.
+
+        `with_index` puts them together again.
+        """
+        layers = self.frame.vlmetalayers
+        sizes = self.annotations.sizes
+        if sizes is not None and len(sizes) > limit:
+            short = frame.pack_vlmeta(replace(self.annotations, sizes=_short_sizes(self.sizes, limit)).pack())
+            layers = tuple((name, short if name == LAYER else raw) for name, raw in layers)
+        index = encode.encode(self.frame.offsets.astype("<i8").tobytes(), typesize=8)
+        return replace(self.frame, vlmetalayers=layers, offsets=self.frame.offsets[:0]), index
+
+
+def parse(described: Frame, annotations: Annotations | None = None) -> State:
+    """Return everything that a frame says; `annotations` replaces those in the frame."""
+    if annotations is None:
+        annotations = _annotations_of(described)
+    return State(described, annotations, _readable_layout(described, annotations))
+
+
+def with_index(thin: Frame, index: bytes, annotations: Annotations | None = None) -> State:
+    """Return the state that `State.without_index` took apart; `annotations` replaces those in the frame."""
+    return parse(replace(thin, offsets=decode.decode(index).view("<i8").astype(np.int64, copy=False)), annotations)
+
+
+def _annotations_of(described: Frame) -> Annotations:
+    raw = described.vlmetalayer(LAYER)
+    if raw is None:
+        return Annotations()
+    array = described.metalayer("b2nd") or described.metalayer("caterva")
+    ndim = array[2] if array is not None and len(array) > 2 else -1
+    try:
+        content = frame.unpack_vlmeta(raw)
+    except (FormatError, UnsupportedError):
+        return Annotations()
+    found = Annotations.unpack(content, itemsize=described.typesize, ndim=ndim, nchunks=described.nchunks)
+    # Other software may have written chunks again, or moved others to their numbers.
+    return found if described.is_ours else replace(found, lost=())
+
+
+def _readable_layout(described: Frame, annotations: Annotations) -> Layout | None:
+    try:
+        return _layout_of(described, annotations)
+    except (FormatError, UnsupportedError):
+        return None
+
+
+def _declared(described: Frame) -> Layout:
+    return b2nd.layout_of(described.metalayers, chunksize=described.chunksize, typesize=described.typesize)
+
+
+def _layout_of(described: Frame, annotations: Annotations) -> Layout:
+    layout = _with_named_dtype(_declared(described), annotations.dtype)
+    if layout.nchunks != described.nchunks:
+        raise FormatError(f"expected {layout.nchunks} chunks for the shape {layout.shape}, found {described.nchunks}")
+    if described.nchunks and described.chunksize != layout.chunk_nbytes:
+        raise FormatError(f"expected chunks of {layout.chunk_nbytes} bytes, found {described.chunksize}")
+    if layout.dtype.subdtype is None:
+        return layout
+    base, inner = layout.dtype.subdtype
+    if layout.ndim + len(inner) > MAX_NDIM:
+        raise UnsupportedError(f"{layout.ndim} dimensions of items of shape {inner}: at most {MAX_NDIM} are possible")
+    shape, chunks, blocks = (extents + inner for extents in (layout.shape, layout.chunks, layout.blocks))
+    return replace(layout, shape=shape, chunks=chunks, blocks=blocks, dtype=base)
+
+
+def _with_named_dtype(layout: Layout, name: str | None) -> Layout:
+    """Give raw items the type whose name b2array has noted."""
+    if name is None or layout.dtype.kind != "V" or layout.dtype.names is not None or layout.dtype.subdtype is not None:
+        return layout
+    dtype = dtypes.extension_dtype(name)
+    return layout if dtype is None or dtype.itemsize != layout.itemsize else replace(layout, dtype=dtype)
+
+
+def sized_blocks(described: Frame) -> int:
+    """Return for how many blocks of each chunk sizes are noted."""
+    if described.chunksize <= 0 or described.blocksize <= 0 or described.vl_blocks:
+        return 0
+    nblocks = -(-described.chunksize // described.blocksize)
+    return nblocks if described.nchunks * (1 + nblocks) <= _SIZES_LIMIT else 0
+
+
+def _unpacked_sizes(described: Frame, annotations: Annotations) -> Sizes:
+    sizes = np.zeros((described.nchunks, 1 + sized_blocks(described)), np.uint32)
+    # After other software has written, they may be those of other chunks.
+    if annotations.sizes is not None and described.is_ours:
+        for width in {sizes.shape[1], 1}:
+            known = unpack_sizes(annotations.sizes, described.nchunks, width - 1)
+            if known is not None:
+                sizes[:, :width] = known
+    return sizes
+
+
+def _short_sizes(sizes: Sizes, limit: int) -> bytes | None:
+    """Return a record of sizes of at most `limit` bytes which still says what chunks have checksums."""
+    rows = sizes[:, :1]
+    packed = pack_sizes(rows)
+    if packed is None or len(packed) > limit:
+        packed = pack_sizes(np.where(rows > 0, UNSIZED, 0).astype(np.uint32))
+    return packed if packed is None or len(packed) <= limit else None
+
+
+def with_annotations(layers: Layers, annotations: Annotations, url: str) -> Layers:
+    """Put annotations into their metalayer. Without room for it they stay out, unless attributes would be lost.
+
+    Raises
+    ------
+    LimitError
+        Attributes would be lost.
+    """
+    others = tuple(layer for layer in layers if layer[0] != LAYER)
+    if len(others) >= MAX_LAYERS:
+        if annotations.attrs:
+            names = ", ".join(repr(name) for name, _ in annotations.attrs)
+            raise LimitError(f"{url} has {len(others)} variable-length metalayers: no room for {names}")
+        warnings.warn(f"{url} has {len(others)} variable-length metalayers: no room for b2array's own", stacklevel=2)
+        return others
+    return (*others, (LAYER, frame.pack_vlmeta(annotations.pack())))
+
+
+def changed_chunks(was: State, now: State, *, moved: bool) -> set[int] | None:
+    """Return which chunks differ between two states with the same number of chunks, or None if nothing says it.
+
+    Parameters
+    ----------
+    was, now : State
+        The states.
+    moved : bool
+        Whether a chunk's place in one of them says nothing about the other.
+    """
+    before, after = (_digests(was), _digests(now)) if moved else (was.frame.offsets, now.frame.offsets)
+    return None if before is None or after is None else set(np.flatnonzero(before != after).tolist())
+
+
+def _digests(state: State) -> npt.NDArray[np.int64] | None:
+    found = state.annotations.entry(DIGESTS)
+    if not isinstance(found, bytes) or not found or len(found) != 8 * state.frame.nchunks:
+        return None
+    return np.frombuffer(found, "<i8").astype(np.int64)
+
+
+def check_count(layout: Layout) -> None:
+    """Refuse more chunks than an index can hold.
+
+    Raises
+    ------
+    LimitError
+        The message has the count and the limit.
+    """
+    most = config.limits.index_nbytes // 8
+    if layout.nchunks > most:
+        raise LimitError(
+            f"a shape of {layout.shape} in chunks of {layout.chunks} makes {layout.nchunks} chunks, "
+            f"an index holds {most}"
+        )
+
+
+def reshaped(state: State, shape: tuple[int, ...]) -> State:
+    """Return a state whose metalayer and layout have another shape.
+
+    The index and the size of the data are still those of the old shape. Chunks and blocks stay, except where chunks
+    have no extent along some axis, as python-blosc2 writes them for arrays without items: then they are chosen again.
+
+    Raises
+    ------
+    ValueError
+        The shape has another number of dimensions, other extents of the items, or is larger than the format allows.
+    LimitError
+        There would be more chunks than an index can hold.
+    """
+    described, layout = state.frame, state.require_layout()
+    if len(shape) != layout.ndim:
+        raise ValueError(f"the new shape must have {layout.ndim} dimensions, not {len(shape)}: {shape}")
+    if any(extent < 0 for extent in shape):
+        raise ValueError(f"negative dimensions are not allowed: {shape}")
+    outer = layout.ndim - len(_declared(described).dtype.shape)
+    if shape[outer:] != layout.shape[outer:]:
+        raise ValueError(f"the last {layout.ndim - outer} dimensions are those of the items, which cannot be resized")
+    chunks, blocks = layout.chunks, layout.blocks
+    if any(n and not (c and b) for n, c, b in zip(shape, chunks, blocks, strict=True)):
+        inner = shape[outer:]
+        cut = chunking.automatic(shape[:outer], layout.itemsize * math.prod(inner))
+        chunks, blocks = (part + inner for part in cut)
+    new = replace(layout, shape=shape, chunks=chunks, blocks=blocks)
+    if (chunks, blocks) != (layout.chunks, layout.blocks):
+        described = replace(described, chunksize=new.chunk_nbytes, blocksize=new.block_nbytes)
+    check_count(new)
+    outers = tuple(part[:outer] for part in (shape, chunks, blocks))
+    layers = tuple(
+        (name, b2nd.with_extents(raw, *outers) if name in GEOMETRIES else raw) for name, raw in described.metalayers
+    )
+    return replace(state, frame=replace(described, metalayers=layers), layout=new)
