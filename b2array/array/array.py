@@ -17,8 +17,9 @@ from b2array.array.described import Described
 from b2array.array.indexers import Indexer, Select, chunk_key
 from b2array.array.schunk import SChunk
 from b2array.engine import resize as life
-from b2array.engine import transfer
+from b2array.engine.read import read, read_item
 from b2array.engine.source import Source
+from b2array.engine.write import chunk_box, write
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
 from b2array.grid import assignment
 from b2array.grid import selection as indexing
@@ -69,7 +70,7 @@ class NDArray(Described):
         if where is None or layout.dtype.kind == "V":
             return self._get(key, indexing.select)
         try:
-            return transfer.read_item(source, layout, where)
+            return read_item(source, layout, where)
         except (ChunkMissingError, ConflictError):  # perhaps a commit through this handle took the chunk away
             return self._get(key, indexing.select)
 
@@ -201,7 +202,7 @@ class NDArray(Described):
         layout = source.state.require_layout()
 
         def chunk(coords: tuple[int, ...]) -> tuple[tuple[slice, ...], npt.NDArray[Any]]:
-            box = transfer.chunk_box(layout, coords)
+            box = chunk_box(layout, coords)
             return box, life.read_box(source, layout, box)
 
         return threads.spread(chunk, np.ndindex(*layout.grid_shape))
@@ -277,7 +278,7 @@ class NDArray(Described):
                     raise ConflictError(f"{self.url} has become an array of shape {now.shape}: {error}") from error
                 if box.size:
                     index, axes, cparams = selection.index, selection.axes, transaction.frame.cparams
-                    transfer.write(transaction, now, index, axes, box, cparams=cparams, fields=fields)
+                    write(transaction, now, index, axes, box, cparams=cparams, fields=fields)
 
     def store(
         self, x: da.Array, region: tuple[slice, ...] | None = None, *, compute: bool = True,
@@ -551,7 +552,7 @@ class NDArray(Described):
 
 def _read(source: Source, layout: Layout, selection: Selection) -> Any:
     result = np.empty(selection.shape, layout.dtype)
-    transfer.read(source, layout, selection.index, selection.axes, selection.view(result))
+    read(source, layout, selection.index, selection.axes, selection.view(result))
     return result[()] if selection.is_scalar else result
 
 

@@ -2,7 +2,9 @@
 
 snapshot     one committed state in a store
 fetch        chunks and blocks wanted -> bytes, compared with their checksums
-transfer     items between memory and blocks: reading and writing a selection
+cache        decoded blocks that the process keeps
+read         a selection of items, from the blocks of chunks
+write        the values of a selection, into new chunks
 staging      new chunks, where no index refers to them yet
 transaction  a commit in the making, on top of a snapshot
 schunk       the handle: state, transactions, retries

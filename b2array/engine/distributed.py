@@ -29,13 +29,13 @@ import numpy.typing as npt
 from b2array.buffers import Buffer
 from b2array.codec import chunk
 from b2array.codec.header import ChunkHeader, Special
-from b2array.engine import transfer
 from b2array.engine.handle import Handle
 from b2array.engine.pending import SUFFIX, Notes, beside, read_notes
 from b2array.engine.snapshot import Snapshot, load
 from b2array.engine.source import Known, Place, Target
 from b2array.engine.staging import CHECKED_AFTER
 from b2array.engine.transaction import Transaction
+from b2array.engine.write import write
 from b2array.errors import ChecksumError, ConflictError, FormatError
 from b2array.format import b2nd, index
 from b2array.format.annotations import Annotations, sizes_row
@@ -302,13 +302,13 @@ def put(job: Job, values: npt.NDArray[Any], inside: Region, there: Collection[in
         return []
     desk = WorkerTransaction(job)
     if not there:
-        transfer.write(desk, job.layout, job.part(inside), None, values, cparams=job.frame.cparams)
+        write(desk, job.layout, job.part(inside), None, values, cparams=job.frame.cparams)
         return desk.entries
     kept = [_kept(job, _required(job), number) for number in sorted(there)]
     for number, part in zip(job.numbers(job.part(inside)), _cells(job, inside), strict=True):
         if number not in there:
             own = tuple(slice(p.start - i.start, p.stop - i.start) for p, i in zip(part, inside, strict=True))
-            transfer.write(desk, job.layout, job.part(part), None, values[own], cparams=job.frame.cparams)
+            write(desk, job.layout, job.part(part), None, values[own], cparams=job.frame.cparams)
     return [*kept, *desk.entries]
 
 

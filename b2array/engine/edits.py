@@ -15,7 +15,7 @@ from b2array.buffers import Buffer
 from b2array.codec.chunk import Stored
 from b2array.codec.header import ChunkHeader
 from b2array.config import HEADER_LEN
-from b2array.engine.snapshot import whole_chunks
+from b2array.engine.fetch import each_chunk
 from b2array.engine.source import Place, Source
 from b2array.engine.transaction import Transaction
 from b2array.errors import FormatError
@@ -110,7 +110,7 @@ def _reindex(draft: Transaction, order: npt.NDArray[np.int64], nbytes: int, chun
     if chunksize == 0 and not draft.frame.variable_chunks:
         special = np.flatnonzero(draft.frame.offsets < 0).tolist()
         numbers = [n for n in special if not isinstance(draft.place(n), Place)]
-        for n, stored in zip(numbers, whole_chunks(draft, numbers), strict=True):
+        for n, stored in zip(numbers, each_chunk(draft, numbers), strict=True):
             draft.set_code(n, draft.store_stored(bytes(stored.region)))
     draft.reindex(order, nbytes=nbytes, chunksize=chunksize)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -11,11 +11,9 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from b2array import config, threads
+from b2array import config
 from b2array.buffers import Buffer
-from b2array.codec.chunk import Stored
-from b2array.engine.fetch import fetch
-from b2array.engine.source import FRAME_NAME, Known, Place, Source, Want
+from b2array.engine.source import FRAME_NAME, Known, Place, Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
 from b2array.format import frame, index
 from b2array.format.frame import Frame, FrameType
@@ -23,12 +21,9 @@ from b2array.format.state import State, parse
 from b2array.store.base import KnownBytes, Store, where, with_known_bytes
 from b2array.store.spans import Span
 
-__all__ = ["Snapshot", "load", "reload", "restore", "whole_chunks"]
+__all__ = ["Snapshot", "load", "reload", "restore"]
 
 _FIRST_READ = 64 * 2**10
-_WINDOW_NBYTES = 32 * 2**20
-_WINDOW_CHUNKS = 256
-_WINDOWS_UNDER_WAY = 3
 _FINGERPRINT_NBYTES = 16
 
 
@@ -129,16 +124,6 @@ class Snapshot(Source):
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
         """Read bytes to their places in one buffer, which this thread may use again for the next call."""
         return self.store.gather(spans, places, nbytes, expected=self._expected)
-
-
-def whole_chunks(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
-    """Read chunks, several at a time but not all of them."""
-    step = min(max(1, _WINDOW_NBYTES // max(1, source.frame.chunksize)), _WINDOW_CHUNKS)
-    windows = ([Want(n, None) for n in numbers[first : first + step]] for first in range(0, len(numbers), step))
-    for window in threads.ahead(
-        lambda wants: fetch(source, wants), windows, 1 if source.is_local else _WINDOWS_UNDER_WAY
-    ):
-        yield from window
 
 
 def load(store: Store, *, start: int = 0) -> Snapshot:

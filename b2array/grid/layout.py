@@ -74,6 +74,10 @@ class Layout:
     """Number of blocks in a chunk."""
     extended_chunks: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """Extents in items of a chunk with its padding: a whole number of blocks in every dimension."""
+    grid_strides: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """How far apart, in C order, chunks are that are neighbours along every dimension."""
+    block_strides: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """How far apart, in C order, blocks of a chunk are that are neighbours along every dimension."""
     block_nbytes: int = field(init=False, repr=False, compare=False)
     """Size of a block in bytes."""
     chunk_nbytes: int = field(init=False, repr=False, compare=False)
@@ -90,6 +94,8 @@ class Layout:
         derive(self, "nchunks", prod(self.grid_shape))
         derive(self, "block_grid", _grid(self.chunks, self.blocks))
         derive(self, "nblocks", prod(self.block_grid))
+        derive(self, "grid_strides", strides_of(self.grid_shape))
+        derive(self, "block_strides", strides_of(self.block_grid))
         derive(self, "extended_chunks", tuple(n * b for n, b in zip(self.block_grid, self.blocks, strict=True)))
         derive(self, "block_nbytes", prod(self.blocks) * self.itemsize)
         derive(self, "chunk_nbytes", self.nblocks * self.block_nbytes)
@@ -134,6 +140,11 @@ def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
     if isinstance(shape, Sequence) or (isinstance(shape, np.ndarray) and shape.ndim):
         return tuple(map(operator.index, shape))
     return (operator.index(shape),)
+
+
+def strides_of(grid: Sequence[int]) -> tuple[int, ...]:
+    """Return how far apart neighbours along each axis are in the C order of a grid."""
+    return tuple(prod(grid[axis + 1 :]) for axis in range(len(grid)))
 
 
 def _grid(shape: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:

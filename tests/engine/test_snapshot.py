@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import blosc2
 import numpy as np
 import pytest
+from chunks import decoded_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import b2array
-from b2array.codec import decode, encode
+from b2array.codec import encode
 from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
 from b2array.engine.fetch import fetch
@@ -157,7 +158,7 @@ def test_any_blocks_of_any_chunks_are_fetched(frames, layout, data):
     for want, stored in zip(wants, fetch(held, wants), strict=True):
         whole = globals()["data"](want.chunk) if want.chunk != 3 else bytes(FULL)
         numbers = range(NBLOCKS) if want.blocks is None else want.blocks
-        found = b"".join(group.tobytes() for _, group in decode.decode_groups(stored, list(numbers)))
+        found = decoded_blocks(stored, list(numbers))
         step = FULL // NBLOCKS
         assert found == b"".join(whole[n * step : (n + 1) * step] for n in numbers)
 

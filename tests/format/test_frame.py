@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from b2array import config
-from b2array.codec import chunk, decode, encode
+from b2array.codec import decode, encode
 from b2array.codec.cparams import CParams
 from b2array.codec.header import ChunkHeader, Special
 from b2array.errors import FormatError, LimitError, UnsupportedError

@@ -20,14 +20,14 @@ from b2array.array.schunk import SChunk
 from b2array.codec import encode as encoder
 from b2array.codec import header
 from b2array.codec.header import Special
-from b2array.engine import transfer
+from b2array.engine import cache
 from b2array.errors import ConflictError, FormatError
 from b2array.store import local
 
 
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch):
-    monkeypatch.setattr(transfer, "_cache", transfer._Cache())
+    monkeypatch.setattr(cache, "blocks", cache.Cache())
 
 
 def replaced(array, n, buf):
@@ -273,8 +273,9 @@ def test_the_cache_stays_within_its_bounds():
     with config.using(cache_bytes=5000):
         for n in range(0, 10_000, 100):
             assert array[n] == n
-        assert transfer._cache._nbytes <= 5000
-        assert transfer._cache._nbytes == sum(block.nbytes for block in transfer._cache._blocks.values())
+        assert 0 < cache.blocks.nbytes <= 5000
+        kept = {id(e.slab): e.slab.memory.nbytes for of in cache.blocks._chunks.values() for e in of.values()}
+        assert cache.blocks.nbytes == sum(kept.values())
     with config.using(cache_bytes=0):
         assert array[5] == 5
 
