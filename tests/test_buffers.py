@@ -144,9 +144,10 @@ def test_an_array_is_read_while_the_same_thread_is_at_work_in_the_cache(monkeypa
         """Calls a reader before every change of a slab's place, as a signal may."""
 
         def move_to_end(self, slab):
-            if len(inside) < 5:
+            n = len(inside)
+            if n < 5:
                 inside.append(None)
-                inside[-1] = np.array_equal(array[4:17], values[4:17])
+                inside[n] = np.array_equal(array[4:17], values[4:17])
             super().move_to_end(slab)
 
     blocks = cache.Cache()

@@ -18,7 +18,6 @@ from b2array.array.indexers import Indexer, Select, chunk_key
 from b2array.array.schunk import SChunk
 from b2array.engine import resize as life
 from b2array.engine.read import read, read_item
-from b2array.engine.source import Source
 from b2array.engine.write import chunk_box, write
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
 from b2array.grid import assignment
@@ -65,7 +64,7 @@ class NDArray(Described):
 
     def __getitem__(self, key: Any) -> Any:
         source = self._handle.source
-        layout = source.state.require_layout()
+        layout = source.state.layout or source.state.require_layout()
         where = indexing.item(key, layout.shape)
         if where is None or layout.dtype.kind == "V":
             return self._get(key, indexing.select)
@@ -120,12 +119,16 @@ class NDArray(Described):
         source = self._handle.source
         while True:
             try:
-                layout = source.state.require_layout()
+                layout = source.state.layout or source.state.require_layout()
                 rest, names = indexing.fields(key, layout.dtype)
-                result = _read(source, layout, select(rest, layout.shape))
+                selection = select(rest, layout.shape)
+                result: Any = np.empty(selection.shape, layout.dtype)
+                read(source, layout, selection.index, selection.axes, selection.view(result))
                 break
             except (FormatError, UnsupportedError, ConflictError) as error:
                 source = self._handle.recover(source, error)
+        if selection.kind == "scalar":
+            result = result[()]
         # A copy, so that a field does not keep the memory of all others.
         return np.array(result[names]) if isinstance(names, str) else result if names is None else result[names]
 
@@ -548,12 +551,6 @@ class NDArray(Described):
         from b2array.array import copying
 
         return copying.copy(self, url, dtype=dtype, casting=casting, **options)
-
-
-def _read(source: Source, layout: Layout, selection: Selection) -> Any:
-    result = np.empty(selection.shape, layout.dtype)
-    read(source, layout, selection.index, selection.axes, selection.view(result))
-    return result[()] if selection.is_scalar else result
 
 
 def _arranged(

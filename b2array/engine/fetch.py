@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from b2array import config, threads
 from b2array.codec import cblosc, chunk, decode, encode
 from b2array.codec.chunk import ChunkHead, Stored
-from b2array.codec.header import MAX_DICT_NBYTES, FilterId
+from b2array.codec.header import MAX_DICT_NBYTES, FilterId, Special
 from b2array.config import HEADER_LEN
 from b2array.engine.source import Known, Place, Source, Want
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError, located_error
@@ -86,7 +86,7 @@ def fetch(source: Source, wants: Sequence[Want]) -> list[Stored]:
     """
     try:
         if source.is_local:
-            return [_read_alone(source, want) for want in wants]
+            return list(map(_read_alone, repeat(source), wants))
         return _read_together(source, wants)
     except FormatError as error:
         if source.is_stale:
@@ -179,15 +179,43 @@ def _located(source: Source, n: int, error: B2ArrayError) -> B2ArrayError:
 def _steps(source: Source, want: Want) -> Steps:
     """Yield what to read next of a chunk, receive it, and return the chunk."""
     place = source.place(want.chunk)
-    if isinstance(place, Place):
-        return (yield from _Chunk(source, want, place).steps())
+    if not isinstance(place, Place):
+        return Stored.whole(memoryview(_special_chunk(source, want.chunk, place)))
+    wanted = _Chunk(source, want, place)
+    if wanted.cached is not None:
+        head = wanted.cached.head
+        return (yield from wanted.whole(head.header.cbytes) if want.blocks is None else wanted.some_blocks(head, b""))
+    sizes = None if source.is_local else source.known_sizes(want.chunk)
+    if sizes is not None:
+        # Sizes that turn out to be wrong were only a hint.
+        with suppress(FormatError, UnsupportedError):
+            stored = yield from wanted.by_sizes(sizes)
+            if stored is not None:
+                return stored
+        wanted = _Chunk(source, want, place, use_cached=False)
+    nblocks = wanted.expected_nblocks()
+    if want.blocks is None or (nblocks == len(want.blocks) and not source.is_local):
+        nbytes = source.frame.chunk_nbytes(want.chunk)
+        # Only instrumented chunks are larger. Bytes behind the chunk are ignored.
+        return (yield from wanted.whole((nbytes if nbytes is not None else 2**31) + HEADER_LEN))
+    head_nbytes = HEADER_LEN + 4 * nblocks + (4 + MAX_DICT_NBYTES) * source.frame.use_dict
+    view = yield wanted.ask(0, max(head_nbytes, _FREE))
+    head_nbytes = chunk.head_nbytes(view)
+    if head_nbytes > len(view):
+        view = yield wanted.ask(0, head_nbytes)
+    head = wanted.unpack_head(view)
+    if len(view) >= head.header.cbytes:
+        return (yield from wanted.take_whole(head, view))
+    return (yield from wanted.some_blocks(head, bytes(view[:head_nbytes])))
+
+
+def _special_chunk(source: Source, n: int, special: Special) -> bytes:
     frame = source.frame
-    nbytes = frame.chunk_nbytes(want.chunk)
+    nbytes = frame.chunk_nbytes(n)
     if nbytes is None:
-        found = place.name.lower()
+        found = special.name.lower()
         raise FormatError(f"expected a stored chunk where chunks have sizes of their own, found {found}")
-    special = encode.special_chunk(place, nbytes, typesize=frame.typesize, blocksize=frame.blocksize)
-    return Stored.whole(memoryview(special))
+    return encode.special_chunk(special, nbytes, typesize=frame.typesize, blocksize=frame.blocksize)
 
 
 class _Chunk:
@@ -195,57 +223,28 @@ class _Chunk:
 
     __slots__ = ("blocks", "cached", "number", "place", "record_due", "source")
 
-    def __init__(self, source: Source, want: Want, place: Place) -> None:
+    def __init__(self, source: Source, want: Want, place: Place, *, use_cached: bool = True) -> None:
         self.source = source
         self.number, self.blocks = want
         self.place = place
         self.record_due = config.verify != "never" and source.has_checksums(want.chunk)
-        cached = source.heads.get(want.chunk)
+        cached = source.heads.get(want.chunk) if use_cached else None
         # A head that was read while checksums were not compared is read again.
         self.cached = None if cached is not None and self.record_due and cached.sums is None else cached
         self.record_due = self.record_due and self.cached is None
 
-    def steps(self) -> Steps:
-        """Yield what to read next, receive it, and return the chunk."""
-        cached = self.cached
-        if cached is not None:
-            head = cached.head
-            return (yield from (self._whole(head.header.cbytes) if self.blocks is None else self._blocks(head, b"")))
-        sizes = None if self.source.is_local else self.source.known_sizes(self.number)
-        if sizes is not None:
-            # Sizes that turn out to be wrong were only a hint.
-            with suppress(FormatError, UnsupportedError):
-                stored = yield from self._by_sizes(sizes)
-                if stored is not None:
-                    return stored
-            self.cached, self.record_due = None, config.verify != "never" and self.source.has_checksums(self.number)
-        nblocks = self._nblocks()
-        if self.blocks is None or (nblocks == len(self.blocks) and not self.source.is_local):
-            nbytes = self.source.frame.chunk_nbytes(self.number)
-            # Only instrumented chunks are larger. Bytes behind the chunk are ignored.
-            return (yield from self._whole((nbytes if nbytes is not None else 2**31) + HEADER_LEN))
-        nbytes = HEADER_LEN + 4 * nblocks + (4 + MAX_DICT_NBYTES) * self.source.frame.use_dict
-        view = yield self._ask(0, max(nbytes, _FREE))
-        needed = chunk.head_nbytes(view)
-        if needed > len(view):
-            view = yield self._ask(0, needed)
-        head = self._unpack_head(view)
-        if len(view) >= head.header.cbytes:
-            return (yield from self._take_whole(head, view))
-        return (yield from self._blocks(head, bytes(view[:needed])))
-
-    def _nblocks(self) -> int:
+    def expected_nblocks(self) -> int:
         frame = self.source.frame
         nbytes = frame.chunk_nbytes(self.number)
         return -(-nbytes // frame.blocksize) if nbytes and frame.blocksize else 0
 
-    def _ask(self, start: int, stop: int) -> _Ask:
+    def ask(self, start: int, stop: int) -> _Ask:
         """Ask for bytes of the chunk, counted from its start; for fewer if it has to end before."""
         name, base, end = self.place
         stop = base + stop if end < 0 else min(base + stop, end)
         return _Ask([Span(name, base + start, stop)], [0], stop - base - start, clip=end < 0)
 
-    def _unpack_head(self, view: memoryview) -> ChunkHead:
+    def unpack_head(self, view: memoryview) -> ChunkHead:
         """Unpack a head, which must be what the frame says."""
         head = chunk.unpack_head(view)
         expected = self.source.frame.chunk_nbytes(self.number)
@@ -255,25 +254,25 @@ class _Chunk:
 
     # All of a chunk.
 
-    def _whole(self, cbytes: int, nblocks: int | None = None) -> Steps:
+    def whole(self, cbytes: int, nblocks: int | None = None) -> Steps:
         """Read a chunk of `cbytes` bytes, as far as is known, with the record of its checksums."""
-        record = checksums.record_nbytes((self._nblocks() or cbytes // 4) if nblocks is None else nblocks)
-        ask = self._ask(0, cbytes + record * self.record_due)
+        record = checksums.record_nbytes((self.expected_nblocks() or cbytes // 4) if nblocks is None else nblocks)
+        ask = self.ask(0, cbytes + record * self.record_due)
         view = yield ask
-        head = self.cached.head if self.cached is not None else self._unpack_head(view)
+        head = self.cached.head if self.cached is not None else self.unpack_head(view)
         found = head.header.cbytes
         # Not if the object ends there.
         if len(view) == ask.nbytes < found and (self.place.stop < 0 or self.place.start + found <= self.place.stop):
-            view = yield self._ask(0, found + checksums.record_nbytes(len(head.starts)) * self.record_due)
-        return (yield from self._take_whole(head, view))
+            view = yield self.ask(0, found + checksums.record_nbytes(len(head.starts)) * self.record_due)
+        return (yield from self.take_whole(head, view))
 
-    def _take_whole(self, head: ChunkHead, view: memoryview) -> Steps:
+    def take_whole(self, head: ChunkHead, view: memoryview) -> Steps:
         """Compare a whole chunk with its checksums; `view` may have the record behind it."""
         stored = Stored.whole(view, head)
         cbytes, nblocks = head.header.cbytes, len(head.starts)
         behind = view[cbytes:]
         if self.record_due and len(behind) < checksums.record_nbytes(nblocks):
-            behind = yield self._ask(cbytes, cbytes + checksums.record_nbytes(nblocks))
+            behind = yield self.ask(cbytes, cbytes + checksums.record_nbytes(nblocks))
         self._remember(head, stored.region, behind)
         # Blocks that are not wanted may be damaged.
         wanted = None if self.blocks is None else chunk.needed_blocks(head, self.blocks)
@@ -284,7 +283,7 @@ class _Chunk:
 
     # Some blocks of a chunk.
 
-    def _blocks(self, head: ChunkHead, head_bytes: bytes) -> Steps:
+    def some_blocks(self, head: ChunkHead, head_bytes: bytes) -> Steps:
         """Read the wanted blocks of a chunk with this head, or all of it if that is not much more."""
         cbytes, nblocks = head.header.cbytes, len(head.starts)
         if not nblocks and not self.record_due:
@@ -292,10 +291,10 @@ class _Chunk:
             return Stored(head, memoryview(b""), head.starts, head.stops)
         numbers = np.asarray(chunk.needed_blocks(head, () if self.blocks is None else self.blocks), np.int64)
         if not nblocks or numbers[-1] >= nblocks:  # other blocks than those of the frame
-            return (yield from self._whole(cbytes, nblocks))
+            return (yield from self.whole(cbytes, nblocks))
         planned = self._plan(head, head.starts[numbers].tolist(), head.stops[numbers].tolist())
         if planned is None:
-            return (yield from self._whole(cbytes, nblocks))
+            return (yield from self.whole(cbytes, nblocks))
         ask, positions, margin = planned
         place = self.place
         if place.stop >= 0 and ask.spans[-1].stop > place.stop:
@@ -312,7 +311,8 @@ class _Chunk:
         """
         if self.source.is_local and len(starts) <= _MAX_SCATTERED and sum(stops) - sum(starts) <= head.header.cbytes:
             lead, margin = decode.scratch_margins(head, len(starts))
-            starts, stops = self._with_record(starts, stops, head.header.cbytes, len(head.starts))
+            if self.record_due:
+                starts, stops = self._with_record(starts, stops, head.header.cbytes, len(head.starts))
             ranges, places, positions, nbytes = plan_scatter_read(starts, stops, gap=_FREE, lead=lead, room=margin)
             return self._ask_ranges(ranges, places, nbytes), positions, margin
         return self._plan_packed(starts, stops, head.header.cbytes, len(head.starts))
@@ -321,7 +321,8 @@ class _Chunk:
         self, starts: list[int], stops: list[int], cbytes: int, nblocks: int
     ) -> tuple[_Ask, list[int], int] | None:
         lead = cblosc.margin_in_front(len(starts))
-        starts, stops = self._with_record(starts, stops, cbytes, nblocks)
+        if self.record_due:
+            starts, stops = self._with_record(starts, stops, cbytes, nblocks)
         ranges, positions, nbytes = plan_packed_read(starts, stops, gap=_FREE, lead=lead)
         if cbytes - nbytes <= max(nbytes // 2, _FREE):
             return None
@@ -331,8 +332,6 @@ class _Chunk:
     def _with_record(
         self, starts: list[int], stops: list[int], cbytes: int, nblocks: int
     ) -> tuple[list[int], list[int]]:
-        if not self.record_due:
-            return starts, stops
         return [*starts, cbytes], [*stops, cbytes + checksums.record_nbytes(nblocks)]
 
     def _ask_ranges(self, ranges: list[tuple[int, int]], places: list[int], nbytes: int) -> _Ask:
@@ -343,7 +342,8 @@ class _Chunk:
         self, head: ChunkHead, head_bytes: bytes, numbers: Int64Array, region: memoryview, positions: list[int],
         margin: int,
     ) -> Stored:  # fmt: skip
-        self._remember(head, head_bytes, region[positions[-1] :])
+        if self.cached is None:
+            self._remember(head, head_bytes, region[positions[-1] :])
         starts = np.full(len(head.starts), -1, np.int64)
         starts[numbers] = positions[: len(numbers)]
         stored = Stored(head, region, starts, starts + (head.stops - head.starts), margin)
@@ -352,13 +352,13 @@ class _Chunk:
 
     # A chunk whose sizes are noted.
 
-    def _by_sizes(self, sizes: Sizes) -> Generator[_Ask, memoryview, Stored | None]:
+    def by_sizes(self, sizes: Sizes) -> Generator[_Ask, memoryview, Stored | None]:
         """Read head and wanted blocks at once, from where the noted sizes put them; None if they do not say it."""
         cbytes = int(sizes[0])
         if self.place.stop >= 0 and self.place.start + cbytes > self.place.stop:
             return None
         if self.blocks is None or cbytes <= _FREE:
-            return (yield from self._whole(cbytes))
+            return (yield from self.whole(cbytes))
         blocks = self.blocks
         if FilterId.DELTA in self.source.frame.filters and 0 not in blocks:
             blocks = (0, *blocks)
@@ -368,12 +368,12 @@ class _Chunk:
         starts, stops, front = bounds[numbers], bounds[numbers + 1], int(bounds[0])
         planned = self._plan_packed(starts.tolist(), stops.tolist(), cbytes, len(bounds) - 1)
         if planned is None:
-            return (yield from self._whole(cbytes, len(bounds) - 1))
+            return (yield from self.whole(cbytes, len(bounds) - 1))
         ask, positions, _ = planned
         name, base, _ = self.place
         view = yield _Ask([Span(name, base, base + front), *ask.spans], [], front + ask.nbytes)
         head_bytes = bytes(view[:front])
-        head = self._unpack_head(view[:front])
+        head = self.unpack_head(view[:front])
         needed = chunk.needed_blocks(head, numbers.tolist())
         if (
             len(head.starts) == len(bounds) - 1
@@ -382,12 +382,12 @@ class _Chunk:
             and np.array_equal(head.stops[numbers], stops)
         ):
             return self._take_blocks(head, head_bytes, numbers, view[front:], positions, 0)
-        return (yield from self._blocks(head, head_bytes))
+        return (yield from self.some_blocks(head, head_bytes))
 
     def _bounds(self, sizes: Sizes) -> Int64Array | None:
         nbytes = self.source.frame.chunk_nbytes(self.number)
         if nbytes is not None and sizes[0] == nbytes + HEADER_LEN and not sizes[1:].any():  # stored raw
-            return HEADER_LEN + np.minimum(np.arange(self._nblocks() + 1) * self.source.frame.blocksize, nbytes)
+            return HEADER_LEN + np.minimum(np.arange(self.expected_nblocks() + 1) * self.source.frame.blocksize, nbytes)
         return block_bounds(sizes)
 
     # Checksums.

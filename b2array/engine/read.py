@@ -212,7 +212,9 @@ class _Reader:
         wanted: Numbers = tiling.numbers
         if self.cache_key is not None:
             found = cache.blocks.get_many((self.cache_key, number), tiling.numbers)
-            if found:
+            if len(found) == len(wanted):
+                wanted = ()
+            elif found:
                 wanted = [n for n in tiling.numbers if n not in found]
         if wanted and not self.source.is_local and len(wanted) == self._ninhabited(part.coords):
             wanted = range(layout.nblocks)
@@ -299,43 +301,35 @@ class _Reader:
         ndim = len(self.layout.shape)
         order = (*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2))
         box = self.box[cast(Any, (*job.part.outside, ...))]  # the ellipsis keeps an array of 0 dimensions one
-        targets = [box[cast(Any, (*copy.target, ...))].reshape(copy.split).transpose(order) for copy in step.copies]
-        whole = job.tiling.within is None and len(targets) == 1 and step.copies[0].whole
-        if whole and stored is not None and self.cache_key is None and targets[0].flags.c_contiguous:
-            out = targets[0].reshape(-1).view(np.uint8)
-            decode.decode_blocks(stored, step.numbers, out, context=self.context, reference=reference)
-            return
-        items = self._items(job, step, stored, reference)
-        grid = items.reshape(step.counts + job.tiling.shape)
-        for copy, target in zip(step.copies, targets, strict=True):
+        grid: Array | None = None
+        for copy in step.copies:
+            target = box[cast(Any, (*copy.target, ...))].reshape(copy.split).transpose(order)
+            if grid is None:
+                exact = len(step.copies) == 1 and copy.whole and job.tiling.within is None
+                if exact and stored is not None and self.cache_key is None and target.flags.c_contiguous:
+                    out = target.reshape(-1).view(np.uint8)
+                    decode.decode_blocks(stored, step.numbers, out, context=self.context, reference=reference)
+                    return
+                grid = self._items(job, step, stored, reference).reshape(step.counts + job.tiling.shape)
             target[...] = grid[cast(Any, (*copy.source, ...))]
 
     def _items(self, job: _Job, step: Step, stored: Stored | None, reference: Bytes | None) -> Array:
         """Return what is needed of the blocks of a step, one behind the other."""
-        layout, within = self.layout, job.tiling.within or ()
-        missing = [n for n in step.numbers if n not in job.found] if job.found else step.numbers
-        runs: list[tuple[Tile, int, int]] = []  # neighbours in a tile that are neighbours in the step
-        if missing and stored is not None:
-            narrow = job.tiling.within is not None
-            runs.append((self._decoded(job.number, missing, stored, reference, narrow=narrow), 0, len(missing)))
-        if len(missing) < len(step.numbers):
-            runs = list(_runs(step.numbers, job.found, runs))
-        picked = [tile.pick(slice(first, last), layout.blocks, layout.dtype, within) for tile, first, last in runs]
+        layout, numbers, found = self.layout, step.numbers, job.found
+        within, narrow = job.tiling.within or (), job.tiling.within is not None
+        if stored is not None:
+            missing = [n for n in numbers if n not in found] if found else numbers
+            if missing:
+                tile = self._decoded(job.number, missing, stored, reference, narrow=narrow)
+                if missing is numbers:
+                    return tile.pick(slice(None), layout.blocks, layout.dtype, within)
+                found = {**found, **{n: Entry(tile, row) for row, n in enumerate(missing)}}
+        picked, start = [], 0
+        for stop in range(1, len(numbers) + 1):
+            # Neighbours that are neighbours in their tile too are picked together.
+            tile, row, _ = found[numbers[start]]
+            after = found[numbers[stop]] if stop < len(numbers) else None
+            if after is None or after.tile is not tile or after.row != row + stop - start:
+                picked.append(tile.pick(slice(row, row + stop - start), layout.blocks, layout.dtype, within))
+                start = stop
         return picked[0] if len(picked) == 1 else np.concatenate(picked)
-
-
-def _runs(
-    numbers: Numbers, found: dict[int, Entry], decoded: list[tuple[Tile, int, int]]
-) -> Iterator[tuple[Tile, int, int]]:
-    """Join blocks that were found in the cache with those that were decoded, in order: rows [first, last) of tiles."""
-    fresh = iter([Entry(tile, row) for tile, first, last in decoded for row in range(first, last)])
-    entries = [found[n] if n in found else next(fresh) for n in numbers]
-    tile, first, _ = entries[0]
-    last = first
-    for entry in entries:
-        if entry.tile is not tile or entry.row != last:
-            yield tile, first, last
-            tile, first, _ = entry
-            last = first
-        last += 1
-    yield tile, first, last

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -91,8 +92,10 @@ def tiling_of_points(layout: Layout, of_chunk: Part, axes: Axes | None, length: 
 def tiling_of(layout: Layout, inside: Slices, length: int) -> Tiling:
     """Return how to read what slices select of a chunk, in steps of at most `length` blocks."""
     # Most chunks of a selection are taken in the same way, and slices have no hash in Python 3.11.
-    key = tuple((i.start, i.stop, i.step) for i in inside)
-    return _tiling(layout.blocks, layout.block_strides, key, length)
+    return _tiling(layout.blocks, layout.block_strides, tuple(map(_ENDS, inside)), length)
+
+
+_ENDS = attrgetter("start", "stop", "step")
 
 
 @lru_cache(maxsize=512)
