@@ -47,8 +47,12 @@ verify: str = "always"
 """Whether checksums are compared when blocks are read: "always" or "never". It takes a few percent of the time of a
 read, even of bytes that come from memory."""
 
-durable: bool = False
-"""Whether a local commit is forced to the disk before it returns."""
+durable: bool | str = "ordered"
+"""What a power failure may take from local files.
+
+"ordered": the last commits, but never an array, because a commit forces its data to the disk before it refers to them.
+"full": nothing, because a commit returns when the disk has all of it. "off": whole arrays, if they were written in the
+last minute, because nothing waits for the disk. True means "full" and False "off"."""
 
 retries: int = 5
 """How often a commit is tried again when another writer came first."""

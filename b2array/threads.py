@@ -1,11 +1,11 @@
 """The threads that decode and encode.
 
-A call from the main thread of a program is spread over `config.threads` threads. Everywhere else somebody has decided
-already how many calls run at a time, and the thread that calls does the work, whatever `config.threads` says: in a
-thread that the program has started, as by dask's threaded scheduler and in distributed's workers, and in a process that
-multiprocessing has started, as by dask's process scheduler.
+A call from the main thread of a program uses `config.threads` threads. Any other call does its work in the thread that
+made it, because its caller already runs several at a time: in threads that the program started, such as those of dask's
+threaded scheduler and of distributed's workers, and in processes that multiprocessing started, such as those of dask's
+process scheduler.
 
-C-Blosc never starts threads of its own for us: `alone` is the only way to it.
+C-Blosc must not start threads of its own: `alone` is the only way to call it.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def width() -> int:
 
 
 def alone(call: Callable[..., R], /, *args: object) -> R:
-    """Call a function of `numcodecs.blosc`, which does what it is told, in this thread.
+    """Call a function of `numcodecs.blosc` so that C-Blosc works in this thread, with the given arguments.
 
     On the main thread, and everywhere if the program has set `use_threads` to True, numcodecs lets C-Blosc spread the
-    blocks over threads of its own: a second pool beside ours, which damaged data have brought to a standstill. It also
-    lets the environment overrule the arguments there.
+    blocks over threads of its own, a second pool in which damaged data have caused deadlocks. There, environment
+    variables also override the arguments.
     """
     wish = blosc.use_threads
     if wish is None and threading.current_thread() is threading.main_thread():
@@ -82,23 +82,23 @@ def alone(call: Callable[..., R], /, *args: object) -> R:
             blosc.use_threads = wish
 
 
-def spread(verb: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Iterator[R]:
-    """Yield ``verb(item)`` for each item, in order, computed by the workers a bounded number of items ahead.
+def spread(task: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Iterator[R]:
+    """Yield ``task(item)`` for each item, in order. Workers compute it a bounded number of items ahead.
 
     Parameters
     ----------
-    verb : callable
-        Called once an item, possibly in another thread.
+    task : callable
+        Called once for each item, possibly in another thread.
     items : iterable
-        Taken as the work proceeds, always in the calling thread.
+        Consumed as the work proceeds, always in the calling thread.
     ahead : int, default 2
-        How many items a worker may be under way or finished before the caller asks for them.
+        How many calls for each worker may be running or finished before the caller asks for their results.
     """
     nworkers = width()
     if nworkers == 1:
-        yield from map(verb, items)
+        yield from map(task, items)
         return
-    yield from _in_order(_in_pool(_executor, nworkers), verb, iter(items), nworkers * ahead)
+    yield from _in_order(_in_pool(_executor, nworkers), task, iter(items), nworkers * ahead)
 
 
 def _in_pool(call: Callable[..., R], *args: object) -> R:
@@ -110,14 +110,14 @@ def _in_pool(call: Callable[..., R], *args: object) -> R:
         _here.in_pool = False
 
 
-def _in_order(pool: ThreadPoolExecutor, verb: Callable[[T], R], source: Iterator[T], count: int) -> Iterator[R]:
-    """Yield results in the order of the items, with `count` calls under way or finished ahead of the caller."""
+def _in_order(pool: ThreadPoolExecutor, task: Callable[[T], R], source: Iterator[T], count: int) -> Iterator[R]:
+    """Yield results in the order of the items, with `count` calls running or finished ahead of the caller."""
     under_way: deque[Future[R]] = deque()
     try:
-        under_way.extend(_in_pool(pool.submit, verb, item) for item in islice(source, count))
+        under_way.extend(_in_pool(pool.submit, task, item) for item in islice(source, count))
         while under_way:
             result = under_way.popleft().result()
-            under_way.extend(_in_pool(pool.submit, verb, item) for item in islice(source, 1))
+            under_way.extend(_in_pool(pool.submit, task, item) for item in islice(source, 1))
             yield result
             del result  # it may be large
     finally:
@@ -125,27 +125,27 @@ def _in_order(pool: ThreadPoolExecutor, verb: Callable[[T], R], source: Iterator
 
 
 def _ended(under_way: Iterable[Future[R]]) -> list[Future[R]]:
-    """Wait for calls that have begun, and return them; what has not begun by now never will."""
+    """Cancel the calls that have not begun, wait for the others, and return those."""
     begun = [future for future in under_way if not future.cancel()]
     wait(begun)
     return begun
 
 
-def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
-    """Call ``verb(item)`` for each item, in any order and without results: cheaper than `spread` for small items.
+def each(task: Callable[[T], object], items: Iterable[T]) -> None:
+    """Call ``task(item)`` for each item, in any order and without results: cheaper than `spread` for small items.
 
     Parameters
     ----------
-    verb : callable
-        Called once an item, possibly in another thread; after one that raises no further item is begun.
+    task : callable
+        Called once for each item, possibly in another thread. After an error, no further call begins.
     items : iterable
-        Taken as the work proceeds, one at a time, possibly in another thread.
+        Consumed as the work proceeds, one at a time, possibly in another thread.
     """
     nworkers = width()
     source = iter(items)
     if nworkers == 1:
         for item in source:
-            verb(item)
+            task(item)
         return
     taking = threading.Lock()
     stopped = False
@@ -161,53 +161,53 @@ def each(verb: Callable[[T], object], items: Iterable[T]) -> None:
                 item = _in_pool(take)
                 if item is _END:
                     return
-                verb(item)
+                task(item)
         except BaseException:
             stopped = True
             raise
 
-    # This thread is one of them: a thread less to wake, and to find a processor for.
+    # This thread works too: one thread less to wake, and to find a processor for.
     pool = _in_pool(_executor, nworkers)
     under_way = [_in_pool(pool.submit, work) for _ in range(nworkers - 1)]
     try:
         work()
     finally:
         stopped = True
-        # Those that have not begun, for want of a thread, would find nothing to do.
+        # Calls that have not begun, because all threads are busy, would find nothing to do.
         begun = _ended(under_way)
     for future in begun:
         future.result()
 
 
-def ahead(verb: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]:
-    """Yield ``verb(item)`` for each item, in order, with `count` of the calls under way in threads of their own.
+def ahead(task: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]:
+    """Yield ``task(item)`` for each item, in order, with `count` calls running in threads of their own.
 
-    For what takes time but no processor, as requests do, which would wait for each other otherwise. The threads are
-    gone when the last result was taken, or the iterator is closed.
+    For calls that wait rather than compute, such as requests. The threads end with the last result, or when the
+    iterator is closed.
 
     Parameters
     ----------
-    verb : callable
-        Called once an item; in this thread if there is only one, or `count` is 1.
+    task : callable
+        Called once for each item; in this thread if there is only one item, or `count` is 1.
     items : iterable
-        Taken as the work proceeds, always in the calling thread.
+        Consumed as the work proceeds, always in the calling thread.
     count : int
-        How many items are under way or finished before the caller asks for them.
+        How many calls may be running or finished before the caller asks for their results.
     """
     source = iter(items)
     first = list(islice(source, 2))
     if len(first) < 2 or count < 2 or _here.in_pool:
-        yield from map(verb, chain(first, source))
+        yield from map(task, chain(first, source))
         return
     with ThreadPoolExecutor(count, thread_name_prefix="b2array-ahead") as pool:
-        yield from _in_order(pool, verb, chain(first, source), count)
+        yield from _in_order(pool, task, chain(first, source), count)
 
 
 def _executor(size: int) -> ThreadPoolExecutor:
     global _pool, _pool_size
     with _lock:
         if _pool is None or _pool_size != size:
-            # An earlier pool may still be at work for a generator of `spread`; its threads end with the last of those.
+            # A generator of `spread` may still use the earlier pool, whose threads end with it.
             _pool = ThreadPoolExecutor(size, thread_name_prefix="b2array")
             _pool_size = size
         return _pool

@@ -10,14 +10,25 @@ from fsspec.asyn import sync_wrapper
 from hypothesis import settings
 from servers import RangeServer, range_server, s3_server
 
+import b2array
+
 # How long an example takes says more about what else the machine does.
 settings.register_profile("b2array", deadline=None)
 settings.load_profile("b2array")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the torture test take longer."""
+    """Let the tests of kills, power failures and damaged inputs take longer."""
     parser.addoption("--torture", type=int, default=50, help="how often to kill a writer of each layout")
+    parser.addoption("--hostile", type=int, default=60, help="how many damaged inputs each parser gets")
+    parser.addoption("--hostile-seed", type=int, default=0, help="what the damage is drawn from")
+    parser.addoption("--power", type=int, default=60, help="how many random states of the disk to try for each story")
+    parser.addoption("--power-seed", type=int, default=1, help="which ones")
+
+
+def pytest_configure() -> None:
+    """Wait for the disk only in the tests that are about it."""
+    b2array.config.durable = "off"
 
 
 @pytest.fixture
@@ -25,6 +36,21 @@ def torture(request: pytest.FixtureRequest) -> int:
     """Tell how often to kill a writer."""
     times: int = request.config.getoption("--torture")
     return times
+
+
+@pytest.fixture
+def hostile(request: pytest.FixtureRequest) -> int:
+    """Tell how many damaged inputs a parser gets."""
+    count: int = request.config.getoption("--hostile")
+    return count
+
+
+@pytest.fixture
+def hostile_seed(request: pytest.FixtureRequest) -> int:
+    """Tell what the damage is drawn from."""
+    seed: int = request.config.getoption("--hostile-seed")
+    print(f"--hostile-seed {seed}")
+    return seed
 
 
 @pytest.fixture

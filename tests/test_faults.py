@@ -23,7 +23,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import b2array
 from b2array import config
-from b2array.engine import transaction
+from b2array.engine import overlay
 from b2array.errors import B2ArrayError
 from b2array.store import local
 from b2array.store.spool import Spool
@@ -298,7 +298,7 @@ def test_each_request_to_s3_may_fail(bucket, s3_options, monkeypatch, story, mod
 class FaultyOs:
     """The module `os`, of which the calls that change or open files can fail."""
 
-    NAMES = ("open", "link", "replace", "unlink", "stat", "makedirs", "fsync", "chmod")
+    NAMES = ("open", "link", "replace", "unlink", "stat", "mkdir", "fsync", "chmod")
 
     def __getattr__(self, name: str) -> object:
         value = getattr(os, name)
@@ -415,7 +415,7 @@ NOISE = np.random.default_rng(1).integers(0, 2**62, (20, 1000))
 @pytest.mark.parametrize("spooled", [False, True])
 def test_a_disk_that_is_full_leaves_the_files_as_they_were(tmp_path, monkeypatch, layout, spooled):
     if spooled:  # to a file, as when there is much to write
-        monkeypatch.setattr(transaction, "Spool", lambda path, **options: Spool(path, **options | {"limit": 1000}))
+        monkeypatch.setattr(overlay, "Spool", lambda path, **options: Spool(path, **options | {"limit": 1000}))
     path = tmp_path / "a.b2nd"
     old = NOISE[::-1].copy()
     a = b2array.asarray(old, url=path, layout=layout, chunks=(5, 1000), blocks=(5, 500))
@@ -443,7 +443,7 @@ def test_a_disk_that_is_full_leaves_the_files_as_they_were(tmp_path, monkeypatch
 @pytest.mark.parametrize("spooled", [False, True])
 def test_a_new_array_that_finds_no_room_is_not_there(tmp_path, monkeypatch, layout, spooled):
     if spooled:
-        monkeypatch.setattr(transaction, "Spool", lambda path, **options: Spool(path, **options | {"limit": 1000}))
+        monkeypatch.setattr(overlay, "Spool", lambda path, **options: Spool(path, **options | {"limit": 1000}))
     for limit in (0, 100, 1000, 30_000):
         with files_of_at_most(limit), pytest.raises(OSError, match=r"too large|No space"):
             b2array.asarray(NOISE, url=tmp_path / "a.b2nd", layout=layout, chunks=(5, 1000), blocks=(5, 500))

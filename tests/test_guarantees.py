@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import threading
 import zipfile
 from pathlib import Path
@@ -17,7 +19,7 @@ from b2array import config
 from b2array.array import array as array_module
 from b2array.engine.handle import Handle
 from b2array.errors import ConflictError, ReadOnlyError
-from b2array.store.base import Store
+from b2array.store.base import Store, durability
 from b2array.store.local import LocalStore
 from b2array.store.memory import MemoryStore
 from b2array.store.remote import FsspecStore, SharedMemoryStore
@@ -248,6 +250,37 @@ def test_a_durable_commit_to_one_file_forces_the_data_before_the_header_and_then
     with config.using(durable=True):
         a[0] = 1
     assert forced == [("a.b2nd", 0), ("a.b2nd", 1)]
+
+
+@needs_proc
+def test_an_ordered_commit_forces_what_the_header_or_index_refers_to_and_no_more(tmp_path, forced):
+    with config.using(durable="ordered"):
+        b2array.zeros((4, 50), url=tmp_path / "a.b2nd", **OPTIONS)
+        assert [seen for _, seen in forced] == [None]
+        forced.clear()
+        b2array.open(tmp_path / "a.b2nd", "r+")[0] = 1
+    assert forced == [("a.b2nd", 0)]
+
+
+@needs_proc
+def test_an_ordered_commit_to_a_directory_forces_chunks_their_names_and_the_index(tmp_path, forced):
+    a = b2array.zeros((4, 50), url=tmp_path / "a.b2nd", layout="sparse", **OPTIONS)
+    with config.using(durable="ordered"):
+        a[0] = 1
+    (chunk, index) = (name for name, _ in forced if name.endswith(".b2tmp"))
+    assert chunk.startswith("00000000.chunk")
+    assert forced == [(chunk, 0), ("a.b2nd", 0), (index, 0)]
+
+
+def test_commits_are_ordered_by_default_and_other_settings_are_refused():
+    code = "import b2array; print(b2array.config.durable)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "ordered\n"
+    with config.using(durable="sometimes"), pytest.raises(ValueError, match="'off', 'ordered' or 'full'"):
+        durability()
+    for given, meant in ((True, "full"), (False, "off"), ("ordered", "ordered")):
+        with config.using(durable=given):
+            assert durability() == meant
 
 
 @needs_proc

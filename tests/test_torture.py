@@ -49,14 +49,30 @@ def write_forever(path, first, started, rng):
             os.write(started, b"!")
 
 
-def killed_after(path, first, seconds):
+def change_forever(path, first, started, rng):
+    """Make commit after commit of several members, each of which gives every item the number of the commit."""
+    group = b2array.open_group(path, mode="r+")
+    for number in range(first, first + 100_000):
+        with group.transaction() as changes:
+            changes["file"][...] = number
+            changes["directory"][...] = number
+            changes.attrs["number"] = number
+            if "turns" in changes:
+                del changes["turns"]
+            if number % 3:
+                changes.create("turns", data=[number] * int(rng.integers(1, 4)), overwrite=True)
+        if number == first:
+            os.write(started, b"!")
+
+
+def killed_after(path, first, seconds, write=write_forever):
     """Let a forked process write, and kill it some time after its first commit."""
     ready, started = os.pipe()
     child = os.fork()
     if not child:
         gc.freeze()  # objects of python-blosc2 wait forever for threads that are not in this process
         try:
-            write_forever(path, first, started, np.random.default_rng(first))
+            write(path, first, started, np.random.default_rng(first))
         finally:
             os._exit(1)
     os.close(started)
@@ -121,3 +137,35 @@ def test_a_killed_writer_leaves_only_files_that_vacuum_removes(tmp_path, layout)
     assert {file.name for file in tmp_path.iterdir()} <= expected
     assert check(path, number) == number
     shutil.rmtree(tmp_path)
+
+
+def check_group(path, before, mode):
+    """Return the number of the only committed state of a group, which is not older than one seen before."""
+    group = b2array.open_group(path, mode)
+    numbers = {int(group.attrs["number"])}
+    with config.using(cache_bytes=0):
+        for member in group.arrays().values():
+            numbers |= {*member[...].ravel().tolist()}
+    (number,) = numbers
+    assert number >= before
+    assert ("turns" in group) == bool(number % 3)
+    return number
+
+
+def test_a_killed_writer_of_a_group_leaves_the_last_commit(tmp_path, torture):
+    path = tmp_path / "group.b2d"
+    group = b2array.open_group(path, "w")
+    options = {"chunks": CHUNKS, "blocks": BLOCKS, "cparams": b2array.CParams("lz4")}
+    group.create("file", SHAPE, "i8", **options)
+    group.create("directory", SHAPE, "i8", layout="sparse", **options)
+    group.attrs["number"] = number = 0
+    chance = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID", "group"))
+    with config.using(threads=1):
+        for _ in range(torture):
+            killed_after(path, number + 1, chance.uniform(0, LONGEST), change_forever)
+            number = check_group(path, number + 1, "r")
+            assert check_group(path, number, "r+") == number
+            for name in ("file", "directory"):  # the writer before has completed what was interrupted
+                assert (blosc2.open(str(path / f"{name}.b2nd"))[...] == number).all()
+                report = b2array.verify(path / f"{name}.b2nd", deep=True)
+                assert report.ok, str(report)

@@ -95,6 +95,7 @@ def test_a_dataset_makes_the_round_trip(tmp_path: Path) -> None:
     ],
     ids=lambda values: str(values.dtype),
 )
+@pytest.mark.filterwarnings("ignore:variable .* has data in the form of a dask array with dtype=object")
 @pytest.mark.parametrize("chunked", [False, True])
 def test_values_of_every_kind_make_the_round_trip(tmp_path: Path, values: np.ndarray, chunked: bool) -> None:
     ds = xr.Dataset({"a name": ("x", values, {"µ": "☃"})}, {"also": ("x", values)})
@@ -336,9 +337,12 @@ def test_a_group_in_a_group_is_written(tmp_path: Path) -> None:
     xr.testing.assert_identical(reopened(tmp_path / "t.b2d", group="a/b"), weather())
     xr.testing.assert_identical(reopened(tmp_path / "t.b2d", group="c"), weather(periods=2))
     with pytest.raises(FileExistsError):
-        to_b2array(weather(), tmp_path / "t.b2d", mode="a", group="c")
+        to_b2array(weather(), tmp_path / "t.b2d", mode="w-", group="c")
     with pytest.raises(FileExistsError):
         to_b2array(weather(), tmp_path / "t.b2d")
+    changed = weather(periods=2).assign(height=3.0)
+    to_b2array(changed, tmp_path / "t.b2d", mode="a", group="c")
+    xr.testing.assert_equal(reopened(tmp_path / "t.b2d", group="c"), changed)
     to_b2array(weather(periods=3), tmp_path / "t.b2d", mode="w")
     xr.testing.assert_identical(reopened(tmp_path / "t.b2d"), weather(periods=3))
 
@@ -435,7 +439,7 @@ def test_a_handle_from_before_shows_no_mixture(place: dict[str, object]) -> None
         with pytest.raises(ConflictError, match="refresh"):
             group[name]
     with suppress(ConflictError):
-        assert np.array_equal(lazy.rain, old.rain)
+        assert np.array_equal(lazy.rain.values, old.rain.values)
     group.refresh()
     assert sorted(group) == sorted(new.variables)
     assert group["rain"].shape == new.rain.shape
@@ -582,7 +586,7 @@ def test_a_region_is_written(tmp_path: Path, chunked: bool) -> None:
         (lambda ds: ds.drop_vars("rain"), "would not grow"),
         (lambda ds: ds.assign(new=("time", np.arange(2))), "no variables"),
         (lambda ds: ds.assign(rain=ds.rain.astype("f8") + 0.5), "cannot hold"),
-        (lambda ds: ds.assign(rain=ds.rain.transpose("x", "y", "time")), "dimensions"),
+        (lambda ds: ds.assign(rain=ds.rain.rename(y="z")).drop_vars("y"), "dimension names"),
         (lambda ds: ds.isel(x=slice(0, 2)), "items"),
         (lambda ds: ds.rename(time="when"), "no dimension"),
     ],

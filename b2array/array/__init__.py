@@ -1,7 +1,9 @@
 """What users hold: arrays, and the functions that make them.
 
 array        `NDArray`
-handle       what is known of an array without reading items
+described    what is known of an array without reading items
+opened       what arrays and super-chunks have in common
+schunk       `SChunk`
 indexers     `oindex`, `vindex`, `chunk_view`
 creation     `open`, `create`, `zeros`, `asarray`, ...
 copying      copies in another layout, arrays made of blocks

@@ -49,6 +49,10 @@ class NDArray(Described):
     handles asks whether they are the same one, and ``a[...] == b[...]`` compares items. NumPy's functions, and
     operators with a NumPy array on one side, read the whole array.
 
+    Names of fields stand with the rest of the key between the brackets: ``a["x"]``, ``a["x", 1:3] = 0``,
+    ``a[5, ["x", "y"]]``. What is read by name is read-only: NumPy's ``a["x"][1:3] = 0`` raises here, as it cannot reach
+    the array. So does ``a["x"] += 1``; write ``a["x"] = a["x"] + 1``.
+
     Examples
     --------
     >>> import b2array
@@ -129,8 +133,15 @@ class NDArray(Described):
                 source = self._handle.recover(source, error)
         if selection.kind == "scalar":
             result = result[()]
-        # A copy, so that a field does not keep the memory of all others.
-        return np.array(result[names]) if isinstance(names, str) else result if names is None else result[names]
+        if names is None:
+            return result
+        found = result[names]
+        if isinstance(found, np.ndarray):
+            # A copy, so that a field does not keep the memory of all others.
+            found = np.array(found) if isinstance(names, str) else found
+            # In NumPy, a["x"][1:3] = 0 changes a. Here it would be lost in a copy.
+            found.flags.writeable = False
+        return found
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -275,10 +286,7 @@ class NDArray(Described):
                 now = transaction.state.require_layout()
                 if (now.ndim, now.dtype) != (before.ndim, before.dtype):
                     raise ConflictError(f"{self.url} has become an array of shape {now.shape} and type {now.dtype}")
-                try:
-                    selection, box, fields = arranged if now == before else _arranged(key, value, select, now)
-                except (IndexError, ValueError) as error:
-                    raise ConflictError(f"{self.url} has become an array of shape {now.shape}: {error}") from error
+                selection, box, fields = arranged if now == before else _arranged(key, value, select, now)
                 if box.size:
                     index, axes, cparams = selection.index, selection.axes, transaction.frame.cparams
                     write(transaction, now, index, axes, box, cparams=cparams, fields=fields)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, cast
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
     import dask.array as da
     from dask.delayed import Delayed
 
-__all__ = ["Frozen", "from_dask", "register_sizeof", "store", "to_dask"]
+__all__ = [
+    "Frozen", "Region", "Write", "check_piece", "check_source", "computed", "final", "from_dask", "outer_level",
+    "register_sizeof", "store", "to_dask",
+]  # fmt: skip
 
 Region = tuple[slice, ...]
 
@@ -148,7 +152,7 @@ def to_dask(a: NDArray, chunks: Any = "auto") -> da.Array:
             f"chunks {_brief(cut)} do not align with the stored ones {a.chunks}: {a.nchunks} stored chunks are read in "
             f"{parts} parts, and blocks on the borders several times",
             PerformanceWarning,
-            stacklevel=_outside(),
+            stacklevel=outer_level(),
         )
     name = f"b2array-{tokenize(frozen, cut)}"
     meta = np.empty((0,) * a.ndim, a.dtype)
@@ -241,7 +245,7 @@ def from_dask(
     >>> a[1].tolist()
     [16, 25, 36, 49]
     """
-    _check_source(x)
+    check_source(x)
     if dtype is not None:
         x = x.astype(dtype)
     if isinstance(chunks, str) and "blocks" not in options:
@@ -259,7 +263,7 @@ def from_dask(
         overwrite=bool(options.get("overwrite")),
         token=x.name,
     )
-    return _Write(x, job, resume=resume, result=_opened).run(compute, progress, scheduler)
+    return Write(x, job, resume=resume, result=_opened).run(compute, progress, scheduler)
 
 
 def _opened(held: Handle) -> NDArray:
@@ -271,7 +275,7 @@ def store(
     resume: bool = False, progress: bool = False, scheduler: Any = None,
 ) -> da.Array | Delayed | None:  # fmt: skip
     """Write a dask array into a region of `a`; see `NDArray.store`."""
-    _check_source(x)
+    check_source(x)
     if a.mode == "r":
         raise ReadOnlyError(f"{a.url} was opened for reading; open it with mode='r+' to change it")
     inside = _region(region, a.shape)
@@ -286,14 +290,14 @@ def store(
         draft = a._handle.source
         if isinstance(draft, Transaction) and draft.base is None and x.shape == a.shape:
             job = Job(draft.store, a._layout, inside, new=draft.state, overwrite=True, token=x.name)
-            write = _Write(x, job, resume=False, result=_opened)
+            write = Write(x, job, resume=False, result=_opened)
             distributed.join(write.job, write.computed(progress, scheduler), draft)
         else:
             _store_joining(a, x, inside, progress, scheduler)
         return None
     base = a._handle.at_snapshot("r+")
     job = Job(base.store, a._layout, inside, base=base, token=x.name)
-    write = _Write(x, job, resume=resume, result=_opened, handle=a)
+    write = Write(x, job, resume=resume, result=_opened, handle=a)
     if return_stored and not compute:
         return write.reading()
     done = write.run(compute, progress, scheduler)
@@ -315,13 +319,14 @@ def _store_joining(a: NDArray, x: da.Array, inside: Region, progress: bool, sche
     with track(x.npartitions, f"storing {a.url}", progress, unit="items") as shown:
         while batch := list(islice(places, count)):
             for (_, part), values in zip(batch, compute(*(each for each, _ in batch), **options), strict=True):
-                _check_piece(values, part)
+                check_piece(values, part)
                 whole = zip(inside, part, strict=True)
                 a[tuple(slice(i.start + p.start, i.start + p.stop) for i, p in whole)] = values
                 shown.advance()
 
 
-def _check_source(x: Any) -> None:
+def check_source(x: Any) -> None:
+    """Refuse what is no dask array, or cannot be stored."""
     import dask.array as da
 
     if not isinstance(x, da.Array):
@@ -349,11 +354,31 @@ def _region(region: Any, shape: tuple[int, ...]) -> Region:
     return tuple(found)
 
 
-class _Write:
-    """The graph of a write."""
+class Write:
+    """The graph of a write.
+
+    Parameters
+    ----------
+    x : dask.array.Array
+        The values.
+    job : Job
+        Where they go.
+    resume : bool
+        Whether to keep the chunks that an interrupted write has left.
+    result : callable
+        Makes what `run` returns of the new super-chunk.
+    handle : NDArray, optional
+        The array that shows the new state.
+    """
 
     def __init__(
-        self, x: da.Array, job: Job, *, resume: bool, result: Callable[[Handle], Any], handle: NDArray | None = None
+        self,
+        x: da.Array,
+        job: Job,
+        *,
+        resume: bool = False,
+        result: Callable[[Handle], Any] = _opened,
+        handle: NDArray | None = None,
     ) -> None:
         self.x = _aligned(x, job.layout.chunks, job.region)
         self.job, self.there = job.begun(resume=resume)
@@ -362,25 +387,21 @@ class _Write:
         self.shared = Shared(f"job {self.job.id.hex()}", self.job)
         self.light = Shared(f"light job {self.job.id.hex()}", self.job.without_base)
 
-    def _name(self, verb: str) -> str:
+    def name(self, verb: str) -> str:
+        """Name the tasks that do something in this write."""
         return f"b2array-{verb}-{self.job.id.hex()}"
 
-    def entries(self) -> tuple[Any, list[Any]]:
-        """Return a graph of tasks that put chunks, and their keys."""
-        import dask.array as da
-        from dask.core import flatten
+    def graph(self) -> tuple[Any, list[Any]]:
+        """Return a graph of layers with the tasks that put chunks, and the keys of these."""
         from dask.highlevelgraph import HighLevelGraph
 
-        x, name = self.x, self._name("put")
-        job = HighLevelGraph.from_collections(self._name("job"), {self._name("job"): self.shared})
+        x, name = self.x, self.name("put")
+        job = HighLevelGraph.from_collections(self.name("job"), {self.name("job"): self.shared})
         graph = HighLevelGraph.merge(x.dask, job)
         layer = {key: self._task(key, inside) for key, inside in _keys(x, name)}
         layers: dict[str, Any] = {**graph.layers, name: layer}
-        needs = {**graph.dependencies, name: set(x.__dask_layers__()) | {self._name("job")}}
-        whole = HighLevelGraph(layers, needs)
-        keys = list(layer)
-        optimized = da.Array.__dask_optimize__(whole, list(flatten(keys, container=list)))
-        return optimized, keys
+        needs = {**graph.dependencies, name: set(x.__dask_layers__()) | {self.name("job")}}
+        return HighLevelGraph(layers, needs), list(layer)
 
     def _task(self, key: tuple[Any, ...], inside: Region) -> Any:
         from dask._task_spec import Task, TaskRef
@@ -392,25 +413,13 @@ class _Write:
             if there == numbers:
                 return Task(key, _keep, self.light, inside)
         # Only with one reference can dask make one task of this one and what computes the values.
-        job = self.light if self.job.covers(inside) else TaskRef(self._name("job"))
+        job = self.light if self.job.covers(inside) else TaskRef(self.name("job"))
         return Task(key, _put, TaskRef((self.x.name, *key[1:])), job, inside, there)
-
-    def _final(self, verb: str, function: Callable[..., Any], *args: Any) -> Delayed:
-        from dask._task_spec import List, Task, TaskRef
-        from dask.delayed import Delayed
-        from dask.highlevelgraph import HighLevelGraph
-
-        graph, keys = self.entries()
-        name = self._name(verb)
-        last = Task(name, function, self.shared, List(*map(TaskRef, keys)), *args)
-        puts = HighLevelGraph.from_collections(self._name("puts"), dict(graph))
-        whole = HighLevelGraph({**puts.layers, name: {name: last}}, {**puts.dependencies, name: {self._name("puts")}})
-        return Delayed(name, whole)
 
     def run(self, compute: bool, progress: bool, scheduler: Any) -> Any:
         """Compute and commit, or return what does."""
         if not compute:
-            return self._final("commit", _commit, self.result)
+            return self._committing(self.result)
         done = distributed.commit(self.job, self.computed(progress, scheduler))
         if self.handle is None:
             return self.result(Handle(done, "r+"))
@@ -419,36 +428,11 @@ class _Write:
 
     def computed(self, progress: bool, scheduler: Any) -> list[Entry]:
         """Compute all values, and return what is to be committed."""
-        with track(self.job.nchunks, f"storing {self.job.store.url}", progress, unit="chunks") as shown:
-            return self._gathered(scheduler, shown.advance if progress else None)
+        (entries,) = computed([self], self.job.store.url, progress, scheduler)
+        return entries
 
-    def _gathered(self, scheduler: Any, advance: Callable[[int], None] | None) -> list[Entry]:
-        """Run the tasks that put chunks, and tell `advance` how many."""
-        client = _client(scheduler) if advance is not None else None
-        if client is not None and advance is not None:
-            return self._watched(client, advance)
-        from dask.callbacks import Callback
-
-        name, options = self._name("put"), {} if scheduler is None else {"scheduler": scheduler}
-
-        def done(key: Any, entries: Any, *_: Any) -> None:
-            if advance is not None and isinstance(key, tuple) and key[0] == name:
-                advance(len(entries))
-
-        with Callback(posttask=done) if advance is not None else nullcontext():
-            return cast(list[Entry], self._final("gather", _gather).compute(**options))
-
-    def _watched(self, client: Any, advance: Callable[[int], None]) -> list[Entry]:
-        """Do the same on a cluster, where callbacks of dask are not called."""
-        from distributed import as_completed
-
-        graph, keys = self.entries()
-        futures = client.get(dict(graph), keys, sync=False)
-        found: list[Entry] = []
-        for _, entries in as_completed(futures, with_results=True):
-            found += entries
-            advance(len(entries))
-        return found
+    def _committing(self, result: Callable[[Any], Any]) -> Delayed:
+        return final([self], self.name("commit"), _commit, self.shared, result)
 
     def reading(self) -> da.Array:
         """Return an array that reads what is stored, once it is."""
@@ -457,8 +441,8 @@ class _Write:
         from dask.array.core import getter, slices_from_chunks
         from dask.highlevelgraph import HighLevelGraph
 
-        commit: Any = self._final("commit", _commit, Frozen)
-        name = self._name("stored")
+        commit: Any = self._committing(Frozen)
+        name = self.name("stored")
         part = self.job.part
         layer: dict[Any, Any] = {
             key: Task(key, getter, TaskRef(commit.key), part(inside))
@@ -466,6 +450,83 @@ class _Write:
         }
         graph = HighLevelGraph.from_collections(name, layer, dependencies=[commit])
         return da.Array(graph, name, self.x.chunks, dtype=self.job.layout.dtype)
+
+
+def computed(writes: Sequence[Write], url: str, progress: bool, scheduler: Any) -> list[list[Entry]]:
+    """Compute the values of writes in one graph, in which what they share is done once.
+
+    Parameters
+    ----------
+    writes : sequence of Write
+    url : str
+        What the progress is shown for.
+    progress : bool
+    scheduler : str, callable or distributed.Client, optional
+
+    Returns
+    -------
+    list of list of Entry
+        For each write what is to be committed.
+    """
+    with track(sum(write.job.nchunks for write in writes), f"storing {url}", progress, unit="chunks") as shown:
+        return _gathered(writes, scheduler, shown.advance if progress else None)
+
+
+def _gathered(
+    writes: Sequence[Write], scheduler: Any, advance: Callable[[int], None] | None
+) -> list[list[Entry]]:  # fmt: skip
+    """Run the tasks that put chunks, and tell `advance` how many."""
+    client = _client(scheduler) if advance is not None else None
+    if client is not None and advance is not None:
+        return _watched(writes, client, advance)
+    from dask.callbacks import Callback
+
+    names, options = {write.name("put") for write in writes}, {} if scheduler is None else {"scheduler": scheduler}
+
+    def done(key: Any, entries: Any, *_: Any) -> None:
+        if advance is not None and isinstance(key, tuple) and key[0] in names:
+            advance(len(entries))
+
+    with Callback(posttask=done) if advance is not None else nullcontext():
+        graph = final(writes, f"b2array-gather-{uuid4().hex}", _gather)
+        return cast(list[list[Entry]], graph.compute(**options))
+
+
+def _watched(writes: Sequence[Write], client: Any, advance: Callable[[int], None]) -> list[list[Entry]]:
+    """Do the same on a cluster, where callbacks of dask are not called."""
+    from distributed import as_completed
+
+    graph, keys = _optimized(writes)
+    futures = client.get(dict(graph), [key for each in keys for key in each], sync=False)
+    found: dict[str, list[Entry]] = {write.name("put"): [] for write in writes}
+    for future, entries in as_completed(futures, with_results=True):
+        found[future.key[0]] += entries
+        advance(len(entries))
+    return [*found.values()]
+
+
+def _optimized(writes: Sequence[Write]) -> tuple[Any, list[list[Any]]]:
+    """Return one graph of all tasks that put chunks, and their keys for each write."""
+    import dask.array as da
+    from dask.highlevelgraph import HighLevelGraph
+
+    graphs = [write.graph() for write in writes]
+    keys = [each for _, each in graphs]
+    whole = HighLevelGraph.merge(*(graph for graph, _ in graphs))
+    return da.Array.__dask_optimize__(whole, [key for each in keys for key in each]), keys
+
+
+def final(writes: Sequence[Write], name: str, function: Callable[..., Any], *args: Any) -> Delayed:
+    """Return what calls a function with lists of the entries of each write, and further arguments, at the end."""
+    from dask._task_spec import List, Task, TaskRef
+    from dask.delayed import Delayed
+    from dask.highlevelgraph import HighLevelGraph
+
+    graph, keys = _optimized(writes)
+    last = Task(name, function, List(*(List(*map(TaskRef, each)) for each in keys)), *args)
+    puts = HighLevelGraph.from_collections(f"puts-{name}", dict(graph))
+    layers: dict[str, Any] = {**puts.layers, name: {name: last}}
+    return Delayed(name, HighLevelGraph(layers, {**puts.dependencies, name: {f"puts-{name}"}}))
 
 
 def _block_keys(x: da.Array, name: str) -> Iterator[tuple[Any, ...]]:
@@ -495,12 +556,12 @@ def _aligned(x: da.Array, chunks: tuple[int, ...], region: Region) -> da.Array:
         f"{x.npartitions} pieces are cut into {dask_chunks.pieces(x.chunks, cut)} and put together again, and "
         f"{x.nbytes / 1e6:.1f} MB move between tasks",
         PerformanceWarning,
-        stacklevel=_outside(),
+        stacklevel=outer_level(),
     )
     return x.rechunk(cut)
 
 
-def _outside() -> int:
+def outer_level() -> int:
     """Return the level of the stack, as its caller counts, at which the package was called."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "b2array":
@@ -521,12 +582,13 @@ def _client(scheduler: Any) -> Any:
 
 
 def _put(values: Any, shared: Shared[Job], inside: Region, there: frozenset[int]) -> list[Entry]:
-    _check_piece(values, inside)
+    check_piece(values, inside)
     with _alone():
         return distributed.put(shared.value, np.asarray(values), inside, there)
 
 
-def _check_piece(values: Any, inside: Region) -> None:
+def check_piece(values: Any, inside: Region) -> None:
+    """Refuse what dask has computed if it does not fill its place."""
     assignment.check_unmasked(values)
     lengths = tuple(part.stop - part.start for part in inside)
     if np.shape(values) != lengths:
@@ -537,10 +599,11 @@ def _keep(shared: Shared[Job], inside: Region) -> list[Entry]:
     return distributed.keep(shared.value, inside)
 
 
-def _gather(_: Shared[Job], entries: list[list[Entry]]) -> list[Entry]:
-    return [entry for each in entries for entry in each]
+def _gather(found: list[list[list[Entry]]]) -> list[list[Entry]]:
+    return [[entry for each in entries for entry in each] for entries in found]
 
 
-def _commit(shared: Shared[Job], entries: list[list[Entry]], result: Callable[[Any], Any]) -> Any:
-    held = Handle(distributed.commit(shared.value, _gather(shared, entries)), "r+")
+def _commit(found: list[list[list[Entry]]], shared: Shared[Job], result: Callable[[Any], Any]) -> Any:
+    (entries,) = _gather(found)
+    held = Handle(distributed.commit(shared.value, entries), "r+")
     return result(held) if result is not Frozen else Frozen(NDArray(held))

@@ -144,14 +144,14 @@ class SChunk(Opened):
         return self._read(lambda source: _items(source, slice(start, stop)))
 
     def to_bytes(self) -> bytes:
-        """Return everything as one contiguous frame; the chunks are copied, not compressed anew."""
+        """Return everything as one contiguous frame; the chunks are copied, not compressed again."""
         target = MemoryStore()
         self._read(lambda source: copied(source, target, FrameType.CONTIGUOUS)).commit()
         (view,) = target.read([Span("", 0, target.stamp("").size)])
         return bytes(view)
 
     def repack(self, *, progress: bool = False) -> None:
-        """Write a contiguous frame anew, without dead space. There is none in sparse frames."""
+        """Write a contiguous frame again, without dead space. There is none in sparse frames."""
         if self.frame.frame_type == FrameType.CONTIGUOUS:
             with track(self.nchunks, "chunks copied", progress, unit="items") as shown:
                 for attempt in self._handle.changes(anywhere=True):

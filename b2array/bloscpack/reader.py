@@ -298,6 +298,7 @@ class Reader:
         if not about.shape:
             return self.read()[key]
         selection = indexing.select(key, about.shape)
+        self._check_size(about)
         result = np.empty(selection.shape, about.dtype)
         if result.size:
             index, axes = list(selection.index), selection.axes
@@ -337,6 +338,13 @@ class Reader:
         known = self.header.nbytes
         if known not in (-1, about.nbytes):
             raise FormatError(f"{self.url}: expected {about.nbytes} bytes for shape {about.shape}, found {known}")
+        self._check_justified(about.nbytes)
+
+    def _check_justified(self, nbytes: int) -> None:
+        """Make sure that memory is only taken for what the file can hold at the utmost."""
+        most = max(MAX_RATIO.values()) * self._size
+        if nbytes > most:
+            raise FormatError(f"{self.url}: expected at most {most} bytes in {self._size}, found {nbytes}")
 
     def read(self) -> npt.NDArray[Any] | bytes:
         """Read everything: an array, or bytes.
@@ -390,10 +398,7 @@ class Reader:
         ends = parts[-1].first + parts[-1].nbytes if parts else start
         if ends < stop:
             raise FormatError(f"{self.url}: expected {stop} bytes of data, found {ends}")
-        # What is not a multiple of what the file holds is not worth taking memory for.
-        most = max(MAX_RATIO.values()) * self._size
-        if stop - start > most:
-            raise FormatError(f"{self.url}: expected at most {most} bytes in {self._size}, found {stop - start}")
+        self._check_justified(stop - start)
         out = np.empty(stop - start, np.uint8)
         last = self._last
         if len(parts) == 1 and last is not None and last[0] == parts[0].number:

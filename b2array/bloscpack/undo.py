@@ -88,13 +88,15 @@ def _find(store: Store) -> tuple[list[Old], int] | None:
         (body,) = store.read([Span("", position, end)])
     except FormatError:  # a writer at work has just cut the file
         return None
-    return (list(_entries(body)), size) if _digest(body, size) == digest else None
+    return (list(_entries(body, store.url, position)), size) if _digest(body, size) == digest else None
 
 
-def _entries(body: memoryview) -> Iterator[Old]:
+def _entries(body: memoryview, url: str, end: int) -> Iterator[Old]:
     position = 0
     while position < len(body):
-        start, nbytes = _ENTRY.unpack_from(body, position)
-        position += _ENTRY.size
-        yield Old(start, body[position : position + nbytes])
-        position += nbytes
+        header = body[position : position + _ENTRY.size]
+        start, nbytes = _ENTRY.unpack(header) if len(header) == _ENTRY.size else (0, len(body))
+        position += _ENTRY.size + nbytes
+        if position > len(body) or start + nbytes > end:
+            raise FormatError(f"{url}: expected a record of bytes before {end}, found {nbytes} of {start}")
+        yield Old(start, body[position - nbytes : position])

@@ -1,14 +1,12 @@
 """One chunk <-> its items, in memory: no I/O, no frame.
 
-header      the chunk header and its numbers
-chunk       a chunk's head (block starts, dictionary) and its blocks: decoding
-encode      items -> a chunk
-cparams     how to compress
-codecs      the codecs, stream by stream, and the registry of more
-filters     shuffle and its kin, and the registry of more
-cblosc      many blocks in one call of C-Blosc
-streams     the streams in a block
-planes      a few items of each block
-lazy        chunks without their data, as the C library hands them out
-oneshot     `compress` and `decompress`
+To decode, `decode` has `header` and `chunk` parse the head of the chunk, and checks that its streams can hold the sizes
+that they claim. A plan says which road the blocks take. On most, `cblosc` puts a Blosc1 header in front of the stored
+blocks and calls C-Blosc 1 once for many of them; `streams` finds the runs that C-Blosc 1 does not know. `codecs`
+decodes what C-Blosc 1 cannot, and `filters` undoes what is left.
+
+To encode, `encode` looks whether the data repeat one item. If not, `filters` prepares the blocks as `cparams` says,
+`cblosc` or `codecs` compresses them, and `encode` replaces the runs in them and joins head and blocks to a chunk.
+
+`lazy` makes chunks without their data, as the C library hands them out.
 """

@@ -431,20 +431,9 @@ def compress(data: Bytes, cname: bytes, clevel: int, shuffle: int, blocksize: in
 def compress_blocks(
     codec: int, data: Bytes, *, clevel: int, shuffle: int, typesize: int, blocksize: int
 ) -> Blosc1Chunk | None:
-    """Compress `data` to a Blosc1 chunk for its blocks; None if it does not get smaller.
+    """Compress `data` (contiguous) to a Blosc1 chunk for its blocks; None if it does not get smaller.
 
-    Parameters
-    ----------
-    codec : int
-        The compcode of a built-in codec.
-    data : ndarray of uint8
-        Contiguous.
-    clevel : int
-        Level as C-Blosc2 takes it.
-    shuffle, typesize : int
-        As C-Blosc 1 takes them.
-    blocksize : int
-        The size to ask C-Blosc 1 for. It may choose another: see `Blosc1Chunk.block_nbytes`.
+    C-Blosc 1 may choose another block size than `blocksize`: see `Blosc1Chunk`. `clevel` is that of C-Blosc2.
     """
     level = clevel
     if codec == CodecId.ZLIB:

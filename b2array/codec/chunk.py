@@ -6,7 +6,7 @@ Source: "Blosc Chunk Format".
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -210,8 +210,10 @@ def fill(head: ChunkHead, out: Bytes, numbers: Sequence[int] | Int64Array) -> No
     item = head.value if header.special == Special.VALUE else NAN_BYTES[header.typesize]
     whole_items = header.block_nbytes % len(item) == 0
     # Blocks that do not hold whole items each begin at another byte of the item, unless they follow each other.
-    parts = [(numbers[0], out)] if whole_items or isinstance(numbers, range) else _blockwise(header, numbers, out)
-    for number, part in parts:
+    together = whole_items or isinstance(numbers, range)
+    step = len(out) if together else header.block_nbytes
+    for i, number in enumerate(numbers[:1] if together else numbers):
+        part = out[i * step : (i + 1) * step]
         phase = number * header.block_nbytes % len(item)
         turned = np.frombuffer(item[phase:] + item[:phase], np.uint8)
         border = len(part) - len(part) % len(item)
@@ -219,26 +221,11 @@ def fill(head: ChunkHead, out: Bytes, numbers: Sequence[int] | Int64Array) -> No
         part[border:] = turned[: len(part) - border]
 
 
-def _blockwise(header: ChunkHeader, numbers: Sequence[int] | Int64Array, out: Bytes) -> Iterator[tuple[int, Bytes]]:
-    for i, number in enumerate(numbers):
-        yield number, out[i * header.block_nbytes : (i + 1) * header.block_nbytes]
-
-
 def extents(starts: Int64Array, end: int) -> Int64Array:
-    """Find where each part of an object ends, for parts that lie in any order and may be shared.
+    """Find where each part of an object of `end` bytes ends, given the first byte of each part.
 
-    Parameters
-    ----------
-    starts : (n,) array of int64
-        The first byte of each part, in any order. Equal starts mean the same part.
-    end : int
-        The end of the object in bytes.
-
-    Returns
-    -------
-    (n,) array of int64
-        For each start the next larger start below `end`, or `end` if there is none. Where a start is not below `end`,
-        its stop is `end` too.
+    Parts lie in any order; equal starts mean the same part. A part ends at the next larger start below `end`, or at
+    `end`. If a start is not below `end`, its stop is `end` too.
 
     Examples
     --------

@@ -69,15 +69,7 @@ _registry: dict[int, MakeCodec] = {}
 
 
 def codec_id(codec: str | int) -> int:
-    """Return the compcode of a built-in codec, given by name or id, or of a registered id.
-
-    Raises
-    ------
-    ValueError
-        There is no such codec.
-    TypeError
-        `codec` is neither a name nor an integer.
-    """
+    """Return the compcode of a built-in codec, given by name or id, or of a registered id."""
     if isinstance(codec, str):
         names = [member.name.lower() for member in CodecId]
         if codec not in names:
@@ -164,11 +156,6 @@ def decode(
         The payload does not decode to `nbytes` bytes.
     UnsupportedError
         The codec is not registered, or LZ4 has a dictionary and the package lz4 is not installed.
-
-    Examples
-    --------
-    >>> decode(4, zlib.compress(b"b2array" * 20), 140)[:14]
-    b'b2arrayb2array'
     """
     built_in = _DECODERS.get(codec)
     if built_in is None:
@@ -293,16 +280,12 @@ class _ZstdContexts(threading.local):
         self.compressor = lru_cache(maxsize=_MAX_CONTEXTS)(_zstd_compressor)
 
 
-def _zstd_decompressor(dictionary: bytes | None, max_window: int) -> zstandard.ZstdDecompressor:
-    if dictionary is None:
-        return zstandard.ZstdDecompressor(max_window_size=max_window)
-    return zstandard.ZstdDecompressor(zstandard.ZstdCompressionDict(dictionary), max_window_size=max_window)
+def _zstd_dict(dictionary: bytes | None) -> zstandard.ZstdCompressionDict | None:
+    return None if dictionary is None else zstandard.ZstdCompressionDict(dictionary)
 
 
 def _zstd_compressor(level: int, dictionary: bytes | None) -> zstandard.ZstdCompressor:
-    if dictionary is None:
-        return zstandard.ZstdCompressor(level=level)
-    return zstandard.ZstdCompressor(level=level, dict_data=zstandard.ZstdCompressionDict(dictionary))
+    return zstandard.ZstdCompressor(level=level, dict_data=_zstd_dict(dictionary))
 
 
 _contexts = _ZstdContexts()
@@ -310,7 +293,8 @@ _contexts = _ZstdContexts()
 
 def _take_decompressor(dictionary: bytes | None, max_window: int) -> zstandard.ZstdDecompressor:
     """Take a context of this thread for one call. A call that interrupts it finds none and makes its own."""
-    return _contexts.free.pop((dictionary, max_window), None) or _zstd_decompressor(dictionary, max_window)
+    context = _contexts.free.pop((dictionary, max_window), None)
+    return context or zstandard.ZstdDecompressor(_zstd_dict(dictionary), max_window_size=max_window)
 
 
 def _give_back(context: zstandard.ZstdDecompressor, dictionary: bytes | None, max_window: int) -> None:

@@ -1,9 +1,9 @@
-"""Compression parameters: how chunks are to be made."""
+"""Compression parameters."""
 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal, get_args
 
@@ -36,10 +36,10 @@ class CParams:
     filters_meta : sequence of int, optional
         One byte for each filter (-128 to 255); 0 where left out.
     splitmode : {"auto", "always", "never", "blosc2"}
-        Whether blocks are stored as one stream for each byte of the item: "auto" is the fastest to write,
-        "blosc2" the rule of the C library (smaller with zstd, slower to write).
+        Whether a block is stored as one stream for each byte of the item: "auto" is the fastest to write, "blosc2"
+        is the rule of the C library (smaller with zstd, slower to write).
     use_dict : bool, default False
-        Train a dictionary for each chunk, and keep it where it pays (zstd, lz4, lz4hc).
+        Train a dictionary for each chunk, and keep it if it makes the chunk smaller (zstd, lz4, lz4hc).
     nthreads : int, default 1
         Recorded in the frame's header for readers that obey it; b2array itself uses `b2array.config.threads`.
 
@@ -60,14 +60,23 @@ class CParams:
     use_dict: bool = False
     nthreads: int = 1
 
+    codec_id: int = field(init=False, repr=False, compare=False)
+    """The compcode of the codec."""
+    filter_slots: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """The six filter ids of a header, the given ones in the last slots."""
+    meta_slots: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """The six filter metas of a header, as unsigned bytes, beside `filter_slots`."""
+
     def __post_init__(self) -> None:
         for name, low, high in (("clevel", 0, 9), ("codec_meta", 0, 255), ("nthreads", 0, 2**15 - 1)):
             self._set(name, _ranged(name, getattr(self, name), low, high))
-        self._set("codec", _named(CodecId, codecs.codec_id(self.codec)))
+        self._set("codec_id", codecs.codec_id(self.codec))
+        self._set("codec", _named(CodecId, self.codec_id))
         for name in ("filters", "filters_meta"):
             if isinstance(given := getattr(self, name), str):
                 raise TypeError(f"{name} must be a sequence, as in ({given!r},), not {given!r}")
-        self._set("filters", tuple(_named(FilterId, filters.filter_id(name)) for name in self.filters))
+        ids = tuple([filters.filter_id(name) for name in self.filters])
+        self._set("filters", tuple([_named(FilterId, fid) for fid in ids]))
         metas = [_ranged("filters_meta", meta, -128, 255) & 0xFF for meta in self.filters_meta]
         if self.splitmode not in get_args(SplitMode):
             raise ValueError(f"splitmode must be one of {get_args(SplitMode)}, not {self.splitmode!r}")
@@ -75,10 +84,12 @@ class CParams:
             raise ValueError(f"at most {NFILTERS} filters fit, {len(self.filters)} given")
         if len(metas) > len(self.filters):
             raise ValueError(f"{len(metas)} filters_meta for {len(self.filters)} filters")
-        # Metas that are left out are 0: the same parameters are equal, however they were given.
+        # Omitted metas are 0. Without trailing zeros, equal parameters compare equal.
         while metas and not metas[-1]:
             metas.pop()
         self._set("filters_meta", tuple(metas))
+        self._set("filter_slots", NO_FILTERS[len(ids) :] + ids)
+        self._set("meta_slots", NO_FILTERS[len(ids) :] + tuple(metas) + (0,) * (len(ids) - len(metas)))
         if not isinstance(self.use_dict, bool | np.bool_):
             raise TypeError(f"use_dict must be a bool, not {self.use_dict!r}")
         self._set("use_dict", bool(self.use_dict))
@@ -88,32 +99,14 @@ class CParams:
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
-    @property
-    def codec_id(self) -> int:
-        """The compcode of the codec."""
-        return codecs.codec_id(self.codec)
-
-    @property
-    def filter_slots(self) -> tuple[int, ...]:
-        """The six filter ids of a header, the given ones in the last slots."""
-        ids = tuple(filters.filter_id(name) for name in self.filters)
-        return NO_FILTERS[len(ids) :] + ids
-
-    @property
-    def meta_slots(self) -> tuple[int, ...]:
-        """The six filter metas of a header, as unsigned bytes, beside `filter_slots`."""
-        metas = tuple(meta & 0xFF for meta in self.filters_meta)
-        padded = metas + (0,) * (len(self.filters) - len(metas))
-        return NO_FILTERS[len(padded) :] + padded
-
     def metas_for(self, typesize: int) -> tuple[int, ...]:
         """Return `meta_slots` as chunks of items of `typesize` bytes carry them.
 
-        A bytedelta without a number of streams means as many as the item has bytes, which readers of a chunk without
-        its frame have to be told.
+        A bytedelta without a number of streams has one for each byte of the item. Chunks must say so, for readers that
+        do not know their frame.
         """
         slots = zip(self.filter_slots, self.meta_slots, strict=True)
-        return tuple(typesize if fid in _BYTEDELTAS and not meta else meta for fid, meta in slots)
+        return tuple([typesize if fid in _BYTEDELTAS and not meta else meta for fid, meta in slots])
 
     def splits(self, typesize: int, block_nbytes: int) -> bool:
         """Whether full blocks of `block_nbytes` bytes are stored as `typesize` streams."""
@@ -122,7 +115,7 @@ class CParams:
             return self.splitmode == "always" and whole_items
         whole_items = whole_items and typesize <= 16
         if self.splitmode == "auto":
-            # What C-Blosc 1 makes of its own accord, so that one call shuffles and compresses.
+            # The blocks that C-Blosc 1 makes by default, so that one call shuffles and compresses.
             neblock = block_nbytes // typesize
             return self.codec_id in _SPLIT_BY_BLOSC1 and whole_items and neblock >= 128 and block_nbytes <= 2**20
         fast = self.codec_id in (CodecId.BLOSCLZ, CodecId.LZ4) or (self.codec_id == CodecId.ZSTD and self.clevel <= 5)
@@ -135,7 +128,7 @@ def given_or_default(cparams: CParams | None) -> CParams:
     Raises
     ------
     TypeError
-        They are something else, such as the mapping that python-blosc2 takes.
+        The argument is something else, such as the mapping that python-blosc2 takes.
     """
     if cparams is None:
         return CParams()
@@ -159,5 +152,5 @@ def _ranged(name: str, value: int, low: int, high: int) -> int:
 
 
 def _named(ids: type[IntEnum], number: int) -> str | int:
-    """Return the name of a codec or filter that is built in, and the id of another."""
+    """Return the name of a built-in codec or filter, or the id of another."""
     return ids(number).name.lower() if number in ids.__members__.values() else number

@@ -46,10 +46,8 @@ Bytes = npt.NDArray[np.uint8]
 
 _MIN_COMPRESSED = 32
 """Fewer bytes than this are always stored raw."""
-
 _PROBE = 4096
 """We compare all data with the first item only if this many bytes at their beginning repeat it."""
-
 _LONGEST_RUN_RATIO = 64
 
 
@@ -71,10 +69,6 @@ class _Task:
     @property
     def short(self) -> int:
         return len(self.data) % self.blocksize
-
-    @property
-    def nblocks(self) -> int:
-        return self.nfull + (self.short > 0)
 
     @property
     def nstreams(self) -> int:
@@ -100,7 +94,7 @@ def encode(
     cparams: CParams = CParams(),  # noqa: B008 - frozen
     blockshape: tuple[int, ...] | None = None,
 ) -> bytes:
-    """Encode one chunk.
+    """Encode one chunk. Data that repeat one item become a special chunk.
 
     Parameters
     ----------
@@ -114,11 +108,6 @@ def encode(
         Codec, filters, and whether blocks are split.
     blockshape : tuple of int, optional
         Shape in items of a block, for codecs and filters that know dimensions.
-
-    Returns
-    -------
-    bytes
-        The chunk. Data that repeat one item become a special chunk.
 
     Raises
     ------
@@ -143,22 +132,20 @@ def encode(
         raise ValueError(f"blocksize must be a multiple of the typesize {width}, not {blocksize}")
     if cparams.clevel == 0 or len(flat) < _MIN_COMPRESSED:
         return _raw_chunk(flat, width, blocksize, cparams)
-    value = constant(flat, typesize)
-    if value is not None:
+    if (value := constant(flat, typesize)) is not None:
         return special_chunk(value, len(flat), typesize=typesize, blocksize=blocksize)
     pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(width), width, blockshape=blockshape)
     filters.check(pipeline, encode=True)
     task = _Task(flat, width, blocksize, cparams, cparams.splits(width, blocksize), pipeline)
-    fused = _fused(task)
-    plain = fused if fused is not None else _streamed(task)
-    if not task.cparams.use_dict:
+    plain = _fused(task) or _streamed(task)
+    if not cparams.use_dict:
         return plain
     # A dictionary costs more than it saves if blocks are large or have little in common.
     return min((plain, _with_dict(task) or plain), key=len)
 
 
 def compress(buf: Buffer | Bytes, *, typesize: int = 1, cparams: CParams | None = None) -> bytes:
-    r"""Compress a buffer to one chunk.
+    r"""Compress a buffer to one Blosc2 chunk.
 
     Parameters
     ----------
@@ -168,11 +155,6 @@ def compress(buf: Buffer | Bytes, *, typesize: int = 1, cparams: CParams | None 
         Size of an item in bytes, for the filters and the split into streams.
     cparams : CParams, optional
         How to compress; zstd with shuffle by default.
-
-    Returns
-    -------
-    bytes
-        A Blosc2 chunk.
 
     Raises
     ------
@@ -215,8 +197,7 @@ def special_chunk(value: bytes | Special, nbytes: int, *, typesize: int, blocksi
     The sizes are in bytes. An item of zero bytes makes a chunk of zeros.
     """
     width = typesize if typesize <= 255 else 1
-    item = b""
-    special = Special.ZEROS
+    item, special = b"", Special.ZEROS
     if isinstance(value, Special):
         special = value
     elif any(value):
@@ -236,13 +217,10 @@ def stored_special(buf: bytes) -> bytes:
     header = ChunkHeader.unpack(buf)
     if header.special in (Special.NONE, Special.VALUE):
         return buf
-    item = NAN_BYTES[header.typesize] if header.special == Special.NAN else bytes(_item_nbytes(header))
+    width = header.typesize if header.nbytes % header.typesize == 0 else 1
+    item = NAN_BYTES[header.typesize] if header.special == Special.NAN else bytes(width)
     flags = header.blosc2_flags & 0x0F | Special.VALUE << 4
     return replace(header, cbytes=header.header_len + len(item), blosc2_flags=flags).pack() + item
-
-
-def _item_nbytes(header: ChunkHeader) -> int:
-    return header.typesize if header.nbytes % header.typesize == 0 else 1
 
 
 def _raw_chunk(data: Bytes, typesize: int, blocksize: int, cparams: CParams) -> bytes:
@@ -388,7 +366,6 @@ def _decoded_run_value(fmt: CodecFormat, payload: bytes, nbytes: int) -> int | N
 
 
 _known_run_value = lru_cache(maxsize=4096)(_decoded_run_value)
-
 _MAX_KNOWN_RUN = 1024
 """We remember the runs in payloads of at most this many bytes: they look the same in every block."""
 

@@ -33,8 +33,8 @@ MakeFilter = Callable[[int, int, tuple[int, ...] | None], Codec]
 _FIRST_USER_ID, _LAST_ID = 32, 255
 _MAX_CELL_DIMS = 8
 _MANTISSA_BITS = {4: 23, 8: 52}
+_INTEGER_BITS = {1: 8, 2: 16, 4: 32, 8: 64}
 _WORDS = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
-
 _registry: dict[int, MakeFilter] = {}
 
 
@@ -85,15 +85,7 @@ class _Slot(NamedTuple):
 
 
 def filter_id(name: str | int) -> int:
-    """Return the id of a built-in filter, given by name or id, or of a registered filter.
-
-    Raises
-    ------
-    ValueError
-        There is no such filter.
-    TypeError
-        `name` is neither a name nor an integer.
-    """
+    """Return the id of a built-in filter, given by name or id, or of a registered filter."""
     if isinstance(name, str):
         names = [member.name.lower() for member in FilterId]
         if name not in names:
@@ -168,7 +160,7 @@ def check(pipeline: Pipeline, *, encode: bool = False) -> None:
         A parameter or the typesize does not suit a filter that is to be applied.
     """
     for slot in _slots(pipeline, None):
-        if slot.filter not in _BACKWARD and slot.filter not in _registry:
+        if slot.filter not in _FILTERS and slot.filter not in _registry:
             raise UnsupportedError(
                 f"{filter_name(slot.filter)} is not built in; register it with b2array.filters.register"
             )
@@ -176,12 +168,19 @@ def check(pipeline: Pipeline, *, encode: bool = False) -> None:
             raise UnsupportedError(f"{filter_name(slot.filter)} can be read but not written")
         if slot.filter in _CELL_FILTERS:
             _check_cells(slot)
-        if encode and slot.filter in _DROPPED_BITS:
-            _DROPPED_BITS[slot.filter](slot)
+    if encode:
+        check_dropped_bits(pipeline)
+
+
+def check_dropped_bits(pipeline: Pipeline) -> None:
+    """Raise ValueError if a filter cannot drop as many bits as its parameter says, or none of such items."""
+    for slot in _slots(pipeline, None):
+        if slot.filter in _TRUNCATIONS:
+            _dropped_bits(slot)
 
 
 def forward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = None, first: bool = False) -> Bytes:
-    """Filter blocks of one chunk.
+    """Return filtered blocks of one chunk: the array itself if nothing changed and it is C-contiguous.
 
     Parameters
     ----------
@@ -193,60 +192,31 @@ def forward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = None
         The data of block 0 of the chunk, with m >= nbytes. Needed with DELTA, unless `first`.
     first : bool, default False
         Row 0 is block 0 of the chunk.
-
-    Returns
-    -------
-    ndarray of uint8, shape (n, nbytes)
-        C-contiguous; the input itself if nothing changed and it is contiguous.
-
-    Raises
-    ------
-    UnsupportedError, ValueError
-        See `check`.
-
-    Examples
-    --------
-    >>> pipeline = Pipeline((0, 0, 0, 0, 0, 1), (0,) * 6, typesize=2)
-    >>> forward(pipeline, np.array([[1, 2, 3, 4, 5, 6]], np.uint8))
-    array([[1, 3, 5, 2, 4, 6]], dtype=uint8)
     """
     check(pipeline, encode=True)
     if needs_reference(pipeline):
         if first:
-            head = _apply(pipeline, _FORWARD, blocks[:1], None)
+            head = _apply(pipeline, blocks[:1], None)
             rest = forward(pipeline, blocks[1:], reference=blocks[0]) if len(blocks) > 1 else blocks[1:]
             return np.concatenate((head, rest))
         if reference is None or reference.size < _delta_words(pipeline.typesize, blocks.shape[1])[1]:
             raise ValueError("a filter pipeline with DELTA needs block 0 of the chunk")
-        if not _DROPPED_BITS.keys().isdisjoint(pipeline.filters):
+        if not _TRUNCATIONS.isdisjoint(pipeline.filters):
             # Readers have block 0 without the truncated bits.
             source = reference[np.newaxis]
             reference = backward(pipeline, forward(pipeline, source, first=True), first=True)[0]
-    return _apply(pipeline, _FORWARD, blocks, reference)
+    return _apply(pipeline, blocks, reference)
 
 
 def backward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = None, first: bool = False) -> Bytes:
     """Undo `forward`, which has the same parameters; `reference` is the decoded block 0.
 
-    Raises
-    ------
-    UnsupportedError
-        A filter is neither built in nor registered.
-    FormatError
-        The filters do not fit the blocks.
-    ValueError
-        The reference is missing.
-
-    Examples
-    --------
-    >>> pipeline = Pipeline((0, 0, 0, 0, 0, 1), (0,) * 6, typesize=2)
-    >>> backward(pipeline, np.array([[1, 3, 5, 2, 4, 6]], np.uint8))
-    array([[1, 2, 3, 4, 5, 6]], dtype=uint8)
+    Raises FormatError if the filters do not fit the blocks, and the errors of `check`.
     """
     check(pipeline)
     if needs_reference(pipeline):
         if first:
-            head = _apply(pipeline, _BACKWARD, blocks[:1], None)
+            head = _apply(pipeline, blocks[:1], None, undo=True)
             rest = backward(pipeline, blocks[1:], reference=head[0]) if len(blocks) > 1 else blocks[1:]
             return np.concatenate((head, rest))
         if reference is None:
@@ -254,7 +224,7 @@ def backward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = Non
         needed = _delta_words(pipeline.typesize, blocks.shape[1])[1]
         if reference.size < needed:
             raise FormatError(f"expected a block 0 of at least {needed} bytes for DELTA, found {reference.size}")
-    return _apply(pipeline, _BACKWARD, blocks, reference)
+    return _apply(pipeline, blocks, reference, undo=True)
 
 
 _Filter = Callable[[_Slot, Bytes], Bytes]
@@ -267,20 +237,13 @@ def _slots(pipeline: Pipeline, reference: Bytes | None) -> Iterator[_Slot]:
             yield _Slot(number, meta, pipeline.typesize, blosc1, pipeline.blockshape, reference)
 
 
-def _apply(pipeline: Pipeline, table: dict[int, _Filter], blocks: Bytes, reference: Bytes | None) -> Bytes:
+def _apply(pipeline: Pipeline, blocks: Bytes, reference: Bytes | None, *, undo: bool = False) -> Bytes:
     slots = list(_slots(pipeline, reference))
-    user = _user_forward
-    if table is _BACKWARD:
-        slots.reverse()
-        user = _user_backward
     blocks = np.ascontiguousarray(blocks)
     if blocks.size:
-        for slot in slots:
-            blocks = table.get(slot.filter, user)(slot, blocks)
-    return blocks
-
-
-def _unchanged(_slot: _Slot, blocks: Bytes) -> Bytes:
+        for slot in reversed(slots) if undo else slots:
+            step = _FILTERS.get(slot.filter, (_user_forward, _user_backward))[undo]
+            blocks = blocks if step is None else step(slot, blocks)
     return blocks
 
 
@@ -404,31 +367,26 @@ def _undelta(slot: _Slot, blocks: Bytes) -> Bytes:
     return out
 
 
-def _trunc_prec_bits(slot: _Slot) -> int:
-    """Return how many low bits of the mantissa TRUNC_PREC clears."""
-    if slot.typesize not in _MANTISSA_BITS:
-        raise ValueError(f"trunc_prec needs floats of 4 or 8 bytes, not items of {slot.typesize}")
-    mantissa, meta = _MANTISSA_BITS[slot.typesize], slot.signed_meta
-    if not -mantissa < meta <= mantissa or meta == 0:
-        raise ValueError(
-            f"trunc_prec keeps 1 to {mantissa} bits of {8 * slot.typesize}-bit floats, "
-            f"or drops -1 to {1 - mantissa}, not {meta}"
+def _dropped_bits(slot: _Slot) -> int:
+    """Return how many low bits TRUNC_PREC clears in the mantissa of a float, or INT_TRUNC in an integer."""
+    if slot.filter == FilterId.TRUNC_PREC:
+        bits, kind, of_floats = (
+            _MANTISSA_BITS.get(slot.typesize),
+            "floats of 4 or 8",
+            f" of {8 * slot.typesize}-bit floats",
         )
-    return mantissa - meta if meta > 0 else -meta
-
-
-def _int_trunc_bits(slot: _Slot) -> int:
-    """Return how many low bits INT_TRUNC clears."""
-    if slot.typesize not in _WORDS:
-        raise ValueError(f"int_trunc needs integers of 1, 2, 4 or 8 bytes, not items of {slot.typesize}")
-    bits, meta = 8 * slot.typesize, slot.signed_meta
+    else:
+        bits, kind, of_floats = _INTEGER_BITS.get(slot.typesize), "integers of 1, 2, 4 or 8", ""
+    name, meta = filter_name(slot.filter), slot.signed_meta
+    if bits is None:
+        raise ValueError(f"{name} needs {kind} bytes, not items of {slot.typesize}")
     if not -bits < meta <= bits or meta == 0:
-        raise ValueError(f"int_trunc keeps 1 to {bits} bits, or drops -1 to {1 - bits}, not {meta}")
+        raise ValueError(f"{name} keeps 1 to {bits} bits{of_floats}, or drops -1 to {1 - bits}, not {meta}")
     return bits - meta if meta > 0 else -meta
 
 
 def _truncate(slot: _Slot, blocks: Bytes) -> Bytes:
-    drop = _DROPPED_BITS[slot.filter](slot)
+    drop = _dropped_bits(slot)
     length = blocks.shape[1] - blocks.shape[1] % slot.typesize
     if drop == 0 or length == 0:
         return blocks
@@ -499,12 +457,8 @@ def _uncell(slot: _Slot, blocks: Bytes) -> Bytes:
     return out
 
 
-def _make(slot: _Slot) -> Codec:
-    return _registry[slot.filter](slot.meta, slot.typesize, slot.blockshape)
-
-
 def _user_forward(slot: _Slot, blocks: Bytes) -> Bytes:
-    codec = _make(slot)
+    codec = _registry[slot.filter](slot.meta, slot.typesize, slot.blockshape)
     rows = [ensure_bytes(codec.encode(row.tobytes())) for row in blocks]
     for row in rows:
         if len(row) != blocks.shape[1]:
@@ -514,7 +468,7 @@ def _user_forward(slot: _Slot, blocks: Bytes) -> Bytes:
 
 def _user_backward(slot: _Slot, blocks: Bytes) -> Bytes:
     try:
-        codec = _make(slot)
+        codec = _registry[slot.filter](slot.meta, slot.typesize, slot.blockshape)
         rows = [ensure_bytes(codec.decode(row.tobytes())) for row in blocks]
     except (B2ArrayError, MemoryError):
         raise
@@ -529,27 +483,16 @@ def _user_backward(slot: _Slot, blocks: Bytes) -> Bytes:
 
 _BUILT_IN = frozenset(FilterId)
 _CELL_FILTERS = frozenset((FilterId.NDCELL, FilterId.NDMEAN))
-_DROPPED_BITS: dict[int, Callable[[_Slot], int]] = {
-    FilterId.TRUNC_PREC: _trunc_prec_bits,
-    FilterId.INT_TRUNC: _int_trunc_bits,
+_TRUNCATIONS = frozenset((FilterId.TRUNC_PREC, FilterId.INT_TRUNC))
+_FILTERS: dict[int, tuple[_Filter | None, _Filter | None]] = {
+    FilterId.SHUFFLE: (_shuffle, _unshuffle),
+    FilterId.BITSHUFFLE: (_bitshuffle, _unbitshuffle),
+    FilterId.DELTA: (_delta, _undelta),
+    FilterId.TRUNC_PREC: (_truncate, None),
+    FilterId.NDCELL: (None, _uncell),
+    FilterId.NDMEAN: (None, _uncell),
+    FilterId.BYTEDELTA_BUGGY: (_bytedelta, _unbytedelta),
+    FilterId.BYTEDELTA: (_bytedelta, _unbytedelta),
+    FilterId.INT_TRUNC: (_truncate, None),
 }
-_FORWARD: dict[int, _Filter] = {
-    FilterId.SHUFFLE: _shuffle,
-    FilterId.BITSHUFFLE: _bitshuffle,
-    FilterId.DELTA: _delta,
-    FilterId.TRUNC_PREC: _truncate,
-    FilterId.BYTEDELTA_BUGGY: _bytedelta,
-    FilterId.BYTEDELTA: _bytedelta,
-    FilterId.INT_TRUNC: _truncate,
-}
-_BACKWARD: dict[int, _Filter] = {
-    FilterId.SHUFFLE: _unshuffle,
-    FilterId.BITSHUFFLE: _unbitshuffle,
-    FilterId.DELTA: _undelta,
-    FilterId.TRUNC_PREC: _unchanged,
-    FilterId.NDCELL: _uncell,
-    FilterId.NDMEAN: _uncell,
-    FilterId.BYTEDELTA_BUGGY: _unbytedelta,
-    FilterId.BYTEDELTA: _unbytedelta,
-    FilterId.INT_TRUNC: _unchanged,
-}
+"""What applies and what undoes each filter; None where there is nothing to do, or where `check` refuses to write."""

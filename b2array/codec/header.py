@@ -72,7 +72,7 @@ class CodecFormat(IntEnum):
 
 
 class FilterId(IntEnum):
-    """Filters of the pipeline; ids from 160 belong to the user."""
+    """Filters of the pipeline. Users own the ids from 160."""
 
     NOFILTER = 0
     SHUFFLE = 1
@@ -87,7 +87,7 @@ class FilterId(IntEnum):
 
 
 class Special(IntEnum):
-    """What a chunk without stored blocks consists of."""
+    """The contents of a chunk without stored blocks."""
 
     NONE = 0
     ZEROS = 1
@@ -97,7 +97,7 @@ class Special(IntEnum):
 
 
 NAN_BYTES = {4: bytes.fromhex("0000c07f"), 8: bytes.fromhex("000000000000f87f")}
-"""The NaN that special chunks stand for, by the size of the item."""
+"""The NaN in special chunks, by the size of the item."""
 
 CODEC_FORMATS: dict[int, CodecFormat] = {
     CodecId.BLOSCLZ: CodecFormat.BLOSCLZ,
@@ -106,12 +106,8 @@ CODEC_FORMATS: dict[int, CodecFormat] = {
     CodecId.ZLIB: CodecFormat.ZLIB,
     CodecId.ZSTD: CodecFormat.ZSTD,
 }
-_CODEC_OF_FORMAT = {
-    CodecFormat.BLOSCLZ: CodecId.BLOSCLZ,
-    CodecFormat.LZ4: CodecId.LZ4,
-    CodecFormat.ZLIB: CodecId.ZLIB,
-    CodecFormat.ZSTD: CodecId.ZSTD,
-}
+# In reverse, so that LZ4 stands for LZ4HC too.
+_CODEC_OF_FORMAT = {fmt: CodecId(codec) for codec, fmt in reversed(CODEC_FORMATS.items())}
 
 # Indexing a tuple is several times faster than looking a member up in its enumeration.
 _SPECIALS = tuple(Special)
@@ -173,34 +169,20 @@ class ChunkHeader:
     flags2: int = 0
     blosc2_flags: int = 0
 
-    extended: bool = field(init=False, repr=False, compare=False)
-    """Whether the header has 32 bytes."""
+    extended: bool = field(init=False, repr=False, compare=False)  # the header has 32 bytes
     header_len: int = field(init=False, repr=False, compare=False)
-    """Length of the header."""
-    special: Special = field(init=False, repr=False, compare=False)
-    """The value that fills the chunk. Unless it is `Special.NONE`, it overrules `memcpyed` and the codec."""
-    memcpyed: bool = field(init=False, repr=False, compare=False)
-    """Whether the unfiltered data follow the header."""
-    lazy: bool = field(init=False, repr=False, compare=False)
-    """Whether a trailer replaces the blocks."""
-    instrumented: bool = field(init=False, repr=False, compare=False)
-    """Whether the streams hold measurements instead of data."""
-    vl_blocks: bool = field(init=False, repr=False, compare=False)
-    """Whether each block has a length of its own."""
-    has_streams: bool = field(init=False, repr=False, compare=False)
-    """Whether block starts and compressed streams follow the header."""
-    has_dict: bool = field(init=False, repr=False, compare=False)
-    """Whether a dictionary follows the block starts. The C library also sets the flag in chunks without streams."""
-    block_nbytes: int = field(init=False, repr=False, compare=False)
-    """Uncompressed size of every block but the last."""
+    special: Special = field(init=False, repr=False, compare=False)  # unless NONE, it overrules `memcpyed` and codec
+    memcpyed: bool = field(init=False, repr=False, compare=False)  # the unfiltered data follow the header
+    lazy: bool = field(init=False, repr=False, compare=False)  # a trailer replaces the blocks
+    instrumented: bool = field(init=False, repr=False, compare=False)  # the streams hold measurements instead of data
+    vl_blocks: bool = field(init=False, repr=False, compare=False)  # each block has a length of its own
+    has_streams: bool = field(init=False, repr=False, compare=False)  # block starts and streams follow the header
+    has_dict: bool = field(init=False, repr=False, compare=False)  # the C library also sets the flag without streams
+    block_nbytes: int = field(init=False, repr=False, compare=False)  # uncompressed, of every block but the last
     nblocks: int = field(init=False, repr=False, compare=False)
-    """Number of blocks."""
     last_block_nbytes: int = field(init=False, repr=False, compare=False)
-    """Uncompressed size of the last block."""
-    nstreams: int = field(init=False, repr=False, compare=False)
-    """Number of streams in a block. A short last block always has one."""
+    nstreams: int = field(init=False, repr=False, compare=False)  # of a block; a short last block always has one
     codec_format: CodecFormat = field(init=False, repr=False, compare=False)
-    """The codec bits of the flags."""
 
     def __post_init__(self) -> None:
         flags, blosc2_flags, nbytes = self.flags, self.blosc2_flags, self.nbytes
@@ -316,7 +298,7 @@ class ChunkHeader:
         )  # fmt: skip
 
     def codec_id(self, frame_codec: int | None = None) -> int:
-        """Return the compcode of the codec that made the streams (LZ4 stands for LZ4HC too).
+        """Return the compcode of the codec that made the streams, with LZ4 for LZ4HC too.
 
         Parameters
         ----------

@@ -1,7 +1,7 @@
-"""The streams of blocks: where they are, what may be in them, and others that decode to the same.
+"""The streams in a block: where they are, whether they are valid, and runs as streams of a codec.
 
-A block is a row of streams, each with its size in front. A size of 0 stands for a run of zeros, -n, with a token behind
-it, for a run of the byte n. Codecs do not know these.
+A block is a row of streams, each behind its size. A size of 0 means a run of zeros. A size of -n, with a token behind
+it, means a run of the byte n. Codecs do not know runs.
 
 Source: "Blosc Chunk Format", section Blocks.
 """
@@ -21,44 +21,30 @@ from b2array.codec import codecs
 from b2array.codec.header import CodecFormat
 from b2array.errors import FormatError
 
-__all__ = ["MIN_STREAM", "check_ratio", "decode_zstd", "encoded_run", "many_stream_positions"]
+__all__ = ["MIN_STREAM", "check_ratio", "decode_zstd", "encoded_run", "many_stream_positions", "stream_positions"]
 
 MIN_STREAM = 128
-"""C-Blosc 1 does not split into streams of fewer bytes."""
+"""C-Blosc 1 makes no shorter streams when it splits."""
 
 _INT32 = struct.Struct("<i")
 
 _STREAMS_AT_ONCE = 2**18
-"""At most so many streams are looked at in one go."""
+"""Checking more streams in one go would take too much memory."""
 
 Int64Array = npt.NDArray[np.int64]
 
 
 def stream_positions(region: memoryview, start: int, stop: int, nstreams: int, neblock: int) -> list[tuple[int, int]]:
-    """List where the size field of each stream of a block stands, and its value.
+    """Return the position of the size field of each stream of one block, and its value.
 
-    It finds and raises what `many_stream_positions` does; for few blocks a plain loop is faster.
-
-    Parameters
-    ----------
-    region : memoryview
-        The bytes around the block.
-    start, stop : int
-        Where the block begins and ends at the latest, in bytes from the start of `region`.
-    nstreams, neblock : int
-        Streams, and uncompressed bytes of each.
-
-    Raises
-    ------
-    FormatError
-        A stream reaches beyond the block, or its size or token is not valid.
+    The plain loop is faster than `many_stream_positions` for few blocks. It raises the same errors.
     """
     found = []
     position = start
     unpack = _INT32.unpack_from
     if start < 0:
         raise FormatError(f"expected streams within a block that ends at byte {stop}, found one at {start}")
-    # What is too far is found at the end: positions only ever grow.
+    # Positions only grow, so one comparison at the end is enough.
     try:
         for _ in range(nstreams):
             csize = unpack(region, position)[0]
@@ -84,21 +70,21 @@ def many_stream_positions(
     nstreams: int,
     neblock: int,
 ) -> tuple[Int64Array, Int64Array]:
-    """Walk the streams of many blocks at once.
+    """Find the streams of many blocks.
 
     Parameters
     ----------
     region : memoryview
         The bytes around the blocks.
     starts, stops : sequence of int
-        Where each block begins and ends at the latest, in bytes from the start of `region`.
+        Where each block begins, and where it ends at the latest, in bytes from the start of `region`.
     nstreams, neblock : int
-        Streams a block, and uncompressed bytes a stream.
+        Streams of a block, and uncompressed bytes of a stream.
 
     Returns
     -------
     positions, csizes : ndarray of int64, shape (nblocks, nstreams)
-        Where the size field of each stream stands, and its value: 0 for a run of zeros, -value for a run.
+        The position of the size field of each stream, and its value.
 
     Raises
     ------
@@ -120,7 +106,7 @@ def many_stream_positions(
         except IndexError:
             _overrun(position, limit)
         positions[:, i], csizes[:, i] = position, csize
-        # What is too far is found at the end: positions only ever grow.
+        # Positions only grow, so one comparison at the end is enough.
         position = position + csize
         position += 4
         if len(csize) and int(csize.min()) < 0:
@@ -134,19 +120,9 @@ def many_stream_positions(
 def check_ratio(
     region: memoryview, starts: Int64Array, stops: Int64Array, nstreams: int, neblock: int, ratio: int
 ) -> None:
-    """Walk the streams of many blocks and check that a byte of theirs never stands for more than `ratio` bytes.
+    """Raise FormatError if the streams are not valid, or if a byte of them stands for more than `ratio` bytes.
 
-    Parameters
-    ----------
-    region, starts, stops, nstreams, neblock
-        As for `many_stream_positions`.
-    ratio : int
-        What the codec can reach.
-
-    Raises
-    ------
-    FormatError
-        A stream is too short, or not valid.
+    The other parameters are those of `many_stream_positions`.
     """
     step = max(1, _STREAMS_AT_ONCE // nstreams)
     for first in range(0, len(starts), step):
@@ -179,7 +155,7 @@ def _overrun(position: Int64Array, limit: Int64Array) -> NoReturn:
 
 
 def encoded_run(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
-    """Return a stream of `nbytes` times one byte, size field included, that the codec of this format decodes."""
+    """Return a run of `nbytes` bytes as a stream of the codec, size field included."""
     if nbytes < _SHORTEST_RUN[fmt]:
         return _INT32.pack(nbytes) + bytes([value]) * nbytes
     return _compressed_run(fmt, nbytes, value)
@@ -191,19 +167,19 @@ _SHORTEST_RUN = {
     CodecFormat.ZLIB: 2**31,
     CodecFormat.ZSTD: 2**16,
 }
-"""From this many bytes on, decoding a payload is faster than copying a raw stream in."""
+"""Decoding a shorter run takes longer than copying a raw stream."""
 
 
 @lru_cache(maxsize=1024)
 def _compressed_run(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
     value_byte = bytes([value])
     if fmt == CodecFormat.ZSTD:
-        # A frame header that says the content size, and blocks of one repeated byte (RFC 8878, section Blocks).
+        # A frame header with the content size, and blocks of one repeated byte (RFC 8878, section Blocks).
         sizes = [2**17] * ((nbytes - 1) // 2**17) + [(nbytes - 1) % 2**17 + 1]
         blocks = [(size << 3 | 1 << 1).to_bytes(3, "little") + value_byte for size in sizes]
         blocks[-1] = bytes([blocks[-1][0] | 1]) + blocks[-1][1:]
         payload = _zstd_header(nbytes) + b"".join(blocks)
-    # A literal, a match that repeats it, and the literals that must end a stream.
+    # A literal, a match that repeats it, and the literals at the end that the format demands.
     elif fmt == CodecFormat.LZ4:
         payload = b"\x1f" + value_byte + b"\x01\x00" + _length_bytes(nbytes - 25) + b"\x50" + value_byte * 5
     else:
@@ -216,7 +192,7 @@ def _length_bytes(length: int) -> bytes:
 
 
 def _zstd_header(nbytes: int) -> bytes:
-    """Return how a zstd frame of `nbytes` bytes in one segment begins (RFC 8878, section Frame_Header)."""
+    """Return the header of a zstd frame of `nbytes` bytes in one segment (RFC 8878, section Frame_Header)."""
     if nbytes < 2**8:
         return b"\x28\xb5\x2f\xfd\x20" + nbytes.to_bytes(1, "little")
     if nbytes < 2**16 + 2**8:
@@ -227,23 +203,19 @@ def _zstd_header(nbytes: int) -> bytes:
 def decode_zstd(
     region: memoryview, starts: Sequence[int], stops: Sequence[int], neblock: int, outs: Sequence[memoryview]
 ) -> None:
-    """Decode the streams of blocks, all that are compressed in one go.
+    """Decode the zstd streams of blocks, all compressed ones in one go.
 
     Parameters
     ----------
-    region : memoryview
-        The bytes around the blocks.
-    starts, stops : sequence of int
-        Where each block begins and ends at the latest.
-    neblock : int
-        Uncompressed bytes of a stream.
+    region, starts, stops, neblock
+        As for `many_stream_positions`.
     outs : sequence of memoryview
-        What takes the streams of each block, one behind the other: `neblock` bytes for each stream of the block.
+        A buffer for each block: `neblock` bytes for each of its streams.
 
     Raises
     ------
     FormatError
-        A stream is not valid, or not of `neblock` bytes.
+        A stream is not valid, or does not decode to `neblock` bytes.
     """
     frames: list[Buffer] = []
     places: list[memoryview] = []

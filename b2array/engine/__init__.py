@@ -1,16 +1,23 @@
 """Where format meets store: one committed state is read, the next one is written.
 
-snapshot     one committed state in a store
+A read of `a[1:3]` goes `transfer.read` -> `fetch` -> `Snapshot.place`, `Snapshot.gather` -> bytes compared with their
+checksums -> items. A write of `a[1:3] = x` goes `Handle.changes` -> `transfer.write` -> `Staging.put` ->
+`Transaction.commit`, which compares the store with its base, packs the next `State` and swaps the index. Opening goes
+`snapshot.load` -> `format.frame`, `format.state` -> `Snapshot`.
+
+source       `Source`: what chunks are read from, a snapshot or a transaction
+snapshot     `Snapshot`: one committed state in a store; `load`, `reload`
 fetch        chunks and blocks wanted -> bytes, compared with their checksums
 cache        decoded blocks that the process keeps
 read         a selection of items, from the blocks of chunks
 write        the values of a selection, into new chunks
 staging      new chunks, where no index refers to them yet
-transaction  a commit in the making, on top of a snapshot
-schunk       the handle: state, transactions, retries
-edits        changes to the sequence of chunks
+overlay      changes on top of a snapshot: chunks, index, metadata
+transaction  `Transaction`: an overlay that is committed, on top of other writers' commits
+handle       `Handle`: the state that is shown, transactions, attempts after conflicts
 attributes   the mapping of attributes
-resize       resize, append, insert, delete
+edits        insert, update, delete and reorder chunks
+resize       resize, append, insert, delete along an axis
 distributed  one commit by many workers
 pending      what killed writers leave behind
 """

@@ -1,12 +1,12 @@
 """One commit made by many: workers put chunks where nothing refers to yet, one process commits them.
 
-A `Job` says where the chunks of a region go. It is pickled and sent to the workers; each calls `put` for its part of
-the region and hands back small entries, and whoever has all of them calls `commit`. Nothing is visible before that. A
-part that is put again, because a worker was lost or was thought to be, finds its chunks there or writes new ones.
+A `Job` says where the chunks of a region go. It is pickled and sent to the workers. Each worker calls `put` for its
+part of the region and returns small entries. The process that has all of them calls `commit`; before, nothing is seen.
+Tasks are idempotent: if a worker is (or seems) lost and its task runs again, the chunks already written are reused.
 
 Chunks wait for the commit in one of three places:
 
-* in files of their own, under numbers that were reserved, if the target is a sparse frame that all processes can reach;
+* in files of their own, under reserved numbers, if the target is a sparse frame that all processes can reach;
 * in files in a directory beside it, if it is a contiguous frame in a local file, which the commit reads and removes;
 * in the entries themselves, if nothing else is shared: arrays in memory, and contiguous frames on object stores.
 """
@@ -18,10 +18,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from hashlib import blake2b
-from math import prod
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,29 +26,24 @@ import numpy.typing as npt
 from b2array.buffers import Buffer
 from b2array.codec import chunk
 from b2array.codec.header import ChunkHeader, Special
-from b2array.engine.handle import Handle
-from b2array.engine.pending import SUFFIX, Notes, beside, read_notes
+from b2array.engine.job import Job, Region, kept
+from b2array.engine.pending import SUFFIX
 from b2array.engine.snapshot import Snapshot, load
 from b2array.engine.source import Known, Place, Target
 from b2array.engine.staging import CHECKED_AFTER
 from b2array.engine.transaction import Transaction
 from b2array.engine.write import write
 from b2array.errors import ChecksumError, ConflictError, FormatError
-from b2array.format import b2nd, index
-from b2array.format.annotations import Annotations, sizes_row
+from b2array.format import index
+from b2array.format.annotations import sizes_row
 from b2array.format.checksums import pack_record
-from b2array.format.frame import Frame, FrameType
-from b2array.format.state import State, sized_blocks, with_index
-from b2array.grid.layout import Layout
+from b2array.format.state import sized_blocks
 from b2array.store.base import Store
-from b2array.store.local import LocalStore
 from b2array.store.memory import MemoryStore
 from b2array.store.remote import SharedMemoryStore
 from b2array.store.spans import Span
 
-__all__ = ["SUFFIX", "Entry", "Job", "commit", "join", "keep", "kept", "put"]
-
-Region = tuple[slice, ...]
+__all__ = ["SUFFIX", "Entry", "Job", "WorkerTransaction", "commit", "join", "keep", "kept", "put"]
 
 _JOB = "job"
 _ATTEMPTS = 1000
@@ -65,221 +57,6 @@ class Entry(NamedTuple):
     sizes: bytes = b""
     record: bytes = b""
     content: bytes | None = None
-
-
-@dataclass(frozen=True)
-class Job:
-    """A write under way.
-
-    Parameters
-    ----------
-    store : Store
-        The target.
-    layout : Layout
-        How the array is cut.
-    region : tuple of slice
-        What is written: slices with start and stop, without step.
-    base : Handle, optional
-        What the commit builds on; None for a new array.
-    new : State, optional
-        The new array.
-    overwrite : bool
-        Whether a new array may take the place of one that is there.
-    token : str
-        Names the values that are written.
-    first : int
-        The first of the reserved numbers.
-    id : bytes
-        Tells this write from any other one.
-    process : int
-        Where it began.
-    since : float
-        When it began, in seconds since the epoch.
-    sized : int, optional
-        Of how many blocks a chunk the sizes are noted, if the frame does not tell.
-    """
-
-    store: Store
-    layout: Layout
-    region: Region
-    base: Handle | None = None
-    new: State | None = None
-    overwrite: bool = False
-    token: str = ""
-    first: int = 0
-    id: bytes = field(default_factory=lambda: os.urandom(16))
-    process: int = field(default_factory=os.getpid)
-    since: float = field(default_factory=time.time)
-    sized: int | None = None
-
-    @property
-    def state(self) -> State:
-        """What the chunks are for."""
-        if self.base is not None:
-            return self.base.snapshot.state
-        if self.new is None:
-            raise ValueError("a write needs a base or a new frame")
-        return self.new
-
-    @property
-    def frame(self) -> Frame:
-        """The frame that the chunks are for."""
-        return self.state.frame
-
-    @property
-    def staging_store(self) -> Store | None:
-        """Where workers put chunks; None if they hand them back."""
-        if isinstance(self.store, MemoryStore | SharedMemoryStore):
-            return None
-        if self.frame.frame_type == FrameType.SPARSE:
-            return self.store
-        if not isinstance(self.store, LocalStore):
-            return None
-        return LocalStore(beside(self.store.url, self._digest()))
-
-    @property
-    def notes_name(self) -> str:
-        """The name of the notes about this write."""
-        return f"{self._digest()}{SUFFIX}"
-
-    @property
-    def grid(self) -> tuple[range, ...]:
-        """Coordinates of the chunks that the region touches, along every dimension."""
-        return tuple(
-            range(part.start // size, -(-part.stop // size) if part.stop > part.start else part.start // size)
-            for part, size in zip(self.region, self.layout.chunks, strict=True)
-        )
-
-    @property
-    def nchunks(self) -> int:
-        """How many chunks the region touches."""
-        return prod(map(len, self.grid))
-
-    def numbers(self, region: Region | None = None) -> Iterator[int]:
-        """Yield the numbers of the chunks that the region, or a part of it, touches."""
-        grid = self.grid if region is None else replace(self, region=region).grid
-        strides = _strides(self.layout.grid_shape)
-        for coords in itertools.product(*grid):
-            yield sum(map(int.__mul__, coords, strides))
-
-    def position(self, number: int) -> int:
-        """Return which of the chunks of the region one is."""
-        coords = np.unravel_index(number, self.layout.grid_shape) if self.layout.grid_shape else ()
-        strides = _strides(tuple(map(len, self.grid)))
-        return sum(
-            (int(at) - along.start) * stride for at, along, stride in zip(coords, self.grid, strides, strict=True)
-        )
-
-    def covers(self, inside: Region) -> bool:
-        """Say whether a part of the region consists of whole chunks, so that old ones are not needed."""
-        edges = zip(self.part(inside), self.layout.chunks, self.layout.shape, strict=True)
-        return all(
-            part.start == part.stop or (part.start % size == 0 and (part.stop % size == 0 or part.stop == n))
-            for part, size, n in edges
-        )
-
-    @property
-    def without_base(self) -> Self:
-        """The same without what only the commit and parts of chunks need, which may be large."""
-        described = replace(self.frame, offsets=self.frame.offsets[:0], vlmetalayers=())
-        new = State(described, Annotations(), self.state.layout)
-        return replace(self, base=None, new=new, sized=sized_blocks(self.frame))
-
-    def part(self, inside: Region) -> Region:
-        """Turn slices of the region into slices of the array."""
-        return tuple(
-            slice(whole.start + part.start, whole.start + part.stop, 1)
-            for whole, part in zip(self.region, inside, strict=True)
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        if self.new is not None:
-            state["new"] = (*self.new.without_index(0), self.new.annotations)
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if state["new"] is not None:
-            state["new"] = with_index(*state["new"])
-        self.__dict__.update(state)
-
-    # Beginning.
-
-    def begun(self, *, resume: bool) -> tuple[Self, frozenset[int]]:
-        """Reserve numbers for the chunks and note what is to be written.
-
-        Parameters
-        ----------
-        resume : bool
-            Whether to go on with a write that was interrupted, if there is one.
-
-        Returns
-        -------
-        job : Job
-        numbers : frozenset of int
-            The chunks that are there already.
-
-        Raises
-        ------
-        ValueError
-            The write that was interrupted was one of something else.
-        """
-        desk = self.staging_store
-        if desk is None:
-            return self, frozenset()
-        old = read_notes(desk, self.notes_name)
-        if resume and old is not None:
-            found = self._resumed(old)
-            desk.replace(self.notes_name, found._noted())  # as young as the write
-            return found, kept(found, desk)
-        first = self._reserved() if desk is self.store else 0
-        if old is not None and (self.base is None or desk is not self.store):
-            # What the other write has put there stays out of the way, for it may not be dead.
-            first = max(first, old.first + old.count)
-        job = replace(self, first=first)
-        desk.replace(self.notes_name, job._noted())
-        return job, frozenset()
-
-    def _reserved(self) -> int:
-        """Reserve numbers by a small commit, so that other writers take others."""
-        if self.base is None:
-            draft = Transaction(self.store, None, self.state, overwrite=self.overwrite)
-            return draft.reserve(0)
-        first = 0
-        for attempt in self.base.changes(anywhere=True):
-            with attempt as transaction:
-                first = transaction.reserve(self.nchunks)
-        return first
-
-    def _digest(self) -> str:
-        """Tell writes apart: one of the same values in the same form to the same region has the same digest."""
-        described = self.frame
-        form = (described.codec, described.codec_meta, described.clevel, described.use_dict, described.other_flags)
-        region = [edge for part in self.region for edge in (part.start, part.stop)]
-        numbers = [*form, *described.filters, *described.filters_meta, *region]
-        said = (self.token, b2nd.pack(self.layout), [int(number) for number in numbers])
-        return blake2b(repr(said).encode(), digest_size=8).hexdigest()
-
-    def _noted(self) -> bytes:
-        return Notes(self.first, self.nchunks, self.id, self._generation).pack()
-
-    @property
-    def _generation(self) -> str:
-        return "" if self.base is None else self.base.generation
-
-    def _resumed(self, old: Notes) -> Self:
-        if old.generation != self._generation:
-            raise ValueError(
-                f"{self.store.url} has changed since the write that was interrupted; resume=False begins it anew"
-            )
-        return replace(self, first=old.first, id=old.id)
-
-
-def kept(job: Job, desk: Store) -> frozenset[int]:
-    """Return the numbers of the chunks that an earlier attempt has put."""
-    there = desk.listing()
-    numbers = ((number, job.first + position) for position, number in enumerate(job.numbers()))
-    return frozenset(number for number, code in numbers if index.chunk_name(code) in there)
 
 
 # What workers do.
@@ -300,16 +77,16 @@ def put(job: Job, values: npt.NDArray[Any], inside: Region, there: Collection[in
     """
     if not values.size:
         return []
-    desk = WorkerTransaction(job)
+    transaction = WorkerTransaction(job)
     if not there:
-        write(desk, job.layout, job.part(inside), None, values, cparams=job.frame.cparams)
-        return desk.entries
+        write(transaction, job.layout, job.part(inside), None, values, cparams=job.frame.cparams)
+        return transaction.entries
     kept = [_kept(job, _required(job), number) for number in sorted(there)]
     for number, part in zip(job.numbers(job.part(inside)), _cells(job, inside), strict=True):
         if number not in there:
             own = tuple(slice(p.start - i.start, p.stop - i.start) for p, i in zip(part, inside, strict=True))
-            write(desk, job.layout, job.part(part), None, values[own], cparams=job.frame.cparams)
-    return [*kept, *desk.entries]
+            write(transaction, job.layout, job.part(part), None, values[own], cparams=job.frame.cparams)
+    return [*kept, *transaction.entries]
 
 
 def _cells(job: Job, inside: Region) -> Iterator[Region]:
@@ -324,43 +101,43 @@ def _cells(job: Job, inside: Region) -> Iterator[Region]:
 
 def keep(job: Job, inside: Region) -> list[Entry]:
     """Return the entries of chunks that an earlier attempt has put, after a look at their checksums."""
-    desk = _required(job)
-    return [_kept(job, desk, number) for number in job.numbers(job.part(inside))]
+    store = _required(job)
+    return [_kept(job, store, number) for number in job.numbers(job.part(inside))]
 
 
 def _required(job: Job) -> Store:
-    desk = job.staging_store
-    if desk is None:
+    store = job.staging_store
+    if store is None:
         raise ValueError("chunks that are handed back are not kept")
-    return desk
+    return store
 
 
-def _kept(job: Job, desk: Store, number: int) -> Entry:
+def _kept(job: Job, store: Store, number: int) -> Entry:
     code = job.first + job.position(number)
-    buf = _stored(desk, code)
+    buf = _stored(store, code)
     head = chunk.unpack_head(buf)
     return Entry(number, code, _row(job, head), pack_record(buf, head, number=code))
 
 
-def _spooled(desk: Store, entry: Entry) -> bytes:
+def _spooled(store: Store, entry: Entry) -> bytes:
     """Read a chunk from its file, which must be the one that the entry is about."""
     name = index.chunk_name(entry.code)
-    (view,) = desk.read([Span(name, 0, desk.stamp(name).size)])
+    (view,) = store.read([Span(name, 0, store.stamp(name).size)])
     stop = len(view) - len(entry.record)
     if stop < 0 or view[stop:] != entry.record:
-        raise ChecksumError(f"{desk.url}: expected the checksums that were noted for {name}, found others")
+        raise ChecksumError(f"{store.url}: expected the checksums that were noted for {name}, found others")
     return bytes(view[:stop])
 
 
-def _stored(desk: Store, code: int) -> bytes:
+def _stored(store: Store, code: int) -> bytes:
     """Read a chunk from its file and compare it with the record of checksums behind it."""
     name = index.chunk_name(code)
-    size = desk.stamp(name).size
-    (view,) = desk.read([Span(name, 0, size)])
+    size = store.stamp(name).size
+    (view,) = store.read([Span(name, 0, size)])
     header = ChunkHeader.unpack(view)
     buf = bytes(view[: header.cbytes])
     if pack_record(buf, number=code) != view[header.cbytes :]:
-        raise ChecksumError(f"{desk.url}: expected the checksums of {name}, found others")
+        raise ChecksumError(f"{store.url}: expected the checksums of {name}, found others")
     return buf
 
 
@@ -403,13 +180,13 @@ class WorkerTransaction(Target):
         """Return where the old chunk `n` is."""
         return self._base.place(n)
 
-    def place_of(self, where: int) -> Place:
-        """Return the place that an index entry of an old chunk stands for."""
-        return self._base.place_of(where)
-
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects."""
         return self._base.read(spans, clip=clip)
+
+    def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
+        """Read bytes to their places in one buffer, which this thread may use again for the next call."""
+        return self._base.gather(spans, places, nbytes)
 
     def store_chunk(self, buf: bytes) -> int:
         """Keep a chunk, and return a code for it."""
@@ -465,7 +242,7 @@ def commit(job: Job, entries: Iterable[Entry]) -> Snapshot:
     ConflictError
         Another writer changed the same chunks, or the shape.
     FileExistsError
-        Another writer made an array in the place of the new one.
+        Another writer made an array where the new one goes.
     ValueError
         Parts are missing.
     """
@@ -483,9 +260,9 @@ def commit(job: Job, entries: Iterable[Entry]) -> Snapshot:
     return snapshot
 
 
-def join(job: Job, entries: Iterable[Entry], draft: Transaction) -> None:
-    """Make all parts changes of a draft that somebody else commits, instead of committing them."""
-    _take(job, draft, _complete(job, entries))
+def join(job: Job, entries: Iterable[Entry], transaction: Transaction) -> None:
+    """Make all parts changes of a transaction that somebody else commits, instead of committing them."""
+    _take(job, transaction, _complete(job, entries))
     _tidy(job)
 
 
@@ -497,14 +274,14 @@ def _complete(job: Job, entries: Iterable[Entry]) -> list[Entry]:
 
 
 def _commit(job: Job, entries: Sequence[Entry]) -> Snapshot:
-    draft = _draft(job)
+    transaction = _new_transaction(job)
     try:
-        _take(job, draft, entries)
-        draft.annotate_entry(_JOB, job.id)
+        _take(job, transaction, entries)
+        transaction.annotate_entry(_JOB, job.id)
     except BaseException:
-        draft.abort()
+        transaction.abort()
         raise
-    return draft.commit()
+    return transaction.commit()
 
 
 def _check_reachable(job: Job) -> None:
@@ -522,48 +299,44 @@ def _committed(job: Job) -> Snapshot | None:
     return current if current.state.annotations.entry(_JOB) == job.id else None
 
 
-def _draft(job: Job) -> Transaction:
+def _new_transaction(job: Job) -> Transaction:
     if job.base is not None:
         return job.base.new_transaction()
     return Transaction(job.store, None, job.new, overwrite=job.overwrite)
 
 
-def _take(job: Job, draft: Transaction, entries: Sequence[Entry]) -> None:
-    desk = job.staging_store
-    if desk is not None and time.time() - job.since >= CHECKED_AFTER:
-        _check_there(desk, [entry.code for entry in entries if entry.record])
+def _take(job: Job, transaction: Transaction, entries: Sequence[Entry]) -> None:
+    store = job.staging_store
+    if store is not None and time.time() - job.since >= CHECKED_AFTER:
+        _check_there(store, [entry.code for entry in entries if entry.record])
     for entry in entries:
         if not entry.record and entry.content is None:
-            draft.set_code(entry.number, entry.code)
+            transaction.set_code(entry.number, entry.code)
         elif entry.content is not None:
-            draft.put(entry.number, entry.content)
-        elif desk is not None and desk is not job.store:
-            draft.put(entry.number, _spooled(desk, entry))
+            transaction.put(entry.number, entry.content)
+        elif store is not None and store is not job.store:
+            transaction.put(entry.number, _spooled(store, entry))
         else:
             row = np.frombuffer(entry.sizes, np.uint32)
-            draft.adopt(entry.number, entry.code, row, entry.record)
+            transaction.adopt(entry.number, entry.code, row, entry.record)
 
 
-def _check_there(desk: Store, codes: Sequence[int]) -> None:
+def _check_there(store: Store, codes: Sequence[int]) -> None:
     """Raise ConflictError if chunks are gone: after so long a time somebody may have taken them for leftovers."""
     names = [index.chunk_name(code) for code in codes]
-    heads = desk.head(names, 1) if names else []
+    heads = store.head(names, 1) if names else []
     gone = [name for name, head in zip(names, heads, strict=True) if isinstance(head, FileNotFoundError)]
     if gone:
-        raise ConflictError(f"{desk.url}: somebody removed {len(gone)} chunks, such as {gone[0]}, before their commit")
+        raise ConflictError(f"{store.url}: somebody removed {len(gone)} chunks, such as {gone[0]}, before their commit")
 
 
 def _tidy(job: Job) -> None:
-    desk = job.staging_store
-    with suppress(OSError):  # what stays behind is in nobody's way
-        if desk is None:
+    store = job.staging_store
+    with suppress(OSError):  # what stays behind is harmless
+        if store is None:
             return
-        if desk is job.store:
-            desk.delete([job.notes_name])
+        if store is job.store:
+            store.delete([job.journal_name])
         else:
-            desk.delete(list(desk.listing()))
-            desk.delete([""])
-
-
-def _strides(grid: Sequence[int]) -> tuple[int, ...]:
-    return tuple(prod(grid[axis + 1 :]) for axis in range(len(grid)))
+            store.delete(list(store.listing()))
+            store.delete([""])

@@ -41,6 +41,8 @@ class Handle:
 
     Attributes
     ----------
+    source : Source
+        What chunks are read from: the transaction under way, or the committed state.
     mutex : Mutex
         Held while the handle commits, and by changes that join a transaction.
 
@@ -50,7 +52,9 @@ class Handle:
         The frame cannot be changed, and `mode` is "r+".
     """
 
-    __slots__ = ("_mode", "_snapshot", "_transaction", "mutex")
+    __slots__ = ("_mode", "_snapshot", "_transaction", "mutex", "source")
+
+    source: Source
 
     def __init__(self, snapshot: Snapshot, mode: Mode) -> None:
         if mode not in ("r", "r+"):
@@ -59,15 +63,13 @@ class Handle:
             raise ReadOnlyError("a frame inside a larger file can only be read")
         if mode == "r+" and snapshot.store.guarantee == "read only":
             raise ReadOnlyError(f"{snapshot.url} can only be read; open it with mode='r'")
-        self._snapshot = snapshot
         self._mode: Mode = mode
-        self._transaction: Transaction | None = None
+        self._show(snapshot)
         self.mutex = Mutex()
 
-    @property
-    def source(self) -> Source:
-        """What chunks are read from: the transaction under way, or the committed state."""
-        return self._transaction or self._snapshot
+    def _show(self, snapshot: Snapshot, transaction: Transaction | None = None) -> None:
+        self._snapshot, self._transaction = snapshot, transaction
+        self.source = transaction or snapshot
 
     @property
     def snapshot(self) -> Snapshot:
@@ -232,7 +234,7 @@ class Handle:
         committed = transaction.commit()
         # Without changes there was no commit, and another thread's may have moved the handle on meanwhile.
         if committed is not transaction.base:
-            self._snapshot = committed
+            self._show(committed, self._transaction)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -259,7 +261,7 @@ class Handle:
             try:
                 self._commit(transaction)
             finally:
-                self._transaction = None
+                self._show(self._snapshot)
 
     def enter(self, transaction: Transaction | None = None) -> Transaction:
         """Enter a transaction that the caller commits; `leave` ends it. Raises what `transaction` raises.
@@ -273,14 +275,14 @@ class Handle:
         with self.mutex:
             if self._transaction is not None:
                 raise ValueError("a transaction is under way on this handle already")
-            self._transaction = transaction or self.new_transaction()
-            return self._transaction
+            transaction = transaction or self.new_transaction()
+            self._show(self._snapshot, transaction)
+            return transaction
 
     def leave(self, snapshot: Snapshot | None) -> None:
         """Leave the transaction and show a new state, or the old one, once other threads have finished their change."""
         with self.mutex:
-            self._snapshot = snapshot or self._snapshot
-            self._transaction = None
+            self._show(snapshot or self._snapshot)
 
     def require_writable(self) -> None:
         """Raise ReadOnlyError if the handle was opened for reading."""
@@ -292,7 +294,7 @@ class Handle:
         if not self._snapshot.header:
             current = reload(self._snapshot)
             if current.generation == self._snapshot.generation:
-                self._snapshot = current
+                self._show(current, self._transaction)
         return Transaction(self.store, self._snapshot, locked=locked)
 
     def at_snapshot(self, mode: Mode = "r") -> Handle:
@@ -311,14 +313,14 @@ class Handle:
         """Show a state that was committed by other means than this handle, unless a transaction is under way."""
         with self.mutex:
             if self._transaction is None:
-                self._snapshot = snapshot
+                self._show(snapshot)
 
     def refresh(self) -> None:
         """Show what others have committed since this handle was opened or last changed something."""
         with self.mutex:
             if self._transaction is not None:
                 raise ValueError("refresh() inside a transaction would lose its changes")
-            self._snapshot = reload(self._snapshot)
+            self._show(reload(self._snapshot))
 
     def close(self) -> None:
         """Let go of files. The handle can be used again."""

@@ -17,8 +17,9 @@ from b2array.engine.staging import Staging
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import frame, index
 from b2array.format.annotations import UNSIZED, Sizes
+from b2array.format.frame import FrameType
 from b2array.format.state import State, sized_blocks
-from b2array.store.base import Store
+from b2array.store.base import Store, join_views_at
 from b2array.store.spans import Span
 from b2array.store.spool import Spool
 
@@ -66,6 +67,7 @@ class Overlay(Target):
         self.store = store
         self.base = base
         self.state = changeable(start)
+        self.sparse = start.frame.frame_type == FrameType.SPARSE
         self.restructured = False
         self._touched: set[int] = set()
         self._read: set[int] = set()
@@ -78,7 +80,7 @@ class Overlay(Target):
             return Staging(self.store, None, self._first_number(overwrite=overwrite))
         path, reserved = self.store.temporary(""), 0
         if self.base is None and path is not None:
-            reserved = len(frame.pack(replace(self.frame, nbytes=0, offsets=self.frame.offsets[:0])).header)
+            reserved = len(frame.pack(replace(self.frame, nbytes=0, offsets=self.state.frame.offsets[:0])).header)
         # What ends in memory anyway needs no file on the way there.
         in_memory = self.store.appendable and path is None
         return Staging(self.store, Spool(path, reserved=reserved, **{"limit": np.inf} if in_memory else {}), 0)
@@ -103,19 +105,15 @@ class Overlay(Target):
 
     def place(self, n: int) -> Place | Special:
         """Return where chunk `n` is, new or old; that an old one was asked for is remembered."""
-        extent = self._staging.extent(int(self.frame.offsets[n])) if 0 <= n < self.frame.nchunks else None
+        extent = self._staging.extent(int(self.state.frame.offsets[n])) if 0 <= n < self.state.frame.nchunks else None
         if extent is not None:
             return Place(_SPOOL, *extent)
-        found = super().place(n)
+        found = self.entry(n)
         if n not in self._touched:
             self._read.add(n)
-        return found
-
-    def place_of(self, where: int) -> Place:
-        """Return the place that an index entry of a stored chunk stands for."""
-        if self.sparse or self.base is None:
-            return Place(index.chunk_name(where), 0, -1)
-        return self.base.place_of(where)
+        if isinstance(found, Special):
+            return found
+        return Place(index.chunk_name(found), 0, -1) if self.base is None else self.base.place_of(found)
 
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects and of new chunks."""
@@ -124,9 +122,13 @@ class Overlay(Target):
         views = iter(source(stored, clip=clip)) if stored else iter(())
         return [self._staging.read(span.start, span.stop) if span.name == _SPOOL else next(views) for span in spans]
 
+    def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
+        """Read bytes to their places in one buffer."""
+        return join_views_at(self.read(spans), places, nbytes)
+
     def has_checksums(self, n: int) -> bool:
         """Say whether a record of its checksums must follow chunk `n`."""
-        return super().has_checksums(n) and self._staging.extent(int(self.frame.offsets[n])) is None
+        return super().has_checksums(n) and self._staging.extent(int(self.state.frame.offsets[n])) is None
 
     # Changes.
 
@@ -137,7 +139,7 @@ class Overlay(Target):
     def store_chunk(self, buf: bytes) -> int:
         """Put a chunk where it will stay, and return the index entry that refers to it; nothing is stored for zeros."""
         special = ChunkHeader.unpack(buf).special
-        if special in index.SPECIAL_OFFSETS and not self.frame.variable_chunks:
+        if special in index.SPECIAL_OFFSETS and not self.state.frame.variable_chunks:
             return index.special_offset(special)
         return self.store_stored(buf)
 
@@ -161,7 +163,7 @@ class Overlay(Target):
 
     def set_code(self, n: int, code: int) -> None:
         """Let index entry `n` be `code`, what `store_chunk` returned."""
-        offsets, sizes = self.frame.offsets, self.state.sizes
+        offsets, sizes = self.state.frame.offsets, self.state.sizes
         if self._undo is not None:
             self._undo.append((offsets, sizes, n, int(offsets[n]), sizes[n].copy()))
         row = self._staging.sizes.get(code)
@@ -178,11 +180,11 @@ class Overlay(Target):
 
     def annotate(self, **fields: Any) -> None:
         """Set fields of the annotations."""
-        self.state = replace(self.state, annotations=replace(self.state.annotations, **fields))
+        self.state = self.state.with_annotations(replace(self.state.annotations, **fields))
 
     def annotate_entry(self, key: str, value: object) -> None:
         """Set an entry that `Annotations` does not interpret."""
-        self.state = replace(self.state, annotations=self.state.annotations.with_entries(**{key: value}))
+        self.state = self.state.with_annotations(self.state.annotations.with_entries(**{key: value}))
 
     def reindex(self, order: npt.ArrayLike, new: State | None = None, **fields: Any) -> None:
         """Give the chunks another order, count or size.
@@ -204,7 +206,7 @@ class Overlay(Target):
         lost = state.annotations.lost
         if lost:
             lost = tuple(np.flatnonzero(np.isin(old, lost)).tolist())
-            state = replace(state, annotations=replace(state.annotations, lost=lost))
+            state = state.with_annotations(replace(state.annotations, lost=lost))
         state = state.with_frame(offsets=offsets, **fields)
         self.state = state.with_sizes(np.ascontiguousarray(sizes[:, : 1 + sized_blocks(state.frame)]))
         self.restructured = True

@@ -1,8 +1,8 @@
-"""Files that no commit refers to: those of writers who were killed, of writers at work, and of older states.
+"""Files that no commit refers to: those of killed writers, of writers at work, and of older states.
 
-A write by many workers has notes where its chunks wait, in a file whose name ends with `SUFFIX`: among the chunks of a
-sparse frame, or in a directory of its own beside a file. They tell its chunks from others, so that all of it can be
-taken for as young as its youngest file.
+A write by many workers has a journal where its chunks wait: among the chunks of a sparse frame, or in a directory
+beside a file. Its name ends with `SUFFIX`. It says which chunks belong to the write, so that all its files count as
+young as the youngest of them.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from b2array.errors import FormatError
 from b2array.store.base import Listed, Store
 from b2array.store.local import TEMPORARY_SUFFIX, LocalStore
 
-__all__ = ["SUFFIX", "Notes", "beside", "is_orphan", "leftovers", "orphans", "read_notes", "remove"]
+__all__ = ["SUFFIX", "Journal", "beside", "is_orphan", "leftovers", "orphans", "read_journal", "remove"]
 
 SUFFIX = ".b2write"
-"""End of the names of what a write has until it is committed: notes in a sparse frame, a directory beside a file."""
+"""End of the name of an uncommitted write's journal in a sparse frame, and of its directory beside a file."""
 
-_NOTES_NBYTES = 2**16
+_JOURNAL_NBYTES = 2**16
 _TYPES = {"first": int, "count": int, "id": bytes, "generation": str}
 
 
 @dataclass(frozen=True, slots=True)
-class Notes:
-    """What lies beside the chunks of a write that is not committed.
+class Journal:
+    """The record of a write that is not committed, beside its chunks.
 
     Parameters
     ----------
     first, count : int
-        The first of the numbers that are reserved for its chunks, and how many are.
+        The first of the numbers that are reserved for its chunks, and their count.
     id : bytes
-        Tells it from other writes.
+        Differs from those of other writes.
     generation : str
         The state that it builds on; "" for a new array.
 
     Examples
     --------
-    >>> notes = Notes(3, 8, b"id", "")
-    >>> Notes.unpack(notes.pack()) == notes
+    >>> journal = Journal(3, 8, b"id", "")
+    >>> Journal.unpack(journal.pack()) == journal
     True
     """
 
@@ -58,31 +58,31 @@ class Notes:
     generation: str
 
     def pack(self) -> bytes:
-        """Return the notes as bytes."""
+        """Return the journal as bytes."""
         packed: bytes = msgpack.packb(asdict(self))
         return packed
 
     @classmethod
     def unpack(cls, buf: Buffer) -> Self:
-        """Read notes; raises FormatError if they are none."""
+        """Read a journal; raises FormatError if the bytes are not one."""
         try:
             found = msgpack.unpackb(buf)
         except (ValueError, msgpack.UnpackException):
             found = None
         if not isinstance(found, dict) or not all(type(found.get(key)) is kind for key, kind in _TYPES.items()):
-            raise FormatError("expected the notes of a write that was interrupted, found others")
+            raise FormatError("expected the journal of an interrupted write, found other bytes")
         return cls(**{key: found[key] for key in _TYPES})
 
 
-def read_notes(store: Store, name: str) -> Notes | None:
-    """Read the notes of a write, or return None if there are none."""
-    (head,) = store.head([name], _NOTES_NBYTES)
+def read_journal(store: Store, name: str) -> Journal | None:
+    """Read the journal of a write, or return None if there is none."""
+    (head,) = store.head([name], _JOURNAL_NBYTES)
     if isinstance(head, FileNotFoundError | NotADirectoryError):
         return None
     if isinstance(head, Exception):
         raise head
     try:
-        return Notes.unpack(head.data)
+        return Journal.unpack(head.data)
     except FormatError as error:
         raise FormatError(f"{store.url}: {name}: {error}") from None
 
@@ -112,23 +112,23 @@ def orphans(store: Store, files: Mapping[str, Listed], numbers: Collection[int] 
     Returns
     -------
     dict of str to Listed
-        With notes about writes that are not committed, and each as young as the youngest of its write. A write may
-        have put more chunks than it has reserved numbers for, and so any of a higher number may be its own.
+        Also has the journals of uncommitted writes. All files of one write share the timestamp of its newest file. A
+        write may exceed its reserved range, so every file with a higher number counts as its own.
     """
     found = {name: each for name, each in files.items() if is_orphan(name, numbers or ())}
     writes = [name for name in files if name.endswith(SUFFIX)]
     known = {}
     for name in writes:
         with suppress(FormatError):
-            if (notes := read_notes(store, name)) is not None:
-                known[name] = notes
+            if (journal := read_journal(store, name)) is not None:
+                known[name] = journal
     if numbers is None:
-        # Where an index was lost, chunks may still be saved: only those that never were in one are nobody's.
-        first = min((notes.first for notes in known.values() if not notes.generation), default=None)
+        # Where an index was lost, chunks may still be saved: only those that never were in one are orphans.
+        first = min((journal.first for journal in known.values() if not journal.generation), default=None)
         found = {name: each for name, each in found.items() if first is not None and _number(name) >= first}
     found |= {name: files[name] for name in writes}
-    for name, notes in known.items():
-        own = [other for other in found if other == name or _number(other) >= notes.first]
+    for name, journal in known.items():
+        own = [other for other in found if other == name or _number(other) >= journal.first]
         age = _youngest(found[other] for other in own)
         found |= {other: Listed(found[other].size, age) for other in own}
     return found
@@ -177,6 +177,7 @@ def _whole(directory: Path) -> Listed:
 def remove(store: Store, names: Collection[str]) -> None:
     """Remove orphans and leftovers, by the names that `orphans` and `leftovers` give them."""
     if not isinstance(store, LocalStore) or Path(store.url).is_dir():
+        store.force()
         store.delete(names)
         return
     for name in names:

@@ -1,7 +1,7 @@
 """How an array grows, shrinks and changes: resize, append, insert, delete.
 
-Each function changes a draft, so that it is part of one commit. Chunks stay what they are wherever their items stay
-together; the others are made anew, a few at a time, from what the draft held before.
+Each function changes a transaction, so that it is part of one commit. Chunks whose items stay together are kept as they
+are. The others are encoded again, a few at a time, from what the transaction held before.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Positions = slice | npt.NDArray[np.int64]
 Box = tuple[slice, ...]
 
 
-def resize(draft: Transaction, shape: tuple[int, ...]) -> None:
+def resize(transaction: Transaction, shape: tuple[int, ...]) -> None:
     """Give the array another shape; items that come to be are the fill value.
 
     Parameters
     ----------
-    draft : Transaction
+    transaction : Transaction
         Holds the array.
     shape : tuple of int
         Extents in items.
@@ -50,17 +50,17 @@ def resize(draft: Transaction, shape: tuple[int, ...]) -> None:
     ValueError, LimitError
         The shape is not possible.
     """
-    before = copy.copy(draft)  # shares the chunks, and keeps the old index
-    old = draft.state.require_layout()
+    before = copy.copy(transaction)  # shares the chunks, and keeps the old index
+    old = transaction.state.require_layout()
     if shape == old.shape:
         return
-    state = reshaped(draft.state, shape)
+    state = reshaped(transaction.state, shape)
     new = state.require_layout()
     rows = [np.arange(min(n, m)) for n, m in zip(old.grid_shape, new.grid_shape, strict=True)]
-    _reindex(draft, state, rows)
-    item = _fill_item(draft, new)
+    _reindex(transaction, state, rows)
+    item = _fill_item(transaction, new)
     kept = tuple(slice(0, min(n, m), 1) for n, m in zip(old.shape, new.shape, strict=True))
-    torn = _torn(draft, old, new, item)
+    torn = _torn(transaction, old, new, item)
 
     def filled(box: Box) -> Array:
         values = np.full(_lengths(box), np.frombuffer(item, new.dtype)[0], new.dtype)
@@ -69,16 +69,16 @@ def resize(draft: Transaction, shape: tuple[int, ...]) -> None:
         values[cast(Any, (*inside, ...))] = read_box(before, old, common)
         return values
 
-    _run(rewrite(draft, new, torn, filled, cparams=draft.frame.cparams))
+    _run(rewrite(transaction, new, torn, filled, cparams=transaction.frame.cparams))
 
 
-def _torn(draft: Transaction, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
+def _torn(transaction: Transaction, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
     """List the chunks in which old items and new ones meet, unless they repeat the fill value anyway."""
     grid = np.arange(new.nchunks).reshape(new.grid_shape)
     kept = [slice(0, min(n, m)) for n, m in zip(old.grid_shape, new.grid_shape, strict=True)]
     special = special_of(item, new.dtype)
     uniform = None if special is None else index.special_offset(special)
-    offsets = draft.frame.offsets
+    offsets = transaction.frame.offsets
     for axis, (n, m, c) in enumerate(zip(old.shape, new.shape, old.chunks, strict=True)):
         if m <= n or not c or n % c == 0:
             continue
@@ -90,26 +90,26 @@ def _torn(draft: Transaction, old: Layout, new: Layout, item: bytes) -> Iterator
         kept[axis] = slice(0, row)
 
 
-def append(draft: Transaction, values: Array, axis: int) -> None:
+def append(transaction: Transaction, values: Array, axis: int) -> None:
     """Put values behind the last items along an axis.
 
     Parameters
     ----------
-    draft : Transaction
+    transaction : Transaction
         Holds the array.
     values : ndarray
         Of the array's type and extents, but for the extent along `axis`.
     axis : int
         Not negative.
     """
-    old = draft.state.require_layout()
+    old = transaction.state.require_layout()
     length = old.shape[axis]
     shape = _with(old.shape, axis, length + values.shape[axis])
-    state = reshaped(draft.state, shape)
+    state = reshaped(transaction.state, shape)
     new = state.require_layout()
-    _reindex(draft, state, [np.arange(n) for n in old.grid_shape], fill=False)
+    _reindex(transaction, state, [np.arange(n) for n in old.grid_shape], fill=False)
     key = tuple(slice(length if n == axis else 0, extent, 1) for n, extent in enumerate(shape))
-    write(draft, new, key, None, values, cparams=draft.frame.cparams)
+    write(transaction, new, key, None, values, cparams=transaction.frame.cparams)
 
 
 class _Piece(NamedTuple):
@@ -124,53 +124,53 @@ class _Piece(NamedTuple):
         return len(range(i.start, i.stop, i.step or 1)) if isinstance(i, slice) else len(i)
 
 
-def insert(draft: Transaction, values: Array, position: int, axis: int) -> None:
+def insert(transaction: Transaction, values: Array, position: int, axis: int) -> None:
     """Put values before a position along an axis; other parameters as for `append`."""
-    length = draft.state.require_layout().shape[axis]
+    length = transaction.state.require_layout().shape[axis]
     pieces = (
         _Piece(slice(0, position, 1)),
         _Piece(slice(0, values.shape[axis], 1), given=True),
         _Piece(slice(position, length, 1)),
     )
-    _splice(draft, pieces, axis, values)
+    _splice(transaction, pieces, axis, values)
 
 
-def delete(draft: Transaction, positions: slice | npt.NDArray[np.int64], axis: int) -> None:
+def delete(transaction: Transaction, positions: slice | npt.NDArray[np.int64], axis: int) -> None:
     """Remove positions along an axis.
 
     Parameters
     ----------
-    draft : Transaction
+    transaction : Transaction
         Holds the array.
     positions : slice or ndarray of int64
         A slice of step 1 with start and stop in bounds; or sorted positions, none twice.
     axis : int
         Not negative.
     """
-    length = draft.state.require_layout().shape[axis]
+    length = transaction.state.require_layout().shape[axis]
     if isinstance(positions, slice):
         pieces = [_Piece(slice(0, positions.start, 1)), _Piece(slice(positions.stop, length, 1))]
     else:
         pieces = [_Piece(np.delete(np.arange(length), positions))]
-    _splice(draft, pieces, axis, None)
+    _splice(transaction, pieces, axis, None)
 
 
-def _splice(draft: Transaction, pieces: Iterable[_Piece], axis: int, values: Array | None) -> None:
-    """Make the array anew along an axis from pieces of what it was, and of values."""
-    before = copy.copy(draft)
-    old = draft.state.require_layout()
+def _splice(transaction: Transaction, pieces: Iterable[_Piece], axis: int, values: Array | None) -> None:
+    """Put the array together along an axis from pieces of what it was, and of values."""
+    before = copy.copy(transaction)
+    old = transaction.state.require_layout()
     parts = [piece for piece in pieces if piece.length]
     edges = [0, *accumulate(piece.length for piece in parts)]
     rows = [np.arange(n) for n in old.grid_shape]
     shape = _with(old.shape, axis, edges[-1])
-    state = reshaped(draft.state, shape)
+    state = reshaped(transaction.state, shape)
     new = state.require_layout()
     rows[axis] = np.full(new.grid_shape[axis], -1)
     step = old.chunks[axis]
     for piece, (start, stop) in zip(parts, pairwise(edges), strict=True):
         if not piece.given:
             _find_rows(rows[axis], piece.positions, start, stop, edges[-1], step)
-    _reindex(draft, state, rows, fill=False)
+    _reindex(transaction, state, rows, fill=False)
     moved = np.flatnonzero(rows[axis] < 0)
     numbers = np.take(np.arange(new.nchunks).reshape(new.grid_shape), moved, axis).reshape(-1)
 
@@ -190,7 +190,7 @@ def _splice(draft: Transaction, pieces: Iterable[_Piece], axis: int, values: Arr
                 read(before, old, (*box[:axis], wanted_here, *box[axis + 1 :]), None, target)
         return result
 
-    _run(rewrite(draft, new, numbers.tolist(), joined, cparams=draft.frame.cparams))
+    _run(rewrite(transaction, new, numbers.tolist(), joined, cparams=transaction.frame.cparams))
 
 
 def _find_rows(rows: npt.NDArray[np.int64], positions: Positions, start: int, stop: int, end: int, step: int) -> None:
@@ -217,32 +217,34 @@ def _sub(positions: Positions, low: int, high: int) -> Positions:
     return positions[low:high]
 
 
-def _reindex(draft: Transaction, state: State, rows: Sequence[npt.NDArray[np.int64]], *, fill: bool = True) -> None:
+def _reindex(
+    transaction: Transaction, state: State, rows: Sequence[npt.NDArray[np.int64]], *, fill: bool = True
+) -> None:
     """Give the array a new shape, and each place of the grid the chunk it had in row `rows` along every axis.
 
     Rows of -1, and those behind the last, are new; they repeat the fill value, or are zeros if they are to be written.
     """
-    old, new = draft.state.require_layout(), state.require_layout()
+    old, new = transaction.state.require_layout(), state.require_layout()
     order = np.full(new.grid_shape, -1, np.int64)
     if order.size and old.nchunks:
         found = [np.flatnonzero(row >= 0) for row in rows]
         numbers = np.arange(old.nchunks).reshape(old.grid_shape)
         kept = tuple(row[places] for row, places in zip(rows, found, strict=True))
         order[np.ix_(*found)] = numbers[np.ix_(*kept)]
-    draft.reindex(order.reshape(-1), state, nbytes=new.nbytes)
+    transaction.reindex(order.reshape(-1), state, nbytes=new.nbytes)
     if fill:
-        fill_chunks(draft, new, _fill_item(draft, new), np.flatnonzero(order.reshape(-1) < 0))
+        fill_chunks(transaction, new, _fill_item(transaction, new), np.flatnonzero(order.reshape(-1) < 0))
 
 
-def fill_chunks(draft: Transaction, layout: Layout, item: bytes, numbers: npt.NDArray[np.int64]) -> None:
+def fill_chunks(transaction: Transaction, layout: Layout, item: bytes, numbers: npt.NDArray[np.int64]) -> None:
     """Put one small chunk that repeats an item at each position, unless there is an offset that stands for it."""
     special = special_of(item, layout.dtype)
     if special is not None:
-        draft.frame.offsets[numbers] = index.special_offset(special)
+        transaction.frame.offsets[numbers] = index.special_offset(special)
         return
     chunk = encode.special_chunk(item, layout.chunk_nbytes, typesize=len(item), blocksize=layout.block_nbytes)
     for n in numbers.tolist():
-        draft.put(n, chunk)
+        transaction.put(n, chunk)
 
 
 def special_of(item: bytes, dtype: np.dtype[Any]) -> Special | None:
@@ -254,8 +256,8 @@ def special_of(item: bytes, dtype: np.dtype[Any]) -> Special | None:
     return None
 
 
-def _fill_item(draft: Transaction, layout: Layout) -> bytes:
-    item = draft.state.annotations.fill
+def _fill_item(transaction: Transaction, layout: Layout) -> bytes:
+    item = transaction.state.annotations.fill
     return item if item is not None and len(item) == layout.itemsize else bytes(layout.itemsize)
 
 

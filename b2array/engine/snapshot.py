@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from b2array import config
 from b2array.buffers import Buffer
+from b2array.codec.header import Special
 from b2array.engine.source import FRAME_NAME, Known, Place, Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
 from b2array.format import frame, index
@@ -57,6 +58,7 @@ class Snapshot(Source):
     unique: str = ""
     header: bytes = b""
     frame: Frame = field(init=False)
+    sparse: bool = field(init=False)
     heads: MutableMapping[int, Known] = field(init=False, default_factory=dict)
     cache_key: object | None = field(init=False)
     _expected: str | None = field(init=False)
@@ -69,6 +71,7 @@ class Snapshot(Source):
             # The last bytes of this frame, and of no other.
             expected = with_known_bytes(expected, KnownBytes(self.start + described.frame_len, described.fingerprint))
         object.__setattr__(self, "frame", described)
+        object.__setattr__(self, "sparse", described.frame_type == FrameType.SPARSE)
         object.__setattr__(self, "_expected", expected)
         object.__setattr__(self, "cache_key", self._new_cache_key())
 
@@ -103,6 +106,11 @@ class Snapshot(Source):
         """Whether a chunk's number means the same in another state: metalayers and sizes are equal."""
         a, b = self.frame, other.frame
         return (a.metalayers, a.nbytes, a.chunksize) == (b.metalayers, b.nbytes, b.chunksize)
+
+    def place(self, n: int) -> Place | Special:
+        """Return where chunk `n` is; in a contiguous frame it may end before the place does."""
+        found = self.entry(n)
+        return found if isinstance(found, Special) else self.place_of(found)
 
     def place_of(self, where: int) -> Place:
         """Return the place that an index entry of a stored chunk stands for."""
@@ -157,7 +165,7 @@ def _load(store: Store, start: int) -> Snapshot:
     if not found:
         raise _refusal(store, heads)
     # On object stores an empty object may stand for the directory.
-    name, head = next((each for each in found if len(each[1].data)), found[0])
+    name, head = found[-1] if not found[0][1].data else found[0]
     return _parse(store, name, start, head.data, head.stamp.version if head.stamp else None, head.unique)
 
 
@@ -211,8 +219,9 @@ def _parse(store: Store, name: str, start: int, data: memoryview, version: str |
         if header_len > len(data):
             (data,) = store.read([Span(name, start, start + header_len)], expected=version)
         head = frame.unpack_header(data)
-        _check_kind(head.frame_type, FrameType.SPARSE if name else FrameType.CONTIGUOUS)
-        first, stop = head.tail_start, head.tail_stop
+        if head.frame_type != (FrameType.SPARSE if name else FrameType.CONTIGUOUS):
+            raise _wrong_kind(head.frame_type)
+        first, stop = head.tail_start, head.frame_len
         if stop <= len(data):
             tail = data[first:stop]
         else:
@@ -225,9 +234,9 @@ def _parse(store: Store, name: str, start: int, data: memoryview, version: str |
     return Snapshot(store, parse(found), start, version, generation, unique, header)
 
 
-def _check_kind(found: FrameType, expected: FrameType) -> None:
-    if found != expected:
-        raise FormatError(f"expected a {expected.name.lower()} frame, found a {found.name.lower()} one")
+def _wrong_kind(found: FrameType) -> FormatError:
+    expected = FrameType(1 - found)
+    return FormatError(f"expected a {expected.name.lower()} frame, found a {found.name.lower()} one")
 
 
 def _digest(header: bytes, tail: Buffer, version: str | None) -> str:

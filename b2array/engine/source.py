@@ -13,9 +13,9 @@ from b2array.codec.chunk import ChunkHead
 from b2array.codec.header import Special
 from b2array.errors import ChunkMissingError
 from b2array.format.annotations import UNSIZED, Sizes
-from b2array.format.frame import Frame, FrameType
+from b2array.format.frame import Frame
 from b2array.format.state import State
-from b2array.store.base import Store, join_views_at
+from b2array.store.base import Store
 from b2array.store.spans import Span
 
 __all__ = ["FRAME_NAME", "Known", "Place", "Source", "Target", "Want"]
@@ -55,12 +55,15 @@ class Source(ABC):
         Where the chunks are.
     state : State
         What the frame says about them.
+    sparse : bool
+        Whether every chunk has a file of its own.
     """
 
     __slots__ = ()
 
     store: Store
     state: State
+    sparse: bool
 
     @property
     def frame(self) -> Frame:
@@ -71,11 +74,6 @@ class Source(ABC):
     def url(self) -> str:
         """The store, for messages."""
         return self.store.url
-
-    @property
-    def sparse(self) -> bool:
-        """Whether every chunk has a file of its own."""
-        return self.frame.frame_type == FrameType.SPARSE
 
     @property
     def name(self) -> str:
@@ -97,6 +95,7 @@ class Source(ABC):
     def is_stale(self) -> bool:
         """Whether the store holds another state by now, so that its bytes may be those of that one."""
 
+    @abstractmethod
     def place(self, n: int) -> Place | Special:
         """Return where chunk `n` is; in a contiguous frame it may end before the place does.
 
@@ -105,14 +104,13 @@ class Source(ABC):
         ChunkMissingError
             Repairing the frame could not save it.
         """
-        where = self.frame.locate(n)
+
+    def entry(self, n: int) -> int | Special:
+        """Return what the index says about chunk `n`; raises what `place` raises."""
+        found = self.state.frame.locate(n)
         if n in self.state.annotations.lost:
             raise ChunkMissingError(f"chunk {n} of {self.url} is lost: a repair of the frame could not save it")
-        return where if isinstance(where, Special) else self.place_of(where)
-
-    @abstractmethod
-    def place_of(self, where: int) -> Place:
-        """Return the place that an index entry of a stored chunk stands for."""
+        return found
 
     def known_sizes(self, n: int) -> Sizes | None:
         """Return the sizes of chunk `n` and its blocks, as in `State.sizes`, or None if they are not known."""
@@ -127,9 +125,9 @@ class Source(ABC):
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects; `clip`: fewer where an object ends before."""
 
+    @abstractmethod
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
         """Read bytes to their places in one buffer, which this thread may use again for the next call."""
-        return join_views_at(self.read(spans), places, nbytes)
 
     def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
         """Read the first bytes of objects, fewer of those that are shorter."""

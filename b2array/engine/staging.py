@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from hashlib import blake2b
 
 import numpy as np
@@ -21,7 +22,7 @@ from b2array.codec import chunk, encode
 from b2array.codec.chunk import ChunkHead
 from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
-from b2array.errors import ConflictError
+from b2array.errors import ConflictError, located
 from b2array.format import index
 from b2array.format.annotations import Sizes, sizes_row
 from b2array.format.checksums import pack_record
@@ -243,16 +244,17 @@ class Staging:
         offsets : ndarray of int64
             The files, or special values.
         known : mapping of int to int
-            Sizes of older chunks. Those that are neither new nor noted are asked for.
+            Sizes of older chunks. For chunks that are neither new nor known here, the store is asked.
         """
         numbers = offsets[offsets >= 0].tolist()
         sizes = {code: int(row[0]) for code in numbers if (row := self.sizes.get(code)) is not None}
         sizes |= {code: size for code, size in known.items() if size}
         total = sum(sizes.get(number, 0) for number in numbers)
         unknown = [index.chunk_name(number) for number in numbers if number not in sizes]
-        for head in self._store.head(unknown, HEADER_LEN) if unknown else ():
+        for name, head in zip(unknown, self._store.head(unknown, HEADER_LEN) if unknown else (), strict=True):
             if not isinstance(head, Exception):
-                total += ChunkHeader.unpack(head.data).cbytes
+                header = located(f"{self._store.url}: {name}", partial(ChunkHeader.unpack, head.data))
+                total += header.cbytes
             elif not isinstance(head, FileNotFoundError):
                 raise head
         return total

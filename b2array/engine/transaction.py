@@ -18,7 +18,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from b2array import config
 from b2array.buffers import Buffer
 from b2array.engine.fetch import each_chunk
 from b2array.engine.overlay import Overlay, changeable
@@ -29,9 +28,9 @@ from b2array.format import fingerprint, frame, index
 from b2array.format.annotations import LAYER, UNSIZED, Annotations, merged, packed_sizes
 from b2array.format.checksums import record_nbytes
 from b2array.format.frame import Frame, FrameType
-from b2array.format.state import DIGESTS, State, changed_chunks, parse, with_annotations
+from b2array.format.state import DIGESTS, State, changed_chunks, layers_with, parse
 from b2array.progress import Progress
-from b2array.store.base import Store, attempts, identity, too_many_conflicts
+from b2array.store.base import Store, attempts, durability, identity, too_many_conflicts
 
 __all__ = ["Prepared", "Transaction", "copied"]
 
@@ -119,7 +118,7 @@ class Transaction(Overlay):
                 try:
                     offsets = load(self.store).frame.offsets
                 except FileNotFoundError:
-                    offsets = self.frame.offsets[:0]
+                    offsets = self.state.frame.offsets[:0]
                 self.store.delete(self._staging.unused(offsets))
 
     def prepare(self, entry: tuple[str, object], put: Callable[[Iterable[Buffer]], object]) -> tuple[Frame, bytes]:
@@ -214,15 +213,15 @@ class Transaction(Overlay):
             raise ConflictError(f"{self.url}: attributes {conflicts} were changed by another writer as well")
         ours, touched = self.state, sorted(self._touched)
         annotations = merged(base.state.annotations, ours.annotations, current.state.annotations)
-        self.base, self.state = current, replace(changeable(current.state), annotations=annotations)
-        self.frame.offsets[touched] = ours.frame.offsets[touched]
+        self.base, self.state = current, changeable(current.state).with_annotations(annotations)
+        self.state.frame.offsets[touched] = ours.frame.offsets[touched]
         self.state.sizes[touched] = ours.sizes[touched]
         for name, content in self._attrs.items():
             self.state = self.state.with_attr(name, content)
         self.reserve_up_to((current.state.annotations.next or 0) - 1)
 
     def _check_mergeable(self, base: Snapshot, current: Snapshot) -> None:
-        # Other software rewrites chunks in their places, and a file written anew has others in the old ones.
+        # Other software rewrites chunks in their places, and a file that is written again moves its chunks.
         moved = not self.sparse and identity(base.version or "") != identity(current.version or "")
         comparable = current.alike(base) and current.frame.is_ours
         changed = changed_chunks(base.state, current.state, moved=moved) if comparable else None
@@ -253,7 +252,7 @@ class Transaction(Overlay):
         made = self._prepared(0)
 
         def write() -> str:
-            path = self._staging.finish(made.header, made.tail, durable=config.durable)
+            path = self._staging.finish(made.header, made.tail, durable=durability() != "off")
             if path is not None:
                 return self.store.adopt(path, "", exclusive=not self._overwrite).version
             if self._overwrite:
@@ -268,7 +267,7 @@ class Transaction(Overlay):
             pieces = (made.header, made.tail)
             return self._swap(made, lambda: self.store.replace(self.name, pieces, expected=current.version).version)
         if not self.store.appendable:
-            warnings.warn(f"{self.url}: every change writes the whole file again in this store", stacklevel=2)
+            warnings.warn(f"{self.url}: one file in this store is written anew with every change", stacklevel=2)
             return self._rewrite(current)
         made = self._prepared(current.frame.frame_len - current.frame.header_len)
         if self._compacting or not self._fits(current, made):
@@ -290,7 +289,8 @@ class Transaction(Overlay):
         return self._swap(made, extend)
 
     def _append(self, current: Snapshot, made: Prepared) -> None:
-        self.store.append("", current.frame.frame_len, chain(self._staging.pieces(self.frame.offsets), (made.tail,)))
+        new = self._staging.pieces(self.state.frame.offsets)
+        self.store.append("", current.frame.frame_len, chain(new, (made.tail,)))
 
     def _is_mostly_dead(self, state: State) -> bool:
         described, sizes = state.frame, state.sizes
@@ -326,19 +326,21 @@ class Transaction(Overlay):
             new.abort()
 
     def _pieces(self, made: Prepared) -> Iterator[Buffer]:
-        return chain((made.header,), self._staging.pieces(self.frame.offsets), (made.tail,))
+        return chain((made.header,), self._staging.pieces(self.state.frame.offsets), (made.tail,))
 
     def _swap(self, made: Prepared, write: Callable[[], str]) -> Snapshot:
         """Let the new frame take effect; an error is ignored if it has done so, as when an answer was lost."""
-        gone = self._staging.missing(self.frame.offsets)
+        gone = self._staging.missing(self.state.frame.offsets)
         if gone:
             raise ConflictError(f"{self.url}: somebody removed {', '.join(gone)} before the commit that needs them")
         generation = made.state.frame.fingerprint.hex()
+        if self.sparse:
+            self.store.force()
         try:
             version = write()
         except Exception as error:
             exclusive = isinstance(error, FileExistsError) and self.store.guarantee == "lock"
-            if exclusive or (config.durable and self.store.appendable):
+            if exclusive or (durability() == "full" and self.store.appendable):
                 raise
             found = None
             with suppress(OSError, B2ArrayError):
@@ -369,10 +371,10 @@ class Transaction(Overlay):
             next=self._staging.next if self.sparse else None,
             sizes=packed_sizes(state.sizes),
         )
-        layers = with_annotations(described.vlmetalayers, annotations, self.url)
+        layers = layers_with(described.vlmetalayers, annotations, self.url)
         packed = frame.pack(replace(described, vlmetalayers=layers))
         room = packed.frame.vlmetalayer(LAYER) is not None
-        state = replace(state, frame=packed.frame, annotations=annotations) if room else parse(packed.frame)
+        state = replace(state, frame=packed.frame).with_annotations(annotations) if room else parse(packed.frame)
         return Prepared(packed.header, packed.tail, state)
 
     def _chain(self) -> bytes:
@@ -407,8 +409,8 @@ def copied(
     old = source.state
     annotations = Annotations() if old.annotations.foreign else replace(old.annotations, next=None, sizes=None)
     layers = tuple(layer for layer in old.frame.vlmetalayers if layer[0] != LAYER)
-    state = replace(old.with_frame(frame_type=frame_type, vlmetalayers=layers), annotations=annotations)
-    new = Transaction(store, None, state.with_sizes(None), overwrite=overwrite, locked=locked, replaces=replaces)
+    state = old.with_frame(frame_type=frame_type, vlmetalayers=layers).with_annotations(annotations).with_sizes(None)
+    new = Transaction(store, None, state, overwrite=overwrite, locked=locked, replaces=replaces)
     lost = {*lost, *annotations.lost}
     try:
         stored = [n for n in range(old.frame.nchunks) if n not in lost and isinstance(source.place(n), Place)]

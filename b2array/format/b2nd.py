@@ -82,8 +82,8 @@ def unpack(buf: Buffer, *, chunksize: int = 0) -> Layout:
         The content; what follows it is not looked at.
     chunksize : int, optional
         Size of a chunk in bytes as the frame's header has it. Together with the chunk's extents it gives the size of
-        an item, which is true even where the text of the type is not; the type is then so many raw bytes. 0 or less
-        if not known.
+        an item. If the text of the type says otherwise, the items are taken as raw bytes of that size. 0 or less if
+        not known.
 
     Raises
     ------

@@ -1,11 +1,11 @@
 """The fingerprint that b2array puts into a frame's trailer, and what other software may change without breaking it.
 
 Source: "Blosc2 Contiguous Frame Format", sections Header and Trailer. The C library resets the type of a fingerprint
-whenever it writes a trailer; but where it resizes an array and the number of chunks stays, or changes a metalayer, it
-only writes a header, with the new shape and with how it was told to compress. So the header is noted in the trailer as
-well, and it is marked: its number of threads for decompression, which readers do not obey, is 0, and the C library
-always writes 1 or more. A header that differs from the one noted only where the C library may, and in this mark, was
-changed by other software; one that keeps the mark is damaged.
+whenever it writes a trailer. But if it changes a metalayer, or resizes an array and the number of chunks stays, it only
+writes a header, with the new shape and the compression parameters that its user gave. So the trailer holds a copy of
+the header, and the thread count for decompression, which readers ignore, is 0 in headers by b2array; the C library
+always writes 1 or more. If the header differs from the copy only in fields that the C library may rewrite, and its
+thread count is no longer 0, other software changed it. If the thread count is still 0, the header is corrupt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 
 FINGERPRINT_NBYTES = 16
 HEADER = "header"
-"""Key of the noted header in b2array's own metalayer."""
+"""Key of the copy of the header among b2array's annotations."""
 MARK = 0
 """Number of threads for decompression in a header that b2array wrote."""
 MARK_AT = slice(0x42, 0x44)
@@ -75,7 +75,7 @@ def with_frame_len(header: bytes, nbytes: int) -> bytes:
 
 
 def noted_header(layer: Buffer) -> bytes | None:
-    """Return the header that is noted in b2array's own metalayer, or None if there is none."""
+    """Return the copy of the header in b2array's metalayer, or None if there is none."""
     try:
         header = msgpack.unpackb(layer, strict_map_key=False)[HEADER]
     except _UNREADABLE:
@@ -84,7 +84,7 @@ def noted_header(layer: Buffer) -> bytes | None:
 
 
 def is_changed_by_others(header: Buffer, noted: bytes) -> bool:
-    """Say whether a header is what the C library makes of the one that was noted; if not, it is damaged."""
+    """Say whether a header is what the C library makes of the copy; if not, it is damaged."""
     now, before = bytes(header), bytearray(noted)
     (nthreads,) = struct.unpack(">h", now[MARK_AT])
     if len(now) != len(before) or nthreads < 1 or any(before[MARK_AT]):

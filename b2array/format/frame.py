@@ -31,6 +31,7 @@ from b2array.format.header import (
     SPLITMODES,
     FrameType,
     Header,
+    check_filters,
     header_nbytes,
     pack_fields,
     unpack_header,
@@ -135,7 +136,14 @@ def create(
     cparams: CParams, *, frame_type: FrameType, typesize: int, chunksize: int, blocksize: int = 0,
     metalayers: Iterable[tuple[str, bytes]] = (), vl_blocks: bool = False,
 ) -> Frame:  # fmt: skip
-    """Return a frame without chunks whose new chunks are to be made as `cparams` says."""
+    """Return a frame without chunks whose new chunks are to be made as `cparams` says.
+
+    Raises
+    ------
+    ValueError
+        A filter cannot be applied to items of that size.
+    """
+    check_filters(cparams, typesize)
     return Frame(
         frame_type=frame_type, typesize=typesize, chunksize=chunksize, blocksize=blocksize, vl_blocks=vl_blocks,
         codec=cparams.codec_id, clevel=cparams.clevel, codec_meta=cparams.codec_meta, use_dict=cparams.use_dict,
@@ -166,7 +174,7 @@ def unpack(header: Buffer, tail: Buffer, known: Header | None = None) -> Frame:
         As for `unpack_header`, or the index needs a codec that is not known.
     """
     head = unpack_header(header) if known is None else known
-    length = head.tail_stop - head.tail_start
+    length = head.frame_len - head.tail_start
     if len(tail) < length:
         raise FormatError(f"expected {length} bytes of index and trailer, found {len(tail)}")
     tail = memoryview(tail)[:length]

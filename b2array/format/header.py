@@ -14,6 +14,7 @@ from functools import lru_cache
 from b2array import config
 from b2array.buffers import Buffer
 from b2array.codec.cparams import CParams, SplitMode
+from b2array.codec.filters import Pipeline, check_dropped_bits
 from b2array.codec.header import NFILTERS, NO_FILTERS, CodecId
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError, UnsupportedError
@@ -180,7 +181,7 @@ class Header:
         try:
             return _cparams(
                 self.codec, self.clevel, self.codec_meta, self.filters, self.filters_meta, self.splitmode,
-                self.use_dict, self.nthreads_compress,
+                self.use_dict, self.nthreads_compress, self.typesize,
             )  # fmt: skip
         except ValueError as error:
             raise UnsupportedError(f"compression parameters of the frame: {error}") from None
@@ -193,13 +194,20 @@ class Header:
 @lru_cache(maxsize=64)
 def _cparams(
     codec: int, clevel: int, codec_meta: int, filters: tuple[int, ...], metas: tuple[int, ...], splitmode: SplitMode,
-    use_dict: bool, nthreads: int,
+    use_dict: bool, nthreads: int, typesize: int,
 ) -> CParams:  # fmt: skip
     active = [n for n, fid in enumerate(filters) if fid]
-    return CParams(
+    found = CParams(
         codec, clevel, codec_meta, tuple([filters[n] for n in active]), tuple([metas[n] for n in active]), splitmode,
         use_dict, nthreads,
     )  # fmt: skip
+    check_filters(found, typesize)
+    return found
+
+
+def check_filters(cparams: CParams, typesize: int) -> None:
+    """Raise ValueError if a filter cannot be applied to items of `typesize` bytes."""
+    check_dropped_bits(Pipeline(cparams.filter_slots, cparams.meta_slots, typesize if typesize <= 255 else 1))
 
 
 def header_nbytes(buf: Buffer) -> int:

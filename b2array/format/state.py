@@ -1,7 +1,7 @@
 """`State`: a frame with everything that it says, parsed once.
 
-A state is parsed when a frame is opened. After that each commit hands on the next one, without parsing its own bytes.
-What few callers need is parsed when it is first asked for, and kept: the sizes of blocks, and each attribute.
+Frame and layout are parsed when a frame is opened; annotations, sizes of blocks and each attribute when they are first
+asked for. After that each commit hands on the next state, without parsing its own bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ from b2array.grid import chunking
 from b2array.grid.layout import MAX_NDIM, Layout
 
 __all__ = [
-    "DIGESTS", "State", "changed_chunks", "check_count", "parse", "reshaped", "sized_blocks", "with_annotations",
+    "DIGESTS",
+    "State",
+    "changed_chunks",
+    "check_count",
+    "layers_with",
+    "parse",
+    "reshaped",
+    "sized_blocks",
     "with_index",
 ]  # fmt: skip
 
@@ -45,16 +52,14 @@ class State:
     ----------
     frame : Frame
         Header, index and trailer.
-    annotations : Annotations
-        What b2array added; empty if there is nothing, or nothing that can be understood.
     layout : Layout or None
         The array in the frame, where items that are arrays are further dimensions, as in NumPy. None if there is no
         array, or none that can be read; `require_layout` says why.
     """
 
     frame: Frame
-    annotations: Annotations
     layout: Layout | None
+    _annotations: Annotations | None = None
     _sizes: Sizes | None = None
     _attrs: dict[str, bytes] = field(default_factory=dict)
 
@@ -71,12 +76,21 @@ class State:
         return self.layout or _layout_of(self.frame, self.annotations)
 
     @property
+    def annotations(self) -> Annotations:
+        """What b2array added; empty if there is nothing, or nothing that can be understood."""
+        annotations = self._annotations
+        if annotations is None:
+            annotations = _annotations_of(self.frame)
+            object.__setattr__(self, "_annotations", annotations)  # threads that come at the same time find the same
+        return annotations
+
+    @property
     def sizes(self) -> Sizes:
         """The sizes of chunks and their blocks, one row a chunk; zeros where they are not known."""
         sizes = self._sizes
         if sizes is None:
             sizes = _unpacked_sizes(self.frame, self.annotations)
-            object.__setattr__(self, "_sizes", sizes)  # threads that come at the same time find the same
+            object.__setattr__(self, "_sizes", sizes)
         return sizes
 
     def attr(self, name: str) -> bytes | None:
@@ -117,14 +131,18 @@ class State:
         return replace(
             self,
             frame=replace(self.frame, vlmetalayers=layers),
-            annotations=replace(self.annotations, attrs=kept),
+            _annotations=replace(self.annotations, attrs=kept),
             _attrs={},
         )
+
+    def with_annotations(self, annotations: Annotations) -> State:
+        """Return a state with other annotations; attributes and the type of the items are taken to be the same."""
+        return replace(self, _annotations=annotations)
 
     def with_frame(self, **fields: Any) -> State:
         """Return a state whose frame has other values of these fields."""
         changed = replace(self.frame, **fields)
-        return replace(self, frame=changed, layout=_readable_layout(changed, self.annotations))
+        return replace(self, frame=changed, layout=_readable_layout(changed, self._annotations))
 
     def with_sizes(self, sizes: Sizes | None) -> State:
         """Return a state with other sizes of chunks and blocks; with None, those of its annotations."""
@@ -146,9 +164,7 @@ class State:
 
 def parse(described: Frame, annotations: Annotations | None = None) -> State:
     """Return everything that a frame says; `annotations` replaces those in the frame."""
-    if annotations is None:
-        annotations = _annotations_of(described)
-    return State(described, annotations, _readable_layout(described, annotations))
+    return State(described, _readable_layout(described, annotations), annotations)
 
 
 def with_index(thin: Frame, index: bytes, annotations: Annotations | None = None) -> State:
@@ -171,7 +187,7 @@ def _annotations_of(described: Frame) -> Annotations:
     return found if described.is_ours else replace(found, lost=())
 
 
-def _readable_layout(described: Frame, annotations: Annotations) -> Layout | None:
+def _readable_layout(described: Frame, annotations: Annotations | None) -> Layout | None:
     try:
         return _layout_of(described, annotations)
     except (FormatError, UnsupportedError):
@@ -182,8 +198,10 @@ def _declared(described: Frame) -> Layout:
     return b2nd.layout_of(described.metalayers, chunksize=described.chunksize, typesize=described.typesize)
 
 
-def _layout_of(described: Frame, annotations: Annotations) -> Layout:
-    layout = _with_named_dtype(_declared(described), annotations.dtype)
+def _layout_of(described: Frame, annotations: Annotations | None) -> Layout:
+    layout = _declared(described)
+    if layout.dtype.kind == "V" and layout.dtype.names is None and layout.dtype.subdtype is None:
+        layout = _with_named_dtype(layout, (annotations or _annotations_of(described)).dtype)
     if layout.nchunks != described.nchunks:
         raise FormatError(f"expected {layout.nchunks} chunks for the shape {layout.shape}, found {described.nchunks}")
     if described.nchunks and described.chunksize != layout.chunk_nbytes:
@@ -199,9 +217,7 @@ def _layout_of(described: Frame, annotations: Annotations) -> Layout:
 
 def _with_named_dtype(layout: Layout, name: str | None) -> Layout:
     """Give raw items the type whose name b2array has noted."""
-    if name is None or layout.dtype.kind != "V" or layout.dtype.names is not None or layout.dtype.subdtype is not None:
-        return layout
-    dtype = dtypes.extension_dtype(name)
+    dtype = None if name is None else dtypes.extension_dtype(name)
     return layout if dtype is None or dtype.itemsize != layout.itemsize else replace(layout, dtype=dtype)
 
 
@@ -233,7 +249,7 @@ def _short_sizes(sizes: Sizes, limit: int) -> bytes | None:
     return packed if packed is None or len(packed) <= limit else None
 
 
-def with_annotations(layers: Layers, annotations: Annotations, url: str) -> Layers:
+def layers_with(layers: Layers, annotations: Annotations, url: str) -> Layers:
     """Put annotations into their metalayer. Without room for it they stay out, unless attributes would be lost.
 
     Raises

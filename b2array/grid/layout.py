@@ -96,7 +96,7 @@ class Layout:
         derive(self, "nblocks", prod(self.block_grid))
         derive(self, "grid_strides", strides_of(self.grid_shape))
         derive(self, "block_strides", strides_of(self.block_grid))
-        derive(self, "extended_chunks", tuple(n * b for n, b in zip(self.block_grid, self.blocks, strict=True)))
+        derive(self, "extended_chunks", tuple(map(operator.mul, self.block_grid, self.blocks)))
         derive(self, "block_nbytes", prod(self.blocks) * self.itemsize)
         derive(self, "chunk_nbytes", self.nblocks * self.block_nbytes)
         derive(self, "nbytes", self.nchunks * self.chunk_nbytes)
@@ -114,7 +114,7 @@ class Layout:
             ("chunks", self.chunks, 31),
             ("blocks", self.blocks, 31),
         ):
-            if not all(0 <= extent < 2**bits for extent in extents):
+            if extents and (min(extents) < 0 or max(extents) >= 2**bits):
                 raise ValueError(f"expected extents of 0 to 2**{bits} - 1 in {name}, found {extents}")
         for extents in zip(self.shape, self.chunks, self.blocks, strict=True):
             if extents[0] and not all(extents):
@@ -144,8 +144,8 @@ def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
 
 def strides_of(grid: Sequence[int]) -> tuple[int, ...]:
     """Return how far apart neighbours along each axis are in the C order of a grid."""
-    return tuple(prod(grid[axis + 1 :]) for axis in range(len(grid)))
+    return tuple([prod(grid[axis + 1 :]) for axis in range(len(grid))])
 
 
 def _grid(shape: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(-(-s // p) if p else 0 for s, p in zip(shape, part, strict=True))
+    return tuple([-(-s // p) if p else 0 for s, p in zip(shape, part, strict=True)])

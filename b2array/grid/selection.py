@@ -268,7 +268,7 @@ def orthogonal(key: Any, shape: Sequence[int]) -> Selection:
 
 
 def fields(key: Any, dtype: np.dtype[Any]) -> tuple[Any, str | list[str] | None]:
-    """Separate the field names from a key.
+    """Separate the field names from a key, in which they stand alone or, anywhere, among the indices of the axes.
 
     Returns
     -------
@@ -286,23 +286,34 @@ def fields(key: Any, dtype: np.dtype[Any]) -> tuple[Any, str | list[str] | None]
     --------
     >>> fields("x", np.dtype([("x", "f4"), ("y", "f4")]))
     (Ellipsis, 'x')
+    >>> fields((0, "x", slice(3)), np.dtype([("x", "f4"), ("y", "f4")]))
+    ((0, slice(None, 3, None)), 'x')
     >>> fields(0, np.dtype("f4"))
     (0, None)
     """
     if dtype.names is None:
         return key, None
-    if isinstance(key, str):
-        if key not in dtype.names:
-            raise ValueError(f"no field of name {key}")
-        return Ellipsis, key
-    if not isinstance(key, list) or not key or not all(isinstance(name, str) for name in key):
+    entries = key if isinstance(key, tuple) else (key,)
+    named = [entry for entry in entries if _are_names(entry)]
+    if not named:
         return key, None
-    for n, name in enumerate(key):
+    rest = tuple(entry for entry in entries if not _are_names(entry)) or Ellipsis
+    if len(named) == 1 and isinstance(named[0], str):
+        if named[0] not in dtype.names:
+            raise ValueError(f"no field of name {named[0]}")
+        return rest, named[0]
+    names = [name for entry in named for name in ([entry] if isinstance(entry, str) else entry)]
+    for n, name in enumerate(names):
         if name not in dtype.names:
             raise KeyError(name)
-        if name in key[:n]:
+        if name in names[:n]:
             raise ValueError(f"duplicate field of name {name!r}")
-    return Ellipsis, key
+    return rest, names
+
+
+def _are_names(entry: Any) -> bool:
+    several = isinstance(entry, list) and len(entry) > 0 and all(isinstance(name, str) for name in entry)
+    return several or isinstance(entry, str)
 
 
 class _Parsed(NamedTuple):

@@ -1,9 +1,11 @@
 """Named arrays below one URL, changed together by one commit.
 
-group        `Group` and `open_group`
-directory    members in a directory or prefix
-manifest     the object that lists the members
-transaction  several members, one commit
-archive      members in a `.b2z` archive, to read
-embedded     members in one frame (`.b2e`), to read
+group        `Group` and `open_group`, the mapping that users hold
+attributes   a group's attributes as a mapping
+transaction  several members, one commit: prepare, replace the manifest, apply
+directory    members in a local directory or a prefix of an object store
+redo         the redo log in a manifest: read members through it, apply it
+manifest     names, paths, and the object that lists members and changes (no I/O)
+archive      members in a `.b2z` archive, for reading
+embedded     members inside one frame (`.b2e`), for reading
 """

@@ -1,4 +1,4 @@
-"""Groups in a ``.b2z`` file: a zip archive with the files of a directory, not compressed once more.
+"""Groups in a ``.b2z`` file: a zip archive that holds the files of a directory as they are.
 
 A member is read where it lies in the archive. Source: "APPNOTE.TXT - .ZIP File Format Specification", sections 4.3.7
 and 4.3.12; the central directory is read by `zipfile`.
@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 
 from b2array import config
 from b2array.array.schunk import SChunk
-from b2array.buffers import Buffer
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
-from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located
+from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError, located
 from b2array.group import embedded
-from b2array.group.manifest import EMBEDDED, check_path, found
-from b2array.store.base import Stamp, Store
+from b2array.group.manifest import EMBEDDED, check_path, is_embedded, members_among
+from b2array.store.base import Stamp, Store, stale_reader
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 
@@ -75,7 +74,7 @@ class Archive:
         return self._state()[2]
 
     def refresh(self) -> None:
-        """Ask for the members anew when they are next needed."""
+        """Ask for the members again when they are next needed."""
         self._known = None
         self.store.close()
 
@@ -85,7 +84,7 @@ class Archive:
             entries = located(self.url, lambda: _entries(self.store, stamp))
             self._known = stamp, entries, {}
             inner = embedded.extents(SChunk(self._open(EMBEDDED))) if EMBEDDED in entries else {}
-            members = {**{name: embedded.path_of(name) for name in inner}, **found(entries)}
+            members = {**{name: embedded.path_of(name) for name in inner}, **members_among(entries)}
             self._known = stamp, entries, dict(sorted(members.items()))
         return self._known
 
@@ -95,51 +94,50 @@ class Archive:
         Raises
         ------
         UnsupportedError
-            The archive has it compressed, encrypted, or as a directory of chunks.
+            The archive holds the member compressed, encrypted, or as a directory of chunks.
         FormatError
-            It is not where the archive's directory says.
+            The member is not where the archive's directory says.
         ConflictError
-            There is another archive now.
+            Another archive has replaced this one.
         """
         if mode != "r":
             raise ReadOnlyError(f"{self.url} is an archive, which can only be read")
-        if embedded.embedded(path):
+        if is_embedded(path):
             return embedded.open_embedded(SChunk(self._open(EMBEDDED)), path)
         return self._open(path)
 
     def _open(self, path: str) -> Handle:
         stamp, entries, _ = self._state()
-        entry, place = entries.get(path), f"{self.url}: {path}"
+        entry, where = entries.get(path), f"{self.url}: {path}"
         if entry is None or not entry.stored:
             kind = "a directory" if entry is None else "compressed or encrypted"
-            raise UnsupportedError(f"{place} is {kind} in the archive, so that it cannot be read in place; unpack it")
-        start = entry.start + self._header_nbytes(place, entry, stamp)
-        # A store of its own keeps the archive open for as long as the member is used, even if another takes its place.
+            raise UnsupportedError(f"{where} is {kind} in the archive and cannot be read in place; unpack the archive")
+        start = entry.start + self._header_nbytes(where, entry, stamp)
+        # A store of its own keeps the archive open while the member is used, even if another archive replaces it.
         store = open_store(self._address, storage_options=self._options)
-        held = located(place, lambda: snapshot.load(store, start=start))
+        held = located(where, lambda: snapshot.load(store, start=start))
         if held.version is not None and held.version != stamp.version:
-            raise ConflictError(f"{self.url} was changed since it was opened; call refresh()")
+            raise stale_reader(self.url)
         if held.frame.frame_len > entry.nbytes:
-            raise FormatError(f"{place}: expected a frame in {entry.nbytes} bytes, found {held.frame.frame_len}")
+            raise FormatError(f"{where}: expected a frame in {entry.nbytes} bytes, found {held.frame.frame_len}")
         return Handle(held, "r")
 
-    def _header_nbytes(self, place: str, entry: _Entry, stamp: Stamp) -> int:
+    def _header_nbytes(self, where: str, entry: _Entry, stamp: Stamp) -> int:
         # Its extra fields are not those of the central directory.
         span = Span("", entry.start, entry.start + _LOCAL_HEADER.size)
         (head,) = self.store.read([span], expected=stamp.version)
         magic, name_nbytes, extra_nbytes = _LOCAL_HEADER.unpack(head)
         if magic != MAGIC[0]:
-            raise FormatError(f"{place}: expected the header of a file in the archive, found {magic!r}")
+            raise FormatError(f"{where}: expected the header of a file in the archive, found {magic!r}")
         nbytes: int = _LOCAL_HEADER.size + name_nbytes + extra_nbytes
         if entry.start + nbytes + entry.nbytes > stamp.size:
-            raise FormatError(f"{place}: expected {entry.nbytes} bytes, found the end of the archive")
+            raise FormatError(f"{where}: expected {entry.nbytes} bytes, found the end of the archive")
         return nbytes
 
 
 def _entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
-    file = _Ranges(store, stamp)
     try:
-        with zipfile.ZipFile(file) as opened:
+        with zipfile.ZipFile(_File(store, stamp)) as opened:
             infos = opened.infolist()
     except (FormatError, LimitError):
         raise
@@ -147,7 +145,7 @@ def _entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
         raise FormatError(f"expected a zip archive, found other bytes ({error})") from None
     entries: dict[str, _Entry] = {}
     for info in infos:
-        if info.is_dir():
+        if info.filename.endswith("/"):
             continue
         name = info.orig_filename.replace("\\", "/") if info.create_system == 0 else info.orig_filename
         check_path(name)
@@ -157,45 +155,31 @@ def _entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
         if stored and info.file_size != info.compress_size:
             raise FormatError(f"{name}: expected {info.file_size} bytes, found {info.compress_size}")
         if not 0 <= info.header_offset <= stamp.size - _LOCAL_HEADER.size:
-            raise FormatError(f"{name}: expected a place in the archive, found {info.header_offset}")
+            raise FormatError(f"{name}: expected an offset in the archive, found {info.header_offset}")
         entries[name] = _Entry(info.header_offset, info.compress_size, stored)
     return entries
 
 
-class _Ranges(io.RawIOBase):
-    """A file of which the end is at hand, and the rest is read in ranges."""
+class _File(io.RawIOBase):
+    """An archive as the file that `zipfile` reads the directory from; the end, where that is, is read once."""
 
     def __init__(self, store: Store, stamp: Stamp) -> None:
         super().__init__()
-        self._store = store
-        self._stamp = stamp
-        self._at = 0
+        self._store, self._stamp, self._at = store, stamp, 0
         self._tail_start = max(0, stamp.size - _TAIL)
         self._tail = self._range(self._tail_start, stamp.size)
 
-    def _range(self, start: int, stop: int) -> Buffer:
+    def _range(self, start: int, stop: int) -> memoryview:
         (view,) = self._store.read([Span("", start, stop)], expected=self._stamp.version)
         return view
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = max(0, offset + (0, self._at, self._stamp.size)[whence])
         return self._at
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._stamp.size}[whence]
-        if at < 0:
-            raise ValueError(f"expected a place in the archive, found {at}")
-        self._at = at
-        return at
-
-    def read(self, size: int | None = -1) -> bytes:
-        start = min(self._at, self._stamp.size)
-        stop = self._stamp.size if size is None or size < 0 else min(start + size, self._stamp.size)
+    def read(self, size: int = -1) -> bytes:
+        start, end = min(self._at, self._stamp.size), self._stamp.size
+        stop = min(start + size, end) if size >= 0 else end
         if stop - start > config.limits.metadata_nbytes:
             raise LimitError(f"the directory of the archive takes {stop - start} bytes")
         self._at = stop

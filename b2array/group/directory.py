@@ -1,82 +1,76 @@
-"""Where the members of a group are: in a directory, or in a prefix of an object store.
+"""The members of a group in a local directory, or in a prefix of an object store.
 
-In a local directory the files are the list of members, as for python-blosc2. An object store is never listed when it
-can be helped, because that is slow, and shows the writes of others one by one: there the names are in one object, which
-is replaced as a whole. Where it is missing, as in a directory that was copied there, the store is listed.
+In a local directory the files are the list of members, as for python-blosc2. In an object store the manifest has the
+list, because listing is slow and shows the writes of others one by one; it is replaced as a whole. Where it is missing,
+as in a directory that was copied there, the store is listed.
 
-Either kind has such an object once several members have been changed at once; see `b2array.group.transaction`.
+A local directory has a manifest, too, once a transaction has changed it; see `b2array.group.transaction`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, Protocol, Self
 
 from b2array import config
-from b2array.array.opening import create_schunk
+from b2array.array.opening import create_schunk, place_new
 from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
+from b2array.engine.transaction import Transaction, copied
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, located
-from b2array.format.state import State
-from b2array.group import embedded
-from b2array.group.manifest import EMBEDDED, LIST_NAME, MemberList, found
+from b2array.format.frame import FrameType
+from b2array.group import embedded, redo
+from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, joined_url, members_among
+from b2array.group.redo import ABSENT, commit_of
 from b2array.store.atomic import require_free
-from b2array.store.base import Stamp, Store, attempts, too_many_conflicts
+from b2array.store.base import Stamp, Store, attempts, conflict, stale_reader, too_many_conflicts
 from b2array.store.open import open_store
-from b2array.store.spans import Span
 
-__all__ = ["MARK", "Directory", "beside", "joined_url", "mark_of"]
+__all__ = ["Directory", "Kind", "NewFrame", "copy_of"]
 
-MARK = "group"
-"""Entry of a member's extras: identity of the list, and number of the commit that the member was last changed in."""
-
-_ABSENT = (FileNotFoundError, NotADirectoryError)
+Kind = Literal["auto", "contiguous", "sparse"]
 
 
-def joined_url(url: str, path: str) -> str:
-    """Return the URL of a path below another URL, which may be a chain and hold a query string.
+class NewFrame(Protocol):
+    """Makes the frame of a new member, ready to be committed."""
 
-    Examples
-    --------
-    >>> joined_url("/data/group.b2d/", "a/b.b2nd")
-    '/data/group.b2d/a/b.b2nd'
-    >>> joined_url("simplecache::https://example.org/group?key=1", "a.b2nd")
-    'simplecache::https://example.org/group/a.b2nd?key=1'
-    >>> joined_url("zip://inside::file:///archive.zip", "a.b2nd")
-    'zip://inside/a.b2nd::file:///archive.zip'
-    """
-    links = url.split("::")
-    at = next((n for n, link in enumerate(links) if "://" in link), len(links) - 1)
-    place, mark, query = links[at].partition("?") if "://" in links[at] else (links[at], "", "")
-    links[at] = f"{place.rstrip('/')}/{path}{mark}{query}"
-    return "::".join(links)
+    def __call__(self, url: str, *, overwrite: bool, layout: Kind = "auto") -> Transaction:
+        """Return the frame for a URL; `layout` counts where the user asks for none."""
+        ...
 
 
-def beside(path: str, token: str, *, sparse: bool) -> str:
-    """Return the path of the object that is to take the place of a member's frame."""
-    return f"{path}/{FRAME_NAME}.{token}.b2tmp" if sparse else f"{path}.{token}.b2tmp"
+def copy_of(source: Handle, storage_options: Mapping[str, Any]) -> NewFrame:
+    """Let a new member be a copy of a frame; its chunks are not compressed again."""
+
+    def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> Transaction:
+        if layout == "auto" and source.store.appendable == open_store(url, storage_options=storage_options).appendable:
+            layout = "sparse" if source.frame.frame_type == FrameType.SPARSE else "contiguous"
+        store, kind = place_new(url, layout, storage_options, overwrite=overwrite)
+        return copied(source.source, store, kind, overwrite=overwrite)
+
+    return new
 
 
 class Directory:
-    """The members of a group in a directory or prefix, as they were when they were first asked for.
+    """The members of a group as they were when they were first asked for, and the manifest.
 
     Parameters
     ----------
     url : str
-        Where it is.
+        Where the group is.
     storage_options : mapping
         For fsspec.
     known : tuple, optional
-        The list of members, and their paths by their names.
+        The manifest, and the paths of the members by their names.
     """
 
     def __init__(
-        self, url: str, storage_options: Mapping[str, Any], known: tuple[MemberList, dict[str, str]] | None = None
+        self, url: str, storage_options: Mapping[str, Any], known: tuple[Manifest, dict[str, str]] | None = None
     ) -> None:
         self._address = url
         self._options = dict(storage_options)
@@ -84,7 +78,11 @@ class Directory:
         self.store = open_store(url, **self.options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Directory, (self._address, self._options, self._known)
+        return type(self), (self._address, self._options, self._known)
+
+    def copy(self) -> Self:
+        """Return another handle that shows the same members."""
+        return type(self)(self._address, self._options, self._state())
 
     @property
     def url(self) -> str:
@@ -98,164 +96,169 @@ class Directory:
 
     @property
     def is_local(self) -> bool:
-        """Whether the files themselves are the list."""
+        """Whether the files themselves are the list of members."""
         return self.store.appendable
 
     def address(self, path: str) -> str:
-        """Return the URL of a member's path."""
+        """Return the URL of a path in the group."""
         return joined_url(self._address, path)
 
     def store_of(self, path: str) -> Store:
-        """Return the store of a member's path."""
+        """Return the store of a path in the group."""
         return open_store(self.address(path), **self.options)
 
     def exists(self) -> bool:
-        """Whether there is a group: a list, an embedding frame, a local directory, or a prefix with members."""
-        heads = self.store.head([LIST_NAME, EMBEDDED], 8)
+        """Whether there is a group: a manifest, an embedding frame, a local directory, or a prefix with members."""
+        heads = self.store.head([MANIFEST, EMBEDDED], 8)
         if any(not isinstance(head, Exception) for head in heads):
             return True
         for error in heads:
-            if isinstance(error, Exception) and not isinstance(error, _ABSENT):
+            if isinstance(error, Exception) and not isinstance(error, ABSENT):
                 raise error
         try:
             files = self.store.walk()
-        except (*_ABSENT, PermissionError):  # who may not list is told what there is by a list
+        except (*ABSENT, PermissionError):  # without the right to list, only a manifest can tell
             return False
-        return self.is_local or bool(found(files))
+        return self.is_local or bool(members_among(files))
 
-    # The list.
+    # The manifest.
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest that belongs to the members shown."""
+        return self._state()[0]
 
     def members(self) -> dict[str, str]:
         """Return the path of each member by its name, in the order of the names."""
         return self._state()[1]
 
+    def show(self, manifest: Manifest, members: Mapping[str, str]) -> None:
+        """Show these members until the next `refresh`."""
+        self._known = manifest, dict(sorted(members.items()))
+
     def refresh(self) -> None:
-        """Ask for the members anew when they are next needed."""
+        """Ask for the members again when they are next needed."""
         self._known = None
 
-    def _state(self) -> tuple[MemberList, dict[str, str]]:
+    def _state(self) -> tuple[Manifest, dict[str, str]]:
         known = self._known
         if known is None:
-            listed, members = self._local_state() if self.is_local else self._remote_state()
-            known = self._known = listed, dict(sorted(members.items()))
+            if self.is_local:
+                known = self._local_state()
+            else:
+                manifest, _ = self.read()
+                known = manifest, manifest.visible(manifest.members or {})
+            self._known = known
         return known
 
-    def _remote_state(self) -> tuple[MemberList, dict[str, str]]:
-        listed, _ = self.read_list()
-        return listed, {name: path for name, path in (listed.members or {}).items() if path not in listed.hidden}
-
-    def _local_state(self) -> tuple[MemberList, dict[str, str]]:
-        """Read list and files, again if a commit came in between."""
-        listed, _ = self._stored_list()
+    def _local_state(self) -> tuple[Manifest, dict[str, str]]:
+        """Read manifest and files, again if a commit came in between."""
+        manifest, _ = self._stored()
         for _ in range(config.retries + 1):
-            before = listed
+            before = manifest
             files = self.store.walk()
-            # The list after the files: what is being made hides in it before it is there.
-            listed, _ = self._stored_list()
-            if listed == before:
+            # The manifest after the files: it hides a new member before the member's files are there.
+            manifest, _ = self._stored()
+            if manifest == before:
                 break
-        return listed, self._files(files, listed.hidden)
+        return manifest, self._members_in(files, manifest)
 
-    def _files(self, paths: Collection[str], hidden: Collection[str] = ()) -> dict[str, str]:
+    def _members_in(self, files: Collection[str], manifest: Manifest) -> dict[str, str]:
         """Find the members by their files, and those in the embedding frame."""
-        inner = embedded.extents(self._embedding("r")) if EMBEDDED in paths else {}
-        shown = {name: embedded.path_of(name) for name in inner}
-        # Of a member that is replaced there may be two files, one of them hidden.
-        return {**shown, **found(path for path in paths if path.removesuffix(f"/{FRAME_NAME}") not in hidden)}
+        inner = embedded.extents(self._embedding("r")) if EMBEDDED in files else {}
+        unseen = {*manifest.hidden, *manifest.removed}
+        # Of the two files of a member that is being replaced, one is hidden.
+        outer = members_among(path for path in files if path.removesuffix(f"/{FRAME_NAME}") not in unseen)
+        return manifest.visible({**{name: embedded.path_of(name) for name in inner}, **outer})
 
     def _embedding(self, mode: Mode) -> SChunk:
         return SChunk(Handle(snapshot.load(self.store_of(EMBEDDED)), mode))
 
-    def read_list(self) -> tuple[MemberList, Stamp | None]:
-        """Read the list of members and its version. Where there is none, there is no version either."""
-        listed, stamp = self._stored_list()
-        if listed.members is None and not self.is_local:
-            listed = replace(listed, members=self._files(self.store.walk()))
-        return listed, stamp
+    def read(self) -> tuple[Manifest, Stamp | None]:
+        """Read the manifest and its version. Where there is no manifest, there is no version either."""
+        manifest, stamp = self._stored()
+        if manifest.members is None and not self.is_local:
+            manifest = replace(manifest, members=self._members_in(self.store.walk(), manifest))
+        return manifest, stamp
 
-    def _stored_list(self) -> tuple[MemberList, Stamp | None]:
+    def _stored(self) -> tuple[Manifest, Stamp | None]:
         limit = config.limits.metadata_nbytes
-        (head,) = self.store.head([LIST_NAME], limit)
+        (head,) = self.store.head([MANIFEST], limit)
         stamp = None
         if not isinstance(head, Exception) and head.stamp is None and self.store.guarantee != "read only":
-            # The version first: the list that is read later is at least as new, so that no update is lost.
-            stamp = self.store.stamp(LIST_NAME)
-            (head,) = self.store.head([LIST_NAME], limit)
-        if isinstance(head, _ABSENT):
-            return MemberList(), None
+            # The version first: what is read later is at least as new, so that no update is lost.
+            stamp = self.store.stamp(MANIFEST)
+            (head,) = self.store.head([MANIFEST], limit)
+        if isinstance(head, ABSENT):
+            return Manifest(), None
         if isinstance(head, Exception):
             raise head
-        place, data = f"{self.url}/{LIST_NAME}", head.data
+        where, data = f"{self.url}/{MANIFEST}", head.data
         if len(data) == limit:
-            raise LimitError(f"{place} has {limit} bytes or more")
-        return located(place, lambda: MemberList.unpack(data)), head.stamp or stamp
+            raise LimitError(f"{where} has {limit} bytes or more")
+        return located(where, lambda: Manifest.unpack(data)), head.stamp or stamp
 
-    def stored_form(self, listed: MemberList) -> MemberList:
-        """Return a list as it is stored: without members where the files are the list."""
-        return replace(listed, members=None) if self.is_local else listed
-
-    def write_list(self, listed: MemberList, stamp: Stamp | None) -> None:
-        """Put a list in the place of the one with that stamp; hold the lock.
+    def write(self, manifest: Manifest, stamp: Stamp | None) -> None:
+        """Replace the manifest that has that version; the caller holds its lock.
 
         Raises
         ------
         ConflictError
             Another writer came first.
         """
-        listed = self.stored_form(listed)
-        content = listed.pack()
+        manifest = self._as_stored(manifest)
+        content = manifest.pack()
         try:
             if stamp is None:
-                self.store.create(LIST_NAME, content)
+                self.store.create(MANIFEST, content)
             else:
-                self.store.replace(LIST_NAME, content, expected=stamp.version)
+                self.store.replace(MANIFEST, content, expected=stamp.version)
         except (ConflictError, FileExistsError) as error:
             # The answer to a request that succeeded may have been lost.
-            if self._stored_list()[0] != listed:
-                raise ConflictError(f"{self.url} was changed by another writer") from error
+            if self._stored()[0] != manifest:
+                raise conflict(self.url) from error
+        self.store.force()
 
-    @contextmanager
-    def making(self, name: str, path: str, *, overwrite: bool = False) -> Iterator[None]:
-        """Note the member that is made inside the block."""
-        self._check_hidden(path, overwrite=overwrite)
-        before = self.members().get(name, "")
-        yield
-        self.change(name, path)
-        if embedded.embedded(before):
-            embedded.remove(self._embedding("r+"), [name])
+    def _as_stored(self, manifest: Manifest) -> Manifest:
+        return replace(manifest, members=None) if self.is_local else manifest
 
-    def _check_hidden(self, path: str, *, overwrite: bool) -> bool:
-        hidden = path in self.read_list()[0].hidden
-        if hidden and not overwrite:
-            raise FileExistsError(
-                f"{self.url}: {path} belongs to a transaction that is under way, or was interrupted; overwrite=True"
-                " takes its place"
-            )
-        return hidden
+    def holds(self, manifest: Manifest) -> bool:
+        """Whether the stored manifest is this one."""
+        return self._stored()[0] == self._as_stored(manifest)
 
-    def change(self, name: str = "", path: str = "", *, without: Mapping[str, str] | None = None) -> None:
-        """Note that a member has come, or that members have gone."""
-        come, gone = {name: path} if name else {}, without or {}
-        listed, members = self._state()
-        if not self.is_local or path in listed.hidden or listed.members is not None:
-            listed = self._change_list(come, gone)
-        if not self.is_local:
-            members = {known: at for known, at in (listed.members or {}).items() if at not in listed.hidden}
-        members = {known: at for known, at in {**members, **come}.items() if known not in gone}
-        self._known = listed, dict(sorted(members.items()))
-
-    def _change_list(self, come: Mapping[str, str], gone: Collection[str]) -> MemberList:
-        """Replace the list; again if another writer came first."""
+    def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
+        """Replace the manifest by a changed one; again if another writer came first."""
         for _ in attempts(self.store):
-            with self.store.lock(LIST_NAME):
-                listed, stamp = self.read_list()
-                members = {name: path for name, path in {**(listed.members or {}), **come}.items() if name not in gone}
-                hidden = tuple(path for path in listed.hidden if path not in come.values())
-                listed = replace(listed, members=dict(sorted(members.items())), hidden=hidden)
+            with self.store.lock(MANIFEST):
+                manifest, stamp = self.read()
+                manifest = change(manifest)
                 with suppress(ConflictError):
-                    self.write_list(listed, stamp)
-                    return listed
+                    self.write(manifest, stamp)
+                    return manifest
         raise too_many_conflicts(self.store)
+
+    def recover(self) -> None:
+        """Complete a transaction that was interrupted after its commit, and show what is committed then."""
+        for _ in attempts(self.store):
+            manifest, _ = self._stored()
+            if not manifest.redo and not manifest.removed:
+                return
+            with self.store.lock(MANIFEST), suppress(ConflictError):
+                manifest, stamp = self.read()
+                self.apply(manifest)
+                self.write(manifest.applied(), stamp)
+            self.refresh()
+        raise too_many_conflicts(self.store)
+
+    def apply(self, manifest: Manifest, *, locked: Collection[str] = ()) -> None:
+        """Let the files follow the manifest; the caller holds its lock, and those of the members `locked`."""
+        redo.apply(self.store_of, manifest, locked=locked)
+        listed = {*(manifest.members or {}).values()}
+        # A path that is listed or revealed belongs to a newer member.
+        self.remove_frames(
+            path for path in manifest.removed
+            if is_embedded(path) or (path in manifest.hidden if self.is_local else path not in listed)
+        )  # fmt: skip
 
     # Members.
 
@@ -265,101 +268,110 @@ class Directory:
         Raises
         ------
         FormatError
-            The list names it, but it is not there.
+            The group lists it, but there is nothing.
         ConflictError
-            A later commit of several members has changed it.
+            A later transaction has changed it.
         """
-        if embedded.embedded(path):
+        if is_embedded(path):
             return embedded.open_embedded(self._embedding("r"), path)
-        store = self.store_of(path)
-        held = self.current(store, path)
-        if mode == "r+" and path in self._state()[0].pending:
-            self.settle()
-            held = self.current(store, path)
-        return Handle(held, mode)
+        if mode == "r+":
+            self.recover()
+        return Handle(self.current(path), mode)
 
-    def current(self, store: Store, path: str) -> Snapshot:
-        """Return the state of a member that belongs to the list."""
-        listed, _ = self._state()
+    def current(self, path: str) -> Snapshot:
+        """Return the state of a member that belongs to the members shown. Raises what `open` raises."""
+        manifest, _ = self._state()
         try:
-            held = snapshot.load(store)
-        except _ABSENT:
-            if self._stored_list()[0] != listed:
-                raise ConflictError(f"{self.url} was changed since it was opened; call refresh()") from None
+            held = redo.read_member(self.store_of, manifest, path)
+        except ABSENT:
+            if self._stored()[0] != manifest:
+                raise stale_reader(self.url) from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
-        ident, number = mark_of(held.state)
-        if path in listed.pending and (ident != listed.ident or number < listed.number):
-            return self._ahead(store, path, held, listed.pending[path])
-        if ident and (ident != listed.ident or number > listed.number):
-            now, _ = self.read_list()
-            if now.ident == ident and (now.ident, now.number) != (listed.ident, listed.number):
-                raise ConflictError(f"{self.url} was changed since it was opened; call refresh()")
+        identity, number = commit_of(held.state)
+        if identity and (identity != manifest.identity or number > manifest.number):
+            now, _ = self._stored()
+            if now.identity == identity and now.commit != manifest.commit:
+                raise stale_reader(self.url)
         return held
 
-    def _ahead(self, store: Store, path: str, held: Snapshot, change: bytes | str) -> Snapshot:
-        """Return the state that a commit is about to publish, or the present one if it has done so meanwhile."""
-        with suppress(FormatError, *_ABSENT):
-            if isinstance(change, bytes):
-                return snapshot.restore(store, change, held.version)
-            sparse = held.name == FRAME_NAME
-            other = self.store_of(beside(path, change, sparse=sparse))
-            if not sparse:
-                return snapshot.load(other)
-            (data,) = other.read([Span("", 0, other.stamp("").size)])
-            return snapshot.restore(store, data, held.version)
-        return snapshot.load(store)
+    def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
+        """Make a member, or replace one, and return it.
 
-    def settle(self) -> None:
-        """Publish what a commit of several members left, if it was interrupted."""
-        if not self._state()[0].pending:
-            return
-        with self.store.lock(LIST_NAME):
-            listed, stamp = self.read_list()
-            if listed.pending:
-                self.publish(listed)
-                self.write_list(replace(listed, pending={}), stamp)
-        self.refresh()
+        Raises
+        ------
+        FileExistsError
+            There is something already.
+        """
+        path = name + suffix
+        if path in self.read()[0].hidden and not overwrite:
+            raise self.occupied(path)
+        before = self.members().get(name, path)
+        held = Handle(new(self.address(path), overwrite=overwrite).commit(), "r+")
+        manifest, members = self._state()
+        if not self.is_local or path in manifest.hidden or manifest.members is not None:
+            manifest = self.update(lambda found: found.with_member(name, path))
+        self.show(manifest, {**(members if self.is_local else manifest.visible(manifest.members or {})), name: path})
+        if before != path:
+            self.remove_frames([before])
+        return held
 
-    def publish(self, listed: MemberList, *, locked: Collection[str] = ()) -> None:
-        """Let members' own frames be what the list says; hold its lock, and those of the members `locked`."""
-        for path, change in listed.pending.items():
-            store = self.store_of(path)
-            for _ in attempts(store):
-                held = snapshot.load(store)
-                ident, number = mark_of(held.state)
-                if ident == listed.ident and number >= listed.number:
-                    break
-                ahead = self._ahead(store, path, held, change)
-                if mark_of(ahead.state) != (listed.ident, listed.number):
-                    break  # other software has put something else there
-                with suppress(ConflictError):
-                    self._publish_one(store, path, held, change, locked=path in locked)
+    def occupied(self, path: str) -> FileExistsError:
+        """Return the error for a path at which an uncommitted member lies."""
+        return FileExistsError(
+            f"{self.url}: {path} belongs to a transaction that is under way or was interrupted; overwrite=True"
+            " replaces it"
+        )
 
-    def _publish_one(self, store: Store, path: str, held: Snapshot, change: bytes | str, *, locked: bool) -> None:
-        with nullcontext() if locked else store.lock(held.name):
-            if snapshot.load(store).generation != held.generation:
-                return
-            if isinstance(change, bytes):
-                store.patch("", 0, change)
-                return
-            other = self.store_of(beside(path, change, sparse=held.name == FRAME_NAME))
-            if self.is_local:
-                store.adopt(other.url, held.name, exclusive=False)
-                return
-            (data,) = other.read([Span("", 0, other.stamp("").size)])
-            store.replace(held.name, data, expected=held.version)
-        other.delete([""])
+    def remove(self, members: Mapping[str, str]) -> None:
+        """Remove members, given by name and path."""
+        manifest, shown = self._state()
+        if not self.is_local or manifest.members is not None:
+            manifest = self.update(lambda found: found.without(members))
+            shown = shown if self.is_local else manifest.visible(manifest.members or {})
+        self.show(manifest, {name: path for name, path in shown.items() if name not in members})
+        self.remove_frames(members.values())
+
+    def remove_frames(self, paths: Iterable[str]) -> None:
+        """Remove the frames of members that are not listed any more."""
+        inner = []
+        for path in paths:
+            if is_embedded(path):
+                inner.append(path.removeprefix(f"{EMBEDDED}/"))
+            else:
+                self.remove_files(path)
+        if inner:
+            embedded.remove(self._embedding("r+"), inner)
+            self.store_of(EMBEDDED).force()
+
+    def remove_files(self, path: str) -> None:
+        """Remove the frame at a path."""
+        store = self.store_of(path)
+        try:
+            names = store.walk()
+        except ABSENT:
+            names = []
+        # The index first, so that no reader finds it without its chunks.
+        if FRAME_NAME in names:
+            store.delete([FRAME_NAME])
+            store.force()
+        store.delete([name for name in names if name != FRAME_NAME])
+        store.delete([""])
+        store.force()
+        if self.is_local:
+            self.store_of(path + ".b2lock").delete([""])
+
+    # The group as a whole.
 
     def initialise(self) -> None:
-        """Make an empty group: an embedding frame, and a list where one is needed."""
+        """Make an empty group: an embedding frame, and a manifest where one is needed."""
         if self.store.guarantee == "read only":
             raise ReadOnlyError(f"{self.url} can only be read")
         self._embed_nothing()
         if not self.is_local:
-            self.write_list(MemberList({}), None)
+            self.write(Manifest({}), None)
 
     def complete(self) -> None:
-        """Make a directory of arrays one that python-blosc2 takes for a store."""
+        """Add the embedding frame without which python-blosc2 does not open a directory."""
         if self.is_local and isinstance(self.store.head([EMBEDDED], 1)[0], FileNotFoundError):
             with suppress(FileExistsError):
                 self._embed_nothing()
@@ -371,47 +383,12 @@ class Directory:
 
     def check_replaceable(self) -> None:
         """Raise FileExistsError if there is something that is not known to be a group."""
-        kinds = {LIST_NAME: b"", EMBEDDED: b""}
-        require_free(self.store, kinds, "a group", overwrite=True, name=LIST_NAME, alone=True)
+        kinds = {MANIFEST: b"", EMBEDDED: b""}
+        require_free(self.store, kinds, "a group", overwrite=True, name=MANIFEST, alone=True)
 
     def clear(self) -> None:
-        """Remove a group and all its members."""
+        """Remove a group with all its members."""
         self.check_replaceable()
         self.remove(self.members())
-        self.store.delete([LIST_NAME, EMBEDDED])
+        self.store.delete([MANIFEST, EMBEDDED])
         self.refresh()
-
-    def remove(self, members: Mapping[str, str]) -> None:
-        """Take members off the list, then remove their files."""
-        self.change(without=members)
-        self.remove_frames(members)
-
-    def remove_frames(self, members: Mapping[str, str]) -> None:
-        """Remove what members consist of."""
-        inner = [name for name, path in members.items() if embedded.embedded(path)]
-        if inner:
-            embedded.remove(self._embedding("r+"), inner)
-        for path in members.values():
-            if not embedded.embedded(path):
-                self.remove_files(path)
-
-    def remove_files(self, path: str) -> None:
-        """Remove the frame at a path."""
-        store = self.store_of(path)
-        try:
-            names = store.walk()
-        except _ABSENT:
-            names = []
-        # The index first, so that nobody finds one without its chunks.
-        store.delete(sorted(names, key=lambda name: name != FRAME_NAME))
-        store.delete([""])
-        if self.is_local:
-            self.store_of(path + ".b2lock").delete([""])
-
-
-def mark_of(state: State) -> tuple[str, int]:
-    """Return identity of the list and number of the commit that a frame says it was last changed in."""
-    mark = state.annotations.entry(MARK)
-    if isinstance(mark, list | tuple) and len(mark) == 2 and isinstance(mark[0], str) and type(mark[1]) is int:
-        return mark[0], mark[1]
-    return "", 0

@@ -10,10 +10,10 @@ from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
 from b2array.errors import FormatError, LimitError, UnsupportedError, located
-from b2array.group.manifest import EMBEDDED, check_member
+from b2array.group.manifest import EMBEDDED, is_member_name
 from b2array.store.memory import MemoryStore
 
-__all__ = ["Extent", "embedded", "extents", "open_embedded", "path_of", "remove"]
+__all__ = ["Extent", "extents", "open_embedded", "path_of", "remove"]
 
 _NOTES = "estore_metadata"
 _MAP = "embed_map"
@@ -29,11 +29,6 @@ class Extent(NamedTuple):
 def path_of(name: str) -> str:
     """Return what stands for the path of an embedded member."""
     return f"{EMBEDDED}/{name}"
-
-
-def embedded(path: str) -> bool:
-    """Whether a path stands for an embedded member."""
-    return path.startswith(EMBEDDED + "/")
 
 
 def extents(held: SChunk) -> dict[str, Extent]:
@@ -53,7 +48,7 @@ def extents(held: SChunk) -> dict[str, Extent]:
 
 def _name(held: SChunk, key: Any) -> str:
     name = key[1:] if isinstance(key, str) and key.startswith("/") else ""
-    if not check_member(name):
+    if not is_member_name(name):
         raise FormatError(f"{held.url}: expected names of embedded members, found {key!r}")
     return name
 
@@ -90,7 +85,16 @@ def open_embedded(held: SChunk, path: str) -> Handle:
 
 
 def remove(held: SChunk, names: Collection[str]) -> None:
-    """Let embedded members be no more; their bytes stay."""
+    """Let embedded members be no more; their bytes stay.
+
+    Raises
+    ------
+    FormatError
+        What else is noted cannot be written again.
+    """
     notes = held.vlmeta[_NOTES]
     kept = {key: entry for key, entry in notes[_MAP].items() if key[1:] not in names}
-    held.vlmeta[_NOTES] = {**notes, _MAP: kept}
+    try:
+        held.vlmeta[_NOTES] = {**notes, _MAP: kept}
+    except TypeError as error:
+        raise FormatError(f"{held.url}: expected notes of embedded members, found others ({error})") from None

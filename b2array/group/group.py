@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from html import escape
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+import numpy as np
 import numpy.typing as npt
 
 from b2array.array import creation
 from b2array.array.array import NDArray
 from b2array.array.creation import Shape
-from b2array.array.opening import create_schunk
 from b2array.array.schunk import SChunk
-from b2array.engine.attributes import Layers
-from b2array.engine.handle import Handle, Mode
-from b2array.engine.transaction import Transaction
+from b2array.engine.handle import Mode
+from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import FormatError, ReadOnlyError
 from b2array.group.archive import MAGIC, Archive
-from b2array.group.directory import Directory
-from b2array.group.manifest import ARRAY, ATTRS, check_name
-from b2array.group.transaction import Joint
+from b2array.group.attributes import Attrs, Home, writable
+from b2array.group.directory import Directory, Kind, copy_of
+from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name
+from b2array.group.transaction import Transaction
 from b2array.store.base import Store
 
 __all__ = ["Group", "open_group"]
-
-_OTHER = ".b2f"
-"""Suffix of an array that cannot have the usual one, because another frame has it."""
 
 GroupMode = Literal["r", "r+", "a", "w", "x"]
 
@@ -41,10 +38,10 @@ def open_group(
     Parameters
     ----------
     url : str or os.PathLike
-        A directory, a prefix that fsspec understands, or a ``.b2z`` file of python-blosc2's.
+        A directory, a prefix that fsspec understands, or a ``.b2z`` file of python-blosc2.
     mode : {"r", "r+", "a", "w", "x"}
-        For reading; for reading and changing; the same, and make the group if there is none; make an empty one in the
-        place of one that is there; make one where there is none.
+        "r": read; "r+": read and change; "a": the same, and make the group if there is none; "w": make an empty group,
+        which replaces one that is there; "x": make a group where there is none.
     storage_options : mapping, optional
         For fsspec.
 
@@ -55,9 +52,9 @@ def open_group(
     FileExistsError
         There is something already; with "w", something that is not known to be a group.
     FormatError
-        It is a file, and no archive.
+        The URL is that of a file which is not an archive.
     ReadOnlyError
-        An archive was to be written.
+        Archives and some protocols can only be read.
 
     Examples
     --------
@@ -88,7 +85,7 @@ def open_group(
     elif mode == "a":
         home.complete()
     if mode != "r":
-        home.settle()
+        home.recover()
     return Group(home, "", "r" if mode == "r" else "r+")
 
 
@@ -109,20 +106,20 @@ def _is_archive(store: Store) -> bool:
 
 
 class Group(MutableMapping[str, Any]):
-    """Named arrays, and groups of them in turn.
+    """Named arrays and groups.
 
-    Made by `open_group`. A mapping of the names of what is directly in the group; names with slashes reach further
-    down. A group exists as soon as a member's name begins with its own.
+    Made by `open_group`. A mapping from the names of what is directly in the group; names with slashes reach further
+    down, and a slash at the beginning is ignored. A group exists as soon as a member's name begins with its own.
 
-    A handle shows the members that there were when they were first asked for, and its own changes; those of others are
-    seen after `refresh`. Arrays are opened as they are then. One that has been changed by a `transaction` in the
-    meantime is refused with `ConflictError`, so that all that is opened through one handle belongs together.
+    A handle shows the members that there were when they were first asked for, and its own changes; `refresh` shows
+    those of others. Arrays are opened as they are then. A member that a `transaction` has changed in the meantime is
+    refused with `ConflictError`, so that all that is opened through one handle belongs together.
     Threads may share a handle for reading.
     """
 
     __slots__ = ("_home", "_mode", "_prefix")
 
-    def __init__(self, home: Directory | Archive, prefix: str, mode: Mode) -> None:
+    def __init__(self, home: Home, prefix: str, mode: Mode) -> None:
         self._home = home
         self._prefix = prefix
         self._mode: Mode = mode
@@ -134,8 +131,14 @@ class Group(MutableMapping[str, Any]):
 
     @property
     def name(self) -> str:
-        """Its name in the outermost group, which is called ``""`` itself."""
+        """Its name in the outermost group, whose own name is empty."""
         return self._prefix.rstrip("/")
+
+    @property
+    def parent(self) -> Group | None:
+        """The group that this one is in; None for the outermost one."""
+        outer = self.name.rpartition("/")[0]
+        return Group(self._home, f"{outer}/" * bool(outer), self._mode) if self._prefix else None
 
     @property
     def mode(self) -> Mode:
@@ -145,16 +148,20 @@ class Group(MutableMapping[str, Any]):
     @property
     def attrs(self) -> Attrs:
         """The group's attributes: a mapping, each assignment to which is a commit."""
-        return Attrs(self)
+        return Attrs(self._home, self._prefix, self._mode)
 
     def _below(self) -> dict[str, str]:
         """Return the paths of all members in and below this group by their names in it; attributes too."""
         n = len(self._prefix)
         return {name[n:]: path for name, path in self._home.members().items() if name.startswith(self._prefix)}
 
-    def _open(self, path: str, mode: Mode) -> NDArray | SChunk:
-        held = self._home.open(path, mode)
-        return NDArray(held) if path.endswith(ARRAY) or held.frame.metalayer("b2nd") is not None else SChunk(held)
+    def _shown(self) -> Iterator[str]:
+        for name in self._below():
+            # A frame with attributes is not a member, but the group that has it exists.
+            yield name.removesuffix(ATTRS).rstrip("/") if name.rpartition("/")[2] == ATTRS else name
+
+    def _inner(self, name: str) -> Group:
+        return Group(self._home, f"{self._prefix}{name}/", self._mode)
 
     def __getitem__(self, name: str) -> Any:
         """Open an array (or a super-chunk), or give a group.
@@ -164,31 +171,26 @@ class Group(MutableMapping[str, Any]):
         KeyError
             There is no such member.
         FormatError, UnsupportedError
-            It is not what it should be; in an archive, it cannot be read in place.
+            The member is damaged, or an archive holds it in a way that cannot be read in place.
         ConflictError
-            It was changed by a transaction after the group was opened.
+            A transaction changed it after the group was opened.
         """
         try:
-            check_name(name)
+            name = check_name(name)
         except ValueError as error:
             raise KeyError(str(error)) from None
         below = self._below()
         path = below.get(name)
         if path is not None:
-            return self._open(path, self._mode)
+            held = self._home.open(path, self._mode)
+            return NDArray(held) if path.endswith(ARRAY) or held.frame.metalayer("b2nd") is not None else SChunk(held)
         if any(other.startswith(name + "/") for other in below):
-            return Group(self._home, f"{self._prefix}{name}/", self._mode)
+            return self._inner(name)
         raise KeyError(f"{name!r}: {self.url} has no such member")
 
     def __contains__(self, name: object) -> bool:
-        return (
-            isinstance(name, str) and any(f"{other}/".startswith(f"{name}/") for other in self._shown()) and bool(name)
-        )
-
-    def _shown(self) -> Iterator[str]:
-        for name in self._below():
-            # Attributes are no member, but make a group of what has them.
-            yield name.removesuffix(ATTRS).rstrip("/") if name.rpartition("/")[2] == ATTRS else name
+        name = name.removeprefix("/") if isinstance(name, str) else ""
+        return bool(name) and any(f"{other}/".startswith(f"{name}/") for other in self._shown())
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys(name.partition("/")[0] for name in self._shown() if name))
@@ -196,18 +198,24 @@ class Group(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def _split(self) -> tuple[list[str], list[str]]:
-        below = self._below()
-        names = [*self]
-        return [name for name in names if name in below], [name for name in names if name not in below]
-
     def arrays(self) -> dict[str, Any]:
-        """Open the members that are directly in this group and are no groups."""
-        return {name: self[name] for name in self._split()[0]}
+        """Open the members that are directly in this group and are not groups."""
+        below = self._below()
+        return {name: self[name] for name in self if name in below}
 
     def groups(self) -> dict[str, Group]:
         """Return the groups that are directly in this one."""
-        return {name: self[name] for name in self._split()[1]}
+        below = self._below()
+        return {name: self._inner(name) for name in self if name not in below}
+
+    def walk(self) -> Iterator[tuple[str, Any]]:
+        """Give names and members of all that is in and below this group; a group comes before its members."""
+        for name in self:
+            member = self[name]
+            yield name, member
+            if isinstance(member, Group):
+                for inner, each in member.walk():
+                    yield f"{name}/{inner}", each
 
     def tree(self) -> str:
         """Draw the members and groups as text, without opening them.
@@ -228,58 +236,54 @@ class Group(MutableMapping[str, Any]):
 
     # Changing.
 
-    def _writable(self) -> Directory:
-        if self._mode == "r" or isinstance(self._home, Archive):
-            raise ReadOnlyError(f"{self.url} was opened for reading; open it with mode='r+' to change it")
-        return self._home
+    def _writable(self) -> Directory | Transaction:
+        return writable(self._home, self._mode, self.url)
 
     def create(
         self, name: str, shape: Shape | None = None, dtype: npt.DTypeLike | None = None, *, data: Any = None,
-        **options: Any,
+        overwrite: bool = False, **options: Any,
     ) -> NDArray:  # fmt: skip
-        """Make an array.
+        """Make an array. `create_array` is the same.
 
         Parameters
         ----------
         name : str
-            Groups that its name goes through come to be.
+            The groups in it are made, too.
         shape, dtype
             As for `b2array.create`.
         data : array-like, optional
-            What the array holds, in the place of shape and type.
+            What the array holds, instead of a shape.
+        overwrite : bool, default False
+            Whether to replace an array that is there.
         **options
             What else `b2array.create` takes.
 
         Raises
         ------
         FileExistsError
-            There is a member or a group of that name; with ``overwrite=True`` an array is replaced.
+            There is a group of that name, or a member that is not to be replaced.
         ValueError
             The name cannot be a member's, or a part of it is an array already.
         """
         home = self._writable()
-        path = self._check_free(name, overwrite=options.get("overwrite", False))
-        options = {**options, **home.options, "url": home.address(path)}
-        options["overwrite"] = options.get("overwrite", False) or (isinstance(home, Joint) and home.anew)
+        name = self._free(name, overwrite=overwrite)
         if (data is None) == (shape is None):
             raise TypeError("create() takes either a shape or data")
-        full = self._prefix + name
-        if isinstance(home, Joint) and (old := home.removed(full)) is not None:
-            given = {**options, "overwrite": True}
-            held = home.replace(full, lambda url: _drafted(shape, dtype, data, {**given, "url": url}))
-            if held is not None:
-                return NDArray(held)
-            # It cannot be where a frame of the other kind is until the commit.
-            path = full + (_OTHER if old.endswith(ARRAY) else ARRAY)
-            options["url"] = home.address(path)
-        with home.making(full, path, overwrite=options["overwrite"]):
-            if shape is not None:
-                return creation.create(shape=shape, dtype=float if dtype is None else dtype, **options)
-            return creation.asarray(data, dtype=dtype, **options)
 
-    def _check_free(self, name: str, *, overwrite: bool) -> str:
-        full = self._prefix + check_name(name)
-        members = self._home.members()
+        def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> MemberTransaction:
+            given = {"layout": layout, **options, **home.options, "url": url, "overwrite": overwrite}
+            if shape is None:
+                return creation.holding(data, dtype=dtype, **given)
+            return creation.filled(shape=shape, dtype=float if dtype is None else dtype, **given)
+
+        return NDArray(home.create(self._prefix + name, ARRAY, new, overwrite=overwrite))
+
+    create_array = create
+
+    def _free(self, name: str, *, overwrite: bool = False) -> str:
+        """Return a name under which a new member can be."""
+        name, members = check_name(name), self._home.members()
+        full = self._prefix + name
         if not overwrite and full in members:
             raise FileExistsError(f"{self.url}: there is a member {name!r}; overwrite=True replaces it")
         if any(other.startswith(full + "/") for other in members):
@@ -287,44 +291,111 @@ class Group(MutableMapping[str, Any]):
         parts = full.split("/")
         for n in range(1, len(parts)):
             if (outer := "/".join(parts[:n])) in members:
-                raise ValueError(f"{name!r} cannot name a member: {outer!r} is an array, and no group")
-        return full + ARRAY
+                raise ValueError(f"{name!r} cannot name a member: {outer!r} is an array, not a group")
+        return name
 
-    def create_group(self, name: str) -> Group:
-        """Make an empty group, or return the one that is there."""
+    def require_array(self, name: str, shape: Shape, dtype: npt.DTypeLike = float, **options: Any) -> NDArray:
+        """Return the array of that name, or make it as `create` does.
+
+        Raises
+        ------
+        TypeError
+            There is something else, or an array of another shape or type.
+        """
+        if name not in self:
+            return self.create(name, shape, dtype, **options)
+        found, wanted = self[name], (np.broadcast_shapes(shape), np.dtype(dtype))
+        if not isinstance(found, NDArray) or (found.shape, found.dtype) != wanted:
+            raise TypeError(f"{self.url}: expected an array {name!r} of {wanted[0]}, {wanted[1]}, found {found!r}")
+        return found
+
+    def require_group(self, name: str) -> Group:
+        """Return the group of that name; make an empty one if there is none. `create_group` is the same."""
         self._writable()
-        if not isinstance(self.get(check_name(name)), Group):
-            self._check_free(name, overwrite=False)
-            inner = Group(self._home, f"{self._prefix}{name}/", self._mode)
-            inner.attrs._held(create=True)
-        return Group(self._home, f"{self._prefix}{name}/", self._mode)
+        inner = self._inner(check_name(name))
+        if not inner._below():
+            self._free(name)
+            inner.attrs.require()
+        return inner
+
+    create_group = require_group
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Store an array-like, in the place of an array that may be there."""
+        """Store an array-like; an array that is there is replaced."""
         self.create(name, data=value, overwrite=True).close()
 
     def __delitem__(self, name: str) -> None:
-        home = self._writable()
-        below = self._below()
-        doomed = {other: path for other, path in below.items() if f"{other}/".startswith(f"{name}/")}
+        home, name = self._writable(), name.removeprefix("/")
+        doomed = {other: path for other, path in self._below().items() if f"{other}/".startswith(f"{name}/")}
         if not name or not doomed:
             raise KeyError(name)
         home.remove({self._prefix + other: path for other, path in doomed.items()})
 
-    @contextmanager
-    def transaction(self, *, anew: bool = False) -> Iterator[Group]:
-        """Make everything that is changed inside the ``with`` block one commit.
-
-        What is changed through the group that the block is given, and through arrays that are taken from it, is part of
-        the commit; other handles show nothing of it before. If the block raises, nothing has happened. A reader who
-        opens members through one group sees all of the commit or nothing of it. Who opens a member past the group, by
-        its own URL, or as python-blosc2 does, may see it before or after others.
+    def copy(self, source: str, into: Group, name: str | None = None) -> None:
+        """Copy an array, or a group with all below it, in one commit. Chunks are copied, not compressed again.
 
         Parameters
         ----------
-        anew : bool, default False
-            Whether the block begins with a group without members and attributes. Those that were there go with the
-            commit; until then they can be read through handles that were opened before.
+        source : str
+            What to copy; "/" is this group.
+        into : Group
+            Where to; this group or another one.
+        name : str, optional
+            The name there; `source` by default.
+
+        Raises
+        ------
+        KeyError
+            There is no such member.
+        FileExistsError
+            There is a member or group of that name already.
+
+        Examples
+        --------
+        >>> group = open_group("memory://copied.b2d", "w")
+        >>> group["a/x"] = [1, 2]
+        >>> group.copy("a", group, "b")
+        >>> group["b/x"][:].tolist()
+        [1, 2]
+        """
+        below, start = self._below(), source.removeprefix("/")
+        chosen = {other: path for other, path in below.items() if f"{other}/".startswith(f"{start}/" * bool(start))}
+        if not chosen:
+            raise KeyError(source)
+        with into._changing() as changes:
+            home = changes._writable()
+            target = changes._free(name or start) if name or start else ""
+            for other, path in chosen.items():
+                full = f"{changes._prefix}{target}/{other[len(start) :].removeprefix('/')}".strip("/")
+                held = self._home.open(path, "r")
+                suffix = ARRAY if held.frame.metalayer("b2nd") is not None else OTHER
+                home.create(full, suffix, copy_of(held, home.options["storage_options"]), overwrite=False)
+
+    def move(self, source: str, name: str) -> None:
+        """Rename an array or a group in this group, in one commit. Raises what `copy` raises."""
+        if f"{check_name(name)}/".startswith(f"{check_name(source)}/"):
+            raise ValueError(f"{source!r} cannot be moved into itself, to {name!r}")
+        with self._changing() as changes:
+            changes.copy(source, changes, name)
+            del changes[source]
+
+    def _changing(self) -> AbstractContextManager[Group]:
+        return nullcontext(self) if isinstance(self._home, Transaction) else self.transaction()
+
+    @contextmanager
+    def transaction(self, *, replace: bool = False) -> Iterator[Group]:
+        """Make everything that is changed inside the ``with`` block one commit.
+
+        Changes through the group that the block is given, and through arrays that are taken from it, are part of the
+        commit; other handles show nothing of it before. If the block raises, nothing has happened. Readers who open
+        members through one group see all of the commit or nothing of it. Readers who open a member directly, by its
+        own URL or with python-blosc2, may see its changes before or after those of other members.
+
+        Parameters
+        ----------
+        replace : bool, default False
+            Whether the block begins with a group without members and attributes. Those that were there are deleted by
+            the commit; until then handles that were opened before read them.
 
         Raises
         ------
@@ -344,19 +415,30 @@ class Group(MutableMapping[str, Any]):
         {'unit': 'm'}
         """
         home = self._writable()
-        if isinstance(home, Joint):
+        if isinstance(home, Transaction):
             raise ValueError("a transaction is under way on this group already")  # noqa: TRY004 - not the user's type
-        joint = Joint(home, self._prefix if anew else None)
+        changes = Transaction(home, self._prefix if replace else None)
         try:
-            yield Group(joint, self._prefix, self._mode)
+            yield Group(changes, self._prefix, self._mode)
         except BaseException:
-            joint.abort()
+            changes.abort()
             raise
-        joint.commit()
+        changes.commit()
 
     def refresh(self) -> None:
         """Show what others have done to the group since it was opened. Arrays that are open stay as they are."""
         self._home.refresh()
+
+    def close(self) -> None:
+        """Let go of files. The handle can be used again."""
+        if not isinstance(self._home, Transaction):
+            self._home.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -368,77 +450,6 @@ class Group(MutableMapping[str, Any]):
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(self.tree())}</pre>"
-
-
-class Attrs(MutableMapping[str, Any]):
-    """The attributes of a group, in a frame without chunks as python-blosc2's ``TreeStore`` has them."""
-
-    __slots__ = ("_group", "_known")
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
-        self._known: MutableMapping[str, Any] | None = None
-
-    def _held(self, *, create: bool = False) -> Handle | None:
-        group = self._group
-        full = group._prefix + ATTRS
-        path = group._home.members().get(full)
-        held = None if path is None else group._home.open(path, group.mode)
-        if not create or (held is not None and held.mode == "r+"):
-            return held
-        home, path = group._writable(), full + ".b2f"
-        if isinstance(home, Joint) and (revived := home.revive(full)) is not None:
-            return revived
-        overwrite = isinstance(home, Joint) and home.anew
-        with home.making(full, path, overwrite=overwrite):
-            made = create_schunk(home.address(path), chunksize=2**13, overwrite=overwrite, **home.options)
-            if held is not None:  # embedded, where it cannot be changed
-                with made.transaction():
-                    made.vlmeta.update(Layers(held))
-        return made._handle
-
-    def _layers(self) -> MutableMapping[str, Any]:
-        # Opened once, for whoever goes through all of them.
-        if self._known is None:
-            held = self._held()
-            self._known = {} if held is None else Layers(held)
-        return self._known
-
-    def __getitem__(self, name: str) -> Any:
-        return self._layers()[name]
-
-    def _changeable(self) -> MutableMapping[str, Any]:
-        self._group._writable()
-        held = self._held(create=True)
-        self._known = {} if held is None else Layers(held)
-        return self._known
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._changeable()[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        self._group._writable()
-        if name not in self:
-            raise KeyError(name)
-        del self._changeable()[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._layers()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._layers())
-
-    def __len__(self) -> int:
-        return len(self._layers())
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
-
-
-def _drafted(shape: Shape | None, dtype: npt.DTypeLike | None, data: Any, options: dict[str, Any]) -> Transaction:
-    if shape is None:
-        return creation.holding(data, dtype=dtype, **options)
-    return creation.filled(shape=shape, dtype=float if dtype is None else dtype, **options)
 
 
 def _nested(names: Iterator[str]) -> dict[str, Any]:

@@ -1,14 +1,14 @@
-"""The names of a group's members, and the list of them that a group in an object store keeps.
+"""The manifest of a group: the object that lists its members and the changes they still have to follow.
 
-A member is a frame: in a file, or in a directory or prefix of its own. Its path is its name with a suffix that says of
-what kind it is, as in the directories of python-blosc2's ``TreeStore``.
+This module does no I/O. A member is a frame, in one file or in a directory or prefix of its own. Its path is its name
+with a suffix for its kind, as in the directories of python-blosc2's ``TreeStore``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import msgpack
@@ -18,18 +18,20 @@ from b2array.engine.source import FRAME_NAME
 from b2array.errors import FormatError, UnsupportedError
 
 __all__ = [
-    "ARRAY", "ATTRS", "EMBEDDED", "LIST_NAME", "SUFFIXES", "MemberList", "check_member", "check_name", "check_path",
-    "found",
+    "ARRAY", "ATTRS", "EMBEDDED", "MANIFEST", "OTHER", "SUFFIXES", "Manifest", "check_name", "check_path",
+    "is_embedded", "is_member_name", "joined_url", "members_among", "staged_path",
 ]  # fmt: skip
 
-LIST_NAME = ".b2group"
-"""The object with the list of members."""
+MANIFEST = ".b2group"
+"""The object that holds the manifest."""
 EMBEDDED = "embed.b2e"
-"""The frame in which python-blosc2 keeps small members. Without it, it does not take a directory for a store."""
+"""The frame in which python-blosc2 keeps small members. Without it, python-blosc2 does not open a directory."""
 ATTRS = "__vlmeta__"
-"""Last part of the name of the frame that has a group's attributes."""
+"""Last part of the name of the frame with a group's attributes."""
 ARRAY = ".b2nd"
-SUFFIXES = (ARRAY, ".b2f", ".b2b")
+OTHER = ".b2f"
+"""Suffix of super-chunks, and of an array where a frame of another kind occupies the usual path."""
+SUFFIXES = (ARRAY, OTHER, ".b2b")
 
 _MAGIC = "b2array group"
 _VERSION = 1
@@ -38,17 +40,17 @@ _UNREADABLE = (ValueError, TypeError, LookupError, RecursionError, MemoryError, 
 
 
 def check_name(name: str) -> str:
-    """Return a name that can be a member's.
+    """Return a member's name without the slash that it may begin with.
 
     Raises
     ------
     ValueError
-        It is empty or absolute, has empty parts or the parts "." or "..", control characters or backslashes, or ends
-        in a way that is reserved.
+        The name is empty, has empty parts or the parts "." or "..", control characters or backslashes, or ends in a
+        reserved way.
 
     Examples
     --------
-    >>> check_name("ocean/temperature")
+    >>> check_name("/ocean/temperature")
     'ocean/temperature'
     >>> check_name("../temperature")
     Traceback (most recent call last):
@@ -56,17 +58,15 @@ def check_name(name: str) -> str:
     """
     if not isinstance(name, str):
         raise TypeError(f"names of members are str, not {type(name).__name__}")
-    reason = _reason(name)
-    if reason:
+    if reason := _refused(name.removeprefix("/")):
         raise ValueError(f"{name!r} cannot name a member: {reason}")
-    return name
+    return name.removeprefix("/")
 
 
-def _reason(name: str) -> str:
+def _refused(name: str) -> str:
+    """Say why a name is refused; empty if it is not."""
     if not name:
         return "it is empty"
-    if name.startswith("/"):
-        return "it begins with a slash"
     if _FORBIDDEN.search(name):
         return "it has control characters or backslashes"
     for part in name.split("/"):
@@ -77,20 +77,20 @@ def _reason(name: str) -> str:
     return ""
 
 
-def check_member(name: str) -> bool:
+def is_member_name(name: str) -> bool:
     """Whether a name can be that of a member, or of a group's attributes."""
     group = name.removesuffix(ATTRS)
-    return not _reason(name) if group == name else not _reason(group.removesuffix("/") or "any")
+    return not _refused(name) if group == name else not _refused(group.removesuffix("/") or "any")
 
 
 def check_path(path: str) -> None:
-    """Raise `FormatError` if a path is not one of a file below a directory."""
+    """Raise `FormatError` unless a path is that of a file below a directory."""
     parts = path.split("/")
     if "\0" in path or "\\" in path or any(part in ("", ".", "..") for part in parts):
         raise FormatError(f"expected relative paths of files, found {path!r}")
 
 
-def found(paths: Iterable[str]) -> dict[str, str]:
+def members_among(paths: Iterable[str]) -> dict[str, str]:
     """Find the members among the files of a directory.
 
     Parameters
@@ -101,117 +101,186 @@ def found(paths: Iterable[str]) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        Path of each member by its name, in the order of the names. Those with attributes are among them.
+        Path of each member by its name, in the order of the names. Frames with attributes are among them.
 
     Examples
     --------
-    >>> found(["b/c.b2nd", "b/c.b2nd.b2lock", "a.b2nd/chunks.b2frame", "a.b2nd/00000000.chunk", "embed.b2e"])
+    >>> members_among(["b/c.b2nd", "b/c.b2nd.b2lock", "a.b2nd/chunks.b2frame", "a.b2nd/00000000.chunk", "embed.b2e"])
     {'a': 'a.b2nd', 'b/c': 'b/c.b2nd'}
     """
     members = {}
     for path in sorted(paths):
         member = path.removesuffix("/" + FRAME_NAME)
         name = member.rpartition(".")[0]
-        if member.endswith(SUFFIXES) and check_member(name):
+        if member.endswith(SUFFIXES) and is_member_name(name):
             members[name] = member
     return dict(sorted(members.items()))
 
 
+def joined_url(url: str, path: str) -> str:
+    """Return the URL of a path below another URL, which may be a chain and hold a query string.
+
+    Examples
+    --------
+    >>> joined_url("/data/group.b2d/", "a/b.b2nd")
+    '/data/group.b2d/a/b.b2nd'
+    >>> joined_url("simplecache::https://example.org/group?key=1", "a.b2nd")
+    'simplecache::https://example.org/group/a.b2nd?key=1'
+    >>> joined_url("zip://inside::file:///archive.zip", "a.b2nd")
+    'zip://inside/a.b2nd::file:///archive.zip'
+    """
+    links = url.split("::")
+    at = next((n for n, link in enumerate(links) if "://" in link), len(links) - 1)
+    base, mark, query = links[at].partition("?") if "://" in links[at] else (links[at], "", "")
+    links[at] = f"{base.rstrip('/')}/{path}{mark}{query}"
+    return "::".join(links)
+
+
+def staged_path(path: str, token: str, *, sparse: bool) -> str:
+    """Return the path of a staged frame: the object that will replace a member's frame."""
+    return f"{path}/{FRAME_NAME}.{token}.b2tmp" if sparse else f"{path}.{token}.b2tmp"
+
+
 @dataclass(frozen=True, slots=True)
-class MemberList:
-    """What a group notes of its members. Each commit of several members at once has a number.
+class Manifest:
+    """What a group records about its members.
 
     Parameters
     ----------
     members : mapping of str to str, optional
         Path of each member by its name; None where the files themselves are the list.
-    ident : str
-        Tells the list from those of other groups, from which members may have been copied.
+    identity : str
+        Tells this group from others, whose members may have been copied here.
     number : int
-        Of the last such commit.
-    pending : mapping of str to (bytes or str)
-        For each path that it changed, as long as the member's own frame may be an older one: the header to be written
-        over the beginning of the file, or the name of the object beside it that takes its place.
+        Number of the last transaction.
+    redo : mapping of str to (bytes or str)
+        The redo log of the last transaction. For the path of each member that it changed: the header to write over
+        the beginning of the file, or the token of the staged frame that replaces the member's frame.
     hidden : tuple of str
-        Paths that are no members yet, or no longer.
+        Paths that are not members yet, or not any more.
+    removed : tuple of str
+        Paths of members that the last transaction deleted and whose files may still be there.
     unknown : tuple of (key, value)
         Entries that a later version added; they are kept.
 
     Examples
     --------
-    >>> listed = MemberList({"a/b": "a/b.b2nd"}, number=3)
-    >>> MemberList.unpack(listed.pack()) == listed
+    >>> manifest = Manifest({"a/b": "a/b.b2nd"}, number=3)
+    >>> Manifest.unpack(manifest.pack()) == manifest
     True
     """
 
     members: Mapping[str, str] | None = None
-    ident: str = ""
+    identity: str = ""
     number: int = 0
-    pending: Mapping[str, bytes | str] = field(default_factory=dict)
+    redo: Mapping[str, bytes | str] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
     unknown: tuple[tuple[Any, Any], ...] = ()
 
+    @property
+    def commit(self) -> tuple[str, int]:
+        """The last transaction, as the members that it changed record it."""
+        return self.identity, self.number
+
+    def visible(self, members: Mapping[str, str]) -> dict[str, str]:
+        """Return those of the members that the manifest lets readers see, in the order of their names."""
+        unseen = {*self.hidden, *self.removed}
+        return dict(sorted((name, path) for name, path in members.items() if path not in unseen))
+
+    def with_member(self, name: str, path: str) -> Self:
+        """Return the manifest with one more member."""
+        members = None if self.members is None else dict(sorted({**self.members, name: path}.items()))
+        return replace(self.revealing([path]), members=members)
+
+    def without(self, names: Collection[str]) -> Self:
+        """Return the manifest without some members."""
+        kept = {name: path for name, path in (self.members or {}).items() if name not in names}
+        return self if self.members is None else replace(self, members=kept)
+
+    def hiding(self, path: str) -> Self:
+        """Return the manifest with a path hidden, for a member in the making."""
+        revealed = self.revealing([path])
+        return replace(revealed, hidden=(*revealed.hidden, path))
+
+    def revealing(self, paths: Collection[str]) -> Self:
+        """Return the manifest without anything that hides these paths."""
+        hidden, removed = (tuple(path for path in each if path not in paths) for each in (self.hidden, self.removed))
+        return replace(self, hidden=hidden, removed=removed)
+
+    def applied(self) -> Self:
+        """Return the manifest once all files are as it says."""
+        return replace(self.revealing(self.removed), redo={})
+
     def pack(self) -> bytes:
-        """Return the list as bytes."""
-        known = {name: getattr(self, name) for name in _FIELDS}
+        """Return the manifest as bytes."""
+        known = {key: getattr(self, name) for key, name in _FIELDS.items()}
+        known |= {"removed": self.removed} if self.removed else {}
         packed: bytes = msgpack.packb({"format": _MAGIC, "version": _VERSION, **known, **dict(self.unknown)})
         return packed
 
     @classmethod
     def unpack(cls, buf: Buffer) -> Self:
-        """Read a list.
+        """Read a manifest.
 
         Raises
         ------
         FormatError
-            It is none, or names members that no group can have.
+            The bytes are not a manifest, or name members that no group can have.
         UnsupportedError
-            It was written by a later version, which this one cannot follow.
+            A later version wrote it in a way that this one cannot read.
         """
         try:
             content = msgpack.unpackb(buf, strict_map_key=False)
         except _UNREADABLE as error:
-            raise FormatError(f"expected a list of members, found other bytes ({error})") from None
-        if not isinstance(content, dict) or content.get("format") != _MAGIC:
-            raise FormatError("expected a list of members, found something else")
+            raise FormatError(f"expected a group's manifest, found other bytes ({error})") from None
+        if not isinstance(content, dict) or content.pop("format", None) != _MAGIC:
+            raise FormatError("expected a group's manifest, found something else")
         version = content.pop("version", None)
         if type(version) is not int or version < 1:
-            raise FormatError(f"expected a list of members of version {_VERSION}, found {version!r}")
+            raise FormatError(f"expected a manifest of version {_VERSION}, found {version!r}")
         if version > _VERSION:
-            raise UnsupportedError(f"the list of members has version {version}, known here is {_VERSION}")
-        del content["format"]
+            raise UnsupportedError(f"expected a manifest of version {_VERSION}, found the later version {version}")
         if "members" not in content:
-            raise FormatError("expected members in the list, found none")
-        members, ident, number, pending, hidden = (content.pop(name, None) for name in _FIELDS)
+            raise FormatError("expected members in the manifest, found none")
+        members, identity, number, redo, hidden = (content.pop(key, None) for key in _FIELDS)
         for name, path in _checked("members", {} if members is None else members, dict).items():
-            if not isinstance(name, str) or not isinstance(path, str) or not _fit(name, path):
-                raise FormatError(f"expected a member's name and path in the list, found {name!r} at {path!r}")
-        for path, change in _checked("pending", pending, dict).items():
-            if not _is_member(path) or not (isinstance(change, bytes) or _is_beside(change)):
-                raise FormatError(f"expected a member's path and its new state in the list, found {path!r}")
-        for path in _checked("hidden", hidden, list):
-            if not _is_member(path):
-                raise FormatError(f"expected a member's path in the list, found {path!r}")
-        number = _checked("number", number, int)
-        return cls(members, _checked("ident", ident, str), number, pending, tuple(hidden), tuple(content.items()))
+            if not isinstance(name, str) or not isinstance(path, str) or not _belong(name, path):
+                raise FormatError(f"expected a member's name and path in the manifest, found {name!r} at {path!r}")
+        for path, change in _checked("pending", redo, dict).items():
+            if not _is_path(path) or not (isinstance(change, bytes) or _is_token(change)):
+                raise FormatError(f"expected a member's path and its change in the manifest, found {path!r}")
+        removed = content.pop("removed", [])
+        for path in (*_checked("hidden", hidden, list), *_checked("removed", removed, list)):
+            if not _is_path(path) and not (path in removed and is_embedded(path)):
+                raise FormatError(f"expected a member's path in the manifest, found {path!r}")
+        _checked("ident", identity, str)
+        _checked("number", number, int)
+        return cls(members, identity, number, redo, tuple(hidden), tuple(removed), tuple(content.items()))
 
 
-_FIELDS = ("members", "ident", "number", "pending", "hidden")
+_FIELDS = {"members": "members", "ident": "identity", "number": "number", "pending": "redo", "hidden": "hidden"}
+"""Names of the fields by the keys under which they are stored, in the order of `Manifest`."""
 
 
-def _checked(name: str, value: Any, kind: type) -> Any:
+def _checked(key: str, value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        raise FormatError(f"expected {name!r} of type {kind.__name__} in the list, found {type(value).__name__}")
+        raise FormatError(f"expected {key!r} of type {kind.__name__} in the manifest, found {type(value).__name__}")
     return value
 
 
-def _fit(name: str, path: str) -> bool:
-    return found([path]) == {name: path} or (path == f"{EMBEDDED}/{name}" and check_member(name))
+def _belong(name: str, path: str) -> bool:
+    return members_among([path]) == {name: path} or (path == f"{EMBEDDED}/{name}" and is_embedded(path))
 
 
-def _is_member(path: object) -> bool:
-    return isinstance(path, str) and bool(found([path]))
+def is_embedded(path: object) -> bool:
+    """Whether a path stands for a member in the embedding frame."""
+    return isinstance(path, str) and path.startswith(f"{EMBEDDED}/") and is_member_name(path[len(EMBEDDED) + 1 :])
 
 
-def _is_beside(name: object) -> bool:
-    return isinstance(name, str) and re.fullmatch(r"[0-9a-f]{16}", name) is not None
+def _is_path(path: object) -> bool:
+    return isinstance(path, str) and bool(members_among([path]))
+
+
+def _is_token(text: object) -> bool:
+    return isinstance(text, str) and re.fullmatch(r"[0-9a-f]{16}", text) is not None

@@ -1,187 +1,205 @@
 """Several members of a group changed in one commit.
 
-Each member gets its new chunks and its new index where nobody looks for them. Then one write replaces the group's list
-of members, which names the new states: that is the commit, and a reader who goes by the list sees all members before it
-or all after it. Only then do the members' own frames follow, for readers who open them by themselves. If the writer
-does not live to do that, whoever next opens a member for writing does.
+Each changed member gets its new chunks and a new frame in places that no reader looks at.
+New members are written at their final paths; until the commit the manifest hides them, or does not name them.
+Then one write replaces the manifest, and that write is the commit.
+The new manifest lists the members after the transaction and has a redo log, with an entry for each changed member.
+Readers who open the group read the members through the redo log, so they see all of the transaction or nothing of it.
+Next the writer applies the redo log, so that readers who open members directly see the changes, and removes what the
+transaction deleted.
+Last it clears the redo log.
+A writer who dies before the commit leaves files that no reader finds; one who dies later leaves a redo log.
+The next writer applies that redo log before it does anything else.
+Other writers wait for the locks of local files; object stores replace the manifest only if it is the one that was read.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 from b2array.buffers import Buffer
 from b2array.engine import snapshot
-from b2array.engine.attributes import Layers
 from b2array.engine.handle import Handle, Mode
-from b2array.engine.snapshot import Snapshot
-from b2array.engine.transaction import Transaction
+from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import B2ArrayError, ConflictError
-from b2array.format.frame import Frame
+from b2array.format.frame import Frame, FrameType
 from b2array.format.index import chunk_name
-from b2array.group import embedded
-from b2array.group.directory import MARK, Directory, beside, mark_of
-from b2array.group.manifest import LIST_NAME, MemberList
-from b2array.store.base import Mutex, attempts, too_many_conflicts
+from b2array.group import redo
+from b2array.group.directory import Directory, Kind, NewFrame
+from b2array.group.manifest import ARRAY, MANIFEST, OTHER, Manifest, is_embedded, staged_path
+from b2array.store.base import Mutex, Stamp, attempts, too_many_conflicts
 
-__all__ = ["Joint"]
+__all__ = ["Transaction"]
 
 
-class Joint(Directory):
-    """The members of a group as a transaction sees them. Changes of theirs wait for `commit`.
+class _Changed(NamedTuple):
+    """A member that takes part, and what is changed in it."""
+
+    handle: Handle
+    draft: MemberTransaction
+
+    def leave(self) -> None:
+        """Forget the changes."""
+        self.handle.leave(None)
+        self.draft.abort()
+
+
+class Transaction:
+    """Changes to members of a group that wait for `commit`.
 
     Parameters
     ----------
-    base : Directory
-        The group. What others commit to its list after this does not show here.
-    anew : str, optional
-        Beginning of the names of members that the transaction begins without. What is made there takes the place of
-        what a transaction that was interrupted may have left.
+    directory : Directory
+        The group. What others commit after this does not show here.
+    replacing : str, optional
+        Beginning of the names of members to delete first. New members then also replace files that an interrupted
+        transaction has left.
     """
 
-    def __init__(self, base: Directory, anew: str | None = None) -> None:
-        super().__init__(*base.__reduce__()[1])
-        self._base = base
-        base.refresh()
-        base.settle()
-        self._known = base._state()
-        self._open: dict[str, Handle] = {}
-        self._created: dict[str, str] = {}
+    def __init__(self, directory: Directory, replacing: str | None = None) -> None:
+        directory.refresh()
+        directory.recover()
+        self._directory = directory
+        self._view = directory.copy()
+        self._changed: dict[str, _Changed] = {}  # by path
+        self._created: dict[str, str] = {}  # paths by names
         self._removed: dict[str, str] = {}
         self._ended = False
         self._mutex = Mutex()
-        self.anew = anew is not None
-        if anew is not None:
-            self.remove({name: path for name, path in self.members().items() if name.startswith(anew)})
+        self._overwrite = replacing is not None
+        if replacing is not None:
+            self.remove({name: path for name, path in self.members().items() if name.startswith(replacing)})
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         raise ValueError("a group with a transaction under way cannot be pickled")
+
+    @property
+    def url(self) -> str:
+        """Where the group is, without secrets."""
+        return self._view.url
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `open_store` takes for a member."""
+        return self._view.options
+
+    def members(self) -> dict[str, str]:
+        """Return the path of each member by its name, as the transaction leaves them."""
+        return self._view.members()
+
+    def refresh(self) -> None:
+        """Refuse: the changes would be lost."""
+        raise ValueError("refresh() inside a transaction would lose its changes")
 
     def _require_open(self) -> None:
         if self._ended:
             raise ConflictError("expected a transaction under way, found that it has ended")
 
+    def _show(self, members: Mapping[str, str]) -> None:
+        self._view.show(self._view.manifest, members)
+
+    # Changes.
+
     def open(self, path: str, mode: Mode) -> Handle:
         """Open a member; what is written to it is part of the commit."""
         self._require_open()
-        if path in self._created.values() or embedded.embedded(path):
-            return super().open(path, mode)
+        if path in self._created.values() or is_embedded(path):
+            return self._view.open(path, mode)
         with self._mutex:
-            held = self._open.get(path)
-            if held is None:
-                held = super().open(path, mode)
-                held.enter()
-                self._open[path] = held
-            return held
+            if path not in self._changed:
+                handle = Handle(self._view.current(path), mode)
+                if mode == "r":
+                    return handle
+                self._changed[path] = _Changed(handle, handle.enter())
+            return self._changed[path].handle
 
-    @contextmanager
-    def making(self, name: str, path: str, *, overwrite: bool = False) -> Iterator[None]:
-        """Hide a member that is made inside the block until the commit."""
+    def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
+        """Make a member that the commit shows, in the place of one that was deleted if there is one.
+
+        Raises
+        ------
+        ValueError
+            There is a member of that name.
+        FileExistsError
+            Another transaction has made one, or an interrupted one has left it.
+        """
         self._require_open()
         if name in self.members():
             raise ValueError(f"a transaction cannot replace the member {name!r}; delete it first, or change it instead")
-        if self._check_hidden(path, overwrite=overwrite):
-            self.remove_files(path)
-        self._hide(path)
-        try:
-            yield
-        except BaseException:
-            self._unhide([path])
-            raise
+        path = self._removed.get(name, "")
+        if path and not is_embedded(path):
+            if (handle := self._replaced(path, new)) is not None:
+                del self._removed[name]
+                self._show({**self.members(), name: path})
+                return handle
+            suffix = OTHER if path.endswith(ARRAY) else ARRAY
+        path = name + suffix
+        handle = self._made(path, new, overwrite=overwrite or self._overwrite)
         self._created[name] = path
-        self.change(name, path)
+        self._show({**self.members(), name: path})
+        return handle
 
-    def removed(self, name: str) -> str | None:
-        """Return the path of a member that goes with the commit, if it is a frame of its own."""
-        path = self._removed.get(name)
-        return None if path is None or embedded.embedded(path) else path
-
-    def replace(self, name: str, make: Callable[[str], Transaction]) -> Handle | None:
-        """Let the commit put another frame in the place of a member that was removed, without moving it.
-
-        Parameters
-        ----------
-        name : str
-        make : callable
-            Returns a draft of the new frame for the URL that it gets.
-
-        Returns
-        -------
-        Handle or None
-            With a transaction under way. None if a frame of that kind cannot be there.
-        """
-        self._require_open()
-        path = self._removed[name]
-        old = Handle(self.current(self.store_of(path), path), "r+")
+    def _replaced(self, path: str, new: NewFrame) -> Handle | None:
+        """Let the commit replace a frame by another one of its kind; None if the new one is of another kind."""
+        handle = Handle(self._view.current(path), "r+")
+        kind: Kind = "sparse" if handle.frame.frame_type == FrameType.SPARSE else "contiguous"
         try:
-            draft = make(self.address(path))
+            draft = new(self._view.address(path), overwrite=True, layout=kind)
         except FileExistsError:
             return None
-        old.enter(draft)
-        self._restore(name, old)
-        return old
+        self._changed[path] = _Changed(handle, handle.enter(draft))
+        return handle
 
-    def revive(self, name: str) -> Handle | None:
-        """Take back that a frame without chunks was removed, but not that its layers were."""
-        path = self.removed(name)
-        if path is None:
-            return None
-        held = Handle(self.current(self.store_of(path), path), "r+")
-        held.enter()
-        Layers(held).clear()
-        self._restore(name, held)
-        return held
+    def _made(self, path: str, new: NewFrame, *, overwrite: bool) -> Handle:
+        """Make a frame at its final path, where nobody finds it before the commit."""
+        view = self._view
+        manifest, _ = view.read()
+        if view.is_local and path in manifest.hidden:
+            if not overwrite:
+                raise view.occupied(path)
+            view.remove_files(path)
+        # What others have committed since this transaction began is not replaced.
+        replaceable = not view.is_local and path not in (manifest.members or {}).values()
+        try:
+            if view.is_local:
+                view.update(lambda found: found.hiding(path))
+            return Handle(new(view.address(path), overwrite=overwrite and replaceable).commit(), "r+")
+        except BaseException:
+            self._reveal([path])
+            raise
 
-    def _restore(self, name: str, held: Handle) -> None:
-        path = self._removed.pop(name)
-        self._open[path] = held
-        self.change(name, path)
-
-    def _hide(self, path: str) -> None:
-        if self.is_local:
-            with self.store.lock(LIST_NAME):
-                listed, stamp = self.read_list()
-                self.write_list(replace(listed, hidden=tuple(dict.fromkeys((*listed.hidden, path)))), stamp)
-
-    def _unhide(self, paths: Iterable[str]) -> None:
-        if self.is_local:
-            with self.store.lock(LIST_NAME):
-                listed, stamp = self.read_list()
-                self.write_list(replace(listed, hidden=_without(listed.hidden, paths)), stamp)
-
-    def change(self, name: str = "", path: str = "", *, without: Mapping[str, str] | None = None) -> None:
-        """Note for the commit what has come and gone."""
-        self._require_open()
-        listed, members = self._state()
-        come = {name: path} if name else {}
-        members = {known: at for known, at in {**members, **come}.items() if known not in (without or {})}
-        self._known = listed, dict(sorted(members.items()))
+    def _reveal(self, paths: Collection[str]) -> None:
+        if self._view.is_local:
+            self._view.update(lambda found: found.revealing(paths))
 
     def remove(self, members: Mapping[str, str]) -> None:
-        """Let members be removed by the commit; those made for it go at once."""
-        self.change(without=members)
+        """Let the commit delete members; new ones are deleted at once."""
+        self._require_open()
+        self._show({name: path for name, path in self.members().items() if name not in members})
         for name, path in members.items():
-            held = self._open.pop(path, None)
-            if held is not None:
-                _leave(held)
+            if path in self._changed:
+                self._changed.pop(path).leave()
             if name in self._created:
                 self._discard([self._created.pop(name)])
             else:
                 self._removed[name] = path
 
-    def _discard(self, paths: Sequence[str]) -> None:
+    def _discard(self, paths: Collection[str]) -> None:
         for path in paths:
-            self.remove_files(path)
-        self._unhide(paths)
+            self._view.remove_files(path)
+        self._reveal(paths)
+
+    # The end.
 
     def abort(self) -> None:
         """Forget all changes."""
         self._ended = True
-        for held in self._open.values():
-            _leave(held)
+        for each in self._changed.values():
+            each.leave()
         if self._created:
             with suppress(OSError, B2ArrayError):
                 self._discard([*self._created.values()])
@@ -194,123 +212,122 @@ class Joint(Directory):
         ConflictError
             Another writer changed what these changes build on. Nothing has happened then.
         """
+        self._require_open()
+        changed = {path: each for path, each in sorted(self._changed.items()) if each.draft.changed}
         try:
-            drafts = {path: draft for path, held in self._open.items() if (draft := _draft(held)).changed}
-            if drafts or self._created or self._removed:
-                self._commit(dict(sorted(drafts.items())))
+            if changed or self._created or self._removed:
+                self._commit(changed)
         except BaseException:
             if not self._ended:
                 self.abort()
             raise
         self._ended = True
-        for held in self._open.values():
-            if held.in_transaction:
-                _leave(held)
-        self._base.refresh()
+        for path, each in self._changed.items():
+            if path not in changed:
+                each.leave()
+        self._directory.refresh()
 
-    def _commit(self, drafts: Mapping[str, Transaction]) -> None:
-        for _ in attempts(self.store):
+    def _commit(self, changed: Mapping[str, _Changed]) -> None:
+        view = self._view
+        for _ in attempts(view.store):
             with ExitStack() as locks:
-                locks.enter_context(self.store.lock(LIST_NAME))
-                listed, stamp = self.read_list()
-                self.publish(listed)
-                for draft in drafts.values():
-                    locks.enter_context(draft.store.lock(draft.name))
-                new = self._next(listed)
-                token = os.urandom(8).hex()
+                locks.enter_context(view.store.lock(MANIFEST))
+                before, stamp = view.read()
+                view.apply(before)
+                for each in changed.values():
+                    locks.enter_context(each.draft.store.lock(each.draft.name))
+                after, token = self._after(before), os.urandom(8).hex()
+                frames: dict[str, Frame] = {}
                 try:
-                    staged = {path: self._stage(path, draft, new, token) for path, draft in drafts.items()}
-                    new = replace(new, pending={path: change for path, (_, change) in staged.items()})
-                    self.write_list(new, stamp)
+                    after = replace(after, redo=self._prepare(changed, after, token, frames))
+                    for path in self._created.values():
+                        view.store_of(path).force()
+                    view.write(after, stamp)
                 except BaseException as error:
-                    if not self._is_stored(new, error):
-                        self._unstage(drafts, token)
-                        if isinstance(error, ConflictError) and self.read_list()[1] != stamp:
+                    if not self._happened(after, stamp, error):
+                        self._unstage(changed, token)
+                        if isinstance(error, ConflictError) and view.read()[1] != stamp:
                             continue
                         raise
-                self._known = new, self._state()[1]
-                with suppress(OSError, B2ArrayError):  # whoever opens a member for writing tries again
-                    self._finish(new, drafts)
-                self._move_on(drafts, {path: described for path, (described, _) in staged.items()})
+                # From here on the changes are committed, and what fails is left for the next writer.
+                self._ended = True
+                view.show(after, self.members())
+                with suppress(OSError, B2ArrayError):
+                    self._apply(after, changed)
+                self._move_on(changed, frames)
                 return
-        raise too_many_conflicts(self.store)
+        raise too_many_conflicts(view.store)
 
-    def _is_stored(self, new: MemberList, error: BaseException) -> bool:
-        """Whether a list was stored although that raised, as when the answer of a server is lost."""
-        try:
-            listed, _ = self.read_list()
-        except (OSError, B2ArrayError):
-            # It may be what counts now. So all that it names has to stay.
-            self._ended = True
-            for held in self._open.values():
-                held.leave(None)
-            raise error from None
-        return listed == self.stored_form(new)
-
-    def _next(self, listed: MemberList) -> MemberList:
-        """Return the list as the commit leaves it, but for the changes of single members."""
-        members = listed.members or {}
-        kept = {name: path for name, path in members.items() if name not in self._removed}
-        if clash := sorted(self._created.keys() & kept.keys()):
+    def _after(self, before: Manifest) -> Manifest:
+        """Return the manifest after the transaction, still without its redo log."""
+        members = {name: path for name, path in (before.members or {}).items() if name not in self._removed}
+        if clash := sorted(self._created.keys() & members.keys()):
             raise ConflictError(f"{self.url}: another writer has made {clash} as well")
-        gone = [path for path in self._removed.values() if self.is_local and not embedded.embedded(path)]
-        return replace(
-            listed,
-            members=dict(sorted({**kept, **self._created}.items())),
-            ident=listed.ident or os.urandom(8).hex(),
-            number=listed.number + 1,
-            hidden=(*_without(listed.hidden, self._created.values()), *gone),
-            pending={},
+        removed = [path for path in self._removed.values() if not is_embedded(path)]
+        after = replace(
+            before.applied().revealing(self._created.values()),
+            members=dict(sorted({**members, **self._created}.items())),
+            identity=before.identity or os.urandom(8).hex(),
+            number=before.number + 1,
+            removed=(*self._removed.values(),),
         )
+        return replace(after, hidden=(*after.hidden, *removed)) if self._view.is_local else after
 
-    def _stage(self, path: str, draft: Transaction, new: MemberList, token: str) -> tuple[Frame, bytes | str]:
-        store = self.store_of(beside(path, token, sparse=draft.sparse))
+    def _prepare(
+        self, changed: Mapping[str, _Changed], after: Manifest, token: str, frames: dict[str, Frame]
+    ) -> dict[str, bytes | str]:
+        """Stage the new frames, collect what they hold, and return the redo log."""
+        log: dict[str, bytes | str] = {}
+        for path, (_, draft) in changed.items():
+            staged = self._view.store_of(staged_path(path, token, sparse=draft.sparse))
 
-        def put(pieces: Iterable[Buffer]) -> None:
-            store.create("", pieces)
+            def put(pieces: Iterable[Buffer], staged: Any = staged) -> None:
+                staged.create("", pieces)
+                staged.force()
 
-        described, header = draft.prepare((MARK, (new.ident, new.number)), put)
-        return described, header or token
+            frames[path], header = draft.prepare((redo.COMMIT_KEY, after.commit), put)
+            log[path] = header or token
+        return log
 
-    def _unstage(self, drafts: Mapping[str, Transaction], token: str) -> None:
+    def _unstage(self, changed: Mapping[str, _Changed], token: str) -> None:
         with suppress(OSError, B2ArrayError):
-            for path, draft in drafts.items():
-                self.store_of(beside(path, token, sparse=draft.sparse)).delete([""])
+            for path, (_, draft) in changed.items():
+                self._view.store_of(staged_path(path, token, sparse=draft.sparse)).delete([""])
 
-    def _finish(self, new: MemberList, drafts: Mapping[str, Transaction]) -> None:
-        replaced = {path: self._open[path].snapshot for path, draft in drafts.items() if draft.base is None}
-        self.publish(new, locked=drafts.keys())
+    def _happened(self, after: Manifest, stamp: Stamp | None, error: BaseException) -> bool:
+        """Whether the manifest was replaced although that raised, as when a server's answer is lost.
+
+        Raises `error` if nobody can tell. Everything then stays where it is, as the manifest may refer to it.
+        """
+        with suppress(OSError, B2ArrayError):
+            if self._view.holds(after):
+                return True
+            if isinstance(error, ConflictError) or self._view.read()[1] == stamp:
+                return False
+        self._ended = True
+        for each in self._changed.values():
+            each.handle.leave(None)
+        raise error
+
+    def _apply(self, after: Manifest, changed: Mapping[str, _Changed]) -> None:
+        """Let the files follow the manifest, and clear its redo log."""
+        view = self._view
+        replaced = {path: each.handle.snapshot for path, each in changed.items() if each.draft.base is None}
+        view.apply(after, locked=changed.keys())
         for path, old in replaced.items():
-            self._remove_chunks(old, drafts[path], (new.ident, new.number))
-        self.remove_frames(self._removed)
-        listed, stamp = self.read_list()
-        if (listed.ident, listed.number) == (new.ident, new.number):
-            self.write_list(replace(listed, pending={}, hidden=_without(listed.hidden, self._removed.values())), stamp)
+            draft = changed[path].draft
+            if draft.sparse and redo.commit_of(snapshot.load(draft.store).state) == after.commit:
+                numbers = old.frame.offsets[old.frame.offsets >= 0].tolist()
+                draft.store.delete([chunk_name(number) for number in numbers])
+        now, stamp = view.read()
+        if now.commit == after.commit:
+            view.write(now.applied(), stamp)
 
-    def _remove_chunks(self, old: Snapshot, draft: Transaction, mark: tuple[str, int]) -> None:
-        """Remove the files of a frame, if another one has taken its place."""
-        if draft.sparse and mark_of(snapshot.load(draft.store).state) == mark:
-            stored = old.frame.offsets[old.frame.offsets >= 0]
-            draft.store.delete([chunk_name(number) for number in stored.tolist()])
-
-    def _move_on(self, drafts: Mapping[str, Transaction], frames: Mapping[str, Frame]) -> None:
-        for path, draft in drafts.items():
-            self._open[path].leave(self.current(draft.store, path))
+    def _move_on(self, changed: Mapping[str, _Changed], frames: Mapping[str, Frame]) -> None:
+        """Let the handles show the committed states."""
+        for path, (handle, draft) in changed.items():
+            state = None
+            with suppress(OSError, B2ArrayError):
+                state = self._view.current(path)
+            handle.leave(state)
             draft.published(frames[path])
-
-
-def _without(paths: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
-    return tuple(path for path in paths if path not in set(others))
-
-
-def _draft(held: Handle) -> Transaction:
-    source = held.source
-    if not isinstance(source, Transaction):
-        raise ConflictError(f"{held.url}: expected a transaction under way, found that it has ended")
-    return source
-
-
-def _leave(held: Handle) -> None:
-    draft = _draft(held)
-    held.leave(None)
-    draft.abort()

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from b2array import config
-from b2array.store.base import COMPARE_AND_SWAP, Head, Store
+from b2array.store.base import COMPARE_AND_SWAP, Head, Store, durability
 from b2array.store.local import LocalStore
 
 __all__ = ["AtomicFile", "require_free"]
@@ -62,7 +61,8 @@ def require_free(
                 raise error
         if alone:
             with suppress(FileNotFoundError):
-                strange = any(store.walk())
+                is_file = any(isinstance(error, NotADirectoryError) for error in heads.values())
+                strange = is_file or any(store.walk())
     if found and not overwrite:
         raise FileExistsError(f"{store.url} exists; overwrite=True replaces it")
     if strange:
@@ -97,7 +97,7 @@ class AtomicFile:
                 write = self._store.replace if self._overwrite else self._store.create
                 write("", LocalStore(self.path).pieces())
                 return
-            if config.durable:
+            if durability() != "off":
                 with self.path.open("rb+") as file:
                     os.fsync(file.fileno())
             self._store.adopt(str(self.path), "", exclusive=not self._overwrite)

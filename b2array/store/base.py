@@ -32,6 +32,7 @@ __all__ = [
     "Stamp",
     "Store",
     "attempts",
+    "durability",
     "in_one_state",
     "too_many_conflicts",
 ]
@@ -265,6 +266,13 @@ class Store(ABC):
     def _unchangeable(self, name: str) -> UnsupportedError:
         return UnsupportedError(f"{where(self.url, name)} cannot be changed in place, only be replaced")
 
+    def force(self) -> None:  # noqa: B027 - object stores have nothing to wait for
+        """Wait until what was written and removed here is on the disk. Call it before writing what relies on it.
+
+        Only local stores wait, and only if `config.durable` is "ordered": with "full" every call has waited already.
+        For a file they force its content and its name, for a directory the names in it.
+        """
+
     @abstractmethod
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects, if they exist. The name ``""`` also removes an empty directory."""
@@ -313,6 +321,18 @@ def conflict(place: str) -> ConflictError:
 def too_many_conflicts(store: Store) -> ConflictError:
     """Make the error for a writer who came second at every attempt."""
     return ConflictError(f"{store.url}: other writers came first {_count(store)} times")
+
+
+# Durability.
+
+
+def durability() -> str:
+    """Return `config.durable` as "off", "ordered" or "full"."""
+    given = config.durable
+    step = ("full" if given else "off") if isinstance(given, bool) else given
+    if step not in ("off", "ordered", "full"):
+        raise ValueError(f"config.durable must be 'off', 'ordered' or 'full', not {given!r}")
+    return step
 
 
 # Retries.

@@ -14,7 +14,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from b2array import config
 from b2array.buffers import Buffer, scratch
 from b2array.errors import FormatError
 from b2array.store.base import (
@@ -25,6 +24,7 @@ from b2array.store.base import (
     as_pieces,
     check_span,
     conflict,
+    durability,
     identity,
     merge,
     scatter,
@@ -123,7 +123,7 @@ def _raise_counter(fd: int) -> None:
 
 
 def _sync_directory(path: str) -> None:
-    if config.durable and sys.platform != "win32":
+    if sys.platform != "win32":
         fd = os.open(path, os.O_RDONLY)
         try:
             os.fsync(fd)
@@ -211,10 +211,21 @@ class _File:
             start += len(view)
 
 
-def _flush(file: Any) -> None:
+def _flush(file: Any, *steps: str) -> None:
+    """Hand what was written to the system, and wait for the disk if `config.durable` is one of `steps`."""
     file.flush()
-    if config.durable:
+    if durability() in steps:
         os.fsync(file.fileno())
+
+
+def _make_directories(path: str) -> None:
+    if not os.path.isdir(path):
+        parent = os.path.dirname(path)
+        _make_directories(parent)
+        with suppress(FileExistsError):
+            os.mkdir(path)
+        if durability() != "off":
+            _sync_directory(parent)
 
 
 def _rename_exclusively(source: str, target: str) -> None:
@@ -392,22 +403,19 @@ class LocalStore(Store):
     @contextmanager
     def _written_beside(self, path: str, data: Buffer | Iterable[Buffer]) -> Iterator[tuple[str, Stamp]]:
         directory = os.path.dirname(path)
-        new = not os.path.isdir(directory)
-        if new:
-            os.makedirs(directory, exist_ok=True)
+        _make_directories(directory)
         temporary = f"{path}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
         try:
             with open(temporary, "xb") as file:
                 file.writelines(as_pieces(data))
-                _flush(file)
+                _flush(file, "ordered", "full")
                 stamp = _local_stamp(os.fstat(file.fileno()))
             yield temporary, stamp
         finally:
             with suppress(OSError):  # usually it was renamed; if it stays, it does no harm
                 os.unlink(temporary)
-        _sync_directory(directory)
-        if new:
-            _sync_directory(os.path.dirname(directory))
+        if durability() == "full":
+            _sync_directory(directory)
 
     def temporary(self, name: str) -> str | None:
         return f"{os.path.realpath(self._path(name))}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
@@ -420,18 +428,34 @@ class LocalStore(Store):
         else:
             os.replace(path, target)
         self.close()
-        _sync_directory(os.path.dirname(target))
+        if durability() == "full":
+            _sync_directory(os.path.dirname(target))
         return stamp
+
+    def force(self) -> None:
+        if durability() != "ordered":
+            return  # with "full", every write has waited already
+        if os.path.isdir(self.url):
+            _sync_directory(self.url)
+            return
+        path = os.path.realpath(self.url)
+        with suppress(FileNotFoundError), open(path, "r+b") as file:
+            os.fsync(file.fileno())
+        with suppress(FileNotFoundError):
+            _sync_directory(os.path.dirname(path))
 
     def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:
         cut = False
         try:
             with self._open_to_write(name, offset) as file:
+                if os.fstat(file.fileno()).st_size > offset:
+                    # Earlier writes may be what makes the bytes that are cut off superfluous.
+                    _flush(file, "ordered", "full")
                 file.truncate(offset)
                 cut = True
                 file.seek(offset)
                 file.writelines(as_pieces(data))
-                _flush(file)
+                _flush(file, "ordered", "full")
         except BaseException:
             if cut:  # the disk may be full: free what was written
                 with suppress(OSError):
@@ -442,7 +466,7 @@ class LocalStore(Store):
         with self._open_to_write(name, offset + memoryview(data).nbytes) as file:
             file.seek(offset)
             file.write(data)
-            _flush(file)
+            _flush(file, "full")
             return _local_stamp(os.fstat(file.fileno()))
 
     @contextmanager
@@ -462,12 +486,14 @@ class LocalStore(Store):
                     os.rmdir(path)
                 else:
                     os.unlink(path)
+                if durability() == "full":
+                    _sync_directory(os.path.dirname(path))
 
     @contextmanager
     def lock(self, name: str, *, shared: bool = False) -> Iterator[None]:
         path = os.path.join(self.url, _LOCK_SUFFIX) if name else self.url + _LOCK_SUFFIX
         if not shared:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            _make_directories(os.path.dirname(path))
         elif not os.path.exists(path):
             yield
             return

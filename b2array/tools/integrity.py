@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from b2array.engine.fetch import chunk_number
 from b2array.engine.snapshot import Snapshot, load
 from b2array.engine.source import FRAME_NAME
 from b2array.engine.transaction import Transaction, copied
-from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
+from b2array.errors import FormatError, ReadOnlyError, UnsupportedError, located
 from b2array.format import checksums, index
 from b2array.format.annotations import sizes_row
 from b2array.format.frame import FrameType
@@ -378,7 +379,7 @@ class _Repairer:
         try:
             return load(self.store), True, True, ()
         except (FormatError, UnsupportedError) as error:
-            saved = salvage(self.store, error)
+            saved = located(self.store.url, partial(salvage, self.store, error))
             stamp = self.store.stamp(FRAME_NAME if saved.frame.frame_type == FrameType.SPARSE else "")
             held = Snapshot(self.store, parse(saved.frame), 0, stamp.version, "")
             reason = str(error)

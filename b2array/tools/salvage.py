@@ -120,6 +120,10 @@ class _Wreck:
         # How long the file was meant to be does not matter here, and may be what is wrong.
         self.frame_len = fingerprint.frame_len(data)
         self.header = frame.unpack_header(fingerprint.with_frame_len(data, _NO_LIMIT))
+        self.sparse = self.header.frame_type == FrameType.SPARSE
+        if self.sparse != (file.name == FRAME_NAME):
+            place = "a directory" if file.name else "a file"
+            raise FormatError(f"expected the frame of {place}, found a {self.header.frame_type.name.lower()} one")
         self._check_geometry()
         self.context = Context(self.header.codec, self.header.codec_meta)
         self.notes: list[str] = []
@@ -152,7 +156,7 @@ class _Wreck:
         most = min(config.limits.index_nbytes, 2**31 - 1) // 8
         if self.expected > most:
             raise FormatError(f"expected a header that counts at most {most} chunks, found {self.expected}")
-        if self.header.frame_type == FrameType.SPARSE:
+        if self.sparse:
             valid, index_places = self._numbers(), [self.header.header_len]
         else:
             valid, index_places = self._walk()
@@ -163,8 +167,9 @@ class _Wreck:
             offsets = self._in_order(sorted(valid))
         elif not certain:
             self.notes.append("header, index or trailer do not fit the fingerprint")
-        sparse = self.header.frame_type == FrameType.SPARSE
-        cbytes = self.header.cbytes if sparse else self.size - self.header.header_len
+        if self.header.nbytes and not offsets.size:
+            raise FormatError(f"expected chunks of {self.header.nbytes} bytes, found none")
+        cbytes = self.header.cbytes if self.sparse else self.size - self.header.header_len
         described = {each.name: getattr(self.header, each.name) for each in fields(Header)}
         described |= {"cbytes": cbytes, "frame_len": self.size}
         found = Frame(**described, offsets=offsets, vlmetalayers=layers)
@@ -243,7 +248,7 @@ class _Wreck:
 
     def _index(self, valid: set[int], places: list[int]) -> tuple[Int64Array | None, int]:
         """Find an index whose chunks are all there; the later the better. Returns it, and where it ends."""
-        missing_allowed = self.header.frame_type == FrameType.SPARSE
+        missing_allowed = self.sparse
         for at in places[:1] + sorted(places[1:], reverse=True):
             found = self._index_at(at)
             if found is None:
@@ -273,7 +278,7 @@ class _Wreck:
             return None
         offsets = np.frombuffer(data, "<i8").astype(np.int64)
         special = np.isin(offsets, list(index.SPECIAL_OFFSETS.values()))
-        top = 2**32 - 1 if self.header.frame_type == FrameType.SPARSE else self.size - HEADER_LEN
+        top = 2**32 - 1 if self.sparse else self.size - HEADER_LEN
         if not (special | ((offsets >= 0) & (offsets <= top))).all():
             return None
         if len(np.unique(offsets[~special])) < np.count_nonzero(~special):

@@ -148,12 +148,62 @@ def test_a_field_of_arrays_has_their_dimensions():
 
 def test_names_of_fields_are_refused_as_numpy_refuses_them():
     array, values = b2array.zeros(2, RECORD), np.zeros(2, RECORD)
-    for name in ("z", ["x", "z"], ["x", "x"], ("x", 0)):
+    for name in ("z", ["x", "z"], ["x", "x"]):
         for target in (array, values):
             with pytest.raises((ValueError, KeyError, IndexError)):
                 target[name]
             with pytest.raises((ValueError, KeyError, IndexError)):
                 target[name] = 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), arrays([RECORD, SPARSE_FIELDS, NESTED]))
+def test_a_key_with_names_selects_what_numpy_selects_with_one_key_after_the_other(data, pair):
+    array, values = pair
+    for _ in range(4):
+        rest = data.draw(keys(values.shape))
+        rest = (rest or (...,)) if isinstance(rest, tuple) else (rest,)
+        if any(isinstance(entry, str) for entry in rest):
+            continue
+        names = data.draw(st.sampled_from([*values.dtype.names, list(values.dtype.names[::-1])]))
+        at = data.draw(st.integers(0, len(rest)))
+        key = (*rest[:at], names, *rest[at:])
+        found, expected = outcome(lambda: array[key]), outcome(lambda: values[rest][names])  # noqa: B023
+        assert same(found, np.array(expected) if isinstance(expected, np.ndarray) else expected)
+        value = data.draw(assigned(() if isinstance(expected, type) else expected.shape, values[names].dtype))
+        old = values.copy()
+        with warnings.catch_warnings(action="ignore"):
+            wanted = outcome(lambda: values[names].__setitem__(rest, value))  # noqa: B023
+            assert outcome(lambda: array.__setitem__(key, value)) is wanted  # noqa: B023
+        if wanted is not None:
+            values[...] = old  # NumPy may have stored a part
+        assert same(array[...], values)
+
+
+def test_names_may_stand_one_by_one_and_a_field_of_arrays_among_them():
+    array = b2array.zeros((4, 2), [("v", "i2", (2, 3)), ("n", "i4"), ("m", "f8")], chunks=(3, 2), blocks=(2, 1))
+    array["v", 1:3, 0] = [[1, 2, 3], [4, 5, 6]]
+    assert array[2, "v", 0].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert array["v", 0].tolist() == [[[0] * 3] * 2] * 2
+    array["n", "m", 3] = (7, 8.5)
+    assert array[3:, "n", "m"].tolist() == [[(7, 8.5)] * 2]
+    assert array.oindex["n", [3, 0], [1]].tolist() == [[7], [0]]
+    assert array.vindex["n", [3, 0], [1, 1]].tolist() == [7, 0]
+    for key in (("z", 0), (0, "n", "n"), (["n", "z"], 0), ("n", 9), ("n", 0, 0, 0), (["n", 1], 0)):
+        with pytest.raises((ValueError, KeyError, IndexError)):
+            array[key]
+        with pytest.raises((ValueError, KeyError, IndexError)):
+            array[key] = 0
+
+
+@pytest.mark.parametrize("key", ["x", ["x", "y"], ("x", slice(0, 3)), (slice(0, 3), ["y", "x"])])
+def test_no_assignment_is_lost_in_what_was_read_of_fields(key):
+    array = b2array.zeros(5, RECORD)
+    with pytest.raises(ValueError, match="read-only"):
+        array[key][1:3] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        array["x"] += 1
+    assert array[...].tolist() == [(0, 0.0)] * 5
 
 
 def test_a_field_that_is_read_does_not_keep_the_others():

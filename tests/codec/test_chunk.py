@@ -618,7 +618,7 @@ def test_registered_codecs_of_stock_are_read(registry):
         def encode(self, buf):
             raise NotImplementedError
 
-        def decoded(self, buf, out=None):
+        def decode(self, buf, out=None):
             return bytes(buf)[:0:-1] * 2
 
     def encode_half(source, target, meta, schunk):
@@ -635,14 +635,14 @@ def test_registered_codecs_of_stock_are_read(registry):
     assert decoded(buf) == data
 
 
-def test_what_nobody_registered_is_unsupported_by_name(registry):
+def test_a_filter_or_codec_that_is_not_registered_is_unsupported_by_name(registry):
     codecs.register(210, lambda *_: numcodecs.BZ2())
     filters.register(211, lambda *_: numcodecs.Delta(dtype="u1"))
     buf = encoder.encode(SAMPLE, cparams=CParams(210, filters=()))
     filtered = encoder.encode(SAMPLE, cparams=CParams(filters=(211,)))
     codecs._registry.clear()
     filters._registry.clear()
-    chunk._plan_for.cache_clear()
+    decode._plan_for.cache_clear()
     with pytest.raises(UnsupportedError, match="codec 210"):
         decoded(buf)
     with pytest.raises(UnsupportedError, match="filter 211"):
@@ -698,7 +698,7 @@ MUTATED = {
 
 def survives(buf):
     """Decode in every way; only errors that speak about the bytes may come out."""
-    for way in (decode, decode_every_second_block):
+    for way in (decoded, decode_every_second_block):
         with suppress(FormatError, UnsupportedError):
             way(buf)
 

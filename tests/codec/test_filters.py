@@ -325,7 +325,7 @@ def test_bitshuffle_of_more_words_than_stay_in_the_cache():
     np.testing.assert_array_equal(forward(pipeline(BITSHUFFLE, typesize=8), block), expected)
 
 
-def test_the_first_bytedelta_starts_anew_behind_the_last_16():
+def test_the_first_bytedelta_starts_again_behind_the_last_16():
     stream = np.arange(100, 140, dtype=np.uint8)
     filtered = forward(pipeline((BUGGY, 2), typesize=2), np.concatenate((stream, stream))[np.newaxis])
     expected = [100] + [1] * 31 + [132] + [1] * 7

@@ -6,7 +6,7 @@ import errno
 import os
 import pickle
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import blosc2
@@ -18,7 +18,7 @@ from b2array import config
 from b2array.array.schunk import SChunk
 from b2array.codec import encode
 from b2array.codec.header import Special
-from b2array.engine import snapshot
+from b2array.engine import snapshot, transaction
 from b2array.engine.source import Place
 from b2array.engine.transaction import Transaction
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
@@ -554,3 +554,66 @@ def test_generations_differ_between_data_of_equal_sizes(tmp_path, layout):
 def test_a_generation_is_the_same_for_every_reader(array):
     array[3] = 4
     assert b2array.open(array.url).generation == array.generation == pickle.loads(pickle.dumps(array)).generation
+
+
+# --- the state that a commit hands on ---------------------------------------------------------------------------------
+
+
+def assign(array):
+    array[5:27] = -1
+
+
+def annotate(array):
+    for n in range(20):
+        array.attrs[f"a{n}"] = n
+    del array.attrs["a3"]
+
+
+def reshape(array):
+    array.resize((65,))
+    array.insert([1, 2, 3], 4)
+    array.delete(slice(0, 30))
+
+
+def fill(array):
+    with array.transaction():
+        array[:] = 0
+        array.append(np.arange(7))
+
+
+@LAYOUTS
+@pytest.mark.parametrize("change", [assign, annotate, reshape, fill])
+def test_the_state_after_a_commit_is_what_the_store_says(array, layout, change):
+    change(array)
+    ours, theirs = array._handle.snapshot.state, snapshot.load(array._handle.store).state
+    for name in (field.name for field in fields(ours.frame) if field.name != "offsets"):
+        assert getattr(ours.frame, name) == getattr(theirs.frame, name), name
+    np.testing.assert_array_equal(ours.frame.offsets, theirs.frame.offsets)
+    assert ours.annotations == theirs.annotations
+    assert ours.layout == theirs.layout
+    assert ours.attrs() == theirs.attrs()
+    np.testing.assert_array_equal(ours.sizes, theirs.sizes)
+
+
+@LAYOUTS
+def test_a_commit_does_not_parse_a_frame_that_nobody_has_changed(array, monkeypatch, layout):
+    array[0] = 1
+    monkeypatch.setattr(snapshot, "load", None)
+    monkeypatch.setattr(snapshot, "parse", None)
+    monkeypatch.setattr(transaction, "load", None)
+    array[0] = 2
+    array.attrs["x"] = 1
+    assert array[0] == 2
+
+
+@LAYOUTS
+@pytest.mark.parametrize("nbytes", [1, 2**17])
+def test_a_state_is_loaded_again_only_if_another_one_was_committed(array, layout, nbytes):
+    array.attrs["large"] = np.random.default_rng(0).bytes(nbytes)
+    held = snapshot.load(array._handle.store)
+    same = snapshot.reload(held)
+    assert same.state is held.state
+    assert not held.is_stale
+    array[0] = 5
+    assert held.is_stale
+    assert snapshot.reload(held).generation == array.generation

@@ -79,13 +79,13 @@ DTYPES = st.one_of(
 
 
 @st.composite
-def layouts(draw: st.DrawFn, kinds: st.SearchStrategy[np.dtype] = DTYPES) -> Layout:
+def layouts(draw: st.DrawFn, among: st.SearchStrategy[np.dtype] = DTYPES) -> Layout:
     ndim = draw(st.integers(0, 16))
     extent = st.integers(0 if draw(st.booleans()) else 1, 7)
     shape = tuple(draw(extent) for _ in range(ndim))
     chunks = tuple(draw(st.integers(1 if s else 0, 3)) for s in shape)
     blocks = tuple(draw(st.integers(1 if s else 0, 3)) for s in shape)
-    dtype = draw(kinds)
+    dtype = draw(among)
     assume(prod(4 if c else 0 for c in chunks) * dtype.itemsize < 2**31)
     assume(len(str(dtype)) < 4000)
     return Layout(shape, chunks, blocks, dtype, dtypes.dtype_text(dtype))

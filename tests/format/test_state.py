@@ -32,7 +32,7 @@ def packed(described):
 
 
 def noted(described, **values):
-    layers = state.with_annotations(described.vlmetalayers, Annotations(**values), "here")
+    layers = state.layers_with(described.vlmetalayers, Annotations(**values), "here")
     return replace(described, vlmetalayers=layers)
 
 
@@ -115,7 +115,7 @@ def test_attributes_are_a_mapping_wherever_they_are(changes):
         model.pop(name, None) if content is None else model.update({name: content})
         assert found.attrs() == model
         assert len(found.frame.vlmetalayers) < MAX_LAYERS
-    layers = state.with_annotations(found.frame.vlmetalayers, found.annotations, "here")
+    layers = state.layers_with(found.frame.vlmetalayers, found.annotations, "here")
     again = state.parse(packed(replace(found.frame, vlmetalayers=layers)))
     assert again.attrs() == model
     assert sorted(again.attr_names) == sorted(model)
@@ -137,17 +137,17 @@ def full(count=MAX_LAYERS):
 
 def test_without_room_the_notes_stay_out_with_a_warning():
     with pytest.warns(UserWarning, match="16 variable-length metalayers: no room"):
-        assert state.with_annotations(full(), Annotations(next=3), "here") == full()
+        assert state.layers_with(full(), Annotations(next=3), "here") == full()
 
 
 def test_attributes_that_would_be_lost_are_an_error():
     with pytest.raises(LimitError, match="no room"):
-        state.with_annotations(full(), Annotations(attrs=(("a", b"x"),)), "here")
+        state.layers_with(full(), Annotations(attrs=(("a", b"x"),)), "here")
 
 
 def test_notes_replace_those_that_were_there():
-    once = state.with_annotations(full(15), Annotations(next=3), "here")
-    twice = state.with_annotations(once, Annotations(next=4), "here")
+    once = state.layers_with(full(15), Annotations(next=3), "here")
+    twice = state.layers_with(once, Annotations(next=4), "here")
     assert len(twice) == MAX_LAYERS
     assert annotations_of(plain(vlmetalayers=twice)).next == 4
 

@@ -274,7 +274,7 @@ def test_selections_are_values():
 RECORDS = np.zeros(3, [("x", "i4"), ("y", "f8")])
 
 
-@pytest.mark.parametrize("key", ["x", ["x", "y"], np.str_("y"), "q", ["x", "q"], ["x", "x"], ["x", 1], ("x", 0), 0, []])
+@pytest.mark.parametrize("key", ["x", ["x", "y"], np.str_("y"), "q", ["x", "q"], ["x", "x"], ["x", 1], 0, []])
 def test_fields_are_named_as_in_numpy(key):
     def ours():
         rest, names = fields(key, RECORDS.dtype)

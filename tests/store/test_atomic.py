@@ -104,6 +104,9 @@ def test_a_directory_may_be_replaced_for_the_objects_in_it(tmp_path):
     with pytest.raises(FileExistsError, match="not a list that can be replaced"):
         require_free(store, kinds, "a list", overwrite=True, **options)
     assert require_free(store, kinds, "a list", overwrite=True, name="list") is None
+    (tmp_path / "file").write_bytes(b"precious")
+    with pytest.raises(FileExistsError, match="not a list that can be replaced"):
+        require_free(open_store(tmp_path / "file"), kinds, "a list", overwrite=True, **options)
     store.create("index", b"MAGIC and more")
     assert require_free(store, kinds, "a list", overwrite=True, **options) == "index"
     with pytest.raises(FileExistsError, match="overwrite=True"):

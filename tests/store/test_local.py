@@ -108,10 +108,10 @@ def test_what_is_gathered_comes_to_its_places_in_one_call_a_piece_of_the_file(fi
 
 
 def test_only_what_is_read_must_be_in_the_file_not_the_room_around_it(file, monkeypatch):
-    monkeypatch.setattr(buffers, "_workspace", buffers._Workspace())
+    monkeypatch.setattr(buffers, "_kept", buffers._Kept())
     monkeypatch.setattr(local, "_TRUSTED_ROOM", len(CONTENT) // 2)
     assert LocalStore(file).gather([Span("", 0, len(CONTENT))], [100], len(CONTENT) + 500)[100:-400] == CONTENT
-    monkeypatch.setattr(buffers, "_workspace", buffers._Workspace())
+    monkeypatch.setattr(buffers, "_kept", buffers._Kept())
     with pytest.raises(FormatError, match=f"expected {len(CONTENT) + 1} bytes, found fewer"):
         LocalStore(file).gather([Span("", 0, len(CONTENT) + 1)], [0], len(CONTENT) + 1)
 

@@ -1,0 +1,250 @@
+"""`Job`: a write by many workers, as it is sent to them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from math import prod
+from typing import Any, Self
+
+import numpy as np
+
+from b2array.engine.handle import Handle
+from b2array.engine.pending import SUFFIX, Journal, beside, read_journal
+from b2array.engine.transaction import Transaction
+from b2array.format import b2nd, index
+from b2array.format.annotations import Annotations
+from b2array.format.frame import Frame, FrameType
+from b2array.format.state import State, sized_blocks, with_index
+from b2array.grid.layout import Layout
+from b2array.store.base import Store
+from b2array.store.local import LocalStore
+from b2array.store.memory import MemoryStore
+from b2array.store.remote import SharedMemoryStore
+
+__all__ = ["Job", "Region", "kept"]
+
+Region = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A write under way.
+
+    Parameters
+    ----------
+    store : Store
+        The target.
+    layout : Layout
+        How the array is cut.
+    region : tuple of slice
+        What is written: slices with start and stop, without step.
+    base : Handle, optional
+        What the commit builds on; None for a new array.
+    new : State, optional
+        The new array.
+    overwrite : bool
+        Whether a new array may take the place of one that is there.
+    token : str
+        Names the values that are written.
+    first : int
+        The first of the reserved numbers.
+    id : bytes
+        Tells this write from any other one.
+    process : int
+        Where it began.
+    since : float
+        When it began, in seconds since the epoch.
+    sized : int, optional
+        Of how many blocks a chunk the sizes are noted, if the frame does not tell.
+    """
+
+    store: Store
+    layout: Layout
+    region: Region
+    base: Handle | None = None
+    new: State | None = None
+    overwrite: bool = False
+    token: str = ""
+    first: int = 0
+    id: bytes = field(default_factory=lambda: os.urandom(16))
+    process: int = field(default_factory=os.getpid)
+    since: float = field(default_factory=time.time)
+    sized: int | None = None
+
+    @property
+    def state(self) -> State:
+        """What the chunks are for."""
+        if self.base is not None:
+            return self.base.snapshot.state
+        if self.new is None:
+            raise ValueError("a write needs a base or a new frame")
+        return self.new
+
+    @property
+    def frame(self) -> Frame:
+        """The frame that the chunks are for."""
+        return self.state.frame
+
+    @property
+    def staging_store(self) -> Store | None:
+        """Where workers put chunks; None if they hand them back."""
+        if isinstance(self.store, MemoryStore | SharedMemoryStore):
+            return None
+        if self.frame.frame_type == FrameType.SPARSE:
+            return self.store
+        if not isinstance(self.store, LocalStore):
+            return None
+        return LocalStore(beside(self.store.url, self._digest()))
+
+    @property
+    def journal_name(self) -> str:
+        """The name of the journal of this write."""
+        return f"{self._digest()}{SUFFIX}"
+
+    @property
+    def grid(self) -> tuple[range, ...]:
+        """Coordinates of the chunks that the region touches, along every dimension."""
+        return tuple(
+            range(part.start // size, -(-part.stop // size) if part.stop > part.start else part.start // size)
+            for part, size in zip(self.region, self.layout.chunks, strict=True)
+        )
+
+    @property
+    def nchunks(self) -> int:
+        """How many chunks the region touches."""
+        return prod(map(len, self.grid))
+
+    def numbers(self, region: Region | None = None) -> Iterator[int]:
+        """Yield the numbers of the chunks that the region, or a part of it, touches."""
+        grid = self.grid if region is None else replace(self, region=region).grid
+        strides = _strides(self.layout.grid_shape)
+        for coords in itertools.product(*grid):
+            yield sum(map(int.__mul__, coords, strides))
+
+    def position(self, number: int) -> int:
+        """Return which of the chunks of the region one is."""
+        coords = np.unravel_index(number, self.layout.grid_shape) if self.layout.grid_shape else ()
+        strides = _strides(tuple(map(len, self.grid)))
+        return sum(
+            (int(at) - along.start) * stride for at, along, stride in zip(coords, self.grid, strides, strict=True)
+        )
+
+    def covers(self, inside: Region) -> bool:
+        """Say whether a part of the region consists of whole chunks, so that old ones are not needed."""
+        edges = zip(self.part(inside), self.layout.chunks, self.layout.shape, strict=True)
+        return all(
+            part.start == part.stop or (part.start % size == 0 and (part.stop % size == 0 or part.stop == n))
+            for part, size, n in edges
+        )
+
+    @property
+    def without_base(self) -> Self:
+        """The same without what only the commit and parts of chunks need, which may be large."""
+        described = replace(self.frame, offsets=self.frame.offsets[:0], vlmetalayers=())
+        new = State(described, self.state.layout, Annotations())
+        return replace(self, base=None, new=new, sized=sized_blocks(self.frame))
+
+    def part(self, inside: Region) -> Region:
+        """Turn slices of the region into slices of the array."""
+        return tuple(
+            slice(whole.start + part.start, whole.start + part.stop, 1)
+            for whole, part in zip(self.region, inside, strict=True)
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        if self.new is not None:
+            state["new"] = (*self.new.without_index(0), self.new.annotations)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if state["new"] is not None:
+            state["new"] = with_index(*state["new"])
+        self.__dict__.update(state)
+
+    # Beginning.
+
+    def begun(self, *, resume: bool) -> tuple[Self, frozenset[int]]:
+        """Reserve numbers for the chunks and note what is to be written.
+
+        Parameters
+        ----------
+        resume : bool
+            Whether to go on with a write that was interrupted, if there is one.
+
+        Returns
+        -------
+        job : Job
+        numbers : frozenset of int
+            The chunks that are there already.
+
+        Raises
+        ------
+        ValueError
+            The write that was interrupted was one of something else.
+        """
+        staging_store = self.staging_store
+        if staging_store is None:
+            return self, frozenset()
+        old = read_journal(staging_store, self.journal_name)
+        if resume and old is not None:
+            found = self._resumed(old)
+            staging_store.replace(self.journal_name, found._journal())  # as young as the write
+            return found, kept(found, staging_store)
+        first = self._reserved() if staging_store is self.store else 0
+        if old is not None and (self.base is None or staging_store is not self.store):
+            # What the other write has put there stays out of the way, for it may not be dead.
+            first = max(first, old.first + old.count)
+        job = replace(self, first=first)
+        staging_store.replace(self.journal_name, job._journal())
+        return job, frozenset()
+
+    def _reserved(self) -> int:
+        """Reserve numbers by a small commit, so that other writers take others."""
+        if self.base is None:
+            transaction = Transaction(self.store, None, self.state, overwrite=self.overwrite)
+            return transaction.reserve(0)
+        first = 0
+        for attempt in self.base.changes(anywhere=True):
+            with attempt as transaction:
+                first = transaction.reserve(self.nchunks)
+        return first
+
+    def _digest(self) -> str:
+        """Tell writes apart: one of the same values in the same form to the same region has the same digest."""
+        described = self.frame
+        form = (described.codec, described.codec_meta, described.clevel, described.use_dict, described.other_flags)
+        region = [edge for part in self.region for edge in (part.start, part.stop)]
+        numbers = [*form, *described.filters, *described.filters_meta, *region]
+        said = (self.token, b2nd.pack(self.layout), [int(number) for number in numbers])
+        return blake2b(repr(said).encode(), digest_size=8).hexdigest()
+
+    def _journal(self) -> bytes:
+        return Journal(self.first, self.nchunks, self.id, self._generation).pack()
+
+    @property
+    def _generation(self) -> str:
+        return "" if self.base is None else self.base.generation
+
+    def _resumed(self, old: Journal) -> Self:
+        if old.generation != self._generation:
+            raise ValueError(
+                f"{self.store.url} has changed since the write that was interrupted; resume=False begins it again"
+            )
+        return replace(self, first=old.first, id=old.id)
+
+
+def kept(job: Job, staging_store: Store) -> frozenset[int]:
+    """Return the numbers of the chunks that an earlier attempt has put."""
+    there = staging_store.listing()
+    numbers = ((number, job.first + position) for position, number in enumerate(job.numbers()))
+    return frozenset(number for number, code in numbers if index.chunk_name(code) in there)
+
+
+def _strides(grid: Sequence[int]) -> tuple[int, ...]:
+    return tuple(prod(grid[axis + 1 :]) for axis in range(len(grid)))

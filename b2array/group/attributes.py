@@ -1,0 +1,94 @@
+"""The attributes of a group, in a frame without chunks as python-blosc2's ``TreeStore`` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+from b2array.array.opening import create_schunk
+from b2array.engine.attributes import Layers
+from b2array.engine.handle import Handle, Mode
+from b2array.errors import ReadOnlyError
+from b2array.group.archive import Archive
+from b2array.group.directory import Directory, copy_of
+from b2array.group.manifest import ATTRS, OTHER
+from b2array.group.transaction import Transaction
+
+__all__ = ["Attrs", "Home", "writable"]
+
+Home = Directory | Archive | Transaction
+"""Where the members of a group are."""
+
+
+def writable(home: Home, mode: Mode, url: str) -> Directory | Transaction:
+    """Return where members are if they can be changed; raise ReadOnlyError if they cannot."""
+    if mode == "r" or isinstance(home, Archive):
+        raise ReadOnlyError(f"{url} was opened for reading; open it with mode='r+' to change it")
+    return home
+
+
+class Attrs(MutableMapping[str, Any]):
+    """The attributes of a group as a mapping, each assignment to which is a commit."""
+
+    __slots__ = ("_home", "_known", "_mode", "_name")
+
+    def __init__(self, home: Home, prefix: str, mode: Mode) -> None:
+        self._home = home
+        self._name = prefix + ATTRS
+        self._mode: Mode = mode
+        self._known: MutableMapping[str, Any] | None = None
+
+    def _writable(self) -> Directory | Transaction:
+        return writable(self._home, self._mode, self._home.url)
+
+    def _found(self) -> Handle | None:
+        path = self._home.members().get(self._name)
+        return None if path is None else self._home.open(path, self._mode)
+
+    def require(self) -> Handle:
+        """Return the frame, to be changed; make one if there is none. Groups that have one exist without members."""
+        home, name, found = self._writable(), self._name, self._found()
+        if found is not None and found.mode == "r+":
+            return found
+        new = create_schunk(chunksize=2**13)._handle
+        if found is not None:  # embedded, where it cannot be changed
+            with new.transaction():
+                Layers(new).update(Layers(found))
+            if isinstance(home, Transaction):
+                home.remove({name: home.members()[name]})
+        # A transaction replaces only what an interrupted one has left, for which nobody could ask here.
+        overwrite = isinstance(home, Transaction)
+        return home.create(name, OTHER, copy_of(new, home.options["storage_options"]), overwrite=overwrite)
+
+    def _layers(self) -> MutableMapping[str, Any]:
+        # Opened once for all, because a loop over the attributes asks for each of them.
+        if self._known is None:
+            found = self._found()
+            self._known = {} if found is None else Layers(found)
+        return self._known
+
+    def __getitem__(self, name: str) -> Any:
+        return self._layers()[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._known = Layers(self.require())
+        self._known[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        self._writable()
+        if name not in self:
+            raise KeyError(name)
+        self._known = Layers(self.require())
+        del self._known[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._layers()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layers())
+
+    def __len__(self) -> int:
+        return len(self._layers())
+
+    def __repr__(self) -> str:
+        return repr(dict(self))

@@ -1,0 +1,43 @@
+"""xarray: arrays and groups as datasets and trees, and back.
+
+A variable is an array whose dimensions have names; a dataset is a group of them, a tree one with groups in it. What
+xarray keeps in attributes by the CF conventions (units and calendars of times, scales, which variables are coordinates)
+is in the attributes of arrays and groups.
+
+* `backend` opens them: ``xarray.open_dataset(url, engine="b2array")``;
+* `writing` has `to_b2array`, the modes, and the transaction;
+* `encoding` turns values into what is stored, `existing` into what an array that is there can hold;
+* `together` computes the dask arrays of a write in one graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import xarray as xr
+
+from b2array.xarray_io.backend import Backend
+from b2array.xarray_io.writing import to_b2array
+
+__all__ = ["Accessor", "Backend", "to_b2array"]
+
+
+@xr.register_dataset_accessor("b2array")
+@xr.register_dataarray_accessor("b2array")
+@xr.register_datatree_accessor("b2array")
+class Accessor:
+    """``ds.b2array``, once this module is imported.
+
+    Examples
+    --------
+    >>> xr.Dataset({"a": ("x", [1, 2])}).b2array.to_b2array("memory://accessor.b2d")
+    >>> xr.open_dataset("memory://accessor.b2d", engine=Backend).a.values.tolist()
+    [1, 2]
+    """
+
+    def __init__(self, held: xr.Dataset | xr.DataArray | xr.DataTree) -> None:
+        self._held = held
+
+    def to_b2array(self, url: Any, **options: Any) -> Any:
+        """Write it; see `b2array.xarray_io.to_b2array`."""
+        return to_b2array(self._held, url, **options)

@@ -1,0 +1,215 @@
+"""Reading: arrays and groups as datasets and trees."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import xarray as xr
+from xarray.backends import AbstractDataStore, BackendArray, BackendEntrypoint, StoreBackendEntrypoint
+from xarray.core import indexing
+
+from b2array.array import creation
+from b2array.array.array import NDArray
+from b2array.array.dask import Frozen
+from b2array.errors import FormatError, UnsupportedError
+from b2array.group import group
+from b2array.group.group import Group
+from b2array.store.base import in_one_state
+
+__all__ = ["Backend", "Members", "Url", "arrays_of", "attributes_of", "dims_of"]
+
+Url = str | os.PathLike[str]
+
+GROUPS = (".b2d", ".b2z")
+_FRAMES = (".b2frame", ".b2f")
+_INDEX = "chunks.b2frame"
+
+
+class _Lazy(BackendArray):
+    """An array that is read when xarray needs its items."""
+
+    def __init__(self, array: NDArray) -> None:
+        self.frozen = Frozen(array)
+        self.shape = array.shape
+        self.dtype = array.dtype
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        array = self.frozen.array
+        if isinstance(key, indexing.VectorizedIndexer):
+            return np.asarray(array.vindex[key.tuple])
+        if isinstance(key, indexing.OuterIndexer):
+            return np.asarray(array.oindex[key.tuple])
+        return np.asarray(array[key.tuple])
+
+    async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
+        return await asyncio.to_thread(self.__getitem__, key)
+
+
+class Members(AbstractDataStore):
+    """The arrays of a group as variables that are not decoded yet."""
+
+    def __init__(self, arrays: Mapping[str, NDArray], attrs: Mapping[str, Any]) -> None:
+        self.arrays = arrays
+        self.attrs = attributes_of(attrs)
+
+    def get_variables(self) -> dict[str, xr.Variable]:
+        """Return the arrays as variables."""
+        return {name: _variable(name, array) for name, array in self.arrays.items()}
+
+    def get_attrs(self) -> dict[str, Any]:
+        """Return the attributes of the group."""
+        return self.attrs
+
+
+def arrays_of(found: Group) -> dict[str, NDArray]:
+    """Open the arrays that are directly in a group."""
+    return {name: each for name, each in found.arrays().items() if isinstance(each, NDArray)}
+
+
+def _variable(name: str, array: NDArray) -> xr.Variable:
+    """Return an array as a variable that is read when it is needed, and not decoded."""
+    dims = dims_of(name, array)
+    encoding = {
+        "chunks": array.chunks,
+        "blocks": array.blocks,
+        "cparams": array.cparams,
+        "preferred_chunks": dict(zip(dims, array.chunks, strict=True)),
+        "source": array.url,
+    }
+    if array.fill_value != np.zeros((), array.dtype)[()]:
+        encoding["fill_value"] = array.fill_value
+    data = indexing.LazilyIndexedArray(_Lazy(array))
+    return xr.Variable(dims, data, attributes_of(array.attrs), encoding)
+
+
+def dims_of(name: str, array: NDArray) -> tuple[str, ...]:
+    """Return the names of an array's dimensions; those without one are called after the variable."""
+    named = array.dims or (None,) * array.ndim
+    return tuple(dim if dim is not None else f"{name}_{axis}" for axis, dim in enumerate(named))
+
+
+def attributes_of(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes as they were given: times are stored as arrays without dimensions."""
+    return {
+        name: value[()] if isinstance(value, np.ndarray) and not value.ndim else value for name, value in attrs.items()
+    }
+
+
+class Backend(BackendEntrypoint):
+    """Opens arrays and groups: ``xarray.open_dataset(url, engine="b2array")``.
+
+    A file or directory that is an array becomes a dataset of one variable, which is called as the file is; dimensions
+    without a name are called after the variable.
+
+    Examples
+    --------
+    >>> import b2array, numpy as np, xarray as xr
+    >>> home = b2array.open_group("memory://weather.b2d", "w")
+    >>> _ = home.create("level", data=np.arange(6).reshape(2, 3), dims=("time", "x"))
+    >>> ds = xr.open_dataset("memory://weather.b2d", engine=Backend)
+    >>> ds.level.sel(time=1).values.tolist(), dict(ds.sizes)
+    ([3, 4, 5], {'time': 2, 'x': 3})
+    """
+
+    description = "Open Blosc2 arrays, and groups of them"
+    open_dataset_parameters: ClassVar[tuple[str, ...]] = (
+        "filename_or_obj", "drop_variables", "mask_and_scale", "decode_times", "concat_characters", "decode_coords",
+        "use_cftime", "decode_timedelta", "group", "storage_options",
+    )  # fmt: skip
+    supports_groups = True
+
+    def guess_can_open(self, filename_or_obj: Any) -> bool:
+        """Say whether something is one of our files, going by its name where that is enough."""
+        if not isinstance(filename_or_obj, str | os.PathLike):
+            return False
+        path = os.fspath(filename_or_obj)
+        suffix = os.path.splitext(path.rstrip("/"))[1].lower()  # noqa: PTH122 - it may be a URL
+        if suffix in (".b2nd", *GROUPS):
+            return True
+        if suffix in _FRAMES:
+            return _holds_array(path)
+        return Path(path, _INDEX).is_file() and _holds_array(path)
+
+    def open_dataset(  # type: ignore[override]
+        self, filename_or_obj: Url, *, drop_variables: str | Iterable[str] | None = None, mask_and_scale: Any = True,
+        decode_times: Any = True, concat_characters: Any = True, decode_coords: Any = True, use_cftime: Any = None,
+        decode_timedelta: Any = None, group: str | None = None, storage_options: Mapping[str, Any] | None = None,
+    ) -> xr.Dataset:  # fmt: skip
+        """Open an array or the arrays of a group; see `xarray.open_dataset`."""
+        decoding = {
+            "drop_variables": drop_variables, "mask_and_scale": mask_and_scale, "decode_times": decode_times,
+            "concat_characters": concat_characters, "decode_coords": decode_coords, "use_cftime": use_cftime,
+            "decode_timedelta": decode_timedelta,
+        }  # fmt: skip
+        return in_one_state(lambda: _decoded(_opened(filename_or_obj, group, storage_options), decoding))
+
+    def open_groups_as_dict(  # type: ignore[override]
+        self, filename_or_obj: Url, *, group: str | None = None, storage_options: Mapping[str, Any] | None = None,
+        **decoding: Any,
+    ) -> dict[str, xr.Dataset]:  # fmt: skip
+        """Open a group and all in it; see `xarray.open_groups`."""
+
+        def tree() -> dict[str, xr.Dataset]:
+            found = _opened(filename_or_obj, group, storage_options)
+            return {path: _decoded(each, decoding) for path, each in _walk(found, "/")}
+
+        return in_one_state(tree)
+
+    def open_datatree(self, filename_or_obj: Url, **options: Any) -> xr.DataTree:  # type: ignore[override]
+        """Open a group and all in it; see `xarray.open_datatree`."""
+        return xr.DataTree.from_dict(self.open_groups_as_dict(filename_or_obj, **options))
+
+
+def _holds_array(url: str) -> bool:
+    try:
+        creation.open(url).close()
+    except (FormatError, UnsupportedError, OSError):
+        return False
+    return True
+
+
+def _opened(url: Url, name: str | None, storage_options: Mapping[str, Any] | None) -> Group | NDArray:
+    text = os.fspath(url)
+    if name in (None, "", "/") and not text.rstrip("/").endswith(GROUPS):
+        try:
+            return creation.open(text, storage_options=storage_options)
+        except (FileNotFoundError, FormatError) as error:
+            try:
+                return group.open_group(text, storage_options=storage_options)
+            except (FileNotFoundError, FormatError):
+                raise error from None
+    home = group.open_group(text, storage_options=storage_options)
+    if name is None or not name.strip("/"):
+        return home
+    found = home[name.strip("/")]
+    if not isinstance(found, Group):
+        raise TypeError(f"{name!r} in {home.url} is no group")
+    return found
+
+
+def _stem(url: str) -> str:
+    return url.rstrip("/").rpartition("/")[2].partition(".")[0] or "data"
+
+
+def _decoded(found: Group | NDArray, decoding: Mapping[str, Any]) -> xr.Dataset:
+    if isinstance(found, NDArray):
+        members, attrs, where = {_stem(found.url): found}, {}, found.url
+    else:
+        # The attributes first: a commit in between then shows with its own, and nothing is missing.
+        attrs, where = dict(found.attrs), found.url
+        members = arrays_of(found)
+    ds = StoreBackendEntrypoint().open_dataset(Members(members, attrs), **decoding)
+    ds.encoding["source"] = where
+    return ds
+
+
+def _walk(found: Group | NDArray, path: str) -> Iterator[tuple[str, Group | NDArray]]:
+    yield path, found
+    if isinstance(found, Group):
+        for name, inner in found.groups().items():
+            yield from _walk(inner, f"{path.rstrip('/')}/{name}")

@@ -1,0 +1,371 @@
+"""Writing: datasets, trees and single arrays as groups of arrays, each write one commit."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+import xarray as xr
+
+from b2array.array.array import NDArray
+from b2array.array.dask_chunks import dividing
+from b2array.group import group
+from b2array.group.directory import Directory
+from b2array.group.group import Group
+from b2array.xarray_io import together
+from b2array.xarray_io.backend import Url, arrays_of
+from b2array.xarray_io.encoding import attributes, encoded, is_dask, marked
+from b2array.xarray_io.existing import as_stored, detected, place
+from b2array.xarray_io.together import Part
+
+__all__ = ["Mode", "to_b2array"]
+
+Mode = Literal["w", "w-", "x", "a", "a-", "r+"]
+
+_NAMELESS = "__xarray_dataarray_variable__"
+_NAMED = "__xarray_dataarray_name__"
+"""How xarray stores a single array, so that it finds it again."""
+
+_SMALL_NBYTES = 2**20
+
+
+class _Task(NamedTuple):
+    """What the caller asked for."""
+
+    mode: Mode
+    append_dim: Hashable | None
+    region: Any
+    compute: bool
+    options: Mapping[str, Any]
+
+
+def to_b2array(
+    ds: xr.Dataset | xr.DataArray | xr.DataTree,
+    url: Url,
+    *,
+    mode: Mode | None = None,
+    group: str | None = None,
+    append_dim: Hashable | None = None,
+    region: Mapping[Hashable, slice | Literal["auto"]] | Literal["auto"] | None = None,
+    encoding: Mapping[Hashable, Any] | None = None,
+    write_inherited_coords: bool = False,
+    compute: bool = True,
+    progress: bool = False,
+    scheduler: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Write a dataset, a tree of them or a single array as a group of arrays, in one commit.
+
+    Variables that are dask arrays are computed in one graph, and written in parallel. A reader who opens the group sees
+    all of the commit or nothing of it: never a variable that has grown while its coordinate has not.
+
+    Parameters
+    ----------
+    ds : xarray.Dataset, xarray.DataArray or xarray.DataTree
+        Names of variables and dimensions must be text.
+    url : str or os.PathLike
+        A directory, or a prefix that fsspec understands.
+    mode : {"w-", "x", "w", "a", "a-", "r+"}, optional
+        "w-" or "x": make a new group. "w": replace the group that is there, with all in it. "a": add variables to it,
+        and overwrite the values of those that are there. "a-": the same, but with `append_dim` leave what does not have
+        that dimension as it is. "r+": only overwrite values. The default is "a" with `append_dim`, "r+" with `region`,
+        else "w-".
+    group : str, optional
+        A group in the one at `url`. Groups beside it stay as they are in every mode.
+    append_dim : str, optional
+        Append to variables that are there along this dimension.
+    region : mapping of str to slice, or "auto", optional
+        Write into a part of variables that are there. "auto", for all dimensions or for one, finds the part by the
+        values of the stored coordinate. Variables that are indexes are not written.
+    encoding : mapping, optional
+        For each new variable what takes the place of its ``encoding``: what the CF conventions know, and ``chunks``,
+        ``blocks``, ``cparams``, ``layout`` and ``fill_value`` as `b2array.create` takes them. For a tree, such a
+        mapping for each path of a node.
+    write_inherited_coords : bool, default False
+        For a tree: repeat the coordinates that nodes inherit in each of them.
+    compute : bool, default True
+        Whether to compute dask arrays now. Otherwise all else is written, together with arrays for them that hold the
+        fill value, and the result is a `dask.delayed.Delayed` that computes and commits the rest.
+    progress : bool, default False
+        Show on stderr how far dask arrays have come.
+    scheduler : str, callable or distributed.Client, optional
+        For dask; its default otherwise.
+    storage_options : mapping, optional
+        For fsspec.
+    **options
+        What else `b2array.create` takes, for all new variables.
+
+    Returns
+    -------
+    None or dask.delayed.Delayed
+
+    Raises
+    ------
+    FileExistsError
+        There is a group already.
+    FileNotFoundError
+        There is no group to change.
+    KeyError
+        `encoding` names no variable, or a coordinate is not found for ``region="auto"``.
+    ValueError
+        What is written does not fit what is there, or the encoding. Nothing has happened then.
+    TypeError
+        Values or attributes cannot be stored.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr
+    >>> from b2array.xarray_io import Backend
+    >>> step = xr.Dataset({"level": (("time", "x"), np.zeros((1, 3)))}, {"time": [0]})
+    >>> to_b2array(step, "memory://simulation.b2d")
+    >>> to_b2array(step.assign_coords(time=[1]) + 1, "memory://simulation.b2d", append_dim="time")
+    >>> ds = xr.open_dataset("memory://simulation.b2d", engine=Backend)
+    >>> ds.time.values.tolist(), ds.level.sel(time=1).values.tolist()
+    ([0, 1], [1.0, 1.0, 1.0])
+    """
+    task = _Task(_checked_mode(mode, append_dim, region), append_dim, region, compute, options)
+    nodes = _nodes(ds, encoding or {}, inherit=write_inherited_coords)
+    if isinstance(ds, xr.DataTree) and (append_dim is not None or region is not None):
+        raise TypeError("append_dim and region are for datasets, not for trees")
+    if task.mode in ("w", "x"):
+        # Before anything is touched.
+        new = [(path, *_encoded(node, asked)) for path, node, asked in nodes]
+    with _transaction(url, task.mode, (group or "").strip("/"), storage_options) as target:
+        parts: list[Part] = []
+        if task.mode in ("w", "x"):
+            for path, variables, attrs in new:
+                parts += _created(_inner(target, path), variables, attrs, task)
+        else:
+            for path, node, asked in nodes:
+                inner = _inner(target, path, make=task.mode != "r+")
+                parts += _changed(inner, node, asked, task)
+        if compute and parts:
+            together.now(parts, target.url, progress, scheduler)
+    return None if compute else together.later(parts, os.fspath(url), storage_options or {})
+
+
+# What is asked for.
+
+
+def _checked_mode(mode: Mode | None, append_dim: Hashable | None, region: object) -> Mode:
+    if mode is None:
+        mode = "a" if append_dim is not None else "r+" if region is not None else "w-"
+    if mode not in ("w", "w-", "x", "a", "a-", "r+"):
+        raise ValueError(f"mode must be 'w', 'w-', 'x', 'a', 'a-' or 'r+', not {mode!r}")
+    if append_dim is not None and mode not in ("a", "a-"):
+        raise ValueError(f"cannot set append_dim unless mode='a', mode='a-' or mode=None, found {mode!r}")
+    if region is not None and mode not in ("a", "a-", "r+"):
+        raise ValueError(f"cannot set region unless mode='a', mode='a-', mode='r+' or mode=None, found {mode!r}")
+    if isinstance(region, Mapping) and append_dim is not None and isinstance(region.get(append_dim), slice):
+        raise ValueError(f"cannot list the same dimension in both append_dim and region: {append_dim!r}")
+    return "x" if mode == "w-" else mode
+
+
+def _nodes(
+    ds: xr.Dataset | xr.DataArray | xr.DataTree, encoding: Mapping[Hashable, Any], *, inherit: bool
+) -> list[tuple[str, xr.Dataset, Mapping[Hashable, Any]]]:  # fmt: skip
+    """Return paths below what is written, datasets, and how they are to be encoded."""
+    if isinstance(ds, xr.DataTree):
+        paths = [node.path for node in ds.subtree]
+        if unknown := [path for path in encoding if path not in paths]:
+            raise ValueError(f"unexpected encoding group names: {unknown} are not paths of nodes")
+        return [
+            (
+                node.path[len(ds.path) :].strip("/"),
+                node.to_dataset(inherit=inherit or node is ds),
+                encoding.get(node.path, {}),
+            )
+            for node in ds.subtree
+        ]
+    if isinstance(ds, xr.DataArray):
+        if ds.name is None or ds.name in ds.coords or ds.name in ds.dims:
+            named = {} if ds.name is None else {_NAMED: ds.name}
+            return [("", ds.to_dataset(name=_NAMELESS).assign_attrs(named), encoding)]
+        return [("", ds.to_dataset(), encoding)]
+    return [("", ds, encoding)]
+
+
+def _encoded(ds: xr.Dataset, encoding: Mapping[Hashable, Any]) -> tuple[dict[str, xr.Variable], dict[str, Any]]:
+    variables, attrs = marked(ds)
+    return encoded(variables, encoding), attributes(attrs, "the dataset")
+
+
+# Where it goes.
+
+
+@contextmanager
+def _transaction(
+    url: Url, mode: Mode, name: str, storage_options: Mapping[str, Any] | None
+) -> Iterator[Group]:  # fmt: skip
+    """Open a group for what is written, as it is even if it is to be replaced: the commit does that."""
+    home = _home(url, "a" if name and mode in ("w", "x") else mode, storage_options)
+    inner = home.get(name) if name else home
+    if inner is not None and not isinstance(inner, Group):
+        raise TypeError(f"{name!r} in {home.url} is an array, and no group")
+    if inner is None and mode == "r+":
+        raise FileNotFoundError(f"{home.url}: there is no group {name!r}")
+    if name and inner is not None and mode == "x":
+        raise FileExistsError(f"{home.url}: there is a group {name!r}")
+    with (home if inner is None else inner).transaction(replace=mode == "w" and inner is not None) as changes:
+        yield changes.create_group(name) if inner is None else changes
+
+
+def _home(url: Url, mode: Mode, storage_options: Mapping[str, Any] | None) -> Group:
+    if mode == "w":
+        with suppress(FileNotFoundError):
+            there = group.open_group(url, "r+", storage_options=storage_options)._writable()
+            cast(Directory, there).check_replaceable()
+            mode = "a"
+    elif mode == "x" and "::" not in (text := os.fspath(url)) and "://" not in text:
+        place = Path(text)
+        mode = "a" if place.is_dir() and not any(place.iterdir()) else mode
+    opened: Any = "a" if mode == "a-" else mode
+    return group.open_group(url, opened, storage_options=storage_options)
+
+
+def _inner(target: Group, path: str, *, make: bool = True) -> Group:
+    if not path:
+        return target
+    if make:
+        return target.create_group(path)
+    found = target.get(path)
+    if not isinstance(found, Group):
+        raise FileNotFoundError(f"{target.url}: there is no group {path!r}")
+    return found
+
+
+# Writing.
+
+
+def _created(
+    target: Group, variables: Mapping[str, xr.Variable], attrs: Mapping[str, Any], task: _Task
+) -> Iterator[Part]:  # fmt: skip
+    """Make new variables and attributes; yield what dask is to compute."""
+    _note(target, attrs)
+    for name, variable in variables.items():
+        options = {**task.options, **variable.encoding, "dims": variable.dims, "attrs": variable.attrs}
+        if not is_dask(variable) or not variable.size:
+            target.create(name, data=variable.values, **options)
+            continue
+        options.setdefault("chunks", _chunks(variable))
+        if not task.compute and variable.attrs.get("_FillValue") is not None:
+            options.setdefault("fill_value", variable.attrs["_FillValue"])
+        array = target.create(name, variable.shape, variable.dtype, **options)
+        whole = tuple(slice(0, n) for n in variable.shape)
+        yield Part(f"{target.name}/{name}".lstrip("/"), array, whole, variable.data)
+
+
+def _chunks(variable: xr.Variable) -> Any:
+    """Choose stored chunks that divide those of dask, or small ones that are the same."""
+    cut = variable.chunks or ()
+    if (chosen := dividing(cut, variable.dtype.itemsize)) is not None:
+        return chosen
+    regular = all(len({*lengths[:-1]}) <= 1 and lengths[-1] <= lengths[0] for lengths in cut)
+    first = tuple(lengths[0] for lengths in cut)
+    return first if regular and math.prod(first) * variable.dtype.itemsize <= _SMALL_NBYTES else "auto"
+
+
+def _note(target: Group, attrs: Mapping[str, Any]) -> None:
+    for name, value in attrs.items():
+        known: Any = target.attrs.get(name)
+        if name == "coordinates" and isinstance(known, str):
+            value = " ".join(dict.fromkeys(f"{known} {value}".split()))  # noqa: PLW2901
+        if type(known) is not type(value) or not np.array_equal(known, value):
+            target.attrs[name] = value
+
+
+def _changed(target: Group, ds: xr.Dataset, encoding: Mapping[Hashable, Any], task: _Task) -> Iterator[Part]:
+    """Change variables that are there, and add others; yield what dask is to compute."""
+    arrays, region = arrays_of(target), {}
+    if task.append_dim is not None and task.append_dim not in (known := _sizes(arrays)):
+        raise ValueError(f"append_dim={task.append_dim!r} does not match any existing dataset dimensions: {[*known]}")
+    if task.region is not None:
+        region = detected(task.region, ds, arrays)
+        ds = ds.drop_vars(ds.indexes)
+    variables, attrs = marked(ds)
+    new = {name: variable for name, variable in variables.items() if name not in arrays}
+    _check_new(target, ds, new, arrays, task)
+    if twice := [name for name in encoding if name in arrays]:
+        raise ValueError(f"variables {twice} already exist, but encoding was provided")
+    if task.append_dim is not None:
+        _check_growing(target, variables, arrays, task.append_dim)
+    left = {
+        name: as_stored(name, variable, arrays[name])
+        for name, variable in variables.items()
+        if name in arrays and (task.mode != "a-" or task.append_dim is None or task.append_dim in variable.dims)
+    }
+    where = {name: place(name, arrays[name], each, task.append_dim, region) for name, each in left.items()}
+    if task.mode != "r+":
+        yield from _created(target, encoded(new, encoding), attributes(attrs, "the dataset"), task)
+    for name, variable in left.items():
+        array = _widened(target, name, arrays[name], variable.dtype, task)
+        stops = tuple(max(n, part.stop) for n, part in zip(array.shape, where[name], strict=True))
+        grown = stops != array.shape
+        if grown:
+            array.resize(stops)
+        if is_dask(variable) and variable.size:
+            yield Part(f"{target.name}/{name}".lstrip("/"), array, where[name], variable.data)
+        elif grown or task.append_dim is None or not _holds(array[where[name]], variable.values):
+            array[where[name]] = variable.values
+
+
+def _sizes(arrays: Mapping[str, NDArray]) -> dict[str, int]:
+    return {dim: n for array in arrays.values() for dim, n in zip(array.dims or (), array.shape, strict=False) if dim}
+
+
+def _holds(stored: npt.NDArray[Any], values: npt.NDArray[Any]) -> bool:
+    """Whether nothing would change, as where each step of a simulation repeats the coordinates."""
+    return np.asarray(stored).tobytes() == values.astype(stored.dtype).tobytes()
+
+
+def _check_new(
+    target: Group, ds: xr.Dataset, new: Mapping[str, xr.Variable], arrays: Mapping[str, NDArray], task: _Task
+) -> None:  # fmt: skip
+    """Refuse new variables where there may be none, and those whose sizes are not those of what is there."""
+    if new and task.mode == "r+":
+        raise ValueError(
+            f"the dataset contains non-pre-existing variables: {target.url} has no variables {sorted(new)}; mode='a' "
+            "adds some"
+        )
+    if task.append_dim is not None and task.append_dim not in ds.dims:
+        raise ValueError(f"the dataset has no dimension {task.append_dim!r}")
+    sizes = _sizes(arrays)
+    for name, variable in new.items():
+        for dim, n in variable.sizes.items():
+            if sizes.get(str(dim), n) != n:
+                raise ValueError(
+                    f"{target.url} has no variables {[name]}, and new ones must have {sizes[str(dim)]} items along "
+                    f"{dim!r}, not {n}"
+                )
+
+
+def _check_growing(
+    target: Group, variables: Mapping[str, xr.Variable], arrays: Mapping[str, NDArray], dim: Hashable
+) -> None:  # fmt: skip
+    grow = {name for name, array in arrays.items() if dim in (array.dims or ())}
+    if left := sorted(grow - variables.keys()):
+        raise ValueError(f"{target.url}: variables {left} would not grow along {dim!r} with the others")
+
+
+def _widened(target: Group, name: str, array: NDArray, dtype: np.dtype[Any], task: _Task) -> NDArray:
+    """Give stored text the width that new text needs, as part of the same commit."""
+    if dtype.kind not in "SU" or dtype.itemsize <= array.itemsize:
+        return array
+    if task.mode == "r+":
+        raise ValueError(
+            f"variable {name!r} is stored as {array.dtype}, which cannot hold {dtype}; mode='a' makes it wider"
+        )
+    values = array[...].astype(dtype)
+    form: dict[str, Any] = {
+        "chunks": array.chunks, "cparams": array.cparams, "dims": array.dims, "attrs": dict(array.attrs),
+        "layout": array.info["layout"],
+    }  # fmt: skip
+    del target[name]
+    return target.create(name, data=values, **form)

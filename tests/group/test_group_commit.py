@@ -1,0 +1,361 @@
+"""A commit of several members under stress: writers that die, fail or meet each other at every operation of a store.
+
+Stores: local files, and memory that behaves as an object store, which has no locks and compares versions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import blosc2
+import numpy as np
+import pytest
+
+import b2array
+from b2array import Group, config, open_group
+from b2array.errors import B2ArrayError, ConflictError
+from b2array.store import base
+from b2array.store.base import COMPARE_AND_SWAP
+from b2array.store.open import open_store
+
+# python-blosc2 looks at what a killed writer has left beside a member.
+pytestmark = pytest.mark.filterwarnings("ignore:External leaf")
+
+WRITES = ("create", "replace", "append", "patch", "delete", "adopt")
+READS = ("read", "gather", "head", "stamp", "walk", "listing")
+Contents = dict[str, Any]
+_serials = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _steady(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let operations come in the same order each time, reads reach the store, and writers not wait long."""
+    monkeypatch.setattr(base, "_LONGEST_PAUSE", 0.001)
+    with config.using(threads=1, cache_bytes=0):
+        yield
+
+
+class Killed(BaseException):
+    """Stands for the end of a process: nothing that it does afterwards reaches the store."""
+
+
+class Operations:
+    """The operations of stores in the order in which they come; one of them can be met by something."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.thread: int | None = None
+        self.meet: Callable[[int, str, Callable[[], Any]], Any] | None = None
+
+    def run(self, name: str, call: Callable[[], Any]) -> Any:
+        """Count an operation of the thread that is looked at; what it calls itself is part of it."""
+        if self.thread != threading.get_ident():
+            return call()
+        number = len(self.names)
+        self.names.append(name)
+        self.thread = None
+        try:
+            return call() if self.meet is None else self.meet(number, name, call)
+        finally:
+            self.thread = threading.get_ident()
+
+    def watch(
+        self, task: Callable[[], object], meet: Callable[[int, str, Callable[[], Any]], Any] | None = None
+    ) -> list[str]:
+        """Do something, and return the operations that it took; raises what it raises."""
+        self.names, self.meet, self.thread = [], meet, threading.get_ident()
+        try:
+            task()
+        finally:
+            self.thread = None
+        return self.names
+
+
+class Place:
+    """Where groups are made, each in a new place, and the operations there."""
+
+    def __init__(self, kind: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kind, self.directory, self.operations = kind, directory, Operations()
+        store = type(open_store(self.new()))
+        if kind == "compared":
+            monkeypatch.setattr(store, "guarantee", COMPARE_AND_SWAP)
+            monkeypatch.setattr(store, "lock", lambda *_, **__: nullcontext())
+        for each in store.__mro__:
+            for name in (*WRITES, *READS):
+                if inspect.isfunction(vars(each).get(name)):
+                    monkeypatch.setattr(each, name, self._watched(name, vars(each)[name]))
+
+    def _watched(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def operation(store: Any, *args: Any, **options: Any) -> Any:
+            def call(*others: Any) -> Any:
+                return original(store, *(others or args), **options)
+
+            if name == "append":  # a file may be cut anywhere
+                call.half = lambda: call(*args[:2], _half(args[2]))  # type: ignore[attr-defined]
+            return self.operations.run(name, call)
+
+        return operation
+
+    def new(self) -> str:
+        number = next(_serials)
+        return str(self.directory / f"{number}.b2d") if self.kind == "local" else f"memory://test-commit-{number}.b2d"
+
+
+def _half(pieces: Any) -> bytes:
+    content = pieces if isinstance(pieces, bytes) else b"".join(pieces)
+    return content[: len(content) // 2]
+
+
+@pytest.fixture(params=["local", "compared"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return Place(request.param, tmp_path, monkeypatch)
+
+
+def prepared(url: str) -> Group:
+    """Make a group with members of every kind: in a file, in a directory, to be replaced, to go, attributes."""
+    group = open_group(url, "w")
+    first = {"chunks": (4,), "blocks": (2,)}
+    sparse = {"layout": "sparse"}
+    group.create("time", data=np.arange(3), **first)
+    group.create("level", data=np.arange(3.0), **first, **sparse)
+    group.create("a/again", data=[1, 2], **sparse)
+    group.create("gone", data=[3])
+    group.attrs["n"] = 3
+    return group
+
+
+def change(group: Group, *, overwrite: bool = False) -> None:
+    """Change everything, in one commit."""
+    with group.transaction() as changes:
+        for name in ("time", "level"):
+            held = changes[name]
+            held.resize(8)
+            held[2:] = np.arange(2, 8)
+        changes.attrs["n"] = 8
+        changes["a"].attrs["new"] = "yes"
+        changes.create("a/new", data=[7, 8], overwrite=overwrite)
+        del changes["gone"], changes["a/again"]
+        changes.create("a/again", data=[5.5, 6.5, 7.5], layout="sparse")
+
+
+def begin_again(group: Group, *, overwrite: bool = False) -> None:
+    """Put other members in the place of all, in one commit."""
+    with group.transaction(replace=True) as changes:
+        changes.create("time", data=np.arange(5) + 1, chunks=(2,), blocks=(2,))
+        changes.create("level", data=np.arange(5.0) + 1, chunks=(2,), blocks=(2,), layout="sparse")
+        changes.create("a/other", data=[1], overwrite=overwrite)
+        changes.attrs["m"] = 1
+
+
+STORIES = pytest.mark.parametrize("story", [change, begin_again])
+
+
+def found(url: str, mode: Any = "r") -> Contents:
+    return contents(open_group(url, mode))
+
+
+def contents(group: Group) -> Contents:
+    inner = {f"{name}/{key}": value for name, each in group.groups().items() for key, value in contents(each).items()}
+    attrs = {f"@{name}": value for name, value in group.attrs.items()}
+    return {**{name: each[...].tolist() for name, each in group.arrays().items()}, **attrs, **inner}
+
+
+def states(place: Place, story: Callable[..., None]) -> tuple[Contents, Contents, list[str]]:
+    """Return what is found before and after, and the operations between."""
+    group = prepared(url := place.new())
+    before = found(url)
+    names = place.operations.watch(lambda: story(group))
+    after = found(url)
+    assert before != after
+    assert set(names) & set(WRITES)
+    return before, after, names
+
+
+def check_all_follow(place: Place, url: str, expected: Contents) -> None:
+    """Check that the members' own frames are what the group says, for readers who know no group."""
+    for name, values in expected.items():
+        if "@" not in name:
+            own = next(own for suffix in (".b2nd", ".b2f") if (own := _own(f"{url}/{name}{suffix}")) is not None)
+            assert own == values, name
+    if place.kind == "local":  # python-blosc2 finds members by their files, also one that was not committed
+        tree = blosc2.DictStore(url, mode="r")
+        members = {key[1:] for key in set(tree.keys()) if "__vlmeta__" not in key and ".b2nd." not in key}
+        assert members - expected.keys() <= {"a/new", "a/other"}
+        for name in members & expected.keys():
+            assert tree[f"/{name}"][:].tolist() == expected[name]
+
+
+def _own(url: str) -> Any:
+    with suppress(FileNotFoundError):
+        return b2array.open(url)[...].tolist()
+    return None
+
+
+def _goes_on(place: Place, url: str, expected: Contents) -> None:
+    """Let the next writer come, who completes what another one has left."""
+    group = open_group(url, "r+")
+    assert contents(group) == expected
+    with group.transaction() as changes:
+        changes["time"][0] = changes["level"][0] = 50
+    expected = {**expected, "time": [50, *expected["time"][1:]], "level": [50.0, *expected["level"][1:]]}
+    for mode in ("r", "r+"):
+        assert found(url, mode) == expected
+    check_all_follow(place, url, expected)
+    for held in (group["time"], group["level"]):
+        assert b2array.verify(held.url, deep=True).problems == ()
+    group.create("a/new", data=[1], overwrite=True)
+    assert found(url) == {**expected, "a/new": [1]}
+
+
+@STORIES
+@pytest.mark.parametrize("half", [False, True])
+def test_a_writer_that_is_killed_at_any_operation_leaves_all_or_nothing(
+    place: Place, story: Callable[..., None], half: bool
+) -> None:
+    before, after, names = states(place, story)
+    outcomes = []
+    for at, name in enumerate(names):
+        if name not in WRITES or (half and name != "append"):
+            continue
+        group = prepared(url := place.new())
+        earlier = open_group(url)
+        assert sorted(earlier) == sorted(group)
+
+        def die(number: int, _: str, call: Any, at: int = at) -> Any:
+            if number < at:
+                return call()
+            if number == at and half:
+                call.half()
+            raise Killed
+
+        with pytest.raises(Killed):
+            place.operations.watch(lambda: story(group), die)  # noqa: B023
+        outcomes.append(found(url) == after)
+        expected = after if outcomes[-1] else before
+        assert found(url) == expected, (at, name)
+        with suppress(ConflictError):
+            assert contents(earlier) == before, (at, name)
+        _goes_on(place, url, expected)
+    assert outcomes == sorted(outcomes)
+    assert half or {*outcomes} == {False, True}
+
+
+@pytest.mark.parametrize("way", ["fails", "is lost"])
+def test_an_operation_that_fails_leaves_all_or_nothing(place: Place, way: str) -> None:
+    before, after, names = states(place, change)
+    for at, name in enumerate(names):
+        if name not in WRITES and (way == "is lost" or at % 7):
+            continue
+        group = prepared(url := place.new())
+
+        def fail(number: int, _: str, call: Any, at: int = at) -> Any:
+            if number != at:
+                return call()
+            if way == "is lost":
+                call()
+            raise TimeoutError("injected")
+
+        failure = None
+        try:
+            place.operations.watch(lambda: change(group), fail)  # noqa: B023
+        except (OSError, B2ArrayError) as error:
+            failure = error
+        assert found(url) == (before if failure else after), (at, name, failure)
+        if failure:
+            group.refresh()
+            change(group, overwrite=True)
+        assert found(url, "r+") == after, (at, name, failure)
+        assert contents(group) == after
+        check_all_follow(place, url, after)
+
+
+@STORIES
+def test_readers_see_all_or_nothing_at_every_operation(place: Place, story: Callable[..., None]) -> None:
+    before, after, _ = states(place, story)
+    group = prepared(url := place.new())
+    seen = []
+    earlier = open_group(url)
+    assert contents(earlier) == before
+    handles = earlier.arrays()
+
+    def look(_: int, name: str, call: Any) -> Any:
+        result = call()
+        if name in WRITES:
+            seen.append(found(url))
+            with suppress(ConflictError):
+                assert contents(earlier) == before
+            with suppress(ConflictError, FileNotFoundError, b2array.errors.ChunkMissingError):
+                assert {each: held[...].tolist() for each, held in handles.items()}.items() <= before.items()
+        return result
+
+    place.operations.watch(lambda: story(group), look)
+    seen.append(found(url))
+    assert [each for each, _ in itertools.groupby(seen)] == [before, after]
+
+
+@pytest.mark.parametrize("clash", [False, True])
+def test_two_writers_that_meet_at_any_operation_both_win_or_one_is_told(place: Place, clash: bool) -> None:
+    """The second writer commits while the first one is at some operation, or right after it, if there are locks."""
+
+    def others(url: str) -> None:
+        with open_group(url, "r+").transaction() as changes:
+            changes["time" if clash else "free"][0] = 40
+            changes.create("from/others", data=[9])
+
+    def both(ours: Contents) -> Contents:
+        touched = {"time": [40, *ours["time"][1:]]} if clash else {"free": [40]}
+        return {**ours, **touched, "from/others": [9]}
+
+    def prepare() -> Group:
+        group = prepared(place.new())
+        group.create("free", data=[0])
+        return group
+
+    group = prepare()
+    before = found(group.url)
+    names = place.operations.watch(lambda: change(group))
+    after = found(group.url)
+    outcomes = set()
+    writes = [at for at, name in enumerate(names) if name in WRITES]
+    for at in sorted({*writes[clash::2], *range(3 + clash, len(names), 14)}):
+        group = prepare()
+        failures: list[BaseException] = []
+
+        def write(url: str, failures: list[BaseException] = failures) -> None:
+            try:
+                others(url)
+            except BaseException as error:  # noqa: BLE001 - looked at below
+                failures.append(error)
+
+        second = threading.Thread(target=write, args=[group.url])
+
+        def meet(number: int, _: str, call: Any, at: int = at, second: threading.Thread = second) -> Any:
+            if number == at:
+                second.start()
+                second.join(30 if place.kind == "compared" else 0.2)
+            return call()
+
+        failure = None
+        try:
+            place.operations.watch(lambda: change(group), meet)  # noqa: B023
+        except ConflictError as error:
+            failure = error
+        second.join(60)
+        assert not second.is_alive()
+        told = (failure is not None, bool(failures))
+        assert told != (True, True)
+        assert all(isinstance(each, ConflictError) for each in failures)
+        # One that commits first lets the other come second, or fail.
+        expected = {(True, False): [both(before)], (False, True): [after], (False, False): [both(after)]}[told]
+        assert found(group.url) in expected, (at, names[at], told)
+        assert found(group.url, "r+") in expected
+        check_all_follow(place, group.url, expected[0])
+        outcomes.add(told)
+    assert (False, False) in outcomes
+    assert not clash or len(outcomes) > 1

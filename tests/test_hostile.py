@@ -1,0 +1,681 @@
+"""Damaged bytes in every parser, reading and writing: values, or an error of ours that says where; no hang, no crash.
+
+A long run is ``pytest tests/test_hostile.py --hostile 1000000 -k "chunks or streams"``. Each test prints its seed, and
+an error says which input of which seed it is.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import random
+import shutil
+import struct
+import threading
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import blosc2
+import msgpack
+import numpy as np
+import pytest
+from chunks import CODECS
+
+import b2array
+from b2array import codecs, config
+from b2array.bloscpack import undo
+from b2array.codec import cblosc, encode, lazy
+from b2array.codec.chunk import head_nbytes
+from b2array.codec.cparams import CParams
+from b2array.codec.header import CODEC_FORMATS, CodecId
+from b2array.engine import snapshot
+from b2array.engine.handle import Handle
+from b2array.errors import B2ArrayError, FormatError, UnsupportedError
+from b2array.format import attributes, b2nd, dtypes, fingerprint, metalayers
+from b2array.grid import layout
+from b2array.group.manifest import Manifest
+from b2array.store.memory import MemoryStore
+
+VALUES = np.arange(24 * 20, dtype="<i4").reshape(24, 20) ** 2 % 9973
+SLOWEST = 120
+"""Seconds after which an input counts as one that never ends."""
+
+pytestmark = pytest.mark.timeout(0)  # many inputs take long, one of them never does
+Use = Callable[[random.Random, Path], None]
+
+
+@pytest.fixture(autouse=True)
+def small() -> Iterator[None]:
+    """Damaged shapes may ask for any result, as those of intact files may."""
+    limits = config.Limits(chunk_nbytes=2**22, index_nbytes=2**16, metadata_nbytes=2**20)
+    with config.using(threads=1, cache_bytes=0, limits=limits), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """End the process, and show what every thread does, if the block takes too long."""
+    faulthandler.dump_traceback_later(SLOWEST, exit=True)  # those who need longer set it again
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def mutated(rng: random.Random, content: bytes, start: int = 0) -> bytes:
+    """Return bytes with some damage from `start` on."""
+    data = bytearray(content)
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
+        at, size = rng.randrange(start, len(data) + 1), rng.choice((1, 1, 1, 2, 4, 8, 32))
+        what = rng.randrange(10)
+        if what < 4 and at < len(data):
+            data[at] ^= 1 << rng.randrange(8)
+        elif what == 4:
+            data[at : at + size] = rng.randbytes(len(data[at : at + size]))
+        elif what == 5:
+            data[at : at + size] = rng.choice((b"\0", b"\xff", b"\x7f", b"\x80")) * len(data[at : at + size])
+        elif what == 6:
+            other = rng.randrange(len(data) + 1)
+            data[at : at + size] = data[other : other + len(data[at : at + size])]
+        elif what == 7:
+            data[at:at] = rng.randbytes(size)
+        elif what == 8:
+            del data[at : at + size]
+        elif rng.random() < 0.3:
+            del data[at:]
+    return bytes(data)
+
+
+def check(subject: str, number: int, seed: int, verb: Callable[[], object], place: str = "") -> bool:
+    """Call what uses damaged bytes; return whether it was refused."""
+    try:
+        with np.errstate(all="ignore"):
+            verb()
+    except (B2ArrayError, FileNotFoundError) as error:
+        if place not in str(error):
+            pytest.fail(f"{subject} {number} of seed {seed}: {error!r} does not name {place}")
+        return True
+    except BaseException as error:
+        raise AssertionError(f"{subject} {number} of seed {seed}: {error!r}") from error
+    return False
+
+
+# Chunks and streams, on the main thread and on another one.
+
+
+def each_half(subject: str, seed: int, count: int, one: Callable[[random.Random], object]) -> None:
+    """Call `one` with `count` generators, half of the times on the main thread and half of them on another one."""
+    found: list[BaseException] = []
+    refused = 0
+
+    def work(numbers: range) -> None:
+        nonlocal refused
+        try:
+            for number in numbers:
+                if number % 256 == 0:
+                    faulthandler.dump_traceback_later(SLOWEST, exit=True)
+                rng = random.Random(f"{subject} {seed} {number}")
+                refused += check(subject, number, seed, lambda: one(rng))  # noqa: B023 - called at once
+        except BaseException as error:  # noqa: BLE001 - raised again by the main thread
+            found.append(error)
+
+    with watched():
+        work(range(count // 2))
+        other = threading.Thread(target=work, args=(range(count // 2, count),))
+        other.start()
+        other.join()
+    if found:
+        raise found[0]
+    assert 0 < refused < count
+
+
+def patterns(rng: random.Random, nbytes: int) -> bytes:
+    items = rng.choice((
+        np.arange(nbytes // 4) * 7 % 9111, np.repeat(np.arange(nbytes // 32 + 1) % 50, 8),
+        np.array([rng.randrange(2000) for _ in range(nbytes // 4)]), (np.arange(nbytes // 4) % 7 == 0) * 3,
+    ))  # fmt: skip
+    return items.astype("<i4").tobytes()[:nbytes]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_damaged_chunks_are_read_or_refused(codec: str, hostile: int, hostile_seed: int) -> None:
+    rng = random.Random(hostile_seed)
+    intact = [
+        encode.encode(
+            patterns(rng, nbytes), typesize=typesize, blocksize=blocksize,
+            cparams=CParams(codec, filters=filters, splitmode=splitmode, use_dict=use_dict),
+        )
+        for filters in (("shuffle",), ("bitshuffle",), (), ("delta", "shuffle"), ("shuffle", "bytedelta"))
+        for splitmode in ("auto", "always", "never")
+        for nbytes, blocksize in ((4096, 512), (40000, 8000))
+        for typesize in (1, 4)
+        for use_dict in {False, codec in ("lz4", "zstd") and (nbytes, typesize, splitmode) == (40000, 4, "auto")}
+    ]  # fmt: skip
+
+    def one(rng: random.Random) -> None:
+        # The head is small, and found damaged most of the time.
+        b2array.decompress(mutated(rng, rng.choice(intact), rng.choice((0, 32, 32))))
+
+    each_half(f"{codec} chunk", hostile_seed, hostile, one)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_damaged_streams_are_read_or_refused(codec: str, hostile: int, hostile_seed: int) -> None:
+    rng, number = random.Random(hostile_seed), CodecId[codec.upper()]
+    intact = []
+    for nbytes in (200, 1000, 4096, 40000):
+        data = np.frombuffer(patterns(rng, nbytes), np.uint8)
+        payload = cblosc.encode_stream(number, data, 5)
+        if payload is not None:
+            intact.append((payload, nbytes))
+
+    def one(rng: random.Random) -> None:
+        payload, nbytes = rng.choice(intact)
+        payload = mutated(rng, payload)
+        if rng.random() < 0.1:
+            nbytes += rng.choice((-1, 1, 100))
+        if codec == "blosclz" or rng.random() < 0.5:
+            cblosc.decode_stream(CODEC_FORMATS[number], payload, nbytes)
+        else:
+            codecs.decode(number, payload, nbytes)
+
+    each_half(f"{codec} stream", hostile_seed, hostile, one)
+
+
+# What is written small and parsed alone.
+
+
+LAZY = [
+    encode.encode(VALUES, typesize=4, blocksize=480, cparams=CParams(codec)) for codec in ("lz4", "zstd", "blosclz")
+]
+PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
+    "metalayers": (
+        [metalayers.pack((("b2nd", b"1234"), ("x", b"")), 2, uncounted=1).rjust(40, b"\0")],
+        lambda data: metalayers.unpack(data, 2),
+    ),
+    "b2nd": (
+        [
+            b2nd.pack(layout.Layout((10, 7), (4, 4), (3, 2), dtypes.parse_dtype(text), text))
+            for text in ("<f8", "[('x', '<i4'), ('y', '<f8', (2,))]", "|V3", "('<f4', (2,))")
+        ],
+        lambda data: (b2nd.unpack(data, chunksize=192), b2nd.unpack_caterva(data, 4), b2nd.shape_of(data)),
+    ),
+    "attribute": (
+        [
+            attributes.encode_attr(value)
+            for value in ({"a": [1, 2.5, "x"], "b": (1, None)}, np.arange(6).reshape(2, 3), {1, 2}, 3 + 4j, "text",
+                          np.zeros(2, [("a", "<i4"), ("b", "<f8")]), np.array([1, "a", None], object))
+        ],
+        attributes.decode_attr,
+    ),
+    "lazy chunk": (
+        [lazy.pack(chunk[: head_nbytes(chunk)], 0, 0) for chunk in LAZY],
+        lazy.unpack,
+    ),
+    "manifest of a group": (
+        [
+            Manifest({"a/b": "a/b.b2nd", "c": "c.b2f"}, "0123456789abcdef", 3).pack(),
+            Manifest(None, "0123", 7, {"a.b2nd": b"header", "b.b2nd": "0123456789abcdef"}, ("c.b2nd",)).pack(),
+        ],
+        lambda data: Manifest.unpack(data).pack(),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_damaged_metadata_are_read_or_refused(parser: str, hostile: int, hostile_seed: int) -> None:
+    intact, parse = PARSERS[parser]
+    each_half(parser, hostile_seed, hostile, lambda rng: parse(mutated(rng, rng.choice(intact))))
+
+
+# Files.
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A file or directory, and what may be done with it when it is damaged."""
+
+    make: Callable[[Path], None]
+    uses: tuple[Use, ...]
+    sealed: bool = False
+    """Whether a fingerprint is put on the damage, so that it gets through to the parsers behind."""
+
+
+def our_array(layout: str, codec: str = "lz4") -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        cparams, values = CParams(codec), VALUES
+        if codec == "zlib":
+            cparams, values = (
+                CParams(codec, filters=("trunc_prec", "shuffle"), filters_meta=(10,)),
+                VALUES.astype("<f4"),
+            )
+        a = b2array.asarray(
+            values, url=path, chunks=(12, 10), blocks=(6, 5), layout=layout, attrs={"unit": "K", "list": [1, 2]},
+            dims=("y", "x"), cparams=cparams,
+        )  # fmt: skip
+        a[:12] = a[:12] + 1
+        a[12:, :10] = 0
+        a.close()
+
+    return make
+
+
+def stock_array(*, contiguous: bool) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        a = blosc2.asarray(
+            VALUES, chunks=(12, 10), blocks=(6, 5), urlpath=str(path), contiguous=contiguous, meta={"m": {"k": 1}},
+            cparams={"typesize": 4, "nthreads": 1, "codec": blosc2.Codec.LZ4},
+        )  # fmt: skip
+        a.schunk.vlmeta["note"] = "a text"
+
+    return make
+
+
+def make_schunk(path: Path) -> None:
+    with b2array.create_schunk(path, chunksize=0, typesize=4, meta={"m": [1, 2]}) as s:
+        for n in range(1, 5):
+            s.append_data(VALUES[:n])
+        s.vlmeta["v"] = {"a": 1}
+
+
+def read_array(rng: random.Random, path: Path) -> None:
+    with b2array.open(path) as a:
+        if a.nbytes > 2**20 or a.nchunks > 1000:
+            return
+        a[...], str(a.info), dict(a.attrs), a.fill_value, a.dims, dict(a.meta), a.cparams
+        if a.size:
+            a[tuple(rng.randrange(n) for n in a.shape)]
+
+
+def write_array(rng: random.Random, path: Path) -> None:
+    with b2array.open(path, "r+") as a:
+        if a.nbytes > 2**20 or a.nchunks > 1000 or a.ndim != 2:
+            return
+        for what in rng.sample(range(7), 2):
+            rows, columns = a.shape
+            if what == 0 and a.size:
+                a[rng.randrange(rows)] = np.zeros((), a.dtype)
+            elif what == 1 and rows < 100 and columns < 100:
+                a.resize((rows + 3, columns + 5))
+            elif what == 2:
+                a.resize((rows // 2, columns))
+            elif what == 3 and columns < 1000:
+                a.append(np.ones((1, columns)).astype(a.dtype))
+            elif what == 4:
+                a.attrs["new"] = [1, "x"]
+            elif what == 5:
+                dict(a.attrs)
+                for name in list(a.attrs)[:1]:
+                    del a.attrs[name]
+            elif what == 6 and a.size:
+                with a.transaction():
+                    a[0, 0] = np.zeros((), a.dtype)
+                    a[rows - 1] = np.zeros((), a.dtype)
+
+
+def write_schunk(rng: random.Random, path: Path) -> None:
+    with b2array.open_schunk(path, "r+") as s:
+        if len(s) > 1000:
+            return
+        for what in rng.sample(range(6), 2):
+            if what == 0 and len(s):
+                s.delete_chunk(rng.randrange(len(s)))
+            elif what == 1 and 0 < s.chunksize < 2**16:
+                s.append_data(bytes(s.chunksize))
+            elif what == 2 and len(s):
+                s.update_chunk(0, s.get_chunk(len(s) - 1))
+            elif what == 3:
+                s.vlmeta["w"] = [1, "x"]
+            elif what == 4 and len(s):
+                s.insert_chunk(0, s.get_chunk(0))
+            elif what == 5:
+                s.reorder(list(range(len(s)))[::-1])
+
+
+def read_schunk(rng: random.Random, path: Path) -> None:
+    with b2array.open_schunk(path) as s:
+        if len(s) > 1000:
+            return
+        dict(s.meta), dict(s.vlmeta), repr(s)
+        for n in range(len(s)):
+            s.decompress_chunk(n)
+            s.lazy_chunk(n)
+        s.get_slice(0, min(100, s.nbytes // max(1, s.typesize)))
+
+
+def look_after(rng: random.Random, path: Path) -> None:
+    verb = rng.choice((
+        lambda: b2array.verify(path, deep=rng.random() < 0.7),
+        lambda: b2array.repair(path, dry_run=rng.random() < 0.5, backup=rng.random() < 0.5),
+        lambda: b2array.repair(path, trust_order=True),
+        lambda: b2array.vacuum(path, grace="0s", dry_run=rng.random() < 0.5),
+        lambda: b2array.repack(path),
+    ))  # fmt: skip
+    verb()
+
+
+def copy_array(rng: random.Random, path: Path) -> None:
+    with b2array.open(path) as a:
+        if a.nbytes > 2**20 or a.nchunks > 1000:
+            return
+        a.copy(**rng.choice(({}, {"chunks": (3,) * a.ndim}, {"cparams": CParams("zstd")})))
+        a.to_bytes()
+
+
+FRAME_USES = (read_array, write_array, write_array, read_schunk, write_schunk, look_after, look_after, copy_array)
+
+
+def make_group(path: Path) -> None:
+    group = b2array.open_group(path, "w")
+    group.create("air/temperature", data=VALUES, chunks=(12, 10), blocks=(6, 5))
+    group.create("air/pressure", data=VALUES[0])
+    group.attrs["place"] = "roof"
+    with group.transaction() as joint:
+        joint["air/pressure"][0] = 7
+
+
+def make_store(path: Path) -> None:
+    """Write a directory as python-blosc2 does, with small members embedded in a frame."""
+    with blosc2.TreeStore(str(path), mode="w", threshold=1000) as store:
+        store["/a"] = VALUES
+        store["/b/c"] = np.arange(10)
+        store.vlmeta["place"] = "roof"
+
+
+def make_archive(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.b2nd", b2array.asarray(VALUES).to_bytes())
+        archive.writestr("b/c.b2nd", b2array.asarray(VALUES[0]).to_bytes())
+        archive.comment = b"comment"
+
+
+def read_group(rng: random.Random, path: Path) -> None:
+    group = b2array.open_group(path)
+    list(group)
+    for name in ("air/temperature", "air/pressure", "a", "b/c"):
+        if name in group:
+            a = group[name]
+            if isinstance(a, b2array.NDArray) and a.nbytes < 2**20 and a.nchunks < 1000:
+                a[...], dict(a.attrs)
+    dict(group.attrs), repr(group), group._repr_html_()
+
+
+def write_group(rng: random.Random, path: Path) -> None:
+    group = b2array.open_group(path, rng.choice(("r+", "a")))
+    what = rng.randrange(5)
+    if what == 0:
+        with group.transaction() as joint:
+            for name in ("air/pressure", "b/c"):
+                if name in joint and isinstance(joint[name], b2array.NDArray) and joint[name].shape == (10,):
+                    joint[name][0] = 3
+            joint.attrs["x"] = 1
+            joint.create("new", data=[1, 2])
+    elif what == 1:
+        group.create("fresh/one", data=[1, 2, 3])
+        group["fresh/one"][0] = 5
+    elif what == 2:
+        group.attrs["x"] = [1]
+    elif what == 3:
+        for name in ("air/temperature", "a", "b/c"):
+            if name in group:
+                del group[name]
+    else:
+        with group.transaction() as joint:
+            for name in ("air/pressure", "b"):
+                if name in joint:
+                    del joint[name]
+
+
+def make_bloscpack(path: Path) -> None:
+    b2array.bloscpack.pack(VALUES, path, chunk_size=400, metadata={"note": "x"} if path.stem == "m" else None)
+
+
+def use_bloscpack(rng: random.Random, path: Path) -> None:
+    what = rng.randrange(3)
+    if what == 0:
+        b2array.bloscpack.unpack(path)
+    elif what == 1:
+        with b2array.bloscpack.open(path) as held:
+            _ = held.metadata, repr(held)
+            for n in range(min(held.nchunks, 50)):
+                held.get_chunk(n)
+    else:
+        b2array.bloscpack.append(path, VALUES[:2])
+        b2array.bloscpack.unpack(path)
+
+
+FILES = {
+    "contiguous": Subject(our_array("contiguous"), FRAME_USES),
+    "contiguous, sealed": Subject(our_array("contiguous"), FRAME_USES, sealed=True),
+    "truncated floats, sealed": Subject(our_array("contiguous", "zlib"), FRAME_USES, sealed=True),
+    "sparse": Subject(our_array("sparse"), FRAME_USES),
+    "sparse, sealed": Subject(our_array("sparse", "zstd"), FRAME_USES, sealed=True),
+    "stock": Subject(stock_array(contiguous=True), FRAME_USES),
+    "stock sparse": Subject(stock_array(contiguous=False), FRAME_USES),
+    "super-chunk": Subject(make_schunk, FRAME_USES),
+    "super-chunk, sealed": Subject(make_schunk, FRAME_USES, sealed=True),
+    "group": Subject(make_group, (read_group, write_group, write_group)),
+    "group, sealed": Subject(make_group, (read_group, write_group, write_group), sealed=True),
+    "store": Subject(make_store, (read_group, write_group, write_group)),
+    "archive": Subject(make_archive, (read_group,)),
+    "bloscpack": Subject(make_bloscpack, (use_bloscpack,)),
+}
+SUFFIX = {"group": ".b2d", "group, sealed": ".b2d", "store": ".b2d", "archive": ".b2z", "bloscpack": ".blp"}
+
+
+def resealed(content: bytes) -> bytes:
+    """Put the fingerprint on a frame that its header, index and trailer have now."""
+    if content[2:9] != b"b2frame" or len(content) < 120:
+        return content
+    header_len = struct.unpack_from(">i", content, 0x0B)[0]
+    nbytes, cbytes = struct.unpack_from(">q", content, 0x1E)[0], struct.unpack_from(">q", content, 0x27)[0]
+    start = header_len + (cbytes if nbytes and not content[0x1A] else 0)
+    if not 87 <= header_len <= start <= len(content) - 25:
+        return content
+    return content[:-16] + fingerprint.fingerprint(content[:header_len], content[start:])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_damaged_files_are_read_and_written_or_refused(
+    name: str, hostile: int, hostile_seed: int, tmp_path: Path
+) -> None:
+    subject = FILES[name]
+    original = tmp_path / f"original{SUFFIX.get(name, '.b2nd')}"
+    subject.make(original)
+    victims = sorted(path for path in original.rglob("*") if path.is_file()) if original.is_dir() else [original]
+    victims = [path for path in victims if path.suffix != ".b2lock"]
+    path = tmp_path / f"damaged{original.suffix}"
+    refused = 0
+    with watched():
+        for number in range(hostile // 4):
+            faulthandler.dump_traceback_later(SLOWEST, exit=True)
+            rng = random.Random(f"{name} {hostile_seed} {number}")
+            victim = rng.choice(victims)
+            content = victim.read_bytes()
+            if not content:
+                continue
+            damaged = damage(rng, name, content)
+            remove(tmp_path, path)
+            if original.is_dir():
+                shutil.copytree(original, path)
+            target = path / victim.relative_to(original) if original.is_dir() else path
+            target.write_bytes(resealed(damaged) if subject.sealed else damaged)
+            use = rng.choice(subject.uses)
+            # An embedded member is in memory, and says so.
+            place = "" if name == "store" else path.name
+            refused += check(f"{name} ({use.__name__})", number, hostile_seed, lambda: use(rng, path), place)  # noqa: B023
+    assert refused
+
+
+def damage(rng: random.Random, name: str, content: bytes) -> bytes:
+    """Damage what is parsed more often than what is decoded."""
+    if name == "archive" and rng.random() < 0.8:
+        return mutated(rng, content, content.rindex(b"PK\1\2", 0, content.rindex(b"PK\1\2")))
+    if name == "store" and b"estore_metadata" in content and rng.random() < 0.5:
+        return odd_notes(rng, content)
+    if content[2:9] == b"b2frame":
+        where = rng.randrange(3)
+        if where == 0:
+            header_len = struct.unpack_from(">i", content, 0x0B)[0]
+            return (
+                one_field(rng, content)
+                if rng.random() < 0.5
+                else mutated(rng, content[:header_len]) + content[header_len:]
+            )
+        if where == 1:
+            return mutated(rng, content, max(0, len(content) - 400))
+    return mutated(rng, content)
+
+
+ODD = (
+    0, -1, 2**63, 1.5, None, "x", b"x", [], {}, {"/a": 1}, {1: 2}, [[1]], True, msgpack.ExtType(42, b"x"),
+    {"offset": 0, "length": 10},
+    {"offset": -1, "length": 2**62}, {"urlbase": 1}, {"urlbase": "http://x", "path": 3}, "\ud800",
+)  # fmt: skip
+
+
+def odd_notes(rng: random.Random, content: bytes) -> bytes:
+    """Change what a store notes of its embedded members."""
+    held = b2array.SChunk(Handle(snapshot.load(MemoryStore({"": content})), "r+"))
+    notes, odd = held.vlmeta["estore_metadata"], rng.choice(ODD)
+    what = rng.randrange(4)
+    if what == 0:
+        notes = odd
+    elif what == 1:
+        notes[rng.choice(("embed_map", "current_offset", "new", 3))] = odd
+    else:
+        notes["embed_map"][rng.choice((*notes["embed_map"], "/new", "b", "/../b", 3, b"/a"))] = odd
+    packed = msgpack.packb(notes, unicode_errors="surrogatepass")
+    with held._handle.changing() as transaction:
+        transaction.set_attr("estore_metadata", packed)
+    return held.to_bytes()
+
+
+FIELDS = {0x0B: ">i", 0x10: ">q", 0x19: "B", 0x1A: "B", 0x1B: "B", 0x1C: "B", 0x1E: ">q", 0x27: ">q", 0x30: ">i",
+          0x35: ">i", 0x3A: ">i", 0x3F: ">h", 0x42: ">h", 0x47: "6B", 0x4D: "B", 0x4E: "B", 0x4F: "6B"}  # fmt: skip
+
+
+def one_field(rng: random.Random, content: bytes) -> bytes:
+    """Change the value of a field of a frame's header."""
+    at, form = rng.choice(list(FIELDS.items()))
+    old = struct.unpack_from(form, content, at)
+    most = 2 ** (8 * struct.calcsize(form) // len(old) - (form[0] == ">")) - 1
+    new = [
+        min(most, rng.choice((0, 1, 2, abs(value) + 1, 2 * abs(value), value & 0xFE, most, rng.randrange(most))))
+        for value in old
+    ]
+    data = bytearray(content)
+    struct.pack_into(form, data, at, *new)
+    return bytes(data)
+
+
+def remove(root: Path, path: Path) -> None:
+    for old in root.iterdir():
+        if old.name.startswith(path.stem):
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+
+
+# What was found so.
+
+
+def test_a_nameless_file_in_an_archive_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "nameless.b2z"
+    make_archive(path)
+    content = bytearray(path.read_bytes())
+    at = content.index(b"PK\1\2")
+    nbytes = struct.unpack_from("<H", content, at + 28)[0]
+    struct.pack_into("<2H", content, at + 28, 0, nbytes)  # what was its name is its extra field
+    content[at + 46 : at + 46 + nbytes] = struct.pack("<2H", 0x7777, nbytes - 4) + bytes(nbytes - 4)
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=r"nameless\.b2z: expected relative paths"):
+        list(b2array.open_group(path))
+
+
+def test_filter_parameters_of_a_frame_that_cannot_be_are_named_when_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.b2nd"
+    our_array("contiguous", "zlib")(path)
+    content = bytearray(path.read_bytes())
+    content[0x53] = 99  # the fifth of six parameters
+    path.write_bytes(resealed(bytes(content)))
+    with b2array.open(path, "r+") as a, pytest.raises(UnsupportedError, match=r"a\.b2nd.*trunc_prec keeps 1 to 23"):
+        a[0] = 1
+    with b2array.open_schunk(path, "r+") as s, pytest.raises(UnsupportedError, match=r"a\.b2nd.*trunc_prec keeps"):
+        s.append_data(bytes(s.chunksize))
+    with pytest.raises(ValueError, match="trunc_prec needs floats"):
+        b2array.zeros(3, dtype="i2", cparams=CParams(filters=("trunc_prec",), filters_meta=(3,)))
+
+
+def test_a_repair_that_finds_no_chunk_of_unknown_sizes_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.b2frame"
+    make_schunk(path)
+    content = path.read_bytes()
+    header_len = struct.unpack_from(">i", content, 0x0B)[0]
+    path.write_bytes(content[:header_len] + bytes(len(content) - header_len))
+    with pytest.raises(FormatError, match=r"a\.b2frame: expected chunks of 800 bytes, found none"):
+        b2array.repair(path, trust_order=True)
+
+
+def test_a_repair_of_a_file_that_says_it_is_a_directory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.b2nd"
+    stock_array(contiguous=True)(path)
+    content = bytearray(path.read_bytes())
+    content[0x1A] = 1
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=r"a\.b2nd: expected the frame of a file, found a sparse one"):
+        b2array.repair(path)
+
+
+def test_a_repair_that_cannot_read_the_header_says_of_what(tmp_path: Path) -> None:
+    path = tmp_path / "a.b2nd"
+    stock_array(contiguous=True)(path)
+    path.write_bytes(path.read_bytes().replace(b"b2frame", b"b3frame", 1))
+    with pytest.raises(FormatError, match=r"a\.b2nd: expected"):
+        b2array.repair(path)
+
+
+def test_a_commit_names_the_file_of_another_chunk_that_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.b2nd"
+    stock_array(contiguous=False)(path)
+    (path / "00000003.chunk").write_bytes(b"xx")
+    with b2array.open(path, "r+") as a, pytest.raises(FormatError, match=r"a\.b2nd: 00000003.chunk: expected"):
+        a[0] = 1
+
+
+def test_notes_of_embedded_members_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.b2d"
+    make_store(path)
+    held = b2array.open_schunk(path / "embed.b2e", "r+")
+    packed = msgpack.packb({**held.vlmeta["estore_metadata"], 3: 4})
+    with held._handle.changing() as transaction:
+        transaction.set_attr("estore_metadata", packed)
+    group = b2array.open_group(path, "r+")
+    with pytest.raises(FormatError, match=r"a\.b2d.*embed\.b2e: expected notes of embedded"):
+        del group["b/c"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"short", struct.pack("<QQ", 0, 99), struct.pack("<QQ", 2**63, 4) + b"1234"],
+    ids=["cut header", "cut content", "elsewhere"],
+)
+def test_a_bloscpack_file_with_an_undo_record_that_cannot_be_is_refused(body: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.blp"
+    make_bloscpack(path)
+    content = path.read_bytes()
+    record = undo.pack([], len(content), len(content))
+    footer = struct.pack("<QQ16s", len(content), len(content), undo._digest(body, len(content))) + record[-8:]
+    path.write_bytes(content + body + footer)
+    with pytest.raises(FormatError, match=r"a\.blp: expected a record"):
+        b2array.bloscpack.open(path)
+    assert path.read_bytes() == content + body + footer
+
+
+def test_a_shape_that_a_bloscpack_file_cannot_hold_takes_no_memory(tmp_path: Path) -> None:
+    about = {"dtype": "'<i4'", "shape": [2**40, 2**40], "order": "C", "container": "numpy"}
+    b2array.bloscpack.pack(bytes(40), tmp_path / "a.blp", metadata=about)
+    with b2array.bloscpack.open(tmp_path / "a.blp") as held, pytest.raises(FormatError, match=r"a\.blp: expected"):
+        held[2:5]

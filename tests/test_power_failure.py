@@ -1,0 +1,375 @@
+"""What a power failure may cost, tried on every kind of commit: the disk loses, tears and reorders what was not forced.
+
+Each story is a sequence of commits. They are recorded once, then states that the disk may be left in are opened: with
+``durable="full"`` they must show the last commit that returned, with "ordered" that one or an earlier one, and never
+anything else. A hundred or two states of each story are tried; ``--power N`` tries N
+more.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from powerfail import Crash, Disk, materialise
+
+import b2array
+from b2array import bloscpack, config
+from b2array.engine import overlay
+from b2array.errors import B2ArrayError, ChecksumError, ChunkMissingError
+from b2array.store.atomic import AtomicFile
+from b2array.store.open import open_store
+from b2array.store.spool import Spool
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs the names of descriptors")
+
+NOISE = np.random.default_rng(5).random((16, 300))
+CUT: dict[str, Any] = {"chunks": (4, 300), "blocks": (2, 150)}
+State = Any
+
+
+class Story:
+    """Commits to what is below `root`, and how a reader sees it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def prepare(self) -> None:
+        """Make what is there before; it is safe."""
+
+    def steps(self) -> list[Callable[[], object]]:
+        raise NotImplementedError
+
+    def see(self, root: Path) -> State:
+        raise NotImplementedError
+
+    def go_on(self, root: Path) -> None:
+        """Write to what is left, and read it back."""
+
+
+class Array(Story):
+    """The life of one array."""
+
+    layout = "contiguous"
+
+    def steps(self) -> list[Callable[[], object]]:
+        return [
+            self.create,
+            partial(self.assign, slice(0, 4)),
+            self.append,
+            self.assign_attribute,
+            self.transaction,
+            partial(self.assign, slice(2, 11)),
+            self.shrink,
+            self.repack,
+            partial(self.assign, 3),
+            self.overwrite,
+            self.append,
+        ]
+
+    @property
+    def url(self) -> Path:
+        return self.root / "deep" / "er" / "a.b2nd"
+
+    def create(self) -> None:
+        b2array.asarray(NOISE[:8], url=self.url, layout=self.layout, **CUT)
+
+    def overwrite(self) -> None:
+        b2array.asarray(NOISE[8:], url=self.url, layout=self.layout, overwrite=True, **CUT)
+
+    def assign(self, where: Any) -> None:
+        a = b2array.open(self.url, "r+")
+        a[where] = a[where] + 1
+
+    def append(self) -> None:
+        b2array.open(self.url, "r+").append(NOISE[:3])
+
+    def assign_attribute(self) -> None:
+        b2array.open(self.url, "r+").attrs["name"] = "a value of some length"
+
+    def transaction(self) -> None:
+        a = b2array.open(self.url, "r+")
+        with a.transaction():
+            a[5] = 5
+            a[0] = 0
+            a.attrs["number"] = 1
+
+    def shrink(self) -> None:
+        b2array.open(self.url, "r+").resize((7, 300))
+
+    def repack(self) -> None:
+        b2array.repack(self.url)
+
+    def see(self, root: Path) -> State:
+        try:
+            a = b2array.open(root / "deep" / "er" / "a.b2nd")
+        except FileNotFoundError:
+            return None
+        return a.shape, a[...].tobytes(), dict(a.attrs)
+
+    def go_on(self, root: Path) -> None:
+        url = root / "deep" / "er" / "a.b2nd"
+        a = b2array.open(url, "r+")
+        a[1] = 17
+        a.append(NOISE[:6])
+        again = b2array.open(url)[...]
+        assert (again[1] == 17).all()
+        assert np.array_equal(again[-6:], NOISE[:6])
+
+
+class SpooledArray(Array):
+    """The same, where new chunks wait in a file because there are many of them."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.url.parent.mkdir(parents=True)
+
+
+class SparseArray(Array):
+    """The life of an array in a directory."""
+
+    layout = "sparse"
+
+    def repack(self) -> None:
+        b2array.vacuum(self.url, grace="0s")
+
+
+class Crowded(Array):
+    """Commits until most of the file is dead space, so that it is written again."""
+
+    def steps(self) -> list[Callable[[], object]]:
+        return [self.create, *[partial(self.assign, slice(0, 8))] * 6]
+
+
+class Group(Story):
+    """Transactions of several arrays, in files and in directories."""
+
+    def prepare(self) -> None:
+        group = b2array.open_group(self.root / "g.b2d", "a")
+        group["one"] = NOISE[:4]
+        group["inner/two"] = NOISE[4:8]
+        group.create("three", data=NOISE[8:12], layout="sparse", **CUT)
+        group.create("five", data=NOISE[12:], layout="sparse", **CUT)
+
+    def steps(self) -> list[Callable[[], object]]:
+        return [self.change, self.make, self.change]
+
+    def change(self) -> None:
+        group = b2array.open_group(self.root / "g.b2d", "r+")
+        with group.transaction() as t:
+            t["one"][...] = t["one"][...] + 1
+            t["inner/two"][1] = 2
+            if "three" in t:
+                t["three"][...] = NOISE[:4]
+            t.attrs["count"] = t.attrs.get("count", 0) + 1
+
+    def make(self) -> None:
+        group = b2array.open_group(self.root / "g.b2d", "r+")
+        with group.transaction() as t:
+            t["inner/deeper/four"] = NOISE[:2]
+            t["one"][0] = 4
+
+    def remove(self) -> None:
+        group = b2array.open_group(self.root / "g.b2d", "r+")
+        with group.transaction() as t:
+            del t["three"]
+            t["one"][0] = 3
+
+    def delete(self) -> None:
+        del b2array.open_group(self.root / "g.b2d", "r+")["inner/two"]
+
+    def delete_directory(self) -> None:
+        del b2array.open_group(self.root / "g.b2d", "r+")["five"]
+
+    def see(self, root: Path) -> State:
+        return self._see(root, "r")
+
+    def _see(self, root: Path, mode: str) -> State:
+        group = b2array.open_group(root / "g.b2d", mode)
+        names = [name for name in ("one", "inner/two", "three", "inner/deeper/four", "five") if name in group]
+        return {name: group[name][...].tobytes() for name in names}, group.tree(), dict(group.attrs)
+
+    def go_on(self, root: Path) -> None:
+        before = self._see(root, "r")
+        assert self._see(root, "r+") == before  # which completes what was interrupted
+        group = b2array.open_group(root / "g.b2d", "r+")
+        with group.transaction() as t:
+            t["one"][3] = 33
+        assert self._see(root, "r") == self._see(root, "r+")
+        assert (b2array.open_group(root / "g.b2d")["one"][3] == 33).all()
+
+
+class Deletions(Group):
+    """Members of a group deleted, in a transaction and outside of one."""
+
+    def steps(self) -> list[Callable[[], object]]:
+        return [self.remove, self.delete, self.delete_directory]
+
+
+class Bloscpack(Story):
+    """A Bloscpack file, made, replaced, and appended to."""
+
+    def steps(self) -> list[Callable[[], object]]:
+        url = self.root / "a.blp"
+        pack = partial(bloscpack.pack, url=url, chunk_size=2400 * 2)
+        return [
+            partial(pack, NOISE[:5]),
+            partial(bloscpack.append, url, NOISE[5:6]),
+            partial(bloscpack.append, url, NOISE[6:]),
+            partial(pack, NOISE[8:], overwrite=True),
+        ]
+
+    def see(self, root: Path) -> State:
+        try:
+            return bloscpack.unpack(root / "a.blp").tobytes()
+        except FileNotFoundError:
+            return None
+
+    def go_on(self, root: Path) -> None:
+        before = bloscpack.unpack(root / "a.blp")
+        bloscpack.append(root / "a.blp", NOISE[:2])
+        assert np.array_equal(bloscpack.unpack(root / "a.blp"), np.concatenate((before, NOISE[:2])))
+
+
+class OneFile(Story):
+    """Files of other formats, which are made beside and renamed."""
+
+    def steps(self) -> list[Callable[[], object]]:
+        return [partial(self.write, NOISE[:4].tobytes()), partial(self.write, NOISE.tobytes())]
+
+    def write(self, content: bytes) -> None:
+        with AtomicFile(open_store(self.root / "file"), overwrite=True) as path:
+            Path(path).write_bytes(content)
+
+    def see(self, root: Path) -> State:
+        return (root / "file").read_bytes() if (root / "file").exists() else None
+
+
+class Repair(Story):
+    """An array with a chunk that is damaged, repaired and then written to."""
+
+    layout = "contiguous"
+
+    def prepare(self) -> None:
+        a = b2array.asarray(NOISE, url=self.root / "a.b2nd", layout=self.layout, **CUT)
+        path = self.root / "a.b2nd" / "00000001.chunk" if self.layout == "sparse" else self.root / "a.b2nd"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        a.close()
+
+    def steps(self) -> list[Callable[[], object]]:
+        return [partial(b2array.repair, self.root / "a.b2nd"), self.assign]
+
+    def assign(self) -> None:
+        b2array.open(self.root / "a.b2nd", "r+")[12:] = 7
+
+    def see(self, root: Path) -> State:
+        a = b2array.open(root / "a.b2nd")
+        return [self._chunk(a, n) for n in range(0, 16, 4)]
+
+    @staticmethod
+    def _chunk(a: b2array.NDArray, n: int) -> bytes | str:
+        try:
+            return a[n : n + 4].tobytes()
+        except (ChecksumError, ChunkMissingError) as error:
+            return type(error).__name__
+
+
+class SparseRepair(Repair):
+    layout = "sparse"
+
+
+STORIES = (Array, SpooledArray, SparseArray, Crowded, Group, Deletions, Bloscpack, OneFile, Repair, SparseRepair)
+
+
+@pytest.fixture
+def spooled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlay, "Spool", lambda path, **options: Spool(path, **options | {"limit": 1000}))
+
+
+def recorded(story: Story, durable: str) -> tuple[Disk, list[State]]:
+    with config.using(durable="off"):
+        story.prepare()
+    disk = Disk(story.root)
+    states = [story.see(story.root)] if any(story.root.rglob("*.b*")) else [None]
+    with config.using(durable=durable), disk.record():
+        for step in story.steps():
+            step()
+            disk.done()
+            with disk.paused():
+                states.append(story.see(story.root))
+    return disk, states
+
+
+def outcome(story: Story, crash: Crash, states: list[State], root: Path) -> str:
+    """Open a state of the disk, and say how it compares with what had been committed."""
+    materialise(crash, root)
+    try:
+        found = story.see(root)
+    except (B2ArrayError, OSError, ValueError) as error:
+        return f"{type(error).__name__}: {error}".replace(str(root), "")
+    known = [number for number, state in enumerate(states) if state == found]
+    if not known:
+        return "mixed"
+    return "newest" if max(known) >= crash.done else "older"
+
+
+def tried(story: Story, disk: Disk, states: list[State], seed: int, count: int) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for number, crash in enumerate(disk.crashes(seed, count)):
+        root = story.root.parent / "crashed"
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir()
+        result = outcome(story, crash, states[: crash.done + 2], root)
+        found[result] += 1
+        if number % 7 == 0 and result in ("newest", "older") and states[0] != story.see(root) is not None:
+            story.go_on(root)
+    return found
+
+
+@pytest.fixture
+def power(request: pytest.FixtureRequest) -> int:
+    count: int = request.config.getoption("--power")
+    return count
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    given: int = request.config.getoption("--power-seed")
+    print(f"--power-seed {given}")
+    return given
+
+
+@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize("durable", ["ordered", "full"])
+def test_a_power_failure_costs_no_array_and_with_full_no_commit(tmp_path, story, durable, power, seed, request):
+    if story is SpooledArray:
+        request.getfixturevalue("spooled")
+    (tmp_path / "root").mkdir()
+    told = story(tmp_path / "root")
+    disk, states = recorded(told, durable)
+    with config.using(durable="off", cache_bytes=0):
+        found = tried(told, disk, states, seed, power)
+    print(story.__name__, durable, dict(found), f"of {found.total()} states")
+    allowed = {"newest"} if durable == "full" else {"newest", "older"}
+    assert not {*found} - allowed, found.most_common()
+    assert found.total() > len(disk.log)
+
+
+@pytest.mark.parametrize("story", [Array, SparseArray, Group, Bloscpack])
+def test_without_waiting_a_power_failure_may_cost_an_array(tmp_path, story, power, seed):
+    (tmp_path / "root").mkdir()
+    told = story(tmp_path / "root")
+    disk, states = recorded(told, "off")
+    with config.using(durable="off", cache_bytes=0):
+        found = tried(told, disk, states, seed, power)
+    print(story.__name__, "off", found.most_common(9))
+    assert {*found} - {"newest", "older"}
