@@ -241,14 +241,16 @@ def decode_tile(
     narrow : bool
         Whether few items of each block are needed, so that the blocks may stay shuffled.
     """
-    data = out.reshape(len(numbers), -1)
-    params = shuffled(stored.head, context) if narrow else None
-    if params is None or itemsize % params.typesize:
-        decode_blocks(stored, numbers, out, context=context, reference=reference)
-        return Tile(data)
-    pick = _as_index(numbers)
-    cblosc.decode_planes(params, stored.region, stored.starts[pick].tolist(), stored.stops[pick].tolist(), out)
-    return Tile(data, params.typesize)
+    data, header = out.reshape(len(numbers), -1), stored.head.header
+    if narrow and header.has_streams and not header.vl_blocks:
+        plan = _plan_of(stored.head, context, short=False)
+        if plan.in_planes and plan.blosc1 is not None and itemsize % plan.blosc1.typesize == 0:
+            pick = np.asarray(numbers, np.int64)
+            starts, stops = stored.starts[pick].tolist(), stored.stops[pick].tolist()
+            cblosc.decode_planes(plan.blosc1, stored.region, starts, stops, out)
+            return Tile(data, plan.blosc1.typesize)
+    decode_blocks(stored, numbers, out, context=context, reference=reference)
+    return Tile(data)
 
 
 def scratch_margins(head: ChunkHead, nblocks: int) -> tuple[int, int]:
@@ -472,12 +474,3 @@ def _plan_for(
 
 def _unless_identity(pipeline: filters.Pipeline) -> filters.Pipeline | None:
     return None if all(fid in _IDENTITY_ON_READ for fid in pipeline.filters) else pipeline
-
-
-def shuffled(head: ChunkHead, context: Context) -> cblosc.Blosc1Params | None:
-    """Return how full blocks of a chunk were made if only the shuffle is to be undone, else None."""
-    header = head.header
-    if not header.has_streams or header.vl_blocks:
-        return None
-    plan = _plan_of(head, context, short=False)
-    return plan.blosc1 if plan.in_planes else None

@@ -2,7 +2,7 @@
 
 Whole chunks take one wave of requests. So do blocks whose chunk's head was read before, and those whose sizes the frame
 notes. Other blocks take two waves: one for the heads of their chunks, one for the blocks. What is needed of a chunk is
-written down once, in `_Chunk.steps`, as if it were read alone; `fetch` puts what many chunks ask for into one wave.
+written once, in `_steps`, as if it were read alone; `fetch` puts what many chunks ask for into one wave.
 """
 
 from __future__ import annotations
@@ -55,6 +55,16 @@ class _Ask(NamedTuple):
     clip: bool = False
 
 
+class _Planned(NamedTuple):
+    """Blocks that are going to be read: where each begins in what is asked for, and the margin behind them."""
+
+    head: ChunkHead
+    numbers: Int64Array
+    ask: _Ask
+    positions: list[int]
+    margin: int = 0
+
+
 Steps = Generator[_Ask, memoryview, Stored]
 
 
@@ -105,6 +115,15 @@ def each_chunk(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
 
 def _read_alone(source: Source, want: Want) -> Stored:
     """Read one chunk, with a call of the store for each step."""
+    place = source.place(want.chunk)
+    if isinstance(place, Place):
+        wanted = _Chunk(source, want, place, is_local=True)
+        if wanted.cached is not None and want.blocks is not None:
+            # The usual case is one step. If that fails, the steps below find out why.
+            with suppress(FileNotFoundError, FormatError):
+                planned = wanted.plan_blocks(wanted.cached.head)
+                if planned is not None:
+                    return wanted.take_blocks(planned, source.gather(*planned.ask[:3]))
     steps = _steps(source, want)
     try:
         ask = next(steps)
@@ -181,20 +200,20 @@ def _steps(source: Source, want: Want) -> Steps:
     place = source.place(want.chunk)
     if not isinstance(place, Place):
         return Stored.whole(memoryview(_special_chunk(source, want.chunk, place)))
-    wanted = _Chunk(source, want, place)
+    wanted = _Chunk(source, want, place, is_local=source.is_local)
     if wanted.cached is not None:
         head = wanted.cached.head
         return (yield from wanted.whole(head.header.cbytes) if want.blocks is None else wanted.some_blocks(head, b""))
-    sizes = None if source.is_local else source.known_sizes(want.chunk)
+    sizes = None if wanted.is_local else source.known_sizes(want.chunk)
     if sizes is not None:
         # Sizes that turn out to be wrong were only a hint.
         with suppress(FormatError, UnsupportedError):
             stored = yield from wanted.by_sizes(sizes)
             if stored is not None:
                 return stored
-        wanted = _Chunk(source, want, place, use_cached=False)
+        wanted = _Chunk(source, want, place, is_local=False, use_cached=False)
     nblocks = wanted.expected_nblocks()
-    if want.blocks is None or (nblocks == len(want.blocks) and not source.is_local):
+    if want.blocks is None or (nblocks == len(want.blocks) and not wanted.is_local):
         nbytes = source.frame.chunk_nbytes(want.chunk)
         # Only instrumented chunks are larger. Bytes behind the chunk are ignored.
         return (yield from wanted.whole((nbytes if nbytes is not None else 2**31) + HEADER_LEN))
@@ -221,17 +240,18 @@ def _special_chunk(source: Source, n: int, special: Special) -> bytes:
 class _Chunk:
     """A stored chunk that is wanted, and what has to be read of it."""
 
-    __slots__ = ("blocks", "cached", "number", "place", "record_due", "source")
+    __slots__ = ("blocks", "cached", "is_local", "number", "place", "record_due", "source")
 
-    def __init__(self, source: Source, want: Want, place: Place, *, use_cached: bool = True) -> None:
-        self.source = source
+    def __init__(self, source: Source, want: Want, place: Place, *, is_local: bool, use_cached: bool = True) -> None:
+        self.source, self.is_local = source, is_local
         self.number, self.blocks = want
         self.place = place
-        self.record_due = config.verify != "never" and source.has_checksums(want.chunk)
-        cached = source.heads.get(want.chunk) if use_cached else None
-        # A head that was read while checksums were not compared is read again.
-        self.cached = None if cached is not None and self.record_due and cached.sums is None else cached
-        self.record_due = self.record_due and self.cached is None
+        self.cached = source.heads.get(want.chunk) if use_cached else None
+        self.record_due = False
+        if self.cached is None or self.cached.sums is None:
+            self.record_due = config.verify != "never" and source.has_checksums(want.chunk)
+        if self.record_due:
+            self.cached = None  # it was read while checksums were not compared
 
     def expected_nblocks(self) -> int:
         frame = self.source.frame
@@ -278,48 +298,46 @@ class _Chunk:
         wanted = None if self.blocks is None else chunk.needed_blocks(head, self.blocks)
         if wanted is None or wanted[-1] >= nblocks:  # other blocks than those of the frame
             wanted = range(nblocks)
-        self._check(np.asarray(wanted, np.int64), stored)
+        if self.cached is not None and self.cached.sums is not None:
+            self._check(self.cached.sums, np.asarray(wanted, np.int64), stored)
         return stored
 
     # Some blocks of a chunk.
 
     def some_blocks(self, head: ChunkHead, head_bytes: bytes) -> Steps:
         """Read the wanted blocks of a chunk with this head, or all of it if that is not much more."""
-        cbytes, nblocks = head.header.cbytes, len(head.starts)
-        if not nblocks and not self.record_due:
-            self._remember(head, head_bytes, b"")
-            return Stored(head, memoryview(b""), head.starts, head.stops)
-        numbers = np.asarray(chunk.needed_blocks(head, () if self.blocks is None else self.blocks), np.int64)
-        if not nblocks or numbers[-1] >= nblocks:  # other blocks than those of the frame
-            return (yield from self.whole(cbytes, nblocks))
-        planned = self._plan(head, head.starts[numbers].tolist(), head.stops[numbers].tolist())
-        if planned is None:
-            return (yield from self.whole(cbytes, nblocks))
-        ask, positions, margin = planned
-        place = self.place
-        if place.stop >= 0 and ask.spans[-1].stop > place.stop:
-            found = ask.spans[-1].stop - place.start
-            raise FormatError(f"expected blocks within {place.stop - place.start} bytes, found one up to {found}")
-        region = yield ask
-        return self._take_blocks(head, head_bytes, numbers, region, positions, margin)
+        planned = self.plan_blocks(head)
+        if planned is not None:
+            return self.take_blocks(planned, (yield planned.ask), head_bytes)
+        if len(head.starts) or self.record_due:
+            return (yield from self.whole(head.header.cbytes, len(head.starts)))
+        self._remember(head, head_bytes, b"")
+        return Stored(head, memoryview(b""), head.starts, head.stops)
 
-    def _plan(self, head: ChunkHead, starts: list[int], stops: list[int]) -> tuple[_Ask, list[int], int] | None:
-        """Plan to read blocks and the record of checksums behind the chunk, with room for a header in front.
+    def plan_blocks(self, head: ChunkHead) -> _Planned | None:
+        """Plan to read the wanted blocks and the record of checksums; None if all of the chunk is to be read.
 
-        Blocks of local files also get margins, which save decoding a copy. Returns what to ask for, where in it each
-        part begins, and the margin; None if the whole chunk is not much more.
+        There is room for a header in front. Blocks of local files also get margins, which save decoding a copy.
         """
-        if self.source.is_local and len(starts) <= _MAX_SCATTERED and sum(stops) - sum(starts) <= head.header.cbytes:
-            lead, margin = decode.scratch_margins(head, len(starts))
-            if self.record_due:
-                starts, stops = self._with_record(starts, stops, head.header.cbytes, len(head.starts))
-            ranges, places, positions, nbytes = plan_scatter_read(starts, stops, gap=_FREE, lead=lead, room=margin)
-            return self._ask_ranges(ranges, places, nbytes), positions, margin
-        return self._plan_packed(starts, stops, head.header.cbytes, len(head.starts))
+        blocks = () if self.blocks is None else self.blocks
+        if FilterId.DELTA in head.header.filters:
+            blocks = chunk.needed_blocks(head, blocks)
+        numbers = np.asarray(blocks, np.int64)
+        if not len(numbers) or numbers[-1] >= len(head.starts):  # other blocks than those of the frame
+            return None
+        starts, stops, cbytes = head.starts[numbers].tolist(), head.stops[numbers].tolist(), head.header.cbytes
+        if not self.is_local or len(starts) > _MAX_SCATTERED or sum(stops) - sum(starts) > cbytes:
+            packed = self._plan_packed(starts, stops, cbytes, len(head.starts))
+            return None if packed is None else _Planned(head, numbers, *packed)
+        lead, margin = decode.scratch_margins(head, len(starts))
+        if self.record_due:
+            starts, stops = self._with_record(starts, stops, cbytes, len(head.starts))
+        ranges, places, positions, nbytes = plan_scatter_read(starts, stops, gap=_FREE, lead=lead, room=margin)
+        return _Planned(head, numbers, self._ask_ranges(ranges, places, nbytes), positions, margin)
 
     def _plan_packed(
         self, starts: list[int], stops: list[int], cbytes: int, nblocks: int
-    ) -> tuple[_Ask, list[int], int] | None:
+    ) -> tuple[_Ask, list[int]] | None:
         lead = cblosc.margin_in_front(len(starts))
         if self.record_due:
             starts, stops = self._with_record(starts, stops, cbytes, nblocks)
@@ -327,7 +345,7 @@ class _Chunk:
         if cbytes - nbytes <= max(nbytes // 2, _FREE):
             return None
         places = [0, *accumulate(stop - start for start, stop in ranges)]
-        return self._ask_ranges(ranges, places[:-1], nbytes), positions, 0
+        return self._ask_ranges(ranges, places[:-1], nbytes), positions
 
     def _with_record(
         self, starts: list[int], stops: list[int], cbytes: int, nblocks: int
@@ -335,19 +353,25 @@ class _Chunk:
         return [*starts, cbytes], [*stops, cbytes + checksums.record_nbytes(nblocks)]
 
     def _ask_ranges(self, ranges: list[tuple[int, int]], places: list[int], nbytes: int) -> _Ask:
-        name, base, _ = self.place
-        return _Ask([Span(name, base + start, base + stop) for start, stop in ranges], places, nbytes)
+        name, base, end = self.place
+        last = base + ranges[-1][1]
+        if 0 <= end < last:
+            raise FormatError(f"expected blocks within {end - base} bytes, found one up to {last - base}")
+        spans = []
+        for start, stop in ranges:
+            spans.append(Span(name, base + start, base + stop))
+        return _Ask(spans, places, nbytes)
 
-    def _take_blocks(
-        self, head: ChunkHead, head_bytes: bytes, numbers: Int64Array, region: memoryview, positions: list[int],
-        margin: int,
-    ) -> Stored:  # fmt: skip
+    def take_blocks(self, planned: _Planned, region: memoryview, head_bytes: bytes = b"") -> Stored:
+        """Compare blocks with their checksums."""
+        head, numbers, _, positions, margin = planned
         if self.cached is None:
             self._remember(head, head_bytes, region[positions[-1] :])
         starts = np.full(len(head.starts), -1, np.int64)
         starts[numbers] = positions[: len(numbers)]
         stored = Stored(head, region, starts, starts + (head.stops - head.starts), margin)
-        self._check(numbers, stored)
+        if self.cached is not None and self.cached.sums is not None:
+            self._check(self.cached.sums, numbers, stored)
         return stored
 
     # A chunk whose sizes are noted.
@@ -369,7 +393,7 @@ class _Chunk:
         planned = self._plan_packed(starts.tolist(), stops.tolist(), cbytes, len(bounds) - 1)
         if planned is None:
             return (yield from self.whole(cbytes, len(bounds) - 1))
-        ask, positions, _ = planned
+        ask, positions = planned
         name, base, _ = self.place
         view = yield _Ask([Span(name, base, base + front), *ask.spans], [], front + ask.nbytes)
         head_bytes = bytes(view[:front])
@@ -381,7 +405,7 @@ class _Chunk:
             and np.array_equal(head.starts[numbers], starts)
             and np.array_equal(head.stops[numbers], stops)
         ):
-            return self._take_blocks(head, head_bytes, numbers, view[front:], positions, 0)
+            return self.take_blocks(_Planned(head, numbers, ask, positions), view[front:], head_bytes)
         return (yield from self.some_blocks(head, head_bytes))
 
     def _bounds(self, sizes: Sizes) -> Int64Array | None:
@@ -406,13 +430,11 @@ class _Chunk:
             heads.clear()
         self.cached = heads[self.number] = Known(head, sums)
 
-    def _check(self, numbers: Int64Array, stored: Stored) -> None:
+    def _check(self, sums: npt.NDArray[np.uint32], numbers: Int64Array, stored: Stored) -> None:
         """Compare blocks with their checksums."""
-        cached = self.cached
-        if cached is None or cached.sums is None or config.verify == "never" or not len(stored.starts):
-            return
-        starts, stops = stored.starts[numbers].tolist(), stored.stops[numbers].tolist()
-        checksums.check_blocks(cached.sums, numbers.tolist(), stored.region, starts, stops)
+        if config.verify != "never" and len(stored.starts):
+            starts, stops = stored.starts[numbers].tolist(), stored.stops[numbers].tolist()
+            checksums.check_blocks(sums, numbers.tolist(), stored.region, starts, stops)
 
 
 def chunk_number(name: str) -> int | None:

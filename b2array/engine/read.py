@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, NamedTuple, cast
 
@@ -21,7 +22,7 @@ from b2array import config, threads
 from b2array.codec import decode
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.decode import Tile
-from b2array.codec.header import NAN_BYTES, ChunkHeader, Special
+from b2array.codec.header import NAN_BYTES, ChunkHeader, FilterId, Special
 from b2array.engine import cache
 from b2array.engine.cache import Entry
 from b2array.engine.fetch import fetch
@@ -72,7 +73,8 @@ def read(source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | 
         return
     key = _cache_key(source) if box.nbytes <= config.cache_bytes // _CACHED_SHARE else None
     by_slices = axes is None and np.ndarray not in map(type, index)
-    reader = _Reader(source, layout, _context(source, layout), key, box, axes, by_slices)
+    context = _context(source.frame.codec, source.frame.codec_meta, layout.blocks)
+    reader = _Reader(source, layout, context, key, box, axes, by_slices)
     chunks = parts_of_chunks(layout, index, axes)
     first = list(islice(chunks, 2))
     if len(first) == 1:
@@ -105,12 +107,19 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
     found = {} if key is None else cache.blocks.get_many((key, number), (block,))
     if not found:
         (stored,) = fetch(source, (Want(number, (block,)),))
+        reader = _Reader(
+            source, layout, _context(source.frame.codec, source.frame.codec_meta, layout.blocks), key, _NO_BOX
+        )
+        header = stored.head.header
         try:
-            header = stored.head.header
-            _check_size(header, layout)
+            if header.nbytes != layout.chunk_nbytes:
+                raise _wrong_size(header, layout)
             if header.special:
                 return _value(stored, layout.dtype)[()]
-            found = _Reader(source, layout, _context(source, layout), key, _NO_BOX).entries(number, block, stored)
+            if reader.is_regular(header):
+                tile = reader.decoded(number, (block,), stored, reader.reference(stored, (block,)), narrow=True)
+                return tile.item(0, position, layout.dtype)
+            found = reader.decoded_whole(number)
         except (FormatError, UnsupportedError) as error:
             raise located_error(f"chunk {number} of {source.url}", error) from error
     tile, row, _ = found[block]
@@ -122,13 +131,11 @@ def _cache_key(source: Source) -> object | None:
     return source.cache_key if isinstance(source, Snapshot) else None
 
 
-def _context(source: Source, layout: Layout) -> Context:
-    return Context(source.frame.codec, source.frame.codec_meta, layout.blocks)
+_context = lru_cache(maxsize=64)(Context)
 
 
-def _check_size(header: ChunkHeader, layout: Layout) -> None:
-    if header.nbytes != layout.chunk_nbytes:
-        raise FormatError(f"expected {layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
+def _wrong_size(header: ChunkHeader, layout: Layout) -> FormatError:
+    return FormatError(f"expected {layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
 
 
 def _value(stored: Stored, dtype: np.dtype[Any]) -> Array:
@@ -238,16 +245,16 @@ class _Reader:
         reference = None
         if stored is not None:
             header = stored.head.header
-            _check_size(header, layout)
+            if header.nbytes != layout.chunk_nbytes:
+                raise _wrong_size(header, layout)
             if header.special and layout.itemsize == self.source.frame.typesize:
                 lengths = [i.stop - i.start if isinstance(i, slice) else i.shape[1] for i in job.part.outside]
                 put(self.box, job.part.outside, np.broadcast_to(_value(stored, layout.dtype), lengths))
                 return
-            if not self._is_regular(header):
-                job, stored = job._replace(found=self._decoded_whole(job.number)), None
+            if not self.is_regular(header):
+                job, stored = job._replace(found=self.decoded_whole(job.number)), None
             else:
-                decode.check_plausible_size(stored, job.wanted, context=self.context)
-                reference = decode.reference_block(stored, self.context)
+                reference = self.reference(stored, job.wanted)
                 if alone and len(steps) > 1 and threads.width() > 1:
                     # The threads share the region, so none of them may use it as scratch space.
                     shared = replace(stored, region=stored.region.toreadonly())
@@ -256,19 +263,17 @@ class _Reader:
         for step in steps:
             self._copy_step(job, step, stored, reference)
 
-    def entries(self, number: int, block: int, stored: Stored) -> dict[int, Entry]:
-        """Decode one block, of which one item is needed."""
-        if not self._is_regular(stored.head.header):
-            return self._decoded_whole(number)
-        decode.check_plausible_size(stored, (block,), context=self.context)
-        reference = decode.reference_block(stored, self.context)
-        return {block: Entry(self._decoded(number, (block,), stored, reference, narrow=True), 0)}
+    def reference(self, stored: Stored, blocks: Numbers) -> Bytes | None:
+        """Return the block that others build on, if there is one; refuse blocks that cannot be as large as they say."""
+        decode.check_plausible_size(stored, blocks, context=self.context)
+        with_delta = FilterId.DELTA in stored.head.header.filters
+        return decode.reference_block(stored, self.context) if with_delta else None
 
-    def _is_regular(self, header: ChunkHeader) -> bool:
+    def is_regular(self, header: ChunkHeader) -> bool:
         """Say whether the blocks of a chunk are those of the array."""
         return header.block_nbytes == self.layout.block_nbytes and not header.special and not header.vl_blocks
 
-    def _decoded(
+    def decoded(
         self, number: int, blocks: Numbers, stored: Stored, reference: Bytes | None, *, narrow: bool
     ) -> Tile:  # fmt: skip
         """Decode blocks together; the cache keeps them."""
@@ -282,7 +287,7 @@ class _Reader:
             cache.blocks.add((self.cache_key, number), blocks, tile, room[0])
         return tile
 
-    def _decoded_whole(self, number: int) -> dict[int, Entry]:
+    def decoded_whole(self, number: int) -> dict[int, Entry]:
         """Decode a chunk whose blocks are not those of the array, and cut it into the array's; the cache keeps them."""
         (whole,) = fetch(self.source, (Want(number, None),))
         room = None if self.cache_key is None else cache.blocks.room_for(self.layout.chunk_nbytes)
@@ -320,7 +325,7 @@ class _Reader:
         if stored is not None:
             missing = [n for n in numbers if n not in found] if found else numbers
             if missing:
-                tile = self._decoded(job.number, missing, stored, reference, narrow=narrow)
+                tile = self.decoded(job.number, missing, stored, reference, narrow=narrow)
                 if missing is numbers:
                     return tile.pick(slice(None), layout.blocks, layout.dtype, within)
                 found = {**found, **{n: Entry(tile, row) for row, n in enumerate(missing)}}

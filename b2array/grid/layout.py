@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import prod
 from typing import Any, SupportsIndex
 
@@ -94,8 +95,8 @@ class Layout:
         derive(self, "nchunks", prod(self.grid_shape))
         derive(self, "block_grid", _grid(self.chunks, self.blocks))
         derive(self, "nblocks", prod(self.block_grid))
-        derive(self, "grid_strides", strides_of(self.grid_shape))
-        derive(self, "block_strides", strides_of(self.block_grid))
+        for name, grid in (("grid_strides", self.grid_shape), ("block_strides", self.block_grid)):
+            derive(self, name, tuple(accumulate(grid[:0:-1], operator.mul, initial=1))[: self.ndim][::-1])
         derive(self, "extended_chunks", tuple(map(operator.mul, self.block_grid, self.blocks)))
         derive(self, "block_nbytes", prod(self.blocks) * self.itemsize)
         derive(self, "chunk_nbytes", self.nblocks * self.block_nbytes)
@@ -140,11 +141,6 @@ def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
     if isinstance(shape, Sequence) or (isinstance(shape, np.ndarray) and shape.ndim):
         return tuple(map(operator.index, shape))
     return (operator.index(shape),)
-
-
-def strides_of(grid: Sequence[int]) -> tuple[int, ...]:
-    """Return how far apart neighbours along each axis are in the C order of a grid."""
-    return tuple([prod(grid[axis + 1 :]) for axis in range(len(grid))])
 
 
 def _grid(shape: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
