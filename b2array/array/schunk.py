@@ -20,7 +20,7 @@ from b2array.codec.header import Special
 from b2array.engine import edits
 from b2array.engine.attributes import Layers
 from b2array.engine.fetch import each_chunk, fetch
-from b2array.engine.source import Source, Want
+from b2array.engine.source import ChunkRequest, Source
 from b2array.engine.transaction import Transaction, copied
 from b2array.errors import ConflictError, FormatError, UnsupportedError, located_error
 from b2array.format.frame import Frame, FrameType
@@ -234,7 +234,7 @@ def _number(source: Source, n: int, *, end: bool = False) -> int:
 
 
 def _stored(source: Source, n: int) -> Stored:
-    (stored,) = fetch(source, [Want(n, None)])
+    (stored,) = fetch(source, [ChunkRequest(n, None)])
     return stored
 
 

@@ -29,7 +29,7 @@ from b2array.codec.header import ChunkHeader, Special
 from b2array.engine.job import Job, Region, kept
 from b2array.engine.pending import SUFFIX
 from b2array.engine.snapshot import Snapshot, load
-from b2array.engine.source import Known, Place, Target
+from b2array.engine.source import CachedHead, Location, Target
 from b2array.engine.staging import CHECKED_AFTER
 from b2array.engine.transaction import Transaction
 from b2array.engine.write import write
@@ -167,7 +167,7 @@ class WorkerTransaction(Target):
         return self.job.base.snapshot
 
     @property
-    def heads(self) -> MutableMapping[int, Known]:
+    def heads(self) -> MutableMapping[int, CachedHead]:
         """The heads of chunks, by number, that were read before."""
         return self._base.heads
 
@@ -176,7 +176,7 @@ class WorkerTransaction(Target):
         """Whether the store holds another state than the base by now."""
         return self._base.is_stale
 
-    def place(self, n: int) -> Place | Special:
+    def place(self, n: int) -> Location | Special:
         """Return where the old chunk `n` is."""
         return self._base.place(n)
 

@@ -21,7 +21,7 @@ from b2array.codec import cblosc, chunk, decode, encode
 from b2array.codec.chunk import ChunkHead, Stored
 from b2array.codec.header import MAX_DICT_NBYTES, FilterId, Special
 from b2array.config import HEADER_LEN
-from b2array.engine.source import Known, Place, Source, Want
+from b2array.engine.source import CachedHead, ChunkRequest, Location, Source
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError, located_error
 from b2array.format import checksums
 from b2array.format.annotations import Sizes, block_bounds
@@ -68,20 +68,20 @@ class _Planned(NamedTuple):
 Steps = Generator[_Ask, memoryview, Stored]
 
 
-def fetch(source: Source, wants: Sequence[Want]) -> list[Stored]:
+def fetch(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
     """Read chunks, or some of their blocks, and compare what was read with its checksums.
 
     Parameters
     ----------
     source : Source
         Where the chunks are.
-    wants : sequence of Want
+    requests : sequence of ChunkRequest
         Chunk numbers and blocks.
 
     Returns
     -------
     list of Stored
-        One item a want, with at least the wanted blocks in memory.
+        One item a request, with at least the wanted blocks in memory.
 
     Raises
     ------
@@ -96,8 +96,8 @@ def fetch(source: Source, wants: Sequence[Want]) -> list[Stored]:
     """
     try:
         if source.is_local:
-            return list(map(_read_alone, repeat(source), wants))
-        return _read_together(source, wants)
+            return list(map(_read_alone, repeat(source), requests))
+        return _read_together(source, requests)
     except FormatError as error:
         if source.is_stale:
             raise stale_reader(source.url) from error
@@ -107,31 +107,31 @@ def fetch(source: Source, wants: Sequence[Want]) -> list[Stored]:
 def each_chunk(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
     """Read whole chunks, many at a time, but never more than a bounded number of bytes."""
     step = min(max(1, _WINDOW_NBYTES // max(1, source.frame.chunksize)), _WINDOW_CHUNKS)
-    windows = ([Want(n, None) for n in numbers[first : first + step]] for first in range(0, len(numbers), step))
+    windows = ([ChunkRequest(n, None) for n in numbers[first : first + step]] for first in range(0, len(numbers), step))
     under_way = 1 if source.is_local else _WINDOWS_UNDER_WAY
-    for window in threads.ahead(lambda wants: fetch(source, wants), windows, under_way):
+    for window in threads.ahead(lambda requests: fetch(source, requests), windows, under_way):
         yield from window
 
 
-def _read_alone(source: Source, want: Want) -> Stored:
+def _read_alone(source: Source, request: ChunkRequest) -> Stored:
     """Read one chunk, with a call of the store for each step."""
-    place = source.place(want.chunk)
-    if isinstance(place, Place):
-        wanted = _Chunk(source, want, place, is_local=True)
-        if wanted.cached is not None and want.blocks is not None:
+    location = source.place(request.chunk)
+    if isinstance(location, Location):
+        wanted = _Chunk(source, request, location, is_local=True)
+        if wanted.cached is not None and request.blocks is not None:
             # The usual case is one step. If that fails, the steps below find out why.
             with suppress(FileNotFoundError, FormatError):
                 planned = wanted.plan_blocks(wanted.cached.head)
                 if planned is not None:
                     return wanted.take_blocks(planned, source.gather(*planned.ask[:3]))
-    steps = _steps(source, want)
+    steps = _steps(source, request)
     try:
         ask = next(steps)
         while True:
             try:
                 view = source.read(ask.spans, clip=True)[0] if ask.clip else source.gather(*ask[:3])
             except FileNotFoundError as error:
-                _refuse_missing(source, [(want.chunk, ask)], error)
+                _refuse_missing(source, [(request.chunk, ask)], error)
             except FormatError as error:
                 ask = steps.throw(error)
             else:
@@ -140,12 +140,12 @@ def _read_alone(source: Source, want: Want) -> Stored:
         stored: Stored = end.value
         return stored
     except (FormatError, UnsupportedError) as error:
-        raise _located(source, want.chunk, error) from error
+        raise _located(source, request.chunk, error) from error
 
 
-def _read_together(source: Source, wants: Sequence[Want]) -> list[Stored]:
+def _read_together(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
     """Read many chunks, with one wave of requests for each step."""
-    found: list[Stored | None] = [None] * len(wants)
+    found: list[Stored | None] = [None] * len(requests)
     waiting: list[tuple[int, Steps, _Ask]] = []
 
     def go_on(i: int, steps: Steps, outcome: memoryview | FormatError | None) -> None:
@@ -158,16 +158,16 @@ def _read_together(source: Source, wants: Sequence[Want]) -> list[Stored]:
         except StopIteration as end:
             found[i] = end.value
         except (FormatError, UnsupportedError) as error:
-            raise _located(source, wants[i].chunk, error) from error
+            raise _located(source, requests[i].chunk, error) from error
 
-    for i, want in enumerate(wants):
-        go_on(i, _steps(source, want), None)
+    for i, request in enumerate(requests):
+        go_on(i, _steps(source, request), None)
     while waiting:
         asked, waiting = waiting, []
         try:
             views = iter(source.read([span for _, _, ask in asked for span in ask.spans], clip=True))
         except FileNotFoundError as error:
-            _refuse_missing(source, [(wants[i].chunk, ask) for i, _, ask in asked], error)
+            _refuse_missing(source, [(requests[i].chunk, ask) for i, _, ask in asked], error)
         for i, steps, ask in asked:
             go_on(i, steps, _joined(source, ask, [next(views) for _ in ask.spans]))
     return [stored for stored in found if stored is not None]
@@ -190,31 +190,33 @@ def _refuse_missing(source: Source, asked: list[tuple[int, _Ask]], error: FileNo
 
 
 def _located(source: Source, n: int, error: B2ArrayError) -> B2ArrayError:
-    place, found_in = source.place(n), f"chunk {n} of {source.url}"
-    in_file = isinstance(place, Place) and chunk_number(place.name) is not None
-    return located_error(f"{found_in}, {place.name}" if in_file else found_in, error)
+    location, found_in = source.place(n), f"chunk {n} of {source.url}"
+    in_file = isinstance(location, Location) and chunk_number(location.name) is not None
+    return located_error(f"{found_in}, {location.name}" if in_file else found_in, error)
 
 
-def _steps(source: Source, want: Want) -> Steps:
+def _steps(source: Source, request: ChunkRequest) -> Steps:
     """Yield what to read next of a chunk, receive it, and return the chunk."""
-    place = source.place(want.chunk)
-    if not isinstance(place, Place):
-        return Stored.whole(memoryview(_special_chunk(source, want.chunk, place)))
-    wanted = _Chunk(source, want, place, is_local=source.is_local)
+    location = source.place(request.chunk)
+    if not isinstance(location, Location):
+        return Stored.whole(memoryview(_special_chunk(source, request.chunk, location)))
+    wanted = _Chunk(source, request, location, is_local=source.is_local)
     if wanted.cached is not None:
         head = wanted.cached.head
-        return (yield from wanted.whole(head.header.cbytes) if want.blocks is None else wanted.some_blocks(head, b""))
-    sizes = None if wanted.is_local else source.known_sizes(want.chunk)
+        return (
+            yield from wanted.whole(head.header.cbytes) if request.blocks is None else wanted.some_blocks(head, b"")
+        )
+    sizes = None if wanted.is_local else source.known_sizes(request.chunk)
     if sizes is not None:
         # Sizes that turn out to be wrong were only a hint.
         with suppress(FormatError, UnsupportedError):
             stored = yield from wanted.by_sizes(sizes)
             if stored is not None:
                 return stored
-        wanted = _Chunk(source, want, place, is_local=False, use_cached=False)
+        wanted = _Chunk(source, request, location, is_local=False, use_cached=False)
     nblocks = wanted.expected_nblocks()
-    if want.blocks is None or (nblocks == len(want.blocks) and not wanted.is_local):
-        nbytes = source.frame.chunk_nbytes(want.chunk)
+    if request.blocks is None or (nblocks == len(request.blocks) and not wanted.is_local):
+        nbytes = source.frame.chunk_nbytes(request.chunk)
         # Only instrumented chunks are larger. Bytes behind the chunk are ignored.
         return (yield from wanted.whole((nbytes if nbytes is not None else 2**31) + HEADER_LEN))
     head_nbytes = HEADER_LEN + 4 * nblocks + (4 + MAX_DICT_NBYTES) * source.frame.use_dict
@@ -240,16 +242,18 @@ def _special_chunk(source: Source, n: int, special: Special) -> bytes:
 class _Chunk:
     """A stored chunk that is wanted, and what has to be read of it."""
 
-    __slots__ = ("blocks", "cached", "is_local", "number", "place", "record_due", "source")
+    __slots__ = ("blocks", "cached", "is_local", "location", "number", "record_due", "source")
 
-    def __init__(self, source: Source, want: Want, place: Place, *, is_local: bool, use_cached: bool = True) -> None:
+    def __init__(
+        self, source: Source, request: ChunkRequest, location: Location, *, is_local: bool, use_cached: bool = True
+    ) -> None:
         self.source, self.is_local = source, is_local
-        self.number, self.blocks = want
-        self.place = place
-        self.cached = source.heads.get(want.chunk) if use_cached else None
+        self.number, self.blocks = request
+        self.location = location
+        self.cached = source.heads.get(request.chunk) if use_cached else None
         self.record_due = False
         if self.cached is None or self.cached.sums is None:
-            self.record_due = config.verify != "never" and source.has_checksums(want.chunk)
+            self.record_due = config.verify != "never" and source.has_checksums(request.chunk)
         if self.record_due:
             self.cached = None  # it was read while checksums were not compared
 
@@ -260,7 +264,7 @@ class _Chunk:
 
     def ask(self, start: int, stop: int) -> _Ask:
         """Ask for bytes of the chunk, counted from its start; for fewer if it has to end before."""
-        name, base, end = self.place
+        name, base, end = self.location
         stop = base + stop if end < 0 else min(base + stop, end)
         return _Ask([Span(name, base + start, stop)], [0], stop - base - start, clip=end < 0)
 
@@ -282,7 +286,9 @@ class _Chunk:
         head = self.cached.head if self.cached is not None else self.unpack_head(view)
         found = head.header.cbytes
         # Not if the object ends there.
-        if len(view) == ask.nbytes < found and (self.place.stop < 0 or self.place.start + found <= self.place.stop):
+        if len(view) == ask.nbytes < found and (
+            self.location.stop < 0 or self.location.start + found <= self.location.stop
+        ):
             view = yield self.ask(0, found + checksums.record_nbytes(len(head.starts)) * self.record_due)
         return (yield from self.take_whole(head, view))
 
@@ -353,7 +359,7 @@ class _Chunk:
         return [*starts, cbytes], [*stops, cbytes + checksums.record_nbytes(nblocks)]
 
     def _ask_ranges(self, ranges: list[tuple[int, int]], places: list[int], nbytes: int) -> _Ask:
-        name, base, end = self.place
+        name, base, end = self.location
         last = base + ranges[-1][1]
         if 0 <= end < last:
             raise FormatError(f"expected blocks within {end - base} bytes, found one up to {last - base}")
@@ -379,7 +385,7 @@ class _Chunk:
     def by_sizes(self, sizes: Sizes) -> Generator[_Ask, memoryview, Stored | None]:
         """Read head and wanted blocks at once, from where the noted sizes put them; None if they do not say it."""
         cbytes = int(sizes[0])
-        if self.place.stop >= 0 and self.place.start + cbytes > self.place.stop:
+        if self.location.stop >= 0 and self.location.start + cbytes > self.location.stop:
             return None
         if self.blocks is None or cbytes <= _FREE:
             return (yield from self.whole(cbytes))
@@ -394,7 +400,7 @@ class _Chunk:
         if planned is None:
             return (yield from self.whole(cbytes, len(bounds) - 1))
         ask, positions = planned
-        name, base, _ = self.place
+        name, base, _ = self.location
         view = yield _Ask([Span(name, base, base + front), *ask.spans], [], front + ask.nbytes)
         head_bytes = bytes(view[:front])
         head = self.unpack_head(view[:front])
@@ -422,13 +428,13 @@ class _Chunk:
             return
         sums = None
         if self.record_due:
-            number = chunk_number(self.place.name)
+            number = chunk_number(self.location.name)
             number = -1 if number is None else number
             sums = checksums.verified_sums(behind, head, head_bytes, number=number)
         heads = self.source.heads
         if len(heads) >= _MAX_HEADS:
             heads.clear()
-        self.cached = heads[self.number] = Known(head, sums)
+        self.cached = heads[self.number] = CachedHead(head, sums)
 
     def _check(self, sums: npt.NDArray[np.uint32], numbers: Int64Array, stored: Stored) -> None:
         """Compare blocks with their checksums."""

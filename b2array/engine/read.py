@@ -27,7 +27,7 @@ from b2array.engine import cache
 from b2array.engine.cache import Entry
 from b2array.engine.fetch import fetch
 from b2array.engine.snapshot import Snapshot
-from b2array.engine.source import Source, Want
+from b2array.engine.source import ChunkRequest, Source
 from b2array.errors import FormatError, UnsupportedError, located_error
 from b2array.grid.layout import Layout
 from b2array.grid.partition import Axes, Index, Part, put, take
@@ -106,7 +106,7 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
     key = _cache_key(source) if config.cache_bytes else None
     found = {} if key is None else cache.blocks.get_many((key, number), (block,))
     if not found:
-        (stored,) = fetch(source, (Want(number, (block,)),))
+        (stored,) = fetch(source, (ChunkRequest(number, (block,)),))
         reader = _Reader(
             source, layout, _context(source.frame.codec, source.frame.codec_meta, layout.blocks), key, _NO_BOX
         )
@@ -175,7 +175,7 @@ class _Reader:
     def run(self, chunk: tuple[int, Part], *, alone: bool = False) -> None:
         """Read one chunk; with `alone`, in several threads."""
         job = self._plan(*chunk)
-        stored = fetch(self.source, (Want(job.number, job.wanted),))[0] if job.wanted else None
+        stored = fetch(self.source, (ChunkRequest(job.number, job.wanted),))[0] if job.wanted else None
         self.finish(job, stored, alone=alone)
 
     def fetched(self, chunks: Iterator[tuple[int, Part]]) -> Iterator[tuple[_Job, Stored | None]]:
@@ -185,7 +185,7 @@ class _Reader:
             del window  # its memory is free while the next one is awaited
 
     def _fetch_window(self, jobs: list[_Job]) -> list[tuple[_Job, Stored | None]]:
-        stored = iter(fetch(self.source, [Want(job.number, job.wanted) for job in jobs if job.wanted]))
+        stored = iter(fetch(self.source, [ChunkRequest(job.number, job.wanted) for job in jobs if job.wanted]))
         return [(job, next(stored) if job.wanted else None) for job in jobs]
 
     def _windows(self, chunks: Iterator[tuple[int, Part]]) -> Iterator[list[_Job]]:
@@ -289,7 +289,7 @@ class _Reader:
 
     def decoded_whole(self, number: int) -> dict[int, Entry]:
         """Decode a chunk whose blocks are not those of the array, and cut it into the array's; the cache keeps them."""
-        (whole,) = fetch(self.source, (Want(number, None),))
+        (whole,) = fetch(self.source, (ChunkRequest(number, None),))
         room = None if self.cache_key is None else cache.blocks.room_for(self.layout.chunk_nbytes)
         data = decode.decode(whole.region, out=None if room is None else room[1], context=self.context)
         tile, blocks = Tile(data.reshape(self.layout.nblocks, -1)), range(self.layout.nblocks)

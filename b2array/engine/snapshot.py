@@ -14,7 +14,7 @@ import numpy.typing as npt
 from b2array import config
 from b2array.buffers import Buffer
 from b2array.codec.header import Special
-from b2array.engine.source import FRAME_NAME, Known, Place, Source
+from b2array.engine.source import FRAME_NAME, CachedHead, Location, Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
 from b2array.format import frame, index
 from b2array.format.frame import Frame, FrameType
@@ -59,7 +59,7 @@ class Snapshot(Source):
     header: bytes = b""
     frame: Frame = field(init=False)
     sparse: bool = field(init=False)
-    heads: MutableMapping[int, Known] = field(init=False, default_factory=dict)
+    heads: MutableMapping[int, CachedHead] = field(init=False, default_factory=dict)
     cache_key: object | None = field(init=False)
     _expected: str | None = field(init=False)
     _ordered: npt.NDArray[np.int64] | None = field(init=False, default=None)
@@ -107,23 +107,23 @@ class Snapshot(Source):
         a, b = self.frame, other.frame
         return (a.metalayers, a.nbytes, a.chunksize) == (b.metalayers, b.nbytes, b.chunksize)
 
-    def place(self, n: int) -> Place | Special:
+    def place(self, n: int) -> Location | Special:
         """Return where chunk `n` is; in a contiguous frame it may end before the place does."""
         found = self.entry(n)
         return found if isinstance(found, Special) else self.place_of(found)
 
-    def place_of(self, where: int) -> Place:
+    def place_of(self, where: int) -> Location:
         """Return the place that an index entry of a stored chunk stands for."""
         described = self.frame
         if described.frame_type == FrameType.SPARSE:
-            return Place(index.chunk_name(where), 0, -1)
+            return Location(index.chunk_name(where), 0, -1)
         ordered = self._ordered
         if ordered is None:
             offsets = described.offsets
             ordered = np.append(np.sort(offsets[offsets >= 0]), described.cbytes)
             object.__setattr__(self, "_ordered", ordered)
         base = self.start + described.header_len
-        return Place("", base + where, base + int(ordered[np.searchsorted(ordered, where, side="right")]))
+        return Location("", base + where, base + int(ordered[np.searchsorted(ordered, where, side="right")]))
 
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects; `clip`: fewer where an object ends before."""

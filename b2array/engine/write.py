@@ -17,7 +17,7 @@ from b2array.codec import decode, encode
 from b2array.codec.chunk import Context
 from b2array.codec.cparams import CParams
 from b2array.engine.fetch import fetch
-from b2array.engine.source import Target, Want
+from b2array.engine.source import ChunkRequest, Target
 from b2array.errors import FormatError, UnsupportedError, located_error
 from b2array.grid.layout import Layout
 from b2array.grid.partition import Axes, Index, Part, Tile, put, take, tiles
@@ -156,7 +156,7 @@ class _Writer:
     def _decoded(self, number: int) -> Array:
         """Return all blocks of a chunk as they are now."""
         target, layout = self.target, self.layout
-        (stored,) = fetch(target, [Want(number, None)])
+        (stored,) = fetch(target, [ChunkRequest(number, None)])
         out = np.empty(layout.chunk_nbytes, np.uint8)
         context = Context(target.frame.codec, target.frame.codec_meta, layout.blocks)
         try:
