@@ -1,7 +1,7 @@
 """Where format meets store: one committed state is read, the next one is written.
 
-A read of `a[1:3]` goes `transfer.read` -> `fetch` -> `Snapshot.place`, `Snapshot.gather` -> bytes compared with their
-checksums -> items. A write of `a[1:3] = x` goes `Handle.changes` -> `transfer.write` -> `Staging.put` ->
+A read of `a[1:3]` goes `read` -> `cache` -> `fetch` -> `Snapshot.place`, `Snapshot.gather` -> bytes compared with their
+checksums -> blocks decoded -> items. A write of `a[1:3] = x` goes `Handle.changes` -> `write` -> `Staging.put` ->
 `Transaction.commit`, which compares the store with its base, packs the next `State` and swaps the index. Opening goes
 `snapshot.load` -> `format.frame`, `format.state` -> `Snapshot`.
 

@@ -203,9 +203,9 @@ def _steps(source: Source, request: ChunkRequest) -> Steps:
     wanted = _Chunk(source, request, location, is_local=source.is_local)
     if wanted.cached is not None:
         head = wanted.cached.head
-        return (
-            yield from wanted.whole(head.header.cbytes) if request.blocks is None else wanted.some_blocks(head, b"")
-        )
+        if request.blocks is None:
+            return (yield from wanted.whole(head.header.cbytes))
+        return (yield from wanted.some_blocks(head, b""))
     sizes = None if wanted.is_local else source.known_sizes(request.chunk)
     if sizes is not None:
         # Sizes that turn out to be wrong were only a hint.
@@ -225,9 +225,9 @@ def _steps(source: Source, request: ChunkRequest) -> Steps:
     if head_nbytes > len(view):
         view = yield wanted.ask(0, head_nbytes)
     head = wanted.unpack_head(view)
-    if len(view) >= head.header.cbytes:
-        return (yield from wanted.take_whole(head, view))
-    return (yield from wanted.some_blocks(head, bytes(view[:head_nbytes])))
+    is_all = len(view) >= head.header.cbytes
+    rest = wanted.take_whole(head, view) if is_all else wanted.some_blocks(head, bytes(view[:head_nbytes]))
+    return (yield from rest)
 
 
 def _special_chunk(source: Source, n: int, special: Special) -> bytes:
@@ -284,11 +284,9 @@ class _Chunk:
         ask = self.ask(0, cbytes + record * self.record_due)
         view = yield ask
         head = self.cached.head if self.cached is not None else self.unpack_head(view)
-        found = head.header.cbytes
+        found, (_, start, stop) = head.header.cbytes, self.location
         # Not if the object ends there.
-        if len(view) == ask.nbytes < found and (
-            self.location.stop < 0 or self.location.start + found <= self.location.stop
-        ):
+        if len(view) == ask.nbytes < found and (stop < 0 or start + found <= stop):
             view = yield self.ask(0, found + checksums.record_nbytes(len(head.starts)) * self.record_due)
         return (yield from self.take_whole(head, view))
 
