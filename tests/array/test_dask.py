@@ -598,7 +598,9 @@ def test_unknown_chunk_sizes_are_refused_for_new_arrays_too(tmp_path: Path) -> N
 def test_progress_counts_chunks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x = da.from_array(numbers(40, 30), chunks=(20, 30))
     b2array.from_dask(x, tmp_path / "a.b2nd", chunks=(5, 10), progress=True)
-    assert "24 chunks of 24 chunks (100 %)" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "100%" in told
+    assert "24/24" in told
 
 
 def test_progress_bar_of_dask_works(stored: b2array.NDArray, capsys: pytest.CaptureFixture[str]) -> None:
