@@ -13,7 +13,7 @@ import numpy.typing as npt
 from b2array.codec.header import ChunkHeader, Special
 from b2array.engine.replacing import frame_in
 from b2array.engine.snapshot import Snapshot
-from b2array.engine.source import Place, Target
+from b2array.engine.source import Location, Target
 from b2array.engine.staging import Staging
 from b2array.errors import ReadOnlyError, UnsupportedError
 from b2array.format import frame, index
@@ -114,17 +114,17 @@ class Overlay(Target):
         """Whether the store holds another state than the one that the changes are made to."""
         return self.base is not None and self.base.is_stale
 
-    def place(self, n: int) -> Place | Special:
+    def place(self, n: int) -> Location | Special:
         """Return where chunk `n` is, new or old; that an old one was asked for is remembered."""
         extent = self._staging.extent(int(self.state.frame.offsets[n])) if 0 <= n < self.state.frame.nchunks else None
         if extent is not None:
-            return Place(_SPOOL, *extent)
+            return Location(_SPOOL, *extent)
         found = self.entry(n)
         if n not in self._touched:
             self._read.add(n)
         if isinstance(found, Special):
             return found
-        return Place(index.chunk_name(found), 0, -1) if self.base is None else self.base.place_of(found)
+        return Location(index.chunk_name(found), 0, -1) if self.base is None else self.base.place_of(found)
 
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects and of new chunks."""

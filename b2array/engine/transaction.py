@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.buffers import Buffer
+from b2array.engine.fetch import each_chunk
 from b2array.engine.overlay import Overlay, changeable
 from b2array.engine.replacing import discard, take_place
-from b2array.engine.snapshot import Snapshot, load, reload, whole_chunks
-from b2array.engine.source import Place, Source
+from b2array.engine.snapshot import Snapshot, load, reload
+from b2array.engine.source import Location, Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError
 from b2array.format import fingerprint, frame, index
 from b2array.format.annotations import LAYER, UNSIZED, Annotations, merged, packed_sizes
@@ -419,10 +420,10 @@ def copied(
     new = Transaction(store, None, state, overwrite=overwrite, locked=locked, replaces=replaces)
     lost = {*lost, *annotations.lost}
     try:
-        stored = [n for n in range(old.frame.nchunks) if n not in lost and isinstance(source.place(n), Place)]
+        stored = [n for n in range(old.frame.nchunks) if n not in lost and isinstance(source.place(n), Location)]
         shown = progress or Progress(None)
         shown.advance(old.frame.nchunks - len(stored))
-        for n, each in zip(stored, whole_chunks(source, stored), strict=True):
+        for n, each in zip(stored, each_chunk(source, stored), strict=True):
             new.put(n, bytes(each.region))
             shown.advance()
         for n in lost:

@@ -7,7 +7,6 @@ import errno
 import itertools
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -54,40 +53,14 @@ _IOV_MAX = 1024
 try:
     from os import preadv as _read_into
 except ImportError:  # Windows, old macOS
-    _seeking = threading.Lock()
-
-    def _read_into(fd: int, buffers: Sequence[memoryview], offset: int, /) -> int:  # type: ignore[misc]
-        done = 0
-        with _seeking:
-            os.lseek(fd, offset, os.SEEK_SET)
-            for view in buffers:
-                data = os.read(fd, len(view))
-                view[: len(data)] = data
-                done += len(data)
-                if len(data) < len(view):
-                    break
-        return done
-
+    from b2array.store.fallback import read_into as _read_into  # type: ignore[assignment]
 
 if sys.platform == "win32":
-    import msvcrt
+    from b2array.store.fallback import flock as _flock
+    from b2array.store.fallback import unlock as _unlock
 
     _BINARY = os.O_BINARY
     _READ = os.O_RDONLY | os.O_BINARY
-
-    def _flock(fd: int, shared: bool) -> None:  # noqa: ARG001 - Windows has no shared locks
-        while True:
-            os.lseek(fd, 0, os.SEEK_SET)
-            try:
-                return msvcrt.locking(fd, msvcrt.LK_LOCK, 1)
-            except OSError as error:  # after ten seconds
-                if error.errno != errno.EDEADLK:
-                    raise
-
-    def _unlock(fd: int) -> None:
-        os.lseek(fd, 0, os.SEEK_SET)
-        msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)
-
 else:
     import fcntl
 
@@ -337,7 +310,9 @@ class LocalStore(Store):
         opened, begin, reached = "", -1, -1
         side_by_side: list[memoryview] = []
         for span, place in zip(spans, places, strict=True):
-            name, start, stop = check_span(self.url, span)
+            name, start, stop = span
+            if not 0 <= start <= stop:
+                check_span(self.url, span)
             if file is None or start != reached or name != opened or len(side_by_side) == _IOV_MAX:
                 if file is not None:
                     file.read_into(side_by_side, begin)
