@@ -216,7 +216,7 @@ class Handle:
                 try:
                     with self._transaction.attempt():
                         yield self._transaction
-                except (FormatError, UnsupportedError) as error:
+                except (FormatError, UnsupportedError, NotADirectoryError) as error:
                     raise _explained(self._transaction, error) from error
                 return
             transaction = self.new_transaction(locked=locked)
@@ -224,14 +224,17 @@ class Handle:
             yield transaction
         except BaseException as error:
             transaction.abort()
-            if isinstance(error, FormatError | UnsupportedError):
+            if isinstance(error, FormatError | UnsupportedError | NotADirectoryError):
                 raise _explained(transaction, error) from error
             raise
         with self.mutex:
             self._commit(transaction)
 
     def _commit(self, transaction: Transaction) -> None:
-        committed = transaction.commit()
+        try:
+            committed = transaction.commit()
+        except NotADirectoryError as error:
+            raise _explained(transaction, error) from error
         # Without changes there was no commit, and another thread's may have moved the handle on meanwhile.
         if committed is not transaction.base:
             self._show(committed, self._transaction)
@@ -334,12 +337,16 @@ class Handle:
         return _restored, (held.store, thin, index, held.start, held.version, held.generation, self._mode)
 
 
-def _explained(source: Source, error: B2ArrayError) -> B2ArrayError:
-    """Say of bad bytes where they are, and whether another writer was here: other software moves chunks in its file."""
-    if isinstance(error, FormatError) and source.is_stale:
+def _explained(source: Source, error: B2ArrayError | OSError) -> B2ArrayError | OSError:
+    """Say of bad bytes where they are, and whether another writer was here: other software moves chunks in its file.
+
+    Another writer was also here if the frame's directory is a file by now.
+    """
+    if isinstance(error, FormatError | NotADirectoryError) and source.is_stale:
         return stale_reader(source.url)
-    bytes_are_bad = isinstance(error, FormatError | UnsupportedError)
-    return located_error(source.url, error) if bytes_are_bad and source.url not in str(error) else error
+    if isinstance(error, FormatError | UnsupportedError) and source.url not in str(error):
+        return located_error(source.url, error)
+    return error
 
 
 def _restored(

@@ -146,21 +146,23 @@ def _youngest(files: Iterator[Listed]) -> float | None:
 
 
 def leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Listed]:
-    """Find files that a writer made and did not finish, in a directory, or beside a file.
+    """Find what a writer made and did not finish, in a directory, and beside a file or directory.
 
-    Those beside a file are called as they are in its directory. A directory, which ends with a slash, is as young as
-    the youngest file in it.
+    What lies beside it is called as in the directory of both. A directory, whose name ends with a slash, is as young
+    as the youngest file in it.
     """
     found = {name: each for name, each in files.items() if name.endswith(TEMPORARY_SUFFIX)}
-    if isinstance(store, LocalStore) and not Path(store.url).is_dir():
-        for each in _siblings(Path(os.path.realpath(store.url)), TEMPORARY_SUFFIX):
-            with suppress(FileNotFoundError):
-                status = each.stat()
-                found[each.name] = Listed(status.st_size, status.st_mtime)
-        for each in _siblings(Path(store.url), SUFFIX):
-            with suppress(FileNotFoundError):
-                found[f"{each.name}/"] = _whole(each)
+    for name, path in _beside(store).items():
+        with suppress(FileNotFoundError):
+            found[name] = _whole(path)
     return found
+
+
+def _beside(store: Store) -> dict[str, Path]:
+    if not isinstance(store, LocalStore):
+        return {}
+    paths = *_siblings(Path(os.path.realpath(store.url)), TEMPORARY_SUFFIX), *_siblings(Path(store.url), SUFFIX)
+    return {each.name + "/" * each.is_dir(): each for each in paths}
 
 
 def _siblings(path: Path, suffix: str) -> Iterator[Path]:
@@ -169,21 +171,18 @@ def _siblings(path: Path, suffix: str) -> Iterator[Path]:
         yield from (each for each in path.parent.iterdir() if pattern.fullmatch(each.name))
 
 
-def _whole(directory: Path) -> Listed:
-    statuses = [each.stat() for each in directory.iterdir()]
-    return Listed(sum(each.st_size for each in statuses), max(each.st_mtime for each in (directory.stat(), *statuses)))
+def _whole(path: Path) -> Listed:
+    statuses = [each.stat() for each in (path.iterdir() if path.is_dir() else [path])]
+    return Listed(sum(each.st_size for each in statuses), max(each.st_mtime for each in (path.stat(), *statuses)))
 
 
 def remove(store: Store, names: Collection[str]) -> None:
     """Remove orphans and leftovers, by the names that `orphans` and `leftovers` give them."""
+    beside = _beside(store)
     if not isinstance(store, LocalStore) or Path(store.url).is_dir():
         store.force()
-        store.delete(names)
-        return
-    for name in names:
-        if name.endswith("/"):
-            inner = LocalStore(f"{Path(store.url).parent / name}{os.sep}")
-            with suppress(FileNotFoundError):
-                inner.delete([*inner.listing(), ""])
-        else:
-            (Path(os.path.realpath(store.url)).parent / name).unlink(missing_ok=True)
+        store.delete(name for name in names if name not in beside)
+    for name in beside.keys() & names:
+        left = LocalStore(beside[name])
+        with suppress(FileNotFoundError):
+            left.delete([*filter(None, left.listing()), ""])

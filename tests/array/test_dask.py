@@ -193,6 +193,16 @@ def test_writing_is_one_commit_without_leftovers(tmp_path: Path, layout: str) ->
     assert b2array.open(tmp_path / "a.b2nd")[0].sum() == 0
 
 
+def test_tasks_do_not_replace_a_local_frame_of_the_other_layout(tmp_path: Path) -> None:
+    x = da.from_array(numbers(40, 30), chunks=(10, 15))
+    for layout, other in (LAYOUTS, LAYOUTS[::-1]):
+        b2array.asarray(numbers(4, 3), url=tmp_path / layout, layout=layout)
+        with pytest.raises(FileExistsError, match="other layout"):
+            b2array.from_dask(x, tmp_path / layout, layout=other, overwrite=True)
+        assert np.array_equal(b2array.open(tmp_path / layout)[...], numbers(4, 3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(LAYOUTS)
+
+
 def test_stock_reads_what_was_written_in_parallel(tmp_path: Path) -> None:
     blosc2 = pytest.importorskip("blosc2")
     x = da.from_array(numbers(40, 30), chunks=(10, 15))

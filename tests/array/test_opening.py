@@ -13,6 +13,7 @@ import pytest
 
 import b2array
 from b2array.array.opening import place_new
+from b2array.engine import pending, transaction
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError
 from b2array.format.frame import FrameType
 from b2array.store import local
@@ -246,16 +247,65 @@ def test_places_are_swapped_in_steps_where_the_system_has_no_call_for_it(tmp_pat
 
 
 @pytest.mark.parametrize("layout", OTHER)
-def test_a_writer_of_the_replaced_frame_writes_into_the_new_one_or_fails(tmp_path, layout):
+def test_a_writer_of_the_replaced_frame_writes_into_the_new_one(tmp_path, layout):
     old = b2array.asarray(-VALUES, url=tmp_path / "a", layout=OTHER[layout], chunks=(2, 10))
     b2array.asarray(VALUES, url=tmp_path / "a", layout=layout, chunks=(2, 10), overwrite=True)
-    expected = VALUES.copy()
-    try:
-        old[0, 0] = 7
-        expected[0, 0] = 7
-    except (ConflictError, NotADirectoryError):
-        pass
-    assert np.array_equal(b2array.open(tmp_path / "a")[...], expected)
+    old[0, 0] = 7
+    old.attrs["x"] = 1
+    new = b2array.open(tmp_path / "a")
+    assert (new[0, 0], new[0, 1], new.attrs["x"], new.info["layout"]) == (7, 1, 1, layout)
+
+
+@pytest.mark.parametrize("layout", OTHER)
+def test_a_transaction_on_the_replaced_frame_is_a_conflict(place, layout):
+    url, options, _ = place
+    for change in (lambda a: a.__setitem__((0, 0), 7), lambda a: a.attrs.__setitem__("x", 1)):
+        old = b2array.asarray(
+            -VALUES, url=url, layout=OTHER[layout], chunks=(2, 10), overwrite=True, storage_options=options
+        )
+
+        def replaced_meanwhile(a, change=change):
+            with a.transaction():
+                change(a)
+                b2array.asarray(VALUES, url=url, layout=layout, chunks=(2, 10), overwrite=True, storage_options=options)
+
+        with pytest.raises(ConflictError):
+            replaced_meanwhile(old)
+        new = b2array.open(url, storage_options=options)
+        assert np.array_equal(new[...], VALUES)
+        assert dict(new.attrs) == {}
+
+
+@pytest.mark.parametrize("layout", OTHER)
+def test_a_damaged_frame_of_the_other_layout_stays(tmp_path, layout):
+    b2array.asarray(VALUES, url=tmp_path / "a", layout=OTHER[layout])
+    path = tmp_path / "a" / "chunks.b2frame" if layout == "contiguous" else tmp_path / "a"
+    damaged = path.read_bytes()[:60]
+    path.write_bytes(damaged)
+    with pytest.raises(FileExistsError, match="cannot be read"):
+        b2array.asarray(VALUES, url=tmp_path / "a", layout=layout, overwrite=True)
+    assert path.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("layout", OTHER)
+def test_a_killed_writer_leaves_a_place_that_is_found_and_removed(tmp_path, layout, monkeypatch):
+    b2array.asarray(-VALUES, url=tmp_path / "a", layout=OTHER[layout], chunks=(2, 10))
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(local, "_exchange", die)
+        patched.setattr(transaction, "discard", lambda _: None)
+        with pytest.raises(KeyboardInterrupt):
+            b2array.asarray(VALUES, url=tmp_path / "a", layout=layout, chunks=(2, 10), overwrite=True)
+    (left,) = [path.name for path in tmp_path.iterdir() if path.name.endswith(".b2tmp")]
+    store = open_store(tmp_path / "a")
+    found = pending.leftovers(store, store.listing())
+    assert [name.rpartition("/")[0] or name for name in found] == [left]
+    pending.remove(store, found)
+    assert not (tmp_path / left).exists()
+    assert np.array_equal(b2array.open(tmp_path / "a")[...], -VALUES)
 
 
 def test_the_layout_follows_the_url(tmp_path):

@@ -88,6 +88,10 @@ def test_only_files_of_the_kind_may_be_replaced(store, tmp_path):
     require_free(store, {"": b"MAGIC"}, "a file of magic", overwrite=True)
     with pytest.raises(FileExistsError, match="overwrite=True"):
         require_free(store, {"": b"MAGIC"}, "a file of magic", overwrite=False)
+    store.replace("", b"")
+    assert require_free(store, {"": b"MAGIC"}, "a file of magic", overwrite=True) is None
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        require_free(store, {"": b"MAGIC"}, "a file of magic", overwrite=False)
     store.replace("", b"MA")
     with pytest.raises(FileExistsError, match="not a file of magic"):
         require_free(store, {"": b"MAGIC"}, "a file of magic", overwrite=True)
