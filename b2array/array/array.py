@@ -566,5 +566,11 @@ def _arranged(
 ) -> tuple[Selection, npt.NDArray[Any], str | list[str] | None]:
     """Find what a key selects in an array, and lay out the value for it."""
     rest, names = indexing.fields(key, layout.dtype)
-    selection = select(rest, layout.shape)
+    try:
+        selection = select(rest, layout.shape)
+    except IndexError:
+        if select is indexing.select:  # NumPy converts the value first, and then compares the index arrays
+            indexing.check_entries(rest, layout.shape)
+            np.asarray(value, layout.dtype if names is None else layout.dtype[names])
+        raise
     return selection, *assignment.arrange(value, selection, layout.dtype, names)

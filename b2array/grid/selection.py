@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from b2array.grid.partition import Axes, Index
 
-__all__ = ["Selection", "fields", "item", "orthogonal", "select", "vectorised"]
+__all__ = ["Selection", "check_entries", "fields", "item", "orthogonal", "select", "vectorised"]
 
 MAX_RESULT_NDIM = 64
 
@@ -218,6 +218,24 @@ def select(key: Any, shape: Sequence[int]) -> Selection:
     """
     parsed = _parse(key, shape)
     return _advanced(parsed, shape, in_place=True) if parsed.has_arrays else _basic(parsed, shape)
+
+
+def check_entries(key: Any, shape: Sequence[int]) -> None:
+    """Raise what NumPy raises of a key before it converts the value of an assignment.
+
+    NumPy compares index arrays with each other, and with the shape, only after that.
+
+    Raises
+    ------
+    IndexError, TypeError, ValueError
+        As for `select`.
+    """
+    axis = 0
+    for entry in _parse(key, shape).entries:
+        if isinstance(entry, int):
+            _wrap_int(entry, axis, shape[axis])
+        if entry is not None and entry is not Ellipsis:
+            axis += entry.ndim if isinstance(entry, np.ndarray) and entry.dtype == bool else 1
 
 
 def vectorised(key: Any, shape: Sequence[int]) -> Selection:

@@ -60,6 +60,22 @@ def test_writing_is_what_numpy_writes(data, pair):
         check_writing(array, values, key, value)
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        (slice(None), np.array([False]), np.array([False, True, True])),
+        (slice(None), np.array([5]), np.array([0])),
+        (slice(None), 9, np.array([0])),
+        (slice(None), np.array([False, True])),
+        (9,),
+    ],
+    ids=repr,
+)
+def test_of_a_wrong_key_and_a_wrong_value_the_one_is_told_that_numpy_tells(key):
+    values = np.zeros((4, 1, 3), "i1")
+    check_writing(b2array.asarray(values), values, key, 33375)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data(), arrays())
 def test_orthogonal_indexing_reads_and_writes_along_one_axis_after_the_other(data, pair):
