@@ -2,8 +2,9 @@
 
 cli, options, keys       the program `b2array`
 anatomy, describing      `info`
-inspection, integrity    `verify`, `repair`, `vacuum`, `repack`
-salvage, healing         what a damaged frame still says; damage that can be undone
+verify                   `verify`: is a frame in order?
+repair, salvage          `repair`: restore what is proven, put the rest together from its readable parts
+vacuum                   `vacuum` and `repack`: free space
 convert, formats, sources, zarr, hdf5   other formats
 demo, bench              the demonstration; measuring reads
 """

@@ -33,7 +33,10 @@ from b2array.store.base import Store
 from b2array.store.open import open_store
 from b2array.tools import bench as measuring
 from b2array.tools import demo as demonstration
-from b2array.tools import describing, integrity, keys
+from b2array.tools import describing, keys
+from b2array.tools import repair as repairing
+from b2array.tools import vacuum as vacuuming
+from b2array.tools import verify as verifying
 from b2array.tools.convert import convert as converting
 from b2array.tools.formats import find
 from b2array.tools.options import (  # fmt: skip
@@ -488,7 +491,7 @@ def verify(
     storage: Storage = None,
 ) -> int:
     """Look whether a frame is in order, without changing anything; exit code 3 if it is not."""
-    report = integrity.verify(url, deep=deep, storage_options=storage_options(storage), progress=shows(progress))
+    report = verifying.verify(url, deep=deep, storage_options=storage_options(storage), progress=shows(progress))
     if as_json:
         _print(report.to_dict())
     else:
@@ -509,7 +512,7 @@ def repair(
     storage: Storage = None,
 ) -> None:
     """Make a frame readable again, as far as its chunks are intact."""
-    done = integrity.repair(
+    done = repairing.repair(
         url, dry_run=dry_run, backup=backup, trust_order=trust_order, storage_options=storage_options(storage),
         progress=shows(progress),
     )  # fmt: skip
@@ -525,7 +528,7 @@ def vacuum(
     storage: Storage = None,
 ) -> None:
     """Remove files of writers that were killed, and of states that nobody needs any more."""
-    done = integrity.vacuum(url, grace=age_of(grace), dry_run=dry_run, storage_options=storage_options(storage))
+    done = vacuuming.vacuum(url, grace=age_of(grace), dry_run=dry_run, storage_options=storage_options(storage))
     _print(done.to_dict()) if as_json else print(done)
 
 
@@ -534,7 +537,7 @@ def repack(
     url: Url, dry_run: DryRun = False, as_json: Json = False, progress: Progress = None, storage: Storage = None
 ) -> None:
     """Write a contiguous frame anew, without dead space."""
-    done = integrity.repack(
+    done = vacuuming.repack(
         url, dry_run=dry_run, storage_options=storage_options(storage), progress=shows(progress)
     )  # fmt: skip
     _print(done.to_dict()) if as_json else print(done)

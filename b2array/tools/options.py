@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from b2array.codec.cparams import CParams
-from b2array.tools import integrity
 from b2array.tools.formats import FORMATS
+from b2array.tools.vacuum import in_seconds
 
 __all__ = [
     "Clevel", "Codec", "DryRun", "Dst", "Extents", "Filters", "Json", "Layout", "Name", "Overwrite", "Progress", "Src",
@@ -86,7 +86,7 @@ def shows(progress: bool | None) -> bool:
 def age_of(text: str) -> float:
     """Return an age in seconds."""
     try:
-        return integrity.in_seconds(float(text) if text.replace(".", "", 1).isdigit() else text)
+        return in_seconds(float(text) if text.replace(".", "", 1).isdigit() else text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--grace") from None
 
