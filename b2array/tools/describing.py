@@ -1,4 +1,4 @@
-"""What `info` says about a file of any kind, as data and as lines of text."""
+"""`info`: describe a file of any kind, as data and as lines of text."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from b2array.engine.snapshot import Snapshot
 from b2array.errors import B2ArrayError
 from b2array.group.group import open_group
 from b2array.store.open import open_store
-from b2array.tools import anatomy, formats
-from b2array.tools.sources import Source
+from b2array.tools import anatomy
+from b2array.tools.convert import find
+from b2array.tools.formats import Source
 
 __all__ = ["Chunks", "describe", "lines", "plain", "raw_fields", "surveyed", "table"]
 
@@ -29,7 +30,7 @@ Storage = Mapping[str, Any] | None
 
 
 def describe(url: str, storage_options: Storage) -> dict[str, Any]:
-    """Return what there is to know about an array, a super-chunk, a Bloscpack file or a group.
+    """Describe an array, a super-chunk, a Bloscpack file or a group.
 
     Raises
     ------
@@ -39,7 +40,7 @@ def describe(url: str, storage_options: Storage) -> dict[str, Any]:
         It is of none of these kinds.
     """
     try:
-        kind = formats.find(url, None, storage_options, exists=True)[0]
+        kind = find(url, None, storage_options, exists=True)[0]
     except IsADirectoryError:
         return _group(url, storage_options)
     if kind.name == "blp":
@@ -132,7 +133,7 @@ def _source(source: Source) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a description as text; what is not there is left out."""
+    """Yield a description as text, without its empty fields."""
     rows = {name: value for name, value in found.items() if value is not None and name != "attrs"}
     for name in ("nbytes", "cbytes"):
         if name in rows:
@@ -142,7 +143,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def plain(value: Any) -> Any:
-    """Turn a value into what JSON takes."""
+    """Return a value in types that JSON has."""
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -157,14 +158,14 @@ def plain(value: Any) -> Any:
 
 
 class Chunks:
-    """The chunks of a frame or of a Bloscpack file, and what else takes room in it."""
+    """Sizes of the chunks of a frame or of a Bloscpack file, and of its other parts."""
 
     def __init__(self, found: anatomy.Survey, grid: tuple[int, ...]) -> None:
         self.survey = found
         self.grid = grid
 
     def data(self) -> dict[str, Any]:
-        """Return everything as JSON takes it."""
+        """Return all sizes in types that JSON has."""
         found = self.survey
         coords = np.unravel_index(np.arange(len(found.chunks)), self.grid) if found.chunks and self.grid else ()
         return {
@@ -205,7 +206,7 @@ class Chunks:
 
 def surveyed(url: str, storage_options: Storage) -> Chunks:
     """Look at all chunks of a frame or of a Bloscpack file."""
-    if formats.find(url, None, storage_options, exists=True)[0].name == "blp":
+    if find(url, None, storage_options, exists=True)[0].name == "blp":
         with bloscpack.open(url, storage_options=storage_options) as f:
             return Chunks(_bloscpack_survey(f), (f.nchunks,))
     held = snapshot.load(open_store(url, storage_options=storage_options))
@@ -227,16 +228,16 @@ def _bloscpack_survey(f: bloscpack.Reader) -> anatomy.Survey:
 
 
 def raw_fields(url: str, storage_options: Storage) -> Iterator[anatomy.Field]:
-    """Yield every field in front of and behind the chunks."""
-    if formats.find(url, None, storage_options, exists=True)[0].name == "blp":
+    """Yield every field before and behind the chunks."""
+    if find(url, None, storage_options, exists=True)[0].name == "blp":
         with bloscpack.open(url, storage_options=storage_options) as f:
             yield from _bloscpack_fields(f)
         return
     yield from anatomy.fields(snapshot.load(open_store(url, storage_options=storage_options)))
 
 
-# Name, position, struct format and meaning of what stands in the headers of a Bloscpack file.
-_START = (("magic", 0, "4s", "says that this is a Bloscpack file"), ("version", 4, "B", "version of the format"))
+# Name, position, struct format and meaning of the fields in the headers of a Bloscpack file.
+_START = (("magic", 0, "4s", "marks a Bloscpack file"), ("version", 4, "B", "version of the format"))
 _NCHUNKS = "number of chunks, -1: not known"
 _VERSION1_FIELDS = (*_START, ("reserved", 5, "3s", ""), ("nchunks", 8, "<q", _NCHUNKS))
 _HEADER_FIELDS = (
@@ -247,23 +248,23 @@ _HEADER_FIELDS = (
     ("chunk-size", 8, "<i", "bytes of a chunk before compression, -1: not known"),
     ("last-chunk", 12, "<i", "bytes of the last chunk, -1: not known"),
     ("nchunks", 16, "<q", _NCHUNKS),
-    ("max_app_chunks", 24, "<q", "for the offsets of how many further chunks there is room; version 2: reserved"),
+    ("max_app_chunks", 24, "<q", "number of further chunks whose offsets have room; version 2: reserved"),
 )
 _META_FIELDS = (
-    ("magic", 0, "8s", "how the metadata are written"),
+    ("magic", 0, "8s", "encoding of the metadata"),
     ("options", 8, "B", "none are known"),
     ("checksum", 9, "B", "of the metadata, as of chunks"),
     ("codec", 10, "B", "of the metadata, 0: none, 1: zlib"),
     ("level", 11, "B", "of the codec"),
     ("meta_size", 12, "<I", "bytes of the metadata before compression"),
-    ("max_meta_size", 16, "<I", "bytes for which there is room"),
-    ("meta_comp_size", 20, "<I", "bytes of the metadata as they are stored"),
+    ("max_meta_size", 16, "<I", "bytes reserved for the metadata"),
+    ("meta_comp_size", 20, "<I", "stored bytes of the metadata"),
     ("user_codec", 24, "8s", "name of another codec"),
 )
 
 
 def _bloscpack_fields(f: bloscpack.Reader) -> Iterator[anatomy.Field]:
-    """Yield every field in front of the chunks, in the order of the file."""
+    """Yield every field before the chunks, in the order of the file."""
     raw = f.head_bytes()
     yield from anatomy.rows("header", raw, 0, _VERSION1_FIELDS if f.header.version == 1 else _HEADER_FIELDS)
     meta, at = f.meta_head, f.header.length
