@@ -16,10 +16,11 @@ from b2array.array.array import Casting, NDArray
 from b2array.array.creation import Kind, Shape, Url
 from b2array.array.opening import place_new
 from b2array.codec.cparams import CParams
-from b2array.engine import resize, transaction, transfer
+from b2array.engine import resize, transaction
 from b2array.engine.handle import Handle
 from b2array.engine.source import Source
 from b2array.engine.transaction import Transaction
+from b2array.engine.write import rewrite
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format.b2nd import GEOMETRIES
 from b2array.grid.layout import Layout, extents
@@ -161,7 +162,7 @@ def _recoded(source: Source, old: Layout, dtype: np.dtype[Any], wish: _Wish) -> 
     try:
         for name, content in source.state.attrs().items():
             new.set_attr(name, content)
-        steps = transfer.rewrite(
+        steps = rewrite(
             new, plan, range(plan.nchunks), lambda box: resize.read_box(source, old, box), cparams=new.frame.cparams
         )
         with _tracked(plan.nchunks, wish) as shown:

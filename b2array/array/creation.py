@@ -17,9 +17,10 @@ from b2array.buffers import Buffer
 from b2array.codec import filters
 from b2array.codec.cparams import CParams, given_or_default
 from b2array.codec.header import CodecId, FilterId, Special
-from b2array.engine import resize, snapshot, transfer
+from b2array.engine import resize, snapshot
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.transaction import Transaction
+from b2array.engine.write import write
 from b2array.errors import ReadOnlyError, UnsupportedError
 from b2array.format import b2nd, dtypes, frame
 from b2array.format.annotations import Annotations
@@ -384,7 +385,7 @@ def holding(x: Any, *, url: Url | None, dtype: npt.DTypeLike | None = None, **op
 def _put(draft: Transaction, layout: Layout, key: Any, values: npt.NDArray[Any]) -> None:
     selection = indexing.select(key, layout.shape)
     box = selection.spread(values)
-    transfer.write(draft, layout, selection.index, selection.axes, box, cparams=draft.frame.cparams)
+    write(draft, layout, selection.index, selection.axes, box, cparams=draft.frame.cparams)
 
 
 @contextmanager

@@ -252,6 +252,8 @@ def from_dask(
         chunks = dask_chunks.dividing(x.chunks, x.dtype.itemsize) or "auto"
     draft, layout = creation.new_draft(url, x.shape, x.dtype, chunks=chunks, **options)
     draft.abort()
+    if draft.aside:
+        raise FileExistsError(f"{draft.url} has the other layout, which tasks cannot replace; remove it first")
     whole = tuple(slice(0, n) for n in x.shape)
     if layout.shape != x.shape:
         raise TypeError(f"items of type {x.dtype} are arrays, which dask arrays do not have")

@@ -17,7 +17,7 @@ from b2array.codec.header import Special
 from b2array.engine import pending
 from b2array.engine.fetch import chunk_number, fetch
 from b2array.engine.snapshot import Snapshot, load
-from b2array.engine.source import FRAME_NAME, Want
+from b2array.engine.source import FRAME_NAME, ChunkRequest
 from b2array.errors import (
     B2ArrayError,
     ChecksumError,
@@ -299,7 +299,7 @@ class _Inspector:
         """Fetch chunks together; if that fails, one by one, to report each that cannot be read."""
         blocks = None if self.deep else (0,)
         try:
-            yield from zip(numbers, fetch(self.held, [Want(n, blocks) for n in numbers]), strict=True)
+            yield from zip(numbers, fetch(self.held, [ChunkRequest(n, blocks) for n in numbers]), strict=True)
         except ConflictError:
             raise
         except B2ArrayError as error:
