@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from b2array.array.dask import from_dask
     from b2array.group.group import Group, open_group
     from b2array.tools.convert import convert
-    from b2array.tools.integrity import repack, repair, vacuum, verify
+    from b2array.tools.repair import repair
+    from b2array.tools.vacuum import repack, vacuum
+    from b2array.tools.verify import verify
 
     __version__: str
 
@@ -90,10 +92,10 @@ _LAZY = {
     "from_blocks": "array.copying",
     "from_dask": "array.dask",
     "open_group": "group.group",
-    "repack": "tools.integrity",
-    "repair": "tools.integrity",
-    "vacuum": "tools.integrity",
-    "verify": "tools.integrity",
+    "repack": "tools.vacuum",
+    "repair": "tools.repair",
+    "vacuum": "tools.vacuum",
+    "verify": "tools.verify",
 }
 
 

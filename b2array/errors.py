@@ -12,6 +12,7 @@ from typing import TypeVar
 __all__ = [
     "B2ArrayError",
     "ChecksumError",
+    "ChunkLostError",
     "ChunkMissingError",
     "ConflictError",
     "FormatError",
@@ -37,6 +38,10 @@ class ChecksumError(FormatError):
 
 class ChunkMissingError(FormatError):
     """The index names a chunk that the store does not have."""
+
+
+class ChunkLostError(ChunkMissingError):
+    """A repair of the frame could not save the chunk."""
 
 
 class UnsupportedError(B2ArrayError, NotImplementedError):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from b2array.codec.chunk import ChunkHead
 from b2array.codec.header import Special
-from b2array.errors import ChunkMissingError
+from b2array.errors import ChunkLostError
 from b2array.format.annotations import UNSIZED, Sizes
 from b2array.format.frame import Frame
 from b2array.format.state import State
@@ -101,7 +101,7 @@ class Source(ABC):
 
         Raises
         ------
-        ChunkMissingError
+        ChunkLostError
             Repairing the frame could not save it.
         """
 
@@ -109,7 +109,7 @@ class Source(ABC):
         """Return what the index says about chunk `n`; raises what `place` raises."""
         found = self.state.frame.locate(n)
         if n in self.state.annotations.lost:
-            raise ChunkMissingError(f"chunk {n} of {self.url} is lost: a repair of the frame could not save it")
+            raise ChunkLostError(f"chunk {n} of {self.url} is lost: a repair of the frame could not save it")
         return found
 
     def known_sizes(self, n: int) -> Sizes | None:

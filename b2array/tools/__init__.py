@@ -1,9 +1,11 @@
-"""What is run: the command line, and the functions behind its commands.
+"""The command line, and the functions behind its commands.
 
-cli, options, keys       the program `b2array`
+cli, options             the program `b2array`
 anatomy, describing      `info`
-inspection, integrity    `verify`, `repair`, `vacuum`, `repack`
-salvage, healing         what a damaged frame still says; damage that can be undone
-convert, formats, sources, zarr, hdf5   other formats
+verify                   `verify`: is a frame in order?
+repair, salvage          `repair`: restore a proven state, or put a frame together from its readable parts
+vacuum                   `vacuum` and `repack`: free space
+convert                  `convert`, and how it tells formats apart
+formats, zarr, hdf5      files of each format
 demo, bench              the demonstration; measuring reads
 """

@@ -1,4 +1,4 @@
-"""What a frame consists of: its chunks and their sizes, and every field of its header, index and trailer.
+"""The parts of a frame: its chunks and their sizes, and every field of its header, index and trailer.
 
 Sources: "Blosc2 Contiguous Frame Format", sections Header, Chunks and Trailer; "Blosc Chunk Format", section Header;
 "B2ND Metalayer Format".
@@ -30,14 +30,14 @@ from b2array.store.spans import Span
 __all__ = ["ChunkSizes", "Field", "Survey", "chunk_map", "fields", "listed", "rows", "survey"]
 
 _WAVE = 1024
-"""Chunks that are looked at in one go."""
+"""Number of chunks to look at together."""
 
 _SHADES = "░▒▓█"
 _MAP_COLUMNS, _MAP_ROWS = 64, 40
 
 
 class ChunkSizes(NamedTuple):
-    """A chunk: its number, where it is, and its sizes in bytes. `special` is "" if it is stored in streams."""
+    """A chunk: its number, its place, and its sizes in bytes. `special` is "" if it is stored in streams."""
 
     number: int
     offset: int | None
@@ -55,9 +55,10 @@ class ChunkSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Survey:
-    """Sizes in bytes of all that a store holds: header, index and trailer; chunks with their checksums; and the rest.
+    """Sizes in bytes of everything in a store.
 
-    `total` and `dead` are None where files belong to the frame that cannot be listed.
+    `frame` counts header, index and trailer, `live` chunks with their checksums, and `dead` the rest. `total` and
+    `dead` are None if the frame's files cannot be listed.
     """
 
     chunks: tuple[ChunkSizes, ...]
@@ -68,12 +69,12 @@ class Survey:
 
 
 def survey(held: Snapshot) -> Survey:
-    """Look at the headers of all chunks and at the sizes of the files.
+    """Read the headers of all chunks and the sizes of the files.
 
     Raises
     ------
     FormatError
-        A chunk's header is damaged; a missing chunk is `b2array.errors.ChunkMissingError`.
+        A chunk's header is damaged, or the chunk is missing (`b2array.errors.ChunkMissingError`).
     """
     chunks: list[ChunkSizes] = []
     records = 0
@@ -83,7 +84,7 @@ def survey(held: Snapshot) -> Survey:
         records += nbytes
     head = held.frame
     frame_nbytes = head.header_len + head.tail_stop - head.tail_start
-    # Chunks may be shared.
+    # Several numbers may have the same chunk.
     stored = {(each.file, each.offset): each.cbytes for each in chunks if each.offset is not None}
     live = sum(stored.values()) + records
     total = _total(held)
@@ -99,7 +100,7 @@ def _total(held: Snapshot) -> int | None:
 
 
 def listed(store: Store) -> dict[str, Listed] | None:
-    """Return the store's objects, or None if it cannot be listed, as without the permission to."""
+    """Return the store's objects, or None if it cannot be listed, for example without permission."""
     try:
         return store.listing()
     except (OSError, UnsupportedError, NotImplementedError):
@@ -112,7 +113,7 @@ def _number(place: Location) -> int:
 
 
 def _wave(held: Snapshot, numbers: Sequence[int]) -> tuple[list[ChunkSizes], int]:
-    """Return the sizes of chunks, and how many bytes the records behind them take."""
+    """Return the sizes of chunks, and the number of bytes in their checksum records."""
     places = [held.place(n) for n in numbers]
     stored = [place for place in dict.fromkeys(places) if isinstance(place, Location)]
     spans = [Span(place.name, place.start, place.start + HEADER_LEN) for place in stored]
@@ -136,7 +137,7 @@ def _wave(held: Snapshot, numbers: Sequence[int]) -> tuple[list[ChunkSizes], int
 
 
 def chunk_map(chunks: Sequence[ChunkSizes], grid: Sequence[int]) -> Iterator[str]:
-    """Draw the grid of chunks, one character a chunk: how much of its size is left after compression.
+    """Draw the grid of chunks, with one character per chunk that shows its compressed share of its size.
 
     Parameters
     ----------
@@ -148,7 +149,7 @@ def chunk_map(chunks: Sequence[ChunkSizes], grid: Sequence[int]) -> Iterator[str
     Yields
     ------
     str
-        A line; the last dimension runs along it. Planes of more dimensions are separated by empty lines.
+        A line along the last dimension. Empty lines separate planes.
     """
     columns = grid[-1] if grid else 1
     plane = grid[-2] if len(grid) > 1 else 1
@@ -170,7 +171,7 @@ def _symbol(sizes: ChunkSizes) -> str:
 
 
 class Field(NamedTuple):
-    """A field of a file: where it begins, its bytes, what it is called, its value, and what that means."""
+    """A field of a file: its part of the file, its start, its bytes, its name, its value, and what that means."""
 
     part: str
     offset: int
@@ -208,7 +209,7 @@ def rows(part: str, buf: bytes, base: int, table: Iterable[tuple[str, int, str, 
 
 
 def _layers(part: str, buf: bytes, at: int, layers: Sequence[tuple[str, bytes]], base: int) -> Iterator[Field]:
-    yield Field(part, base + at, buf[at : at + 7], "metalayers", len(layers), "how many metalayers there are")
+    yield Field(part, base + at, buf[at : at + 7], "metalayers", len(layers), "number of metalayers")
     at += 7
     for name, content in layers:
         size = len(name.encode(errors="surrogateescape"))
@@ -250,7 +251,7 @@ def _index(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
     placed = zip(CHUNK_FIELDS, accumulate(sizes, initial=0), strict=False)
     yield from rows("index", buf, base, [(f.name, at, f"<{f.format}", f.meaning) for f, at in placed if at < length])
     what = "file of the chunk" if head.frame_type == FrameType.SPARSE else "from the end of the header"
-    # They are compressed together, so that none has bytes of its own in the file.
+    # The offsets are compressed together, so a single one has no bytes of its own in the file.
     for n in range(head.nchunks):
         where = head.locate(n)
         value = where.name.lower() if isinstance(where, Special) else where

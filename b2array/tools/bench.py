@@ -1,4 +1,4 @@
-"""How fast an array is read here, and how fast it would be with other chunks and blocks."""
+"""`bench`: how fast an array is read here, and how fast it would be with other chunks and blocks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["Measured", "alternatives", "compared", "patterns", "rates"]
 _SAMPLE_NBYTES = 32 * 2**20
 _MOST_NBYTES = 256 * 2**20
 _SECONDS = 0.4
-"""Time to spend on one measurement, at least one read."""
+"""Seconds to spend on one measurement, which has at least one read."""
 
 _SEED = 0
 
 
 class Measured(NamedTuple):
-    """What reading by one pattern takes: bytes of values and seconds a read."""
+    """The cost of one pattern: bytes of values and seconds per read."""
 
     chunks: tuple[int, ...]
     blocks: tuple[int, ...]
@@ -37,7 +37,7 @@ class Measured(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Bytes a second."""
+        """Bytes per second."""
         return self.nbytes / self.seconds if self.seconds else math.inf
 
 
@@ -88,7 +88,7 @@ def _candidates(a: NDArray, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...
 
 
 def _long(shape: tuple[int, ...], itemsize: int, axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return chunks that reach through the whole of one dimension."""
+    """Return chunks that extend over the whole of one dimension."""
     room = max(1, 2**21 // itemsize // shape[axis])
     side = max(1, int(room ** (1 / (len(shape) - 1))))
     chunks = tuple(n if i == axis else min(n, side) for i, n in enumerate(shape))
@@ -96,7 +96,7 @@ def _long(shape: tuple[int, ...], itemsize: int, axis: int) -> tuple[tuple[int, 
 
 
 def _head(shape: tuple[int, ...], items: int) -> tuple[slice, ...]:
-    """Select about so many items from the beginning, of similar extents along all dimensions."""
+    """Select about this number of items at the start, with similar extents along all dimensions."""
     lengths = list(shape)
     while math.prod(lengths) > max(1, items):
         longest = max(range(len(lengths)), key=lengths.__getitem__)
@@ -141,14 +141,14 @@ def _timed(verb: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def rates(found: Iterable[Measured]) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a table of patterns: how long they take, and how fast that is."""
+    """Yield the rows of a table of patterns, with their times and rates."""
     yield ("read", "bytes", "time", "rate")
     for each in found:
         yield each.pattern, info.nbytes(each.nbytes), _time(each.seconds), f"{each.rate / 1e6:.1f} MB/s"
 
 
 def compared(found: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a table of chunks and blocks: how long each pattern takes with them."""
+    """Yield the rows of a table of chunks and blocks, with the time of each pattern."""
     names = list(dict.fromkeys(each.pattern for each in found))
     yield ("chunks", "blocks", "ratio", *names)
     for chunks, blocks in dict.fromkeys((each.chunks, each.blocks) for each in found):

@@ -1,4 +1,4 @@
-"""The command line, for people who meet a file first. Nothing else imports this module."""
+"""The program `b2array`: its commands and exit codes. Nothing else imports this module."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import functools
 import json
 import os
 import sys
-import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
@@ -21,21 +20,21 @@ from b2array.array import copying, creation
 from b2array.array.array import NDArray
 from b2array.array.opening import place_new
 from b2array.bloscpack.header import CHECKSUMS
-from b2array.buffers import Buffer
 from b2array.engine import snapshot, transaction
 from b2array.engine.handle import Handle
 from b2array.errors import B2ArrayError, FormatError
 from b2array.group.group import open_group
-from b2array.progress import Progress as Progressing
 from b2array.progress import track
 from b2array.store.atomic import AtomicFile, require_free
-from b2array.store.base import Store
 from b2array.store.open import open_store
 from b2array.tools import bench as measuring
 from b2array.tools import demo as demonstration
-from b2array.tools import describing, integrity, keys
+from b2array.tools import describing
+from b2array.tools import repair as repairing
+from b2array.tools import vacuum as vacuuming
+from b2array.tools import verify as verifying
 from b2array.tools.convert import convert as converting
-from b2array.tools.formats import find
+from b2array.tools.convert import find, is_array, pack_bytes, save_intact, unpack_bytes
 from b2array.tools.options import (  # fmt: skip
     Clevel,
     Codec,
@@ -56,6 +55,7 @@ from b2array.tools.options import (  # fmt: skip
     cparams_of,
     extents,
     format_name,
+    key_of,
     layout_kind,
     shows,
     storage_options,
@@ -67,7 +67,7 @@ P = ParamSpec("P")
 
 OK, ERROR, USAGE, CORRUPT = 0, 1, 2, 3
 
-# Depending on its version, Typer has Click beside it or a copy of Click within.
+# Some versions of Typer import Click, others contain a copy of it.
 _UsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
@@ -115,7 +115,7 @@ def _code(result: object) -> int:
 
 
 def _misunderstood(error: Any) -> str:
-    """Say in one line what is wrong with the arguments, and where to read on."""
+    """Return one line that says what is wrong with the arguments, and names the help."""
     command = "b2array" if error.ctx is None else error.ctx.command_path
     text = " ".join(error.format_message().split()).rstrip(".")
     return f"{command}: {text[:1].lower()}{text[1:]} (see {command} --help)"
@@ -126,7 +126,7 @@ def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def _command(name: str) -> Callable[[Callable[P, int | None]], Callable[P, None]]:
-    """Make a function a command whose errors are one line and an exit code."""
+    """Make a function a command that reports an error as one line and an exit code."""
 
     def decorate(verb: Callable[P, int | None]) -> Callable[P, None]:
         @app.command(name)
@@ -136,12 +136,12 @@ def _command(name: str) -> Callable[[Callable[P, int | None]], Callable[P, None]
                 code = verb(*args, **kwargs)
                 sys.stdout.flush()
             except BrokenPipeError:
-                # Whoever read the output has seen enough; the interpreter must not fail over it at its end.
+                # The reader of the output closed the pipe. Without this, the interpreter would fail at its exit.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 code = OK
             except _UsageError:
                 raise
-            except Exception as error:  # noqa: BLE001 - clients of servers have errors of their own, and they are many
+            except Exception as error:  # noqa: BLE001 - clients of servers raise many kinds of errors of their own
                 print(f"b2array: {_text(error)}", file=sys.stderr)
                 code = CORRUPT if isinstance(error, FormatError) else ERROR
             if code:
@@ -153,7 +153,7 @@ def _command(name: str) -> Callable[[Callable[P, int | None]], Callable[P, None]
 
 
 _TELLING = (B2ArrayError, OSError, ValueError, TypeError, LookupError, ArithmeticError)
-"""Errors whose text is enough."""
+"""Errors that are shown without the name of their type."""
 
 
 def _text(error: Exception) -> str:
@@ -231,7 +231,7 @@ def ls(url: Url, as_json: Json = False, storage: Storage = None) -> None:
 
 @_command("tree")
 def tree(url: Url, storage: Storage = None) -> None:
-    """Draw a group with all that is below it."""
+    """Draw a group with all its members, also of its groups."""
     print(open_group(url, storage_options=storage_options(storage)).tree())
 
 
@@ -246,7 +246,7 @@ def cat(
 ) -> None:
     """Print a part of an array, or write it to a .npy file."""
     try:
-        wanted = keys.parse(key)
+        wanted = key_of(key)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="KEY") from None
     options = storage_options(storage)
@@ -307,7 +307,7 @@ def copy(
     progress: Progress = None,
     storage: Storage = None,
 ) -> None:
-    """Copy an array or super-chunk: its chunks as they are, unless other ones are asked for."""
+    """Copy an array or super-chunk. Its chunks are copied as they are, unless options ask for others."""
     options = storage_options(storage)
     kind, cut, inner = layout_kind(layout), extents(chunks, "--chunks"), extents(blocks, "--blocks")
     held = snapshot.load(open_store(src, storage_options=options))
@@ -328,7 +328,7 @@ def pack(
     src: Src,
     dst: Dst,
     checksum: Annotated[str, typer.Option(help=", ".join(CHECKSUMS))] = "adler32",
-    offsets: Annotated[bool, typer.Option(help="Whether the file says where its chunks are.")] = True,
+    offsets: Annotated[bool, typer.Option(help="Whether to store the offsets of the chunks.")] = True,
     chunk_size: Annotated[int | None, typer.Option(min=1, help="Bytes in a chunk before compression.")] = None,
     codec: Codec = None,
     clevel: Clevel = None,
@@ -343,72 +343,36 @@ def pack(
         raise typer.BadParameter(f"expected one of {', '.join(CHECKSUMS)}, got {checksum!r}", param_hint="--checksum")
     options, cparams = storage_options(storage), cparams_of(codec, clevel, filters)
     more: dict[str, Any] = {"checksum": checksum, "offsets": offsets, "chunk_size": chunk_size}
-    if _is_array(src, options):
+    if is_array(src, options):
         converting(
             src, dst, dst_format="blp", cparams=cparams, overwrite=overwrite, verify=verify,
             progress=shows(progress), src_options=options, dst_options=options, **more,
         )  # fmt: skip
         return
-    store = open_store(src, storage_options=options)
-    size = store.stamp("").size
-    with (
-        track(size, "packing", shows(progress)) as shown,
-        bloscpack.create(dst, cparams=cparams, overwrite=overwrite, storage_options=options, **more) as writer,
-    ):
-        for data in store.pieces():
-            writer.write(data)
-            shown.advance(len(data))
-    if verify:
-        with bloscpack.open(dst, storage_options=options) as f:
-            _compare(f, store, f.url)
-
-
-def _compare(f: bloscpack.Reader, store: Store, made: str) -> None:
-    """Raise B2ArrayError unless a Bloscpack file holds the bytes of another one; `made` is the new one of the two."""
-    at = 0
-    for piece in f.iter_chunks():
-        if piece and bytes(_bytes(store.head([""], len(piece), offset=at)[0])) != piece:
-            raise B2ArrayError(f"{made} differs from its source at byte {at} or behind")
-        at += len(piece)
-    if at != store.stamp("").size:
-        raise B2ArrayError(f"{made} differs from its source: one has {at} bytes, the other {store.stamp('').size}")
-
-
-def _bytes(head: Any) -> memoryview:
-    if isinstance(head, Exception):
-        raise head
-    data: memoryview = head.data
-    return data
-
-
-def _is_array(url: str, options: Mapping[str, Any]) -> bool:
-    """Whether there is an array in a format that is known, by the ending or by the first bytes."""
-    kind, address = find(url, None, options, exists=True)
-    if kind.name != "b2nd" or address.rstrip("/").endswith(kind.suffixes):
-        return True
-    try:
-        creation.open(url, storage_options=options).close()
-    except FormatError:
-        return False
-    return True
+    pack_bytes(
+        src, dst, cparams=cparams, overwrite=overwrite, verify=verify, progress=shows(progress),
+        storage_options=options, **more,
+    )  # fmt: skip
 
 
 @_command("unpack")
 def unpack(
     src: Src,
     dst: Dst,
-    partial: Annotated[bool, typer.Option("--partial", help="Of a damaged file, what is before the damage.")] = False,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Of a damaged file, write the part before the damage.")
+    ] = False,
     overwrite: Overwrite = False,
     verify: Verify = False,
     progress: Progress = None,
     storage: Storage = None,
 ) -> int | None:
-    """Read a Bloscpack file: an array into another format, bytes as they were."""
+    """Read a Bloscpack file: write its array to another format, or its bytes to a file."""
     options = storage_options(storage)
     with bloscpack.open(src, storage_options=options) as f:
         if partial:
             data, error = f.read_intact()
-            _save(dst, data, options, overwrite=overwrite)
+            save_intact(data, dst, overwrite=overwrite, storage_options=options)
             if error is None:
                 return OK
             print(f"b2array: {_text(error)}", file=sys.stderr)
@@ -419,35 +383,10 @@ def unpack(
                 src_options=options, dst_options=options,
             )  # fmt: skip
             return OK
-        with track(f.nbytes, "unpacking", shows(progress)) as shown:
-            store = _write(dst, _counted(f.iter_chunks(), shown), options, overwrite=overwrite)
-        if verify:
-            _compare(f, store, store.url)
+        unpack_bytes(
+            f, dst, overwrite=overwrite, verify=verify, progress=shows(progress), storage_options=options
+        )  # fmt: skip
     return OK
-
-
-def _write(dst: str, pieces: Iterable[Buffer], options: Mapping[str, Any], *, overwrite: bool) -> Store:
-    store = open_store(dst, storage_options=options)
-    require_free(store, {"": b""}, "a file", overwrite=overwrite)
-    write = store.replace if overwrite else store.create
-    write("", pieces)
-    return store
-
-
-def _counted(pieces: Iterator[bytes], shown: Progressing) -> Iterator[bytes]:
-    for piece in pieces:
-        yield piece
-        shown.advance(len(piece))
-
-
-def _save(dst: str, data: Any, options: Mapping[str, Any], *, overwrite: bool) -> None:
-    """Write what was saved of a damaged file."""
-    if isinstance(data, bytes):
-        _write(dst, (data,), options, overwrite=overwrite)
-        return
-    with tempfile.TemporaryDirectory(prefix="b2array-") as directory:
-        np.save(f"{directory}/intact.npy", data)
-        converting(f"{directory}/intact.npy", dst, overwrite=overwrite, dst_options=options)
 
 
 @_command("bench")
@@ -487,8 +426,8 @@ def verify(
     progress: Progress = None,
     storage: Storage = None,
 ) -> int:
-    """Look whether a frame is in order, without changing anything; exit code 3 if it is not."""
-    report = integrity.verify(url, deep=deep, storage_options=storage_options(storage), progress=shows(progress))
+    """Check whether a frame is in order, without changing anything; exit code 3 if it is not."""
+    report = verifying.verify(url, deep=deep, storage_options=storage_options(storage), progress=shows(progress))
     if as_json:
         _print(report.to_dict())
     else:
@@ -502,14 +441,17 @@ def repair(
     dry_run: DryRun = False,
     backup: Annotated[bool, typer.Option(help="Whether to keep the old frame beside the new one.")] = True,
     trust_order: Annotated[
-        bool, typer.Option("--trust-order", help="Without an index, believe that the chunks found are the first ones.")
+        bool,
+        typer.Option(
+            "--trust-order", help="Accept data that nothing proves, and without an index the order of the chunks."
+        ),
     ] = False,
     as_json: Json = False,
     progress: Progress = None,
     storage: Storage = None,
 ) -> None:
     """Make a frame readable again, as far as its chunks are intact."""
-    done = integrity.repair(
+    done = repairing.repair(
         url, dry_run=dry_run, backup=backup, trust_order=trust_order, storage_options=storage_options(storage),
         progress=shows(progress),
     )  # fmt: skip
@@ -524,8 +466,8 @@ def vacuum(
     as_json: Json = False,
     storage: Storage = None,
 ) -> None:
-    """Remove files of writers that were killed, and of states that nobody needs any more."""
-    done = integrity.vacuum(url, grace=age_of(grace), dry_run=dry_run, storage_options=storage_options(storage))
+    """Remove old files that no commit refers to: of writers that were killed, or of earlier states."""
+    done = vacuuming.vacuum(url, grace=age_of(grace), dry_run=dry_run, storage_options=storage_options(storage))
     _print(done.to_dict()) if as_json else print(done)
 
 
@@ -533,8 +475,8 @@ def vacuum(
 def repack(
     url: Url, dry_run: DryRun = False, as_json: Json = False, progress: Progress = None, storage: Storage = None
 ) -> None:
-    """Write a contiguous frame anew, without dead space."""
-    done = integrity.repack(
+    """Rewrite a contiguous frame without dead space."""
+    done = vacuuming.repack(
         url, dry_run=dry_run, storage_options=storage_options(storage), progress=shows(progress)
     )  # fmt: skip
     _print(done.to_dict()) if as_json else print(done)

@@ -1,4 +1,4 @@
-"""A demonstration: a small simulation is stored, opened without reading it, and read in parts."""
+"""`demo`: store a small simulation, open it without reading it, and read it in parts."""
 
 from __future__ import annotations
 
@@ -143,16 +143,16 @@ class _CountingStore(LocalStore):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        # A list takes numbers from several threads at once.
+        # Several threads can append to a list at once.
         self._counts: list[int] = []
 
     def count(self) -> int:
-        """Return how many bytes were read since this was last asked."""
+        """Return the number of bytes that were read since the last call."""
         counts, self._counts = self._counts, []
         return sum(counts)
 
     def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
-        # Ranges that are close to each other are read together with what lies between them.
+        # Ranges that are close to each other are read together with the bytes between them.
         self._counts += (span.stop - span.start for span, _ in merge(self.url, spans, limit=2**31))
         return super().read(spans, expected=expected, clip=clip)
 
@@ -188,7 +188,7 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def _bytes(count: int) -> str:
-    """Return a number of bytes in three digits or so.
+    """Return a number of bytes as text with about three digits.
 
     Examples
     --------
@@ -201,7 +201,7 @@ def _bytes(count: int) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Return a time in three digits or so.
+    """Return a time as text with about three digits.
 
     Examples
     --------

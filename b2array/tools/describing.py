@@ -1,4 +1,4 @@
-"""What `info` says about a file of any kind, as data and as lines of text."""
+"""`info`: describe a file of any kind, as data and as lines of text."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from b2array.engine.snapshot import Snapshot
 from b2array.errors import B2ArrayError
 from b2array.group.group import open_group
 from b2array.store.open import open_store
-from b2array.tools import anatomy, formats
-from b2array.tools.sources import Source
+from b2array.tools import anatomy
+from b2array.tools.convert import find
+from b2array.tools.formats import Source
 
 __all__ = ["Chunks", "describe", "lines", "plain", "raw_fields", "surveyed", "table"]
 
@@ -38,7 +39,7 @@ Storage = Mapping[str, Any] | None
 
 
 def describe(url: str, storage_options: Storage) -> dict[str, Any]:
-    """Return what there is to know about an array, a super-chunk, a Bloscpack file or a group.
+    """Describe an array, a super-chunk, a Bloscpack file or a group.
 
     Raises
     ------
@@ -48,7 +49,7 @@ def describe(url: str, storage_options: Storage) -> dict[str, Any]:
         It is of none of these kinds.
     """
     try:
-        kind = formats.find(url, None, storage_options, exists=True)[0]
+        kind = find(url, None, storage_options, exists=True)[0]
     except IsADirectoryError:
         return _group(url, storage_options)
     if kind.name == "blp":
@@ -141,7 +142,7 @@ def _source(source: Source) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a description as text; what is not there is left out."""
+    """Yield a description as text, without its empty fields."""
     rows = {name: value for name, value in found.items() if value is not None and name != "attrs"}
     for name in ("nbytes", "cbytes"):
         if name in rows:
@@ -151,7 +152,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def plain(value: Any) -> Any:
-    """Turn a value into what JSON takes."""
+    """Return a value in types that JSON has."""
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -166,14 +167,14 @@ def plain(value: Any) -> Any:
 
 
 class Chunks:
-    """The chunks of a frame or of a Bloscpack file, and what else takes room in it."""
+    """Sizes of the chunks of a frame or of a Bloscpack file, and of its other parts."""
 
     def __init__(self, found: anatomy.Survey, grid: tuple[int, ...]) -> None:
         self.survey = found
         self.grid = grid
 
     def data(self) -> dict[str, Any]:
-        """Return everything as JSON takes it."""
+        """Return all sizes in types that JSON has."""
         found = self.survey
         coords = np.unravel_index(np.arange(len(found.chunks)), self.grid) if found.chunks and self.grid else ()
         return {
@@ -214,7 +215,7 @@ class Chunks:
 
 def surveyed(url: str, storage_options: Storage) -> Chunks:
     """Look at all chunks of a frame or of a Bloscpack file."""
-    if formats.find(url, None, storage_options, exists=True)[0].name == "blp":
+    if find(url, None, storage_options, exists=True)[0].name == "blp":
         with bloscpack.open(url, storage_options=storage_options) as f:
             return Chunks(_bloscpack_survey(f), (f.nchunks,))
     held = snapshot.load(open_store(url, storage_options=storage_options))
@@ -236,8 +237,8 @@ def _bloscpack_survey(f: bloscpack.Reader) -> anatomy.Survey:
 
 
 def raw_fields(url: str, storage_options: Storage) -> Iterator[anatomy.Field]:
-    """Yield every field in front of and behind the chunks."""
-    if formats.find(url, None, storage_options, exists=True)[0].name == "blp":
+    """Yield every field before and behind the chunks."""
+    if find(url, None, storage_options, exists=True)[0].name == "blp":
         with bloscpack.open(url, storage_options=storage_options) as f:
             yield from _bloscpack_fields(f)
         return
@@ -253,7 +254,7 @@ def _placed(table: Sequence[HeaderField]) -> Iterator[tuple[str, int, str, str]]
 
 
 def _bloscpack_fields(f: bloscpack.Reader) -> Iterator[anatomy.Field]:
-    """Yield every field in front of the chunks, in the order of the file."""
+    """Yield every field before the chunks, in the order of the file."""
     raw = f.head_bytes()
     table = VERSION1_FIELDS if f.header.version == 1 else HEADER_FIELDS
     yield from anatomy.rows("header", raw, 0, _placed(table))
@@ -262,7 +263,7 @@ def _bloscpack_fields(f: bloscpack.Reader) -> Iterator[anatomy.Field]:
         yield from anatomy.rows("metadata", raw[at:], at, _placed(META_FIELDS))
         at += META_HEADER_LEN
         for name, nbytes, meaning in (
-            ("metadata", meta.meta_comp_size, "what they say"),
+            ("metadata", meta.meta_comp_size, "their content"),
             ("room", meta.max_meta_size - meta.meta_comp_size, "for longer ones"),
             ("digest", digest_size(meta.checksum), "checksum of the metadata"),
         ):

@@ -1,15 +1,19 @@
-"""The file formats that `b2array.convert` knows.
+"""The type of a file format for `convert`, and the formats without optional packages: Blosc2, NumPy's and Bloscpack.
 
-Source: "The N-dimensional array format" of NumPy's documentation (``.npy``), through NumPy; the others have modules of
-their own.
+Source: "The N-dimensional array format" of NumPy's documentation (``.npy``), through NumPy.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
-from contextlib import ExitStack
-from typing import Any
+import importlib
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,76 +21,145 @@ import numpy.typing as npt
 from b2array import bloscpack
 from b2array.array import creation
 from b2array.bloscpack.header import Description, describe
+from b2array.codec.cparams import CParams
 from b2array.errors import FormatError, UnsupportedError
 from b2array.store.atomic import AtomicFile, require_free
-from b2array.store.base import Store
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
-from b2array.tools.hdf5 import MAGIC, check_hdf5, open_hdf5, write_hdf5
-from b2array.tools.sources import (  # fmt: skip
-    Box,
-    Format,
-    Piece,
-    Settings,
-    Source,
-    Storage,
-    json_attrs,
-    local_copy,
-    refuse_objects,
-)
-from b2array.tools.zarr import check_zarr, open_zarr, write_zarr
 
-__all__ = ["FORMATS", "find"]
+__all__ = [
+    "NPY_MAGIC", "Box", "Format", "Piece", "Settings", "Source", "Storage", "check_blp", "json_attrs", "local_copy",
+    "only", "open_b2nd", "open_blp", "open_npy", "refuse_objects", "require", "write_b2nd", "write_blp", "write_npy",
+]  # fmt: skip
 
-_NPY_MAGIC = b"\x93NUMPY"
+Box = tuple[slice, ...]
+Piece = tuple[Box, npt.NDArray[Any]]
+Storage = Mapping[str, Any] | None
+
+NPY_MAGIC = b"\x93NUMPY"
 
 
-def find(
-    url: str | os.PathLike[str], name: str | None, storage_options: Storage, *, exists: bool
-) -> tuple[Format, str]:
-    """Return the format of a place, by its name or by what is there, and the place as text.
+@dataclass(frozen=True)
+class Source:
+    """An array to read box by box. `chunks` and `blocks` are None if the format has none."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    read: Callable[[Box], npt.NDArray[Any]]
+    chunks: tuple[int, ...] | None = None
+    blocks: tuple[int, ...] | None = None
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    dims: tuple[str | None, ...] | None = None
+    fill_value: Any = 0
+    resources: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def fill(self) -> Any:
+        """The fill value as an item of the type."""
+        item = np.zeros((), self.dtype)
+        if not (isinstance(self.fill_value, int) and self.fill_value == 0):
+            item[()] = self.fill_value
+        return item[()]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.resources.close()
+
+
+class Settings(NamedTuple):
+    """How to write the destination."""
+
+    chunks: tuple[int, ...]
+    blocks: tuple[int, ...] | None
+    cparams: CParams | None
+    layout: Any
+    overwrite: bool
+    storage_options: Storage
+    options: Mapping[str, Any]
+
+
+class Format(NamedTuple):
+    """A file format.
+
+    `open` opens a source. `check` raises an error for an array that the format cannot hold, before anything is
+    written. `write` writes a destination from pieces; if `sequential`, they must follow each other in C order. `keeps`
+    names the properties that the format stores besides the items.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    open: Callable[[str, Storage], Source]
+    check: Callable[[Source, Settings], None]
+    write: Callable[[str, Source, Iterable[Piece], Settings], None]
+    sequential: bool
+    keeps: frozenset[str] = frozenset({"attrs", "dims", "fill value"})
+
+
+def require(module: str, extra: str, what: str) -> ModuleType:
+    """Import an optional package.
 
     Raises
     ------
-    ValueError
-        Nothing tells what it is.
+    UnsupportedError
+        It is not installed.
     """
-    text = os.fspath(url)
-    if name is not None:
-        if name not in FORMATS:
-            raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {name!r}")
-        return FORMATS[name], text
-    path = redact(text).partition("::")[0].partition("#")[0].partition("?")[0].rstrip("/\\")
-    for found in FORMATS.values():
-        if path.lower().endswith(found.suffixes):
-            return found, text
-    if ".zarr/" in path.lower():
-        return FORMATS["zarr"], text
-    if exists:
-        return FORMATS[_sniff(open_store(text, storage_options=storage_options))], text
-    suffixes = " ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
-    raise ValueError(f"{redact(text)} does not say which format it is to have; known are {suffixes}")
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UnsupportedError(f"{what} needs the package {module}: pip install 'b2array[{extra}]'") from None
 
 
-def _sniff(store: Store) -> str:
-    head, frame, *zarr = store.head(["", "chunks.b2frame", "zarr.json", ".zarray", ".zgroup"], 16)
-    if not isinstance(frame, Exception):
-        return "b2nd"
-    if not all(isinstance(found, Exception) for found in zarr):
-        return "zarr"
-    if isinstance(head, Exception):
-        raise head
-    start = bytes(head.data)
-    for magic, name in ((_NPY_MAGIC, "npy"), (MAGIC, "hdf5"), (b"blpk", "blp")):
-        if start.startswith(magic):
-            return name
-    return "b2nd"
+def refuse_objects(source: Source, _: Settings) -> None:
+    """Raise UnsupportedError for items that are Python objects."""
+    if source.dtype.hasobject:
+        raise UnsupportedError(f"items of type {source.dtype} are Python objects, which have no bytes of their own")
+
+
+@contextmanager
+def local_copy(url: str, storage_options: Storage) -> Iterator[str]:
+    """Return the path of a local file, or that of a temporary copy of a remote one."""
+    store = open_store(url, storage_options=storage_options)
+    if store.temporary("") is not None:
+        store.stamp("")
+        yield store.url
+        return
+    with tempfile.TemporaryDirectory(prefix="b2array-") as directory:
+        path = Path(directory, "file")
+        with path.open("wb") as file:
+            file.writelines(store.pieces())
+        yield str(path)
+
+
+def only(found: Mapping[str, Any], url: str) -> Any:
+    """Return the only array of a file; raise ValueError if it has several, or none."""
+    if len(found) != 1:
+        names = ", ".join(found) or "none"
+        raise ValueError(f"{redact(url)} holds several arrays, or none: name one of {names}")
+    return next(iter(found.values()))
+
+
+def json_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes in types that JSON has: Python's numbers instead of NumPy's, lists instead of tuples."""
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(attrs), default=_plain))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"an attribute cannot be written as JSON: {error}") from None
+    return plain
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufU":
+        return value.tolist()
+    raise TypeError(f"JSON has no type for {type(value).__name__}")
 
 
 # Blosc2 frames.
 
 
-def _open_b2nd(url: str, storage_options: Storage) -> Source:
+def open_b2nd(url: str, storage_options: Storage) -> Source:
+    """Open a Blosc2 frame; see `Format`."""
     a = creation.open(url, storage_options=storage_options)
     resources = ExitStack()
     resources.callback(a.close)
@@ -95,7 +168,8 @@ def _open_b2nd(url: str, storage_options: Storage) -> Source:
     )  # fmt: skip
 
 
-def _write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+def write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+    """Write a Blosc2 frame; see `Format`."""
     given = {"blocks": settings.blocks} if settings.blocks is not None else {}
     chunks: dict[str, Any] = {"chunks": settings.chunks} if 0 not in settings.chunks else {}
     creation.write_regions(
@@ -108,7 +182,8 @@ def _write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Set
 # NumPy's own.
 
 
-def _open_npy(url: str, storage_options: Storage) -> Source:
+def open_npy(url: str, storage_options: Storage) -> Source:
+    """Open a ``.npy`` file; see `Format`."""
     resources = ExitStack()
     path = resources.enter_context(local_copy(url, storage_options))
     try:
@@ -124,9 +199,10 @@ def _open_npy(url: str, storage_options: Storage) -> Source:
     return Source(data.shape, data.dtype, lambda box: np.asarray(data[box]), resources=resources)
 
 
-def _write_npy(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+def write_npy(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+    """Write a ``.npy`` file; see `Format`."""
     store = open_store(url, storage_options=settings.storage_options)
-    require_free(store, {"": _NPY_MAGIC}, "a .npy file", overwrite=settings.overwrite)
+    require_free(store, {"": NPY_MAGIC}, "a .npy file", overwrite=settings.overwrite)
     with AtomicFile(store, overwrite=settings.overwrite) as path:
         out = np.lib.format.open_memmap(path, "w+", source.dtype, source.shape)
         for box, values in pieces:
@@ -138,7 +214,8 @@ def _write_npy(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
 # Bloscpack.
 
 
-def _open_blp(url: str, storage_options: Storage) -> Source:
+def open_blp(url: str, storage_options: Storage) -> Source:
+    """Open a Bloscpack file; see `Format`."""
     f = bloscpack.open(url, storage_options=storage_options)
     resources = ExitStack()
     resources.callback(f.close)
@@ -159,13 +236,15 @@ def _open_blp(url: str, storage_options: Storage) -> Source:
     )  # fmt: skip
 
 
-def _check_blp(source: Source, settings: Settings) -> None:
+def check_blp(source: Source, settings: Settings) -> None:
+    """Raise an error for arrays that a Bloscpack file cannot hold; see `Format`."""
     refuse_objects(source, settings)
     describe(Description(source.dtype, source.shape, "C"))
     json_attrs(source.attrs)
 
 
-def _write_blp(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+def write_blp(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+    """Write a Bloscpack file; see `Format`."""
     metadata: dict[str, Any] = {}
     if source.attrs:
         metadata["attrs"] = json_attrs(source.attrs)
@@ -180,15 +259,3 @@ def _write_blp(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
     ) as writer:  # fmt: skip
         for _, values in pieces:
             writer.write(np.ascontiguousarray(values))
-
-
-FORMATS = {
-    each.name: each
-    for each in (
-        Format("b2nd", (".b2nd", ".b2frame"), _open_b2nd, refuse_objects, _write_b2nd, sequential=False),
-        Format("npy", (".npy",), _open_npy, refuse_objects, _write_npy, sequential=False, keeps=frozenset()),
-        Format("zarr", (".zarr",), open_zarr, check_zarr, write_zarr, sequential=False),
-        Format("hdf5", (".h5", ".hdf5", ".hdf", ".nc"), open_hdf5, check_hdf5, write_hdf5, sequential=False),
-        Format("blp", (".blp",), _open_blp, _check_blp, _write_blp, sequential=True),
-    )
-}

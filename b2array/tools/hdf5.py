@@ -17,7 +17,7 @@ from b2array.errors import FormatError, UnsupportedError
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
-from b2array.tools.sources import (  # fmt: skip
+from b2array.tools.formats import (  # fmt: skip
     Piece,
     Settings,
     Source,
@@ -38,13 +38,13 @@ _SCALES = frozenset({
 
 
 def _parts(url: str) -> tuple[str, str | None]:
-    """Cut the name of a dataset off a URL."""
+    """Split a URL into that of the file and the name of a dataset."""
     file, _, name = url.partition("#")
     return file, name or None
 
 
 def open_hdf5(url: str, storage_options: Storage) -> Source:
-    """Open a source; see `b2array.tools.sources.Format`."""
+    """Open a dataset; see `b2array.tools.formats.Format`."""
     h5py = require("h5py", "hdf5", "HDF5")
     address, name = _parts(url)
     resources = ExitStack()
@@ -90,7 +90,7 @@ def _unpacked(value: Any) -> Any:
 
 
 def _bare(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return a type without h5py's notes in it."""
+    """Return a type without the metadata that h5py attaches to it."""
     if dtype.hasobject:
         return dtype
     if dtype.subdtype is not None:
@@ -107,12 +107,12 @@ def _bare(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _stored(dtype: np.dtype[Any]) -> Any:
-    """Return the type to store: times are kept as h5py keeps them, as bytes that it knows again."""
+    """Return the type to store. h5py stores times as opaque bytes, which it recognises when it reads them."""
     return require("h5py", "hdf5", "HDF5").opaque_dtype(dtype) if dtype.kind in "mM" else dtype
 
 
 def check_hdf5(source: Source, settings: Settings) -> None:
-    """Refuse what cannot be held; see `b2array.tools.sources.Format`."""
+    """Raise an error for arrays that HDF5 cannot hold; see `b2array.tools.formats.Format`."""
     refuse_objects(source, settings)
     h5py = require("h5py", "hdf5", "HDF5")
     try:
@@ -121,7 +121,7 @@ def check_hdf5(source: Source, settings: Settings) -> None:
         raise UnsupportedError(f"HDF5 cannot hold items of type {source.dtype}: {error}") from None
     if not held:
         raise UnsupportedError(f"HDF5 would change items of type {source.dtype}")
-    # What attributes can be is found out in a file in memory.
+    # Try the attributes on a file in memory, because only h5py knows which it can store.
     with h5py.File("probe", "w", driver="core", backing_store=False) as probe:
         _set_attrs(probe, source.attrs)
 
@@ -135,7 +135,7 @@ def _set_attrs(node: Any, attrs: Mapping[str, Any]) -> None:
 
 
 def write_hdf5(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
-    """Make a destination; see `b2array.tools.sources.Format`. What else the file holds stays."""
+    """Write a dataset; see `b2array.tools.formats.Format`. Other datasets of the file stay."""
     h5py = require("h5py", "hdf5", "HDF5")
     address, name = _parts(url)
     store = open_store(address, storage_options=settings.storage_options)
@@ -152,7 +152,7 @@ def write_hdf5(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
 
 
 def _require_room(h5py: ModuleType, path: str, address: str, name: str | None, *, overwrite: bool) -> None:
-    """Raise FileExistsError if something else than the one dataset would be replaced."""
+    """Raise FileExistsError if more than the one dataset would be replaced."""
     with h5py.File(path, "r") as file:
         if name is None and len(_datasets(h5py, file)) > 1:
             raise FileExistsError(f"{redact(address)} holds several datasets: name the one to replace behind #")

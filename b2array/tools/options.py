@@ -1,48 +1,53 @@
-"""The arguments and options of the command line, and how they are understood."""
+"""The arguments and options of the command line, and how to parse them."""
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from collections.abc import Sequence
+from types import EllipsisType
 from typing import Annotated, Any
 
 import typer
 
 from b2array.codec.cparams import CParams
-from b2array.tools import integrity
-from b2array.tools.formats import FORMATS
+from b2array.tools.convert import FORMATS
+from b2array.tools.vacuum import in_seconds
 
 __all__ = [
     "Clevel", "Codec", "DryRun", "Dst", "Extents", "Filters", "Json", "Layout", "Name", "Overwrite", "Progress", "Src",
-    "Storage", "Url", "Verify", "age_of", "cparams_of", "extents", "format_name", "layout_kind", "shows",
+    "Storage", "Url", "Verify", "age_of", "cparams_of", "extents", "format_name", "key_of", "layout_kind", "shows",
     "storage_options",
 ]  # fmt: skip
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="A path, or a URL that fsspec understands.")]
-Src = Annotated[str, typer.Argument(metavar="SRC", help="What to read.")]
-Dst = Annotated[str, typer.Argument(metavar="DST", help="What to write.")]
+Src = Annotated[str, typer.Argument(metavar="SRC", help="File or URL to read.")]
+Dst = Annotated[str, typer.Argument(metavar="DST", help="File or URL to write.")]
 Storage = Annotated[
     list[str] | None,
     typer.Option("--storage", metavar="KEY=VALUE", help="A storage option for fsspec; the value may be JSON."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
-Verify = Annotated[bool, typer.Option("--verify", help="Read both afterwards and compare.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
+Verify = Annotated[bool, typer.Option("--verify", help="Read both files afterwards and compare them.")]
 Progress = Annotated[
-    bool | None, typer.Option("--progress/--no-progress", help="Show how far it is; by default on a terminal.")
+    bool | None, typer.Option("--progress/--no-progress", help="Show a progress bar; by default on a terminal.")
 ]
 Codec = Annotated[str | None, typer.Option(help="blosclz, lz4, lz4hc, zlib or zstd.")]
 Clevel = Annotated[int | None, typer.Option(min=0, max=9, help="Compression level.")]
-Filters = Annotated[str | None, typer.Option(help="Filters in their order, separated by commas; none: no filter.")]
+Filters = Annotated[str | None, typer.Option(help="Filters in order, separated by commas; none: no filter.")]
 Extents = Annotated[str | None, typer.Option(metavar="N,N,...", help="Extents in items.")]
 Layout = Annotated[str, typer.Option(help="contiguous (a file), sparse (a directory), or auto.")]
-Name = Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; by default the ending tells.")]
+Name = Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; by default known from the ending.")]
+
+_LONGEST = 1000
+_EXPECTED = "expected integers, slices, ..., None, lists of integers or names of fields, as in [0:3, ::-1]"
 
 
 def storage_options(storage: Sequence[str] | None) -> dict[str, Any]:
-    """Return the storage options that were given as KEY=VALUE."""
+    """Parse storage options, given as KEY=VALUE."""
     found: dict[str, Any] = {}
     for entry in storage or ():
         name, equals, value = entry.partition("=")
@@ -56,7 +61,7 @@ def storage_options(storage: Sequence[str] | None) -> dict[str, Any]:
 
 
 def extents(text: str | None, hint: str) -> tuple[int, ...] | None:
-    """Return extents that were given with commas between them."""
+    """Parse extents, separated by commas."""
     if text is None:
         return None
     try:
@@ -66,7 +71,7 @@ def extents(text: str | None, hint: str) -> tuple[int, ...] | None:
 
 
 def cparams_of(codec: str | None, clevel: int | None, filters: str | None) -> CParams | None:
-    """Return how to compress, None if nothing was said about it."""
+    """Return the compression parameters, or None if no option sets one."""
     if codec is None and clevel is None and filters is None:
         return None
     given: dict[str, Any] = {"codec": codec, "clevel": clevel}
@@ -79,27 +84,87 @@ def cparams_of(codec: str | None, clevel: int | None, filters: str | None) -> CP
 
 
 def shows(progress: bool | None) -> bool:
-    """Whether to show progress: if not said, on a terminal."""
+    """Say whether to show progress: by default on a terminal."""
     return sys.stderr.isatty() if progress is None else progress
 
 
 def age_of(text: str) -> float:
     """Return an age in seconds."""
     try:
-        return integrity.in_seconds(float(text) if text.replace(".", "", 1).isdigit() else text)
+        return in_seconds(float(text) if text.replace(".", "", 1).isdigit() else text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--grace") from None
 
 
 def format_name(name: str | None, hint: str) -> Any:
-    """Return the name of a format if there is one like that."""
+    """Return the name of a known format."""
     if name is not None and name not in FORMATS:
         raise typer.BadParameter(f"expected one of {', '.join(FORMATS)}, got {name!r}", param_hint=hint)
     return name
 
 
 def layout_kind(name: str) -> Any:
-    """Return the kind of a frame if there is one like that."""
+    """Return the name of a known layout."""
     if name not in ("auto", "contiguous", "sparse"):
         raise typer.BadParameter(f"expected auto, contiguous or sparse, got {name!r}", param_hint="--layout")
     return name
+
+
+def key_of(text: str) -> Any:
+    """Return the key in a text, as between brackets in NumPy, without executing anything.
+
+    Parameters
+    ----------
+    text : str
+        With brackets or without.
+
+    Raises
+    ------
+    ValueError
+        The text has something other than integers, slices, ``...``, None, and lists of integers or names.
+
+    Examples
+    --------
+    >>> key_of("[0:3, ::-1]")
+    (slice(0, 3, None), slice(None, None, -1))
+    >>> key_of("..., -1, [2, 0], 'x'")
+    (Ellipsis, -1, [2, 0], 'x')
+    """
+    inner = text.strip()
+    if len(inner) > _LONGEST:
+        raise ValueError(f"{_EXPECTED}, got {len(inner)} characters")
+    try:
+        body = ast.parse(f"_{inner}" if inner.startswith("[") else f"_[{inner}]", mode="eval").body
+        # Without its brackets, a list and what follows it look like two subscripts.
+        if not (isinstance(body, ast.Subscript) and isinstance(body.value, ast.Name)):
+            body = ast.parse(f"_[{inner}]", mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError, ValueError):
+        raise ValueError(f"{_EXPECTED}, got {text!r}") from None
+    match body:
+        case ast.Subscript(value=ast.Name(), slice=found):
+            return _value(found, text)
+    raise ValueError(f"{_EXPECTED}, got {text!r}")
+
+
+def _value(node: ast.expr, text: str) -> Any:
+    match node:
+        case ast.Tuple(elts=entries):
+            return tuple(_value(entry, text) for entry in entries)
+        case ast.Slice(lower=lower, upper=upper, step=step):
+            return slice(*(None if part is None else _integer(part, text) for part in (lower, upper, step)))
+        case ast.List(elts=entries):
+            return [_value(entry, text) for entry in entries]
+        case ast.Constant(value=bool() | int() | str() | None | EllipsisType() as value):
+            return value
+    return _integer(node, text)
+
+
+def _integer(node: ast.expr, text: str) -> int | None:
+    match node:
+        case ast.Constant(value=None):
+            return None
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))):
+            return -value
+    raise ValueError(f"{_EXPECTED}, got {text!r}")

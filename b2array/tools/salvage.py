@@ -1,8 +1,8 @@
-"""What a damaged frame still says: its header, an index that fits the chunks, and the trailer, each for itself.
+"""Put a damaged frame together from its readable parts: the header, an index that fits the chunks, and the trailer.
 
-A frame that other software changes in place is not readable if that software is killed meanwhile: the header may be
-that of the state before, chunks may stand where the index was, and the trailer may be missing. Chunks say themselves
-how long they are, so that they can be found again.
+Other software changes frames in place. If it is killed meanwhile, the header may be older than the chunks, chunks may
+have overwritten the index, and the trailer may be missing. Each chunk stores its own length, so chunks can be found
+without an index.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from b2array.format.frame import Frame, FrameType, Header
 from b2array.format.metalayers import Layers
 from b2array.store.base import Store
 from b2array.store.spans import Span
-from b2array.tools.healing import heal
 
-__all__ = ["Salvaged", "salvage"]
+__all__ = ["FrameFile", "Salvaged", "salvage"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -41,19 +40,18 @@ _WINDOW = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Salvaged:
-    """A frame put together from what is left of one.
+    """A frame put together from the readable parts of a damaged one.
 
     Parameters
     ----------
     frame : Frame
         Its index has -1 for chunks that were not found. It has a fingerprint only if it is as it was committed.
     certain : bool
-        Whether the header is right and an index says which chunk is which, and not only the order of the chunks in the
-        file.
+        Whether the header is right and an index gives the order of the chunks. If not, it is their order in the file.
     proven : bool
-        Whether everything is as it was committed, or as other software left it, so that checksums may be missing.
+        Whether the frame is as it was committed, or as other software left it, which writes no checksums.
     notes : tuple of str
-        What was done, and what could not be.
+        The single steps, and the parts that could not be saved.
     """
 
     frame: Frame
@@ -62,34 +60,33 @@ class Salvaged:
     notes: tuple[str, ...]
 
 
-def salvage(store: Store, reason: FormatError | UnsupportedError) -> Salvaged:
-    """Put a frame together from what is left of it.
+def salvage(file: FrameFile, reason: FormatError | UnsupportedError) -> Salvaged:
+    """Put a frame together from its readable parts.
 
     Parameters
     ----------
-    store : Store
-        Where it is.
+    file : FrameFile
     reason : FormatError or UnsupportedError
-        Why it cannot be read. What is merely not known is no damage, unless a fingerprint says so.
+        Why the frame cannot be read. An unsupported frame is not damaged, and its error is raised again.
 
     Raises
     ------
     FormatError, UnsupportedError
-        Not even the header can be read, so that nothing is known about the data.
-    FileNotFoundError
-        There is nothing.
+        The header cannot be read, so that nothing is known about the data.
     """
-    file = _File(store)
-    healed = heal(file.read, file.size)
-    if healed is not None:
-        return Salvaged(frame.unpack(healed.header, healed.tail), healed.certain, healed.certain, (healed.text,))
     if isinstance(reason, UnsupportedError):
         raise reason
     return _Wreck(file).salvaged()
 
 
-class _File:
-    """The file that holds the header, index and trailer."""
+class FrameFile:
+    """The file that holds the header, index and trailer.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is none.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -102,13 +99,15 @@ class _File:
         self.size = store.stamp(self.name).size
 
     def read(self, start: int, stop: int) -> bytes:
-        """Read bytes, fewer at the end."""
+        """Read the bytes from `start` to `stop` or to the end of the file."""
         stop = min(stop, self.size)
         return bytes(self.store.read([Span(self.name, start, stop)])[0]) if start < stop else b""
 
 
 class _Wreck:
-    def __init__(self, file: _File) -> None:
+    """A damaged frame, and the facts that are found out about it."""
+
+    def __init__(self, file: FrameFile) -> None:
         self.store = file.store
         self.size = file.size
         self.read = file.read
@@ -117,7 +116,7 @@ class _Wreck:
             data = self.read(0, frame.header_nbytes(data))
         if len(data) < frame.header_nbytes(data):
             raise FormatError(f"expected a frame header of {frame.header_nbytes(data)} bytes, found {len(data)}")
-        # How long the file was meant to be does not matter here, and may be what is wrong.
+        # The frame's length in the header may be wrong, and is not needed here.
         self.frame_len = fingerprint.frame_len(data)
         self.header = frame.unpack_header(fingerprint.with_frame_len(data, _NO_LIMIT))
         self.sparse = self.header.frame_type == FrameType.SPARSE
@@ -132,7 +131,7 @@ class _Wreck:
         self.gaps: list[int] = []
 
     def _check_geometry(self) -> None:
-        """Make sure that the shape fits the other sizes, for otherwise the header is worth nothing."""
+        """Raise FormatError if the shape contradicts the other sizes, because then the header is useless."""
         array = self.header.metalayer("b2nd")
         if array is None:
             return
@@ -144,12 +143,12 @@ class _Wreck:
 
     @property
     def expected(self) -> int:
-        """How many chunks the header counts; 0 if it does not tell."""
+        """Number of chunks by the header; 0 if it has no chunk size."""
         return -(-self.header.nbytes // self.header.chunksize) if self.header.chunksize > 0 else 0
 
     @property
     def index_sizes(self) -> tuple[int, ...]:
-        """Sizes in bytes that an index may have: the header is written after it, so that it may have a chunk more."""
+        """Sizes in bytes that an index may have: it is written before the header, so it may have one chunk more."""
         return (8 * self.expected, 8 * self.expected + 8) if self.expected else ()
 
     def salvaged(self) -> Salvaged:
@@ -182,7 +181,7 @@ class _Wreck:
         return {number for number in numbers if number is not None}
 
     def _walk(self) -> tuple[set[int], list[int]]:
-        """Find chunks in a file; returns where they are, from the header's end, and where an index may be."""
+        """Find chunks in a file; return their offsets from the end of the header, and where an index may be."""
         base, at = self.header.header_len, self.header.header_len
         chunks, indices = set(), [self.header.tail_start] if self.header.nbytes else []
         gaps = []
@@ -229,7 +228,7 @@ class _Wreck:
         return checksums.record_nbytes(nblocks) if checksums.unpack_record(whole) is not None else 0
 
     def _next_candidate(self, at: int) -> int:
-        """Find the next place from `at` on with the sizes that a chunk's or index's header has."""
+        """Find the next place from `at` on that has the sizes in the header of a chunk or an index."""
         patterns = [struct.pack("<i", nbytes) for nbytes in self.index_sizes]
         if self.header.chunksize > 0:
             blocksize = struct.pack("<i", self.header.blocksize) if self.header.blocksize else b""
@@ -247,7 +246,7 @@ class _Wreck:
     # The index.
 
     def _index(self, valid: set[int], places: list[int]) -> tuple[Int64Array | None, int]:
-        """Find an index whose chunks are all there; the later the better. Returns it, and where it ends."""
+        """Find the last index whose chunks are all found; return it, and where it ends."""
         missing_allowed = self.sparse
         for at in places[:1] + sorted(places[1:], reverse=True):
             found = self._index_at(at)
@@ -282,12 +281,12 @@ class _Wreck:
         if not (special | ((offsets >= 0) & (offsets <= top))).all():
             return None
         if len(np.unique(offsets[~special])) < np.count_nonzero(~special):
-            return None  # nobody writes a chunk for two
+            return None  # no writer stores one chunk for two numbers
         counted = self._as_counted(offsets)
         return None if counted is None else (counted, at + header.cbytes)
 
     def _as_counted(self, offsets: Int64Array) -> Int64Array | None:
-        """Leave out a chunk that the header does not count yet; None if it is not the last one."""
+        """Leave out a chunk that the header does not count yet; return None if it is not the last one."""
         if not 0 < self.expected < len(offsets):
             return offsets
         return offsets[:-1] if offsets[-1] < 0 or offsets[-1] == offsets.max() else None
@@ -297,10 +296,10 @@ class _Wreck:
         offsets = np.full(expected, -1, np.int64)
         before, after = found[:expected], found[:0]
         if self.gaps:
-            # Chunks were being moved: at least one is lost, and some may be found twice, where they were first.
+            # Chunks were being moved: at least one is lost, and some may be found at their old place too.
             before = found[: self.gaps[0]][: expected - 1]
             after = found[self.gaps[-1] :][-(expected - 1 - len(before)) :] if len(before) < expected - 1 else []
-            self.notes.append("what lies between chunks is none")
+            self.notes.append("found bytes between chunks that are not a chunk")
         offsets[: len(before)] = before
         offsets[expected - len(after) :] = after
         if len(found) > expected:
@@ -312,7 +311,7 @@ class _Wreck:
     # The trailer.
 
     def _trailer(self, start: int) -> Layers:
-        """Find the trailer, which ends where the header says or where the file does."""
+        """Find the trailer, which ends where the frame ends by its header, or at the end of the file."""
         for end in dict.fromkeys((self.frame_len, self.size)):
             layers = self._trailer_before(start, end) if start + _TRAILER_NBYTES <= end <= self.size else None
             if layers is not None:

@@ -22,7 +22,7 @@ from b2array.store.atomic import require_free
 from b2array.store.base import Store
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
-from b2array.tools.sources import Piece, Settings, Source, Storage, json_attrs, only, refuse_objects, require
+from b2array.tools.formats import Piece, Settings, Source, Storage, json_attrs, only, refuse_objects, require
 
 __all__ = ["check_zarr", "open_zarr", "write_zarr"]
 
@@ -30,7 +30,7 @@ _DIMS = "_ARRAY_DIMENSIONS"
 
 
 def open_zarr(url: str, storage_options: Storage) -> Source:
-    """Open a source; see `b2array.tools.sources.Format`."""
+    """Open an array; see `b2array.tools.formats.Format`."""
     zarr = require("zarr", "zarr", ".zarr")
     try:
         node = zarr.open(_address(url), mode="r", storage_options=_remote(url, storage_options))
@@ -70,7 +70,7 @@ def _create(url: Any, source: Source, settings: Settings, storage_options: Stora
         dims["compressors"] = _codec(settings.cparams, number, source.dtype.itemsize)
     chunks = tuple(max(1, c) for c in settings.chunks)
     with warnings.catch_warnings():
-        # Zarr warns of types without a specification, which it reads back all the same.
+        # Zarr warns about types without a specification, but reads them back correctly.
         warnings.simplefilter("ignore")
         return zarr.create_array(
             url, shape=source.shape, dtype=source.dtype, chunks=chunks,
@@ -91,7 +91,7 @@ def _codec(cparams: CParams, number: int, itemsize: int) -> Any:
 
 
 def check_zarr(source: Source, settings: Settings) -> None:
-    """Refuse what cannot be held; see `b2array.tools.sources.Format`."""
+    """Raise an error for arrays that Zarr cannot hold; see `b2array.tools.formats.Format`."""
     refuse_objects(source, settings)
     zarr = require("zarr", "zarr", ".zarr")
     json_attrs(source.attrs)
@@ -104,7 +104,7 @@ def check_zarr(source: Source, settings: Settings) -> None:
             warnings.simplefilter("ignore")
             probe[:] = one
             probe = zarr.open_array(memory, mode="r")
-        # Some types come back with other bytes.
+        # Zarr changes the bytes of some types.
         held = probe.dtype.newbyteorder("=") == source.dtype.newbyteorder("=") and bool((probe[:] == one).all())
     except (TypeError, ValueError) as error:
         raise UnsupportedError(f"Zarr cannot hold items of type {source.dtype}: {error}") from None
@@ -113,7 +113,7 @@ def check_zarr(source: Source, settings: Settings) -> None:
 
 
 def write_zarr(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
-    """Make a destination; see `b2array.tools.sources.Format`."""
+    """Write an array; see `b2array.tools.formats.Format`."""
     store = open_store(url, storage_options=settings.storage_options)
     there = _is_there(url, store, settings)
     path = store.temporary("")
@@ -132,7 +132,7 @@ def write_zarr(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
 
 
 def _write_beside(target: Path, path: Path, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
-    """Write a directory beside its place, and exchange it with what is there."""
+    """Write a temporary directory, and exchange it with the existing one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     old = path.with_name(f"{path.name}-old")
     try:
@@ -152,7 +152,7 @@ def _write_beside(target: Path, path: Path, source: Source, pieces: Iterable[Pie
 
 
 def _is_there(url: str, store: Store, settings: Settings) -> bool:
-    """Raise FileExistsError unless there is nothing, or an array that may be replaced; groups never are."""
+    """Say whether an array is to be replaced; raise FileExistsError if it must not be, or is something else."""
     kinds = {"zarr.json": b"", ".zarray": b""}
     found = require_free(store, kinds, "a Zarr array", overwrite=settings.overwrite, name="zarr.json", alone=True)
     if found is None:

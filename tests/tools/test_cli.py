@@ -23,7 +23,7 @@ from b2array import __main__, bloscpack
 from b2array.engine import snapshot
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
-from b2array.tools import anatomy, bench, cli, describing, keys
+from b2array.tools import anatomy, bench, cli, describing, options
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "cli.rst"
@@ -404,9 +404,9 @@ def test_parts_are_printed_and_written(run: Run, waves: np.ndarray, tmp_path: Pa
 def test_keys_are_parsed(text: str, key: Any) -> None:
     if text in ("", "[]"):
         with pytest.raises(ValueError, match="expected integers"):
-            keys.parse(text)
+            options.key_of(text)
         return
-    assert keys.parse(text) == key
+    assert options.key_of(text) == key
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_keys_are_parsed(text: str, key: Any) -> None:
 )  # fmt: skip
 def test_keys_that_are_something_else_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected integers"):
-        keys.parse(text)
+        options.key_of(text)
 
 
 def test_bytes_of_any_file_are_packed_and_unpacked(run: Run, tmp_path: Path) -> None:

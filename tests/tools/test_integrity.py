@@ -23,6 +23,7 @@ from b2array.engine import staging
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import (
     B2ArrayError,
+    ChunkLostError,
     ChunkMissingError,
     ConflictError,
     FormatError,
@@ -562,7 +563,9 @@ def test_an_index_that_nothing_proves_is_not_believed_without_leave(path, layout
 @given(at=st.integers(0, 10**6), by=st.integers(1, 255))
 @settings(max_examples=60, deadline=None)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_repairing_any_flipped_byte_loses_at_most_the_chunk_that_has_it(tmp_path_factory, layout, at, by):
+def test_repairing_a_flipped_byte_loses_at_most_its_chunk_and_asks_about_index_and_trailer(
+    tmp_path_factory, layout, at, by
+):
     path = tmp_path_factory.mktemp("flipped") / "a.b2nd"
     data = noise()
     write(path, data, layout)
@@ -581,6 +584,12 @@ def test_repairing_any_flipped_byte_loses_at_most_the_chunk_that_has_it(tmp_path
     elif layout == "contiguous":
         hit = {max(hit, key=lambda n: places[n][1])} if hit else set()
     flip(files[which], at, by)
+    if files[which] == index_file(path) and described.tail_start <= at < files[which].stat().st_size - 17:
+        before = files[which].read_bytes()
+        with pytest.raises(FormatError, match="trust_order=True"):
+            b2array.repair(path)
+        assert files[which].read_bytes() == before
+        return
     result = b2array.repair(path)
     assert result.certain
     assert set(result.lost) <= hit
@@ -588,10 +597,35 @@ def test_repairing_any_flipped_byte_loses_at_most_the_chunk_that_has_it(tmp_path
     a = b2array.open(path)
     for n in range(5):
         if n in result.lost:
-            with pytest.raises(ChunkMissingError):
+            with pytest.raises(ChunkLostError):
                 a[8 * n]
         else:
             np.testing.assert_array_equal(a[8 * n : 8 * n + 8], data[8 * n : 8 * n + 8])
+
+
+@pytest.mark.parametrize("wrong", [(-1,), (-16, -9), (-17,), (-17, -3)])
+def test_a_damaged_fingerprint_is_told_from_damaged_contents(path, layout, wrong):
+    write(path, noise(), layout)
+    expected, file = all_of(path), index_file(path)
+    for at in wrong:
+        flip(file, at)
+    result = b2array.repair(path)
+    assert (result.certain, result.lost) == (True, ())
+    assert "only the fingerprint itself is damaged" in str(result)
+    assert all_of(path) == expected
+    assert b2array.verify(path, deep=True).ok
+
+
+def test_a_wrong_byte_of_the_index_costs_at_most_its_chunk_where_the_order_is_trusted(path, layout):
+    data = noise()
+    write(path, data, layout)
+    flip(index_file(path), b2array.open_schunk(path).frame.tail_start + 34)  # in the offset of the first chunk
+    with pytest.raises(FormatError, match="trust_order=True"):
+        b2array.repair(path)
+    assert set(b2array.repair(path, trust_order=True).lost) <= {0}
+    a = b2array.open(path)
+    np.testing.assert_array_equal(a[8:], data[8:])
+    assert a.attrs["unit"] == "K"
 
 
 # ---- vacuum ----

@@ -1,0 +1,304 @@
+"""`repair`: make a damaged frame readable again.
+
+Header, index and trailer are restored where a fingerprint proves what they were. Otherwise `salvage` puts the frame
+together from its readable parts. In both cases all chunks are checked, and those that are damaged are marked as lost.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from b2array.codec.header import Special
+from b2array.engine.fetch import chunk_number
+from b2array.engine.snapshot import Snapshot, load
+from b2array.engine.source import FRAME_NAME
+from b2array.engine.transaction import Transaction, copied
+from b2array.errors import FormatError, ReadOnlyError, UnsupportedError, located
+from b2array.format import fingerprint, frame, index, metalayers
+from b2array.format.annotations import sizes_row
+from b2array.format.frame import FrameType
+from b2array.format.state import parse, sized_blocks
+from b2array.store.base import Listed, Store
+from b2array.store.local import LocalStore
+from b2array.store.open import open_store
+from b2array.store.spans import Span
+from b2array.tools.anatomy import listed
+from b2array.tools.salvage import FrameFile, Salvaged, salvage
+from b2array.tools.verify import Findings, first_of, inspect, plain
+
+__all__ = ["BACKUP_SUFFIX", "Repair", "repair"]
+
+BACKUP_SUFFIX = ".b2bak"
+"""End of the name of a backup."""
+
+_TYPE_AT = -1 - fingerprint.FINGERPRINT_NBYTES
+_SMALLEST_HEADER, _SMALLEST_TAIL = 97, 25
+_WRONG_BYTES = 2
+"""If at most this many bytes differ, the stored fingerprint itself is damaged: the others cannot match by accident."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """The result of `repair`.
+
+    Parameters
+    ----------
+    url : str
+    dry_run : bool
+        Whether nothing was changed.
+    changed : bool
+        Whether there is anything to repair.
+    nchunks : int
+        Number of chunks of the repaired frame.
+    lost : tuple of int
+        Chunks that cannot be read any more.
+    certain : bool
+        Whether an index gives the order of the chunks. If not, they are taken in the order in which they are stored,
+        which is right if they were written one after the other.
+    actions : tuple of str
+        The single steps, in words.
+    backup : str or None
+        Where the old frame is kept.
+    """
+
+    url: str
+    dry_run: bool
+    changed: bool
+    nchunks: int
+    lost: tuple[int, ...] = ()
+    certain: bool = True
+    actions: tuple[str, ...] = ()
+    backup: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields in types that JSON has."""
+        return plain(asdict(self))
+
+    def __str__(self) -> str:
+        if not self.changed:
+            return f"{self.url}: nothing to repair"
+        lines = [f"{self.url}: {'to be repaired' if self.dry_run else 'repaired'}, {self.nchunks} chunks"]
+        lines += [f"  {action}" for action in self.actions]
+        if self.lost:
+            lines.append(f"  lost chunks: {first_of(map(str, self.lost))}")
+        if self.backup is not None:
+            lines.append(f"  the old frame is kept as {self.backup}")
+        return "\n".join(lines)
+
+
+def repair(
+    url: str | os.PathLike[str], *, dry_run: bool = False, backup: bool = True, trust_order: bool = False,
+    storage_options: Mapping[str, Any] | None = None, progress: bool = False,
+) -> Repair:  # fmt: skip
+    """Make a frame readable again, as far as its chunks are intact.
+
+    The trailer that b2array writes holds a copy of the header and a fingerprint of header, index and trailer. So a
+    damaged header is restored, and so is a fingerprint with one or two wrong bytes. If the fingerprint does not prove
+    the result, or if there is none because other software was killed while it changed the frame, the frame is put
+    together from its readable parts and the chunks that are found. Missing and damaged chunks become *lost*: reading
+    one raises `ChunkLostError` here and an error in other software, and never gives zeros, until it is written again.
+    The repaired frame replaces the old one in one step, and the old one is kept beside it. There must be no other
+    writer meanwhile.
+
+    Parameters
+    ----------
+    url : str or os.PathLike
+        An array, or any other frame.
+    dry_run : bool, default False
+        Only say what would be done.
+    backup : bool, default True
+        Whether to keep the old frame, under its name with ``.b2bak`` at the end. In a directory this is the file
+        ``chunks.b2frame``, because chunk files do not change.
+    trust_order : bool, default False
+        Accept data whose correctness cannot be proven: when index or trailer are damaged, or when the index is lost
+        and some chunks are missing. Without an index, chunks are numbered in the order in which they are stored, which
+        is right for arrays that were written from start to end.
+    storage_options : mapping, optional
+        For fsspec.
+    progress : bool, default False
+        Whether to show a progress bar.
+
+    Raises
+    ------
+    FormatError
+        The header cannot be read, or `trust_order` is needed.
+    UnsupportedError
+        The frame is of an unknown kind.
+    ReadOnlyError
+        The store cannot be written to.
+
+    Examples
+    --------
+    >>> import b2array
+    >>> a = b2array.zeros((4, 6), chunks=(2, 6), url="memory://repaired/")
+    >>> print(b2array.repair("memory://repaired/"))
+    memory://repaired/: nothing to repair
+    """
+    store = open_store(url, storage_options=storage_options)
+    if store.guarantee == "read only" and not dry_run:
+        raise ReadOnlyError(f"{store.url} can only be read")
+    is_directory = store.is_prefix or not isinstance(store.head((FRAME_NAME,), 1)[0], Exception)
+    with store.lock(FRAME_NAME if is_directory else "", shared=dry_run):
+        held, certain, proven, actions = _read(store)
+        files = listed(store)
+        found, lost = _inspected(held, files, progress=progress)
+        # b2array never leaves a change half done: in a frame with its checksums, something was damaged.
+        doubtful = (found.checked and not proven) or (not certain and (held.frame.offsets == -1).any())
+        if doubtful and not trust_order:
+            raise FormatError(
+                f"{store.url}: {'; '.join(actions)}: nothing proves that these are the data that were written, or the "
+                "order of the chunks. trust_order=True accepts the readable data, and without an index the order in "
+                "which the chunks are stored"
+            )
+        known = set(held.state.annotations.lost)
+        if lost - known:
+            actions = (*actions, *(problem.text for problem in found.problems if problem.chunk not in known))
+        nchunks, changed = held.frame.nchunks, bool(actions)
+        result = Repair(store.url, dry_run, changed, nchunks, tuple(sorted(lost)), certain, actions)
+        if dry_run or not changed:
+            return result
+        kept = _back_up(held, os.fspath(url), storage_options) if backup else None
+        _write(held, found, lost, files or {})
+        return replace(result, backup=kept)
+
+
+def _read(store: Store) -> tuple[Snapshot, bool, bool, tuple[str, ...]]:
+    """Return the frame, whether its order is certain, whether it is proven to be what was written, and the steps."""
+    try:
+        return load(store), True, True, ()
+    except (FormatError, UnsupportedError) as error:
+        reason = error
+    file = FrameFile(store)
+    saved = located(store.url, lambda: _restored(file) or salvage(file, reason))
+    name = FRAME_NAME if saved.frame.frame_type == FrameType.SPARSE else ""
+    held = Snapshot(store, parse(saved.frame), 0, store.stamp(name).version, "")
+    return held, saved.certain, saved.proven, (f"put the frame together again, because of: {reason}", *saved.notes)
+
+
+def _inspected(held: Snapshot, files: Mapping[str, Listed] | None, *, progress: bool) -> tuple[Findings, set[int]]:
+    """Look at all chunks; return the findings, and the chunks that are damaged or missing."""
+    absent = np.flatnonzero(held.frame.offsets == -1)
+    found = inspect(_with_zeros(held), deep=True, files=files, progress=progress)
+    broken = {problem.chunk for problem in found.problems if problem.chunk is not None}
+    unsupported = [problem for problem in found.problems if problem.kind == "unsupported"]
+    if unsupported:
+        raise UnsupportedError(unsupported[0].text)
+    return found, {*broken, *absent.tolist()}
+
+
+def _with_zeros(held: Snapshot) -> Snapshot:
+    """Return the frame with zeros instead of the chunks that were not found, so that it is a valid one."""
+    offsets = held.frame.offsets
+    zeros = np.where(offsets == -1, index.special_offset(Special.ZEROS), offsets)
+    return replace(held, state=held.state.with_frame(offsets=zeros))
+
+
+def _back_up(held: Snapshot, url: str, options: Mapping[str, Any] | None) -> str:
+    store = held.store
+    if held.frame.frame_type == FrameType.SPARSE:
+        (content,) = store.read([Span(FRAME_NAME, 0, store.stamp(FRAME_NAME).size)])
+        name = _unused(lambda name: store.create(name, bytes(content)), FRAME_NAME)
+        return f"{store.url.rstrip('/')}/{name}"
+    if isinstance(store, LocalStore):
+        path = os.path.realpath(store.url)
+        # A link is enough: the repaired frame is a new file that takes over the name.
+        with suppress(OSError):
+            return _unused(lambda name: os.link(path, name), path)
+    return _unused(lambda name: open_store(name, storage_options=options).create("", store.pieces()), url)
+
+
+def _unused(make: Callable[[str], Any], name: str) -> str:
+    """Call `make` with the first backup name that is free, and return the name."""
+    for attempt in range(1000):
+        backup = f"{name}{BACKUP_SUFFIX}{attempt or ''}"
+        try:
+            make(backup)
+        except FileExistsError:
+            continue
+        return backup
+    raise FileExistsError(f"{name}{BACKUP_SUFFIX} and 999 more backups exist")
+
+
+def _write(held: Snapshot, found: Findings, lost: set[int], files: Mapping[str, Listed]) -> None:
+    whole, store = _with_zeros(held), held.store
+    if held.frame.frame_type == FrameType.CONTIGUOUS:
+        copied(
+            whole, store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True, replaces=held.version
+        ).commit()
+        return
+    draft = Transaction(store, None, whole.state, overwrite=True, locked=True, replaces=held.version)
+    numbers = [number for name in files if (number := chunk_number(name)) is not None]
+    draft.reserve_up_to(max([-1, *numbers, *held.frame.offsets.tolist()]))
+    draft.annotate(next=None, sizes=None)
+    for n in found.checked & found.heads.keys():
+        draft.state.sizes[n] = sizes_row(found.heads[n], sized_blocks(whole.frame))
+    for n in lost:
+        draft.mark_lost(n)
+    draft.commit()
+
+
+# The fingerprint proves what header, index and trailer were.
+
+
+def _restored(file: FrameFile) -> Salvaged | None:
+    """Return the frame as it was committed; None if it had no fingerprint, or if index or trailer are damaged.
+
+    It is not certain if other software had written a header since, because the shape may then be an older one.
+    """
+    mark = file.read(fingerprint.MARK_AT.start, fingerprint.MARK_AT.stop)
+    for header, tail, text in _candidates(file):
+        # Its type belongs to the fingerprint, and may be damaged too.
+        unsigned = tail[:_TYPE_AT] + bytes((frame.FINGERPRINT_128,))
+        signed = unsigned + fingerprint.fingerprint(header, unsigned + bytes(fingerprint.FINGERPRINT_NBYTES))
+        wrong = sum(a != b for a, b in zip(signed[_TYPE_AT:], tail[_TYPE_AT:], strict=True))
+        if wrong <= _WRONG_BYTES:
+            certain = header[fingerprint.MARK_AT] == mark or not any(mark)
+            rest = "only the fingerprint itself is damaged" if wrong else "nothing else is damaged"
+            return Salvaged(frame.unpack(header, signed), certain, certain, (f"{text}{rest}",))
+    return None
+
+
+def _candidates(file: FrameFile) -> Iterator[tuple[bytes, bytes, str]]:
+    """Yield possible headers, each with its index and trailer, and how they were found.
+
+    The frame ends where its header says or with the file. There are two headers, the first one and the copy in the
+    trailer.
+    """
+    first = file.read(0, _SMALLEST_HEADER)
+    if len(first) < _SMALLEST_HEADER:
+        return
+    frame_len = fingerprint.frame_len(first)
+    for end in dict.fromkeys((frame_len, file.size)):
+        if end > file.size:
+            continue
+        headers = []
+        (header_len,) = struct.unpack_from(">i", first, 0x0B)
+        if _SMALLEST_HEADER <= header_len <= end:
+            headers.append((file.read(0, header_len), ""))
+        noted = _noted(file, end)
+        if noted is not None:
+            headers.append((noted, "took the header that is noted in the trailer; "))
+        for header, origin in headers:
+            (nbytes,), (cbytes,) = struct.unpack_from(">q", header, 0x1E), struct.unpack_from(">q", header, 0x27)
+            start = len(header) + (cbytes if nbytes and header[0x1A] == FrameType.CONTIGUOUS else 0)
+            if len(header) <= start <= end - _SMALLEST_TAIL:
+                text = origin if end == frame_len else f"the frame ends after {end} bytes; {origin}"
+                yield fingerprint.with_frame_len(header, end), file.read(start, end), text
+
+
+def _noted(file: FrameFile, end: int) -> bytes | None:
+    """Return the copy of the header in the trailer that ends at `end`."""
+    (length,) = struct.unpack(">I", file.read(end - 22, end - 18)) if end > _SMALLEST_TAIL else (0,)
+    try:
+        layers = metalayers.unpack(file.read(max(0, end - length), end), 2)
+        raw = metalayers.find(layers, "b2array")
+        return None if raw is None else fingerprint.noted_header(frame.unpack_vlmeta(raw))
+    except (FormatError, UnsupportedError):
+        return None

@@ -1,0 +1,175 @@
+"""`vacuum` and `repack`: give back the space that a frame does not need."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from b2array.array.info import nbytes as shown_nbytes
+from b2array.array.opening import open_schunk
+from b2array.engine import pending
+from b2array.engine.snapshot import load
+from b2array.errors import ReadOnlyError, UnsupportedError
+from b2array.format.frame import FrameType
+from b2array.store.base import Listed, Store
+from b2array.store.open import open_store
+from b2array.tools.verify import first_of, plain, verify
+
+__all__ = ["Cleanup", "in_seconds", "repack", "vacuum"]
+
+_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"\s*([0-9]+(?:[.][0-9]+)?)\s*(s|min|h|d)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Cleanup:
+    """The result of `vacuum` or `repack`: the names of the removed files, and the number of bytes freed."""
+
+    url: str
+    dry_run: bool
+    removed: tuple[str, ...] = ()
+    nbytes: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields in types that JSON has."""
+        return plain(asdict(self))
+
+    def __str__(self) -> str:
+        verb = "would free" if self.dry_run else "freed"
+        files = f", {len(self.removed)} files: {first_of(self.removed)}" if self.removed else ""
+        return f"{self.url}: {verb} {shown_nbytes(self.nbytes)} bytes{files}"
+
+
+def vacuum(
+    url: str | os.PathLike[str], *, grace: str | float = "24h", dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Cleanup:  # fmt: skip
+    """Remove old files that no commit refers to: of writers that were killed, or of earlier states.
+
+    All files of a parallel write are removed together, when the youngest of them is old enough, also if its array was
+    never created. Until then `from_dask` and `NDArray.store` can finish the write with ``resume=True``.
+
+    Parameters
+    ----------
+    url : str or os.PathLike
+        An array, or any other frame.
+    grace : str or float, default "24h"
+        How old a file must be, in seconds or as text with a unit ("s", "min", "h", "d"). One hour or more is safe
+        while others write, because a commit that takes longer checks that its files still exist. Use less only while
+        there is no other writer. A handle that still shows an earlier state raises `ConflictError` for data that are
+        gone, and can be refreshed.
+    dry_run : bool, default False
+        Only say which files would be removed.
+    storage_options : mapping, optional
+        For fsspec.
+
+    Raises
+    ------
+    UnsupportedError
+        The store cannot be listed, or does not know how old its files are.
+    ReadOnlyError
+        The store cannot be written to.
+    FormatError
+        The frame is damaged: see `repair`.
+
+    Examples
+    --------
+    >>> import b2array
+    >>> a = b2array.zeros((4, 6), url="memory://vacuumed/")
+    >>> a[...] = 1
+    >>> a[...] = 2
+    >>> b2array.vacuum("memory://vacuumed/", grace=0).removed
+    ('00000000.chunk',)
+    """
+    seconds = in_seconds(grace)
+    store = open_store(url, storage_options=storage_options)
+    if store.guarantee == "read only" and not dry_run:
+        raise ReadOnlyError(f"{store.url} can only be read")
+    try:
+        lock = store.lock(load(store).name, shared=dry_run)
+    except FileNotFoundError:
+        lock = nullcontext()  # writers of a new array take no lock
+    with lock:
+        found = _removable(store)
+        unknown = [name for name, each in found.items() if each.modified is None]
+        if unknown and seconds > 0:
+            raise UnsupportedError(f"{store.url} does not know how old its files are: only grace=0 is possible")
+        now = time.time()
+        old = {name: each for name, each in found.items() if now - (each.modified or 0) >= seconds}
+        if not dry_run:
+            pending.remove(store, old)
+    return Cleanup(store.url, dry_run, tuple(sorted(old)), sum(each.size for each in old.values()))
+
+
+def _removable(store: Store) -> dict[str, Listed]:
+    try:
+        files = store.listing()
+    except FileNotFoundError:
+        files = {}
+    try:
+        held = load(store)  # after the listing: files that were committed in between must stay
+    except FileNotFoundError:
+        found = {**pending.orphans(store, files, None), **pending.leftovers(store, files)}
+        if not any(name.rstrip("/").endswith(pending.SUFFIX) for name in found):
+            raise
+        return found
+    offsets = held.frame.offsets
+    numbers = set(offsets[offsets >= 0].tolist())
+    return {**(pending.orphans(store, files, numbers) if held.name else {}), **pending.leftovers(store, files)}
+
+
+def in_seconds(grace: str | float) -> float:
+    """Return a duration in seconds, given as a number of seconds or as text with a unit.
+
+    Raises
+    ------
+    ValueError
+        The text is no duration, or the number is negative.
+    """
+    if isinstance(grace, str):
+        found = _DURATION.fullmatch(grace)
+        if found is None:
+            raise ValueError(f"grace must be a number of seconds or a text like '24h', not {grace!r}")
+        return float(found[1]) * _UNITS[found[2]]
+    if grace < 0:
+        raise ValueError(f"grace must not be negative, not {grace}")
+    return float(grace)
+
+
+def repack(
+    url: str | os.PathLike[str], *, dry_run: bool = False, storage_options: Mapping[str, Any] | None = None,
+    progress: bool = False,
+) -> Cleanup:  # fmt: skip
+    """Rewrite a contiguous frame without dead space. Sparse frames have none: see `vacuum`.
+
+    Parameters
+    ----------
+    url : str or os.PathLike
+        An array, or any other frame.
+    dry_run : bool, default False
+        Only say how many bytes would be freed.
+    storage_options : mapping, optional
+        For fsspec.
+    progress : bool, default False
+        Whether to show a progress bar.
+
+    Examples
+    --------
+    >>> import b2array
+    >>> a = b2array.zeros((4, 6), url="memory://repacked/")
+    >>> b2array.repack("memory://repacked/").nbytes
+    0
+    """
+    held = open_schunk(url, "r" if dry_run else "r+", storage_options=storage_options)
+    if held.frame.frame_type == FrameType.SPARSE:
+        return Cleanup(held.url, dry_run)
+    if dry_run:
+        return Cleanup(held.url, dry_run, (), verify(url, storage_options=storage_options).dead_nbytes)
+    before = held._handle.store.stamp("").size
+    held.repack(progress=progress)
+    return Cleanup(held.url, dry_run, (), max(0, before - held._handle.store.stamp("").size))

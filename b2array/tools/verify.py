@@ -1,0 +1,385 @@
+"""`verify`: is a frame in order? It reads the metadata and looks at every chunk, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from b2array import config, threads
+from b2array.array.info import nbytes as shown_nbytes
+from b2array.codec import decode
+from b2array.codec.chunk import ChunkHead, Context, Stored
+from b2array.codec.header import Special
+from b2array.engine import pending
+from b2array.engine.fetch import chunk_number, fetch
+from b2array.engine.snapshot import Snapshot, load
+from b2array.engine.source import FRAME_NAME, ChunkRequest
+from b2array.errors import (
+    B2ArrayError,
+    ChecksumError,
+    ChunkLostError,
+    ChunkMissingError,
+    ConflictError,
+    FormatError,
+    UnsupportedError,
+    located_error,
+)
+from b2array.format import b2nd, checksums
+from b2array.format.frame import Frame, FrameType
+from b2array.progress import track
+from b2array.store.base import Listed, Store, in_one_state
+from b2array.store.open import open_store
+from b2array.store.spans import Span
+from b2array.tools.anatomy import listed
+
+__all__ = ["Findings", "Problem", "Report", "first_of", "inspect", "plain", "verify"]
+
+_BATCH_NBYTES = 32 * 2**20
+_BATCH_CHUNKS = 256
+_KINDS: dict[type[B2ArrayError], str] = {
+    ChunkLostError: "lost",
+    ChunkMissingError: "missing",
+    ChecksumError: "checksum",
+    UnsupportedError: "unsupported",
+}
+"""Kinds of problems, by the first of these that an error is an instance of."""
+
+
+class Problem(NamedTuple):
+    """Something that is wrong.
+
+    `kind` is one of "frame", "metadata", "missing", "checksum", "chunk", "unsupported", "overlap", "truncated" and
+    "lost"; `chunk` the number of the chunk, if it is about one; `file` the file's name in a directory, else "".
+    """
+
+    kind: str
+    chunk: int | None
+    file: str
+    text: str
+
+
+@dataclass(slots=True)
+class Findings:
+    """The result of looking at every chunk.
+
+    `heads` has the heads of the chunks that are in order. The chunks in `checked` match their checksum record. The
+    chunks in `stale` are followed by the record of an earlier chunk.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    heads: dict[int, ChunkHead] = field(default_factory=dict)
+    checked: set[int] = field(default_factory=set)
+    stale: set[int] = field(default_factory=set)
+    special: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of `verify`. Sizes are in bytes.
+
+    Parameters
+    ----------
+    url, layout, generation : str
+        The frame, without secrets. `layout` and `generation` are "" if the frame cannot be read.
+    deep : bool
+        Whether all chunks were read and decoded.
+    nchunks, special : int
+        Number of chunks, and how many of them are not stored, because one value fills them.
+    checked, unchecked, stale : int
+        Number of stored chunks that match their checksums, that have none, and whose checksums are out of date because
+        other software replaced the chunk and left the old checksums behind it.
+    lost : tuple of int
+        Chunks that an earlier repair could not save.
+    orphans, leftovers : tuple of str
+        Chunk files that the index does not name, and temporary files of writers that were killed.
+    dead_nbytes : int
+        Bytes that `repack` or `vacuum` would free, as far as known.
+    problems : tuple of Problem
+        Everything that is wrong; each with `kind`, `chunk`, `file` and `text`.
+    """
+
+    url: str
+    deep: bool
+    layout: str = ""
+    generation: str = ""
+    nchunks: int = 0
+    special: int = 0
+    checked: int = 0
+    unchecked: int = 0
+    stale: int = 0
+    lost: tuple[int, ...] = ()
+    orphans: tuple[str, ...] = ()
+    leftovers: tuple[str, ...] = ()
+    dead_nbytes: int = 0
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong. Orphans and dead space are not wrong."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields in types that JSON has."""
+        problems = [problem._asdict() for problem in self.problems]
+        return {**plain(asdict(self)), "problems": problems, "ok": self.ok}
+
+    def __str__(self) -> str:
+        counts = f"{self.nchunks} chunks, of which {self.special} are not stored"
+        sums = f"{self.checked} stored chunks with checksums, {self.unchecked} without"
+        lines = [f"{self.url}: {'in order' if self.ok else f'{len(self.problems)} problems'}"]
+        if self.layout:
+            lines += [
+                f"  {self.layout} frame, {counts}",
+                f"  {sums}{f', {self.stale} with stale ones' * bool(self.stale)}",
+            ]
+        for what, names in (("orphaned chunk files", self.orphans), ("leftover files", self.leftovers)):
+            if names:
+                lines.append(f"  {len(names)} {what}: {first_of(names)}")
+        if self.dead_nbytes:
+            lines.append(f"  dead space: {shown_nbytes(self.dead_nbytes)}")
+        lines += [f"  {problem.kind}: {problem.text}" for problem in self.problems]
+        return "\n".join(lines)
+
+
+def plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a result's fields with lists instead of tuples, as JSON has them."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def first_of(names: Iterable[str], most: int = 8) -> str:
+    """Return the first names as text."""
+    every = list(names)
+    return ", ".join(every[:most]) + (", ..." if len(every) > most else "")
+
+
+def verify(
+    url: str | os.PathLike[str], *, deep: bool = False, storage_options: Mapping[str, Any] | None = None,
+    progress: bool = False,
+) -> Report:  # fmt: skip
+    """Check whether a frame is in order, without changing anything.
+
+    Header, index and trailer are compared with their fingerprint. Each chunk's head and its checksum record are
+    checked. Where the store can be listed, missing and orphaned files are found too.
+
+    Parameters
+    ----------
+    url : str or os.PathLike
+        An array, or any other frame.
+    deep : bool, default False
+        Whether to read all of each chunk, compare it with its checksums, and decode it.
+    storage_options : mapping, optional
+        For fsspec.
+    progress : bool, default False
+        Whether to show a progress bar.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no frame and no chunk.
+    ConflictError
+        Other writers kept changing the frame meanwhile.
+
+    Examples
+    --------
+    >>> import b2array
+    >>> a = b2array.zeros((4, 6), chunks=(2, 6), url="memory://verified/")
+    >>> a[0] = 1
+    >>> report = b2array.verify("memory://verified/", deep=True)
+    >>> report.ok, report.checked, report.special
+    (True, 1, 1)
+    """
+    store = open_store(url, storage_options=storage_options)
+    return in_one_state(lambda: _verified(store, deep=deep, progress=progress))
+
+
+def _verified(store: Store, *, deep: bool, progress: bool) -> Report:
+    report = Report(store.url, deep)
+    try:
+        held = load(store)
+    except FileNotFoundError as error:
+        if not any(chunk_number(name) is not None for name in listed(store) or ()):
+            raise
+        return replace(report, problems=(Problem("frame", None, FRAME_NAME, str(error)),))
+    except (FormatError, UnsupportedError) as error:
+        return replace(report, problems=(Problem("frame", None, "", str(error)),))
+    described, files = held.frame, listed(store)
+    found = inspect(held, deep=deep, files=files, progress=progress)
+    sparse = described.frame_type == FrameType.SPARSE
+    numbers = set(described.offsets[described.offsets >= 0].tolist()) if sparse else set()
+    orphans = tuple(name for name in sorted(files or ()) if pending.is_orphan(name, numbers)) if sparse else ()
+    unfinished = (name for name in files or () if name.endswith(pending.SUFFIX))
+    dead = sum((files or {})[name].size for name in orphans) if sparse else _dead_nbytes(held, found)
+    return replace(
+        report,
+        layout=described.frame_type.name.lower(),
+        generation=held.generation,
+        nchunks=described.nchunks,
+        special=found.special,
+        checked=len(found.checked & found.heads.keys()),
+        unchecked=len(found.heads.keys() - found.checked - found.stale),
+        stale=len(found.stale),
+        lost=held.state.annotations.lost,
+        orphans=orphans,
+        leftovers=tuple(sorted([*pending.leftovers(store, files or {}), *unfinished])),
+        dead_nbytes=dead,
+        problems=tuple(found.problems),
+    )
+
+
+def _dead_nbytes(held: Snapshot, found: Findings) -> int:
+    """Count the bytes of a file outside of its chunks, records, header, index and trailer."""
+    live = sum(head.header.cbytes for head in found.heads.values())
+    live += sum(checksums.record_nbytes(len(found.heads[n].starts)) for n in found.checked & found.heads.keys())
+    data = held.frame.cbytes if held.frame.nbytes else 0
+    size = held.store.stamp("").size if not held.start else held.frame.frame_len
+    return max(0, data - live) + max(0, size - held.frame.frame_len)
+
+
+def inspect(
+    held: Snapshot, *, deep: bool, files: Mapping[str, Listed] | None = None, progress: bool = False
+) -> Findings:
+    """Look at every chunk.
+
+    Parameters
+    ----------
+    held : Snapshot
+        The frame. Nothing must have been read through it before.
+    deep : bool
+        Whether to read and decode all of each chunk, or only its head, its checksum record and one block.
+    files : mapping of str to Listed, optional
+        The store's objects, where they can be listed.
+    progress : bool, default False
+        Whether to show a progress bar.
+
+    Raises
+    ------
+    ConflictError
+        Another writer has changed the frame meanwhile.
+    """
+    inspector = _Inspector(held, deep, files)
+    described = held.frame
+    stored = np.flatnonzero(described.offsets >= 0).tolist()
+    inspector.findings.special = described.nchunks - len(stored)
+    step = min(max(1, _BATCH_NBYTES // max(1, described.chunksize)), _BATCH_CHUNKS) if deep else _BATCH_CHUNKS
+    with config.using(verify="always"), track(len(stored), "verifying", progress, unit="items") as shown:
+        for first in range(0, len(stored), step):
+            inspector.look(tuple(stored[first : first + step]))
+            shown.advance(min(step, len(stored) - first))
+    inspector.compare_extents()
+    return inspector.findings
+
+
+class _Inspector:
+    def __init__(self, held: Snapshot, deep: bool, files: Mapping[str, Listed] | None) -> None:
+        self.held = held
+        self.deep = deep
+        self.sizes = {name: each.size for name, each in (files or {}).items()}
+        self.findings = Findings()
+        self.context = Context(held.frame.codec, held.frame.codec_meta, _blockshape(held.frame))
+
+    def report(self, kind: str, n: int, text: str) -> None:
+        sparse = self.held.frame.frame_type == FrameType.SPARSE
+        file = self.held.place_of(int(self.held.frame.offsets[n])).name if sparse else ""
+        self.findings.problems.append(Problem(kind, n, file, text))
+
+    def look(self, numbers: tuple[int, ...]) -> None:
+        fetched = list(self._fetched(numbers))
+        for (n, stored), error in zip(fetched, threads.spread(self._decoding_error, fetched), strict=True):
+            if error is not None:
+                self.report(_kind(error), n, str(error))
+            else:
+                self.findings.heads[n] = stored.head
+                self._check_record(n, stored)
+
+    def _fetched(self, numbers: tuple[int, ...]) -> Iterator[tuple[int, Stored]]:
+        """Fetch chunks together; if that fails, one by one, to report each that cannot be read."""
+        blocks = None if self.deep else (0,)
+        try:
+            yield from zip(numbers, fetch(self.held, [ChunkRequest(n, blocks) for n in numbers]), strict=True)
+        except ConflictError:
+            raise
+        except B2ArrayError as error:
+            if len(numbers) == 1:
+                self.report(self._reading_kind(error, numbers[0]), numbers[0], str(error))
+                return
+            for n in numbers:
+                yield from self._fetched((n,))
+
+    def _reading_kind(self, error: B2ArrayError, n: int) -> str:
+        """Classify the error of a chunk that cannot be read: an unsupported chunk must at least have the right size."""
+        if not isinstance(error, UnsupportedError):
+            return _kind(error)
+        if self.held.has_checksums(n):
+            return "checksum"  # b2array wrote the chunk, so it was supported
+        place, expected = self.held.place(n), self.held.frame.chunk_nbytes(n)
+        if expected is None or isinstance(place, Special):
+            return "unsupported"
+        (sizes,) = self.held.read([Span(place.name, place.start + 4, place.start + 8)], clip=True)
+        return "unsupported" if int.from_bytes(sizes, "little") == expected else "chunk"
+
+    def _decoding_error(self, item: tuple[int, Stored]) -> B2ArrayError | None:
+        n, stored = item
+        try:
+            if self.deep:
+                decode.decode(stored.region, context=self.context)
+        except (FormatError, UnsupportedError) as error:
+            return located_error(f"chunk {n} of {self.held.url}", error)
+        return None
+
+    def _check_record(self, n: int, stored: Stored) -> None:
+        """Find out whether a chunk has a checksum record, and whether the record matches it."""
+        if self.held.has_checksums(n):
+            self.findings.checked.add(n)
+            return
+        if not self.deep:
+            return
+        place, head = self.held.place(n), stored.head
+        if isinstance(place, Special):
+            return
+        start = place.start + head.header.cbytes
+        stop = start + checksums.record_nbytes(len(head.starts))
+        end = place.stop if place.stop >= 0 else self.sizes.get(place.name, 0)
+        if stop > end:
+            return
+        (behind,) = self.held.read([Span(place.name, start, stop)])
+        number = chunk_number(place.name)
+        try:
+            sums = checksums.verified_sums(behind, head, stored.region, number=-1 if number is None else number)
+            count = range(len(head.starts))
+            checksums.check_blocks(sums, count, stored.region, stored.starts.tolist(), stored.stops.tolist())
+        except ChecksumError:
+            if checksums.unpack_record(behind, number=-1 if number is None else number) is not None:
+                self.findings.stale.add(n)
+        else:
+            self.findings.checked.add(n)
+
+    def compare_extents(self) -> None:
+        """Check that each chunk ends before the next one starts, or inside its file."""
+        for n, head in self.findings.heads.items():
+            place, cbytes = self.held.place(n), head.header.cbytes
+            if isinstance(place, Special):
+                continue
+            if place.stop >= 0 and place.start + cbytes > place.stop:
+                room = place.stop - place.start
+                text = f"expected at most {room} bytes, where the next chunk starts, found {cbytes} bytes"
+                self.report("overlap", n, f"chunk {n} of {self.held.url}: {text}")
+            size = self.sizes.get(place.name, cbytes)
+            if place.stop < 0 and size < cbytes:
+                text = f"expected a file of at least {cbytes} bytes, found {size}"
+                self.report("truncated", n, f"chunk {n} of {self.held.url}, {place.name}: {text}")
+
+
+def _blockshape(described: Frame) -> tuple[int, ...] | None:
+    raw = described.metalayer("b2nd")
+    try:
+        return None if raw is None else b2nd.unpack(raw, chunksize=described.chunksize).blocks
+    except B2ArrayError:
+        return None
+
+
+def _kind(error: B2ArrayError) -> str:
+    return next((kind for each, kind in _KINDS.items() if isinstance(error, each)), "chunk")
