@@ -153,6 +153,18 @@ def begin_again(group: Group, *, overwrite: bool = False) -> None:
         changes.attrs["m"] = 1
 
 
+@pytest.mark.parametrize(("layout", "other"), [("contiguous", "sparse"), ("sparse", "contiguous")])
+def test_a_transaction_gives_a_member_the_other_layout(tmp_path: Path, layout: str, other: str) -> None:
+    group = open_group(tmp_path / "g", "w")
+    group.create("x", data=[1, 2], layout=layout)
+    with group.transaction() as changes:
+        del changes["x"]
+        changes.create("x", data=[3, 4, 5], layout=other)
+        assert found(tmp_path / "g") == {"x": [1, 2]}
+    assert found(tmp_path / "g") == {"x": [3, 4, 5]}
+    assert open_group(tmp_path / "g")["x"].info["layout"] == other
+
+
 STORIES = pytest.mark.parametrize("story", [change, begin_again])
 
 
