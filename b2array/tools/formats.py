@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from b2array import bloscpack
 from b2array.array import creation
+from b2array.array.options import ArrayOptions
 from b2array.bloscpack.header import Description, describe
 from b2array.errors import FormatError, UnsupportedError
 from b2array.store.atomic import AtomicFile, require_free
@@ -96,12 +97,12 @@ def _open_b2nd(url: str, storage_options: Storage) -> Source:
 
 
 def _write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
-    given = {"blocks": settings.blocks} if settings.blocks is not None else {}
-    chunks: dict[str, Any] = {"chunks": settings.chunks} if 0 not in settings.chunks else {}
     creation.write_regions(
-        url, source.shape, source.dtype, pieces, fill_value=source.fill, dims=source.dims, attrs=source.attrs,
-        cparams=settings.cparams, layout=settings.layout, overwrite=settings.overwrite,
-        storage_options=settings.storage_options, **chunks, **given,
+        url, source.shape, source.dtype, pieces, ArrayOptions(
+            chunks=None if 0 in settings.chunks else settings.chunks, blocks=settings.blocks, fill_value=source.fill,
+            dims=source.dims, attrs=source.attrs, cparams=settings.cparams, layout=settings.layout,
+            overwrite=settings.overwrite, storage_options=settings.storage_options,
+        ),
     )  # fmt: skip
 
 
