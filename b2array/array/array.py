@@ -63,7 +63,7 @@ class NDArray(Indexed):
         return SChunk(self._handle).get_chunk(n)
 
     def to_bytes(self) -> bytes:
-        """Return the array as one contiguous frame; chunks are copied, not compressed anew."""
+        """Return the array as one contiguous frame; chunks are copied, not compressed again."""
         return SChunk(self._handle).to_bytes()
 
     def to_dask(self, chunks: Any = "auto") -> da.Array:
@@ -158,7 +158,7 @@ class NDArray(Indexed):
         )  # fmt: skip
 
     def resize(self, shape: SupportsIndex | Sequence[SupportsIndex]) -> None:
-        """Give the array another shape, in one commit. Items that come to be are the fill value.
+        """Give the array another shape, in one commit. New items are the fill value.
 
         Growing leaves all chunks as they are but those in which old items and new ones meet. Shrinking touches none.
 
@@ -233,7 +233,7 @@ class NDArray(Indexed):
         """Put values before a position along an axis, in one commit, and return the new shape.
 
         Chunks before that position stay as they are; those behind move as a whole where the values are whole chunks,
-        and are made anew otherwise.
+        and are encoded again otherwise.
 
         Parameters
         ----------
@@ -275,7 +275,7 @@ class NDArray(Indexed):
     def delete(self, key: Any, axis: int = 0) -> tuple[int, ...]:
         """Remove positions along an axis, in one commit, and return the new shape.
 
-        Chunks move as a whole where they can, and are made anew otherwise.
+        Chunks move as a whole where they can, and are encoded again otherwise.
 
         Parameters
         ----------
@@ -317,7 +317,7 @@ class NDArray(Indexed):
         axis : int, default 0
             Where the array grows.
         every : int, optional
-            Commit after so many steps; by default whenever a row of chunks is full, which costs least.
+            Commit after this many steps; by default whenever a row of chunks is full, which costs least.
 
         See Also
         --------

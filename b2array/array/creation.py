@@ -257,7 +257,9 @@ def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = Non
     Parameters
     ----------
     x : array-like
-        What NumPy makes an array of. An `NDArray` is returned as it is if nothing else is asked for.
+        What NumPy makes an array of. An `NDArray` is returned as it is if no other argument is given; otherwise it is
+        copied with its attributes, dims, fill value, chunks and compression. An array of another library that takes
+        slices (h5py, zarr, blosc2, a memory map) is read a part at a time, so that it may be larger than memory.
     url : str or os.PathLike, optional
         Where to; in memory if left out.
     dtype : dtype-like, optional
@@ -311,8 +313,8 @@ def copy(
 ) -> NDArray:
     """Copy an array, its attributes and metalayers, and return a handle that can change the copy.
 
-    Chunks are copied as they are where chunks, blocks, compression and type stay the same; otherwise they are made
-    anew, a few at a time, in bounded memory.
+    Chunks are copied as they are where chunks, blocks, compression and type stay the same; otherwise they are encoded
+    again, a few at a time, in bounded memory.
 
     Parameters
     ----------
@@ -480,7 +482,7 @@ def from_dask(
 
 
 def save(url: Url, x: Any, **options: Any) -> None:
-    """Store an array as `asarray` does, replacing an array that is there."""
+    """Store an array as `asarray` does. An array that is there is replaced."""
     check_keywords("save", options, OPTIONS | {"dtype"})
     asarray(x, url=url, **{"overwrite": True, **options}).close()
 

@@ -90,7 +90,7 @@ class Indexed(Described):
 
     @property
     def chunk_view(self) -> Indexer:
-        """Whole chunks by their place in the grid, get and set; as far as they lie in the array.
+        """Whole chunks by their place in the grid, get and set; chunks at the edge are cut to the array.
 
         Takes integers, slices without step, and Ellipsis. Integers drop no dimension.
 

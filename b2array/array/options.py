@@ -24,7 +24,8 @@ UNSET: Final = object()
 class ArrayOptions:
     """What `b2array.create` takes besides place, shape and type.
 
-    What is not given, a copy takes from the array that it copies. Other new arrays take the defaults of `create`.
+    For an option that is not given, a copy takes the value of its source. Other new arrays take the defaults of
+    `create`.
     """
 
     chunks: Shape | Literal["auto"] | None = None
