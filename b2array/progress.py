@@ -1,30 +1,19 @@
-"""How far a long transfer has come: a bar where rich is installed and somebody looks, else lines, on stderr."""
+"""How far a long transfer has come, shown by tqdm in terminals, notebooks and logs."""
 
 from __future__ import annotations
 
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
+from typing import Any, Literal
 
 __all__ = ["Progress", "track"]
 
-_INTERVAL = 2.0
-"""Seconds between two lines."""
-
-_Show = Callable[[int], None]
-
 
 class Progress:
-    """A count that threads may advance at the same time. Made by `track`."""
+    """A count that several threads may advance. Made by `track`."""
 
-    def __init__(self, show: _Show | None) -> None:
+    def __init__(self, show: Callable[[int], object] | None) -> None:
         self.done = 0
         self._show = show
         self._mutex = threading.Lock()
@@ -34,14 +23,14 @@ class Progress:
         with self._mutex:
             self.done += n
             if self._show is not None:
-                self._show(self.done)
+                self._show(n)
 
 
 @contextmanager
 def track(
     total: int | None, label: str, enabled: bool = True, *, unit: Literal["bytes", "chunks", "items"] = "bytes"
 ) -> Iterator[Progress]:
-    """Show how far something has come.
+    """Show on stderr how far something has come.
 
     Parameters
     ----------
@@ -50,9 +39,14 @@ def track(
     label : str
         What it is about.
     enabled : bool, default True
-        Whether anything is shown.
+        Whether to show anything.
     unit : {"bytes", "chunks", "items"}
         What is counted.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        The package tqdm is not installed.
 
     Examples
     --------
@@ -65,76 +59,10 @@ def track(
     if not enabled:
         yield Progress(None)
         return
-    with _bar(total, label, unit) or _lines(total, label, unit) as show:
-        yield Progress(show)
-
-
-def _bar(total: int | None, label: str, unit: str) -> _Bar | None:
     try:
-        from rich import progress
-        from rich.console import Console
+        from tqdm.auto import tqdm
     except ImportError:
-        return None
-    console = Console(stderr=True)
-    if not (find_spec("ipywidgets") if console.is_jupyter else console.is_terminal):
-        return None  # a log: a bar would show nothing until the end
-    counted = (
-        (progress.DownloadColumn(), progress.TransferSpeedColumn())
-        if unit == "bytes"
-        else (progress.MofNCompleteColumn(),)
-    )
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        *counted,
-        progress.TimeRemainingColumn(),
-    )
-    return _Bar(progress.Progress(*columns, console=console), total, label)
-
-
-class _Bar:
-    """A bar of rich."""
-
-    def __init__(self, shown: RichProgress, total: int | None, label: str) -> None:
-        self._shown = shown
-        self._task = shown.add_task(label, total=total)
-
-    def __enter__(self) -> _Show:
-        self._shown.start()
-        return self._update
-
-    def _update(self, done: int) -> None:
-        self._shown.update(self._task, completed=done)
-
-    def __exit__(self, *_: object) -> None:
-        self._shown.stop()
-
-
-@contextmanager
-def _lines(total: int | None, label: str, unit: str) -> Iterator[_Show]:
-    begun = last = time.monotonic()
-    reached = 0
-
-    def line(end: str = "") -> None:
-        of = "" if total is None else f" of {_text(total, unit)}"
-        share = f" ({100 * reached // total} %)" if total else ""
-        sys.stderr.write(f"{label}: {_text(reached, unit)}{of}{share}{end}\n")
-        sys.stderr.flush()
-
-    def show(done: int) -> None:
-        nonlocal last, reached
-        reached = done
-        if time.monotonic() - last >= _INTERVAL:
-            last = time.monotonic()
-            line()
-
-    try:
-        yield show
-    finally:
-        line(f", {time.monotonic() - begun:.1f} s")
-
-
-def _text(count: int, unit: str) -> str:
-    if unit != "bytes":
-        return f"{count} {unit}"
-    return f"{count} bytes" if count < 10**6 else f"{count / 1e6:.1f} MB"
+        raise ModuleNotFoundError("progress needs the package tqdm: pip install 'b2array[progress]'") from None
+    counted: dict[str, Any] = {"unit": "B", "unit_scale": True} if unit == "bytes" else {"unit": f" {unit}"}
+    with tqdm(total=total, desc=label, **counted) as bar:
+        yield Progress(bar.update)

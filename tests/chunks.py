@@ -159,8 +159,14 @@ def block_slices(buf, data):
 
 
 def decoded_blocks(stored, numbers, context=chunk.NO_CONTEXT):
-    """Decode blocks and return the bytes of all groups together."""
-    return b"".join(data.tobytes() for _, data in decode.decode_groups(stored, numbers, context=context))
+    """Decode blocks in one call and return their bytes."""
+    header = stored.head.header
+    decode.check_plausible_size(stored, numbers, context=context)
+    short = numbers[-1] == header.nblocks - 1
+    out = np.empty((len(numbers) - short) * header.block_nbytes + short * header.last_block_nbytes, np.uint8)
+    reference = decode.reference_block(stored, context)
+    decode.decode_blocks(stored, numbers, out, context=context, reference=reference)
+    return out.tobytes()
 
 
 def make_chunk(streams, *, typesize, nbytes, blocksize, flags=FLAG_EXTENDED, **fields):

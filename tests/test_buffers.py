@@ -15,7 +15,7 @@ import b2array
 from b2array import codecs, config
 from b2array.buffers import scratch
 from b2array.codec import cblosc, decode, header
-from b2array.engine import transfer
+from b2array.engine import cache
 from b2array.errors import FormatError
 
 
@@ -141,17 +141,18 @@ def test_an_array_is_read_while_the_same_thread_is_at_work_in_the_cache(monkeypa
     inside = []
 
     class Interrupted(OrderedDict):
-        """Calls a reader before every change of a block's place, as a signal may."""
+        """Calls a reader before every change of a slab's place, as a signal may."""
 
-        def move_to_end(self, block):
-            if len(inside) < 5:
+        def move_to_end(self, slab):
+            n = len(inside)
+            if n < 5:
                 inside.append(None)
-                inside[-1] = np.array_equal(array[4:17], values[4:17])
-            super().move_to_end(block)
+                inside[n] = np.array_equal(array[4:17], values[4:17])
+            super().move_to_end(slab)
 
-    cache = transfer._Cache()
-    cache._blocks = Interrupted()
-    monkeypatch.setattr(transfer, "_cache", cache)
+    blocks = cache.Cache()
+    blocks._slabs = Interrupted()
+    monkeypatch.setattr(cache, "blocks", blocks)
     found = []
     with config.using(cache_bytes=2**20):
         reader = threading.Thread(target=lambda: found.extend([array[key], array[key]]), daemon=True)
@@ -161,4 +162,5 @@ def test_an_array_is_read_while_the_same_thread_is_at_work_in_the_cache(monkeypa
     assert all(np.array_equal(each, values[key]) for each in found)
     assert inside
     assert all(inside)
-    assert cache._nbytes == sum(block.nbytes for block in cache._blocks.values())
+    kept = {id(e.slab): e.slab.memory.nbytes for of in blocks._chunks.values() for e in of.values()}
+    assert blocks.nbytes == sum(kept.values())

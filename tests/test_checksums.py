@@ -16,7 +16,9 @@ from b2array import config
 from b2array.array.array import NDArray
 from b2array.codec import chunk
 from b2array.engine import snapshot
+from b2array.engine.fetch import fetch
 from b2array.engine.handle import Handle
+from b2array.engine.source import ChunkRequest
 from b2array.errors import B2ArrayError, ChecksumError, ConflictError, FormatError
 from b2array.format import checksums
 from b2array.store.memory import MemoryStore
@@ -394,9 +396,9 @@ def test_delta_chunks_take_their_first_block_along(tmp_path):
     store = Counting(objects(path))
     source = snapshot.load(store)
     store.waves = 0
-    (stored,) = snapshot.fetch(source, [snapshot.Want(0, (5,))])
+    (stored,) = fetch(source, [ChunkRequest(0, (5,))])
     assert store.waves == 1
-    (whole,) = snapshot.fetch(source, [snapshot.Want(0, None)])
+    (whole,) = fetch(source, [ChunkRequest(0, None)])
     for n in (0, 5):
         got = stored.region[stored.starts[n] : stored.stops[n]]
         assert got == whole.region[whole.starts[n] : whole.stops[n]]

@@ -21,7 +21,7 @@ from b2array import config
 from b2array.array.array import NDArray
 from b2array.codec import chunk
 from b2array.codec.cparams import CParams
-from b2array.engine import snapshot, transfer
+from b2array.engine import read, snapshot
 from b2array.engine.handle import Handle
 from b2array.errors import FormatError
 from b2array.format import index
@@ -351,8 +351,8 @@ def test_a_server_of_ranges_is_asked_no_more_than_that(files, http, writer, layo
 def test_windows_of_a_large_read_do_not_wait_for_each_other(files, http, monkeypatch, writer, layout):
     path, data = files(writer, layout, "random")
     a = b2array.open(served(http, path))
-    monkeypatch.setattr(transfer, "_WINDOW_NBYTES", data.nbytes // 3)
-    monkeypatch.setattr(transfer, "_WINDOWS_UNDER_WAY", 4)
+    monkeypatch.setattr(read, "_WINDOW_NBYTES", data.nbytes // 3)
+    monkeypatch.setattr(read, "_WINDOWS_UNDER_WAY", 4)
     for name, most in (("full", 1), ("box", 1 + (writer == "stock")), ("column", 1 + (writer == "stock"))):
         http.requests.clear()
         a.refresh()
@@ -367,7 +367,7 @@ def test_windows_of_a_large_read_do_not_wait_for_each_other(files, http, monkeyp
 def test_windows_that_fail_are_errors_and_leave_no_threads(files, http, monkeypatch):
     path, _ = files("ours", "sparse", "random")
     a = b2array.open(served(http, path))
-    monkeypatch.setattr(transfer, "_WINDOW_NBYTES", 1)
+    monkeypatch.setattr(read, "_WINDOW_NBYTES", 1)
     name = a._handle.source.place(5).name
     kept = http.objects.pop(f"a.b2nd/{name}")
     with config.using(cache_bytes=0):

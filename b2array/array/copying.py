@@ -17,10 +17,11 @@ from b2array.array.drafts import Draft, aborting, known_dtype, new_draft, put
 from b2array.array.opening import place_new
 from b2array.array.options import OPTIONS, UNSET, ArrayOptions, Casting, Url, check_keywords
 from b2array.array.streaming import Sliceable, boxes, is_sliceable, piece
-from b2array.engine import resize, transaction, transfer
+from b2array.engine import resize, transaction
 from b2array.engine.handle import Handle
 from b2array.engine.source import Source
 from b2array.engine.transaction import Transaction
+from b2array.engine.write import rewrite
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format.b2nd import GEOMETRIES
 from b2array.grid import assignment
@@ -112,7 +113,7 @@ def _recoded(source: Source, old: Layout, dtype: np.dtype[Any], url: Url | None,
         for name, content in source.state.attrs().items():
             if name not in (new.attrs or {}):
                 draft.set_attr(name, content)
-        steps = transfer.rewrite(
+        steps = rewrite(
             draft, layout, range(layout.nchunks), lambda box: resize.read_box(source, old, box),
             cparams=draft.frame.cparams,
         )  # fmt: skip

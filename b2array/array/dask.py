@@ -103,6 +103,8 @@ def from_dask(
         options = replace(options, chunks=dask_chunks.dividing(x.chunks, x.dtype.itemsize))
     draft, layout = new_draft(url, x.shape, x.dtype, options)
     draft.abort()
+    if draft.aside:
+        raise FileExistsError(f"{draft.url} has the other layout, which tasks cannot replace; remove it first")
     whole = tuple(slice(0, n) for n in x.shape)
     if layout.shape != x.shape:
         raise TypeError(f"items of type {x.dtype} are arrays, which dask arrays do not have")

@@ -15,8 +15,9 @@ from b2array.array.options import UNSET, ArrayOptions, Shape, Url
 from b2array.codec import filters
 from b2array.codec.cparams import CParams, given_or_default
 from b2array.codec.header import CodecId, FilterId, Special
-from b2array.engine import resize, transfer
+from b2array.engine import resize
 from b2array.engine.transaction import Transaction
+from b2array.engine.write import write
 from b2array.errors import UnsupportedError
 from b2array.format import b2nd, dtypes, frame
 from b2array.format.annotations import Annotations
@@ -85,7 +86,7 @@ def put(transaction: Transaction, layout: Layout, key: Any, values: npt.NDArray[
     """Write values where a key selects."""
     selection = indexing.select(key, layout.shape)
     box = selection.spread(values)
-    transfer.write(transaction, layout, selection.index, selection.axes, box, cparams=transaction.frame.cparams)
+    write(transaction, layout, selection.index, selection.axes, box, cparams=transaction.frame.cparams)
 
 
 @contextmanager

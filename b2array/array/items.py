@@ -12,8 +12,9 @@ import numpy.typing as npt
 from b2array import threads
 from b2array.array.described import Described
 from b2array.array.indexers import Indexer, Select, chunk_key
-from b2array.engine import resize, transfer
-from b2array.engine.source import Source
+from b2array.engine import resize
+from b2array.engine.read import read, read_item
+from b2array.engine.write import chunk_box, write
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
 from b2array.grid import assignment
 from b2array.grid import selection as indexing
@@ -33,12 +34,12 @@ class Indexed(Described):
 
     def __getitem__(self, key: Any) -> Any:
         source = self._handle.source
-        layout = source.state.require_layout()
+        layout = source.state.layout or source.state.require_layout()
         where = indexing.item(key, layout.shape)
         if where is None or layout.dtype.kind == "V":
             return self._get(key, indexing.select)
         try:
-            return transfer.read_item(source, layout, where)
+            return read_item(source, layout, where)
         except (ChunkMissingError, ConflictError):  # perhaps a commit through this handle took the chunk away
             return self._get(key, indexing.select)
 
@@ -60,7 +61,7 @@ class Indexed(Described):
                 selection, box, fields = arranged if now == before else _arranged(key, value, select, now)
                 if box.size:
                     index, axes, cparams = selection.index, selection.axes, transaction.frame.cparams
-                    transfer.write(transaction, now, index, axes, box, cparams=cparams, fields=fields)
+                    write(transaction, now, index, axes, box, cparams=cparams, fields=fields)
 
     @property
     def oindex(self) -> Indexer:
@@ -108,12 +109,16 @@ class Indexed(Described):
         source = self._handle.source
         while True:
             try:
-                layout = source.state.require_layout()
+                layout = source.state.layout or source.state.require_layout()
                 rest, names = indexing.fields(key, layout.dtype)
-                result = _read(source, layout, select(rest, layout.shape))
+                selection = select(rest, layout.shape)
+                result: Any = np.empty(selection.shape, layout.dtype)
+                read(source, layout, selection.index, selection.axes, selection.view(result))
                 break
             except (FormatError, UnsupportedError, ConflictError) as error:
                 source = self._handle.recover(source, error)
+        if selection.kind == "scalar":
+            result = result[()]
         if names is None:
             return result
         found = result[names]
@@ -191,7 +196,7 @@ class Indexed(Described):
         layout = source.state.require_layout()
 
         def chunk(coords: tuple[int, ...]) -> tuple[tuple[slice, ...], npt.NDArray[Any]]:
-            box = transfer.chunk_box(layout, coords)
+            box = chunk_box(layout, coords)
             return box, resize.read_box(source, layout, box)
 
         return threads.spread(chunk, np.ndindex(*layout.grid_shape))
@@ -200,12 +205,6 @@ class Indexed(Described):
         if self._handle.in_transaction:
             return "b2array", self.url, uuid4().hex
         return "b2array", self.url, self._handle.snapshot.start, self.generation
-
-
-def _read(source: Source, layout: Layout, selection: Selection) -> Any:
-    result = np.empty(selection.shape, layout.dtype)
-    transfer.read(source, layout, selection.index, selection.axes, selection.view(result))
-    return result[()] if selection.is_scalar else result
 
 
 def _arranged(

@@ -12,6 +12,7 @@ from b2array.codec.cparams import CParams, given_or_default
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
+from b2array.engine.replacing import frame_in, is_part
 from b2array.engine.source import FRAME_NAME
 from b2array.engine.transaction import Transaction
 from b2array.errors import LimitError
@@ -151,7 +152,7 @@ def place_new(
     *,
     overwrite: bool,
 ) -> tuple[Store, FrameType]:
-    """Find the store for a new frame and decide its kind; nothing but a frame is ever overwritten.
+    """Find the store for a new frame and decide its kind; nothing but a frame or an empty file is ever overwritten.
 
     Raises
     ------
@@ -178,6 +179,12 @@ def _make_room(store: Store, frame_type: FrameType, *, overwrite: bool) -> None:
     name = FRAME_NAME if frame_type == FrameType.SPARSE else ""
     kinds = {"": frame.FIRST_BYTES, FRAME_NAME: frame.FIRST_BYTES}
     found = require_free(store, kinds, "a frame", overwrite=overwrite, name=name)
-    if found not in (None, name):
+    if found in (None, name):
+        return
+    if frame_in(store) is None:
         old, new = ("sparse", "contiguous") if found else ("contiguous", "sparse")
-        raise FileExistsError(f"{store.url} is a {old} frame, which a {new} one cannot replace")
+        raise FileExistsError(f"{store.url} is a {old} frame that cannot be read, which a {new} one cannot replace")
+    if found and store.beside(directory=False) is not None:
+        others = [name for name in store.walk() if not is_part(name)]
+        if others:
+            raise FileExistsError(f"{store.url} is a directory with more than a frame in it: {others[0]}")

@@ -19,9 +19,8 @@ from b2array.codec.chunk import Context, Stored
 from b2array.codec.header import Special
 from b2array.engine import edits
 from b2array.engine.attributes import Layers
-from b2array.engine.fetch import fetch
-from b2array.engine.snapshot import whole_chunks
-from b2array.engine.source import Source, Want
+from b2array.engine.fetch import each_chunk, fetch
+from b2array.engine.source import ChunkRequest, Source
 from b2array.engine.transaction import Transaction, copied
 from b2array.errors import ConflictError, FormatError, UnsupportedError, located_error
 from b2array.format.frame import Frame, FrameType
@@ -235,7 +234,7 @@ def _number(source: Source, n: int, *, end: bool = False) -> int:
 
 
 def _stored(source: Source, n: int) -> Stored:
-    (stored,) = fetch(source, [Want(n, None)])
+    (stored,) = fetch(source, [ChunkRequest(n, None)])
     return stored
 
 
@@ -261,7 +260,7 @@ def _items(source: Source, items: slice) -> bytes:
         edges = np.minimum(np.arange(described.nchunks + 1) * described.chunksize, described.nbytes)
     first, last = int(np.searchsorted(edges, low, side="right")) - 1, int(np.searchsorted(edges, high))
     pieces = []
-    for n, stored in zip(range(first, last), whole_chunks(source, range(first, last)), strict=True):
+    for n, stored in zip(range(first, last), each_chunk(source, range(first, last)), strict=True):
         data = _data(source, n, stored)
         pieces.append(data[max(low - int(edges[n]), 0) : high - int(edges[n])].tobytes())
     return b"".join(pieces)

@@ -1,7 +1,7 @@
-"""What stands in front of the chunks of a Bloscpack file: header, metadata, and the checksums.
+"""What comes before the chunks of a Bloscpack file: the header and the metadata. Also the checksums.
 
 Source: "RFC for the new Bloscpack Header" (versions 1 and 2), and the files that Bloscpack 0.3 to 0.16 write (version
-3: metadata, and room for the offsets of chunks that are appended later). All integers are little-endian.
+3: metadata, and free slots for the offsets of chunks that are appended later). All integers are little-endian.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self, cast
 
@@ -19,45 +19,23 @@ import numpy as np
 
 from b2array import config
 from b2array.buffers import Buffer
+from b2array.codec.header import HeaderField
 from b2array.errors import ChecksumError, FormatError, LimitError, UnsupportedError
 from b2array.format.dtypes import parse_dtype
 
 __all__ = [
-    "CHECKSUMS",
-    "MAX_CHUNK_SIZE",
-    "META_HEADER_LEN",
-    "Description",
-    "Header",
-    "MetaHeader",
-    "Order",
-    "checksum_id",
-    "describe",
-    "description",
-    "digest",
-    "digest_size",
-    "pack_metadata",
-    "unpack_metadata",
-]
+    "CHECKSUMS", "HEADER_FIELDS", "META_FIELDS", "META_HEADER_LEN", "VERSION1_FIELDS", "Description", "FileHeader",
+    "MetaHeader", "Order", "checksum_id", "compare", "describe", "description", "digest", "digest_size",
+    "pack_metadata", "unpack_metadata",
+]  # fmt: skip
 
 MAGIC = b"blpk"
-META_HEADER_LEN = 32
-MAX_CHUNK_SIZE = 2**31 - 1 - 16
-"""The most bytes that C-Blosc 1 puts into a chunk."""
-
-Order = Literal["C", "F"]
 ARRAY_KEYS = ("dtype", "shape", "order", "container")
 
-_OFFSETS, _METADATA = 0x01, 0x02
-_VERSION1 = struct.Struct("<4sB3xq")
-_HEADER = struct.Struct("<4s4B2i2q")
-_META = struct.Struct("<8s4B3I8s")
-_JSON = b"JSON"
-_NO_CODEC, _ZLIB = 0, 1
-_META_LEVEL = 6
-_ROOM = 10
-"""Metadata get so many times their size, so that they can change in place."""
+Order = Literal["C", "F"]
 
-_NOT_A_DTYPE = (TypeError, ValueError, SyntaxError, LookupError, ArithmeticError, MemoryError, RecursionError)
+
+# Checksums.
 
 
 def _crc(function: Callable[[Buffer], int]) -> Callable[[Buffer], bytes]:
@@ -75,13 +53,13 @@ _DIGESTS: dict[str, Callable[[Buffer], bytes]] = {
 } | {name: _hash(name) for name in ("md5", "sha1", "sha224", "sha256", "sha384", "sha512")}
 
 CHECKSUMS = tuple(_DIGESTS)
-"""Names of the checksums; the position of one is its number in files."""
+"""The names of the checksums. A file stores a position in this tuple."""
 
 _SIZES = tuple(len(function(b"")) for function in _DIGESTS.values())
 
 
 def checksum_id(name: str | None) -> int:
-    """Return the number of a checksum; ValueError if there is none of that name."""
+    """Return the position of a checksum in `CHECKSUMS`; ValueError if its name is unknown."""
     known = "none" if name is None else name.lower()
     if known not in CHECKSUMS:
         raise ValueError(f"checksum must be one of {', '.join(CHECKSUMS)}, not {name!r}")
@@ -89,7 +67,7 @@ def checksum_id(name: str | None) -> int:
 
 
 def digest(number: int, data: Buffer) -> bytes:
-    """Return the bytes that stand behind `data` in a file with this checksum.
+    """Return the checksum that follows `data` in a file.
 
     Examples
     --------
@@ -112,12 +90,61 @@ def compare(what: str, number: int, data: Buffer, found: Buffer) -> None:
         raise ChecksumError(f"{what}: expected {name} {bytes(found).hex()}, found bytes with {expected.hex()}")
 
 
+def _check_checksum(number: int) -> None:
+    if number >= len(CHECKSUMS):
+        raise FormatError(f"expected a checksum of 0 to {len(CHECKSUMS) - 1}, found {number}")
+
+
+# The header.
+
+_START = (HeaderField("magic", "4s", "marks a Bloscpack file"), HeaderField("version", "B", "version of the format"))
+_NCHUNKS = HeaderField("nchunks", "q", "number of chunks, -1: unknown")
+
+VERSION1_FIELDS = (*_START, HeaderField("reserved", "3s", ""), _NCHUNKS)
+"""The fields of a header of version 1 in their order, without gaps."""
+
+HEADER_FIELDS = (
+    *_START,
+    HeaderField("options", "B", "bit 0: offsets, bit 1: metadata"),
+    HeaderField("checksum", "B", "behind each chunk: " + ", ".join(f"{n}: {name}" for n, name in enumerate(CHECKSUMS))),
+    HeaderField("typesize", "B", "bytes of an item"),
+    HeaderField("chunk-size", "i", "bytes of a chunk before compression, -1: unknown"),
+    HeaderField("last-chunk", "i", "bytes of the last chunk, -1: unknown"),
+    _NCHUNKS,
+    HeaderField("max_app_chunks", "q", "free slots for the offsets of further chunks; version 2: reserved"),
+)
+"""The fields of a header of versions 2 and 3."""
+
+META_FIELDS = (
+    HeaderField("magic", "8s", "how the metadata are written"),
+    HeaderField("options", "B", "none are known"),
+    HeaderField("checksum", "B", "of the metadata, as of chunks"),
+    HeaderField("codec", "B", "of the metadata, 0: none, 1: zlib"),
+    HeaderField("level", "B", "of the codec"),
+    HeaderField("meta_size", "I", "bytes of the metadata before compression"),
+    HeaderField("max_meta_size", "I", "bytes reserved for the metadata"),
+    HeaderField("meta_comp_size", "I", "bytes of the metadata as they are stored"),
+    HeaderField("user_codec", "8s", "name of another codec"),
+)
+"""The fields of the header of the metadata."""
+
+
+def _struct(fields: Iterable[HeaderField]) -> struct.Struct:
+    return struct.Struct("<" + "".join(field.format for field in fields))
+
+
+_VERSION1, _HEADER, _META = _struct(VERSION1_FIELDS), _struct(HEADER_FIELDS), _struct(META_FIELDS)
+META_HEADER_LEN = _META.size
+
+_OFFSETS, _METADATA = 0x01, 0x02
+
+
 @dataclass(frozen=True, slots=True)
-class Header:
+class FileHeader:
     """The first 16 (version 1) or 32 bytes of a file.
 
-    Sizes are in bytes, before compression; -1: unknown. `checksum` is a position in `CHECKSUMS`. `max_app_chunks` is
-    the number of chunks that may be appended, for which there is room in the table of offsets.
+    Sizes are in bytes, before compression; -1 means unknown. `checksum` is a position in `CHECKSUMS`. `max_app_chunks`
+    is the number of further chunks for whose offsets the file has free slots.
     """
 
     version: int = 3
@@ -132,49 +159,43 @@ class Header:
 
     @classmethod
     def unpack(cls, buf: Buffer) -> Self:
-        """Read a header from the first bytes of a file.
-
-        Raises
-        ------
-        FormatError
-            It is not a Bloscpack file, or ends early, or has sizes that cannot be.
-        UnsupportedError
-            It is of another version, or uses options that are not known.
-        """
-        magic = bytes(buf[:4])
-        _need(magic == MAGIC, f"a Bloscpack file that begins with {MAGIC!r}", repr(magic))
-        _need(len(buf) >= _VERSION1.size, f"a header of {_VERSION1.size} bytes or more", f"{len(buf)} bytes")
-        version = buf[4]
+        """Read a header from the first bytes of a file."""
+        magic = bytes(buf[: len(MAGIC)])
+        if magic != MAGIC:
+            raise FormatError(f"expected a Bloscpack file that begins with {MAGIC!r}, found {magic!r}")
+        if len(buf) < _VERSION1.size:
+            raise FormatError(f"expected a header of {_VERSION1.size} bytes or more, found {len(buf)} bytes")
+        version = buf[len(MAGIC)]
         if version not in (1, 2, 3):
             raise UnsupportedError(f"version {version} of the Bloscpack format: only 1, 2 and 3 are known")
         if version == 1:
-            self = cls(version, nchunks=_VERSION1.unpack_from(buf)[2])
+            self = cls(version, nchunks=_VERSION1.unpack_from(buf)[-1])
         else:
-            _need(len(buf) >= _HEADER.size, f"a header of {_HEADER.size} bytes", f"{len(buf)} bytes")
+            if len(buf) < _HEADER.size:
+                raise FormatError(f"expected a header of {_HEADER.size} bytes, found {len(buf)} bytes")
             _, _, options, checksum, typesize, chunk_size, last, nchunks, more = _HEADER.unpack_from(buf)
-            known = _OFFSETS | _METADATA if version == 3 else _OFFSETS
-            if options & ~known:
+            if options & ~(_OFFSETS | _METADATA if version == 3 else _OFFSETS):
                 raise UnsupportedError(f"options {options:#04x} of a Bloscpack file of version {version}")
             flags = bool(options & _OFFSETS), bool(options & _METADATA)
-            more = more if version == 3 else 0
-            self = cls(version, *flags, checksum, typesize, chunk_size, last, nchunks, more)
+            self = cls(version, *flags, checksum, typesize, chunk_size, last, nchunks, more if version == 3 else 0)
         self._check()
         return self
 
     def _check(self) -> None:
-        _need(self.checksum < len(CHECKSUMS), f"a checksum of 0 to {len(CHECKSUMS) - 1}", str(self.checksum))
-        for name, value in (
-            ("chunk-size", self.chunk_size), ("last-chunk", self.last_chunk), ("nchunks", self.nchunks)
-        ):  # fmt: skip
-            _need(value >= -1, f"{name} of -1 or more", str(value))
-        if self.chunk_size >= 0:
-            _need(self.last_chunk <= self.chunk_size, f"last-chunk of at most {self.chunk_size}", str(self.last_chunk))
-        _need(0 <= self.max_app_chunks < 2**60, "room for 0 or more chunks", str(self.max_app_chunks))
+        _check_checksum(self.checksum)
+        sizes = {"chunk-size": self.chunk_size, "last-chunk": self.last_chunk, "nchunks": self.nchunks}
+        for name, value in sizes.items():
+            if value < -1:
+                raise FormatError(f"expected {name} of -1 or more, found {value}")
+        if 0 <= self.chunk_size < self.last_chunk:
+            raise FormatError(f"expected last-chunk of at most {self.chunk_size}, found {self.last_chunk}")
+        if not 0 <= self.max_app_chunks < 2**60:
+            raise FormatError(f"expected max_app_chunks of 0 to 2**60, found {self.max_app_chunks}")
 
     def pack(self) -> bytes:
         """Return the header's bytes."""
         if self.version == 1:
-            return _VERSION1.pack(MAGIC, 1, self.nchunks)
+            return _VERSION1.pack(MAGIC, 1, b"", self.nchunks)
         options = _OFFSETS * self.offsets | _METADATA * self.metadata
         return _HEADER.pack(
             MAGIC, self.version, options, self.checksum, self.typesize, self.chunk_size, self.last_chunk,
@@ -196,8 +217,17 @@ class Header:
         return self.chunk_size * (self.nchunks - 1) + self.last_chunk
 
 
+# The metadata.
+
+_JSON = b"JSON"
+_NO_CODEC, _ZLIB = 0, 1
+_LEVEL = 6
+_RESERVE = 10
+"""How many times the size of the metadata is reserved, so that they can change in place."""
+
+
 class MetaHeader(NamedTuple):
-    """What stands in front of the metadata."""
+    """The header of the metadata: the fields of `META_FIELDS`."""
 
     magic: bytes
     options: int
@@ -211,90 +241,62 @@ class MetaHeader(NamedTuple):
 
     @classmethod
     def unpack(cls, buf: Buffer) -> MetaHeader:
-        """Read the 32 bytes of a metadata header.
-
-        Raises
-        ------
-        FormatError
-            The bytes end early, or have sizes that cannot be.
-        UnsupportedError
-            The metadata are not JSON, or are compressed by something else than zlib.
-        """
-        _need(len(buf) >= META_HEADER_LEN, f"a metadata header of {META_HEADER_LEN} bytes", f"{len(buf)} bytes")
+        """Read the header of metadata in JSON, plain or compressed by zlib."""
+        if len(buf) < META_HEADER_LEN:
+            raise FormatError(f"expected a metadata header of {META_HEADER_LEN} bytes, found {len(buf)} bytes")
         self = cls(*_META.unpack_from(buf))
         kind = self.magic.rstrip(b"\0")
         if kind != _JSON or self.options or self.codec not in (_NO_CODEC, _ZLIB) or any(self.user_codec):
             codec = f"codec {self.codec} {bytes(self.user_codec).rstrip(bytes(1))!r}"
             raise UnsupportedError(
-                f"metadata of kind {kind!r}, options {self.options}, {codec}: only JSON is known, as it is or by zlib"
+                f"metadata of kind {kind!r}, options {self.options}, {codec}: only JSON is known, plain or by zlib"
             )
-        _need(self.checksum < len(CHECKSUMS), f"a checksum of 0 to {len(CHECKSUMS) - 1}", str(self.checksum))
-        _need(
-            self.meta_comp_size <= self.max_meta_size, f"at most {self.max_meta_size} bytes", f"{self.meta_comp_size}"
-        )
-        limit = config.limits.metadata_nbytes
-        _need(
-            max(self.meta_size, self.max_meta_size) <= limit, f"at most {limit} bytes of metadata", f"{self.meta_size}"
-        )
+        _check_checksum(self.checksum)
+        if self.meta_comp_size > self.max_meta_size:
+            raise FormatError(f"expected at most {self.max_meta_size} bytes, found {self.meta_comp_size}")
+        limit, found = config.limits.metadata_nbytes, max(self.meta_size, self.max_meta_size)
+        if found > limit:
+            raise FormatError(f"expected at most {limit} bytes of metadata, found {found}")
         return self
 
     @property
     def section_nbytes(self) -> int:
-        """Size in bytes of header, metadata, the room behind them, and checksum."""
+        """Size in bytes of this header, the metadata, the reserved bytes behind them, and the checksum."""
         return META_HEADER_LEN + self.max_meta_size + digest_size(self.checksum)
 
 
 def unpack_metadata(head: MetaHeader, section: Buffer) -> Any:
-    """Read metadata from their section, which begins with `head`.
-
-    Raises
-    ------
-    ChecksumError
-        They differ from what was written.
-    FormatError
-        They are not what the header says.
-    """
+    """Read metadata from their section, which begins with `head`."""
     view = memoryview(section)
     raw: Buffer = view[META_HEADER_LEN : META_HEADER_LEN + head.meta_comp_size]
     compare("metadata", head.checksum, raw, bytes(view[META_HEADER_LEN + head.max_meta_size : head.section_nbytes]))
     try:
         if head.codec == _ZLIB:
             raw = zlib.decompressobj().decompress(raw, head.meta_size + 1)
-        _need(len(raw) == head.meta_size, f"{head.meta_size} bytes of metadata", str(len(raw)))
+        if len(raw) != head.meta_size:
+            raise FormatError(f"expected {head.meta_size} bytes of metadata, found {len(raw)}")
         return json.loads(bytes(raw))
     except (zlib.error, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise FormatError(f"expected metadata in JSON, found others: {error}") from error
 
 
 def pack_metadata(metadata: Any, *, checksum: int = 1, room: int | None = None) -> bytes:
-    """Return a section of metadata.
-
-    Parameters
-    ----------
-    metadata : object
-        What JSON takes.
-    checksum : int, default 1
-        Position in `CHECKSUMS`.
-    room : int, optional
-        Bytes to reserve; ten times the size if left out.
-
-    Raises
-    ------
-    LimitError
-        The metadata do not fit into `room`.
-    TypeError, ValueError
-        JSON cannot take them.
-    """
+    """Return a section of metadata, with `room` bytes reserved for them: by default ten times their size."""
     raw = json.dumps(metadata, separators=(",", ":")).encode()
-    stored, codec = zlib.compress(raw, _META_LEVEL), _ZLIB
+    stored, codec = zlib.compress(raw, _LEVEL), _ZLIB
     if len(stored) >= len(raw):
         stored, codec = raw, _NO_CODEC
     if room is None:
-        room = _ROOM * len(raw)
+        room = _RESERVE * len(raw)
     if len(stored) > room or max(len(raw), room) > config.limits.metadata_nbytes:
         raise LimitError(f"metadata of {len(stored)} bytes do not fit into {room}")
-    head = _META.pack(_JSON, 0, checksum, codec, _META_LEVEL, len(raw), room, len(stored), b"")
+    head = _META.pack(_JSON, 0, checksum, codec, _LEVEL, len(raw), room, len(stored), b"")
     return b"".join((head, stored, bytes(room - len(stored)), digest(checksum, stored)))
+
+
+# Arrays.
+
+_NOT_A_DTYPE = (TypeError, ValueError, SyntaxError, LookupError, ArithmeticError, MemoryError, RecursionError)
 
 
 class Description(NamedTuple):
@@ -306,12 +308,12 @@ class Description(NamedTuple):
 
     @property
     def axis(self) -> int:
-        """The axis along which neighbours are furthest apart: the one that grows."""
+        """The axis that the file stores row by row, and along which it grows: the first, with order "F" the last."""
         return 0 if self.order == "C" else len(self.shape) - 1
 
     @property
     def row_nbytes(self) -> int:
-        """Bytes of one step along `axis`."""
+        """Bytes of one row, which is one step along `axis`."""
         rest = self.shape[: self.axis] + self.shape[self.axis + 1 :]
         return int(np.prod(rest, dtype=object)) * self.dtype.itemsize
 
@@ -320,19 +322,19 @@ class Description(NamedTuple):
         """Bytes of all items."""
         return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
 
+    def with_rows(self, rows: int) -> Description:
+        """Return the same with another number of rows.
+
+        Examples
+        --------
+        >>> Description(np.dtype("i4"), (-1, 3), "C").with_rows(5).shape
+        (5, 3)
+        """
+        return self._replace(shape=(*self.shape[: self.axis], rows, *self.shape[self.axis + 1 :]))
+
 
 def describe(about: Description) -> dict[str, Any]:
-    """Return the metadata of an array.
-
-    Raises
-    ------
-    UnsupportedError
-        The items are Python objects.
-    ValueError
-        The items have no size, or a type that cannot be written down.
-    LimitError
-        The text of the type is longer than `b2array.config.limits` allows.
-    """
+    """Return the metadata of an array, if a file can express the type of its items."""
     dtype = about.dtype
     if dtype.hasobject:
         raise UnsupportedError(f"{dtype}: Python objects would have to be pickled, which is not safe to read")
@@ -340,7 +342,7 @@ def describe(about: Description) -> dict[str, Any]:
         raise ValueError(f"items of {dtype} have no size")
     descr = dtype.descr if dtype.names is not None else dtype.str
     if _dtype_of(descr) != dtype:
-        raise ValueError(f"a Bloscpack file cannot tell the type {dtype}")
+        raise ValueError(f"a Bloscpack file cannot express the type {dtype}")
     text = repr(descr)
     if len(text) > config.limits.dtype_text:
         raise LimitError(f"the type's text has {len(text)} bytes, at most {config.limits.dtype_text} are allowed")
@@ -348,37 +350,34 @@ def describe(about: Description) -> dict[str, Any]:
 
 
 def description(metadata: Any) -> Description | None:
-    """Find out from metadata what array a file holds; None if it holds bytes.
-
-    Raises
-    ------
-    FormatError
-        Type, shape or order cannot be.
-    UnsupportedError
-        The items are pickled Python objects.
-    """
+    """Return what metadata say about the array in a file; None if the file holds bytes."""
     if not isinstance(metadata, Mapping) or metadata.get("container") != "numpy":
         return None
     missing = [key for key in ARRAY_KEYS if key not in metadata]
-    _need(not missing, f"metadata with {', '.join(ARRAY_KEYS)}", f"none of {', '.join(missing)}")
+    if missing:
+        raise FormatError(f"expected metadata with {', '.join(ARRAY_KEYS)}, found none of {', '.join(missing)}")
     shape, order = metadata["shape"], metadata["order"]
-    _need(order in ("C", "F"), "order C or F", repr(order)[:80])
+    if order not in ("C", "F"):
+        raise FormatError(f"expected order C or F, found {str(order)[:80]!r}")
     valid = isinstance(shape, list) and len(shape) <= 64 and all(type(n) is int and -1 <= n < 2**63 for n in shape)
-    _need(valid and shape.count(-1) <= 1, "a shape of at most 64 extents", repr(shape)[:80])
+    if not valid or shape.count(-1) > 1:
+        raise FormatError(f"expected a shape of at most 64 extents, found {repr(shape)[:80]}")
     about = Description(_read_dtype(metadata["dtype"]), tuple(shape), cast(Order, order))
-    _need(-1 not in shape or shape[about.axis] == -1, "an unknown extent along the axis that grows", repr(shape)[:80])
+    if -1 in shape and shape[about.axis] != -1:
+        raise FormatError(f"expected an unknown extent only along the axis that grows, found {repr(shape)[:80]}")
     return about
 
 
 def _read_dtype(stored: Any) -> np.dtype[Any]:
-    """Read the type in any of the ways in which it was ever written.
+    """Read a type in any form that Bloscpack ever wrote.
 
-    Until Bloscpack 0.7.2 the text stood bare, and a list of fields as one of JSON.
+    Before Bloscpack 0.7.2 the text was not quoted, and fields were a list of JSON.
     """
     descr = stored
     if isinstance(stored, str):
         limit = config.limits.dtype_text
-        _need(len(stored) <= limit, f"at most {limit} bytes of type text", str(len(stored)))
+        if len(stored) > limit:
+            raise FormatError(f"expected at most {limit} bytes of type text, found {len(stored)}")
         try:
             descr = ast.literal_eval(stored)
         except _NOT_A_DTYPE:
@@ -391,18 +390,19 @@ def _read_dtype(stored: Any) -> np.dtype[Any]:
         raise FormatError(f"expected a type, found {str(stored)[:80]!r}") from None
     if dtype.hasobject:
         raise UnsupportedError("the items are pickled Python objects, which are not safe to read")
-    _need(dtype.itemsize > 0, "items with a size", str(dtype)[:80])
+    if not dtype.itemsize:
+        raise FormatError(f"expected items with a size, found {str(dtype)[:80]}")
     return dtype
 
 
 def _dtype_of(descr: Any) -> np.dtype[Any]:
-    # Unlike numpy.dtype, it knows that fields without a name are the gaps of an aligned type.
+    # Unlike numpy.dtype, this function knows that fields without a name are the gaps of an aligned type.
     dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(descr)
     return dtype
 
 
 def _tuples(descr: Any) -> Any:
-    """Turn lists in the place of fields, and of shapes inside them, into tuples."""
+    """Turn the lists that stand for fields, and for shapes inside them, into tuples."""
     if not isinstance(descr, list):
         return descr
     if not descr:
@@ -410,8 +410,3 @@ def _tuples(descr: Any) -> Any:
     if isinstance(descr[0], list | tuple):
         return [_tuples(field) for field in descr]
     return tuple(_tuples(part) for part in descr)
-
-
-def _need(ok: bool, expected: str, found: str) -> None:
-    if not ok:
-        raise FormatError(f"expected {expected}, found {found}")

@@ -1,4 +1,4 @@
-"""Writing Bloscpack files chunk by chunk.
+"""Writing Bloscpack files: new ones chunk by chunk, and old ones again with more in them.
 
 Source: "RFC for the new Bloscpack Header", section Description of the offsets entries, and the files of Bloscpack
 0.16.
@@ -7,10 +7,10 @@ Source: "RFC for the new Bloscpack Header", section Description of the offsets e
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import IO, Any, Self, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import IO, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -19,41 +19,50 @@ from b2array import threads
 from b2array.bloscpack.header import (
     ARRAY_KEYS,
     MAGIC,
-    MAX_CHUNK_SIZE,
     META_HEADER_LEN,
     Description,
-    Header,
+    FileHeader,
+    Order,
     checksum_id,
     describe,
     digest,
     digest_size,
     pack_metadata,
 )
+from b2array.bloscpack.reader import Reader, Url
 from b2array.buffers import Buffer
 from b2array.codec import cblosc
 from b2array.codec.codecs import codec_name
 from b2array.codec.cparams import CParams, given_or_default
 from b2array.codec.header import CODEC_FORMATS, FilterId
-from b2array.errors import UnsupportedError
+from b2array.errors import LimitError, UnsupportedError
 from b2array.grid.assignment import check_unmasked
+from b2array.grid.partition import boxes
 from b2array.store.atomic import AtomicFile, require_free
+from b2array.store.base import Store
 from b2array.store.open import open_store
+from b2array.store.spool import Spool
 
-__all__ = ["Recipe", "Writer", "chunk_size_of", "converted"]
+__all__ = ["PackOptions", "Writer", "content", "more_content", "rewrite"]
 
-Url = str | os.PathLike[str]
 Bytes = npt.NDArray[np.uint8]
 
 _CHUNK_SIZE = 2**20
+_MAX_CHUNK_SIZE = 2**31 - 1 - 16
+"""The most bytes that C-Blosc 1 compresses at once."""
+
 _MAX_ITEMSIZE = 255
 _META_CHECKSUM = 1
 _APPENDABLE = 10
-"""There is room for the offsets of so many times the chunks."""
+"""How many times the slots of a table are reserved for chunks that are appended later."""
 
 _FIRST_SLOTS = 1024
-"""Room for offsets where the number of chunks is not known; doubled when it is not enough."""
+"""Slots in the table of offsets while the number of chunks is unknown."""
 
 _STEP = 8 * 2**20
+_WINDOW_NBYTES = 32 * 2**20
+"""Bytes of an array that are read at once."""
+
 _SHUFFLES: dict[tuple[int, ...], int] = {
     (): cblosc.NOSHUFFLE,
     (FilterId.SHUFFLE,): cblosc.SHUFFLE,
@@ -61,74 +70,132 @@ _SHUFFLES: dict[tuple[int, ...], int] = {
 }
 
 
-class Writer:
-    """A Bloscpack file that is being written; made by `create`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackOptions:
+    """How to write a file: the options of `b2array.bloscpack.pack`."""
 
-    Use it as a context manager: the file is complete when the block ends, and is not there if the block raises.
+    checksum: str | None = "adler32"
+    offsets: bool = True
+    chunk_size: int | None = None
+    metadata: Mapping[str, Any] | None = None
+    cparams: CParams | None = None
+    version: int = 3
+    max_app_chunks: int | None = None
+    overwrite: bool = False
+    storage_options: Mapping[str, Any] | None = None
+
+
+class _ChunkEncoder:
+    """Cuts bytes into chunks of `size` bytes, and writes each chunk, by C-Blosc 1, and its checksum.
+
+    ``put(chunk, checksum)`` writes them and returns where. `offsets` begins with the chunks that are written already.
     """
 
     def __init__(
-        self, url: Url | None, about: Description | None, nbytes: int | None, *, checksum: str | None, offsets: bool,
-        chunk_size: int | None, metadata: Mapping[str, Any] | None, cparams: CParams | None, version: int,
-        max_app_chunks: int | None, overwrite: bool, storage_options: Mapping[str, Any] | None,
+        self, cparams: CParams | None, itemsize: int, size: int, checksum: int, put: Callable[..., int],
+        offsets: Iterable[int] = (),
     ) -> None:  # fmt: skip
-        if version not in (2, 3):
-            raise ValueError(f"version must be 2 or 3, not {version}")
-        self._about, self._user = about, metadata
-        self._recipe = Recipe(given_or_default(cparams), 1 if about is None else about.dtype.itemsize)
-        self._checksum = checksum_id(checksum)
+        cparams = given_or_default(cparams)
+        codec = cparams.codec_id
+        shuffles = tuple(fid for fid in cparams.filter_slots if fid)
+        if codec not in CODEC_FORMATS or cparams.use_dict:
+            raise UnsupportedError(f"Blosc 1 has no codec {cparams.codec!r}" + " with a dictionary" * cparams.use_dict)
+        if shuffles not in _SHUFFLES or any(cparams.meta_slots):
+            raise UnsupportedError(f"Blosc 1 has no filters but shuffle or bitshuffle, not {cparams.filters}")
+        self._how = codec_name(codec).encode(), cparams.clevel, _SHUFFLES[shuffles], 0
+        self.typesize = itemsize if itemsize <= _MAX_ITEMSIZE else 1
+        self.size, self.checksum, self._put = size, checksum, put
+        self.offsets = list(offsets)
+        self.nbytes = self._npending = 0
+        self.last = size
+        """Uncompressed bytes of the last chunk."""
+        self._pending: list[Bytes] = []
+
+    def write(self, flat: Bytes) -> None:
+        """Add bytes."""
+        self.nbytes += len(flat)
+        self._npending += len(flat)
+        if self._npending < self.size:
+            # The caller may change its buffer before there are enough bytes for a chunk.
+            self._pending.append(flat.copy())
+            return
+        joined = np.concatenate((*self._pending, flat)) if self._pending else flat
+        border = len(joined) - len(joined) % self.size
+        self._encode(joined[first : first + self.size] for first in range(0, border, self.size))
+        self._pending, self._npending = [joined[border:].copy()], len(joined) - border
+
+    def finish(self) -> None:
+        """Write what is left as the last chunk. A file without data has one empty chunk."""
+        if self._npending or not self.offsets:
+            self.last = self._npending
+            self._encode([np.concatenate([np.empty(0, np.uint8), *self._pending])])
+
+    def _encode(self, pieces: Iterable[Bytes]) -> None:
+        for chunk in threads.spread(lambda data: cblosc.compress(data, *self._how, self.typesize), pieces):
+            self.offsets.append(self._put(chunk, digest(self.checksum, chunk)))
+
+
+class Writer:
+    """A Bloscpack file that is being written; made by `create`.
+
+    Use it as a context manager. The file is complete when the block ends. If the block raises, there is no file.
+    """
+
+    def __init__(self, url: Url | None, about: Description | None, nbytes: int | None, options: PackOptions) -> None:
+        if options.version not in (2, 3):
+            raise ValueError(f"version must be 2 or 3, not {options.version}")
+        self._about, self._nbytes, self._options = about, nbytes, options
         section = self._section(None)
-        if section and version == 2:
-            raise ValueError("version 2 has neither arrays nor metadata; give it bytes")
-        size = chunk_size_of(chunk_size, 1 if about is None else about.dtype.itemsize)
-        self._header = Header(
-            version, offsets, bool(section), self._checksum, self._recipe.typesize,
+        if section and options.version == 2:
+            raise ValueError("version 2 has neither arrays nor metadata: expected bytes")
+        itemsize = 1 if about is None else about.dtype.itemsize
+        size = _chunk_size(options.chunk_size, itemsize)
+        self._encoder = _ChunkEncoder(options.cparams, itemsize, size, checksum_id(options.checksum), self._put)
+        self._header = FileHeader(
+            options.version, options.offsets, bool(section), self._encoder.checksum, self._encoder.typesize,
             *_sizes(nbytes, size),
         )  # fmt: skip
-        self._expected = nbytes
-        self._chunk_size = size
-        self._room = len(section)
-        self._max_app_chunks = 0 if version == 2 else max_app_chunks
-        self._slots = self._first_slots() if offsets else 0
-        self._place = None if url is None else _place(url, storage_options, overwrite=overwrite)
-        self._file: IO[bytes] = io.BytesIO() if self._place is None else self._place.path.open("x+b")
-        self._pending: list[Bytes] = []
-        self._npending = 0
-        self._offsets: list[int] = []
-        self._position = 0
-        self._nbytes = self._last = 0
+        self._meta_room = len(section) - META_HEADER_LEN - digest_size(_META_CHECKSUM)
+        self._nslots = self._first_slots() if options.offsets else 0
+        self._store = self._place = None
+        self._file: IO[bytes] = io.BytesIO()
+        if url is not None:
+            self._store = open_store(url, storage_options=options.storage_options)
+            require_free(self._store, {"": MAGIC}, "a Bloscpack file", overwrite=options.overwrite)
+            self._place = AtomicFile(self._store, overwrite=options.overwrite)
+            self._file = self._place.path.open("x+b")
         self.packed: bytes | None = None
-        """The file's bytes, once it is complete, where it has no other place."""
-        self._put(self._current_header().pack(), section, b"\xff" * (8 * self._slots))
+        """The bytes of the complete file, if it was created without a URL."""
+        self._position = 0
+        self._put(_pack_head(self._header, section, (), self._nslots))
+        self._first_chunk = self._position
 
     def _section(self, room: int | None) -> bytes:
-        """Pack the metadata, into the room that they had at first."""
-        user = dict(self._user or {})
+        """Pack the metadata, with `room` bytes reserved for them."""
+        user = self._options.metadata
         if self._about is None:
-            return pack_metadata(user, checksum=_META_CHECKSUM, room=room) if self._user is not None else b""
-        clash = sorted(set(user) & set(ARRAY_KEYS))
+            return b"" if user is None else pack_metadata(dict(user), checksum=_META_CHECKSUM, room=room)
+        clash = sorted(set(user or {}) & set(ARRAY_KEYS))
         if clash:
-            raise ValueError(f"the metadata of an array name {clash[0]!r} themselves")
-        return pack_metadata(describe(self._about) | user, checksum=_META_CHECKSUM, room=room)
+            raise ValueError(f"metadata must not have the key {clash[0]!r}: arrays fill it in themselves")
+        return pack_metadata(describe(self._about) | dict(user or {}), checksum=_META_CHECKSUM, room=room)
 
     def _first_slots(self) -> int:
-        nchunks = self._header.nchunks
+        nchunks, more = self._header.nchunks, self._options.max_app_chunks
+        if more is not None and more < 0:
+            raise ValueError(f"max_app_chunks must be 0 or more, not {more}")
         if nchunks < 0:
             return _FIRST_SLOTS
-        more = _APPENDABLE * nchunks if self._max_app_chunks is None else self._max_app_chunks
-        if more < 0:
-            raise ValueError(f"max_app_chunks must be 0 or more, not {more}")
-        return nchunks + more
+        if self._header.version == 2:
+            return nchunks
+        return nchunks + (_APPENDABLE * nchunks if more is None else more)
 
-    def _current_header(self) -> Header:
-        if self._header.nchunks < 0 or not self._header.offsets or self._header.version == 2:
-            return self._header
-        return replace(self._header, max_app_chunks=self._slots - self._header.nchunks)
-
-    def _put(self, *pieces: Buffer) -> None:
+    def _put(self, *pieces: Buffer) -> int:
+        start = self._position
         for piece in pieces:
             self._file.write(piece)
             self._position += len(piece)
+        return start
 
     def write(self, data: Buffer | npt.ArrayLike) -> None:
         """Add bytes, or items of an array in the file's order.
@@ -136,60 +203,16 @@ class Writer:
         Parameters
         ----------
         data : bytes-like or array-like
-            Of any length; an array of the file's type.
+            Of any length; an array has the file's type.
         """
         self.write_bytes(_flat(data, self._about))
 
     def write_bytes(self, flat: Bytes) -> None:
         """Add bytes in the file's order, given as an array of uint8."""
-        self._nbytes += len(flat)
-        if self._expected is not None and self._nbytes > self._expected:
-            raise ValueError(f"expected {self._expected} bytes in all, got {self._nbytes}")
-        self._npending += len(flat)
-        size = self._chunk_size
-        if self._npending < size:
-            # The caller may change its buffer before there are enough bytes for a chunk.
-            self._pending.append(flat.copy())
-            return
-        joined = np.concatenate((*self._pending, flat)) if self._pending else flat
-        border = len(joined) - len(joined) % size
-        self._encode(joined[first : first + size] for first in range(0, border, size))
-        self._pending = [joined[border:].copy()]
-        self._npending = len(joined) - border
-
-    def _encode(self, parts: Iterable[Bytes]) -> None:
-        lengths: list[int] = []
-
-        def counted() -> Iterator[Bytes]:
-            for part in parts:
-                lengths.append(len(part))
-                yield part
-
-        for buf in threads.spread(self._recipe.encode, counted()):
-            if self._header.offsets and len(self._offsets) == self._slots:
-                self._make_slots(2 * self._slots)
-            self._offsets.append(self._position)
-            self._put(buf, digest(self._checksum, buf))
-        self._last = lengths[-1] if lengths else self._last
-
-    def _make_slots(self, slots: int) -> None:
-        """Change how many offsets there is room for: move all chunks."""
-        more = 8 * (slots - self._slots)
-        start = self._header.length + self._room + 8 * self._slots
-        steps = range(start, self._position, _STEP)
-        # What is moved must not have been overwritten before.
-        for first in reversed(steps) if more > 0 else steps:
-            self._file.seek(first)
-            data = self._file.read(min(_STEP, self._position - first))
-            self._file.seek(first + more)
-            self._file.write(data)
-        self._slots = slots
-        self._offsets = [offset + more for offset in self._offsets]
-        self._position += more
-        self._file.truncate(self._position)
-        self._file.seek(self._header.length + self._room)
-        self._file.write(b"\xff" * (8 * slots))
-        self._file.seek(self._position)
+        nbytes = self._encoder.nbytes + len(flat)
+        if self._nbytes is not None and nbytes > self._nbytes:
+            raise ValueError(f"expected {self._nbytes} bytes in all, got {nbytes}")
+        self._encoder.write(flat)
 
     def close(self) -> None:
         """Complete the file and give it its name."""
@@ -202,31 +225,45 @@ class Writer:
             raise
 
     def _finish(self) -> None:
-        if self._expected not in (None, self._nbytes):
-            raise ValueError(f"expected {self._expected} bytes in all, got {self._nbytes}")
-        if self._npending or not self._offsets:
-            self._encode([np.concatenate(self._pending) if self._pending else np.empty(0, np.uint8)])
-        if self._about is not None and -1 in self._about.shape:
-            self._about = self._about._replace(shape=_completed(self._about, self._nbytes))
-        nchunks = len(self._offsets)
-        chunk_size = self._last if nchunks == 1 else self._chunk_size
-        self._header = replace(self._header, nchunks=nchunks, chunk_size=chunk_size, last_chunk=self._last)
-        if self._header.version == 2 and self._slots > nchunks:
-            self._make_slots(nchunks)
-        self._file.seek(0)
-        head = self._current_header().pack()
-        section = self._section(_meta_room(self._room)) if self._room else b""
-        self._file.write(head + section)
-        if self._header.offsets:
-            self._file.write(np.array(self._offsets, "<i8").tobytes())
-        if self._place is None:
-            self.packed = cast(io.BytesIO, self._file).getvalue()
-        self._file.close()
-        if self._place is not None:
+        encoder, about = self._encoder, self._about
+        if self._nbytes not in (None, encoder.nbytes):
+            raise ValueError(f"expected {self._nbytes} bytes in all, got {encoder.nbytes}")
+        if about is not None and -1 in about.shape:
+            if encoder.nbytes % (about.row_nbytes or encoder.nbytes + 1):
+                raise ValueError(f"expected whole rows of {about.row_nbytes} bytes, got {encoder.nbytes} bytes")
+            self._about = about.with_rows(encoder.nbytes // about.row_nbytes if about.row_nbytes else 0)
+        encoder.finish()
+        nchunks, nslots = len(encoder.offsets), self._nslots
+        chunk_size = encoder.last if nchunks == 1 else encoder.size
+        header = replace(self._header, nchunks=nchunks, chunk_size=chunk_size, last_chunk=encoder.last)
+        if header.offsets and header.version == 2:
+            nslots = nchunks
+        while header.offsets and nslots < nchunks:
+            nslots *= 2
+        moved = 8 * (nslots - self._nslots)
+        section = self._section(self._meta_room) if header.metadata else b""
+        head = _pack_head(header, section, [start + moved for start in encoder.offsets], nslots)
+        if moved or self._place is None:
+            self._copy_behind(head)
+        else:
+            self._file.seek(0)
+            self._file.write(head)
+            self._file.close()
             self._place.finish()
 
+    def _copy_behind(self, head: bytes) -> None:
+        """Write the file again with another head, whose length was unknown when the first chunk was written."""
+        self._file.seek(self._first_chunk)
+        pieces = chain((head,), iter(lambda: self._file.read(_STEP), b""))
+        if self._store is None:
+            self.packed = b"".join(pieces)
+        else:
+            write = self._store.replace if self._options.overwrite else self._store.create
+            write("", pieces)
+        self.abort()
+
     def abort(self) -> None:
-        """Give up: nothing stays."""
+        """Give up. Nothing stays."""
         self._file.close()
         if self._place is not None:
             self._place.abort()
@@ -241,43 +278,26 @@ class Writer:
             self.abort()
 
 
-def _place(url: Url, storage_options: Mapping[str, Any] | None, *, overwrite: bool) -> AtomicFile:
-    store = open_store(url, storage_options=storage_options)
-    require_free(store, {"": MAGIC}, "a Bloscpack file", overwrite=overwrite)
-    return AtomicFile(store, overwrite=overwrite)
+def _pack_head(header: FileHeader, section: bytes, offsets: Sequence[int], nslots: int) -> bytes:
+    """Return everything before the first chunk. Free slots hold -1."""
+    if header.version == 3:
+        header = replace(header, max_app_chunks=max(0, nslots - header.nchunks) if header.nchunks >= 0 else 0)
+    table = np.full(nslots, -1, "<i8")
+    table[: len(offsets)] = offsets if header.offsets else ()
+    return b"".join((header.pack(), section, table.tobytes()))
 
 
-class Recipe:
-    """How C-Blosc 1 makes the chunks of a file."""
-
-    def __init__(self, cparams: CParams, itemsize: int) -> None:
-        codec = cparams.codec_id
-        shuffles = tuple(fid for fid in cparams.filter_slots if fid)
-        if codec not in CODEC_FORMATS or cparams.use_dict:
-            raise UnsupportedError(f"Blosc 1 has no codec {cparams.codec!r}" + " with a dictionary" * cparams.use_dict)
-        if shuffles not in _SHUFFLES or any(cparams.meta_slots):
-            raise UnsupportedError(f"Blosc 1 has no filters but shuffle or bitshuffle, not {cparams.filters}")
-        self.typesize = itemsize if itemsize <= _MAX_ITEMSIZE else 1
-        self._cname = codec_name(codec).encode()
-        self._clevel = cparams.clevel
-        self._shuffle = _SHUFFLES[shuffles]
-
-    def encode(self, data: Bytes) -> bytes:
-        """Encode one chunk."""
-        return cblosc.compress(data, self._cname, self._clevel, self._shuffle, 0, self.typesize)
-
-
-def chunk_size_of(given: int | None, itemsize: int) -> int:
-    """Return the size of a chunk in bytes, given or by default, as whole items."""
+def _chunk_size(given: int | None, itemsize: int) -> int:
+    """Return the size of a chunk in bytes, given or by default, rounded down to whole items."""
     if given is None:
-        return max(_CHUNK_SIZE - _CHUNK_SIZE % itemsize, itemsize)
-    if not 0 < given <= MAX_CHUNK_SIZE or given % itemsize:
-        raise ValueError(f"chunk_size must be 1 to {MAX_CHUNK_SIZE} bytes of whole items of {itemsize}, not {given}")
-    return given
+        given = max(_CHUNK_SIZE, itemsize)
+    if not itemsize <= given <= _MAX_CHUNK_SIZE:
+        raise ValueError(f"chunk_size must be {itemsize} (one item) to {_MAX_CHUNK_SIZE} bytes, not {given}")
+    return given - given % itemsize
 
 
 def _sizes(nbytes: int | None, size: int) -> tuple[int, int, int]:
-    """Return the header's chunk-size, last-chunk and nchunks; -1 where that is not known yet."""
+    """Return the header's chunk-size, last-chunk and nchunks; -1 where it is still unknown."""
     if nbytes is None:
         return size, -1, -1
     nchunks = max(1, -(-nbytes // size))
@@ -285,16 +305,104 @@ def _sizes(nbytes: int | None, size: int) -> tuple[int, int, int]:
     return last if nchunks == 1 else size, last, nchunks
 
 
-def _meta_room(section_nbytes: int) -> int:
-    return section_nbytes - META_HEADER_LEN - digest_size(_META_CHECKSUM)
+# Appending.
 
 
-def _completed(about: Description, nbytes: int) -> tuple[int, ...]:
-    """Return the shape that an array with an open extent has got."""
-    if nbytes % (about.row_nbytes or nbytes + 1):
-        raise ValueError(f"expected whole rows of {about.row_nbytes} bytes, got {nbytes} bytes")
-    rows = nbytes // about.row_nbytes if about.row_nbytes else 0
-    return tuple(rows if n == -1 else n for n in about.shape)
+def rewrite(store: Store, reader: Reader, about: Description | None, pieces: Iterable[Bytes], cparams: CParams) -> None:
+    """Replace a file by one with more data at its end. The caller holds the lock of its store.
+
+    `about` is the array that the new file holds, None if it holds bytes. Full chunks are copied as they are.
+    """
+    header = reader.header
+    if header.chunk_size < 0:
+        raise UnsupportedError(f"{reader.url} does not say how large its chunks are")
+    size = header.chunk_size
+    if reader.nchunks <= 1:
+        size = max(size, _chunk_size(None, reader.dtype.itemsize))
+    starts, stop, rest = _kept_chunks(reader, size)
+    with Spool() as spool:
+        encoder = _ChunkEncoder(
+            cparams, max(header.typesize, 1), size, header.checksum, lambda *new: stop + spool.write(*new), starts
+        )
+        for piece in chain((np.frombuffer(rest, np.uint8),), pieces):
+            encoder.write(piece)
+        encoder.finish()
+        nchunks = len(encoder.offsets)
+        if header.offsets and nchunks > reader.nslots:
+            raise LimitError(f"{reader.url} has room for the offsets of {reader.nslots} chunks, not of {nchunks}")
+        section = reader.head_bytes()[header.length : reader.table_start]
+        if about is not None and reader.meta_head is not None:
+            metadata = reader.metadata | {"shape": list(about.shape)}
+            meta = reader.meta_head
+            section = pack_metadata(metadata, checksum=meta.checksum, room=meta.max_meta_size)
+        chunk_size = encoder.last if nchunks == 1 else size
+        header = replace(header, nchunks=nchunks, chunk_size=chunk_size, last_chunk=encoder.last)
+        head = _pack_head(header, section, encoder.offsets, reader.nslots)
+        new = spool.pieces(0, spool.length)
+        store.replace("", chain((head,), reader.stored_pieces(stop), new), expected=reader.stamp.version)
+
+
+def _kept_chunks(reader: Reader, size: int) -> tuple[list[int], int, bytes]:
+    """Return where the full chunks are and where they end, and the data of a last chunk that is not full."""
+    starts = [reader.place(n).start for n in range(reader.nchunks)]
+    if not starts:
+        return [], reader.first_chunk, b""
+    last = len(starts) - 1
+    if starts[last] != max(starts):
+        raise UnsupportedError(f"{reader.url} has chunks behind its last one")
+    if reader.place(last).nbytes < size:
+        return starts[:-1], starts[last], reader.decode(last)
+    return starts, starts[last] + len(reader.get_chunk(last)) + reader.checksum_nbytes, b""
+
+
+# Arrays and bytes as a stream of bytes.
+
+
+@runtime_checkable
+class _Sliceable(Protocol):
+    """What can be read in parts."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def __getitem__(self, key: Any, /) -> Any: ...
+
+
+def content(x: Any) -> tuple[Description | None, Iterator[Bytes]]:
+    """Return what array `x` is, None if it is bytes, and its bytes in pieces."""
+    if isinstance(x, bytes | bytearray | memoryview):
+        return None, _pieces(_flat(x, None), "C")
+    check_unmasked(x)
+    values = x if isinstance(x, _Sliceable) else np.asarray(x)
+    order: Order = "C"
+    if isinstance(values, np.ndarray) and values.flags.f_contiguous and not values.flags.c_contiguous:
+        order = "F"
+    return Description(np.dtype(values.dtype), tuple(values.shape), order), _pieces(values, order)
+
+
+def more_content(x: Any, reader: Reader) -> tuple[Description | None, Iterator[Bytes]]:
+    """Return what array a file holds when `x` is appended, None if it holds bytes, and the bytes of `x` in pieces."""
+    if not reader.is_array:
+        if not isinstance(x, bytes | bytearray | memoryview):
+            raise TypeError(f"{reader.url} holds bytes, not an array")
+        return content(x)
+    about = reader.description
+    values = _converted(x, about.dtype)
+    if not about.shape or values.ndim != len(about.shape):
+        raise ValueError(f"{values.ndim} dimensions cannot be added to an array of shape {about.shape}")
+    rows = values.shape[about.axis]
+    if about.with_rows(rows).shape != values.shape:
+        raise ValueError(f"shape {values.shape} cannot be added to an array of shape {about.shape}")
+    return about.with_rows(about.shape[about.axis] + rows), _pieces(values, about.order)
+
+
+def _pieces(values: Any, order: Order) -> Iterator[Bytes]:
+    turned, dtype = values.T if order == "F" else values, np.dtype(values.dtype)
+    for box in boxes(turned.shape, max(1, _WINDOW_NBYTES // dtype.itemsize)):
+        yield np.ascontiguousarray(turned[box], dtype).reshape(-1).view(np.uint8)
 
 
 def _flat(data: Any, about: Description | None) -> Bytes:
@@ -303,11 +411,11 @@ def _flat(data: Any, about: Description | None) -> Bytes:
         return np.frombuffer(memoryview(data).cast("B"), np.uint8)
     if about is None:
         return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-    return converted(data, about.dtype).reshape(-1, order=about.order).view(np.uint8)
+    return _converted(data, about.dtype).reshape(-1, order=about.order).view(np.uint8)
 
 
-def converted(data: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return data as an array of a type, as far as NumPy converts without losing the kind."""
+def _converted(data: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return data as an array of a type, if NumPy can convert within the kind."""
     check_unmasked(data)
     if isinstance(data, np.ndarray):
         return data.astype(dtype, casting="same_kind", copy=False)

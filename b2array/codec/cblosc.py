@@ -104,7 +104,7 @@ class Blosc1Params:
     @property
     def neblock(self) -> int:
         """Uncompressed size in bytes of a stream."""
-        return self.block_nbytes // self.nstreams
+        return self.block_nbytes // self.typesize if self.split else self.block_nbytes
 
     def header(self, nbytes: int, cbytes: int) -> bytes:
         """Return the Blosc1 header for `nbytes` bytes of blocks that take `cbytes` with header and starts."""

@@ -323,7 +323,7 @@ def _decode_zstd(payload: Buffer, nbytes: int, dictionary: bytes | None) -> byte
     return data
 
 
-def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Iterable[memoryview]) -> None:
+def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Sequence[memoryview]) -> None:
     """Decode zstd streams of one size into the buffers `outs`, in order.
 
     Parameters
@@ -332,7 +332,7 @@ def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Iterable[mem
         The streams. Each is one frame, or several in a row.
     nbytes : int
         Uncompressed bytes of each stream.
-    outs : iterable of memoryview
+    outs : sequence of memoryview
         Together as long as the decoded streams.
 
     Raises
@@ -343,11 +343,11 @@ def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Iterable[mem
     # If every frame claims `nbytes` bytes and their sum is right, each has as many.
     try:
         decompressor = _take_decompressor(None, _MAX_WINDOW)
-        if all(zstandard.frame_content_size(frame) == nbytes for frame in frames):
+        if all(map(nbytes.__eq__, map(zstandard.frame_content_size, frames))):
             reader = _zstd_reader(frames, decompressor)
         else:
             reader = io.BytesIO(b"".join([*(decode(CodecId.ZSTD, frame, nbytes) for frame in frames), b"."]))
-        exact = all(reader.readinto(out) == len(out) for out in outs) and reader.read(2) == b"."
+        exact = all(map(int.__eq__, map(reader.readinto, outs), map(len, outs))) and reader.read(2) == b"."
     except zstandard.ZstdError as error:
         raise FormatError(f"expected zstd streams of {nbytes} bytes each, found others: {error}") from error
     if not exact:

@@ -9,12 +9,11 @@ item, from which the items are picked.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,7 @@ from b2array.codec.streams import MIN_STREAM, check_ratio, many_stream_positions
 from b2array.errors import FormatError
 
 __all__ = [
-    "check_plausible_size", "decode", "decode_blocks", "decode_groups", "decode_item", "decode_items", "decompress",
+    "Tile", "check_plausible_size", "decode", "decode_blocks", "decode_tile", "decompress",
     "group_length", "reference_block", "scratch_blocks", "scratch_margins", "vl_blocks",
 ]  # fmt: skip
 
@@ -125,25 +124,6 @@ def group_length(block_nbytes: int) -> int:
     return max(1, GROUP_NBYTES // max(1, block_nbytes))
 
 
-def decode_groups(
-    stored: Stored, numbers: Sequence[int], *, context: Context = NO_CONTEXT
-) -> Iterator[tuple[Sequence[int], Bytes]]:
-    """Decode the blocks `numbers` group by group: yield the numbers of each group, and its data until the next one."""
-    header = stored.head.header
-    check_plausible_size(stored, numbers, context=context)
-    step = group_length(header.block_nbytes)
-    reference = reference_block(stored, context)
-    memory = scratch_blocks(min(step, len(numbers)) * header.block_nbytes)
-    for first in range(0, len(numbers), step):
-        group = numbers[first : first + step]
-        nbytes = len(group) * header.block_nbytes
-        if group[-1] == header.nblocks - 1:
-            nbytes += header.last_block_nbytes - header.block_nbytes
-        data = memory[:nbytes]
-        decode_blocks(stored, group, data, context=context, reference=reference)
-        yield group, data
-
-
 def scratch_blocks(nbytes: int) -> Bytes:
     """Return scratch memory for decoded blocks; see `b2array.buffers.scratch`."""
     return scratch("blocks", nbytes, _MAX_SCRATCH)
@@ -204,63 +184,73 @@ def decode_blocks(
         _decode_rows(plan, stored, starts[nfull:], stops[nfull:], target, reference, first=header.nblocks == 1)
 
 
-def decode_items(
-    stored: Stored,
-    numbers: Numbers,
-    blockshape: tuple[int, ...],
-    within: tuple[slice, ...],
-    out: Bytes,
-    *,
-    context: Context,
-    reference: Bytes | None,
-) -> None:
-    """Decode the same part of several blocks into `out`, the items of one block behind those of the other.
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Decoded blocks of one size, from which items can be picked.
 
     Parameters
     ----------
-    stored, numbers, context, reference
+    data : ndarray of uint8, shape (nblocks, block_nbytes)
+        The blocks.
+    width : int, default 0
+        If not 0, the blocks are still shuffled: each has this many planes, with one byte of every item, or of every
+        element of the items, in each.
+    """
+
+    data: Bytes
+    width: int = 0
+
+    def pick(
+        self, rows: slice, blockshape: tuple[int, ...], dtype: np.dtype[Any], within: tuple[slice, ...] = ()
+    ) -> npt.NDArray[Any]:
+        """Return the same items of some blocks, all by default: the blocks first, then their dimensions.
+
+        A view of the data if they are not shuffled.
+        """
+        data = self.data[rows]
+        if not self.width:
+            blocks: npt.NDArray[Any] = data.view(dtype).reshape(-1, *blockshape)
+            return blocks[(slice(None), *within)]
+        planes = data.reshape(-1, self.width, *blockshape, dtype.itemsize // self.width)
+        picked = planes[(slice(None), slice(None), *within)].swapaxes(0, 1)
+        out = np.empty(picked.size, np.uint8)
+        cblosc.unshuffle(picked, out)
+        return out.view(dtype).reshape(picked.shape[1:-1])
+
+    def item(self, row: int, position: int, dtype: np.dtype[Any]) -> Any:
+        """Return one item of a block, by its position in C order, as a NumPy scalar."""
+        data = self.data[row]
+        if not self.width:
+            return data.view(dtype)[position]
+        planes = data.reshape(self.width, -1, dtype.itemsize // self.width)
+        return np.frombuffer(planes[:, position].T.tobytes(), dtype)[0]
+
+
+def decode_tile(
+    stored: Stored, numbers: Numbers, out: Bytes, *, itemsize: int, narrow: bool, context: Context,
+    reference: Bytes | None,
+) -> Tile:  # fmt: skip
+    """Decode blocks into `out`, without undoing the shuffle where that saves work.
+
+    Parameters
+    ----------
+    stored, numbers, out, context, reference
         As for `decode_blocks`, but without a short last block. The caller has called `check_plausible_size`.
-    blockshape : tuple of int
-        Shape in items of every block.
-    within : tuple of slice
-        Which items of each block, axis by axis.
-    out : ndarray of uint8
-        Contiguous.
+    itemsize : int
+        Size in bytes of the items that are going to be picked.
+    narrow : bool
+        Whether few items of each block are needed, so that the blocks may stay shuffled.
     """
-    nblocks, block_nbytes = len(numbers), stored.head.header.block_nbytes
-    itemsize = block_nbytes // math.prod(blockshape)
-    params = shuffled(stored.head, context)
-    decoded = scratch("planes", nblocks * block_nbytes, _MAX_SCRATCH)
-    if params is None or itemsize % params.typesize:
-        decode_blocks(stored, numbers, decoded, context=context, reference=reference)
-        whole = decoded.reshape(nblocks, *blockshape, itemsize)
-        out.reshape(nblocks, -1)[:] = whole[cast(Any, (slice(None), *within))].reshape(nblocks, -1)
-        return
-    pick = _as_index(numbers)
-    cblosc.decode_planes(params, stored.region, stored.starts[pick].tolist(), stored.stops[pick].tolist(), decoded)
-    planes = decoded.reshape(nblocks, params.typesize, *blockshape, itemsize // params.typesize)
-    picked = planes[cast(Any, (slice(None), slice(None), *within))]
-    cblosc.unshuffle(picked.swapaxes(0, 1), out)
-
-
-def decode_item(
-    stored: Stored, number: int, blockshape: tuple[int, ...], within: Sequence[int], *, context: Context
-) -> bytes | None:
-    """Decode the item at position `within` of a block; None if the block has to be decoded as a whole.
-
-    The other parameters are those of `decode_items`.
-    """
-    block_nbytes, nitems = stored.head.header.block_nbytes, math.prod(blockshape)
-    params = shuffled(stored.head, context)
-    if params is None or params.typesize * nitems != block_nbytes:
-        return None
-    check_plausible_size(stored, (number,), context=context)
-    decoded = scratch("planes", block_nbytes, _MAX_SCRATCH)
-    cblosc.decode_planes(params, stored.region, [int(stored.starts[number])], [int(stored.stops[number])], decoded)
-    position = 0
-    for i, extent in zip(within, blockshape, strict=True):
-        position = position * extent + i
-    return decoded[position::nitems].tobytes()
+    data, header = out.reshape(len(numbers), -1), stored.head.header
+    if narrow and header.has_streams and not header.vl_blocks:
+        plan = _plan_of(stored.head, context, short=False)
+        if plan.in_planes and plan.blosc1 is not None and itemsize % plan.blosc1.typesize == 0:
+            pick = np.asarray(numbers, np.int64)
+            starts, stops = stored.starts[pick].tolist(), stored.stops[pick].tolist()
+            cblosc.decode_planes(plan.blosc1, stored.region, starts, stops, out)
+            return Tile(data, plan.blosc1.typesize)
+    decode_blocks(stored, numbers, out, context=context, reference=reference)
+    return Tile(data)
 
 
 def scratch_margins(head: ChunkHead, nblocks: int) -> tuple[int, int]:
@@ -484,12 +474,3 @@ def _plan_for(
 
 def _unless_identity(pipeline: filters.Pipeline) -> filters.Pipeline | None:
     return None if all(fid in _IDENTITY_ON_READ for fid in pipeline.filters) else pipeline
-
-
-def shuffled(head: ChunkHead, context: Context) -> cblosc.Blosc1Params | None:
-    """Return how full blocks of a chunk were made if only the shuffle is to be undone, else None."""
-    header = head.header
-    if not header.has_streams or header.vl_blocks:
-        return None
-    plan = _plan_of(head, context, short=False)
-    return plan.blosc1 if plan.in_planes else None

@@ -173,14 +173,14 @@ def check(pipeline: Pipeline, *, encode: bool = False) -> None:
 
 
 def check_dropped_bits(pipeline: Pipeline) -> None:
-    """Raise ValueError if a filter that drops bits cannot drop so many, or none of such items."""
+    """Raise ValueError if a filter cannot drop as many bits as its parameter says, or none of such items."""
     for slot in _slots(pipeline, None):
         if slot.filter in _TRUNCATIONS:
             _dropped_bits(slot)
 
 
 def forward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = None, first: bool = False) -> Bytes:
-    """Filter blocks of one chunk.
+    """Return filtered blocks of one chunk: the array itself if nothing changed and it is C-contiguous.
 
     Parameters
     ----------
@@ -192,11 +192,6 @@ def forward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = None
         The data of block 0 of the chunk, with m >= nbytes. Needed with DELTA, unless `first`.
     first : bool, default False
         Row 0 is block 0 of the chunk.
-
-    Returns
-    -------
-    ndarray of uint8, shape (n, nbytes)
-        C-contiguous; the input itself if nothing changed and it is contiguous.
     """
     check(pipeline, encode=True)
     if needs_reference(pipeline):
@@ -462,12 +457,8 @@ def _uncell(slot: _Slot, blocks: Bytes) -> Bytes:
     return out
 
 
-def _make(slot: _Slot) -> Codec:
-    return _registry[slot.filter](slot.meta, slot.typesize, slot.blockshape)
-
-
 def _user_forward(slot: _Slot, blocks: Bytes) -> Bytes:
-    codec = _make(slot)
+    codec = _registry[slot.filter](slot.meta, slot.typesize, slot.blockshape)
     rows = [ensure_bytes(codec.encode(row.tobytes())) for row in blocks]
     for row in rows:
         if len(row) != blocks.shape[1]:
@@ -477,7 +468,7 @@ def _user_forward(slot: _Slot, blocks: Bytes) -> Bytes:
 
 def _user_backward(slot: _Slot, blocks: Bytes) -> Bytes:
     try:
-        codec = _make(slot)
+        codec = _registry[slot.filter](slot.meta, slot.typesize, slot.blockshape)
         rows = [ensure_bytes(codec.decode(row.tobytes())) for row in blocks]
     except (B2ArrayError, MemoryError):
         raise

@@ -26,13 +26,13 @@ import numpy.typing as npt
 from b2array.buffers import Buffer
 from b2array.codec import chunk
 from b2array.codec.header import ChunkHeader, Special
-from b2array.engine import transfer
 from b2array.engine.job import Job, Region, kept
 from b2array.engine.pending import SUFFIX
 from b2array.engine.snapshot import Snapshot, load
-from b2array.engine.source import Known, Place, Target
+from b2array.engine.source import CachedHead, Location, Target
 from b2array.engine.staging import CHECKED_AFTER
 from b2array.engine.transaction import Transaction
+from b2array.engine.write import write
 from b2array.errors import ChecksumError, ConflictError, FormatError
 from b2array.format import index
 from b2array.format.annotations import sizes_row
@@ -79,13 +79,13 @@ def put(job: Job, values: npt.NDArray[Any], inside: Region, there: Collection[in
         return []
     transaction = WorkerTransaction(job)
     if not there:
-        transfer.write(transaction, job.layout, job.part(inside), None, values, cparams=job.frame.cparams)
+        write(transaction, job.layout, job.part(inside), None, values, cparams=job.frame.cparams)
         return transaction.entries
     kept = [_kept(job, _required(job), number) for number in sorted(there)]
     for number, part in zip(job.numbers(job.part(inside)), _cells(job, inside), strict=True):
         if number not in there:
             own = tuple(slice(p.start - i.start, p.stop - i.start) for p, i in zip(part, inside, strict=True))
-            transfer.write(transaction, job.layout, job.part(part), None, values[own], cparams=job.frame.cparams)
+            write(transaction, job.layout, job.part(part), None, values[own], cparams=job.frame.cparams)
     return [*kept, *transaction.entries]
 
 
@@ -167,7 +167,7 @@ class WorkerTransaction(Target):
         return self.job.base.snapshot
 
     @property
-    def heads(self) -> MutableMapping[int, Known]:
+    def heads(self) -> MutableMapping[int, CachedHead]:
         """The heads of chunks, by number, that were read before."""
         return self._base.heads
 
@@ -176,7 +176,7 @@ class WorkerTransaction(Target):
         """Whether the store holds another state than the base by now."""
         return self._base.is_stale
 
-    def place(self, n: int) -> Place | Special:
+    def place(self, n: int) -> Location | Special:
         """Return where the old chunk `n` is."""
         return self._base.place(n)
 

@@ -15,8 +15,8 @@ from b2array.buffers import Buffer
 from b2array.codec.chunk import Stored
 from b2array.codec.header import ChunkHeader
 from b2array.config import HEADER_LEN
-from b2array.engine.snapshot import whole_chunks
-from b2array.engine.source import Place, Source
+from b2array.engine.fetch import each_chunk
+from b2array.engine.source import Location, Source
 from b2array.engine.transaction import Transaction
 from b2array.errors import FormatError
 from b2array.format.frame import FrameType
@@ -111,8 +111,8 @@ def _check_kind(transaction: Transaction, header: ChunkHeader) -> None:
 def _reindex(transaction: Transaction, order: npt.NDArray[np.int64], nbytes: int, chunksize: int) -> None:
     if chunksize == 0 and not transaction.frame.variable_chunks:
         special = np.flatnonzero(transaction.frame.offsets < 0).tolist()
-        numbers = [n for n in special if not isinstance(transaction.place(n), Place)]
-        for n, stored in zip(numbers, whole_chunks(transaction, numbers), strict=True):
+        numbers = [n for n in special if not isinstance(transaction.place(n), Location)]
+        for n, stored in zip(numbers, each_chunk(transaction, numbers), strict=True):
             transaction.set_code(n, transaction.store_stored(bytes(stored.region)))
     transaction.reindex(order, nbytes=nbytes, chunksize=chunksize)
 
@@ -121,7 +121,7 @@ def chunk_sizes(source: Source, numbers: Sequence[int]) -> list[int]:
     """Return uncompressed sizes of chunks in bytes, which are read from the chunks only where the frame has none."""
     if not source.frame.variable_chunks:
         return [source.frame.chunk_nbytes(n) or 0 for n in numbers]
-    places = [place for n in numbers if isinstance(place := source.place(n), Place)]
+    places = [place for n in numbers if isinstance(place := source.place(n), Location)]
     if len(places) < len(numbers):
         raise FormatError(f"{source.url}: expected stored chunks where chunks have sizes of their own, found others")
     if source.frame.frame_type == FrameType.SPARSE:

@@ -1,492 +1,448 @@
-"""How chunks, or some of their blocks, get from a store into memory, and are compared with their checksums.
+"""Chunks, or some of their blocks, from the store into memory, compared with their checksums.
 
-Any set of chunks and blocks takes one wave of requests where the sizes of the blocks are noted in the frame or whole
-chunks are wanted, else two: for the heads of the chunks, and for the blocks.
+Whole chunks take one wave of requests. So do blocks whose chunk's head was read before, and those whose sizes the frame
+notes. Other blocks take two waves: one for the heads of their chunks, one for the blocks. What is needed of a chunk is
+written once, in `_steps`, as if it were read alone; `fetch` puts what many chunks ask for into one wave.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate
-from typing import cast
+from itertools import accumulate, repeat
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array import config
-from b2array.buffers import Buffer
+from b2array import config, threads
 from b2array.codec import cblosc, chunk, decode, encode
 from b2array.codec.chunk import ChunkHead, Stored
 from b2array.codec.header import MAX_DICT_NBYTES, FilterId, Special
 from b2array.config import HEADER_LEN
-from b2array.engine.source import Known, Place, Source, Want
+from b2array.engine.source import CachedHead, ChunkRequest, Location, Source
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError, located_error
 from b2array.format import checksums
 from b2array.format.annotations import Sizes, block_bounds
 from b2array.store.base import join_views, stale_reader, too_short, where
 from b2array.store.spans import Span, plan_packed_read, plan_scatter_read
 
-__all__ = ["chunk_number", "fetch", "fetch_block"]
+__all__ = ["chunk_number", "each_chunk", "fetch"]
 
 _CHUNK_NAME = re.compile("([0-9A-F]{8})[.]chunk")
 _FREE = 4096
-"""So many bytes more are never worth a request of their own."""
-_WHOLE_SHARE = 2 / 3
-"""A chunk of a near source is read whole when at least this share of its blocks is wanted."""
-_MAX_APART = 512
-"""So many blocks at most get places of their own."""
+"""Reading this many bytes more costs less than another request."""
+_MAX_SCATTERED = 512
+"""At most this many blocks get margins around them."""
 _MAX_HEADS = 4096
-_MAX_WAVES = 6
-"""What is noted, a head, a dictionary of unknown size, the blocks and a record: each may turn out to need the next."""
+_WINDOW_NBYTES = 32 * 2**20
+_WINDOW_CHUNKS = 256
+_WINDOWS_UNDER_WAY = 3
 
 Int64Array = npt.NDArray[np.int64]
-Range = tuple[int, int]
 
 
-def fetch(source: Source, wants: Sequence[Want], *, reuse: bool = False) -> list[Stored]:
+class _Ask(NamedTuple):
+    """Bytes to read into one buffer of `nbytes` bytes, each span to its place.
+
+    With `clip`, there is one span, and fewer bytes come if the object ends inside it.
+    """
+
+    spans: list[Span]
+    places: list[int]
+    nbytes: int
+    clip: bool = False
+
+
+class _Planned(NamedTuple):
+    """Blocks that are going to be read: where each begins in what is asked for, and the margin behind them."""
+
+    head: ChunkHead
+    numbers: Int64Array
+    ask: _Ask
+    positions: list[int]
+    margin: int = 0
+
+
+Steps = Generator[_Ask, memoryview, Stored]
+
+
+def fetch(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
     """Read chunks, or some of their blocks, and compare what was read with its checksums.
 
     Parameters
     ----------
     source : Source
         Where the chunks are.
-    wants : sequence of Want
+    requests : sequence of ChunkRequest
         Chunk numbers and blocks.
-    reuse : bool, default False
-        The bytes are needed only until this thread fetches again, so that their memory can be used again.
 
     Returns
     -------
     list of Stored
-        One item a want, with at least the wanted blocks at hand.
+        One item a request, with at least the wanted blocks in memory.
 
     Raises
     ------
     ChunkMissingError
         The store does not have a chunk that the index names.
     ChecksumError
-        Bytes are not those that were written; the message has the chunk's number, and the block's.
+        Bytes are not those that were written; the message has the numbers of the chunk and the block.
     FormatError
         A chunk is not what the frame says it is; the message has its number.
     ConflictError
         The same, because another writer has changed the store since it was opened.
     """
     try:
-        return _fetch(source, wants, reuse=reuse)
+        if source.is_local:
+            return list(map(_read_alone, repeat(source), requests))
+        return _read_together(source, requests)
     except FormatError as error:
         if source.is_stale:
             raise stale_reader(source.url) from error
         raise
 
 
-def fetch_block(source: Source, n: int, block: int) -> Stored:
-    """Read one block of chunk `n` by the shortest way; its bytes are this thread's until it fetches again.
+def each_chunk(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
+    """Read whole chunks, many at a time, but never more than a bounded number of bytes."""
+    step = min(max(1, _WINDOW_NBYTES // max(1, source.frame.chunksize)), _WINDOW_CHUNKS)
+    windows = ([ChunkRequest(n, None) for n in numbers[first : first + step]] for first in range(0, len(numbers), step))
+    under_way = 1 if source.is_local else _WINDOWS_UNDER_WAY
+    for window in threads.ahead(lambda requests: fetch(source, requests), windows, under_way):
+        yield from window
 
-    Raises what `fetch` raises.
-    """
-    known = source.heads.get(n) if source.is_local else None
-    if known is not None and block < len(known.head.starts) and FilterId.DELTA not in known.head.header.filters:
-        head, sums = known
-        name, first, limit = cast(Place, source.place(n))
-        start, stop = int(head.starts[block]), int(head.stops[block])
-        due = config.verify != "never" and source.has_checksums(n)
-        if (limit < 0 or first + stop <= limit) and not (due and sums is None):
-            lead, room = decode.scratch_margins(head, 1)
-            end = lead + stop - start
+
+def _read_alone(source: Source, request: ChunkRequest) -> Stored:
+    """Read one chunk, with a call of the store for each step."""
+    location = source.place(request.chunk)
+    if isinstance(location, Location):
+        wanted = _Chunk(source, request, location, is_local=True)
+        if wanted.cached is not None and request.blocks is not None:
+            # The usual case is one step. If that fails, the steps below find out why.
             with suppress(FileNotFoundError, FormatError):
-                region = source.gather((Span(name, first + start, first + stop),), (lead,), end + room)
-                # What differs, or is not there, is read again below, which says what it is.
-                if not due or sums is None or checksums.crc32(region[lead:end]) == sums[block]:
-                    shift = lead - start
-                    return Stored(head, region, head.starts + shift, head.stops + shift, room)
-    (stored,) = fetch(source, (Want(n, (block,)),), reuse=True)
-    return stored
-
-
-def _fetch(source: Source, wants: Sequence[Want], *, reuse: bool) -> list[Stored]:
-    reuse = reuse and len(wants) == 1
-    pending = [_Pending(source, want, apart=reuse and source.is_local) for want in wants]
-    for _ in range(_MAX_WAVES):
-        waiting = [each for each in pending if each.stored is None]
-        if not waiting:
-            break
-        _read_wave(source, waiting, reuse=reuse)
-    for each in pending:
-        if each.stored is None:
-            raise each.located(FormatError("expected a head with the starts of all blocks, found less"))
-    return [each.stored for each in pending if each.stored is not None]
-
-
-def _read_wave(source: Source, waiting: Sequence[_Pending], *, reuse: bool) -> None:
+                planned = wanted.plan_blocks(wanted.cached.head)
+                if planned is not None:
+                    return wanted.take_blocks(planned, source.gather(*planned.ask[:3]))
+    steps = _steps(source, request)
     try:
-        if reuse and waiting[0].plain:
-            waiting[0].take_gathered()
-            return
-        # One batch for all: what may be shorter, because its length is not known, and what may not.
-        views = iter(source.read([span for each in waiting for span in each.spans], clip=True))
-        for each in waiting:
-            each.take_views([next(views) for _ in each.spans])
-    except FileNotFoundError as error:
-        missing = next((each for each in waiting if str(error.filename or "").endswith(each.name or "\0")), waiting[0])
-        if not missing.name:
-            raise  # the whole frame is gone
-        raise ChunkMissingError(
-            f"chunk {missing.want.chunk} of {source.url}: expected its file {missing.name}, found none"
-        ) from error
-
-
-class _Pending:
-    """A want on its way: which spans it asks for next, until it is stored."""
-
-    __slots__ = (
-        "_apart", "_bounds", "_due", "_half", "_head", "_head_bytes", "_hinted", "_known", "_numbers", "_places",
-        "_positions", "_room", "_take", "clip", "name", "place", "source", "spans", "stored", "want",
-    )  # fmt: skip
-
-    def __init__(self, source: Source, want: Want, *, apart: bool) -> None:
-        self.source = source
-        self.want = want
-        self._apart = apart
-        self._places: tuple[list[int], int] | None = None
-        self._room = 0
-        self.stored: Stored | None = None
-        self.spans: list[Span] = []
-        self.clip = False
-        self.name = ""
-        self._hinted = False
-        self._half: Stored | None = None
-        # Not a method of this very object: a circle would keep the bytes until the garbage collector comes.
-        self._take: Callable[[_Pending, memoryview], None] = _Pending._take_whole
-        place = source.place(want.chunk)
-        if isinstance(place, Special):
+        ask = next(steps)
+        while True:
             try:
-                self.stored = Stored.whole(memoryview(self._special(place)))
-            except (FormatError, UnsupportedError) as error:
-                raise self.located(error) from error
-            return
-        self.place = place
-        self.name = place.name
-        self._due = config.verify != "never" and source.has_checksums(want.chunk)
-        self._known = source.heads.get(want.chunk)
-        if self._known is not None and self._due and self._known.sums is None:
-            self._known = None  # read while checksums were not compared
-        if self._known is not None and want.blocks is not None:
-            self._ask_for(self._known.head, None)
-        elif source.is_local or not self._ask_noted():
-            self._ask_unknown()
+                view = source.read(ask.spans, clip=True)[0] if ask.clip else source.gather(*ask[:3])
+            except FileNotFoundError as error:
+                _refuse_missing(source, [(request.chunk, ask)], error)
+            except FormatError as error:
+                ask = steps.throw(error)
+            else:
+                ask = steps.send(view)
+    except StopIteration as end:
+        stored: Stored = end.value
+        return stored
+    except (FormatError, UnsupportedError) as error:
+        raise _located(source, request.chunk, error) from error
 
-    def _ask_unknown(self) -> None:
-        """Ask for a chunk whose head may be anything: whole if all blocks are wanted, else for the head."""
-        self._hinted = False
-        nblocks = self._nblocks()
-        # Where nothing is far, what is read in vain costs less than one more call.
-        enough = nblocks * _WHOLE_SHARE if self.source.is_local else nblocks
-        most = nblocks and self.want.blocks is not None and len(self.want.blocks) >= enough
-        # One more call for the head is nothing beside blocks without room, whose runs cost a copy of all of them.
-        if self.want.blocks is None or (most and not (self._apart and nblocks <= _MAX_APART)):
-            self._ask_whole()
-            return
-        nbytes = HEADER_LEN + 4 * nblocks
-        if self.source.frame.use_dict:
-            nbytes += 4 + MAX_DICT_NBYTES
-        self._take = _Pending._take_head
-        self._ask(0, nbytes if most else max(nbytes, _FREE))
 
-    @property
-    def plain(self) -> bool:
-        """Whether all bytes that are asked for have to be there, and none that were read before are still needed."""
-        return not self.clip and not self._hinted and self._half is None
+def _read_together(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
+    """Read many chunks, with one wave of requests for each step."""
+    found: list[Stored | None] = [None] * len(requests)
+    waiting: list[tuple[int, Steps, _Ask]] = []
 
-    @property
-    def _record_due(self) -> bool:
-        return self._due and self._known is None
+    def go_on(i: int, steps: Steps, outcome: memoryview | FormatError | None) -> None:
+        try:
+            if isinstance(outcome, FormatError):
+                ask = steps.throw(outcome)
+            else:
+                ask = next(steps) if outcome is None else steps.send(outcome)
+            waiting.append((i, steps, ask))
+        except StopIteration as end:
+            found[i] = end.value
+        except (FormatError, UnsupportedError) as error:
+            raise _located(source, requests[i].chunk, error) from error
 
-    def _special(self, special: Special) -> bytes:
+    for i, request in enumerate(requests):
+        go_on(i, _steps(source, request), None)
+    while waiting:
+        asked, waiting = waiting, []
+        try:
+            views = iter(source.read([span for _, _, ask in asked for span in ask.spans], clip=True))
+        except FileNotFoundError as error:
+            _refuse_missing(source, [(requests[i].chunk, ask) for i, _, ask in asked], error)
+        for i, steps, ask in asked:
+            go_on(i, steps, _joined(source, ask, [next(views) for _ in ask.spans]))
+    return [stored for stored in found if stored is not None]
+
+
+def _joined(source: Source, ask: _Ask, views: list[memoryview]) -> memoryview | FormatError:
+    for (name, start, stop), view in zip(ask.spans, views, strict=True):
+        if len(view) < stop - start and not ask.clip:
+            return too_short(where(source.url, name), start, stop, len(view))
+    return join_views(views)
+
+
+def _refuse_missing(source: Source, asked: list[tuple[int, _Ask]], error: FileNotFoundError) -> NoReturn:
+    """Raise the error of a chunk whose file does not exist; the given one if the whole frame is gone."""
+    names = [(n, ask.spans[0].name) for n, ask in asked]
+    n, name = next((each for each in names if str(error.filename or "").endswith(each[1] or "\0")), names[0])
+    if not name:
+        raise error
+    raise ChunkMissingError(f"chunk {n} of {source.url}: expected its file {name}, found none") from error
+
+
+def _located(source: Source, n: int, error: B2ArrayError) -> B2ArrayError:
+    location, found_in = source.place(n), f"chunk {n} of {source.url}"
+    in_file = isinstance(location, Location) and chunk_number(location.name) is not None
+    return located_error(f"{found_in}, {location.name}" if in_file else found_in, error)
+
+
+def _steps(source: Source, request: ChunkRequest) -> Steps:
+    """Yield what to read next of a chunk, receive it, and return the chunk."""
+    location = source.place(request.chunk)
+    if not isinstance(location, Location):
+        return Stored.whole(memoryview(_special_chunk(source, request.chunk, location)))
+    wanted = _Chunk(source, request, location, is_local=source.is_local)
+    if wanted.cached is not None:
+        head = wanted.cached.head
+        if request.blocks is None:
+            return (yield from wanted.whole(head.header.cbytes))
+        return (yield from wanted.some_blocks(head, b""))
+    sizes = None if wanted.is_local else source.known_sizes(request.chunk)
+    if sizes is not None:
+        # Sizes that turn out to be wrong were only a hint.
+        with suppress(FormatError, UnsupportedError):
+            stored = yield from wanted.by_sizes(sizes)
+            if stored is not None:
+                return stored
+        wanted = _Chunk(source, request, location, is_local=False, use_cached=False)
+    nblocks = wanted.expected_nblocks()
+    if request.blocks is None or (nblocks == len(request.blocks) and not wanted.is_local):
+        nbytes = source.frame.chunk_nbytes(request.chunk)
+        # Only instrumented chunks are larger. Bytes behind the chunk are ignored.
+        return (yield from wanted.whole((nbytes if nbytes is not None else 2**31) + HEADER_LEN))
+    head_nbytes = HEADER_LEN + 4 * nblocks + (4 + MAX_DICT_NBYTES) * source.frame.use_dict
+    view = yield wanted.ask(0, max(head_nbytes, _FREE))
+    head_nbytes = chunk.head_nbytes(view)
+    if head_nbytes > len(view):
+        view = yield wanted.ask(0, head_nbytes)
+    head = wanted.unpack_head(view)
+    is_all = len(view) >= head.header.cbytes
+    rest = wanted.take_whole(head, view) if is_all else wanted.some_blocks(head, bytes(view[:head_nbytes]))
+    return (yield from rest)
+
+
+def _special_chunk(source: Source, n: int, special: Special) -> bytes:
+    frame = source.frame
+    nbytes = frame.chunk_nbytes(n)
+    if nbytes is None:
+        found = special.name.lower()
+        raise FormatError(f"expected a stored chunk where chunks have sizes of their own, found {found}")
+    return encode.special_chunk(special, nbytes, typesize=frame.typesize, blocksize=frame.blocksize)
+
+
+class _Chunk:
+    """A stored chunk that is wanted, and what has to be read of it."""
+
+    __slots__ = ("blocks", "cached", "is_local", "location", "number", "record_due", "source")
+
+    def __init__(
+        self, source: Source, request: ChunkRequest, location: Location, *, is_local: bool, use_cached: bool = True
+    ) -> None:
+        self.source, self.is_local = source, is_local
+        self.number, self.blocks = request
+        self.location = location
+        self.cached = source.heads.get(request.chunk) if use_cached else None
+        self.record_due = False
+        if self.cached is None or self.cached.sums is None:
+            self.record_due = config.verify != "never" and source.has_checksums(request.chunk)
+        if self.record_due:
+            self.cached = None  # it was read while checksums were not compared
+
+    def expected_nblocks(self) -> int:
         frame = self.source.frame
-        nbytes = frame.chunk_nbytes(self.want.chunk)
-        if nbytes is None:
-            found = special.name.lower()
-            raise FormatError(f"expected a stored chunk where chunks have sizes of their own, found {found}")
-        return encode.special_chunk(special, nbytes, typesize=frame.typesize, blocksize=frame.blocksize)
-
-    def _nblocks(self) -> int:
-        frame = self.source.frame
-        nbytes = frame.chunk_nbytes(self.want.chunk)
+        nbytes = frame.chunk_nbytes(self.number)
         return -(-nbytes // frame.blocksize) if nbytes and frame.blocksize else 0
 
-    def _ask(self, start: int, stop: int) -> None:
-        """Ask for bytes of the chunk, counted from its start."""
-        place = self.place
-        self.clip = place.stop < 0
-        end = place.start + stop if self.clip else min(place.start + stop, place.stop)
-        self.spans = [Span(place.name, place.start + start, end)]
+    def ask(self, start: int, stop: int) -> _Ask:
+        """Ask for bytes of the chunk, counted from its start; for fewer if it has to end before."""
+        name, base, end = self.location
+        stop = base + stop if end < 0 else min(base + stop, end)
+        return _Ask([Span(name, base + start, stop)], [0], stop - base - start, clip=end < 0)
 
-    def _ask_whole(self, cbytes: int | None = None, nblocks: int | None = None) -> None:
-        """Ask for all of a chunk of `cbytes` bytes (None: unknown), and the record of its checksums."""
-        self._take = _Pending._take_whole
-        if cbytes is None:
-            nbytes = self.source.frame.chunk_nbytes(self.want.chunk)
-            # Larger than its data by more than this only instrumented chunks are; what follows it is not looked at.
-            cbytes = (nbytes if nbytes is not None else 2**31) + HEADER_LEN
-        if nblocks is None:
-            nblocks = self._nblocks() or cbytes // 4
-        self._ask(0, cbytes + checksums.record_nbytes(nblocks) * self._record_due)
-
-    def take_gathered(self) -> None:
-        """Read what is asked for into memory that is used again, and go on."""
-        places, self._places = self._places, None
-        if places is None:
-            ends = [0, *accumulate(span.stop - span.start for span in self.spans)]
-            places = ends[:-1], ends[-1]
-        try:
-            view = self.source.gather(self.spans, *places)
-        except FormatError as error:
-            raise self.located(error) from error
-        self.take(view)
-
-    def take_views(self, views: Sequence[memoryview]) -> None:
-        """Go on with the bytes of each span that was asked for."""
-        short = next((n for n, view in enumerate(views) if len(view) < self.spans[n].stop - self.spans[n].start), None)
-        if short is None or self.clip:
-            self.take(join_views(views))
-        elif self._hinted:
-            self._ask_unknown()
-        else:
-            name, start, stop = self.spans[short]
-            raise self.located(too_short(where(self.source.url, name), start, stop, len(views[short])))
-
-    def take(self, view: memoryview) -> None:
-        """Go on with the bytes that were asked for, one span behind the other."""
-        try:
-            self._take(self, view)
-        except (FormatError, UnsupportedError) as error:
-            if not self._hinted:
-                raise self.located(error) from error
-            self._half = None
-            self._ask_unknown()
-
-    def located(self, error: B2ArrayError) -> B2ArrayError:
-        """Return the error with number and file of the chunk."""
-        found_in = f"chunk {self.want.chunk} of {self.source.url}"
-        return located_error(f"{found_in}, {self.name}" if chunk_number(self.name) is not None else found_in, error)
-
-    def _take_whole(self, view: memoryview) -> None:
-        head = self._known.head if self._known is not None else self._unpacked(view)
-        if len(view) < head.header.cbytes and self._is_larger(head.header.cbytes, len(view)):
-            self._ask_whole(head.header.cbytes, len(head.starts))
-            return
-        stored = Stored.whole(view, head)
-        size = head.header.cbytes, head.header.cbytes + checksums.record_nbytes(len(head.starts))
-        if self._record_due and len(view) < size[1]:
-            self._half, self._take = stored, _Pending._take_record
-            self._ask(*size)
-        else:
-            self._finish(stored, view[size[0] :])
-
-    def _is_larger(self, cbytes: int, found: int) -> bool:
-        """Whether a chunk has room for more bytes than its data justify, as instrumented ones need."""
-        if found < self.spans[0].stop - self.spans[0].start:
-            return False
-        return self.place.stop < 0 or self.place.start + cbytes <= self.place.stop
-
-    def _take_record(self, view: memoryview) -> None:
-        if self._half is not None:
-            self._finish(self._half, view)
-
-    def _finish(self, stored: Stored, behind: memoryview) -> None:
-        """Hand out a whole chunk, after comparing it with its checksums."""
-        self._remember(stored.head, stored.region, behind)
-        # Blocks that nobody wants may be damaged.
-        wanted = None if self.want.blocks is None else chunk.needed_blocks(stored.head, self.want.blocks)
-        nblocks = len(stored.starts)
-        if wanted is None or wanted[-1] >= nblocks:  # or with other blocks than the frame's
-            self._check(range(nblocks), stored)
-        else:
-            self._check(np.asarray(wanted, np.int64), stored)
-        self.stored = stored
-
-    def _take_head(self, view: memoryview) -> None:
-        needed = chunk.head_nbytes(view)
-        if needed > len(view):
-            self._ask(0, needed)
-            return
-        head = self._unpacked(view)
-        if self._due:
-            self._head_bytes = bytes(view[:needed])
-        else:
-            self._remember(head, view, view)
-        self._ask_for(head, view)
-
-    def _unpacked(self, view: memoryview) -> ChunkHead:
-        """Read a head that has to be what the frame says."""
+    def unpack_head(self, view: memoryview) -> ChunkHead:
+        """Unpack a head, which must be what the frame says."""
         head = chunk.unpack_head(view)
-        expected = self.source.frame.chunk_nbytes(self.want.chunk)
+        expected = self.source.frame.chunk_nbytes(self.number)
         if expected is not None and head.header.nbytes != expected:
             raise FormatError(f"expected {expected} uncompressed bytes, found {head.header.nbytes}")
         return head
 
-    def _remember(self, head: ChunkHead, head_bytes: Buffer, behind: Buffer) -> None:
-        """Compare a head with its checksum, if there has to be one, and keep both."""
-        if self._known is not None:
+    # All of a chunk.
+
+    def whole(self, cbytes: int, nblocks: int | None = None) -> Steps:
+        """Read a chunk of `cbytes` bytes, as far as is known, with the record of its checksums."""
+        record = checksums.record_nbytes((self.expected_nblocks() or cbytes // 4) if nblocks is None else nblocks)
+        ask = self.ask(0, cbytes + record * self.record_due)
+        view = yield ask
+        head = self.cached.head if self.cached is not None else self.unpack_head(view)
+        found, (_, start, stop) = head.header.cbytes, self.location
+        # Not if the object ends there.
+        if len(view) == ask.nbytes < found and (stop < 0 or start + found <= stop):
+            view = yield self.ask(0, found + checksums.record_nbytes(len(head.starts)) * self.record_due)
+        return (yield from self.take_whole(head, view))
+
+    def take_whole(self, head: ChunkHead, view: memoryview) -> Steps:
+        """Compare a whole chunk with its checksums; `view` may have the record behind it."""
+        stored = Stored.whole(view, head)
+        cbytes, nblocks = head.header.cbytes, len(head.starts)
+        behind = view[cbytes:]
+        if self.record_due and len(behind) < checksums.record_nbytes(nblocks):
+            behind = yield self.ask(cbytes, cbytes + checksums.record_nbytes(nblocks))
+        self._remember(head, stored.region, behind)
+        # Blocks that are not wanted may be damaged.
+        wanted = None if self.blocks is None else chunk.needed_blocks(head, self.blocks)
+        if wanted is None or wanted[-1] >= nblocks:  # other blocks than those of the frame
+            wanted = range(nblocks)
+        if self.cached is not None and self.cached.sums is not None:
+            self._check(self.cached.sums, np.asarray(wanted, np.int64), stored)
+        return stored
+
+    # Some blocks of a chunk.
+
+    def some_blocks(self, head: ChunkHead, head_bytes: bytes) -> Steps:
+        """Read the wanted blocks of a chunk with this head, or all of it if that is not much more."""
+        planned = self.plan_blocks(head)
+        if planned is not None:
+            return self.take_blocks(planned, (yield planned.ask), head_bytes)
+        if len(head.starts) or self.record_due:
+            return (yield from self.whole(head.header.cbytes, len(head.starts)))
+        self._remember(head, head_bytes, b"")
+        return Stored(head, memoryview(b""), head.starts, head.stops)
+
+    def plan_blocks(self, head: ChunkHead) -> _Planned | None:
+        """Plan to read the wanted blocks and the record of checksums; None if all of the chunk is to be read.
+
+        There is room for a header in front. Blocks of local files also get margins, which save decoding a copy.
+        """
+        blocks = () if self.blocks is None else self.blocks
+        if FilterId.DELTA in head.header.filters:
+            blocks = chunk.needed_blocks(head, blocks)
+        numbers = np.asarray(blocks, np.int64)
+        if not len(numbers) or numbers[-1] >= len(head.starts):  # other blocks than those of the frame
+            return None
+        starts, stops, cbytes = head.starts[numbers].tolist(), head.stops[numbers].tolist(), head.header.cbytes
+        if not self.is_local or len(starts) > _MAX_SCATTERED or sum(stops) - sum(starts) > cbytes:
+            packed = self._plan_packed(starts, stops, cbytes, len(head.starts))
+            return None if packed is None else _Planned(head, numbers, *packed)
+        lead, margin = decode.scratch_margins(head, len(starts))
+        if self.record_due:
+            starts, stops = self._with_record(starts, stops, cbytes, len(head.starts))
+        ranges, places, positions, nbytes = plan_scatter_read(starts, stops, gap=_FREE, lead=lead, room=margin)
+        return _Planned(head, numbers, self._ask_ranges(ranges, places, nbytes), positions, margin)
+
+    def _plan_packed(
+        self, starts: list[int], stops: list[int], cbytes: int, nblocks: int
+    ) -> tuple[_Ask, list[int]] | None:
+        lead = cblosc.margin_in_front(len(starts))
+        if self.record_due:
+            starts, stops = self._with_record(starts, stops, cbytes, nblocks)
+        ranges, positions, nbytes = plan_packed_read(starts, stops, gap=_FREE, lead=lead)
+        if cbytes - nbytes <= max(nbytes // 2, _FREE):
+            return None
+        places = [0, *accumulate(stop - start for start, stop in ranges)]
+        return self._ask_ranges(ranges, places[:-1], nbytes), positions
+
+    def _with_record(
+        self, starts: list[int], stops: list[int], cbytes: int, nblocks: int
+    ) -> tuple[list[int], list[int]]:
+        return [*starts, cbytes], [*stops, cbytes + checksums.record_nbytes(nblocks)]
+
+    def _ask_ranges(self, ranges: list[tuple[int, int]], places: list[int], nbytes: int) -> _Ask:
+        name, base, end = self.location
+        last = base + ranges[-1][1]
+        if 0 <= end < last:
+            raise FormatError(f"expected blocks within {end - base} bytes, found one up to {last - base}")
+        spans = []
+        for start, stop in ranges:
+            spans.append(Span(name, base + start, base + stop))
+        return _Ask(spans, places, nbytes)
+
+    def take_blocks(self, planned: _Planned, region: memoryview, head_bytes: bytes = b"") -> Stored:
+        """Compare blocks with their checksums."""
+        head, numbers, _, positions, margin = planned
+        if self.cached is None:
+            self._remember(head, head_bytes, region[positions[-1] :])
+        starts = np.full(len(head.starts), -1, np.int64)
+        starts[numbers] = positions[: len(numbers)]
+        stored = Stored(head, region, starts, starts + (head.stops - head.starts), margin)
+        if self.cached is not None and self.cached.sums is not None:
+            self._check(self.cached.sums, numbers, stored)
+        return stored
+
+    # A chunk whose sizes are noted.
+
+    def by_sizes(self, sizes: Sizes) -> Generator[_Ask, memoryview, Stored | None]:
+        """Read head and wanted blocks at once, from where the noted sizes put them; None if they do not say it."""
+        cbytes = int(sizes[0])
+        if self.location.stop >= 0 and self.location.start + cbytes > self.location.stop:
+            return None
+        if self.blocks is None or cbytes <= _FREE:
+            return (yield from self.whole(cbytes))
+        blocks = self.blocks
+        if FilterId.DELTA in self.source.frame.filters and 0 not in blocks:
+            blocks = (0, *blocks)
+        numbers, bounds = np.asarray(blocks, np.int64), self._bounds(sizes)
+        if bounds is None or numbers[-1] >= len(bounds) - 1:
+            return None
+        starts, stops, front = bounds[numbers], bounds[numbers + 1], int(bounds[0])
+        planned = self._plan_packed(starts.tolist(), stops.tolist(), cbytes, len(bounds) - 1)
+        if planned is None:
+            return (yield from self.whole(cbytes, len(bounds) - 1))
+        ask, positions = planned
+        name, base, _ = self.location
+        view = yield _Ask([Span(name, base, base + front), *ask.spans], [], front + ask.nbytes)
+        head_bytes = bytes(view[:front])
+        head = self.unpack_head(view[:front])
+        needed = chunk.needed_blocks(head, numbers.tolist())
+        if (
+            len(head.starts) == len(bounds) - 1
+            and len(needed) == len(numbers)
+            and np.array_equal(head.starts[numbers], starts)
+            and np.array_equal(head.stops[numbers], stops)
+        ):
+            return self.take_blocks(_Planned(head, numbers, ask, positions), view[front:], head_bytes)
+        return (yield from self.some_blocks(head, head_bytes))
+
+    def _bounds(self, sizes: Sizes) -> Int64Array | None:
+        nbytes = self.source.frame.chunk_nbytes(self.number)
+        if nbytes is not None and sizes[0] == nbytes + HEADER_LEN and not sizes[1:].any():  # stored raw
+            return HEADER_LEN + np.minimum(np.arange(self.expected_nblocks() + 1) * self.source.frame.blocksize, nbytes)
+        return block_bounds(sizes)
+
+    # Checksums.
+
+    def _remember(self, head: ChunkHead, head_bytes: bytes | memoryview, behind: bytes | memoryview) -> None:
+        """Compare a head with its checksum, if there has to be one, and keep both for the next time."""
+        if self.cached is not None:
             return
         sums = None
-        if self._due:
-            number = chunk_number(self.name)
+        if self.record_due:
+            number = chunk_number(self.location.name)
             number = -1 if number is None else number
             sums = checksums.verified_sums(behind, head, head_bytes, number=number)
         heads = self.source.heads
         if len(heads) >= _MAX_HEADS:
             heads.clear()
-        self._known = heads[self.want.chunk] = Known(head, sums)
+        self.cached = heads[self.number] = CachedHead(head, sums)
 
-    def _check(self, numbers: range | Int64Array, stored: Stored) -> None:
-        if not self._due or self._known is None or self._known.sums is None or not len(stored.starts):
-            return
-        starts, stops = stored.starts, stored.stops
-        if isinstance(numbers, range):
-            checksums.check_blocks(self._known.sums, numbers, stored.region, starts.tolist(), stops.tolist())
-            return
-        starts, stops = starts[numbers], stops[numbers]
-        checksums.check_blocks(self._known.sums, numbers.tolist(), stored.region, starts.tolist(), stops.tolist())
-
-    def _ask_for(self, head: ChunkHead, view: memoryview | None) -> None:
-        """Ask for the wanted blocks of a chunk with this head, or for all of it if that is not much more."""
-        if view is not None and len(view) >= head.header.cbytes:
-            self._take_whole(view)
-        elif len(head.starts):
-            self._ask_blocks(head, chunk.needed_blocks(head, () if self.want.blocks is None else self.want.blocks))
-        elif self._record_due:
-            self._ask_whole(head.header.cbytes, 0)
-        else:
-            self.stored = Stored(head, memoryview(b""), head.starts, head.stops)
-
-    def _ask_blocks(self, head: ChunkHead, blocks: Sequence[int] | Int64Array) -> None:
-        """Ask for the wanted blocks, near ones together and with room for a header in front."""
-        if blocks[-1] >= head.header.nblocks:  # other blocks than the frame's: none of the numbers means anything
-            self._ask_whole(head.header.cbytes)
-            return
-        numbers = np.asarray(blocks, np.int64)
-        starts, stops = head.starts[numbers].tolist(), head.stops[numbers].tolist()
-        if self._apart and len(numbers) <= _MAX_APART and sum(stops) - sum(starts) <= head.header.cbytes:
-            asked: list[Range] | None = self._set_apart(head, starts, stops)
-        else:
-            asked = self._close_up(starts, stops, head.header.cbytes, len(head.starts))
-        if asked is None:
-            self._ask_whole(head.header.cbytes, len(head.starts))
-            return
-        place = self.place
-        if place.stop >= 0 and place.start + asked[-1][1] > place.stop:
-            space = place.stop - place.start
-            raise self.located(FormatError(f"expected blocks within {space} bytes, found one up to {asked[-1][1]}"))
-        self._ask_ranges(numbers, asked)
-        self._head, self._take = head, _Pending._take_blocks
-
-    def _set_apart(self, head: ChunkHead, starts: list[int], stops: list[int]) -> list[Range]:
-        """Find places for blocks, with the record of checksums, where the engine has all the room it needs."""
-        lead, self._room = decode.scratch_margins(head, len(starts))
-        starts, stops = self._with_record(starts, stops, head.header.cbytes, len(head.starts))
-        ranges, places, self._positions, nbytes = plan_scatter_read(
-            starts, stops, gap=_FREE, lead=lead, room=self._room
-        )
-        self._places = places, nbytes
-        return ranges
-
-    def _with_record(
-        self, starts: list[int], stops: list[int], cbytes: int, nblocks: int
-    ) -> tuple[list[int], list[int]]:
-        if not self._record_due:
-            return starts, stops
-        return [*starts, cbytes], [*stops, cbytes + checksums.record_nbytes(nblocks)]
-
-    def _close_up(self, starts: list[int], stops: list[int], cbytes: int, nblocks: int) -> list[Range] | None:
-        """Put blocks and the record of checksums together, with room for the engine's header in front.
-
-        Returns None where all of the chunk is not much more.
-        """
-        lead = cblosc.margin_in_front(len(starts))
-        starts, stops = self._with_record(starts, stops, cbytes, nblocks)
-        ranges, self._positions, nbytes = plan_packed_read(starts, stops, gap=_FREE, lead=lead)
-        return None if cbytes - nbytes <= max(nbytes // 2, _FREE) else ranges
-
-    def _ask_ranges(self, numbers: Int64Array, asked: list[Range]) -> None:
-        name, base, _ = self.place
-        self.spans = [Span(name, base + start, base + stop) for start, stop in asked]
-        self._numbers, self.clip = numbers, False
-
-    def _ask_noted(self) -> bool:
-        """Ask for head and blocks at once, where what is noted says where they are; tells whether it does."""
-        row, place = self.source.known_sizes(self.want.chunk), self.place
-        if row is None:
-            return False
-        cbytes = int(row[0])
-        if place.stop >= 0 and place.start + cbytes > place.stop:
-            return False
-        numbers = np.array(self._noted_blocks(), np.int64)
-        bounds = self._noted_bounds(row)
-        if self.want.blocks is None or cbytes <= _FREE:
-            self._ask_whole(cbytes)
-        elif bounds is None or numbers[-1] >= len(bounds) - 1:
-            return False
-        else:
-            self._ask_bounded(numbers, bounds)
-        self._hinted = True
-        return True
-
-    def _noted_blocks(self) -> Sequence[int] | Int64Array:
-        blocks: Sequence[int] | Int64Array = () if self.want.blocks is None else self.want.blocks
-        delta = FilterId.DELTA in self.source.frame.filters
-        return (0, *blocks) if delta and 0 not in blocks else blocks
-
-    def _noted_bounds(self, row: Sizes) -> Int64Array | None:
-        nbytes = self.source.frame.chunk_nbytes(self.want.chunk)
-        if nbytes is not None and row[0] == nbytes + HEADER_LEN and not row[1:].any():  # stored raw
-            return HEADER_LEN + np.minimum(np.arange(self._nblocks() + 1) * self.source.frame.blocksize, nbytes)
-        return block_bounds(row)
-
-    def _ask_bounded(self, numbers: Int64Array, bounds: Int64Array) -> None:
-        """Ask for the head, which ends where the first block begins, and for blocks."""
-        starts, stops = bounds[numbers].tolist(), bounds[numbers + 1].tolist()
-        asked = self._close_up(starts, stops, int(bounds[-1]), len(bounds) - 1)
-        if asked is None:
-            self._ask_whole(int(bounds[-1]), len(bounds) - 1)
-            return
-        self._ask_ranges(numbers, [(0, int(bounds[0])), *asked])
-        self._bounds = bounds
-        self._take = _Pending._take_bounded
-
-    def _take_bounded(self, view: memoryview) -> None:
-        """Take head and blocks, if the head says that these are the blocks."""
-        bounds, numbers = self._bounds, self._numbers
-        head = self._unpacked(view[: int(bounds[0])])
-        self._head_bytes = bytes(view[: int(bounds[0])])
-        found = len(head.starts) == len(bounds) - 1 and len(chunk.needed_blocks(head, numbers.tolist())) == len(numbers)
-        if (
-            found
-            and np.array_equal(head.starts[numbers], bounds[numbers])
-            and np.array_equal(head.stops[numbers], bounds[numbers + 1])
-        ):
-            self._head = head
-            self._take_blocks(view[int(bounds[0]) :])
-        else:
-            self._ask_for(head, None)
-
-    def _take_blocks(self, region: memoryview) -> None:
-        head, numbers, positions = self._head, self._numbers, self._positions
-        if self._known is None and self._record_due:
-            self._remember(head, self._head_bytes, region[positions[-1] :])
-        elif self._known is None:
-            self._remember(head, region, region)
-        starts = np.full(len(head.starts), -1, np.int64)
-        starts[numbers] = positions[: len(numbers)]
-        stored = Stored(head, region, starts, starts + (head.stops - head.starts), self._room)
-        self._check(numbers, stored)
-        self.stored = stored
+    def _check(self, sums: npt.NDArray[np.uint32], numbers: Int64Array, stored: Stored) -> None:
+        """Compare blocks with their checksums."""
+        if config.verify != "never" and len(stored.starts):
+            starts, stops = stored.starts[numbers].tolist(), stored.stops[numbers].tolist()
+            checksums.check_blocks(sums, numbers.tolist(), stored.region, starts, stops)
 
 
 def chunk_number(name: str) -> int | None:
-    """Return the number of the chunk's file with this name, or None if chunks' files are not called so.
+    """Return the number of the chunk file with this name, or None if chunk files have other names.
 
     Examples
     --------

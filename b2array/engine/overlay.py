@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.codec.header import ChunkHeader, Special
-from b2array.engine.snapshot import Snapshot, load
-from b2array.engine.source import Place, Target
+from b2array.engine.replacing import frame_in
+from b2array.engine.snapshot import Snapshot
+from b2array.engine.source import Location, Target
 from b2array.engine.staging import Staging
-from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
+from b2array.errors import ReadOnlyError, UnsupportedError
 from b2array.format import frame, index
 from b2array.format.annotations import UNSIZED, Sizes
 from b2array.format.frame import FrameType
@@ -64,37 +65,47 @@ class Overlay(Target):
             raise UnsupportedError(
                 f"{store.url} was written by a later version of b2array, which this one cannot follow"
             )
-        self.store = store
         self.base = base
         self.state = changeable(start)
         self.sparse = start.frame.frame_type == FrameType.SPARSE
+        replaces = overwrite and base is None
+        self._old = frame_in(store) if replaces else None
+        self._final = store
+        self.store = (store.beside(directory=self.sparse) if replaces else None) or store
         self.restructured = False
         self._touched: set[int] = set()
         self._read: set[int] = set()
         self._attrs: dict[str, bytes | None] = {}
         self._undo: list[tuple[Int64Array, Sizes, int, int, Sizes]] | None = None
-        self._staging = self._new_staging(overwrite=overwrite)
+        self._staging = self._new_staging()
 
-    def _new_staging(self, *, overwrite: bool) -> Staging:
+    def _new_staging(self) -> Staging:
         if self.sparse:
-            return Staging(self.store, None, self._first_number(overwrite=overwrite))
-        path, reserved = self.store.temporary(""), 0
+            return Staging(self.store, None, self._first_number())
+        path, reserved = self._final.temporary(""), 0
         if self.base is None and path is not None:
             reserved = len(frame.pack(replace(self.frame, nbytes=0, offsets=self.state.frame.offsets[:0])).header)
         # What ends in memory anyway needs no file on the way there.
         in_memory = self.store.appendable and path is None
         return Staging(self.store, Spool(path, reserved=reserved, **{"limit": np.inf} if in_memory else {}), 0)
 
-    def _first_number(self, *, overwrite: bool) -> int:
+    def _first_number(self) -> int:
         state = self.state
         if self.base is None:
-            if not overwrite:
+            if self._old is None or not self._old.sparse:
                 return 0
-            try:
-                state = load(self.store).state
-            except (FileNotFoundError, FormatError, UnsupportedError):
-                return 0
+            state = self._old.state
         return max(state.annotations.next or 0, int(state.frame.offsets.max(initial=-1)) + 1)
+
+    @property
+    def url(self) -> str:
+        """The store, for messages."""
+        return self._final.url
+
+    @property
+    def aside(self) -> bool:
+        """Whether the new frame is made in another place first, because what it replaces excludes it."""
+        return self.store is not self._final
 
     # Reading.
 
@@ -103,17 +114,17 @@ class Overlay(Target):
         """Whether the store holds another state than the one that the changes are made to."""
         return self.base is not None and self.base.is_stale
 
-    def place(self, n: int) -> Place | Special:
+    def place(self, n: int) -> Location | Special:
         """Return where chunk `n` is, new or old; that an old one was asked for is remembered."""
         extent = self._staging.extent(int(self.state.frame.offsets[n])) if 0 <= n < self.state.frame.nchunks else None
         if extent is not None:
-            return Place(_SPOOL, *extent)
+            return Location(_SPOOL, *extent)
         found = self.entry(n)
         if n not in self._touched:
             self._read.add(n)
         if isinstance(found, Special):
             return found
-        return Place(index.chunk_name(found), 0, -1) if self.base is None else self.base.place_of(found)
+        return Location(index.chunk_name(found), 0, -1) if self.base is None else self.base.place_of(found)
 
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects and of new chunks."""

@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from b2array.codec import encode
 from b2array.codec.header import NAN_BYTES, Special
-from b2array.engine import transfer
+from b2array.engine.read import read
 from b2array.engine.source import Source
 from b2array.engine.transaction import Transaction
+from b2array.engine.write import rewrite, write
 from b2array.errors import ConflictError
 from b2array.format import index
 from b2array.format.state import State, reshaped
@@ -68,7 +69,7 @@ def resize(transaction: Transaction, shape: tuple[int, ...]) -> None:
         values[cast(Any, (*inside, ...))] = read_box(before, old, common)
         return values
 
-    _run(transfer.rewrite(transaction, new, torn, filled, cparams=transaction.frame.cparams))
+    _run(rewrite(transaction, new, torn, filled, cparams=transaction.frame.cparams))
 
 
 def _torn(transaction: Transaction, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
@@ -108,7 +109,7 @@ def append(transaction: Transaction, values: Array, axis: int) -> None:
     new = state.require_layout()
     _reindex(transaction, state, [np.arange(n) for n in old.grid_shape], fill=False)
     key = tuple(slice(length if n == axis else 0, extent, 1) for n, extent in enumerate(shape))
-    transfer.write(transaction, new, key, None, values, cparams=transaction.frame.cparams)
+    write(transaction, new, key, None, values, cparams=transaction.frame.cparams)
 
 
 class _Piece(NamedTuple):
@@ -186,10 +187,10 @@ def _splice(transaction: Transaction, pieces: Iterable[_Piece], axis: int, value
                 target[...] = values[(*box[:axis], inside, *box[axis + 1 :], ...)]
             else:
                 wanted_here = inside if isinstance(inside, slice) else inside[None]
-                transfer.read(before, old, (*box[:axis], wanted_here, *box[axis + 1 :]), None, target)
+                read(before, old, (*box[:axis], wanted_here, *box[axis + 1 :]), None, target)
         return result
 
-    _run(transfer.rewrite(transaction, new, numbers.tolist(), joined, cparams=transaction.frame.cparams))
+    _run(rewrite(transaction, new, numbers.tolist(), joined, cparams=transaction.frame.cparams))
 
 
 def _find_rows(rows: npt.NDArray[np.int64], positions: Positions, start: int, stop: int, end: int, step: int) -> None:
@@ -263,7 +264,7 @@ def _fill_item(transaction: Transaction, layout: Layout) -> bytes:
 def read_box(source: Source, layout: Layout, box: Box) -> Array:
     """Read a box of the array, one slice of step 1 an axis."""
     result = np.empty(_lengths(box), layout.dtype)
-    transfer.read(source, layout, box, None, result)
+    read(source, layout, box, None, result)
     return result
 
 

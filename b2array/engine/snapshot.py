@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -11,12 +11,10 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from b2array import config, threads
+from b2array import config
 from b2array.buffers import Buffer
-from b2array.codec.chunk import Stored
 from b2array.codec.header import Special
-from b2array.engine.fetch import fetch
-from b2array.engine.source import FRAME_NAME, Known, Place, Source, Want
+from b2array.engine.source import FRAME_NAME, CachedHead, Location, Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
 from b2array.format import frame, index
 from b2array.format.frame import Frame, FrameType
@@ -24,12 +22,9 @@ from b2array.format.state import State, parse
 from b2array.store.base import KnownBytes, Store, where, with_known_bytes
 from b2array.store.spans import Span
 
-__all__ = ["Snapshot", "load", "reload", "restore", "whole_chunks"]
+__all__ = ["Snapshot", "load", "reload", "restore"]
 
 _FIRST_READ = 64 * 2**10
-_WINDOW_NBYTES = 32 * 2**20
-_WINDOW_CHUNKS = 256
-_WINDOWS_UNDER_WAY = 3
 _FINGERPRINT_NBYTES = 16
 
 
@@ -64,7 +59,7 @@ class Snapshot(Source):
     header: bytes = b""
     frame: Frame = field(init=False)
     sparse: bool = field(init=False)
-    heads: MutableMapping[int, Known] = field(init=False, default_factory=dict)
+    heads: MutableMapping[int, CachedHead] = field(init=False, default_factory=dict)
     cache_key: object | None = field(init=False)
     _expected: str | None = field(init=False)
     _ordered: npt.NDArray[np.int64] | None = field(init=False, default=None)
@@ -112,23 +107,23 @@ class Snapshot(Source):
         a, b = self.frame, other.frame
         return (a.metalayers, a.nbytes, a.chunksize) == (b.metalayers, b.nbytes, b.chunksize)
 
-    def place(self, n: int) -> Place | Special:
+    def place(self, n: int) -> Location | Special:
         """Return where chunk `n` is; in a contiguous frame it may end before the place does."""
         found = self.entry(n)
         return found if isinstance(found, Special) else self.place_of(found)
 
-    def place_of(self, where: int) -> Place:
+    def place_of(self, where: int) -> Location:
         """Return the place that an index entry of a stored chunk stands for."""
         described = self.frame
         if described.frame_type == FrameType.SPARSE:
-            return Place(index.chunk_name(where), 0, -1)
+            return Location(index.chunk_name(where), 0, -1)
         ordered = self._ordered
         if ordered is None:
             offsets = described.offsets
             ordered = np.append(np.sort(offsets[offsets >= 0]), described.cbytes)
             object.__setattr__(self, "_ordered", ordered)
         base = self.start + described.header_len
-        return Place("", base + where, base + int(ordered[np.searchsorted(ordered, where, side="right")]))
+        return Location("", base + where, base + int(ordered[np.searchsorted(ordered, where, side="right")]))
 
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects; `clip`: fewer where an object ends before."""
@@ -137,16 +132,6 @@ class Snapshot(Source):
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
         """Read bytes to their places in one buffer, which this thread may use again for the next call."""
         return self.store.gather(spans, places, nbytes, expected=self._expected)
-
-
-def whole_chunks(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
-    """Read chunks, several at a time but not all of them."""
-    step = min(max(1, _WINDOW_NBYTES // max(1, source.frame.chunksize)), _WINDOW_CHUNKS)
-    windows = ([Want(n, None) for n in numbers[first : first + step]] for first in range(0, len(numbers), step))
-    for window in threads.ahead(
-        lambda wants: fetch(source, wants), windows, 1 if source.is_local else _WINDOWS_UNDER_WAY
-    ):
-        yield from window
 
 
 def load(store: Store, *, start: int = 0) -> Snapshot:

@@ -18,28 +18,28 @@ from b2array.format.state import State
 from b2array.store.base import Store
 from b2array.store.spans import Span
 
-__all__ = ["FRAME_NAME", "Known", "Place", "Source", "Target", "Want"]
+__all__ = ["FRAME_NAME", "CachedHead", "ChunkRequest", "Location", "Source", "Target"]
 
 FRAME_NAME = "chunks.b2frame"
 """The file of a sparse frame that holds header, index and trailer (Blosc2 Sparse Frame Format)."""
 
 
-class Want(NamedTuple):
+class ChunkRequest(NamedTuple):
     """A chunk, and which of its blocks are wanted: None for all."""
 
     chunk: int
     blocks: Sequence[int] | npt.NDArray[np.int64] | None
 
 
-class Place(NamedTuple):
-    """Where a stored chunk is: bytes [start, stop) of an object; `stop` may lie behind the chunk's end, -1 unknown."""
+class Location(NamedTuple):
+    """Where a stored chunk is: bytes [start, stop) of an object. The chunk may end before `stop`; -1: not known."""
 
     name: str
     start: int
     stop: int
 
 
-class Known(NamedTuple):
+class CachedHead(NamedTuple):
     """What was read of a chunk before: its head, and the checksums of its blocks if it was compared with its own."""
 
     head: ChunkHead
@@ -86,7 +86,7 @@ class Source(ABC):
         return self.store.appendable
 
     @property
-    def heads(self) -> MutableMapping[int, Known]:
+    def heads(self) -> MutableMapping[int, CachedHead]:
         """The heads of chunks, by number, that were read before; none where chunks can change any time."""
         return {}
 
@@ -96,7 +96,7 @@ class Source(ABC):
         """Whether the store holds another state by now, so that its bytes may be those of that one."""
 
     @abstractmethod
-    def place(self, n: int) -> Place | Special:
+    def place(self, n: int) -> Location | Special:
         """Return where chunk `n` is; in a contiguous frame it may end before the place does.
 
         Raises

@@ -19,9 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.buffers import Buffer
+from b2array.engine.fetch import each_chunk
 from b2array.engine.overlay import Overlay, changeable
-from b2array.engine.snapshot import Snapshot, load, reload, whole_chunks
-from b2array.engine.source import Place, Source
+from b2array.engine.replacing import discard, take_place
+from b2array.engine.snapshot import Snapshot, load, reload
+from b2array.engine.source import Location, Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError
 from b2array.format import fingerprint, frame, index
 from b2array.format.annotations import LAYER, UNSIZED, Annotations, merged, packed_sizes
@@ -110,6 +112,9 @@ class Transaction(Overlay):
     def abort(self) -> None:
         """Forget the changes, as long as no index refers to them."""
         self._staging.close()
+        if self.aside and self._staging.ours:
+            discard(self.store)
+            return
         with suppress(OSError, B2ArrayError):
             if not self._staging.sizes or not self.sparse or not self._staging.ours:
                 return
@@ -205,6 +210,8 @@ class Transaction(Overlay):
 
     def _rebase(self, base: Snapshot, current: Snapshot) -> None:
         """Put the changes on top of what another writer committed, if they do not touch the same things."""
+        if current.sparse != self.sparse:
+            raise ConflictError(f"{self.url}: another writer replaced the frame by one of the other layout")
         if self._touched or self._read or self.restructured or self._compacting:
             self._check_mergeable(base, current)
         conflicts = [name for name in self._attrs if base.state.attr(name) != current.state.attr(name)]
@@ -237,14 +244,15 @@ class Transaction(Overlay):
         if self.base is not None:
             return self._on_newest(self._publish, self._lock)
         # A writer of the frame that goes must not come in between: it would write into the new one.
-        with self._lock() if self._overwrite and self._occupied else nullcontext():
-            return self._publish_new()
+        name = self.name if self._old is None else self._old.name
+        locks = self._overwrite and not self._locked and self._occupied(name)
+        with self._final.lock(name) if locks else nullcontext():
+            return take_place(self._final, self._publish_new(), self._old)
 
-    @property
-    def _occupied(self) -> bool:
+    def _occupied(self, name: str) -> bool:
         try:
-            return self.store.guarantee == "lock" and self.store.stamp(self.name).size > 0
-        except FileNotFoundError:
+            return self._final.guarantee == "lock" and self._final.stamp(name).size > 0
+        except (FileNotFoundError, NotADirectoryError):
             return False
 
     def _publish_new(self) -> Snapshot:
@@ -412,10 +420,10 @@ def copied(
     new = Transaction(store, None, state, overwrite=overwrite, locked=locked, replaces=replaces)
     lost = {*lost, *annotations.lost}
     try:
-        stored = [n for n in range(old.frame.nchunks) if n not in lost and isinstance(source.place(n), Place)]
+        stored = [n for n in range(old.frame.nchunks) if n not in lost and isinstance(source.place(n), Location)]
         shown = progress or Progress(None)
         shown.advance(old.frame.nchunks - len(stored))
-        for n, each in zip(stored, whole_chunks(source, stored), strict=True):
+        for n, each in zip(stored, each_chunk(source, stored), strict=True):
             new.put(n, bytes(each.region))
             shown.advance()
         for n in lost:

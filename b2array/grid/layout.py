@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import prod
 from typing import Any, SupportsIndex
 
@@ -74,6 +75,10 @@ class Layout:
     """Number of blocks in a chunk."""
     extended_chunks: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """Extents in items of a chunk with its padding: a whole number of blocks in every dimension."""
+    grid_strides: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """How far apart, in C order, chunks are that are neighbours along every dimension."""
+    block_strides: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """How far apart, in C order, blocks of a chunk are that are neighbours along every dimension."""
     block_nbytes: int = field(init=False, repr=False, compare=False)
     """Size of a block in bytes."""
     chunk_nbytes: int = field(init=False, repr=False, compare=False)
@@ -90,6 +95,8 @@ class Layout:
         derive(self, "nchunks", prod(self.grid_shape))
         derive(self, "block_grid", _grid(self.chunks, self.blocks))
         derive(self, "nblocks", prod(self.block_grid))
+        for name, grid in (("grid_strides", self.grid_shape), ("block_strides", self.block_grid)):
+            derive(self, name, tuple(accumulate(grid[:0:-1], operator.mul, initial=1))[: self.ndim][::-1])
         derive(self, "extended_chunks", tuple(map(operator.mul, self.block_grid, self.blocks)))
         derive(self, "block_nbytes", prod(self.blocks) * self.itemsize)
         derive(self, "chunk_nbytes", self.nblocks * self.block_nbytes)

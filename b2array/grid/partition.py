@@ -120,16 +120,15 @@ def parts(
         return iter((Part((), (), ()),))
     bases = (None,) * len(index) if outside is None else outside
     if axes is None:
-        pieces = [_cut(i, (extent,), base) for i, extent, base in zip(index, part_shape, bases, strict=True)]
+        pieces = [
+            _cut_slice(i, extent, base) if isinstance(i, slice) else _cut_points(i, (extent,), base)
+            for i, extent, base in zip(index, part_shape, bases, strict=True)
+        ]
         return map(Part._make, starmap(zip, product(*pieces)))
     return _grouped_parts(index, part_shape, axes, bases)
 
 
 _Piece = tuple[Any, Index, Index]  # coords (a plain int for a group of one axis), inside, outside
-
-
-def _cut(index: Index, extents: tuple[int, ...], base: Index | None) -> list[_Piece]:
-    return _cut_slice(index, extents[0], base) if isinstance(index, slice) else _cut_points(index, extents, base)
 
 
 def _grouped_parts(
@@ -140,7 +139,8 @@ def _grouped_parts(
         return
     pieces: list[list[_Piece]] = []
     for covered, i, base in zip(axes, index, bases, strict=True):
-        cut = _cut(i, tuple(part_shape[axis] for axis in covered), base)
+        extents = tuple(part_shape[axis] for axis in covered)
+        cut = _cut_slice(i, extents[0], base) if isinstance(i, slice) else _cut_points(i, extents, base)
         if len(covered) == 1:
             cut = [((coord,), inside, outside) for coord, inside, outside in cut]
         pieces.append(cut)

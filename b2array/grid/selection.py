@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import EllipsisType, NoneType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +94,10 @@ class Selection:
         """
         if not result.flags.c_contiguous:
             raise ValueError("the result must be C-contiguous")
-        return self._arrange(result.reshape(self._merged))
+        boxed = result.reshape(self._merged)
+        if self._order is None and self._flips is None:
+            return boxed
+        return self._arrange(boxed)
 
     def _arrange(self, merged: NDArray[Any]) -> NDArray[Any]:
         boxed = merged if self._order is None else merged.transpose(self._order)
@@ -403,7 +406,8 @@ def _basic(parsed: _Parsed, shape: Sequence[int]) -> Selection:
         index.append(positions)
         box.append(count)
         axis += 1
-    _check_ndim(len(result))
+    if len(result) > MAX_RESULT_NDIM:
+        _refuse_ndim(len(result))
     kind: Kind = "basic" if result or parsed.has_ellipsis else "scalar"
     boxed = tuple(box)
     return Selection(
@@ -536,7 +540,8 @@ def _assemble(slots: list[_Slot], kind: Kind) -> Selection:
             groups.append((slot, slot.positions))
             runs.append((len(shape), len(shape) + len(slot.dims)))
         shape.extend(slot.dims)
-    _check_ndim(len(shape))
+    if len(shape) > MAX_RESULT_NDIM:
+        _refuse_ndim(len(shape))
     merged = tuple(_length(positions) for _, positions in groups)
     order = tuple(sorted(range(len(groups)), key=lambda n: groups[n][0].axes))
     axes = tuple(groups[n][0].axes for n in order)
@@ -587,11 +592,8 @@ def _wrap(values: NDArray[np.int64], axis: int, extent: int) -> NDArray[np.int64
     return np.where(values < 0, values + extent, values) if low < 0 else values
 
 
-def _check_ndim(ndim: int) -> None:
-    if ndim > MAX_RESULT_NDIM:
-        raise IndexError(
-            f"number of dimensions must be within [0, {MAX_RESULT_NDIM}], indexing result would have {ndim}"
-        )
+def _refuse_ndim(ndim: int) -> NoReturn:
+    raise IndexError(f"number of dimensions must be within [0, {MAX_RESULT_NDIM}], indexing result would have {ndim}")
 
 
 def _text(shape: tuple[int, ...]) -> str:

@@ -1,23 +1,24 @@
-"""How the blocks of a chunk are read: which ones, how many in one call, and what is copied where.
+"""How a selection is read and written: which chunks, which blocks of each, and which items are copied where.
 
-Pure geometry, which is the same for most chunks of a selection and is kept.
+Pure geometry. What a selection by slices takes of a chunk is the same for most chunks, and is kept.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from b2array.grid.layout import Layout
-from b2array.grid.partition import Run, runs
+from b2array.grid.partition import Axes, Index, Part, Run, parts, runs
 
-__all__ = ["Copy", "Step", "Tiling", "strides_of", "tiling_of"]
+__all__ = ["Copy", "Step", "Tiling", "parts_of_blocks", "parts_of_chunks", "tiling_of", "tiling_of_points"]
 
 Int64Array = npt.NDArray[np.int64]
 Slices = tuple[slice, ...]
@@ -36,47 +37,76 @@ class Copy(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Blocks that are decoded in one call, in a grid of shape `counts`, and the copies that are made of them."""
+    """Blocks that are decoded in one call, and what is copied of them.
 
-    numbers: Int64Array
+    For a selection by slices, the blocks are a grid of shape `counts`, and `copies` says what goes to the part of the
+    box that their chunk fills. Otherwise `parts` says, for one block after the other, what goes to the whole box.
+    """
+
+    numbers: list[int]
     counts: tuple[int, ...]
     copies: list[Copy]
+    parts: list[Part]
 
 
 class Tiling(NamedTuple):
-    """All blocks of a chunk that a selection by slices touches, in order, and the steps to read them.
+    """All blocks of a chunk that a selection touches, in order, and the steps to read them.
 
-    Where the selection takes only a small part of each block, always the same one, `within` says which, and `shape`
-    and the copies are those of these parts in place of the blocks.
+    Where a selection by slices takes only a small part of each block, always the same one, `within` says which part,
+    and `shape` and the copies are those of the parts instead of the blocks.
     """
 
-    numbers: Int64Array
+    numbers: list[int]
     within: Slices | None
     shape: tuple[int, ...]
     steps: list[Step]
 
 
-def strides_of(grid: Sequence[int]) -> tuple[int, ...]:
-    """Return how far apart neighbours along each axis are in the C order of a grid."""
-    return tuple(math.prod(grid[axis + 1 :]) for axis in range(len(grid)))
+def parts_of_chunks(layout: Layout, index: tuple[Index, ...], axes: Axes | None) -> Iterator[tuple[int, Part]]:
+    """Cut a selection at the borders of chunks: the number of each chunk, and what is taken from it."""
+    for part in parts(index, layout.chunks, axes):
+        yield sum(map(int.__mul__, part.coords, layout.grid_strides)), part
+
+
+def parts_of_blocks(layout: Layout, of_chunk: Part, axes: Axes | None) -> list[tuple[int, Part]]:
+    """Cut what is taken from a chunk at the borders of blocks: blocks by their numbers, in order."""
+    found = [
+        (sum(map(int.__mul__, block.coords, layout.block_strides)), block)
+        for block in parts(of_chunk.inside, layout.blocks, axes, of_chunk.outside)
+    ]
+    found.sort(key=lambda pair: pair[0])
+    return found
+
+
+def tiling_of_points(layout: Layout, of_chunk: Part, axes: Axes | None, length: int) -> Tiling:
+    """Return how to read what index arrays select of a chunk, in steps of at most `length` blocks."""
+    found = parts_of_blocks(layout, of_chunk, axes)
+    numbers = [number for number, _ in found]
+    steps = [
+        Step(numbers[first : first + length], (), [], [part for _, part in found[first : first + length]])
+        for first in range(0, len(found), length)
+    ]
+    return Tiling(numbers, None, layout.blocks, steps)
 
 
 def tiling_of(layout: Layout, inside: Slices, length: int) -> Tiling:
     """Return how to read what slices select of a chunk, in steps of at most `length` blocks."""
     # Most chunks of a selection are taken in the same way, and slices have no hash in Python 3.11.
-    key = tuple((i.start, i.stop, i.step) for i in inside)
-    return _tiling(layout.blocks, layout.block_grid, key, length)
+    return _tiling(layout.blocks, layout.block_strides, tuple(map(_ENDS, inside)), length)
+
+
+_ENDS = attrgetter("start", "stop", "step")
 
 
 @lru_cache(maxsize=512)
 def _tiling(
-    blocks: tuple[int, ...], grid: tuple[int, ...], inside: tuple[tuple[int, int, int], ...], length: int
+    blocks: tuple[int, ...], strides: tuple[int, ...], inside: tuple[tuple[int, int, int], ...], length: int
 ) -> Tiling:
     """Make a tiling whose steps have at most `length` blocks (but at least one)."""
     along = runs(tuple(slice(*i) for i in inside), blocks)
     coords = [[coord for run in of_axis for coord in run.coords] for of_axis in along]
     numbers: Int64Array = np.zeros((), np.int64)
-    for of_axis, stride in zip(coords, strides_of(grid), strict=True):
+    for of_axis, stride in zip(coords, strides, strict=True):
         numbers = np.add.outer(numbers, np.array(of_axis, np.int64) * stride)
     within = tuple(map(_common, along, blocks))
     shape = tuple(len(range(i.start, i.stop, i.step)) for i in within)
@@ -92,8 +122,8 @@ def _tiling(
     for window in _windows(numbers.shape, length):
         copies = [_copy(each) for each in product(*map(_clipped, along, shape, window))]
         picked = numbers[tuple(slice(*ends) for ends in window)]
-        steps.append(Step(picked.reshape(-1), picked.shape, copies))
-    return Tiling(numbers.reshape(-1), within if narrow else None, shape, steps)
+        steps.append(Step(picked.reshape(-1).tolist(), picked.shape, copies, []))
+    return Tiling(numbers.reshape(-1).tolist(), within if narrow else None, shape, steps)
 
 
 _NARROW = 8

@@ -151,6 +151,9 @@ class Transaction:
             draft = new(self._view.address(path), overwrite=True, layout=kind)
         except FileExistsError:
             return None
+        if draft.sparse != (kind == "sparse"):
+            draft.abort()
+            return None
         self._changed[path] = _Changed(handle, handle.enter(draft))
         return handle
 

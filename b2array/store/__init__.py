@@ -3,7 +3,8 @@
 open      which store a URL means
 base      Store, what every store can do; versions, conflicts, retries
 memory    objects in this process
-local     files and directories, lock files
+local     files and directories
+fallback  what local files use without POSIX
 remote    what fsspec reaches: object stores, HTTP, archives, caches, memory://
 s3        conditional requests of S3
 upload    large objects in parts

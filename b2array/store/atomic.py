@@ -37,7 +37,7 @@ def require_free(
     Returns
     -------
     str or None
-        The name of the object that may be replaced, or None if there is nothing.
+        The name of the object that may be replaced, or None if there is nothing, or an empty object.
 
     Raises
     ------
@@ -48,12 +48,12 @@ def require_free(
     heads = dict(zip(names, store.head(names, max(1, *map(len, kinds.values()))), strict=True))
     found = {each: bytes(head.data) for each, head in heads.items() if isinstance(head, Head)}
     known = [each for each, data in found.items() if each in kinds and data.startswith(kinds[each])]
-    # On object stores an empty object may stand for a directory.
-    strange = any(found[each] or not known for each in found if each not in known)
+    # An empty object is no loss, and on object stores it may stand for a directory.
+    strange = any(found[each] for each in found if each not in known)
+    if not known and not name and any(isinstance(error, IsADirectoryError) for error in heads.values()):
+        raise FileExistsError(f"{store.url} exists and is a directory")
     if not found:
         for error in heads.values():
-            if isinstance(error, IsADirectoryError) and not name:
-                raise FileExistsError(f"{store.url} exists and is a directory") from None
             # S3 also refuses access to what does not exist, unless the user may list. There, creating is conditional.
             unknown = isinstance(error, PermissionError) and store.guarantee == COMPARE_AND_SWAP and not overwrite
             absent = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)

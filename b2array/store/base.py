@@ -17,7 +17,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from b2array import config
 from b2array.buffers import Buffer
@@ -246,6 +246,23 @@ class Store(ABC):
             The store takes no files.
         """
         raise UnsupportedError(f"{self.url} takes no files")
+
+    def beside(self, *, directory: bool) -> Self | None:  # noqa: ARG002
+        """Name a new place for a directory, or for a file, if one of the other kind is here and excludes it.
+
+        An object and objects below its name exclude each other on local disks, but not in object stores.
+        """
+        return None
+
+    def exchange(self, other: Self) -> None:
+        """Let what is here and what is in `other`, from `beside`, swap their names: at once, if the system can.
+
+        Raises
+        ------
+        UnsupportedError
+            `beside` never names a place here.
+        """
+        raise UnsupportedError(f"{self.url} cannot be exchanged with {other.url}")
 
     def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:  # noqa: ARG002
         """Cut an object at `offset` and write from there on.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import itertools
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -45,46 +45,22 @@ _READ_LIMIT = 64 * 2**20
 _SETTLED = 2 * 10**9
 """Nanoseconds after which another change gives a file another time; some file systems count in steps of two seconds."""
 
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
 _IOV_MAX = 1024
 """The most buffers that POSIX systems fill in one call."""
 
 try:
     from os import preadv as _read_into
 except ImportError:  # Windows, old macOS
-    _seeking = threading.Lock()
-
-    def _read_into(fd: int, buffers: Sequence[memoryview], offset: int, /) -> int:  # type: ignore[misc]
-        done = 0
-        with _seeking:
-            os.lseek(fd, offset, os.SEEK_SET)
-            for view in buffers:
-                data = os.read(fd, len(view))
-                view[: len(data)] = data
-                done += len(data)
-                if len(data) < len(view):
-                    break
-        return done
-
+    from b2array.store.fallback import read_into as _read_into  # type: ignore[assignment]
 
 if sys.platform == "win32":
-    import msvcrt
+    from b2array.store.fallback import flock as _flock
+    from b2array.store.fallback import unlock as _unlock
 
     _BINARY = os.O_BINARY
     _READ = os.O_RDONLY | os.O_BINARY
-
-    def _flock(fd: int, shared: bool) -> None:  # noqa: ARG001 - Windows has no shared locks
-        while True:
-            os.lseek(fd, 0, os.SEEK_SET)
-            try:
-                return msvcrt.locking(fd, msvcrt.LK_LOCK, 1)
-            except OSError as error:  # after ten seconds
-                if error.errno != errno.EDEADLK:
-                    raise
-
-    def _unlock(fd: int) -> None:
-        os.lseek(fd, 0, os.SEEK_SET)
-        msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)
-
 else:
     import fcntl
 
@@ -246,6 +222,27 @@ def _rename_exclusively(source: str, target: str) -> None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
 
 
+def _exchange(source: str, target: str) -> None:
+    """Let two files or directories swap their names, in one step on Linux and macOS."""
+    one, other = os.fsencode(source), os.fsencode(target)
+    failed = True
+    with suppress(AttributeError):  # an old C library
+        if sys.platform == "linux":
+            failed = ctypes.CDLL(None).renameat2(_AT_FDCWD, one, _AT_FDCWD, other, _RENAME_EXCHANGE)
+        elif sys.platform == "darwin":
+            failed = ctypes.CDLL(None).renamex_np(one, other, _RENAME_EXCHANGE)
+    if failed:
+        # The old one stays under another name until the new one has its name.
+        kept = f"{target}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
+        os.rename(target, kept)
+        try:
+            os.rename(source, target)
+        except BaseException:
+            os.rename(kept, target)
+            raise
+        os.rename(kept, source)
+
+
 _TRUSTED_ROOM = 16 * 2**20
 """Before more bytes are read at once, the size of the store is checked: a damaged file may ask for any number."""
 _KEPT_ROOM = 64 * 2**20
@@ -313,7 +310,9 @@ class LocalStore(Store):
         opened, begin, reached = "", -1, -1
         side_by_side: list[memoryview] = []
         for span, place in zip(spans, places, strict=True):
-            name, start, stop = check_span(self.url, span)
+            name, start, stop = span
+            if not 0 <= start <= stop:
+                check_span(self.url, span)
             if file is None or start != reached or name != opened or len(side_by_side) == _IOV_MAX:
                 if file is not None:
                     file.read_into(side_by_side, begin)
@@ -429,6 +428,19 @@ class LocalStore(Store):
         if durability() == "full":
             _sync_directory(os.path.dirname(target))
         return stamp
+
+    def beside(self, *, directory: bool) -> Self | None:
+        excluded = os.path.isfile(self.url) if directory else os.path.isdir(self.url)
+        return type(self)(str(self.temporary(""))) if excluded else None
+
+    def exchange(self, other: Self) -> None:
+        other.force()
+        path = os.path.realpath(self.url)
+        _exchange(other.url, path)
+        self.close()
+        other.close()
+        if durability() != "off":
+            _sync_directory(os.path.dirname(path))
 
     def force(self) -> None:
         if durability() != "ordered":

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from b2array.buffers import Buffer
@@ -403,6 +403,21 @@ class SharedMemoryStore(FsspecStore):
         content = join_pieces(data)
         with _shared_memory:
             return super().replace(name, content, expected=expected)
+
+    def beside(self, *, directory: bool) -> Self | None:
+        fs, root = self._connect()
+        excluded = directory and fs.isfile(root)
+        return type(self)(f"{self._address.rstrip('/')}.{os.urandom(8).hex()}", self._options) if excluded else None
+
+    def exchange(self, other: Self) -> None:
+        (fs, here), (_, there) = self._connect(), other._connect()
+        with _shared_memory:
+            fs.store |= {
+                new + path.removeprefix(old): fs.store.pop(path)
+                for old, new in ((here, there), (there, here))
+                for path in list(fs.store)
+                if path == old or path.startswith(f"{old}/")
+            }
 
     def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:  # noqa: ARG002
         return _shared_writers

@@ -20,7 +20,7 @@ from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
 from b2array.engine.fetch import chunk_number
 from b2array.engine.snapshot import Snapshot
-from b2array.engine.source import Place
+from b2array.engine.source import Location
 from b2array.errors import UnsupportedError
 from b2array.format import b2nd, checksums, frame
 from b2array.format.frame import FrameType
@@ -106,7 +106,7 @@ def listed(store: Store) -> dict[str, Listed] | None:
         return None
 
 
-def _number(place: Place) -> int:
+def _number(place: Location) -> int:
     number = chunk_number(place.name)
     return -1 if number is None else number
 
@@ -114,7 +114,7 @@ def _number(place: Place) -> int:
 def _wave(held: Snapshot, numbers: Sequence[int]) -> tuple[list[ChunkSizes], int]:
     """Return the sizes of chunks, and how many bytes the records behind them take."""
     places = [held.place(n) for n in numbers]
-    stored = [place for place in dict.fromkeys(places) if isinstance(place, Place)]
+    stored = [place for place in dict.fromkeys(places) if isinstance(place, Location)]
     spans = [Span(place.name, place.start, place.start + HEADER_LEN) for place in stored]
     heads = {place: ChunkHeader.unpack(view) for place, view in zip(stored, held.read(spans, clip=True), strict=True)}
     ends = {place: place.start + header.cbytes for place, header in heads.items()}
@@ -126,7 +126,7 @@ def _wave(held: Snapshot, numbers: Sequence[int]) -> tuple[list[ChunkSizes], int
     )
     sizes = []
     for n, place in zip(numbers, places, strict=True):
-        if isinstance(place, Place):
+        if isinstance(place, Location):
             header = heads[place]
             kind = header.special.name.lower() if header.special else "raw" if header.memcpyed else ""
             sizes.append(ChunkSizes(n, place.start, place.name, header.nbytes, header.cbytes, header.nblocks, kind))

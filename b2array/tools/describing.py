@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -13,7 +14,15 @@ from b2array import bloscpack
 from b2array.array import info
 from b2array.array.array import NDArray
 from b2array.array.schunk import SChunk
-from b2array.bloscpack.header import CHECKSUMS, META_HEADER_LEN, digest_size
+from b2array.bloscpack.header import (
+    CHECKSUMS,
+    HEADER_FIELDS,
+    META_FIELDS,
+    META_HEADER_LEN,
+    VERSION1_FIELDS,
+    digest_size,
+)
+from b2array.codec.header import HeaderField
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
 from b2array.engine.snapshot import Snapshot
@@ -235,40 +244,22 @@ def raw_fields(url: str, storage_options: Storage) -> Iterator[anatomy.Field]:
     yield from anatomy.fields(snapshot.load(open_store(url, storage_options=storage_options)))
 
 
-# Name, position, struct format and meaning of what stands in the headers of a Bloscpack file.
-_START = (("magic", 0, "4s", "says that this is a Bloscpack file"), ("version", 4, "B", "version of the format"))
-_NCHUNKS = "number of chunks, -1: not known"
-_VERSION1_FIELDS = (*_START, ("reserved", 5, "3s", ""), ("nchunks", 8, "<q", _NCHUNKS))
-_HEADER_FIELDS = (
-    *_START,
-    ("options", 5, "B", "bit 0: offsets, bit 1: metadata"),
-    ("checksum", 6, "B", "behind each chunk: " + ", ".join(f"{n}: {name}" for n, name in enumerate(CHECKSUMS))),
-    ("typesize", 7, "B", "bytes of an item"),
-    ("chunk-size", 8, "<i", "bytes of a chunk before compression, -1: not known"),
-    ("last-chunk", 12, "<i", "bytes of the last chunk, -1: not known"),
-    ("nchunks", 16, "<q", _NCHUNKS),
-    ("max_app_chunks", 24, "<q", "for the offsets of how many further chunks there is room; version 2: reserved"),
-)
-_META_FIELDS = (
-    ("magic", 0, "8s", "how the metadata are written"),
-    ("options", 8, "B", "none are known"),
-    ("checksum", 9, "B", "of the metadata, as of chunks"),
-    ("codec", 10, "B", "of the metadata, 0: none, 1: zlib"),
-    ("level", 11, "B", "of the codec"),
-    ("meta_size", 12, "<I", "bytes of the metadata before compression"),
-    ("max_meta_size", 16, "<I", "bytes for which there is room"),
-    ("meta_comp_size", 20, "<I", "bytes of the metadata as they are stored"),
-    ("user_codec", 24, "8s", "name of another codec"),
-)
+def _placed(table: Sequence[HeaderField]) -> Iterator[tuple[str, int, str, str]]:
+    """Yield name, position, struct format and meaning of fields that follow each other without gaps."""
+    at = 0
+    for field in table:
+        yield field.name, at, f"<{field.format}", field.meaning
+        at += struct.calcsize(f"<{field.format}")
 
 
 def _bloscpack_fields(f: bloscpack.Reader) -> Iterator[anatomy.Field]:
     """Yield every field in front of the chunks, in the order of the file."""
     raw = f.head_bytes()
-    yield from anatomy.rows("header", raw, 0, _VERSION1_FIELDS if f.header.version == 1 else _HEADER_FIELDS)
+    table = VERSION1_FIELDS if f.header.version == 1 else HEADER_FIELDS
+    yield from anatomy.rows("header", raw, 0, _placed(table))
     meta, at = f.meta_head, f.header.length
     if meta is not None:
-        yield from anatomy.rows("metadata", raw[at:], at, _META_FIELDS)
+        yield from anatomy.rows("metadata", raw[at:], at, _placed(META_FIELDS))
         at += META_HEADER_LEN
         for name, nbytes, meaning in (
             ("metadata", meta.meta_comp_size, "what they say"),

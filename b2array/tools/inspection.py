@@ -14,7 +14,7 @@ from b2array.codec.chunk import Context, Stored
 from b2array.codec.header import Special
 from b2array.engine.fetch import chunk_number, fetch
 from b2array.engine.snapshot import Snapshot
-from b2array.engine.source import Want
+from b2array.engine.source import ChunkRequest
 from b2array.errors import (
     B2ArrayError,
     ChecksumError,
@@ -121,7 +121,7 @@ class _Inspector:
     def _fetched(self, numbers: tuple[int, ...]) -> Iterator[tuple[int, Stored]]:
         blocks = None if self.deep else (0,)
         try:
-            yield from zip(numbers, fetch(self.held, [Want(n, blocks) for n in numbers]), strict=True)
+            yield from zip(numbers, fetch(self.held, [ChunkRequest(n, blocks) for n in numbers]), strict=True)
         except ConflictError:
             raise
         except B2ArrayError as error:

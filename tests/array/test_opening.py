@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from functools import partial, partialmethod
 
 import blosc2
+import fsspec
 import numpy as np
 import pytest
 
 import b2array
 from b2array.array.opening import place_new
-from b2array.errors import FormatError, LimitError, ReadOnlyError
+from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError
 from b2array.format.frame import FrameType
+from b2array.store import local
 from b2array.store.memory import MemoryStore
+from b2array.store.open import open_store
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 
@@ -110,23 +115,147 @@ def test_a_frame_is_replaced_only_when_asked_for(tmp_path, layout):
 @LAYOUTS
 def test_other_files_and_directories_are_left_alone(tmp_path, overwrite, layout):
     (tmp_path / "file").write_bytes(b"something else, long enough to have been a frame" * 9)
-    (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "directory").mkdir()
     (tmp_path / "directory" / "precious").write_bytes(b"1")
-    for name in ("file", "empty", *(["directory"] if layout == "contiguous" else [])):
+    for name in ("file", *(["directory"] if layout == "contiguous" else [])):
         with pytest.raises(FileExistsError):
             b2array.create_schunk(tmp_path / name, chunksize=8, layout=layout, overwrite=overwrite)
     assert (tmp_path / "file").stat().st_size == 48 * 9
     assert (tmp_path / "directory" / "precious").read_bytes() == b"1"
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
-def test_a_frame_of_the_other_kind_is_not_replaced(tmp_path, layout):
-    other = {"contiguous": "sparse", "sparse": "contiguous"}[layout]
-    b2array.create_schunk(tmp_path / "a.b2frame", chunksize=8, layout=other).append_data(b"12345678")
-    with pytest.raises(FileExistsError, match=f"is a {other} frame, which a {layout} one cannot replace"):
-        b2array.create_schunk(tmp_path / "a.b2frame", chunksize=8, layout=layout, overwrite=True)
-    assert b2array.open_schunk(tmp_path / "a.b2frame").get_slice() == b"12345678"
+OTHER = {"contiguous": "sparse", "sparse": "contiguous"}
+
+
+def test_a_frame_of_the_other_layout_is_replaced_only_when_asked(tmp_path):
+    for layout, other in OTHER.items():
+        path = tmp_path / layout
+        b2array.create_schunk(path, chunksize=8, layout=other).append_data(b"12345678")
+        with pytest.raises(FileExistsError, match="overwrite=True replaces it"):
+            b2array.create_schunk(path, chunksize=8, layout=layout)
+        assert b2array.open_schunk(path).get_slice() == b"12345678"
+        b2array.create_schunk(path, chunksize=8, layout=layout, overwrite=True).append_data(b"abcdefgh")
+        assert b2array.open_schunk(path).get_slice() == b"abcdefgh"
+
+
+VALUES = np.arange(60).reshape(6, 10)
+MAKERS = {
+    "create": lambda url, **options: b2array.create(url, (6, 10), "i8", **options).__setitem__(..., VALUES),
+    "zeros": lambda url, **options: b2array.zeros((6, 10), "i8", url=url, **options).__setitem__(..., VALUES),
+    "asarray": lambda url, **options: b2array.asarray(VALUES, url=url, **options),
+    "save": lambda url, **options: b2array.save(url, VALUES, **options),
+    "copy": lambda url, **options: b2array.copy(b2array.asarray(VALUES), url, **options),
+    "from_blocks": lambda url, **options: b2array.from_blocks(iter(VALUES[:, None]), url, **options),
+}
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def place(request, tmp_path):
+    """Give a URL, its options, and a function that tells what is there."""
+    if request.param == "local":
+        url, options = str(tmp_path / "in" / "a.b2nd"), {}
+        (tmp_path / "in").mkdir()
+        return url, options, lambda: sorted(path.name for path in (tmp_path / "in").rglob("*") if path.is_file())
+    root, options = f"memory://{tmp_path.name}", {}
+    if request.param == "s3":
+        root, options = f"s3://{request.getfixturevalue('bucket')}", request.getfixturevalue("s3_options")
+    fs = fsspec.filesystem(root.partition(":")[0], **options)
+
+    def names():
+        fs.invalidate_cache()
+        return sorted(path.rpartition("/")[2] for path in fs.find(root))
+
+    return f"{root}/a.b2nd", options, names
+
+
+@pytest.mark.filterwarnings("ignore:.*written anew")
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("layout", OTHER)
+def test_overwriting_replaces_the_other_layout_and_leaves_nothing_of_it(place, layout, maker):
+    url, options, names = place
+    old = b2array.asarray(-VALUES, url=url, layout=OTHER[layout], chunks=(2, 10), storage_options=options)
+    old.close()
+    MAKERS[maker](url, layout=layout, chunks=(3, 10), overwrite=True, storage_options=options)
+    a = b2array.open(url, mode="r+", storage_options=options)
+    assert np.array_equal(a[...], VALUES)
+    assert a.info["layout"] == layout
+    a[0, 0] = 7
+    assert b2array.open(url, storage_options=options)[0, 0] == 7
+    found = [name for name in names() if not name.endswith((".b2lock", ".chunk"))]
+    assert found == (["a.b2nd"] if layout == "contiguous" else ["chunks.b2frame"])
+    assert layout == "sparse" or not [name for name in names() if name.endswith(".chunk")]
+
+
+@pytest.mark.filterwarnings("ignore:.*written anew")
+@pytest.mark.parametrize("layout", OTHER)
+def test_an_empty_object_is_replaced(place, layout):
+    url, options, names = place
+    fsspec.open(url, "wb", **options).open().close()
+    with pytest.raises(FileExistsError):
+        b2array.asarray(VALUES, url=url, layout=layout, storage_options=options)
+    assert names() == ["a.b2nd"]
+    b2array.asarray(VALUES, url=url, layout=layout, overwrite=True, storage_options=options)
+    assert np.array_equal(b2array.open(url, storage_options=options)[...], VALUES)
+
+
+@pytest.mark.filterwarnings("ignore:.*written anew")
+@pytest.mark.parametrize("layout", OTHER)
+def test_a_commit_cut_short_anywhere_leaves_the_old_frame_or_the_new_one(place, layout, monkeypatch):
+    root, options, _ = place
+    kind = type(open_store(root, storage_options=options))
+    for count in range(99):
+        url = root.replace("a.b2nd", f"{count}.b2nd")
+        b2array.asarray(-VALUES, url=url, layout=OTHER[layout], overwrite=True, storage_options=options)
+        calls = []
+
+        def step(verb, *args, calls=calls, count=count, **given):
+            calls.append(verb)
+            if len(calls) > count:
+                raise KeyboardInterrupt
+            return verb(*args, **given)
+
+        with monkeypatch.context() as patched:
+            for name in ("create", "replace", "adopt", "exchange", "delete"):
+                patched.setattr(kind, name, partialmethod(partial(step, getattr(kind, name))))
+            with suppress(KeyboardInterrupt):
+                b2array.asarray(VALUES, url=url, layout=layout, chunks=(2, 10), overwrite=True, storage_options=options)
+        found = b2array.open(url, storage_options=options)[...]
+        assert np.array_equal(found, VALUES) or np.array_equal(found, -VALUES), (count, calls)
+        if len(calls) <= count:
+            break
+    assert np.array_equal(found, VALUES)
+    assert count > 1
+
+
+def test_a_directory_with_more_than_a_frame_is_not_replaced(tmp_path):
+    b2array.asarray(VALUES, url=tmp_path / "a", layout="sparse")
+    (tmp_path / "a" / "precious").write_bytes(b"1")
+    with pytest.raises(FileExistsError, match="more than a frame in it: precious"):
+        b2array.asarray(VALUES, url=tmp_path / "a", layout="contiguous", overwrite=True)
+    assert np.array_equal(b2array.open(tmp_path / "a")[...], VALUES)
+
+
+@pytest.mark.parametrize("layout", OTHER)
+def test_places_are_swapped_in_steps_where_the_system_has_no_call_for_it(tmp_path, layout, monkeypatch):
+    monkeypatch.setattr(local, "_AT_FDCWD", -1)
+    monkeypatch.setattr(local, "_RENAME_EXCHANGE", -1)
+    test_overwriting_replaces_the_other_layout_and_leaves_nothing_of_it(
+        (str(tmp_path / "a.b2nd"), {}, lambda: sorted(path.name for path in tmp_path.rglob("*") if path.is_file())),
+        layout, "asarray",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", OTHER)
+def test_a_writer_of_the_replaced_frame_writes_into_the_new_one_or_fails(tmp_path, layout):
+    old = b2array.asarray(-VALUES, url=tmp_path / "a", layout=OTHER[layout], chunks=(2, 10))
+    b2array.asarray(VALUES, url=tmp_path / "a", layout=layout, chunks=(2, 10), overwrite=True)
+    expected = VALUES.copy()
+    try:
+        old[0, 0] = 7
+        expected[0, 0] = 7
+    except (ConflictError, NotADirectoryError):
+        pass
+    assert np.array_equal(b2array.open(tmp_path / "a")[...], expected)
 
 
 def test_the_layout_follows_the_url(tmp_path):

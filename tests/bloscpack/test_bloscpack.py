@@ -24,8 +24,8 @@ from numcodecs import blosc
 
 import b2array
 from b2array import CParams, bloscpack
-from b2array.bloscpack.header import CHECKSUMS, Description, Header, describe, description, digest
-from b2array.errors import ChecksumError, FormatError, LimitError, UnsupportedError
+from b2array.bloscpack.header import CHECKSUMS, Description, FileHeader, describe, description, digest
+from b2array.errors import ChecksumError, FormatError, LimitError, ReadOnlyError, UnsupportedError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "bloscpack"
 _spec = importlib.util.spec_from_file_location("golden_bloscpack", GOLDEN / "make.py")
@@ -181,6 +181,7 @@ def test_reads_version_1(tmp_path: Path) -> None:
     assert bloscpack.unpack(buf) == b"".join(parts)
     assert bloscpack.open(buf)[299:301] == b"ab"
     assert bloscpack.open(buf).nchunks == 3
+    assert bloscpack.open(buf)[::7] == b"".join(parts)[::7]
 
 
 @pytest.mark.parametrize("offsets", [True, False])
@@ -367,7 +368,9 @@ def test_any_store_will_do(tmp_path: Path) -> None:
     same(bloscpack.unpack("memory://bloscpack-test/x.blp"), x)
     with pytest.raises(FileExistsError):
         bloscpack.pack(x, "memory://bloscpack-test/x.blp")
-    with pytest.raises(UnsupportedError, match="in place"):
+    bloscpack.append("memory://bloscpack-test/x.blp", x)
+    same(bloscpack.unpack("memory://bloscpack-test/x.blp"), np.concatenate((x, x)))
+    with pytest.raises(ReadOnlyError, match="cannot write"):
         bloscpack.append("simplecache::memory://bloscpack-test/x.blp", x)
     with pytest.raises(FileNotFoundError):
         bloscpack.open(tmp_path / "missing.blp")
@@ -380,7 +383,7 @@ def test_reads_over_http(http: Any) -> None:
 
 
 def test_arrays_that_are_elsewhere_are_packed_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bloscpack, "_WINDOW_NBYTES", 4000)
+    monkeypatch.setattr("b2array.bloscpack.writer._WINDOW_NBYTES", 4000)
     x = np.arange(6000).reshape(20, 300)
     a = b2array.asarray(x)
     same(bloscpack.unpack(bloscpack.pack(a)), x)
@@ -412,6 +415,17 @@ def test_impossible_parameters_are_refused(options: dict[str, Any], tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_chunk_sizes_are_rounded_down_to_whole_items() -> None:
+    for wanted, size in ((8, 8), (15, 8), (1000, 1000), (1007, 1000)):
+        f = bloscpack.open(bloscpack.pack(np.arange(1000), chunk_size=wanted))
+        assert f.header.chunk_size == size
+        np.testing.assert_array_equal(f[3:500], np.arange(3, 500))
+    with bloscpack.create(None, (None,), "S5", chunk_size=64) as writer:
+        writer.write(np.full(100, b"abcde"))
+    assert bloscpack.open(writer.packed).header.chunk_size == 60
+    assert bloscpack.open(bloscpack.pack(bytes(3000), chunk_size=1007)).header.chunk_size == 1007
+
+
 @pytest.mark.parametrize(
     "cparams", [CParams(use_dict=True), CParams(filters=("delta",)), CParams(filters=("shuffle", "bitshuffle"))]
 )
@@ -431,7 +445,7 @@ def test_until_the_end_offsets_and_sizes_are_unknown_and_chunks_are_found_all_th
     writer._file.flush()
     (unfinished,) = tmp_path.iterdir()
     assert unfinished.name != "x.blp"
-    found = Header.unpack(unfinished.read_bytes())
+    found = FileHeader.unpack(unfinished.read_bytes())
     assert (found.nchunks, found.last_chunk, found.chunk_size) == (-1, -1, 240)
     with bloscpack.open(unfinished) as f:
         assert f.nslots == 1024
@@ -474,6 +488,35 @@ def test_room_for_offsets_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bloscpack.unpack(writer.packed) == data
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_file_whose_table_gets_another_size_is_complete_and_alone(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("b2array.bloscpack.writer._FIRST_SLOTS", 4)
+    monkeypatch.setattr("b2array.bloscpack.writer._STEP", 50)
+    data = bytes(range(256)) * 2
+    path = tmp_path / "x.blp"
+    path.write_bytes(bloscpack.pack(b"before"))
+    for overwrite in (False, True):
+        writer = bloscpack.create(path if overwrite else tmp_path / "new.blp", chunk_size=16, version=version,
+                                  overwrite=overwrite)  # fmt: skip
+        with writer:
+            writer.write(data)
+    assert {found.name for found in tmp_path.iterdir()} == {"x.blp", "new.blp"}
+    assert path.read_bytes() == (tmp_path / "new.blp").read_bytes()
+    with bloscpack.open(path) as f:
+        assert (f.nslots, f.nchunks) == (32, 32)
+        assert f[100:150] == data[100:150]
+    assert bloscpack.unpack(path) == data
+    writer = bloscpack.create(tmp_path / "late.blp", chunk_size=16)
+    writer.write(data)
+    (tmp_path / "late.blp").write_bytes(b"other")
+    with pytest.raises(FileExistsError):
+        writer.close()
+    assert {found.name for found in tmp_path.iterdir()} == {"x.blp", "new.blp", "late.blp"}
+    assert (tmp_path / "late.blp").read_bytes() == b"other"
+
+
 def test_open_extents_are_the_outermost() -> None:
     with bloscpack.create(None, (3, None), "i4", order="F") as writer:
         for n in range(5):
@@ -498,6 +541,49 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
             tracemalloc.stop()
     assert total == x.nbytes
     assert peak < x.nbytes / 1.5
+
+
+@given(
+    order=st.sampled_from("CF"),
+    chunk_size=st.integers(8, 900),
+    window=st.sampled_from([1, 500, 2**25]),
+    data=st.data(),
+)
+def test_any_key_reads_what_numpy_reads(order: str, chunk_size: int, window: int, data: Any) -> None:
+    x = np.asarray(np.arange(23 * 11 * 3).reshape(23, 11, 3), order=order)
+    f = bloscpack.open(bloscpack.pack(x, chunk_size=chunk_size))
+    entry = st.one_of(
+        st.integers(-3, 2), st.slices(23), st.just(None), st.just(...), st.lists(st.integers(-3, 2), max_size=5)
+    )
+    key = tuple(data.draw(st.lists(entry, max_size=5)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("b2array.bloscpack.reader._WINDOW_NBYTES", window)
+        try:
+            expected = x[key]
+        except IndexError:
+            with pytest.raises(IndexError):
+                f[key]
+        else:
+            np.testing.assert_array_equal(f[key], expected)
+            mask = np.asarray(x % 5 == 0)
+            np.testing.assert_array_equal(f[mask], x[mask])
+
+
+@pytest.mark.parametrize("key", [(slice(None), 0), (slice(None), [0, 5]), ([0, 50, 100, 399], 3)])
+def test_memory_for_a_key_is_bounded_by_the_result(key: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("b2array.bloscpack.reader._WINDOW_NBYTES", 2 * 2**20)
+    x = np.zeros((400, 12_500), "i8")
+    x[:, 0] = np.arange(400)
+    bloscpack.pack(x, tmp_path / "x.blp")
+    with bloscpack.open(tmp_path / "x.blp") as f:
+        tracemalloc.start()
+        try:
+            found = f[key]
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    np.testing.assert_array_equal(found, x[key])
+    assert peak < x.nbytes / 4
 
 
 # Appending.
@@ -650,7 +736,7 @@ def test_nothing_is_warned_of_where_nothing_is_wrong() -> None:
 @pytest.mark.parametrize("offsets", [True, False])
 @pytest.mark.parametrize("nchunks", [2**40, 2**62, -2])
 def test_the_number_of_chunks_alone_takes_no_memory(nchunks: int, offsets: bool) -> None:
-    buf = Header(offsets=offsets, nchunks=nchunks, chunk_size=2**30, last_chunk=1).pack() + chunk1(b"abc" * 100)
+    buf = FileHeader(offsets=offsets, nchunks=nchunks, chunk_size=2**30, last_chunk=1).pack() + chunk1(b"abc" * 100)
     tracemalloc.start()
     try:
         for verb in (
@@ -672,11 +758,14 @@ def test_shapes_alone_take_no_memory() -> None:
     from b2array.bloscpack.header import pack_metadata
 
     meta = pack_metadata(describe(Description(np.dtype("f8"), (2**40,), "C")))
-    header = Header(metadata=True, nchunks=2**20, chunk_size=2**23, last_chunk=2**23, checksum=0).pack()
+    header = FileHeader(metadata=True, nchunks=2**20, chunk_size=2**23, last_chunk=2**23, checksum=0).pack()
     bomb = chunk1(bytes(1000))
     with pytest.raises(FormatError):
         bloscpack.unpack(header + meta + bomb)
-    mild = Header(metadata=True, nchunks=1, chunk_size=1000, last_chunk=1000).pack()
+    for key in (..., slice(0, 2**40, 2**20)):
+        with pytest.raises(FormatError, match="expected at most"):
+            bloscpack.open(header + meta + bomb)[key]
+    mild = FileHeader(metadata=True, nchunks=1, chunk_size=1000, last_chunk=1000).pack()
     with pytest.raises(FormatError, match="expected 8796093022208 bytes"):
         bloscpack.unpack(mild + meta + bomb)
     with pytest.raises(FormatError, match="expected 8796093022208 bytes"):
@@ -692,9 +781,9 @@ def test_wrong_metadata_are_noticed() -> None:
     bomb = zlib.compress(bytes(10**6))
     section = struct.pack("<8s4B3I8s", b"JSON", 0, 0, 1, 6, 100, len(bomb), len(bomb), b"") + bomb
     with pytest.raises(FormatError, match="100 bytes of metadata"):
-        bloscpack.open(Header(metadata=True, nchunks=0).pack() + section)
+        bloscpack.open(FileHeader(metadata=True, nchunks=0).pack() + section)
     with pytest.raises(UnsupportedError, match="YAML"):
-        bloscpack.open(Header(metadata=True, nchunks=0).pack() + section.replace(b"JSON", b"YAML"))
+        bloscpack.open(FileHeader(metadata=True, nchunks=0).pack() + section.replace(b"JSON", b"YAML"))
 
 
 def test_unknown_options_and_codecs_are_unsupported() -> None:

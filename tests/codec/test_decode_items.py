@@ -30,11 +30,12 @@ def pick(buf, numbers, within, itemsize, blocks=BLOCKS):
     context = Context(blockshape=blocks)
     region = memoryview(bytearray(bytes(lead) + bytes(buf) + bytes(room)))
     stored = Stored(head, region, head.starts + lead, head.stops + lead)
-    nitems = np.prod([len(range(*i.indices(n))) for i, n in zip(within, blocks, strict=True)])
-    out = np.empty(len(numbers) * nitems * itemsize, np.uint8)
+    out = np.empty(len(numbers) * int(np.prod(blocks)) * itemsize, np.uint8)
     reference = decode.reference_block(stored, context)
-    decode.decode_items(stored, numbers, blocks, within, out, context=context, reference=reference)
-    return stored, context, out
+    tile = decode.decode_tile(
+        stored, numbers, out, itemsize=itemsize, narrow=True, context=context, reference=reference
+    )
+    return tile, tile.pick(slice(None), blocks, np.dtype(f"V{itemsize}"), within)
 
 
 @st.composite
@@ -58,11 +59,11 @@ def test_parts_of_blocks_are_parts_of_the_whole(draw, data, codec, splitmode, pi
     whole = raw.reshape(NBLOCKS, *BLOCKS, itemsize)
     within = tuple(draw.draw(slices(extent)) for extent in BLOCKS)
     numbers = draw.draw(st.sampled_from([(0,), (1,), (0, 2), range(NBLOCKS)]))
-    stored, context, out = pick(buf, numbers, within, itemsize)
+    tile, out = pick(buf, numbers, within, itemsize)
     assert out.tobytes() == whole[list(numbers)][:, *within].tobytes()
-    where = [draw.draw(st.integers(0, extent - 1)) for extent in BLOCKS]
-    item = decode.decode_item(stored, 1, BLOCKS, where, context=context)
-    assert item in (None, whole[1, *where].tobytes())
+    where = tuple(draw.draw(st.integers(0, extent - 1)) for extent in BLOCKS)
+    item = tile.item(len(numbers) - 1, int(np.ravel_multi_index(where, BLOCKS)), np.dtype(f"V{itemsize}"))
+    assert item.tobytes() == whole[numbers[-1], *where].tobytes()
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -70,10 +71,10 @@ def test_parts_of_blocks_are_parts_of_the_whole(draw, data, codec, splitmode, pi
 def test_shuffled_items_come_by_planes(codec, splitmode):
     data = np.arange(NBLOCKS * np.prod(BLOCKS), dtype="f8")
     buf = encode.encode(data, typesize=8, blocksize=data.nbytes // NBLOCKS, cparams=CParams(codec, splitmode=splitmode))
-    stored = Stored.whole(memoryview(buf))
-    assert decode.shuffled(stored.head, Context(blockshape=BLOCKS)).typesize == 8
-    found = decode.decode_item(stored, 2, BLOCKS, (3, 9, 19), context=Context(blockshape=BLOCKS))
-    assert found == data[-1:].tobytes()
+    tile, out = pick(buf, (0, 2), (slice(3, 4), slice(9, 10), slice(19, 20)), 8)
+    assert tile.width == 8
+    assert out[1].tobytes() == data[-1:].tobytes()
+    assert tile.item(1, int(np.prod(BLOCKS)) - 1, data.dtype) == data[-1]
 
 
 @pytest.mark.parametrize("meta", [0, 4, 2, 3])
@@ -84,7 +85,7 @@ def test_a_shuffle_of_another_width_than_the_items_is_undone(meta):
     )
     buf = blosc2.compress2(data, cparams=cparams)
     within = (slice(1, 2, 1), slice(0, 10, 3), slice(19, 20, 1))
-    _, _, out = pick(buf, (0, 2), within, 8)
+    _, out = pick(buf, (0, 2), within, 8)
     whole = data.reshape(NBLOCKS, *BLOCKS)
     assert out.tobytes() == whole[[0, 2]][:, *within].tobytes()
 
@@ -111,7 +112,7 @@ def test_zstd_streams_of_several_frames_are_read_as_stock_reads_them(split):
     )
     assert decode.decode(buf).tobytes() == blosc2.decompress2(buf) == raw.tobytes()
     within = (slice(1, 2, 1), slice(0, 10, 3), slice(19, 20, 1))
-    _, _, out = pick(buf, range(NBLOCKS), within, 4)
+    _, out = pick(buf, range(NBLOCKS), within, 4)
     assert out.tobytes() == raw.reshape(NBLOCKS, *BLOCKS, 4)[:, *within].tobytes()
 
 

@@ -16,8 +16,8 @@ import pytest
 import b2array
 from b2array import config
 from b2array.array.array import NDArray
-from b2array.array.schunk import SChunk
-from b2array.engine import transfer
+from b2array.engine import cache, read
+from b2array.engine.handle import Handle
 from b2array.engine.snapshot import load
 from b2array.format.frame import unpack_header
 from b2array.store import local
@@ -32,7 +32,7 @@ place = pytest.mark.parametrize("put", PLACES, indirect=True)
 
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch):
-    monkeypatch.setattr(transfer, "_cache", transfer._Cache())
+    monkeypatch.setattr(cache, "blocks", cache.Cache())
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ def test_memory_stores_and_their_pickled_copies_are_different_places():
     assert keys[0] == keys[1] != keys[2] == keys[3]
     stores[1].patch("", 0, forged(1))
     stores[0].patch("", 0, forged(2))
-    handles = [NDArray(SChunk(Handle(load(store), "r"))) for store in stores]
+    handles = [NDArray(Handle(load(store), "r")) for store in stores]
     assert [a[4, 30] for a in handles] == [noise(2)[4, 30], noise(1)[4, 30]]
 
 
@@ -282,7 +282,7 @@ def test_handles_of_one_state_share_their_blocks(put, make, monkeypatch):
     opened = put("a.b2nd", make(3))
     assert opened()[4, 30] == noise(3)[4, 30]
     a = opened()
-    monkeypatch.setattr(transfer, "fetch_block", lambda *_: pytest.fail("the cache has the block"))
+    monkeypatch.setattr(read, "fetch", lambda *_: pytest.fail("the cache has the block"))
     assert a[4, 30] == noise(3)[4, 30]
 
 
@@ -291,8 +291,8 @@ def test_no_key_shows_a_secret(bucket, s3_options):
     b2array.asarray(noise(0), url=url, layout="contiguous", storage_options=s3_options, **PARTS)
     a = b2array.open(url, storage_options=s3_options)
     assert a[4, 30] == noise(0)[4, 30]
-    shown = repr((a._handle.snapshot.unique, list(transfer._cache._blocks)))
-    assert len(transfer._cache._blocks) == 1
+    shown = repr((a._handle.snapshot.unique, list(cache.blocks._chunks)))
+    assert len(cache.blocks._chunks) == 1
     assert not [value for value in ("key", "secret") if str(s3_options[value]) in shown]
 
 

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from keys import keys
 
 import b2array
-from b2array.engine import transfer
+from b2array.engine import write
 from b2array.errors import ConflictError, LimitError, ReadOnlyError
 
 LAYOUTS = ["contiguous", "sparse"]
@@ -198,13 +198,13 @@ TestSparseLife.settings = checked
 def made(monkeypatch):
     """Remember which chunks are made anew, and read for that."""
     numbers = []
-    original = transfer._Writer.run
+    original = write._Writer.make
 
-    def run(self, job):
-        numbers.append(job.number)
-        return original(self, job)
+    def make(self, chunk):
+        numbers.append(chunk[0])
+        return original(self, chunk)
 
-    monkeypatch.setattr(transfer._Writer, "run", run)
+    monkeypatch.setattr(write._Writer, "make", make)
     return numbers
 
 

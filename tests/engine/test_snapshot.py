@@ -8,16 +8,17 @@ from types import SimpleNamespace
 import blosc2
 import numpy as np
 import pytest
+from chunks import decoded_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import b2array
-from b2array.codec import decode, encode
+from b2array.codec import encode
 from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
 from b2array.engine.fetch import fetch
 from b2array.engine.snapshot import load
-from b2array.engine.source import Place, Want
+from b2array.engine.source import ChunkRequest, Location
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
 from b2array.format.frame import FrameType
 from b2array.store.local import LocalStore
@@ -71,7 +72,7 @@ def test_places_are_where_the_chunks_are(frames, layout):
     assert held.place(3) is Special.ZEROS
     for n in (0, 1, 2, 4, 5):
         place = held.place(n)
-        assert isinstance(place, Place)
+        assert isinstance(place, Location)
         (view,) = held.read([Span(place.name, place.start, place.start + HEADER_LEN)])
         assert ChunkHeader.unpack(view).nbytes == FULL
     with pytest.raises(IndexError):
@@ -138,7 +139,7 @@ def test_damaged_frames_are_read_or_refused(frames, data):
     try:
         held = load(MemoryStore({"": bytes(raw[:length])}))
         for n in range(min(held.frame.nchunks, 10)):
-            fetch(held, [Want(n, None)])
+            fetch(held, [ChunkRequest(n, None)])
     except (FormatError, UnsupportedError) as error:
         message = str(error)
     assert message.count("memory") == 1
@@ -153,11 +154,13 @@ def test_damaged_frames_are_read_or_refused(frames, data):
 def test_any_blocks_of_any_chunks_are_fetched(frames, layout, data):
     held = opened(frames, layout)
     blocks = st.lists(st.integers(0, NBLOCKS - 1), min_size=1, unique=True).map(sorted)
-    wants = data.draw(st.lists(st.builds(Want, st.integers(0, NCHUNKS - 1), st.one_of(st.none(), blocks)), max_size=5))
+    wants = data.draw(
+        st.lists(st.builds(ChunkRequest, st.integers(0, NCHUNKS - 1), st.one_of(st.none(), blocks)), max_size=5)
+    )
     for want, stored in zip(wants, fetch(held, wants), strict=True):
         whole = globals()["data"](want.chunk) if want.chunk != 3 else bytes(FULL)
         numbers = range(NBLOCKS) if want.blocks is None else want.blocks
-        found = b"".join(group.tobytes() for _, group in decode.decode_groups(stored, list(numbers)))
+        found = decoded_blocks(stored, list(numbers))
         step = FULL // NBLOCKS
         assert found == b"".join(whole[n * step : (n + 1) * step] for n in numbers)
 
@@ -174,8 +177,8 @@ def test_a_chunk_of_another_size_than_the_frame_says_has_its_number(frames, layo
     path.write_bytes(raw)
     for blocks in (None, (2,)):
         with pytest.raises(FormatError, match="chunk 4 of"):
-            fetch(opened(tmp_path / "copy", layout), [Want(4, blocks)])
-    fetch(opened(tmp_path / "copy", layout), [Want(5, None)])
+            fetch(opened(tmp_path / "copy", layout), [ChunkRequest(4, blocks)])
+    fetch(opened(tmp_path / "copy", layout), [ChunkRequest(5, None)])
 
 
 def test_a_missing_file_is_named_and_others_are_read(frames, tmp_path):
@@ -184,8 +187,8 @@ def test_a_missing_file_is_named_and_others_are_read(frames, tmp_path):
     (tmp_path / "copy" / "sparse" / held.place(4).name).unlink()
     for blocks in (None, (2,)):
         with pytest.raises(ChunkMissingError, match=rf"chunk 4 of .*{held.place(4).name}"):
-            fetch(held, [Want(0, None), Want(4, blocks)])
-    assert len(fetch(held, [Want(0, None), Want(5, (1,))])) == 2
+            fetch(held, [ChunkRequest(0, None), ChunkRequest(4, blocks)])
+    assert len(fetch(held, [ChunkRequest(0, None), ChunkRequest(5, (1,))])) == 2
 
 
 @pytest.mark.parametrize("length", [0, 10, 40, 100])
@@ -196,7 +199,7 @@ def test_a_file_that_is_too_short_is_a_format_error(frames, tmp_path, length):
     path.write_bytes(path.read_bytes()[:length])
     for blocks in (None, (2,)):
         with pytest.raises(FormatError, match=rf"chunk 4 of|{held.place(4).name}"):
-            fetch(held, [Want(4, blocks)])
+            fetch(held, [ChunkRequest(4, blocks)])
 
 
 def test_a_file_that_was_replaced_is_a_conflict(frames, tmp_path):
@@ -206,7 +209,7 @@ def test_a_file_that_was_replaced_is_a_conflict(frames, tmp_path):
     shutil.copy(frames / "contiguous", tmp_path / "new")
     (tmp_path / "new").replace(tmp_path / "copy" / "contiguous")
     with pytest.raises(ConflictError, match="refresh"):
-        fetch(held, [Want(0, None)])
+        fetch(held, [ChunkRequest(0, None)])
 
 
 def test_a_special_chunk_among_chunks_of_sizes_of_their_own_is_refused_with_its_number():
@@ -215,7 +218,7 @@ def test_a_special_chunk_among_chunks_of_sizes_of_their_own_is_refused_with_its_
         frame=described, url="a.b2frame", place=lambda n: Special.NAN, is_stale=False, is_local=True
     )
     with pytest.raises(FormatError, match=r"^chunk 3 of a\.b2frame: expected a stored chunk .* found nan$"):
-        fetch(source, [Want(3, None)])
+        fetch(source, [ChunkRequest(3, None)])
 
 
 def test_an_index_that_is_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch):

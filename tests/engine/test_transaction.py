@@ -19,7 +19,7 @@ from b2array.array.schunk import SChunk
 from b2array.codec import encode
 from b2array.codec.header import Special
 from b2array.engine import snapshot, transaction
-from b2array.engine.source import Place
+from b2array.engine.source import Location
 from b2array.engine.transaction import Transaction
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
 from b2array.format import annotations as notes
@@ -94,8 +94,8 @@ def test_places_are_those_of_new_and_old_chunks(array, layout):
     made.put(1, chunk_of(7))
     made.put(2, zeros())
     old, new, nothing = (made.place(n) for n in range(3))
-    assert isinstance(old, Place)
-    assert isinstance(new, Place)
+    assert isinstance(old, Location)
+    assert isinstance(new, Location)
     assert nothing is Special.ZEROS
     assert old.name.endswith(".chunk" if layout == "sparse" else "")
     assert new.name != old.name or new.start != old.start

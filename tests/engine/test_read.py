@@ -20,14 +20,14 @@ from b2array.array.schunk import SChunk
 from b2array.codec import encode as encoder
 from b2array.codec import header
 from b2array.codec.header import Special
-from b2array.engine import transfer
+from b2array.engine import cache, read
 from b2array.errors import ConflictError, FormatError
 from b2array.store import local
 
 
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch):
-    monkeypatch.setattr(transfer, "_cache", transfer._Cache())
+    monkeypatch.setattr(cache, "blocks", cache.Cache())
 
 
 def replaced(array, n, buf):
@@ -212,24 +212,6 @@ def test_an_item_that_is_not_there_any_more_is_named_or_a_conflict(tmp_path, con
             array[9999,]
 
 
-def test_a_write_that_fails_in_one_chunk_changes_none(monkeypatch):
-    array = b2array.asarray(np.arange(400), chunks=100, blocks=50)
-    encode, calls = encoder.encode, []
-
-    def failing(buf, **options):
-        calls.append(len(calls))
-        if len(calls) == 3:
-            raise MemoryError
-        return encode(buf, **options)
-
-    monkeypatch.setattr(encoder, "encode", failing)
-    with array.transaction():
-        with pytest.raises(MemoryError):
-            array[...] = -1
-        assert array[...].tolist() == list(range(400))
-    assert array[...].tolist() == list(range(400))
-
-
 # --- the cache --------------------------------------------------------------------------------------------------------
 
 
@@ -273,8 +255,9 @@ def test_the_cache_stays_within_its_bounds():
     with config.using(cache_bytes=5000):
         for n in range(0, 10_000, 100):
             assert array[n] == n
-        assert transfer._cache._nbytes <= 5000
-        assert transfer._cache._nbytes == sum(block.nbytes for block in transfer._cache._blocks.values())
+        assert 0 < cache.blocks.nbytes <= 5000
+        kept = {id(e.slab): e.slab.memory.nbytes for of in cache.blocks._chunks.values() for e in of.values()}
+        assert cache.blocks.nbytes == sum(kept.values())
     with config.using(cache_bytes=0):
         assert array[5] == 5
 
@@ -294,3 +277,70 @@ def test_threads_read_through_one_cache():
         for thread in threads:
             thread.join()
     assert not wrong
+
+
+@given(st.data(), st.sampled_from([30_000, 2**26]), st.sampled_from([1, 2]), st.sampled_from(["lz4", "zstd"]))
+@settings(max_examples=60, deadline=None)
+def test_reads_of_any_kind_share_blocks_in_the_cache(data, cache_bytes, threads, codec):
+    shape, blocks = (20, 30, 17), (4, 8, 16)
+    values = np.random.default_rng(0).integers(0, 99, shape)
+    array = b2array.asarray(values, chunks=(10, 16, 17), blocks=blocks, cparams=b2array.CParams(codec))
+    kinds = {
+        "box": lambda: data.draw(boxes(shape)),
+        "plane": lambda: (slice(None), data.draw(st.integers(0, 29))),
+        "point": lambda: tuple(data.draw(st.integers(0, n - 1)) for n in shape),
+        "list": lambda: (data.draw(st.lists(st.integers(0, 19), min_size=1, max_size=5)), slice(None), 3),
+        "steps": lambda: (slice(None, None, 3), slice(None, None, -2), data.draw(st.integers(0, 16))),
+    }
+    with config.using(cache_bytes=cache_bytes, threads=threads):
+        for _ in range(6):
+            key = kinds[data.draw(st.sampled_from(sorted(kinds)))]()
+            assert np.array_equal(array[key], values[key]), key
+
+
+def test_only_blocks_that_the_cache_does_not_have_are_fetched(monkeypatch):
+    values = np.arange(1200).reshape(30, 40)
+    array = b2array.asarray(values, chunks=(20, 40), blocks=(5, 10))
+    fetched = []
+
+    def fetch(source, requests):
+        fetched.extend((number, list(blocks)) for number, blocks in requests)
+        return original(source, requests)
+
+    original = read.fetch
+    monkeypatch.setattr(read, "fetch", fetch)
+    with config.using(threads=1):
+        for key, expected in (
+            ((7, 12), [(0, [5])]),
+            (np.s_[5:9, 8:25], [(0, [4, 6])]),
+            (([6, 21], slice(None)), [(0, [7]), (1, [0, 1, 2, 3])]),
+            (np.s_[5:9], []),
+            ((21, 39), []),
+        ):
+            fetched.clear()
+            assert np.array_equal(array[key], values[key])
+            assert fetched == expected
+
+
+def test_what_is_larger_than_the_cache_does_not_go_through_it():
+    array = b2array.asarray(np.arange(10_000), chunks=1000, blocks=1000)
+    with config.using(cache_bytes=10_000):
+        assert array[17] == 17
+        assert array[5:2000:7].tolist() == list(range(5, 2000, 7))
+    assert cache.blocks.nbytes == 0
+
+
+def test_the_blocks_that_were_not_used_for_the_longest_time_leave_first(monkeypatch):
+    array = b2array.asarray(np.arange(10_000), chunks=1000, blocks=100)
+    requests = []
+    original = read.fetch
+    monkeypatch.setattr(read, "fetch", lambda source, wanted: requests.extend(wanted) or original(source, wanted))
+    with config.using(cache_bytes=8 * 800):
+        for n in range(8):
+            array[100 * n]
+        array[5], array[900]  # the first block is used again; another one has to leave
+        requests.clear()
+        assert [array[7], array[205]] == [7, 205]
+        assert requests == []
+        assert array[105] == 105
+        assert len(requests) == 1

@@ -1,0 +1,340 @@
+"""A selection of items: chunks -> blocks -> (cache) -> fetch -> decode -> copied to where they belong.
+
+All reads go one way. A selection is cut into what it takes of each chunk, and that into steps of blocks that are
+decoded together. The cache is asked for the blocks before the others are fetched, and gets them when they are decoded.
+A point is a step of one block. Nothing here knows keys: selections are products of groups, as `b2array.grid.partition`
+cuts them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain, islice
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array import config, threads
+from b2array.codec import decode
+from b2array.codec.chunk import Context, Stored
+from b2array.codec.decode import Tile
+from b2array.codec.header import NAN_BYTES, ChunkHeader, FilterId, Special
+from b2array.engine import cache
+from b2array.engine.cache import Entry
+from b2array.engine.fetch import fetch
+from b2array.engine.snapshot import Snapshot
+from b2array.engine.source import ChunkRequest, Source
+from b2array.errors import FormatError, UnsupportedError, located_error
+from b2array.grid.layout import Layout
+from b2array.grid.partition import Axes, Index, Part, put, take
+from b2array.grid.tiling import Step, Tiling, parts_of_chunks, tiling_of, tiling_of_points
+
+__all__ = ["read", "read_item"]
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+Numbers = Sequence[int]
+Slices = tuple[slice, ...]
+
+_NO_BOX: Array = np.empty(())
+
+_WINDOW_NBYTES = 8 * 2**20
+_WINDOW_CHUNKS = 4096
+_WINDOWS_UNDER_WAY = 4
+"""This many windows are requested before the first one has arrived, so that they do not wait for each other."""
+_CACHED_SHARE = 4
+"""A read goes through the cache only if its result is at most one part in this many of the cache."""
+
+
+def read(source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | None, box: Array) -> None:
+    """Fill `box` with the selected items.
+
+    Parameters
+    ----------
+    source : Source
+        Where the chunks are.
+    layout : Layout
+        How they make up the array.
+    index, axes
+        The selection, as `b2array.grid.partition.parts` takes it.
+    box : ndarray
+        One dimension a group of the selection, of the array's dtype.
+
+    Raises
+    ------
+    FormatError, UnsupportedError
+        A chunk cannot be read; the message has its number.
+    """
+    if not box.size:
+        return
+    key = _cache_key(source) if box.nbytes <= config.cache_bytes // _CACHED_SHARE else None
+    by_slices = axes is None and np.ndarray not in map(type, index)
+    context = _context(source.frame.codec, source.frame.codec_meta, layout.blocks)
+    reader = _Reader(source, layout, context, key, box, axes, by_slices)
+    chunks = parts_of_chunks(layout, index, axes)
+    first = list(islice(chunks, 2))
+    if len(first) == 1:
+        reader.run(first[0], alone=True)
+    elif source.is_local:
+        threads.each(reader.run, chain(first, chunks))
+    else:
+        for _ in threads.spread(lambda pair: reader.finish(*pair), reader.fetched(chain(first, chunks))):
+            pass
+
+
+def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
+    """Return one item.
+
+    Parameters
+    ----------
+    source, layout
+        As in `read`; the dtype has no fields.
+    where : sequence of int
+        Its position, which must lie within the array.
+    """
+    number = block = position = 0
+    for i, n, c, b in zip(where, layout.shape, layout.chunks, layout.blocks, strict=True):
+        coord, rest = divmod(i, c)
+        number = number * -(-n // c) + coord
+        coord, rest = divmod(rest, b)
+        block = block * -(-c // b) + coord
+        position = position * b + rest
+    key = _cache_key(source) if config.cache_bytes else None
+    found = {} if key is None else cache.blocks.get_many((key, number), (block,))
+    if not found:
+        (stored,) = fetch(source, (ChunkRequest(number, (block,)),))
+        reader = _Reader(
+            source, layout, _context(source.frame.codec, source.frame.codec_meta, layout.blocks), key, _NO_BOX
+        )
+        header = stored.head.header
+        try:
+            if header.nbytes != layout.chunk_nbytes:
+                raise _wrong_size(header, layout)
+            if header.special:
+                return _value(stored, layout.dtype)[()]
+            if reader.is_regular(header):
+                tile = reader.decoded(number, (block,), stored, reader.reference(stored, (block,)), narrow=True)
+                return tile.item(0, position, layout.dtype)
+            found = reader.decoded_whole(number)
+        except (FormatError, UnsupportedError) as error:
+            raise located_error(f"chunk {number} of {source.url}", error) from error
+    tile, row, _ = found[block]
+    return tile.item(row, position, layout.dtype)
+
+
+def _cache_key(source: Source) -> object | None:
+    """Return the key of a committed state; the chunks of a transaction can change any time."""
+    return source.cache_key if isinstance(source, Snapshot) else None
+
+
+_context = lru_cache(maxsize=64)(Context)
+
+
+def _wrong_size(header: ChunkHeader, layout: Layout) -> FormatError:
+    return FormatError(f"expected {layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
+
+
+def _value(stored: Stored, dtype: np.dtype[Any]) -> Array:
+    """Return the item that fills a special chunk."""
+    item = stored.head.value
+    if stored.head.header.special == Special.NAN:
+        item = NAN_BYTES[stored.head.header.typesize]
+    elif stored.head.header.special != Special.VALUE:
+        return np.zeros((), dtype)
+    if len(item) != dtype.itemsize:
+        raise FormatError(f"expected a repeated item of {dtype.itemsize} bytes, found {len(item)}")
+    return np.frombuffer(item, dtype).reshape(())
+
+
+class _Job(NamedTuple):
+    """What is read of one chunk: what the cache has of it, and the blocks to fetch."""
+
+    number: int
+    part: Part
+    tiling: Tiling
+    found: dict[int, Entry]
+    wanted: Numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reader:
+    """What the chunks of one read share."""
+
+    source: Source
+    layout: Layout
+    context: Context
+    cache_key: object | None
+    box: Array
+    axes: Axes | None = None
+    by_slices: bool = True
+
+    def run(self, chunk: tuple[int, Part], *, alone: bool = False) -> None:
+        """Read one chunk; with `alone`, in several threads."""
+        job = self._plan(*chunk)
+        stored = fetch(self.source, (ChunkRequest(job.number, job.wanted),))[0] if job.wanted else None
+        self.finish(job, stored, alone=alone)
+
+    def fetched(self, chunks: Iterator[tuple[int, Part]]) -> Iterator[tuple[_Job, Stored | None]]:
+        """Fetch chunks in bounded windows, each in one batch of requests, and a few of them at the same time."""
+        for window in threads.ahead(self._fetch_window, self._windows(chunks), _WINDOWS_UNDER_WAY):
+            yield from window
+            del window  # its memory is free while the next one is awaited
+
+    def _fetch_window(self, jobs: list[_Job]) -> list[tuple[_Job, Stored | None]]:
+        stored = iter(fetch(self.source, [ChunkRequest(job.number, job.wanted) for job in jobs if job.wanted]))
+        return [(job, next(stored) if job.wanted else None) for job in jobs]
+
+    def _windows(self, chunks: Iterator[tuple[int, Part]]) -> Iterator[list[_Job]]:
+        jobs: list[_Job] = []
+        nbytes = 0
+        for chunk in chunks:
+            job = self._plan(*chunk)
+            jobs.append(job)
+            nbytes += self._nbytes_to_come(job.number, len(job.wanted))
+            if nbytes >= _WINDOW_NBYTES or len(jobs) >= _WINDOW_CHUNKS:
+                yield jobs
+                jobs, nbytes = [], 0
+        if jobs:
+            yield jobs
+
+    def _nbytes_to_come(self, n: int, nblocks: int) -> int:
+        sizes = self.source.known_sizes(n)
+        if sizes is not None:
+            return int(sizes[0]) * nblocks // self.layout.nblocks
+        return 0 if isinstance(self.source.place(n), Special) else nblocks * self.layout.block_nbytes
+
+    def _plan(self, number: int, part: Part) -> _Job:
+        """Decide how to read a chunk, and ask the cache for its blocks."""
+        layout = self.layout
+        length = decode.group_length(layout.block_nbytes)
+        if self.by_slices:
+            tiling = tiling_of(layout, cast(Slices, part.inside), length)
+        else:
+            tiling = tiling_of_points(layout, part, self.axes, length)
+        found: dict[int, Entry] = {}
+        wanted: Numbers = tiling.numbers
+        if self.cache_key is not None:
+            found = cache.blocks.get_many((self.cache_key, number), tiling.numbers)
+            if len(found) == len(wanted):
+                wanted = ()
+            elif found:
+                wanted = [n for n in tiling.numbers if n not in found]
+        if wanted and not self.source.is_local and len(wanted) == self._ninhabited(part.coords):
+            wanted = range(layout.nblocks)
+        return _Job(number, part, tiling, found, wanted)
+
+    def _ninhabited(self, coords: Sequence[int]) -> int:
+        """Count the blocks of a chunk that are not all padding."""
+        layout = self.layout
+        extents = zip(coords, layout.shape, layout.chunks, layout.blocks, strict=True)
+        return math.prod(-(-min(c, n - coord * c) // b) for coord, n, c, b in extents)
+
+    def finish(self, job: _Job, stored: Stored | None, *, alone: bool = False) -> None:
+        """Decode and copy one chunk; `stored` has the blocks that the cache does not have."""
+        try:
+            self._copy(job, stored, alone=alone)
+        except (FormatError, UnsupportedError) as error:
+            raise located_error(f"chunk {job.number} of {self.source.url}", error) from error
+
+    def _copy(self, job: _Job, stored: Stored | None, *, alone: bool) -> None:
+        layout, steps = self.layout, job.tiling.steps
+        reference = None
+        if stored is not None:
+            header = stored.head.header
+            if header.nbytes != layout.chunk_nbytes:
+                raise _wrong_size(header, layout)
+            if header.special and layout.itemsize == self.source.frame.typesize:
+                lengths = [i.stop - i.start if isinstance(i, slice) else i.shape[1] for i in job.part.outside]
+                put(self.box, job.part.outside, np.broadcast_to(_value(stored, layout.dtype), lengths))
+                return
+            if not self.is_regular(header):
+                job, stored = job._replace(found=self.decoded_whole(job.number)), None
+            else:
+                reference = self.reference(stored, job.wanted)
+                if alone and len(steps) > 1 and threads.width() > 1:
+                    # The threads share the region, so none of them may use it as scratch space.
+                    shared = replace(stored, region=stored.region.toreadonly())
+                    threads.each(lambda step: self._copy_step(job, step, shared, reference), steps)
+                    return
+        for step in steps:
+            self._copy_step(job, step, stored, reference)
+
+    def reference(self, stored: Stored, blocks: Numbers) -> Bytes | None:
+        """Return the block that others build on, if there is one; refuse blocks that cannot be as large as they say."""
+        decode.check_plausible_size(stored, blocks, context=self.context)
+        with_delta = FilterId.DELTA in stored.head.header.filters
+        return decode.reference_block(stored, self.context) if with_delta else None
+
+    def is_regular(self, header: ChunkHeader) -> bool:
+        """Say whether the blocks of a chunk are those of the array."""
+        return header.block_nbytes == self.layout.block_nbytes and not header.special and not header.vl_blocks
+
+    def decoded(
+        self, number: int, blocks: Numbers, stored: Stored, reference: Bytes | None, *, narrow: bool
+    ) -> Tile:  # fmt: skip
+        """Decode blocks together; the cache keeps them."""
+        nbytes = len(blocks) * self.layout.block_nbytes
+        room = None if self.cache_key is None else cache.blocks.room_for(nbytes)
+        tile = decode.decode_tile(
+            stored, blocks, decode.scratch_blocks(nbytes) if room is None else room[1],
+            itemsize=self.layout.itemsize, narrow=narrow, context=self.context, reference=reference,
+        )  # fmt: skip
+        if room is not None:
+            cache.blocks.add((self.cache_key, number), blocks, tile, room[0])
+        return tile
+
+    def decoded_whole(self, number: int) -> dict[int, Entry]:
+        """Decode a chunk whose blocks are not those of the array, and cut it into the array's; the cache keeps them."""
+        (whole,) = fetch(self.source, (ChunkRequest(number, None),))
+        room = None if self.cache_key is None else cache.blocks.room_for(self.layout.chunk_nbytes)
+        data = decode.decode(whole.region, out=None if room is None else room[1], context=self.context)
+        tile, blocks = Tile(data.reshape(self.layout.nblocks, -1)), range(self.layout.nblocks)
+        if room is not None:
+            cache.blocks.add((self.cache_key, number), blocks, tile, room[0])
+        return {block: Entry(tile, block) for block in blocks}
+
+    def _copy_step(self, job: _Job, step: Step, stored: Stored | None, reference: Bytes | None) -> None:
+        if not self.by_slices:
+            items = self._items(job, step, stored, reference)
+            for row, part in enumerate(step.parts):
+                put(self.box, part.outside, take(items[row, ...], part.inside, self.axes))
+            return
+        ndim = len(self.layout.shape)
+        order = (*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2))
+        box = self.box[cast(Any, (*job.part.outside, ...))]  # the ellipsis keeps an array of 0 dimensions one
+        grid: Array | None = None
+        for copy in step.copies:
+            target = box[cast(Any, (*copy.target, ...))].reshape(copy.split).transpose(order)
+            if grid is None:
+                exact = len(step.copies) == 1 and copy.whole and job.tiling.within is None
+                if exact and stored is not None and self.cache_key is None and target.flags.c_contiguous:
+                    out = target.reshape(-1).view(np.uint8)
+                    decode.decode_blocks(stored, step.numbers, out, context=self.context, reference=reference)
+                    return
+                grid = self._items(job, step, stored, reference).reshape(step.counts + job.tiling.shape)
+            target[...] = grid[cast(Any, (*copy.source, ...))]
+
+    def _items(self, job: _Job, step: Step, stored: Stored | None, reference: Bytes | None) -> Array:
+        """Return what is needed of the blocks of a step, one behind the other."""
+        layout, numbers, found = self.layout, step.numbers, job.found
+        within, narrow = job.tiling.within or (), job.tiling.within is not None
+        if stored is not None:
+            missing = [n for n in numbers if n not in found] if found else numbers
+            if missing:
+                tile = self.decoded(job.number, missing, stored, reference, narrow=narrow)
+                if missing is numbers:
+                    return tile.pick(slice(None), layout.blocks, layout.dtype, within)
+                found = {**found, **{n: Entry(tile, row) for row, n in enumerate(missing)}}
+        picked, start = [], 0
+        for stop in range(1, len(numbers) + 1):
+            # Neighbours that are neighbours in their tile too are picked together.
+            tile, row, _ = found[numbers[start]]
+            after = found[numbers[stop]] if stop < len(numbers) else None
+            if after is None or after.tile is not tile or after.row != row + stop - start:
+                picked.append(tile.pick(slice(row, row + stop - start), layout.blocks, layout.dtype, within))
+                start = stop
+        return picked[0] if len(picked) == 1 else np.concatenate(picked)
