@@ -7,10 +7,13 @@ from b2array import config, errors
 from b2array.array.array import NDArray
 from b2array.array.creation import (
     asarray,
+    copy,
     create,
     empty,
     empty_like,
+    from_blocks,
     from_bytes,
+    from_dask,
     full,
     full_like,
     load,
@@ -31,8 +34,6 @@ from b2array.codec.encode import compress
 if TYPE_CHECKING:
     from b2array import bloscpack
     from b2array.array.appender import Appender
-    from b2array.array.copying import copy, from_blocks
-    from b2array.array.dask import from_dask
     from b2array.group.group import Group, open_group
     from b2array.tools.convert import convert
     from b2array.tools.repair import repair
@@ -88,9 +89,6 @@ _LAZY = {
     "Group": "group.group",
     "bloscpack": "bloscpack",
     "convert": "tools.convert",
-    "copy": "array.copying",
-    "from_blocks": "array.copying",
-    "from_dask": "array.dask",
     "open_group": "group.group",
     "repack": "tools.vacuum",
     "repair": "tools.repair",
@@ -112,4 +110,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    # Packages become attributes when they are imported; they are not public.
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, "__version__"})

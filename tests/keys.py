@@ -63,7 +63,7 @@ def masks(draw, extents):
 
 
 JUNK = [
-    0, ..., 1.0, "a", b"a", 2**70, [1.5], [[1], [1, 2]], [None], {}, slice(None, None, 0), slice(0.5), np.zeros(0),
+    0, ..., 1.0, "none", b"a", 2**70, [1.5], [[1], [1, 2]], [None], {}, slice(None, None, 0), slice(0.5), np.zeros(0),
     [True], np.zeros(0, bool),
 ]  # fmt: skip
 

@@ -1,16 +1,21 @@
 """What users hold: arrays, and the functions that make them.
 
-array        `NDArray`
-described    what is known of an array without reading items
+options      `ArrayOptions`: how a new array is made
+drafts       options -> the transaction of a new array
+streaming    arrays of other libraries, read a part at a time
+copying      the transaction of a copy: of an array, an array-like, blocks
 opened       what arrays and super-chunks have in common
-schunk       `SChunk`
+described    what is known of an array without reading items
+items        reading and assigning items
 indexers     `oindex`, `vindex`, `chunk_view`
-creation     `open`, `create`, `zeros`, `asarray`, ...
-copying      copies in another layout, arrays made of blocks
-opening      super-chunks by URL, and the place of a new frame
-appender     output step by step
 dask         graphs that read and write one array
+frozen       the committed state that the tasks of a graph read
 dask_chunks  cuts that respect chunks
 shared       values that many tasks share
+appender     output step by step
+array        `NDArray`: all of these
+creation     `open`, `create`, `zeros`, `asarray`, `copy`, ...
+schunk       `SChunk`
+opening      super-chunks by URL, and the place of a new frame
 info         how handles are shown
 """

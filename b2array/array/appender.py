@@ -35,12 +35,12 @@ class Appender:
     """Collects steps until they fill a row of chunks, and appends that to an array; made by `NDArray.appender`.
 
     Steps are copied: what they were made of can be used again. Other handles see a step when it is committed: after
-    every so many steps, when `commit` is called, and at the end of the ``with`` block, also if the block raises. A
+    `every` steps, when `commit` is called, and at the end of the ``with`` block, also if the block raises. A
     program that is killed leaves what was committed last.
 
     Between two commits that are more than a chunk apart a transaction of the array is under way, which takes in what
     else is changed through the same handle. A commit that ends inside a chunk costs the encoding of that chunk, which
-    is made anew when the next steps come.
+    is encoded again when the next steps come.
 
     Examples
     --------

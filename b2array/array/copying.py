@@ -1,21 +1,22 @@
-"""Arrays that are made piece by piece: copies in another layout, and arrays from a sequence of blocks."""
+"""Transactions that hold a copy: of an array in another layout, of an array-like, or of blocks one after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from b2array import progress
-from b2array.array import creation
-from b2array.array.array import Casting, NDArray
-from b2array.array.creation import Kind, Shape, Url
+from b2array.array.described import Described
+from b2array.array.drafts import Draft, aborting, known_dtype, new_draft, put
 from b2array.array.opening import place_new
-from b2array.codec.cparams import CParams
+from b2array.array.options import OPTIONS, UNSET, ArrayOptions, Casting, Url, check_keywords
+from b2array.array.streaming import Sliceable, boxes, is_sliceable, piece
 from b2array.engine import resize, transaction
 from b2array.engine.handle import Handle
 from b2array.engine.source import Source
@@ -23,114 +24,59 @@ from b2array.engine.transaction import Transaction
 from b2array.engine.write import rewrite
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format.b2nd import GEOMETRIES
+from b2array.grid import assignment
 from b2array.grid.layout import Layout, extents
 from b2array.progress import Progress
 
-__all__ = ["copy", "from_blocks"]
-
-
-def copy(
-    src: NDArray | Url,
-    dst: Url | None = None,
-    *,
-    dtype: npt.DTypeLike | None = None,
-    casting: Casting = "unsafe",
-    chunks: Shape | Literal["auto"] | None = None,
-    blocks: Shape | Literal["auto"] | None = None,
-    cparams: CParams | None = None,
-    layout: Kind = "auto",
-    overwrite: bool = False,
-    interop: bool = True,
-    progress: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
-) -> NDArray:
-    """Copy an array, its attributes and metalayers, and return a handle that can change the copy.
-
-    Chunks are copied as they are where chunks, blocks, compression and type stay the same; otherwise they are made
-    anew, a few at a time, in bounded memory.
-
-    Parameters
-    ----------
-    src : NDArray, str or os.PathLike
-        What to copy: the state that the handle shows.
-    dst : str or os.PathLike, optional
-        Where to; in memory if left out.
-    dtype : dtype-like, optional
-        Type to convert to.
-    casting : {"no", "equiv", "safe", "same_kind", "unsafe"}
-        Which conversions are allowed; see `numpy.can_cast`.
-    chunks, blocks : sequence of int or "auto", optional
-        Other extents, in items; by default they stay.
-    cparams : CParams, optional
-        Other compression.
-    layout : {"auto", "contiguous", "sparse"}
-        One file, or a directory with a file a chunk; "auto": one file on local paths, else a directory.
-    overwrite, interop, storage_options
-        As for `create`; the options are those of `dst`.
-    progress : bool, default False
-        Show on stderr how many chunks are done.
-
-    Raises
-    ------
-    FileExistsError
-        There is something already.
-    TypeError
-        The conversion is not allowed.
-    ValueError, LimitError, UnsupportedError
-        As for `create`.
-
-    Examples
-    --------
-    >>> import b2array
-    >>> a = b2array.asarray(np.arange(12).reshape(3, 4), chunks=(3, 4))
-    >>> b = b2array.copy(a, chunks=(2, 2), blocks=(1, 2))
-    >>> b.chunks, bool((b[...] == a[...]).all())
-    ((2, 2), True)
-    """
-    if not isinstance(src, NDArray):
-        with creation.open(src) as opened:
-            return copy(
-                opened, dst, dtype=dtype, casting=casting, chunks=chunks, blocks=blocks, cparams=cparams, layout=layout,
-                overwrite=overwrite, interop=interop, progress=progress, storage_options=storage_options,
-            )  # fmt: skip
-    wish = _Wish(dst, dtype, casting, chunks, blocks, cparams, layout, overwrite, interop, progress, storage_options)
-    source = src._handle.source
-    while True:
-        try:
-            return NDArray(Handle(_copied(source, wish).commit(), "r+"))
-        except (FormatError, UnsupportedError, ConflictError) as error:
-            source = src._handle.recover(source, error)
+__all__ = ["CopyOptions", "copied", "copy_options", "holding", "joined"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """What is asked of a copy."""
+class CopyOptions:
+    """What `b2array.copy` takes besides the places."""
 
-    url: Url | None
-    dtype: npt.DTypeLike | None
-    casting: Casting
-    chunks: Shape | Literal["auto"] | None
-    blocks: Shape | Literal["auto"] | None
-    cparams: CParams | None
-    layout: Kind
-    overwrite: bool
-    interop: bool
-    progress: bool
-    storage_options: Mapping[str, Any] | None
+    new: ArrayOptions
+    dtype: npt.DTypeLike | None = None
+    casting: Casting = "unsafe"
+    progress: bool = False
 
 
-def _copied(source: Source, wish: _Wish) -> Transaction:
-    old = source.state.require_layout()
-    dtype = old.dtype if wish.dtype is None else _converted(old.dtype, creation.known_dtype(wish.dtype), wish.casting)
-    if dtype == old.dtype and _keeps_chunks(source, old, wish):
-        store, frame_type = place_new(wish.url, wish.layout, wish.storage_options, overwrite=wish.overwrite)
-        with _tracked(old.nchunks, wish) as shown:
-            return transaction.copied(source, store, frame_type, overwrite=wish.overwrite, progress=shown)
-    return _recoded(source, old, dtype, wish)
+_OF_COPIES = frozenset({"casting", "dtype", "progress"})
+_KEPT = frozenset({"attrs", "dims", "fill_value", "meta"})
 
 
-def _tracked(nchunks: int, wish: _Wish) -> AbstractContextManager[Progress]:
-    return progress.track(nchunks, "chunks copied", wish.progress, unit="items")
+def copy_options(function: str, options: Mapping[str, Any]) -> CopyOptions:
+    """Return the options that were given to a public function as keywords."""
+    check_keywords(function, options, OPTIONS - _KEPT | _OF_COPIES)
+    mine = {name: options[name] for name in _OF_COPIES & options.keys()}
+    return CopyOptions(ArrayOptions(**{name: options[name] for name in OPTIONS & options.keys()}), **mine)
+
+
+def copied(handle: Handle, url: Url | None, wanted: CopyOptions) -> Transaction:
+    """Return the transaction of a copy of the array that a handle shows, with all that belongs to the array.
+
+    Chunks are copied as they are where that is possible; else they are encoded again, a few at a time.
+    """
+    source = handle.source
+    while True:
+        try:
+            return _copied(source, url, wanted)
+        except (FormatError, UnsupportedError, ConflictError) as error:
+            source = handle.recover(source, error)
+
+
+def _copied(source: Source, url: Url | None, wanted: CopyOptions) -> Transaction:
+    old, new = source.state.require_layout(), wanted.new
+    dtype = old.dtype if wanted.dtype is None else _converted(old.dtype, known_dtype(wanted.dtype), wanted.casting)
+    if dtype == old.dtype and _keeps_chunks(source, old, new):
+        store, frame_type = place_new(url, new.layout, new.storage_options, overwrite=new.overwrite)
+        with _tracked(old.nchunks, wanted) as shown:
+            return transaction.copied(source, store, frame_type, overwrite=new.overwrite, progress=shown)
+    return _recoded(source, old, dtype, url, wanted)
+
+
+def _tracked(nchunks: int, wanted: CopyOptions) -> AbstractContextManager[Progress]:
+    return progress.track(nchunks, "chunks copied", wanted.progress, unit="items")
 
 
 def _converted(old: np.dtype[Any], dtype: npt.DTypeLike | None, casting: Casting) -> np.dtype[Any]:
@@ -143,42 +89,45 @@ def _converted(old: np.dtype[Any], dtype: npt.DTypeLike | None, casting: Casting
     return new
 
 
-def _keeps_chunks(source: Source, old: Layout, wish: _Wish) -> bool:
-    for wanted, part in ((wish.chunks, old.chunks), (wish.blocks, old.blocks)):
+def _keeps_chunks(source: Source, old: Layout, new: ArrayOptions) -> bool:
+    if new.fill_value is not UNSET or any(part is not None for part in (new.dims, new.attrs, new.meta)):
+        return False
+    for wanted, part in ((new.chunks, old.chunks), (new.blocks, old.blocks)):
         if wanted is not None and (isinstance(wanted, str) or extents(wanted) != part):
             return False
-    return wish.cparams is None or wish.cparams == source.frame.cparams
+    return new.cparams is None or new.cparams == source.frame.cparams
 
 
-def _recoded(source: Source, old: Layout, dtype: np.dtype[Any], wish: _Wish) -> Transaction:
-    noted = source.state.annotations
-    chunks, blocks = _parts(old, dtype, wish)
-    new, plan = creation.new_draft(
-        wish.url, old.shape, dtype, chunks=chunks, blocks=blocks, fill_value=_fill(noted.fill, old.dtype, dtype),
-        cparams=source.frame.cparams if wish.cparams is None else wish.cparams, layout=wish.layout, dims=noted.dims,
-        meta={name: raw for name, raw in source.frame.metalayers if name not in GEOMETRIES},
-        overwrite=wish.overwrite, interop=wish.interop, storage_options=wish.storage_options,
-    )  # fmt: skip
-    try:
+def _recoded(source: Source, old: Layout, dtype: np.dtype[Any], url: Url | None, wanted: CopyOptions) -> Transaction:
+    annotations, new = source.state.annotations, wanted.new
+    chunks, blocks = _parts(old, dtype, new)
+    kept = {name: raw for name, raw in source.frame.metalayers if name not in GEOMETRIES}
+    draft, layout = new_draft(url, old.shape, dtype, replace(
+        new, chunks=chunks, blocks=blocks,
+        fill_value=_fill(annotations.fill, old.dtype, dtype) if new.fill_value is UNSET else new.fill_value,
+        cparams=source.frame.cparams if new.cparams is None else new.cparams,
+        dims=annotations.dims if new.dims is None else new.dims,
+        meta=kept | dict(new.meta or {}),
+    ))  # fmt: skip
+    with aborting(draft):
         for name, content in source.state.attrs().items():
-            new.set_attr(name, content)
+            if name not in (new.attrs or {}):
+                draft.set_attr(name, content)
         steps = rewrite(
-            new, plan, range(plan.nchunks), lambda box: resize.read_box(source, old, box), cparams=new.frame.cparams
-        )
-        with _tracked(plan.nchunks, wish) as shown:
+            draft, layout, range(layout.nchunks), lambda box: resize.read_box(source, old, box),
+            cparams=draft.frame.cparams,
+        )  # fmt: skip
+        with _tracked(layout.nchunks, wanted) as shown:
             for _ in steps:
                 shown.advance()
-    except BaseException:
-        new.abort()
-        raise
-    return new
+    return draft
 
 
-def _parts(old: Layout, dtype: np.dtype[Any], wish: _Wish) -> tuple[Any, Any]:
-    """Choose chunks and blocks: those that are wished, else the old ones where they still fit."""
-    if wish.chunks is not None or wish.blocks is not None:
-        kept = old.blocks if wish.chunks is None else "auto"
-        return wish.chunks if wish.chunks is not None else old.chunks, wish.blocks if wish.blocks is not None else kept
+def _parts(old: Layout, dtype: np.dtype[Any], new: ArrayOptions) -> tuple[Any, Any]:
+    """Choose chunks and blocks: those that are given, else the old ones where they still fit."""
+    if new.chunks is not None or new.blocks is not None:
+        kept = old.blocks if new.chunks is None else "auto"
+        return new.chunks if new.chunks is not None else old.chunks, new.blocks if new.blocks is not None else kept
     larger = dtype.itemsize > 2 * old.itemsize
     return ("auto", "auto") if larger or 0 in old.chunks or 0 in old.blocks else (old.chunks, old.blocks)
 
@@ -191,75 +140,58 @@ def _fill(fill: bytes | None, old: np.dtype[Any], new: np.dtype[Any]) -> Any:
         return item.astype(new)[0]
 
 
-def from_blocks(
-    pieces: Iterable[Any],
-    /,
-    url: Url | None = None,
-    *,
-    axis: int = 0,
-    dtype: npt.DTypeLike | None = None,
-    **options: Any,
-) -> NDArray:
-    """Make an array of blocks that come one after the other, and return a handle that can change it.
+def holding(x: Any, url: Url | None, dtype: npt.DTypeLike | None, options: ArrayOptions) -> Transaction:
+    """Return the transaction of an array with the items of an array-like.
 
-    No more than a row of chunks and one block are in memory at a time. The array is there when the last block is
-    written, in one commit; if the blocks end with an error, there is none.
-
-    Parameters
-    ----------
-    pieces : iterable of array-like
-        The blocks, with the same extents but along `axis`, along which they are joined. The first decides on the type.
-    url : str or os.PathLike, optional
-        Where to; in memory if left out.
-    axis : int, default 0
-        Where the blocks are joined.
-    dtype : dtype-like, optional
-        Type of the items.
-    **options
-        What else `create` takes.
-
-    Raises
-    ------
-    ValueError
-        There are no blocks, or they do not fit each other.
-    TypeError
-        A block's type cannot be cast ("same_kind").
-
-    Examples
-    --------
-    >>> import b2array
-    >>> a = b2array.from_blocks(np.full((2, 3), n) for n in range(5))
-    >>> a.shape, a[::3, 0].tolist()
-    ((10, 3), [0, 1, 3, 4])
+    Other arrays of b2array are copied with all that belongs to them. Arrays that are not in memory are read a part at
+    a time.
     """
-    remaining = iter(pieces)
-    first = np.asarray(next(remaining, None), creation.known_dtype(dtype))
+    if isinstance(x, Described):
+        return copied(x._handle, url, CopyOptions(options, dtype))
+    dtype = known_dtype(dtype)
+    if is_sliceable(x) and np.dtype(dtype or x.dtype).subdtype is None:
+        return _streamed(x, url, np.empty(0, x.dtype).astype(dtype or x.dtype).dtype, options)
+    assignment.check_unmasked(x)
+    values = np.asarray(x, dtype=dtype)
+    draft = new_draft(url, values.shape, values.dtype, options)
+    with aborting(draft.transaction):
+        if values.size:
+            put(*draft, (...,), values)
+    return draft.transaction
+
+
+def _streamed(x: Sliceable, url: Url | None, dtype: np.dtype[Any], options: ArrayOptions) -> Transaction:
+    draft = new_draft(url, x.shape, dtype, options)
+    with aborting(draft.transaction):
+        for box in boxes(draft.layout):
+            put(*draft, box, piece(x, box, dtype))
+    return draft.transaction
+
+
+def joined(
+    blocks: Iterable[Any], url: Url | None, axis: int, dtype: npt.DTypeLike | None, options: ArrayOptions
+) -> Transaction:
+    """Return the transaction of an array of blocks that come one after the other; see `b2array.from_blocks`."""
+    remaining = iter(blocks)
+    first = np.asarray(next(remaining, None), known_dtype(dtype))
     if first.dtype == object or not first.ndim:
         raise ValueError("from_blocks needs at least one block, with the dimension along which blocks are joined")
     axis = np.lib.array_utils.normalize_axis_index(axis, first.ndim)
     shape = (*first.shape[:axis], 0, *first.shape[axis + 1 :])
-    new, plan = creation.new_draft(url, shape, first.dtype, **options)
-    try:
-        for values in _rows(_chained(first, remaining), plan, axis):
-            resize.append(new, values, axis)
-    except BaseException:
-        new.abort()
-        raise
-    return NDArray(Handle(new.commit(), "r+"))
+    new: Draft = new_draft(url, shape, first.dtype, options)
+    with aborting(new.transaction):
+        for values in _rows(chain([first], remaining), new.layout, axis):
+            resize.append(new.transaction, values, axis)
+    return new.transaction
 
 
-def _chained(first: npt.NDArray[Any], others: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from others
-
-
-def _rows(blocks: Iterable[Any], plan: Layout, axis: int) -> Iterator[npt.NDArray[Any]]:
-    """Cut and join blocks to rows of whole chunks; the last one may be shorter."""
-    length, before = plan.chunks[axis], (slice(None),) * axis
+def _rows(blocks: Iterable[Any], layout: Layout, axis: int) -> Iterator[npt.NDArray[Any]]:
+    """Cut and join blocks to rows of whole chunks; the last row may be shorter."""
+    length, before = layout.chunks[axis], (slice(None),) * axis
     pending: list[npt.NDArray[Any]] = []
     count = 0
     for block in blocks:
-        values, _ = resize.joint(block, plan.shape, plan.dtype, axis)
+        values, _ = resize.joint(block, layout.shape, layout.dtype, axis)
         done = 0
         while done < values.shape[axis]:
             taken = min(length - count, values.shape[axis] - done)
@@ -268,7 +200,7 @@ def _rows(blocks: Iterable[Any], plan: Layout, axis: int) -> Iterator[npt.NDArra
             if count == length:
                 yield np.concatenate(pending, axis)
                 pending, count = [], 0
-        # Whoever makes the blocks may use the memory of this one again.
+        # The caller may use the memory of this block again.
         pending[-1:] = [part.copy() for part in pending[-1:]]
     if pending:
         yield np.concatenate(pending, axis)

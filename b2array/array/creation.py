@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, Literal, SupportsIndex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from b2array.array import copying, dask, drafts
 from b2array.array.array import NDArray
-from b2array.array.opening import encoded_metalayers, named, place_new
+from b2array.array.copying import CopyOptions
+from b2array.array.drafts import known_dtype
+from b2array.array.options import (
+    OPTIONS,
+    ArrayOptions,
+    Casting,
+    Kind,
+    Shape,
+    Url,
+    array_options,
+    check_keywords,
+)  # fmt: skip
+from b2array.array.streaming import is_sliceable
 from b2array.buffers import Buffer
-from b2array.codec import filters
-from b2array.codec.cparams import CParams, given_or_default
-from b2array.codec.header import CodecId, FilterId, Special
-from b2array.engine import resize, snapshot
+from b2array.codec.cparams import CParams
+from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.transaction import Transaction
-from b2array.engine.write import write
-from b2array.errors import ReadOnlyError, UnsupportedError
-from b2array.format import b2nd, dtypes, frame
-from b2array.format.annotations import Annotations
-from b2array.format.attributes import encode_attr
-from b2array.format.index import special_offset
-from b2array.format.state import check_count, parse
-from b2array.grid import assignment, chunking
-from b2array.grid import selection as indexing
-from b2array.grid.layout import Layout
-from b2array.grid.layout import extents as layout_extents
+from b2array.errors import ReadOnlyError
+from b2array.grid.layout import extents
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 
-__all__ = [
-    "asarray", "create", "empty", "empty_like", "from_bytes", "full", "full_like", "load", "ones", "ones_like", "open",
-    "save", "zeros", "zeros_like",
-]  # fmt: skip
+if TYPE_CHECKING:
+    import dask.array as da
+    from dask.delayed import Delayed
 
-Shape = SupportsIndex | Sequence[SupportsIndex]
-Url = str | os.PathLike[str]
-Kind = Literal["auto", "contiguous", "sparse"]
+__all__ = [
+    "asarray", "copy", "create", "empty", "empty_like", "from_blocks", "from_bytes", "from_dask", "full", "full_like",
+    "load", "ones", "ones_like", "open", "save", "write_regions", "zeros", "zeros_like",
+]  # fmt: skip
 
 
 def open(url: Url, mode: Mode = "r", *, offset: int = 0, storage_options: Mapping[str, Any] | None = None) -> NDArray:
@@ -145,120 +144,19 @@ def create(
     UnsupportedError
         Stock Blosc2 would read the array wrongly (see `interop`), or a codec or filter cannot write.
     """
-    draft = filled(
-        url, shape, dtype, chunks=chunks, blocks=blocks, fill_value=fill_value, cparams=cparams, layout=layout,
-        dims=dims, attrs=attrs, meta=meta, overwrite=overwrite, interop=interop, storage_options=storage_options,
-    )  # fmt: skip
-    return NDArray(Handle(draft.commit(), "r+"))
+    options = ArrayOptions(
+        chunks, blocks, fill_value, cparams, layout, dims, attrs, meta, overwrite, interop, storage_options
+    )
+    return _new(drafts.filled(url, shape, dtype, options))
 
 
-def filled(url: Url | None, shape: Shape, dtype: npt.DTypeLike, *, fill_value: Any = 0, **options: Any) -> Transaction:
-    """Do what `create` does, but for the commit."""
-    draft, plan = new_draft(url, shape, dtype, fill_value=fill_value, **options)
-    with _filling(draft):
-        resize.fill_chunks(draft, plan, _fill_bytes(fill_value, plan.dtype), np.arange(plan.nchunks))
-    return draft
-
-
-def new_draft(
-    url: Url | None, shape: Shape, dtype: npt.DTypeLike, *, chunks: Any = "auto", blocks: Any = "auto",
-    fill_value: Any = 0, cparams: CParams | None = None, layout: Kind = "auto",
-    dims: Sequence[str | None] | None = None, attrs: Mapping[str, Any] | None = None,
-    meta: Mapping[str, Any] | None = None, overwrite: bool = False, interop: bool = True,
-    storage_options: Mapping[str, Any] | None = None,
-) -> tuple[Transaction, Layout]:  # fmt: skip
-    """Check everything that can be wrong, and only then look at the place where the array will be."""
-    plan = _plan(shape, dtype, chunks, blocks)
-    params = _checked_params(given_or_default(cparams), plan, interop=interop)
-    fill = _fill_bytes(fill_value, plan.dtype)
-    names = _checked_dims(dims, plan.ndim)
-    noted = encoded_metalayers(meta)
-    if wrong := [name for name, _ in noted if name in b2nd.NOT_DATA]:
-        raise ValueError(f"a metalayer {wrong[0]!r} would say that the chunks do not hold the array's values")
-    encoded = [(name, encode_attr(value)) for name, value in named(attrs)]
-    store, frame_type = place_new(url, layout, storage_options, overwrite=overwrite)
-    new = frame.create(
-        params, frame_type=frame_type, typesize=plan.itemsize, chunksize=plan.chunk_nbytes,
-        blocksize=plan.block_nbytes, metalayers=[("b2nd", b2nd.pack(plan)), *noted],
-    )  # fmt: skip
-    zeros = np.broadcast_to(np.int64(special_offset(Special.ZEROS)), (plan.nchunks,))
-    extension = dtypes.extension_name(plan.dtype)
-    annotations = Annotations(fill=fill if any(fill) else None, dims=names, dtype=extension)
-    state = parse(replace(new, nbytes=plan.nbytes, offsets=zeros), annotations)
-    draft = Transaction(store, None, state, overwrite=overwrite)
-    for name, content in encoded:
-        draft.set_attr(name, content)
-    return draft, plan
-
-
-def _plan(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Layout:
-    # NumPy itself gives types without a size one, and makes dimensions of items that are arrays.
-    model = np.empty(0, known_dtype(dtype))
-    inner = model.shape[1:]
-    extents = layout_extents(shape) + inner
-    # Other readers see items of ml_dtypes as so many bytes: their names mean nothing to NumPy alone.
-    raw = np.dtype((np.void, model.itemsize)) if dtypes.extension_name(model.dtype) else model.dtype
-    text = dtypes.dtype_text(raw)
-    given = [
-        None if isinstance(part, str) and part == "auto" else layout_extents(part) + inner for part in (chunks, blocks)
-    ]
-    cut = chunking.automatic(extents, model.itemsize, chunks=given[0], blocks=given[1])
-    plan = Layout(extents, *cut, model.dtype, text)
-    check_count(plan)
-    return plan
-
-
-def known_dtype(dtype: npt.DTypeLike | None) -> npt.DTypeLike | None:
-    """Return a type for a name of the package ml_dtypes, whether or not that is imported already."""
-    return (dtypes.extension_dtype(dtype) or dtype) if isinstance(dtype, str) else dtype
-
-
-def _checked_dims(dims: Sequence[str | None] | None, ndim: int) -> tuple[str | None, ...] | None:
-    if dims is None:
-        return None
-    if isinstance(dims, str) or not all(name is None or isinstance(name, str) for name in dims):
-        raise TypeError(f"dims must be a sequence of str or None, not {dims!r}")
-    if len(dims) != ndim:
-        raise ValueError(f"dims must name {ndim} dimensions, not {len(dims)}")
-    return tuple(dims)
-
-
-def _checked_params(params: CParams, plan: Layout, *, interop: bool) -> CParams:
-    width = plan.itemsize if plan.itemsize <= 255 else 1
-    filters.check(filters.Pipeline(params.filter_slots, params.meta_slots, width, blockshape=plan.blocks), encode=True)
-    if interop:
-        _check_interop(params, plan)
-    return params
-
-
-def _check_interop(params: CParams, layout: Layout) -> None:
-    if FilterId.DELTA in params.filter_slots and layout.nblocks > 1:
-        raise UnsupportedError(
-            "stock Blosc2 reads parts of arrays with the delta filter wrongly when a chunk has several blocks; "
-            "interop=False writes them all the same"
-        )
-    if params.use_dict and params.codec_id in (CodecId.LZ4, CodecId.LZ4HC):
-        raise UnsupportedError(
-            "stock Blosc2 reads parts of arrays with LZ4 dictionaries wrongly; interop=False writes them all the same"
-        )
-    if max(params.meta_slots) > 127:
-        raise UnsupportedError(
-            "python-blosc2 does not open frames with filters_meta beyond 0 to 127 (for the truncating filters: say how "
-            "many bits to keep, not how many to drop); interop=False writes them all the same"
-        )
-
-
-def _fill_bytes(value: Any, dtype: np.dtype[Any]) -> bytes:
-    item = np.zeros((), dtype)
-    # The number 0 stands for zero bytes in any type, for text and records too.
-    if not (isinstance(value, int) and value == 0):
-        item[()] = value
-    return item.tobytes()
+def _new(transaction: Transaction) -> NDArray:
+    return NDArray(Handle(transaction.commit(), "r+"))
 
 
 def empty(shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Any) -> NDArray:
     """Make an array of zeros, as `zeros` does: nothing is ever stored that was not written."""
-    return create(url, shape, dtype, **options)
+    return _filled("empty", url, shape, dtype, options)
 
 
 def zeros(shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Any) -> NDArray:
@@ -278,12 +176,12 @@ def zeros(shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None,
     >>> zeros((3, 2), "i4")[...].tolist()
     [[0, 0], [0, 0], [0, 0]]
     """
-    return create(url, shape, dtype, **options)
+    return _filled("zeros", url, shape, dtype, options)
 
 
 def ones(shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Any) -> NDArray:
     """Make an array of ones; parameters as for `zeros`."""
-    return create(url, shape, dtype, fill_value=1, **options)
+    return _filled("ones", url, shape, dtype, options, fill_value=1)
 
 
 def full(
@@ -302,48 +200,55 @@ def full(
     url, **options
         As for `zeros`.
     """
-    item = np.asarray(fill_value) if dtype is None else np.full((), fill_value, np.empty(0, known_dtype(dtype)).dtype)
-    return create(url, shape, item.dtype if dtype is None else dtype, fill_value=item[()], **options)
+    item = np.asarray(fill_value) if dtype is None else _item(fill_value, dtype)
+    return _filled("full", url, shape, item.dtype if dtype is None else dtype, options, fill_value=item[()])
+
+
+def _item(value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    return np.full((), value, np.empty(0, known_dtype(dtype)).dtype)
+
+
+def _filled(
+    function: str, url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Mapping[str, Any], **fixed: Any
+) -> NDArray:
+    check_keywords(function, options, OPTIONS - fixed.keys())
+    return _new(drafts.filled(url, shape, dtype, ArrayOptions(**options, **fixed)))
 
 
 def empty_like(x: Any, **options: Any) -> NDArray:
     """Make an array of zeros with shape and type of another; parameters as for `zeros`."""
-    return zeros_like(x, **options)
+    return create(**_like("empty_like", x, options))
 
 
 def zeros_like(x: Any, **options: Any) -> NDArray:
     """Make an array of zeros with shape and type of another (and its chunks and blocks); parameters as for `zeros`."""
-    return zeros(**_like(x, options))
+    return create(**_like("zeros_like", x, options))
 
 
 def ones_like(x: Any, **options: Any) -> NDArray:
     """Make an array of ones with shape and type of another; parameters as for `zeros`."""
-    return ones(**_like(x, options))
+    return create(**_like("ones_like", x, options, fill_value=1))
 
 
 def full_like(x: Any, fill_value: Any, **options: Any) -> NDArray:
     """Make an array of one value with shape and type of another; parameters as for `full`."""
-    return full(fill_value=fill_value, **_like(x, options))
+    chosen = _like("full_like", x, options, fill_value=fill_value)
+    return create(**chosen | {"fill_value": _item(fill_value, chosen["dtype"])[()]})
 
 
-def _like(x: Any, options: dict[str, Any]) -> dict[str, Any]:
-    model = x if isinstance(x, NDArray | np.ndarray) else np.asarray(x)
+def _like(function: str, x: Any, options: Mapping[str, Any], **fixed: Any) -> dict[str, Any]:
+    check_keywords(function, options, (OPTIONS | {"dtype", "shape", "url"}) - fixed.keys())
+    model = x if isinstance(x, NDArray | np.ndarray) or is_sliceable(x) else np.asarray(x)
     given = {name: value for name, value in options.items() if value is not None}
-    chosen: dict[str, Any] = {"shape": model.shape, "dtype": model.dtype} | given
+    chosen: dict[str, Any] = {"url": None, "shape": model.shape, "dtype": model.dtype} | given | fixed
     if not isinstance(x, NDArray):
         return chosen
-    if "cparams" not in given:
-        chosen["cparams"] = x.cparams
     same = (
-        layout_extents(chosen["shape"]) == x.shape
-        and np.dtype(known_dtype(chosen["dtype"])) == x.dtype
-        and 0 not in x.chunks
+        extents(chosen["shape"]) == x.shape and np.dtype(known_dtype(chosen["dtype"])) == x.dtype and 0 not in x.chunks
     )
-    return (
-        {"chunks": x.chunks, "blocks": x.blocks} | chosen
-        if same and not given.keys() & {"chunks", "blocks"}
-        else chosen
-    )
+    if same and not given.keys() & {"chunks", "blocks"}:
+        chosen |= {"chunks": x.chunks, "blocks": x.blocks}
+    return {"cparams": x.cparams} | chosen
 
 
 def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = None, **options: Any) -> NDArray:
@@ -352,7 +257,9 @@ def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = Non
     Parameters
     ----------
     x : array-like
-        What NumPy makes an array of. An `NDArray` is returned as it is if nothing else is asked for.
+        What NumPy makes an array of. An `NDArray` is returned as it is if no other argument is given; otherwise it is
+        copied with its attributes, dims, fill value, chunks and compression. An array of another library that takes
+        slices (h5py, zarr, blosc2, a memory map) is read a part at a time, so that it may be larger than memory.
     url : str or os.PathLike, optional
         Where to; in memory if left out.
     dtype : dtype-like, optional
@@ -368,61 +275,215 @@ def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = Non
     """
     if isinstance(x, NDArray) and url is None and not options and dtype in (None, x.dtype):
         return x
-    return NDArray(Handle(holding(x, url=url, dtype=dtype, **options).commit(), "r+"))
-
-
-def holding(x: Any, *, url: Url | None, dtype: npt.DTypeLike | None = None, **options: Any) -> Transaction:
-    """Do what `asarray` does, but for the commit."""
-    assignment.check_unmasked(x)
-    values = np.asarray(x, dtype=known_dtype(dtype))
-    draft, layout = new_draft(url, values.shape, values.dtype, **options)
-    with _filling(draft):
-        if values.size:
-            _put(draft, layout, (...,), values)
-    return draft
-
-
-def _put(draft: Transaction, layout: Layout, key: Any, values: npt.NDArray[Any]) -> None:
-    selection = indexing.select(key, layout.shape)
-    box = selection.spread(values)
-    write(draft, layout, selection.index, selection.axes, box, cparams=draft.frame.cparams)
-
-
-@contextmanager
-def _filling(draft: Transaction) -> Iterator[None]:
-    """Abort a draft that cannot be filled."""
-    try:
-        yield
-    except BaseException:
-        draft.abort()
-        raise
+    return _new(copying.holding(x, url, dtype, array_options("asarray", options)))
 
 
 def write_regions(
-    url: Url | None, shape: Shape, dtype: npt.DTypeLike, regions: Iterable[tuple[Any, npt.NDArray[Any]]], **options: Any
-) -> NDArray:
-    """Store an array that comes in parts, in one commit; what no part covers is the fill value.
+    url: Url | None, shape: Shape, dtype: npt.DTypeLike, regions: Iterable[tuple[Any, npt.NDArray[Any]]],
+    options: ArrayOptions,
+) -> NDArray:  # fmt: skip
+    """Store an array that comes in parts, in one commit. Items in no part are the fill value.
 
     Parameters
     ----------
     url, shape, dtype
         As for `create`.
     regions : iterable of (key, ndarray)
-        Where in the array, by slices, and what. Fastest where each covers whole chunks.
-    **options
+        Where in the array, by slices, and the items. Fastest where each covers whole chunks.
+    options : ArrayOptions
         What else `create` takes.
     """
-    draft, layout = new_draft(url, shape, dtype, **options)
-    with _filling(draft):
-        fill = _fill_bytes(options.get("fill_value", 0), layout.dtype)
-        resize.fill_chunks(draft, layout, fill, np.arange(layout.nchunks))
-        for key, values in regions:
-            _put(draft, layout, key, values)
-    return NDArray(Handle(draft.commit(), "r+"))
+    return _new(drafts.regions(url, shape, dtype, regions, options))
+
+
+def copy(
+    src: NDArray | Url,
+    dst: Url | None = None,
+    *,
+    dtype: npt.DTypeLike | None = None,
+    casting: Casting = "unsafe",
+    chunks: Shape | Literal["auto"] | None = None,
+    blocks: Shape | Literal["auto"] | None = None,
+    cparams: CParams | None = None,
+    layout: Kind = "auto",
+    overwrite: bool = False,
+    interop: bool = True,
+    progress: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> NDArray:
+    """Copy an array, its attributes and metalayers, and return a handle that can change the copy.
+
+    Chunks are copied as they are where chunks, blocks, compression and type stay the same; otherwise they are encoded
+    again, a few at a time, in bounded memory.
+
+    Parameters
+    ----------
+    src : NDArray, str or os.PathLike
+        What to copy: the state that the handle shows.
+    dst : str or os.PathLike, optional
+        Where to; in memory if left out.
+    dtype : dtype-like, optional
+        Type to convert to.
+    casting : {"no", "equiv", "safe", "same_kind", "unsafe"}
+        Which conversions are allowed; see `numpy.can_cast`.
+    chunks, blocks : sequence of int or "auto", optional
+        Other extents, in items; by default they stay.
+    cparams : CParams, optional
+        Other compression.
+    layout : {"auto", "contiguous", "sparse"}
+        One file, or a directory with a file a chunk; "auto": one file on local paths, else a directory.
+    overwrite, interop, storage_options
+        As for `create`; the options are those of `dst`.
+    progress : bool, default False
+        Show on stderr how many chunks are done.
+
+    Raises
+    ------
+    FileExistsError
+        There is something already.
+    TypeError
+        The conversion is not allowed.
+    ValueError, LimitError, UnsupportedError
+        As for `create`.
+
+    Examples
+    --------
+    >>> import b2array
+    >>> a = b2array.asarray(np.arange(12).reshape(3, 4), chunks=(3, 4))
+    >>> b = b2array.copy(a, chunks=(2, 2), blocks=(1, 2))
+    >>> b.chunks, bool((b[...] == a[...]).all())
+    ((2, 2), True)
+    """
+    if not isinstance(src, NDArray):
+        with open(src) as opened:
+            return copy(
+                opened, dst, dtype=dtype, casting=casting, chunks=chunks, blocks=blocks, cparams=cparams, layout=layout,
+                overwrite=overwrite, interop=interop, progress=progress, storage_options=storage_options,
+            )  # fmt: skip
+    new = ArrayOptions(
+        chunks, blocks, cparams=cparams, layout=layout, overwrite=overwrite, interop=interop,
+        storage_options=storage_options,
+    )  # fmt: skip
+    return _new(copying.copied(src._handle, dst, CopyOptions(new, dtype, casting, progress)))
+
+
+def from_blocks(
+    pieces: Iterable[Any],
+    /,
+    url: Url | None = None,
+    *,
+    axis: int = 0,
+    dtype: npt.DTypeLike | None = None,
+    **options: Any,
+) -> NDArray:
+    """Make an array of blocks that come one after the other, and return a handle that can change it.
+
+    No more than a row of chunks and one block are in memory at a time. The array is there when the last block is
+    written, in one commit; if the blocks end with an error, there is none.
+
+    Parameters
+    ----------
+    pieces : iterable of array-like
+        The blocks, with the same extents but along `axis`, along which they are joined. The first decides on the type.
+    url : str or os.PathLike, optional
+        Where to; in memory if left out.
+    axis : int, default 0
+        Where the blocks are joined.
+    dtype : dtype-like, optional
+        Type of the items.
+    **options
+        What else `create` takes.
+
+    Raises
+    ------
+    ValueError
+        There are no blocks, or they do not fit each other.
+    TypeError
+        A block's type cannot be cast ("same_kind").
+
+    Examples
+    --------
+    >>> import b2array
+    >>> a = b2array.from_blocks(np.full((2, 3), n) for n in range(5))
+    >>> a.shape, a[::3, 0].tolist()
+    ((10, 3), [0, 1, 3, 4])
+    """
+    return _new(copying.joined(pieces, url, axis, dtype, array_options("from_blocks", options)))
+
+
+def from_dask(
+    x: da.Array,
+    url: Url | None = None,
+    *,
+    dtype: npt.DTypeLike | None = None,
+    chunks: Shape | Literal["auto"] = "auto",
+    compute: bool = True,
+    resume: bool = False,
+    progress: bool = False,
+    scheduler: Any = None,
+    **options: Any,
+) -> NDArray | Delayed:
+    """Compute a dask array and store it, in parallel and as one commit.
+
+    Each task encodes a piece of `x` and puts its chunks where no reader looks; when all are there, they are committed.
+    Nothing is visible before that, and a task that fails or is repeated does no harm. In a contiguous frame in a local
+    file, chunks wait beside it in a directory with the suffix ``.b2write``; if frame and workers do not share a file
+    system, or the workers are many, ``layout="sparse"`` saves copying them.
+
+    Parameters
+    ----------
+    x : dask.array.Array
+        Chunks of any sizes that are known.
+    url : str or os.PathLike, optional
+        Where to; in memory if left out, which works for schedulers in this process only if ``compute=False``.
+    dtype : dtype-like, optional
+        Type to convert to.
+    chunks : sequence of int or "auto"
+        Extents of the stored chunks. "auto": such that the chunks of `x` are multiples of them, if that is possible.
+    compute : bool, default True
+        Whether to compute now. Otherwise the result is a `dask.delayed.Delayed` that does all, the commit too.
+    resume : bool, default False
+        Finish a write of the same values to the same place that was interrupted, keeping the chunks that are there.
+    progress : bool, default False
+        Show on stderr how far it has come.
+    scheduler : str, callable or distributed.Client, optional
+        For dask; its default otherwise.
+    **options
+        What else `create` takes.
+
+    Returns
+    -------
+    NDArray or dask.delayed.Delayed
+
+    Raises
+    ------
+    TypeError, ValueError
+        `x` is no dask array, has chunks of unknown sizes or a type that cannot be stored, or the write that was
+        interrupted was one of other values. Nothing has been computed then.
+    FileExistsError
+        There is something already.
+
+    Warns
+    -----
+    dask.array.PerformanceWarning
+        The chunks of `x` do not consist of whole stored chunks, so that data are moved between tasks.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> a = from_dask(da.arange(12, chunks=5).reshape(3, 4) ** 2)
+    >>> a[1].tolist()
+    [16, 25, 36, 49]
+    """
+    given = array_options("from_dask", {"chunks": chunks, **options})
+    write = dask.from_dask(x, url, dtype, given, make=NDArray, resume=resume)
+    done: NDArray | Delayed = write.run(compute, progress, scheduler)
+    return done
 
 
 def save(url: Url, x: Any, **options: Any) -> None:
-    """Store an array as `asarray` does, replacing an array that is there."""
+    """Store an array as `asarray` does. An array that is there is replaced."""
+    check_keywords("save", options, OPTIONS | {"dtype"})
     asarray(x, url=url, **{"overwrite": True, **options}).close()
 
 

@@ -9,18 +9,20 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array import config, threads
-from b2array.array import creation, dask_chunks
-from b2array.array.array import NDArray
-from b2array.array.creation import Shape, Url
+from b2array.array import dask_chunks
+from b2array.array.drafts import new_draft
+from b2array.array.frozen import Frozen, one_thread, register_sizeof
+from b2array.array.items import Indexed
+from b2array.array.options import ArrayOptions, Url
 from b2array.array.shared import Shared
 from b2array.engine import distributed
 from b2array.engine.distributed import Entry, Job
@@ -45,99 +47,7 @@ _JOINING_NBYTES = 256 * 2**20
 """What a write that is part of a transaction has in memory at a time, if the pieces are not larger."""
 
 
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Use one thread, as everywhere that tasks run in but for the synchronous scheduler's: the caller's main thread."""
-    # Only the main thread ever uses more, so that no other one notices.
-    if threads.width() == 1:
-        yield
-        return
-    with config.using(threads=1):
-        yield
-
-
-class Frozen:
-    """An array as it is committed now, for graphs.
-
-    Parameters
-    ----------
-    array : NDArray
-
-    Raises
-    ------
-    ValueError
-        There is a transaction under way.
-    """
-
-    __slots__ = ("_shared",)
-
-    def __init__(self, array: NDArray) -> None:
-        held = array._handle.at_snapshot()
-        held_name = ("array", held.url, held.snapshot.start, held.snapshot.version, held.generation)
-        self._shared = Shared(repr(held_name), NDArray(held))
-
-    @property
-    def array(self) -> NDArray:
-        """The handle that reads."""
-        return self._shared.value
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents in items."""
-        return self.array.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the items."""
-        return self.array.dtype
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return self.array.ndim
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """Extents of a chunk in items."""
-        return self.array.chunks
-
-    def __getitem__(self, key: Any) -> Any:
-        with _alone():
-            return self.array[key]
-
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        with _alone():
-            return self.array.__array__(dtype, copy)
-
-    def __repr__(self) -> str:
-        return f"<b2array.Frozen {self.array.url}>"
-
-    def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return self.array.__dask_tokenize__()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _frozen, (self._shared,)
-
-
-def _frozen(shared: Shared[NDArray]) -> Frozen:
-    frozen = Frozen.__new__(Frozen)
-    frozen._shared = shared
-    return frozen
-
-
-def register_sizeof(sizeof: Any) -> None:
-    """Tell dask how much memory handles take: their index, not their data."""
-    sizeof.register(NDArray, _sizeof)
-    sizeof.register(Frozen, lambda frozen: _sizeof(frozen.array))
-
-
-def _sizeof(array: NDArray) -> int:
-    frame = array._handle.frame
-    layers = sum(len(content) for _, content in (*frame.metalayers, *frame.vlmetalayers))
-    return int(frame.offsets.nbytes) + layers + sys.getsizeof(array)
-
-
-def to_dask(a: NDArray, chunks: Any = "auto") -> da.Array:
+def to_dask(a: Indexed, chunks: Any = "auto") -> da.Array:
     """Return a dask array that reads `a` as it is committed now; see `NDArray.to_dask`."""
     import dask.array as da
     from dask.array.core import PerformanceWarning
@@ -159,7 +69,7 @@ def to_dask(a: NDArray, chunks: Any = "auto") -> da.Array:
     return cast("da.Array", da.from_array(frozen, chunks=cut, name=name, meta=meta))
 
 
-def grouped_auto(a: NDArray) -> dask_chunks.Cut:
+def grouped_auto(a: Indexed) -> dask_chunks.Cut:
     """Cut an array into pieces as large as dask's setting ``array.chunk-size`` permits."""
     import dask
     from dask.utils import parse_bytes
@@ -168,7 +78,7 @@ def grouped_auto(a: NDArray) -> dask_chunks.Cut:
     return dask_chunks.grouped(a.shape, a.chunks, a.blocks, a.itemsize, limit)
 
 
-def _cut(chunks: Any, a: NDArray) -> dask_chunks.Cut:
+def _cut(chunks: Any, a: Indexed) -> dask_chunks.Cut:
     from dask.array.core import normalize_chunks
 
     return cast(dask_chunks.Cut, normalize_chunks(chunks, a.shape, dtype=a.dtype, previous_chunks=a.chunks))
@@ -182,98 +92,28 @@ def _brief(cut: dask_chunks.Cut) -> tuple[int, ...]:
 
 
 def from_dask(
-    x: da.Array,
-    url: Url | None = None,
-    *,
-    dtype: npt.DTypeLike | None = None,
-    chunks: Shape | Literal["auto"] = "auto",
-    compute: bool = True,
-    resume: bool = False,
-    progress: bool = False,
-    scheduler: Any = None,
-    **options: Any,
-) -> NDArray | Delayed:
-    """Compute a dask array and store it, in parallel and as one commit.
-
-    Each task encodes a piece of `x` and puts its chunks where no reader looks; when all are there, they are committed.
-    Nothing is visible before that, and a task that fails or is repeated does no harm. In a contiguous frame in a local
-    file, chunks wait beside it in a directory with the suffix ``.b2write``; if frame and workers do not share a file
-    system, or the workers are many, ``layout="sparse"`` saves copying them.
-
-    Parameters
-    ----------
-    x : dask.array.Array
-        Chunks of any sizes that are known.
-    url : str or os.PathLike, optional
-        Where to; in memory if left out, which works for schedulers in this process only if ``compute=False``.
-    dtype : dtype-like, optional
-        Type to convert to.
-    chunks : sequence of int or "auto"
-        Extents of the stored chunks. "auto": such that the chunks of `x` are multiples of them, if that is possible.
-    compute : bool, default True
-        Whether to compute now. Otherwise the result is a `dask.delayed.Delayed` that does all, the commit too.
-    resume : bool, default False
-        Finish a write of the same values to the same place that was interrupted, keeping the chunks that are there.
-    progress : bool, default False
-        Show on stderr how far it has come.
-    scheduler : str, callable or distributed.Client, optional
-        For dask; its default otherwise.
-    **options
-        What else `create` takes.
-
-    Returns
-    -------
-    NDArray or dask.delayed.Delayed
-
-    Raises
-    ------
-    TypeError, ValueError
-        `x` is no dask array, has chunks of unknown sizes or a type that cannot be stored, or the write that was
-        interrupted was one of other values. Nothing has been computed then.
-    FileExistsError
-        There is something already.
-
-    Warns
-    -----
-    dask.array.PerformanceWarning
-        The chunks of `x` do not consist of whole stored chunks, so that data are moved between tasks.
-
-    Examples
-    --------
-    >>> import dask.array as da
-    >>> a = from_dask(da.arange(12, chunks=5).reshape(3, 4) ** 2)
-    >>> a[1].tolist()
-    [16, 25, 36, 49]
-    """
+    x: da.Array, url: Url | None, dtype: npt.DTypeLike | None, options: ArrayOptions, *,
+    make: Callable[[Handle], Any], resume: bool,
+) -> Write:  # fmt: skip
+    """Return the graph that stores a dask array as a new one; see `b2array.from_dask`."""
     check_source(x)
     if dtype is not None:
         x = x.astype(dtype)
-    if isinstance(chunks, str) and "blocks" not in options:
-        chunks = dask_chunks.dividing(x.chunks, x.dtype.itemsize) or "auto"
-    draft, layout = creation.new_draft(url, x.shape, x.dtype, chunks=chunks, **options)
+    if options.blocks is None and (options.chunks is None or isinstance(options.chunks, str)):
+        options = replace(options, chunks=dask_chunks.dividing(x.chunks, x.dtype.itemsize))
+    draft, layout = new_draft(url, x.shape, x.dtype, options)
     draft.abort()
     if draft.aside:
         raise FileExistsError(f"{draft.url} has the other layout, which tasks cannot replace; remove it first")
     whole = tuple(slice(0, n) for n in x.shape)
     if layout.shape != x.shape:
         raise TypeError(f"items of type {x.dtype} are arrays, which dask arrays do not have")
-    job = Job(
-        draft.store,
-        layout,
-        whole,
-        new=draft.state,
-        overwrite=bool(options.get("overwrite")),
-        token=x.name,
-    )
-    return Write(x, job, resume=resume, result=_opened).run(compute, progress, scheduler)
-
-
-def _opened(held: Handle) -> NDArray:
-    return NDArray(held)
+    job = Job(draft.store, layout, whole, new=draft.state, overwrite=options.overwrite, token=x.name)
+    return Write(x, job, make=make, resume=resume)
 
 
 def store(
-    a: NDArray, x: da.Array, region: Region | None = None, *, compute: bool = True, return_stored: bool = False,
+    a: Indexed, x: da.Array, region: Region | None = None, *, compute: bool = True, return_stored: bool = False,
     resume: bool = False, progress: bool = False, scheduler: Any = None,
 ) -> da.Array | Delayed | None:  # fmt: skip
     """Write a dask array into a region of `a`; see `NDArray.store`."""
@@ -292,14 +132,14 @@ def store(
         draft = a._handle.source
         if isinstance(draft, Transaction) and draft.base is None and x.shape == a.shape:
             job = Job(draft.store, a._layout, inside, new=draft.state, overwrite=True, token=x.name)
-            write = Write(x, job, resume=False, result=_opened)
+            write = Write(x, job, make=type(a))
             distributed.join(write.job, write.computed(progress, scheduler), draft)
         else:
             _store_joining(a, x, inside, progress, scheduler)
         return None
     base = a._handle.at_snapshot("r+")
     job = Job(base.store, a._layout, inside, base=base, token=x.name)
-    write = Write(x, job, resume=resume, result=_opened, handle=a)
+    write = Write(x, job, make=type(a), resume=resume, handle=a)
     if return_stored and not compute:
         return write.reading()
     done = write.run(compute, progress, scheduler)
@@ -308,7 +148,7 @@ def store(
     return to_dask(a)[inside] if return_stored else None
 
 
-def _store_joining(a: NDArray, x: da.Array, inside: Region, progress: bool, scheduler: Any) -> None:
+def _store_joining(a: Indexed, x: da.Array, inside: Region, progress: bool, scheduler: Any) -> None:
     """Write as part of a transaction: tasks compute pieces, some at a time, and this process puts them."""
     from dask.array.core import slices_from_chunks
     from dask.base import compute
@@ -365,11 +205,11 @@ class Write:
         The values.
     job : Job
         Where they go.
+    make : callable
+        Makes what `run` returns of the handle of the new state.
     resume : bool
         Whether to keep the chunks that an interrupted write has left.
-    result : callable
-        Makes what `run` returns of the new super-chunk.
-    handle : NDArray, optional
+    handle : Indexed, optional
         The array that shows the new state.
     """
 
@@ -378,13 +218,13 @@ class Write:
         x: da.Array,
         job: Job,
         *,
+        make: Callable[[Handle], Any],
         resume: bool = False,
-        result: Callable[[Handle], Any] = _opened,
-        handle: NDArray | None = None,
+        handle: Indexed | None = None,
     ) -> None:
         self.x = _aligned(x, job.layout.chunks, job.region)
         self.job, self.there = job.begun(resume=resume)
-        self.result = result
+        self.make = make
         self.handle = handle
         self.shared = Shared(f"job {self.job.id.hex()}", self.job)
         self.light = Shared(f"light job {self.job.id.hex()}", self.job.without_base)
@@ -421,10 +261,10 @@ class Write:
     def run(self, compute: bool, progress: bool, scheduler: Any) -> Any:
         """Compute and commit, or return what does."""
         if not compute:
-            return self._committing(self.result)
+            return self._committing(frozen=False)
         done = distributed.commit(self.job, self.computed(progress, scheduler))
         if self.handle is None:
-            return self.result(Handle(done, "r+"))
+            return self.make(Handle(done, "r+"))
         self.handle._handle.replace_state(done)
         return None
 
@@ -433,8 +273,8 @@ class Write:
         (entries,) = computed([self], self.job.store.url, progress, scheduler)
         return entries
 
-    def _committing(self, result: Callable[[Any], Any]) -> Delayed:
-        return final([self], self.name("commit"), _commit, self.shared, result)
+    def _committing(self, *, frozen: bool) -> Delayed:
+        return final([self], self.name("commit"), _commit, self.shared, self.make, frozen)
 
     def reading(self) -> da.Array:
         """Return an array that reads what is stored, once it is."""
@@ -443,7 +283,7 @@ class Write:
         from dask.array.core import getter, slices_from_chunks
         from dask.highlevelgraph import HighLevelGraph
 
-        commit: Any = self._committing(Frozen)
+        commit: Any = self._committing(frozen=True)
         name = self.name("stored")
         part = self.job.part
         layer: dict[Any, Any] = {
@@ -585,7 +425,7 @@ def _client(scheduler: Any) -> Any:
 
 def _put(values: Any, shared: Shared[Job], inside: Region, there: frozenset[int]) -> list[Entry]:
     check_piece(values, inside)
-    with _alone():
+    with one_thread():
         return distributed.put(shared.value, np.asarray(values), inside, there)
 
 
@@ -605,7 +445,9 @@ def _gather(found: list[list[list[Entry]]]) -> list[list[Entry]]:
     return [[entry for each in entries for entry in each] for entries in found]
 
 
-def _commit(found: list[list[list[Entry]]], shared: Shared[Job], result: Callable[[Any], Any]) -> Any:
+def _commit(
+    found: list[list[list[Entry]]], shared: Shared[Job], make: Callable[[Handle], Any], frozen: bool
+) -> Any:  # fmt: skip
     (entries,) = _gather(found)
-    held = Handle(distributed.commit(shared.value, entries), "r+")
-    return result(held) if result is not Frozen else Frozen(NDArray(held))
+    array = make(Handle(distributed.commit(shared.value, entries), "r+"))
+    return Frozen(array) if frozen else array

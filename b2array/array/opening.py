@@ -123,7 +123,7 @@ def create_schunk(
 
 
 def encoded_metalayers(meta: Mapping[str, Any] | None) -> list[tuple[str, bytes]]:
-    r"""Return metalayers as they are stored: what is not bytes as msgpack. Raises TypeError where that is not possible.
+    r"""Return metalayers as they are stored: bytes as they are, other values as msgpack, or TypeError.
 
     Examples
     --------

@@ -19,7 +19,7 @@ _mutex = threading.Lock()
 class Shared(Generic[T]):
     """A value that never changes, known by a name.
 
-    A scheduler may pickle what a task depends on for every task anew, and the index of a large array takes a while. In
+    A scheduler may pickle what a task depends on for every task, and the index of a large array takes a while. In
     a process that has met the value before, unpickling finds that one.
 
     Parameters

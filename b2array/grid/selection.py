@@ -311,22 +311,31 @@ def fields(key: Any, dtype: np.dtype[Any]) -> tuple[Any, str | list[str] | None]
     """
     if dtype.names is None:
         return key, None
-    entries = key if isinstance(key, tuple) else (key,)
-    named = [entry for entry in entries if _are_names(entry)]
+    if isinstance(key, tuple):
+        # Among other indices, text that names no field is no index, as in NumPy.
+        known = set(dtype.names)
+        are_names = [_are_names(entry) and not known.isdisjoint(_listed(entry)) for entry in key]
+        named = [entry for entry, is_name in zip(key, are_names, strict=True) if is_name]
+        rest: Any = tuple(entry for entry, is_name in zip(key, are_names, strict=True) if not is_name) or Ellipsis
+    else:
+        named, rest = [key] if _are_names(key) else [], Ellipsis
     if not named:
         return key, None
-    rest = tuple(entry for entry in entries if not _are_names(entry)) or Ellipsis
     if len(named) == 1 and isinstance(named[0], str):
         if named[0] not in dtype.names:
             raise ValueError(f"no field of name {named[0]}")
         return rest, named[0]
-    names = [name for entry in named for name in ([entry] if isinstance(entry, str) else entry)]
+    names = [name for entry in named for name in _listed(entry)]
     for n, name in enumerate(names):
         if name not in dtype.names:
             raise KeyError(name)
         if name in names[:n]:
             raise ValueError(f"duplicate field of name {name!r}")
     return rest, names
+
+
+def _listed(entry: str | list[str]) -> list[str]:
+    return [entry] if isinstance(entry, str) else entry
 
 
 def _are_names(entry: Any) -> bool:

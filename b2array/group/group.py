@@ -11,9 +11,9 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from b2array.array import creation
+from b2array.array import copying, drafts
 from b2array.array.array import NDArray
-from b2array.array.creation import Shape
+from b2array.array.options import Shape, array_options
 from b2array.array.schunk import SChunk
 from b2array.engine.handle import Mode
 from b2array.engine.transaction import Transaction as MemberTransaction
@@ -271,10 +271,10 @@ class Group(MutableMapping[str, Any]):
             raise TypeError("create() takes either a shape or data")
 
         def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> MemberTransaction:
-            given = {"layout": layout, **options, **home.options, "url": url, "overwrite": overwrite}
+            given = array_options("create", {"layout": layout, **options, **home.options, "overwrite": overwrite})
             if shape is None:
-                return creation.holding(data, dtype=dtype, **given)
-            return creation.filled(shape=shape, dtype=float if dtype is None else dtype, **given)
+                return copying.holding(data, url, dtype, given)
+            return drafts.filled(url, shape, float if dtype is None else dtype, given)
 
         return NDArray(home.create(self._prefix + name, ARRAY, new, overwrite=overwrite))
 

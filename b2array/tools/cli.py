@@ -16,7 +16,7 @@ import numpy as np
 import typer
 
 from b2array import bloscpack
-from b2array.array import copying, creation
+from b2array.array import creation
 from b2array.array.array import NDArray
 from b2array.array.opening import place_new
 from b2array.bloscpack.header import CHECKSUMS
@@ -317,7 +317,7 @@ def copy(
             transaction.copied(held, store, frame_type, overwrite=overwrite, progress=shown).commit()
         return
     a = NDArray(Handle(held, "r"))
-    copying.copy(
+    creation.copy(
         a, dst, chunks=cut, blocks=inner, cparams=cparams_of(codec, clevel, filters), layout=kind, overwrite=overwrite,
         progress=shows(progress), storage_options=options,
     ).close()  # fmt: skip

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from b2array import bloscpack
 from b2array.array import creation
+from b2array.array.options import ArrayOptions
 from b2array.bloscpack.header import Description, describe
 from b2array.codec.cparams import CParams
 from b2array.errors import FormatError, UnsupportedError
@@ -170,12 +171,12 @@ def open_b2nd(url: str, storage_options: Storage) -> Source:
 
 def write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
     """Write a Blosc2 frame; see `Format`."""
-    given = {"blocks": settings.blocks} if settings.blocks is not None else {}
-    chunks: dict[str, Any] = {"chunks": settings.chunks} if 0 not in settings.chunks else {}
     creation.write_regions(
-        url, source.shape, source.dtype, pieces, fill_value=source.fill, dims=source.dims, attrs=source.attrs,
-        cparams=settings.cparams, layout=settings.layout, overwrite=settings.overwrite,
-        storage_options=settings.storage_options, **chunks, **given,
+        url, source.shape, source.dtype, pieces, ArrayOptions(
+            chunks=None if 0 in settings.chunks else settings.chunks, blocks=settings.blocks, fill_value=source.fill,
+            dims=source.dims, attrs=source.attrs, cparams=settings.cparams, layout=settings.layout,
+            overwrite=settings.overwrite, storage_options=settings.storage_options,
+        ),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from xarray.core import indexing
 
 from b2array.array import creation
 from b2array.array.array import NDArray
-from b2array.array.dask import Frozen
+from b2array.array.frozen import Frozen
 from b2array.errors import FormatError, UnsupportedError
 from b2array.group import group
 from b2array.group.group import Group

@@ -55,7 +55,7 @@ def now(parts: Iterable[Part], url: str, progress: bool, scheduler: Any) -> None
         if job is None:
             others.append(part)
         else:
-            fresh.append((part.array, Write(part.values, job)))
+            fresh.append((part.array, Write(part.values, job, make=NDArray)))
     if fresh:
         found = dask.computed([write for _, write in fresh], url, progress, scheduler)
         for (array, write), entries in zip(fresh, found, strict=True):
@@ -74,7 +74,9 @@ def later(parts: Iterable[Part], url: str, options: Mapping[str, Any]) -> Delaye
     for part in _aligned(parts):
         base = home[part.path]._handle.at_snapshot("r+")
         layout = NDArray(base)._layout
-        writes.append(Write(part.values, Job(base.store, layout, part.region, base=base, token=part.values.name)))
+        writes.append(
+            Write(part.values, Job(base.store, layout, part.region, base=base, token=part.values.name), make=NDArray)
+        )
         names.append(part.path)
     name = f"b2array-commit-{uuid4().hex}"
     shared = Shared(name, (url, dict(options), names, [write.job for write in writes]))

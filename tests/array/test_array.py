@@ -29,7 +29,7 @@ from keys import keys, orthogonal_keys
 
 import b2array
 from b2array import config
-from b2array.array import array as array_module
+from b2array.array import items as items_module
 from b2array.array.schunk import SChunk
 from b2array.errors import (
     B2ArrayError,
@@ -768,7 +768,7 @@ def overtaken(tmp_path, monkeypatch, shape):
     """Make an array of 4 by 6 zeros that another handle resizes during the next assignment."""
     array = b2array.zeros((4, 6), "i4", url=tmp_path / "a.b2nd", chunks=(2, 3), blocks=(1, 3))
     other = b2array.open(tmp_path / "a.b2nd", "r+")
-    write, calls = array_module.write, []
+    write, calls = items_module.write, []
 
     def resized(*args, **kwargs):
         if not calls:
@@ -776,7 +776,7 @@ def overtaken(tmp_path, monkeypatch, shape):
             other.resize(shape)
         return write(*args, **kwargs)
 
-    monkeypatch.setattr(array_module, "write", resized)
+    monkeypatch.setattr(items_module, "write", resized)
     return array
 
 

@@ -1,0 +1,110 @@
+"""`Frozen`: an array as it is committed now, which the tasks of a graph read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array import config, threads
+from b2array.array.described import Described
+from b2array.array.items import Indexed
+from b2array.array.shared import Shared
+
+__all__ = ["Frozen", "one_thread", "register_sizeof"]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Use one thread, as everywhere that tasks run in but for the synchronous scheduler's: the caller's main thread."""
+    # Only the main thread ever uses more, so that no other one notices.
+    if threads.width() == 1:
+        yield
+        return
+    with config.using(threads=1):
+        yield
+
+
+class Frozen:
+    """An array as it is committed now, for graphs.
+
+    Parameters
+    ----------
+    array : Indexed
+
+    Raises
+    ------
+    ValueError
+        There is a transaction under way.
+    """
+
+    __slots__ = ("_shared",)
+
+    def __init__(self, array: Indexed) -> None:
+        held = array._handle.at_snapshot()
+        held_name = ("array", held.url, held.snapshot.start, held.snapshot.version, held.generation)
+        self._shared = Shared(repr(held_name), type(array)(held))
+
+    @property
+    def array(self) -> Indexed:
+        """The handle that reads."""
+        return self._shared.value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents in items."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the items."""
+        return self.array.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return self.array.ndim
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Extents of a chunk in items."""
+        return self.array.chunks
+
+    def __getitem__(self, key: Any) -> Any:
+        with one_thread():
+            return self.array[key]
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        with one_thread():
+            return self.array.__array__(dtype, copy)
+
+    def __repr__(self) -> str:
+        return f"<b2array.Frozen {self.array.url}>"
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return self.array.__dask_tokenize__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _frozen, (self._shared,)
+
+
+def _frozen(shared: Shared[Indexed]) -> Frozen:
+    frozen = Frozen.__new__(Frozen)
+    frozen._shared = shared
+    return frozen
+
+
+def register_sizeof(sizeof: Any) -> None:
+    """Tell dask how much memory handles take: their index, not their data."""
+    sizeof.register(Described, _sizeof)
+    sizeof.register(Frozen, lambda frozen: _sizeof(frozen.array))
+
+
+def _sizeof(array: Indexed) -> int:
+    frame = array._handle.frame
+    layers = sum(len(content) for _, content in (*frame.metalayers, *frame.vlmetalayers))
+    return int(frame.offsets.nbytes) + layers + sys.getsizeof(array)

@@ -1,0 +1,222 @@
+"""`Indexed`: the items of an array, read and assigned by NumPy's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array import threads
+from b2array.array.described import Described
+from b2array.array.indexers import Indexer, Select, chunk_key
+from b2array.engine import resize
+from b2array.engine.read import read, read_item
+from b2array.engine.write import chunk_box, write
+from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
+from b2array.grid import assignment
+from b2array.grid import selection as indexing
+from b2array.grid.layout import Layout
+from b2array.grid.selection import Selection
+
+__all__ = ["Indexed"]
+
+_ROWS_NBYTES = 32 * 2**20
+"""Iteration reads at most this many bytes ahead."""
+
+
+class Indexed(Described):
+    """The part of `b2array.NDArray` that reads and assigns items."""
+
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> Any:
+        source = self._handle.source
+        layout = source.state.layout or source.state.require_layout()
+        where = indexing.item(key, layout.shape)
+        if where is None or layout.dtype.kind == "V":
+            return self._get(key, indexing.select)
+        try:
+            return read_item(source, layout, where)
+        except (ChunkMissingError, ConflictError):  # perhaps a commit through this handle took the chunk away
+            return self._get(key, indexing.select)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._set(key, value, indexing.select)
+
+    def _set(self, key: Any, value: Any, select: Select) -> None:
+        self._handle.require_writable()
+        before = self._layout
+        arranged = _arranged(key, value, select, before)
+        if not arranged[1].size:
+            return
+
+        for attempt in self._handle.changes(anywhere=True):
+            with attempt as transaction:
+                now = transaction.state.require_layout()
+                if (now.ndim, now.dtype) != (before.ndim, before.dtype):
+                    raise ConflictError(f"{self.url} has become an array of shape {now.shape} and type {now.dtype}")
+                selection, box, fields = arranged if now == before else _arranged(key, value, select, now)
+                if box.size:
+                    index, axes, cparams = selection.index, selection.axes, transaction.frame.cparams
+                    write(transaction, now, index, axes, box, cparams=cparams, fields=fields)
+
+    @property
+    def oindex(self) -> Indexer:
+        """Orthogonal indexing, get and set: index arrays and masks, of one dimension, each select along their own axis.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray(np.arange(12).reshape(3, 4))
+        >>> a.oindex[[0, 2], [True, False, False, True]].tolist()
+        [[0, 3], [8, 11]]
+        """
+        return Indexer(self, indexing.orthogonal)
+
+    @property
+    def vindex(self) -> Indexer:
+        """Indexing by points, get and set: index arrays are broadcast, and their dimensions always come first.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray(np.arange(24).reshape(2, 3, 4))
+        >>> a.vindex[[0, 1], :, [3, 0]].shape, a.vindex[:, [0, 2, 1]].shape
+        ((2, 3), (3, 2, 4))
+        """
+        return Indexer(self, indexing.vectorised)
+
+    @property
+    def chunk_view(self) -> Indexer:
+        """Whole chunks by their place in the grid, get and set; chunks at the edge are cut to the array.
+
+        Takes integers, slices without step, and Ellipsis. Integers drop no dimension.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.zeros((5, 4), dtype="i4", chunks=(2, 4), blocks=(2, 2))
+        >>> a.chunk_view[2, 0] = 7
+        >>> a.chunk_view[-1, 0], a.chunk_view[1:].shape
+        (array([[7, 7, 7, 7]], dtype=int32), (3, 4))
+        """
+        return Indexer(self, lambda key, shape: indexing.select(chunk_key(key, shape, self.chunks), shape))
+
+    def _get(self, key: Any, select: Select) -> Any:
+        source = self._handle.source
+        while True:
+            try:
+                layout = source.state.layout or source.state.require_layout()
+                rest, names = indexing.fields(key, layout.dtype)
+                selection = select(rest, layout.shape)
+                result: Any = np.empty(selection.shape, layout.dtype)
+                read(source, layout, selection.index, selection.axes, selection.view(result))
+                break
+            except (FormatError, UnsupportedError, ConflictError) as error:
+                source = self._handle.recover(source, error)
+        if selection.kind == "scalar":
+            result = result[()]
+        if names is None:
+            return result
+        found = result[names]
+        if isinstance(found, np.ndarray):
+            # A copy, so that a field does not keep the memory of all others.
+            found = np.array(found) if isinstance(names, str) else found
+            # In NumPy, a["x"][1:3] = 0 changes a. Here it would be lost in a copy.
+            found.flags.writeable = False
+        return found
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            raise ValueError("an array in chunks cannot be seen as a NumPy array without a copy")
+        result: npt.NDArray[Any] = self[...]
+        return result if dtype is None else result.astype(dtype, copy=False)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of unsized object")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise TypeError("iteration over a 0-d array")
+        return self._rows()
+
+    def _rows(self) -> Iterator[Any]:
+        # One read serves as many rows as a chunk has, if they are not too large together.
+        row_nbytes = max(1, self.nbytes // max(1, len(self)))
+        step = max(1, min(self.chunks[0], _ROWS_NBYTES // row_nbytes))
+        for start in range(0, len(self), step):
+            yield from self[start : start + step]
+
+    def _item(self) -> npt.NDArray[Any]:
+        """Return an array that converts to a number, or fails to, as this one's items in memory do."""
+        return self[...] if self.size == 1 else np.broadcast_to(np.zeros((), self.dtype), self.shape)
+
+    def __bool__(self) -> bool:
+        return bool(self._item())
+
+    def __int__(self) -> int:
+        return int(self._item())
+
+    def __float__(self) -> float:
+        return float(self._item())
+
+    def __complex__(self) -> complex:
+        return complex(self._item())
+
+    def __index__(self) -> int:
+        return self._item().__index__()
+
+    def iter_chunks(self) -> Iterator[tuple[tuple[slice, ...], npt.NDArray[Any]]]:
+        """Read the array chunk by chunk, in C order of the grid.
+
+        The next chunks are read while the caller works on one. All come from the state that the handle shows now.
+
+        Yields
+        ------
+        box : tuple of slice
+            What the chunk covers of the array: ``a[box]``.
+        values : ndarray
+            The items there.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray(np.arange(5), chunks=(3,))
+        >>> for box, values in a.iter_chunks():
+        ...     print(box, values)
+        (slice(0, 3, 1),) [0 1 2]
+        (slice(3, 5, 1),) [3 4]
+        """
+        source = self._handle.source
+        layout = source.state.require_layout()
+
+        def chunk(coords: tuple[int, ...]) -> tuple[tuple[slice, ...], npt.NDArray[Any]]:
+            box = chunk_box(layout, coords)
+            return box, resize.read_box(source, layout, box)
+
+        return threads.spread(chunk, np.ndindex(*layout.grid_shape))
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        if self._handle.in_transaction:
+            return "b2array", self.url, uuid4().hex
+        return "b2array", self.url, self._handle.snapshot.start, self.generation
+
+
+def _arranged(
+    key: Any, value: Any, select: Select, layout: Layout
+) -> tuple[Selection, npt.NDArray[Any], str | list[str] | None]:
+    """Find what a key selects in an array, and lay out the value for it."""
+    rest, names = indexing.fields(key, layout.dtype)
+    try:
+        selection = select(rest, layout.shape)
+    except IndexError:
+        if select is indexing.select:  # NumPy converts the value first, and then compares the index arrays
+            indexing.check_entries(rest, layout.shape)
+            np.asarray(value, layout.dtype if names is None else layout.dtype[names])
+        raise
+    return selection, *assignment.arrange(value, selection, layout.dtype, names)

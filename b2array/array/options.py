@@ -1,0 +1,64 @@
+"""`ArrayOptions`: how a new array is made, checked where a public function takes its keywords."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, SupportsIndex
+
+from b2array.codec.cparams import CParams
+
+__all__ = ["OPTIONS", "UNSET", "ArrayOptions", "Casting", "Kind", "Shape", "Url", "array_options", "check_keywords"]
+
+Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
+Kind = Literal["auto", "contiguous", "sparse"]
+Shape = SupportsIndex | Sequence[SupportsIndex]
+Url = str | os.PathLike[str]
+
+UNSET: Final = object()
+"""The fill value of options that name none: None itself is a value, not a number in arrays of floats."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayOptions:
+    """What `b2array.create` takes besides place, shape and type.
+
+    For an option that is not given, a copy takes the value of its source. Other new arrays take the defaults of
+    `create`.
+    """
+
+    chunks: Shape | Literal["auto"] | None = None
+    blocks: Shape | Literal["auto"] | None = None
+    fill_value: Any = UNSET
+    cparams: CParams | None = None
+    layout: Kind = "auto"
+    dims: Sequence[str | None] | None = None
+    attrs: Mapping[str, Any] | None = None
+    meta: Mapping[str, Any] | None = None
+    overwrite: bool = False
+    interop: bool = True
+    storage_options: Mapping[str, Any] | None = None
+
+
+OPTIONS: Final = frozenset(field.name for field in fields(ArrayOptions))
+
+
+def array_options(function: str, options: Mapping[str, Any]) -> ArrayOptions:
+    """Return the options that were given to a public function as keywords.
+
+    Examples
+    --------
+    >>> array_options("zeros", {"path": "a.b2nd"})
+    Traceback (most recent call last):
+    TypeError: zeros() got an unexpected keyword argument 'path'
+    """
+    check_keywords(function, options, OPTIONS)
+    return ArrayOptions(**options)
+
+
+def check_keywords(function: str, given: Iterable[str], known: frozenset[str]) -> None:
+    """Raise the TypeError that Python raises for a keyword that the function does not have."""
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")

@@ -1,0 +1,91 @@
+"""Arrays of other libraries, read a part at a time, so that they may be larger than memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.grid import assignment
+from b2array.grid.layout import Layout
+
+__all__ = ["Sliceable", "boxes", "is_sliceable", "piece", "rows"]
+
+_PIECE_NBYTES = 32 * 2**20
+"""What is read at a time, if a chunk (or a row of chunks that is appended) is not larger."""
+
+# dask would compute its graph again for each slice, and pandas looks slices up among its labels.
+_READ_WHOLE = frozenset({"dask", "pandas"})
+
+
+@runtime_checkable
+class Sliceable(Protocol):
+    """An array that gives its items by slices, such as a dataset of h5py or zarr."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def __getitem__(self, key: Any, /) -> Any: ...
+
+
+def is_sliceable(x: Any) -> bool:
+    """Say whether an array-like is to be read a part at a time: it is not in memory, and its slices are NumPy's.
+
+    Examples
+    --------
+    >>> is_sliceable(np.zeros(3)), is_sliceable([0, 0]), is_sliceable(np.float64(0))
+    (False, False, False)
+    """
+    if isinstance(x, np.ndarray | np.generic) or not isinstance(x, Sliceable):
+        return isinstance(x, np.memmap)
+    # The type that NumPy finds for Python objects depends on all of them.
+    numeric = isinstance(x.dtype, np.dtype) and not x.dtype.hasobject
+    return numeric and type(x).__module__.partition(".")[0] not in _READ_WHOLE
+
+
+def piece(x: Sliceable, box: tuple[slice, ...], dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+    """Read a box of an array.
+
+    Raises
+    ------
+    TypeError
+        Items in it are masked.
+    ValueError
+        The array gives another number of items than its shape says.
+    """
+    found = x[box]
+    assignment.check_unmasked(found)
+    values = np.asarray(found, dtype)
+    expected = tuple(part.stop - part.start for part in box)
+    if values.shape != expected:
+        raise ValueError(f"expected items of shape {expected} at {box} of {type(x).__name__}, found {values.shape}")
+    return values
+
+
+def boxes(layout: Layout) -> Iterator[tuple[slice, ...]]:
+    """Cut an array into boxes of whole chunks, each small enough to be in memory."""
+    steps = list(layout.chunks)
+    for axis in reversed(range(layout.ndim)):
+        fit = max(1, _PIECE_NBYTES // max(1, math.prod(steps) * layout.itemsize))
+        steps[axis] *= min(fit, layout.grid_shape[axis])
+        if steps[axis] < layout.shape[axis]:
+            break
+    starts = [range(0, n, max(1, step)) for n, step in zip(layout.shape, steps, strict=True)]
+    for start in product(*starts):
+        yield tuple(slice(i, min(i + step, n)) for i, step, n in zip(start, steps, layout.shape, strict=True))
+
+
+def rows(values: Sliceable, layout: Layout, axis: int) -> Iterator[npt.NDArray[Any]]:
+    """Cut what is appended to an array of a layout such that each piece ends where a row of chunks ends."""
+    shape, length = values.shape, max(1, layout.chunks[axis])
+    row_nbytes = max(1, math.prod(shape) // max(1, shape[axis]) * layout.itemsize)
+    most = max(1, _PIECE_NBYTES // (row_nbytes * length)) * length
+    start = 0
+    while start < shape[axis]:
+        stop = min(start + most - (layout.shape[axis] + start) % length, shape[axis])
+        yield piece(values, tuple(slice(start, stop) if n == axis else slice(0, m) for n, m in enumerate(shape)))
+        start = stop

@@ -1,0 +1,80 @@
+"""The public names, and what functions call themselves in errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import b2array
+
+
+def test_dir_shows_public_names_and_nothing_else() -> None:
+    script = """
+import b2array, b2array.tools.cli, b2array.xarray_io
+b2array.repair, b2array.open_group
+shown = [name for name in dir(b2array) if not name.startswith("__")]
+assert shown == sorted(b2array.__all__), set(shown) ^ set(b2array.__all__)
+assert "__version__" in dir(b2array)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_public_modules_are_reachable() -> None:
+    script = """
+import b2array
+for name in ("codecs", "filters", "config", "errors", "bloscpack"):
+    assert type(getattr(b2array, name)).__name__ == "module", name
+import b2array.xarray_io
+assert b2array.xarray_io.to_b2array
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "asarray": lambda **given: b2array.asarray([1], **given),
+    "create": lambda **given: b2array.create(None, 3, **given),
+    "copy": lambda **given: b2array.copy(b2array.zeros(3), **given),
+    "empty": lambda **given: b2array.empty(3, **given),
+    "empty_like": lambda **given: b2array.empty_like([1], **given),
+    "from_blocks": lambda **given: b2array.from_blocks([[1]], **given),
+    "full": lambda **given: b2array.full(3, 1, **given),
+    "full_like": lambda **given: b2array.full_like([1], 1, **given),
+    "ones": lambda **given: b2array.ones(3, **given),
+    "ones_like": lambda **given: b2array.ones_like([1], **given),
+    "save": lambda **given: b2array.save("memory://names.b2nd", [1], **given),
+    "zeros": lambda **given: b2array.zeros(3, **given),
+    "zeros_like": lambda **given: b2array.zeros_like([1], **given),
+    "astype": lambda **given: b2array.zeros(3).astype("f4", **given),
+}
+
+
+@pytest.mark.parametrize("function", CALLS)
+def test_functions_say_their_own_name_when_they_refuse_a_keyword(function: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{function}\(\) got an unexpected keyword argument 'path'"):
+        CALLS[function](path="a.b2nd")
+
+
+def test_a_group_and_dask_say_their_own_name_as_well() -> None:
+    group = b2array.open_group("memory://names.b2d", "w")
+    with pytest.raises(TypeError, match=r"^create\(\) got an unexpected keyword argument 'path'"):
+        group.create("a", 3, path="x")
+    assert "a" not in group
+    da = pytest.importorskip("dask.array")
+    with pytest.raises(TypeError, match=r"^from_dask\(\) got an unexpected keyword argument 'path'"):
+        b2array.from_dask(da.zeros(3), path="x")
+
+
+@pytest.mark.parametrize("function", ["ones", "full", "ones_like", "full_like"])
+def test_functions_that_choose_the_fill_value_refuse_another(function: str) -> None:
+    with pytest.raises(TypeError, match=rf"{function}\(\) got .*'fill_value'"):
+        CALLS[function](fill_value=2)
+
+
+def test_what_is_like_another_array_takes_the_options_of_create() -> None:
+    found = b2array.zeros_like(np.zeros((4, 6), "i2"), shape=(5, 6), attrs={"n": 1}, chunks=(5, 2))
+    assert (found.shape, found.dtype, found.chunks, dict(found.attrs)) == ((5, 6), np.dtype("i2"), (5, 2), {"n": 1})
