@@ -91,7 +91,7 @@ class Stored:
     region : memoryview
         The bytes.
     starts, stops : ndarray of int64, shape (nblocks,)
-        Where in `region` each block lies; -1 for blocks that are not there.
+        Where in `region` each block lies that is there.
     margin : int
         Bytes behind each block that decoding may overwrite, together with the block: then a block can be decoded only
         once.

@@ -41,6 +41,7 @@ _WINDOW_CHUNKS = 256
 _WINDOWS_UNDER_WAY = 3
 
 Int64Array = npt.NDArray[np.int64]
+Numbers = Sequence[int] | Int64Array
 
 
 class _Ask(NamedTuple):
@@ -59,7 +60,7 @@ class _Planned(NamedTuple):
     """Blocks that are going to be read: where each begins in what is asked for, and the margin behind them."""
 
     head: ChunkHead
-    numbers: Int64Array
+    numbers: Numbers
     ask: _Ask
     positions: list[int]
     margin: int = 0
@@ -303,7 +304,7 @@ class _Chunk:
         if wanted is None or wanted[-1] >= nblocks:  # other blocks than those of the frame
             wanted = range(nblocks)
         if self.cached is not None and self.cached.sums is not None:
-            self._check(self.cached.sums, np.asarray(wanted, np.int64), stored)
+            self._check(self.cached.sums, wanted, stored)
         return stored
 
     # Some blocks of a chunk.
@@ -326,9 +327,14 @@ class _Chunk:
         blocks = () if self.blocks is None else self.blocks
         if FilterId.DELTA in head.header.filters:
             blocks = chunk.needed_blocks(head, blocks)
-        numbers = np.asarray(blocks, np.int64)
-        if not len(numbers) or numbers[-1] >= len(head.starts):  # other blocks than those of the frame
+        if not len(blocks) or blocks[-1] >= len(head.starts):  # other blocks than those of the frame
             return None
+        if len(blocks) == 1 and self.is_local and not self.record_due:  # a point
+            start, stop = int(head.starts[blocks[0]]), int(head.stops[blocks[0]])
+            lead, margin = decode.scratch_margins(head, 1)
+            ask = self._ask_ranges([(start, stop)], [lead], lead + stop - start + margin)
+            return _Planned(head, blocks, ask, [lead], margin)
+        numbers = np.asarray(blocks, np.int64)
         starts, stops, cbytes = head.starts[numbers].tolist(), head.stops[numbers].tolist(), head.header.cbytes
         if not self.is_local or len(starts) > _MAX_SCATTERED or sum(stops) - sum(starts) > cbytes:
             packed = self._plan_packed(starts, stops, cbytes, len(head.starts))
@@ -371,9 +377,13 @@ class _Chunk:
         head, numbers, _, positions, margin = planned
         if self.cached is None:
             self._remember(head, head_bytes, region[positions[-1] :])
-        starts = np.full(len(head.starts), -1, np.int64)
-        starts[numbers] = positions[: len(numbers)]
-        stored = Stored(head, region, starts, starts + (head.stops - head.starts), margin)
+        if len(numbers) == 1:
+            shift = positions[0] - int(head.starts[numbers[0]])
+            stored = Stored(head, region, head.starts + shift, head.stops + shift, margin)
+        else:
+            starts = np.full(len(head.starts), -1, np.int64)
+            starts[numbers] = positions[: len(numbers)]
+            stored = Stored(head, region, starts, starts + (head.stops - head.starts), margin)
         if self.cached is not None and self.cached.sums is not None:
             self._check(self.cached.sums, numbers, stored)
         return stored
@@ -434,11 +444,12 @@ class _Chunk:
             heads.clear()
         self.cached = heads[self.number] = CachedHead(head, sums)
 
-    def _check(self, sums: npt.NDArray[np.uint32], numbers: Int64Array, stored: Stored) -> None:
+    def _check(self, sums: npt.NDArray[np.uint32], numbers: Numbers, stored: Stored) -> None:
         """Compare blocks with their checksums."""
         if config.verify != "never" and len(stored.starts):
-            starts, stops = stored.starts[numbers].tolist(), stored.stops[numbers].tolist()
-            checksums.check_blocks(sums, numbers.tolist(), stored.region, starts, stops)
+            pick = np.asarray(numbers, np.int64)
+            starts, stops = stored.starts[pick].tolist(), stored.stops[pick].tolist()
+            checksums.check_blocks(sums, pick.tolist(), stored.region, starts, stops)
 
 
 def chunk_number(name: str) -> int | None:
