@@ -13,7 +13,7 @@ frozen       the committed state that the tasks of a graph read
 dask_chunks  cuts that respect chunks
 shared       values that many tasks share
 appender     output step by step
-array        `NDArray`: all of these
+array        `NDArray`, which inherits `items.Indexed` <- `described.Described` <- `opened.Opened`
 creation     `open`, `create`, `zeros`, `asarray`, `copy`, ...
 schunk       `SChunk`
 opening      super-chunks by URL, and the place of a new frame

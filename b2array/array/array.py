@@ -160,7 +160,7 @@ class NDArray(Indexed):
     def resize(self, shape: SupportsIndex | Sequence[SupportsIndex]) -> None:
         """Give the array another shape, in one commit. New items are the fill value.
 
-        Growing leaves all chunks as they are but those in which old items and new ones meet. Shrinking touches none.
+        Growing rewrites only chunks that hold both old and new items. Shrinking touches none.
 
         Parameters
         ----------

@@ -20,7 +20,7 @@ __all__ = ["Frozen", "one_thread", "register_sizeof"]
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread, as everywhere that tasks run in but for the synchronous scheduler's: the caller's main thread."""
+    """Use one thread. Only the synchronous scheduler runs tasks in the main thread, where more would be used."""
     # Only the main thread ever uses more, so that no other one notices.
     if threads.width() == 1:
         yield

@@ -1,11 +1,11 @@
 """Decoded blocks that the whole process keeps in memory.
 
 A read asks for its blocks before it fetches, and adds what it had to decode. The memory for that is cut from slabs,
-because new memory is slow to touch unless it comes in large pieces. The slab that was not used for the longest time
-leaves first, with everything in it.
+because new memory is slow to touch unless it comes in large pieces. The least recently used
+slab is evicted as a whole.
 
-There is no lock. A thread takes the slab that it fills away from the others, and everything that threads share is
-changed by single operations of dictionaries and lists. So a call that interrupts another one of its thread, such as one
+There is no lock. A thread removes the slab that it fills from the shared list, and shared state changes only by atomic
+operations of dictionaries and lists. So a call that interrupts another one of its thread, such as one
 from a signal handler, finds the cache in order.
 """
 

@@ -1,6 +1,6 @@
 """`Handle`: an open frame, the state that it shows, and the transaction that is under way.
 
-`b2array.NDArray` and `b2array.SChunk` are faces of one. A handle shows one committed state; its own commits move it on,
+`b2array.NDArray` and `b2array.SChunk` each wrap a handle. A handle shows one committed state; its own commits move it on,
 those of others are seen after `refresh`.
 """
 

@@ -93,7 +93,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def is_stale(self) -> bool:
-        """Whether the store holds another state by now, so that its bytes may be those of that one."""
+        """Whether the store has changed since, so that its bytes may belong to a newer state."""
 
     @abstractmethod
     def place(self, n: int) -> Location | Special:

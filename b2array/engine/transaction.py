@@ -126,7 +126,7 @@ class Transaction(Overlay):
                 self.store.delete(self._staging.unused(offsets))
 
     def prepare(self, entry: tuple[str, object], put: Callable[[Iterable[Buffer]], object]) -> tuple[Frame, bytes]:
-        """Write everything but what makes readers see it, for a commit that is more than this one.
+        """Write everything but the final step that publishes it, for a commit of several frames.
 
         The caller holds the lock, and publishes what is returned.
 
