@@ -1,7 +1,7 @@
 """`Handle`: an open frame, the state that it shows, and the transaction that is under way.
 
-`b2array.NDArray` and `b2array.SChunk` each wrap a handle. A handle shows one committed state; its own commits move it on,
-those of others are seen after `refresh`.
+`b2array.NDArray` and `b2array.SChunk` each wrap a handle. A handle shows one committed state. Its own commits move it
+on; those of others are seen after `refresh`.
 """
 
 from __future__ import annotations
