@@ -1,10 +1,10 @@
 """Where format meets store: one committed state is read, the next one is written.
 
-A read of `a[1:3]` goes `read` -> `cache` -> `fetch` -> `Snapshot.place`, `Snapshot.gather` -> bytes compared with their
-checksums -> blocks decoded -> items. A write of `a[1:3] = x` goes `Handle.changes` -> `write` -> (`fetch` of chunks
-that are covered in part) -> `Overlay.store_chunk` -> `Staging.put`. Then `Transaction.commit` compares the store with its
-base, packs the next `State` and swaps the index. Opening goes `snapshot.load` -> `format.frame`, `format.state` ->
-`Snapshot`.
+A read of `a[1:3]` goes `read` -> `cache` -> `fetch` -> `Snapshot.place`, `Snapshot.gather` -> bytes compared with
+their checksums -> blocks decoded -> items. A write of `a[1:3] = x` goes `Handle.changes` -> `write` -> (`fetch` of
+chunks that are covered in part) -> `Overlay.store_chunk` -> `Staging.put`. Then `Transaction.commit` compares the
+store with its base, packs the next `State` and swaps the index. Opening goes `snapshot.load` -> `format.frame`,
+`format.state` -> `Snapshot`.
 
 source       `Source`: what chunks are read from, a snapshot or a transaction
 snapshot     `Snapshot`: one committed state in a store; `load`, `reload`
