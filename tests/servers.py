@@ -140,9 +140,19 @@ def range_server(**settings: object) -> Iterator[RangeServer]:
         server.server_close()
 
 
+# S3 compares and writes in one step. moto compares first and writes later, so that requests that write must take turns.
 _MOTO = """
-import sys
+import sys, threading
+from moto.moto_server import threaded_moto_server
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+turn = threading.Lock()
+class OneWriteAtATime(threaded_moto_server.DomainDispatcherApplication):
+    def __call__(self, environ, start_response):
+        if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
+            return super().__call__(environ, start_response)
+        with turn:
+            return super().__call__(environ, start_response)
+threaded_moto_server.DomainDispatcherApplication = OneWriteAtATime
 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
 server.start()
 print(server.get_host_and_port()[1], flush=True)
