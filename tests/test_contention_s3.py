@@ -15,7 +15,7 @@ import b2array
 from b2array import config
 from b2array.engine import transaction
 from b2array.errors import ConflictError
-from b2array.group.transaction import Joint
+from b2array.group.directory import Directory
 from b2array.store.s3 import S3Store
 
 LAYOUTS = ("contiguous", "sparse")
@@ -127,7 +127,7 @@ def test_group_transactions_on_different_chunks_that_commit_at_once_are_merged(g
 
     with one.transaction() as changes:
         changes["a"][:16] = 2
-        once(other, monkeypatch, Joint, "write_list")
+        once(other, monkeypatch, Directory, "write")
     assert np.array_equal(group()["a"][:, 0], np.repeat([2, 3], 16))
 
 

@@ -180,13 +180,21 @@ def test_bash_completes_after_the_installation(words: str, expected: list[str], 
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m b2array "$@"\n')
     program.chmod(0o755)
     paths = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    environment = os.environ | paths | {"HOME": str(tmp_path)}
-    subprocess.run([program, "--install-completion", "bash"], check=True, capture_output=True, env=environment)
+    environment = paths | {"HOME": str(tmp_path)}
+    installed = subprocess.run(
+        [program, "--install-completion", "bash"],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    )
+    assert installed.returncode == 0, installed
     script = f"""
         . ~/.bashrc; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
         $(complete -p b2array | sed 's/.*-F \\([^ ]*\\).*/\\1/') b2array; echo "${{COMPREPLY[*]}}"
     """
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
     assert done.stdout.split() == expected
     assert done.stderr == ""
 
