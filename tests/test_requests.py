@@ -354,14 +354,19 @@ def test_windows_of_a_large_read_do_not_wait_for_each_other(files, http, monkeyp
     monkeypatch.setattr(read, "_WINDOW_NBYTES", data.nbytes // 3)
     monkeypatch.setattr(read, "_WINDOWS_UNDER_WAY", 4)
     for name, most in (("full", 1), ("box", 1 + (writer == "stock")), ("column", 1 + (writer == "stock"))):
-        http.requests.clear()
-        a.refresh()
-        http.depth, http.most_under_way, http.delay = 0, 0, 0.4
-        with config.using(cache_bytes=0):
-            assert np.array_equal(a[SELECTIONS[name]], data[SELECTIONS[name]])
-        assert http.depth <= most, name
-        http.delay = 0
-        assert "b2array-ahead" not in " ".join(thread.name for thread in threading.enumerate())
+        depths = []
+        for _ in range(4):  # a busy machine may start a request late: what waits by design waits every time
+            http.requests.clear()
+            a.refresh()
+            http.depth, http.most_under_way, http.delay = 0, 0, 0.4
+            with config.using(cache_bytes=0):
+                assert np.array_equal(a[SELECTIONS[name]], data[SELECTIONS[name]])
+            http.delay = 0
+            assert "b2array-ahead" not in " ".join(thread.name for thread in threading.enumerate())
+            depths.append(http.depth)
+            if http.depth <= most:
+                break
+        assert min(depths) <= most, name
 
 
 def test_windows_that_fail_are_errors_and_leave_no_threads(files, http, monkeypatch):
