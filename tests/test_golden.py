@@ -17,7 +17,7 @@ from b2array.codec import decode, lazy
 from b2array.codec.chunk import Stored
 from b2array.codec.header import ChunkHeader
 from b2array.errors import UnsupportedError
-from b2array.format.frame import FrameType
+from b2array.format.header import FrameType
 
 HERE = Path(__file__).parent / "golden"
 

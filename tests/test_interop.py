@@ -19,7 +19,7 @@ from b2array.codec.chunk import Stored
 from b2array.codec.cparams import CParams
 from b2array.codec.header import ChunkHeader, Special
 from b2array.errors import UnsupportedError
-from b2array.format.frame import FrameType
+from b2array.format.header import FrameType
 
 SHAPE, CHUNKS, BLOCKS = (23, 17), (12, 9), (5, 4)
 LAYOUTS = ("contiguous", "sparse")

@@ -18,7 +18,8 @@ from b2array.engine.pending import SUFFIX, Journal, beside, read_journal
 from b2array.engine.transaction import Transaction
 from b2array.format import b2nd, index
 from b2array.format.annotations import Annotations
-from b2array.format.frame import Frame, FrameType
+from b2array.format.frame import Frame
+from b2array.format.header import FrameType
 from b2array.format.state import State, sized_blocks, with_index
 from b2array.grid.layout import Layout
 from b2array.store.base import Store

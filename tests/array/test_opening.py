@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array.array.opening import place_new
+from b2array.array.placing import place_new
 from b2array.engine import pending, transaction
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError
-from b2array.format.frame import FrameType
+from b2array.format.header import FrameType
 from b2array.store import local
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
