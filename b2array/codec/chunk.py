@@ -147,18 +147,7 @@ def _head_nbytes(header: ChunkHeader, buf: Buffer) -> int:
 
 
 def unpack_head(buf: Buffer) -> ChunkHead:
-    """Read header, block starts and dictionary from the first bytes of a chunk.
-
-    Parameters
-    ----------
-    buf : bytes-like
-        The chunk, or at least its first `head_nbytes` bytes.
-
-    Raises
-    ------
-    FormatError, UnsupportedError
-        The bytes are not the head of a chunk.
-    """
+    """Read header, block starts and dictionary from the first `head_nbytes` bytes of a chunk, or more."""
     header = ChunkHeader.unpack(buf)
     if header.lazy:
         raise UnsupportedError("a lazy chunk can only be decoded with the frame that it came from")

@@ -51,11 +51,6 @@ def fingerprint(header: Buffer, tail: Buffer) -> bytes:
 
     It is the first 16 bytes of the BLAKE2b digest (of 64 bytes, without key) of the header with the eight bytes of its
     `frame_len` zeroed, followed by the tail without its last 16 bytes, where the fingerprint itself stands.
-
-    Parameters
-    ----------
-    header, tail : bytes-like
-        The header; the index directly followed by the trailer.
     """
     digest = blake2b(header[: _FRAME_LEN.start])
     digest.update(bytes(8))

@@ -97,18 +97,9 @@ class Frame(Header):
         return min(self.chunksize, self.nbytes - n * self.chunksize)
 
     def locate(self, n: int) -> int | Special:
-        """Return where chunk `n` is.
+        """Return where chunk `n` is: bytes from the end of the header (contiguous) or the number of its file (sparse).
 
-        Returns
-        -------
-        int or Special
-            Bytes from the end of the header (contiguous) or the number of the file (sparse); ``Special.ZEROS``,
-            ``NAN`` or ``UNINIT`` (test for this type first) if the chunk is not stored.
-
-        Raises
-        ------
-        IndexError
-            `n` is not within 0 to nchunks - 1.
+        If the chunk is not stored, it is ``Special.ZEROS``, ``NAN`` or ``UNINIT``; test for this type first.
         """
         if not 0 <= n < len(self.offsets):
             raise self._out_of_bounds(n)
@@ -160,14 +151,7 @@ def create(
 def unpack(header: Buffer, tail: Buffer, known: Header | None = None) -> Frame:
     """Read a frame from its header and its tail, and verify our fingerprint if it has one.
 
-    Parameters
-    ----------
-    header : bytes-like
-        At least the header.
-    tail : bytes-like
-        The frame's bytes from `Header.tail_start` to `Header.tail_stop`, or beyond.
-    known : Header, optional
-        What `unpack_header` returned for this header.
+    `tail` has the frame's bytes from `Header.tail_start` on. `known` is what `unpack_header` returned for this header.
 
     Raises
     ------
@@ -252,14 +236,11 @@ def pack(frame: Frame) -> Packed:
     """Return the bytes of a frame's header, index and trailer, with a fingerprint.
 
     A contiguous file is the header, `frame.cbytes` bytes with the chunks (dead space included), the index and the
-    trailer; a sparse frame's file is header, index and trailer. A frame without chunks has no data either: its
-    trailer follows the header, where the C library looks for it.
+    trailer; a sparse frame's file is header, index and trailer. A frame without chunks has no data either: its trailer
+    follows the header, where the C library looks for it.
 
-    Parameters
-    ----------
-    frame : Frame
-        `header_len`, `frame_len`, `format_version`, `trailer_version` and the fingerprint are computed, not taken from
-        it. The `b2nd` metalayer is put first, so that what changes with the shape stays near the start of the file.
+    `header_len`, `frame_len`, `format_version`, `trailer_version` and the fingerprint are computed, not taken from
+    `frame`. The `b2nd` metalayer comes first, so that what changes with the shape stays near the start of the file.
 
     Raises
     ------

@@ -231,12 +231,7 @@ def header_nbytes(buf: Buffer) -> int:
 
 
 def unpack_header(buf: Buffer) -> Header:
-    """Read the header of a frame.
-
-    Parameters
-    ----------
-    buf : bytes-like
-        The frame from its first byte on. What follows the header is not looked at.
+    """Read the header of a frame. What follows it is not looked at.
 
     Raises
     ------
@@ -302,16 +297,7 @@ def _check_sizes(header: Header) -> None:
 
 
 def pack_fields(frame: Header, layers: bytes, *, has_vlmetalayers: bool) -> bytes:
-    """Return the bytes of a header, with its sizes as they are.
-
-    Parameters
-    ----------
-    frame : Header
-    layers : bytes
-        The map of metalayers, packed.
-    has_vlmetalayers : bool
-        Whether the trailer has metalayers.
-    """
+    """Return the bytes of a header, with its sizes as they are. `layers` is the packed map of metalayers."""
     flags = frame.format_version | _FLAG_OFFSETS_64
     flags |= _FLAG_VARIABLE * frame.variable_chunks | _FLAG_VL_BLOCKS * frame.vl_blocks
     codec = frame.codec if frame.codec < 16 else _UDCODEC

@@ -250,13 +250,7 @@ def _short_sizes(sizes: Sizes, limit: int) -> bytes | None:
 
 
 def layers_with(layers: Layers, annotations: Annotations, url: str) -> Layers:
-    """Put annotations into their metalayer. Without room for it they stay out, unless attributes would be lost.
-
-    Raises
-    ------
-    LimitError
-        Attributes would be lost.
-    """
+    """Put annotations into their metalayer. Without room they stay out; LimitError if attributes would be lost."""
     others = tuple(layer for layer in layers if layer[0] != LAYER)
     if len(others) >= MAX_LAYERS:
         if annotations.attrs:
@@ -270,12 +264,7 @@ def layers_with(layers: Layers, annotations: Annotations, url: str) -> Layers:
 def changed_chunks(was: State, now: State, *, moved: bool) -> set[int] | None:
     """Return which chunks differ between two states with the same number of chunks, or None if nothing says it.
 
-    Parameters
-    ----------
-    was, now : State
-        The states.
-    moved : bool
-        Whether a chunk's place in one of them says nothing about the other.
+    `moved` says that a chunk's place in one of them says nothing about the other.
     """
     before, after = (_digests(was), _digests(now)) if moved else (was.frame.offsets, now.frame.offsets)
     return None if before is None or after is None else set(np.flatnonzero(before != after).tolist())
@@ -289,13 +278,7 @@ def _digests(state: State) -> npt.NDArray[np.int64] | None:
 
 
 def check_count(layout: Layout) -> None:
-    """Refuse more chunks than an index can hold.
-
-    Raises
-    ------
-    LimitError
-        The message has the count and the limit.
-    """
+    """Raise LimitError if there are more chunks than an index can hold."""
     most = config.limits.index_nbytes // 8
     if layout.nchunks > most:
         raise LimitError(
