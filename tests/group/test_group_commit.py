@@ -118,6 +118,8 @@ class Place:
         else:
             memory = fsspec.filesystem("memory")
             start = self.template.removeprefix("memory:/")
+            for path in [path for path in memory.store if not path.startswith(f"{start}/")]:  # of earlier runs
+                del memory.store[path]
             for path in [path for path in memory.store if path.startswith(f"{start}/")]:
                 memory.pipe_file(url.removeprefix("memory:/") + path.removeprefix(start), memory.cat_file(path))
         return open_group(url, "r+")
