@@ -76,18 +76,8 @@ Bytes = npt.NDArray[np.uint8]
 class Blosc1Params:
     """What the header of a Blosc1 chunk says about its blocks.
 
-    Parameters
-    ----------
-    fmt : CodecFormat
-        Codec of the streams.
-    typesize : int
-        Width in bytes of the shuffle, and the number of streams of a split block.
-    shuffle : int
-        `NOSHUFFLE`, `SHUFFLE` or `BITSHUFFLE`.
-    split : bool
-        Whether a block has `typesize` streams.
-    block_nbytes : int
-        Uncompressed size in bytes of every block.
+    `typesize` is the width in bytes of the shuffle, and the number of streams of a block if it is split. `shuffle` is
+    `NOSHUFFLE`, `SHUFFLE` or `BITSHUFFLE`. `block_nbytes` is the uncompressed size of every block.
     """
 
     fmt: CodecFormat

@@ -170,15 +170,10 @@ def decode_blocks(
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Decoded blocks of one size, from which items can be picked.
+    """Decoded blocks of one size, from which items can be picked: an array of shape (nblocks, block_nbytes).
 
-    Parameters
-    ----------
-    data : ndarray of uint8, shape (nblocks, block_nbytes)
-        The blocks.
-    width : int, default 0
-        If not 0, the blocks are still shuffled: each has this many planes, with one byte of every item, or of every
-        element of the items, in each.
+    If `width` is not 0, the blocks are still shuffled: each has this many planes, with one byte of every item, or of
+    every element of the items, in each.
     """
 
     data: Bytes

@@ -42,18 +42,9 @@ _registry: dict[int, MakeFilter] = {}
 class Pipeline:
     """The filters of a chunk.
 
-    Parameters
-    ----------
-    filters : tuple of int
-        Six ids in pipeline order; 0 is an empty slot.
-    metas : tuple of int
-        The parameter byte of each slot, 0 to 255 (negative parameters in two's complement).
-    typesize : int
-        Size of an item in bytes, as the chunk header has it.
-    version : int, default 5
-        Format version of the chunk; in version 2, bitshuffle works as in Blosc1.
-    blockshape : tuple of int, optional
-        Shape of a block in items, for filters of arrays.
+    `filters` are six ids in pipeline order, 0 for an empty slot, and `metas` the parameter byte of each slot (negative
+    parameters in two's complement). `typesize` is the size of an item as the chunk header has it. In format version 2,
+    bitshuffle works as in Blosc1. `blockshape` is the shape of a block in items, for filters of arrays.
     """
 
     filters: tuple[int, ...]

@@ -76,8 +76,6 @@ class Annotations:
     >>> annotations = Annotations(fill=b"\0\0", dims=("x", None))
     >>> Annotations.unpack(annotations.pack(), itemsize=2, ndim=2, nchunks=1) == annotations
     True
-    >>> Annotations.unpack(annotations.pack(), itemsize=4, ndim=2, nchunks=1).fill is None
-    True
     """
 
     fill: bytes | None = None

@@ -49,7 +49,7 @@ def pack_record(buf: Buffer, head: chunk.ChunkHead | None = None, *, number: int
     bytes behind its header, and one that only says what fills it has a head and no blocks.
 
     In a sparse frame, `number` is that of the chunk's file. The record's own checksum continues from this number plus 1
-    (from 0 without a number), so that files whose names were exchanged are found out.
+    (from 0 without a number), so that files whose names were exchanged are noticed.
     """
     stored = chunk.Stored.whole(buf, head)
     bounds = zip(stored.starts.tolist(), stored.stops.tolist(), strict=True)

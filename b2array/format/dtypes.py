@@ -67,7 +67,7 @@ def extension_dtype(name: str) -> np.dtype[Any] | None:
 
 
 def extension_name(dtype: np.dtype[Any]) -> str | None:
-    """Return the name under which `extension_dtype` finds a type, or None if it is none of the package ml_dtypes.
+    """Return the name under which `extension_dtype` finds a type, or None if it is not from the package ml_dtypes.
 
     Examples
     --------

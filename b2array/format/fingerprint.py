@@ -95,7 +95,7 @@ def is_changed_by_others(header: Buffer, noted: bytes) -> bool:
 
 
 def _changed(old: tuple[str, bytes], new: tuple[str, bytes]) -> tuple[str, bytes] | None:
-    """Return what may have become of a metalayer: another shape, or other content of a user's own."""
+    """Return what the C library may have made of a metalayer: another shape, or other content of the same length."""
     (name, before), (_, now) = old, new
     if name == "b2nd":
         return name, b2nd.with_extents(before, b2nd.shape_of(now))

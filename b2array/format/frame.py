@@ -1,8 +1,8 @@
-"""Frames: header, index and trailer around the chunks, in one file or with every chunk in a file of its own.
+"""Frames: header, index and trailer around the chunks, in one file or with one file for each chunk.
 
 Sources: "Blosc2 Contiguous Frame Format" (sections Header, Chunks, Trailer) and "Blosc2 Sparse Frame Format" of the
 Blosc2 documentation, and the files that the C library writes. Integers are big-endian (msgpack), those inside chunks
-little-endian. The index and the trailer together, as they stand behind each other, are called the tail here.
+little-endian. Index and trailer follow each other; together they are called the tail.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Frame(Header):
     vlmetalayers : tuple of (str, bytes)
         Names and contents, each a Blosc2 chunk (see `unpack_vlmeta`).
     trailer_version, fingerprint_type : int
-        The fingerprint's type is 0 if there is none; 1 and 2 are only kept for show; 3 is ours.
+        The fingerprint's type is 0 if there is none, and 3 if it is ours; 1 and 2 are kept but not checked.
     fingerprint : bytes
         16 bytes.
     """
@@ -130,13 +130,7 @@ def create(
     cparams: CParams, *, frame_type: FrameType, typesize: int, chunksize: int, blocksize: int = 0,
     metalayers: Iterable[tuple[str, bytes]] = (), vl_blocks: bool = False,
 ) -> Frame:  # fmt: skip
-    """Return a frame without chunks whose new chunks are to be made as `cparams` says.
-
-    Raises
-    ------
-    ValueError
-        A filter cannot be applied to items of that size.
-    """
+    """Return a frame without chunks whose new chunks are to be made as `cparams` says."""
     check_filters(cparams, typesize)
     return Frame(
         frame_type=frame_type, typesize=typesize, chunksize=chunksize, blocksize=blocksize, vl_blocks=vl_blocks,
@@ -194,7 +188,7 @@ def unpack(header: Buffer, tail: Buffer, known: Header | None = None) -> Frame:
 def _verified(
     head: Header, header: Buffer, tail: Buffer, layers: Layers, fingerprint_type: int, stored: bytes
 ) -> tuple[Header, int]:
-    """Compare a frame with its fingerprint; returns the header to go by, and the type of a fingerprint that fits."""
+    """Compare a frame with its fingerprint. Return the header that counts, and the type of the fingerprint."""
     if fingerprint_type == FINGERPRINT_128:
         now = bytes(header[: head.header_len])
         computed = fingerprint.fingerprint(now, tail)
@@ -311,13 +305,7 @@ def pack_vlmeta(value: Buffer) -> bytes:
 
 
 def unpack_vlmeta(buf: Buffer) -> bytes:
-    """Return the content of a variable-length metalayer.
-
-    Raises
-    ------
-    FormatError
-        This is not one chunk, or larger than `b2array.config.limits.metadata_nbytes`.
-    """
+    """Return the content of a variable-length metalayer, of at most `config.limits.metadata_nbytes` bytes."""
     header, limit = ChunkHeader.unpack(buf), config.limits.metadata_nbytes
     if header.cbytes != len(buf):
         raise FormatError(f"expected a chunk of {len(buf)} bytes, found one of {header.cbytes}")

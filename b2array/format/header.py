@@ -171,13 +171,7 @@ class Header:
 
     @property
     def cparams(self) -> CParams:
-        """How new chunks are to be made.
-
-        Raises
-        ------
-        UnsupportedError
-            The codec or a filter is not known, or the parameters contradict each other.
-        """
+        """How new chunks are to be made; UnsupportedError if a codec, a filter or a parameter does not fit."""
         try:
             return _cparams(
                 self.codec, self.clevel, self.codec_meta, self.filters, self.filters_meta, self.splitmode,
@@ -211,13 +205,7 @@ def check_filters(cparams: CParams, typesize: int) -> None:
 
 
 def header_nbytes(buf: Buffer) -> int:
-    """Return how long the header is whose first bytes are `buf`; 15 of them are enough.
-
-    Raises
-    ------
-    FormatError
-        This is no frame.
-    """
+    """Return how long the header is whose first bytes are `buf`; 15 of them are enough."""
     if len(buf) < 15:
         raise FormatError(f"expected the first 15 bytes of a frame header, found {len(buf)} bytes")
     magic = bytes(buf[2:10])

@@ -86,15 +86,7 @@ def pack(layers: Layers, start: int, *, uncounted: int) -> bytes:
 
 
 def check(layers: Layers) -> None:
-    """Check that the metalayers can be written.
-
-    Raises
-    ------
-    LimitError
-        More than 16, a name of more than 31 bytes, or more bytes than `b2array.config.limits.metadata_nbytes`.
-    ValueError
-        A name occurs twice, or contains a zero byte.
-    """
+    """Check that metalayers can be written: at most 16, with names that are distinct and at most 31 bytes."""
     names = [name.encode(errors="surrogateescape") for name, _ in layers]
     if len(names) > MAX_LAYERS:
         raise LimitError(f"{len(names)} metalayers: a frame holds at most {MAX_LAYERS}")

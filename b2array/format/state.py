@@ -48,13 +48,8 @@ _SIZES_LIMIT = 2**22
 class State:
     """A frame with everything that it says.
 
-    Parameters
-    ----------
-    frame : Frame
-        Header, index and trailer.
-    layout : Layout or None
-        The array in the frame, where items that are arrays are further dimensions, as in NumPy. None if there is no
-        array, or none that can be read; `require_layout` says why.
+    `layout` is that of the array in the frame, where items that are arrays are further dimensions, as in NumPy. It is
+    None if there is no array, or none that can be read; `require_layout` says why.
     """
 
     frame: Frame
@@ -64,15 +59,7 @@ class State:
     _attrs: dict[str, bytes] = field(default_factory=dict)
 
     def require_layout(self) -> Layout:
-        """Return the layout of the array.
-
-        Raises
-        ------
-        FormatError
-            There is no array, or its metalayer does not fit the frame.
-        UnsupportedError
-            The chunks do not hold the array's values, or there would be too many dimensions.
-        """
+        """Return the layout of the array; FormatError or UnsupportedError say why there is none."""
         return self.layout or _layout_of(self.frame, self.annotations)
 
     @property
@@ -94,7 +81,7 @@ class State:
         return sizes
 
     def attr(self, name: str) -> bytes | None:
-        """Return an attribute as it is encoded, or None if there is none of that name."""
+        """Return an attribute as it is encoded, or None if it does not exist."""
         content = self._attrs.get(name)
         if content is None:
             raw = None if name == LAYER else self.frame.vlmetalayer(name)

@@ -61,13 +61,8 @@ def require_free(
 class AtomicFile:
     """A local file that becomes the only object of a store, as a whole or not at all.
 
-    Use it as a context manager that returns the path, or call `finish` or `abort`.
-
-    Parameters
-    ----------
-    store : Store
-    overwrite : bool
-        Whether to replace an object that exists; otherwise it is FileExistsError.
+    Use it as a context manager that returns the path, or call `finish` or `abort`. `overwrite` says whether to replace
+    an object that exists; otherwise it is FileExistsError.
     """
 
     def __init__(self, store: Store, *, overwrite: bool) -> None:
