@@ -6,7 +6,10 @@ memory    objects in this process
 local     files and directories
 fallback  what local files use without POSIX
 remote    what fsspec reaches: object stores, HTTP, archives, caches, memory://
-s3        conditional requests of S3
+cloud     object stores that compare while they write: commits by conditional requests
+s3        their requests to S3
+gcs       ... to Google Cloud Storage
+azure     ... to Azure Blob Storage
 upload    large objects in parts
 spans     byte ranges worth reading together
 spool     new bytes that wait for their commit

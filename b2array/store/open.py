@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from b2array.errors import UnsupportedError
+from b2array.store.azure import AzureStore
 from b2array.store.base import Store
+from b2array.store.gcs import GcsStore
 from b2array.store.local import LocalStore
 from b2array.store.remote import CachingStore, FsspecStore, HttpStore, SharedMemoryStore
 from b2array.store.s3 import S3Store
@@ -24,10 +26,10 @@ _KINDS: dict[str, type[FsspecStore]] = {
     "http": HttpStore,
     "https": HttpStore,
     "memory": SharedMemoryStore,
-    "s3": S3Store,
-    "s3a": S3Store,
     "simplecache": CachingStore,
 }
+_CLOUDS: dict[str, type[FsspecStore]] = {"adlfs.spec": AzureStore, "gcsfs.core": GcsStore, "s3fs.core": S3Store}
+"""By the module of the file system that can send conditional requests, whatever protocols it is registered for."""
 
 
 def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Store:
@@ -57,20 +59,24 @@ def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     if scheme is None or scheme[0] in ("file://", "local://"):
         return LocalStore(os.fsdecode(url)[scheme.end() if scheme else 0 :])
     address = os.fspath(url)
-    _require_packages(address)
-    return _KINDS.get(scheme[1].lower(), FsspecStore)(address, storage_options or {})
+    kinds = [_CLOUDS[base.__module__] for base in _file_system(address).__mro__ if base.__module__ in _CLOUDS]
+    kind = kinds[0] if kinds else _KINDS.get(scheme[1].lower(), FsspecStore)
+    return kind(address, storage_options or {})
 
 
-def _require_packages(url: str) -> None:
+def _file_system(url: str) -> type:
+    """Return the class of file systems for a URL, and import what the other links of its chain need, too."""
     from fsspec.registry import get_filesystem_class
 
+    kinds: list[type] = []
     for position, part in enumerate(url.split("::")):
         protocol, separator, _ = part.partition("://")
         if not separator and position > 0:
             continue  # a local path at the end of a chain
         try:
-            get_filesystem_class(protocol)
+            kinds.append(get_filesystem_class(protocol))
         except ValueError:
             raise UnsupportedError(f"{redact(url)}: fsspec knows no protocol {protocol!r}") from None
         except ImportError as error:
             raise UnsupportedError(f"{redact(url)}: a package is not installed: {error}") from error
+    return kinds[0]
