@@ -43,7 +43,6 @@ OPTIONAL = {
     "botocore": {"store.s3"},
     "dask": {"array.array", "array.creation", "array.dask", "xarray_io.together"},
     "distributed": {"array.dask"},
-    "gcsfs": {"store.gcs"},
     "h5py": {"tools.hdf5"},
     "lz4": {"codec.codecs"},
     "ml_dtypes": {"array.creation", "format.dtypes"},

@@ -37,7 +37,7 @@ class GcsStore(CloudStore):
     async def _send(self, fs: Any, path: str, content: bytes, expected: str | None) -> str:
         bucket, key = _place(fs, path)
         asked = {"uploadType": "media", "name": key, "headers": _BYTES, "json_out": True, **_condition(expected)}
-        made = await fs._call("POST", _uploads(fs), bucket, data=_stream(content), **asked)
+        made = await fs._call("POST", _uploads(fs), bucket, data=content, **asked)
         generation: str = made["generation"]
         return generation
 
@@ -53,7 +53,7 @@ class GcsStore(CloudStore):
         start = part.start
         while True:
             what = f"bytes {start}-{part.stop - 1}/{total}"
-            asked = {"headers": {**_BYTES, "Content-Range": what}, "data": _stream(part.content[start - part.start :])}
+            asked = {"headers": {**_BYTES, "Content-Range": what}, "data": part.content[start - part.start :]}
             headers, answer = await fs._call("PUT", begun, **asked)
             if part.total is not None and "Range" not in headers:
                 generation: str = json.loads(answer)["generation"]
@@ -73,13 +73,6 @@ class GcsStore(CloudStore):
 
     async def _remove(self, fs: Any, paths: Sequence[str]) -> None:
         await remove_each(fs._call("DELETE", _OBJECT, *_place(fs, path)) for path in paths)
-
-
-def _stream(content: bytes) -> Any:
-    """Return what aiohttp sends piece by piece, and what is still open when gcsfs tries again."""
-    from gcsfs.core import UnclosableBytesIO
-
-    return UnclosableBytesIO(content)
 
 
 def _uploads(fs: Any) -> str:
