@@ -93,7 +93,7 @@ def azurite() -> Iterator[str]:
     command = shutil.which("azurite-blob")
     if command is None:
         skip("needs Azurite: npm install azurite, and its node_modules/.bin in the PATH")
-    options = "--blobHost 127.0.0.1 --blobPort 0 --inMemoryPersistence --skipApiVersionCheck --disableTelemetry --silent"
+    options = "--blobHost 127.0.0.1 --blobPort 0 --inMemoryPersistence --skipApiVersionCheck --silent"
     with (
         tempfile.TemporaryDirectory() as directory,
         subprocess.Popen(

@@ -3,9 +3,10 @@
 A store is one object, named ``""``, or a directory or prefix of objects, whose names have no slashes. It may turn out
 only on reading which of the two it is, so that every store takes both kinds of names.
 
-Errors of a backend pass through, with four exceptions. An object that does not exist is `FileNotFoundError`, one that
+Errors of a backend pass through, with five exceptions. An object that does not exist is `FileNotFoundError`, one that
 must not exist but does is `FileExistsError`, bytes beyond the end of an object are `FormatError`, and a lost race is
-`ConflictError`. An error whose text shows a secret is replaced by a built-in one without it.
+`ConflictError`. Errors of object stores' clients are causes of `OSError`. An error whose text shows a secret is replaced
+by a built-in one without it.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ class Store(ABC):
         expected : str, optional
             The version that the object had, if all spans lie in one object. If another object has replaced it, its
             bytes are refused. Local files are compared by inode, which appending keeps, and by the bytes that
-            `with_known_bytes` adds; objects on S3 and HTTP by entity tag. Other stores ignore it.
+            `with_known_bytes` adds; objects in clouds and on HTTP by entity tag or generation. Other stores
+            ignore it.
         clip : bool, default False
             Whether spans may reach beyond the end of their objects. They give fewer bytes then.
 
@@ -205,7 +207,8 @@ class Store(ABC):
         Raises
         ------
         FileExistsError
-            The object exists. Local files, S3 and memory exclude a race; other stores look just before they write.
+            The object exists. Local files, clouds and memory exclude a race; other stores look just before they
+            write.
         ReadOnlyError
             The protocol cannot write.
         """
@@ -220,14 +223,14 @@ class Store(ABC):
         data : buffer, or iterable of buffers
             The content. Large content in pieces is in memory in parts only, unless a version is expected.
         expected : str, optional
-            The version to replace. S3 compares it while it writes. Local files compare before they write: hold
+            The version to replace. Clouds compare it while they write. Local files compare before they write: hold
             `lock` to exclude other writers. If `guarantee` is "single writer", the store compares just before.
 
         Raises
         ------
         ConflictError
             The object has another version than `expected`, or does not exist. Nothing was written, with one
-            exception: if the answer to a successful request is lost, the client of S3 sends the request again, and
+            exception: if the answer to a successful request is lost, the client of a cloud sends the request again, and
             that one fails. So compare the object with what you wrote.
         """
 

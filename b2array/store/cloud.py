@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 from b2array.buffers import Buffer
 from b2array.caching import cached
-from b2array.errors import ConflictError, LimitError
+from b2array.errors import B2ArrayError, ConflictError, LimitError
 from b2array.store import upload
 from b2array.store.base import COMPARE_AND_SWAP, Head, Stamp, conflict, join_pieces, where
 from b2array.store.remote import CONNECTIONS, FsspecStore, join, status_of
@@ -111,10 +111,21 @@ class CloudStore(FsspecStore):
         return self._call(name, send)
 
     def _translate(self, error: Exception, name: str) -> Exception:
+        place = where(self.url, name)
         # No file system looks before it writes: what exists has failed a condition.
-        return (
-            conflict(where(self.url, name)) if isinstance(error, FileExistsError) else super()._translate(error, name)
-        )
+        if isinstance(error, FileExistsError):
+            return conflict(place)
+        failure = super()._translate(error, name)
+        forbidden = status_of(error) in (401, 403) or str(failure).startswith("Forbidden")
+        if isinstance(failure, B2ArrayError | TypeError | ValueError) or (
+            isinstance(failure, OSError) and not (forbidden and type(failure) is OSError)
+        ):
+            return failure
+        # The clients have errors of their own; callers rely on OSError.
+        text = f"{place}: {failure}"
+        translated = PermissionError(errno.EACCES, text) if forbidden else OSError(text)
+        translated.__cause__ = failure
+        return translated
 
     def _gets(self, spans: Sequence[Span], expected: str | None) -> list[tuple[bytes, Stamp] | BaseException]:
         def get_all(fs: Any, _: str) -> Awaitable[list[tuple[bytes, Stamp] | BaseException]]:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import pytest
+from clouds import KINDS as CLOUDS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from clouds import KINDS as CLOUDS
 
 from b2array import config
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
