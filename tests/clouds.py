@@ -120,24 +120,32 @@ class Gate:
     """Stands in front of a server, numbers requests, and does to some of them what networks and servers do.
 
     The rule says what becomes of a request: None (it passes), a status to answer with, "dropped" (it does not arrive),
-    "lost" (it arrives, its answer does not), "twice" (it arrives twice, as if a switch had repeated it), or "late" (it
-    arrives when the client has given up). Or it is a function to call before the request passes.
+    "lost" (it arrives, its answer does not), "denied" (it arrives, and the answer is that it may not), "twice" (it
+    arrives twice), or "late" (it arrives when the client has given up). A function is called for what becomes of it.
     """
 
     def __init__(self, endpoint: str) -> None:
         self.upstream = urlsplit(endpoint)
         self.lock = threading.Lock()
-        self.late = 1.0
+        self.under_way = 0
+        self.late = 0.6
         self.arm()
 
     def arm(self, rule: Callable[[int, str], object] = lambda number, method: None) -> None:
         """Begin to count again, by another rule."""
         with self.lock:
-            self.rule, self.asked, self.fired = rule, list[str](), 0
+            self.rule, self.asked, self.fired, self.paused = rule, list[str](), 0, False
+
+    def wait(self) -> None:
+        """Wait until no request is under way."""
+        while self.under_way:
+            time.sleep(0.01)
 
     def judge(self, method: str) -> object:
         """Count a request, and return what becomes of it."""
         with self.lock:
+            if self.paused:
+                return None
             fate = self.rule(len(self.asked), method)
             self.asked.append(method)
             self.fired += fate is not None
@@ -155,14 +163,25 @@ class _GateHandler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fate = self.gate.judge(self.command)
+        with self.gate.lock:
+            self.gate.under_way += 1
+        try:
+            self._do(self.gate.judge(self.command), body)
+        finally:
+            with self.gate.lock:
+                self.gate.under_way -= 1
+
+    def _do(self, fate: object, body: bytes) -> None:
+        if callable(fate):
+            fate = fate()
+        if fate == "denied":
+            self._pass_on(body)
+            fate = 403
         if isinstance(fate, int):
             self.send_response(fate)
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        if callable(fate):
-            fate()
         self.close_connection = fate in ("dropped", "lost", "late")
         if fate == "dropped":
             return

@@ -20,10 +20,10 @@ from b2array.array import items
 from b2array.engine.handle import Handle
 from b2array.errors import ConflictError, ReadOnlyError
 from b2array.store.base import Store, durability
+from b2array.store.cloud import CloudStore
 from b2array.store.local import LocalStore
 from b2array.store.memory import MemoryStore
 from b2array.store.remote import FsspecStore, SharedMemoryStore
-from b2array.store.cloud import CloudStore
 
 TEXT = (Path(__file__).parents[1] / "docs" / "guarantees.rst").read_text(encoding="utf-8")
 COLUMNS = ("place", "written", "atomic", "concurrent", "relies", "tested")

@@ -5,8 +5,8 @@ only on reading which of the two it is, so that every store takes both kinds of 
 
 Errors of a backend pass through, with five exceptions. An object that does not exist is `FileNotFoundError`, one that
 must not exist but does is `FileExistsError`, bytes beyond the end of an object are `FormatError`, and a lost race is
-`ConflictError`. Errors of object stores' clients are causes of `OSError`. An error whose text shows a secret is replaced
-by a built-in one without it.
+`ConflictError`. Errors of object stores' clients become `OSError`. An error whose text shows a secret is replaced by a
+built-in one without it.
 """
 
 from __future__ import annotations
