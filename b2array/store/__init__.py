@@ -1,20 +1,22 @@
 """Bytes under names: files, objects, memory. The package knows no format.
 
-open      which store a URL means
-base      Store, what every store can do; versions, conflicts, retries
-memory    objects in this process
-local     files and directories
-fallback  what local files use without POSIX
-remote    what fsspec reaches: object stores, HTTP, archives, caches, memory://
-cloud     object stores that compare while they write: commits by conditional requests
-s3        their requests to S3
-gcs       ... to Google Cloud Storage
-azure     ... to Azure Blob Storage
-upload    large objects in parts
-spans     byte ranges worth reading together
-spool     new bytes that wait for their commit
-atomic    files made elsewhere and renamed; what may be replaced
-secrets   what no message may show
+open           which store a URL means
+base           Store, what every store can do; versions, conflicts, retries
+memory         objects in this process
+local          files and directories
+disk           what they ask of the operating system
+fallback       the same without POSIX
+remote         what fsspec reaches: object stores, HTTP, archives, caches
+cloud          object stores that compare while they write: commits by conditional requests
+s3             their requests to S3
+gcs            ... to Google Cloud Storage
+azure          ... to Azure Blob Storage
+shared_memory  memory://
+upload         large objects in parts
+spans          byte ranges worth reading together
+spool          new bytes that wait for their commit
+atomic         files made elsewhere and renamed; what may be replaced
+secrets        what no message may show
 
 Above it, `engine` reads spans of chunks and commits frames: ``create`` and ``replace`` publish an object as a whole,
 ``append`` and ``patch`` extend a local file.

@@ -11,7 +11,7 @@ import errno
 import itertools
 import os
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import blake2b
@@ -19,7 +19,6 @@ from types import NoneType
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 from b2array.buffers import Buffer
-from b2array.caching import cached
 from b2array.errors import B2ArrayError, ConflictError, LimitError
 from b2array.store import upload
 from b2array.store.base import COMPARE_AND_SWAP, Head, Stamp, conflict, join_pieces, where
@@ -63,6 +62,12 @@ class CloudStore(FsspecStore):
 
     uploads: ClassVar[int] = 4
     """How many parts of an object are sent at the same time."""
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
+        super().__init__(url, storage_options)
+        # Equal stores share what is cached. Stores whose options are not plain are never known to be equal.
+        asked = repr((url, sorted(self._options.items()))) if _plain(self._options) else os.urandom(16).hex()
+        self._ident = blake2b(asked.encode(), key=_HIDING, digest_size=16).hexdigest()
 
     # The requests of a cloud. A version that is expected may be `ABSENT`; None sets no condition.
 
@@ -146,14 +151,6 @@ class CloudStore(FsspecStore):
 
     def _identified(self, name: str, data: bytes, stamp: Stamp) -> Head:
         return Head(memoryview(bytearray(data)), stamp, f"{self._ident}/{name} {stamp.version}")
-
-    @cached
-    def _ident(self) -> str:
-        """Name the store: those with the same address and options have the same name, if all options are plain."""
-        if not _plain(self._options):
-            return os.urandom(16).hex()
-        asked = repr((self._address, sorted(self._options.items())))
-        return blake2b(asked.encode(), key=_HIDING, digest_size=16).hexdigest()
 
     def stamp(self, name: str) -> Stamp:
         return self._wait(name, self._ask)

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from b2array.errors import UnsupportedError
-from b2array.store.azure import AzureStore
 from b2array.store.base import Store
-from b2array.store.gcs import GcsStore
 from b2array.store.local import LocalStore
-from b2array.store.remote import CachingStore, FsspecStore, HttpStore, SharedMemoryStore
-from b2array.store.s3 import S3Store
 from b2array.store.secrets import redact
 
 __all__ = ["open_store"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")
-_KINDS: dict[str, type[FsspecStore]] = {
-    "blockcache": CachingStore,
-    "cached": CachingStore,
-    "filecache": CachingStore,
-    "http": HttpStore,
-    "https": HttpStore,
-    "memory": SharedMemoryStore,
-    "simplecache": CachingStore,
+_KINDS = {
+    "blockcache": "remote.CachingStore",
+    "cached": "remote.CachingStore",
+    "filecache": "remote.CachingStore",
+    "http": "remote.HttpStore",
+    "https": "remote.HttpStore",
+    "memory": "shared_memory.SharedMemoryStore",
+    "simplecache": "remote.CachingStore",
 }
-_CLOUDS: dict[str, type[FsspecStore]] = {"adlfs.spec": AzureStore, "gcsfs.core": GcsStore, "s3fs.core": S3Store}
-"""By the module of the file system that can send conditional requests, whatever protocols it is registered for."""
+"""Modules and classes by protocol. They are imported when they are first needed: many programs use local files only."""
+_CLOUDS = {"adlfs.spec": "azure.AzureStore", "gcsfs.core": "gcs.GcsStore", "s3fs.core": "s3.S3Store"}
+"""The same by the module of a file system that can send conditional requests, for whatever protocols it is."""
 
 
 def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Store:
@@ -59,9 +57,11 @@ def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     if scheme is None or scheme[0] in ("file://", "local://"):
         return LocalStore(os.fsdecode(url)[scheme.end() if scheme else 0 :])
     address = os.fspath(url)
-    kinds = [_CLOUDS[base.__module__] for base in _file_system(address).__mro__ if base.__module__ in _CLOUDS]
-    kind = kinds[0] if kinds else _KINDS.get(scheme[1].lower(), FsspecStore)
-    return kind(address, storage_options or {})
+    clouds = [_CLOUDS[base.__module__] for base in _file_system(address).__mro__ if base.__module__ in _CLOUDS]
+    found = clouds[0] if clouds else _KINDS.get(scheme[1].lower(), "remote.FsspecStore")
+    module, _, kind = found.partition(".")
+    remote: Callable[..., Store] = getattr(import_module(f"b2array.store.{module}"), kind)
+    return remote(address, storage_options or {})
 
 
 def _file_system(url: str) -> type:
