@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlsplit
 
@@ -121,17 +122,19 @@ class Gate:
 
     The rule says what becomes of a request: None (it passes), a status to answer with, "dropped" (it does not arrive),
     "lost" (it arrives, its answer does not), "denied" (it arrives, and the answer is that it may not), "twice" (it
-    arrives twice), or "late" (it arrives when the client has given up). A function is called for what becomes of it.
+    arrives twice), "late" (it arrives when the client has given up), or "held" (the answer is that it may not, but it
+    arrives when `release` is called). A function is called for what becomes of it.
     """
 
     def __init__(self, endpoint: str) -> None:
         self.upstream = urlsplit(endpoint)
         self.lock = threading.Lock()
         self.under_way = 0
+        self.held: list[Callable[[], object]] = []
         self.late = 0.6
         self.arm()
 
-    def arm(self, rule: Callable[[int, str], object] = lambda number, method: None) -> None:
+    def arm(self, rule: Callable[[int, str], object] = lambda number, what: None) -> None:
         """Begin to count again, by another rule."""
         with self.lock:
             self.rule, self.asked, self.fired, self.paused = rule, list[str](), 0, False
@@ -141,13 +144,18 @@ class Gate:
         while self.under_way:
             time.sleep(0.01)
 
-    def judge(self, method: str) -> object:
-        """Count a request, and return what becomes of it."""
+    def release(self) -> None:
+        """Let requests that were held arrive."""
+        while self.held:
+            self.held.pop(0)()
+
+    def judge(self, what: str) -> object:
+        """Count a request, given by its method and path, and return what becomes of it."""
         with self.lock:
             if self.paused:
                 return None
-            fate = self.rule(len(self.asked), method)
-            self.asked.append(method)
+            fate = self.rule(len(self.asked), what)
+            self.asked.append(what)
             self.fired += fate is not None
             return fate
 
@@ -166,7 +174,7 @@ class _GateHandler(BaseHTTPRequestHandler):
         with self.gate.lock:
             self.gate.under_way += 1
         try:
-            self._do(self.gate.judge(self.command), body)
+            self._do(self.gate.judge(f"{self.command} {self.path}"), body)
         finally:
             with self.gate.lock:
                 self.gate.under_way -= 1
@@ -177,9 +185,14 @@ class _GateHandler(BaseHTTPRequestHandler):
         if fate == "denied":
             self._pass_on(body)
             fate = 403
+        if fate == "held":
+            self.gate.held.append(partial(self._arrive, body))
+            fate, self.close_connection = 403, True  # another request would take the place of this one
         if isinstance(fate, int):
             self.send_response(fate)
             self.send_header("Content-Length", "0")
+            if self.close_connection:
+                self.send_header("Connection", "close")
             self.end_headers()
             return
         self.close_connection = fate in ("dropped", "lost", "late")
@@ -221,6 +234,10 @@ class _GateHandler(BaseHTTPRequestHandler):
                 if attempt:
                     raise
         raise AssertionError
+
+    def _arrive(self, body: bytes) -> None:
+        self._pass_on(body)
+        self.upstream.close()
 
     def finish(self) -> None:
         with suppress(OSError):

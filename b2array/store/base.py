@@ -22,7 +22,7 @@ from typing import NamedTuple, Self, TypeVar
 
 from b2array import config
 from b2array.buffers import Buffer
-from b2array.errors import ConflictError, FormatError, UnsupportedError
+from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
 from b2array.store.spans import Merged, Span, coalesce
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "attempts",
     "durability",
     "in_one_state",
+    "may_still_happen",
     "too_many_conflicts",
 ]
 
@@ -375,6 +376,14 @@ def attempts(store: Store) -> Iterator[int]:
 
 def _count(store: Store) -> int:
     return config.retries * (_PATIENCE if store.guarantee == COMPARE_AND_SWAP else 1) + 1
+
+
+def may_still_happen(store: Store, error: BaseException) -> bool:
+    """Whether a write that has raised an error may take effect later, because its request may still be under way.
+
+    What the request refers to must stay then: it is dead weight at worst.
+    """
+    return store.guarantee != "lock" and not isinstance(error, B2ArrayError | FileExistsError)
 
 
 def in_one_state(function: Callable[[], T]) -> T:
