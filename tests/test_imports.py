@@ -39,6 +39,7 @@ ALLOWED = {
 REQUIRED = {"fsspec", "isal", "msgpack", "numcodecs", "numpy", "zstandard"}
 OPTIONAL = {
     "aiobotocore": {"store.s3"},
+    "azure": {"store.azure"},
     "botocore": {"store.s3"},
     "dask": {"array.array", "array.creation", "array.dask", "xarray_io.together"},
     "distributed": {"array.dask"},
