@@ -4,7 +4,9 @@ In a local directory the files are the list of members, as for python-blosc2. In
 list, because listing is slow and shows the writes of others one by one; it is replaced as a whole. Where it is missing,
 as in a directory that was copied there, the store is listed.
 
-A local directory has a manifest, too, once a transaction has changed it; see `b2array.group.transaction`.
+A local directory has a manifest, too, once a transaction has changed it; see `b2array.group.transaction`. Members are
+opened from the summaries in a manifest, which are also the list for servers that have none; see
+`b2array.group.summaries`.
 """
 
 from __future__ import annotations
@@ -12,26 +14,29 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Protocol, Self
 
 from b2array import config
 from b2array.array.opening import create_schunk, place_new
 from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
-from b2array.engine.handle import Handle, Mode
+from b2array.engine.handle import Handle, Mode, Promise
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
 from b2array.engine.transaction import Transaction, copied
-from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, located
+from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located
+from b2array.format import summary
 from b2array.format.frame import FrameType
-from b2array.group import embedded, redo
+from b2array.format.summary import Record
+from b2array.group import embedded, redo, summaries
 from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, joined_url, members_among
 from b2array.group.redo import ABSENT, commit_of
 from b2array.store.atomic import require_free
 from b2array.store.base import Stamp, Store, attempts, conflict, stale_reader, too_many_conflicts
 from b2array.store.open import open_store
 
-__all__ = ["Directory", "Kind", "NewFrame", "copy_of"]
+__all__ = ["Directory", "Kind", "NewFrame", "copy_of", "record_of"]
 
 Kind = Literal["auto", "contiguous", "sparse"]
 
@@ -56,6 +61,11 @@ def copy_of(source: Handle, storage_options: Mapping[str, Any]) -> NewFrame:
     return new
 
 
+def record_of(held: Snapshot) -> Record | None:
+    """Return what the manifest is to say of a member."""
+    return summary.pack(held.state, held.header)
+
+
 class Directory:
     """The members of a group as they were when they were first asked for, and the manifest.
 
@@ -75,6 +85,7 @@ class Directory:
         self._address = url
         self._options = dict(storage_options)
         self._known = known
+        self._records: tuple[bytes, dict[str, Any]] = b"", {}
         self.store = open_store(url, **self.options)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -106,6 +117,15 @@ class Directory:
     def store_of(self, path: str) -> Store:
         """Return the store of a path in the group."""
         return open_store(self.address(path), **self.options)
+
+    def look(self) -> bool:
+        """Whether there is a manifest with something in it; members of other places are shown as it has them."""
+        with suppress(Exception):  # `exists` judges what is there
+            manifest, _ = self._stored(versioned=False)
+            if not self.is_local and manifest != Manifest():
+                self._known = manifest, manifest.visible(self._listed(manifest))
+            return manifest != Manifest()
+        return False
 
     def exists(self) -> bool:
         """Whether there is a group: a manifest, an embedding frame, a local directory, or a prefix with members."""
@@ -146,8 +166,8 @@ class Directory:
             if self.is_local:
                 known = self._local_state()
             else:
-                manifest, _ = self.read()
-                known = manifest, manifest.visible(manifest.members or {})
+                manifest, _ = self._stored(versioned=False)
+                known = manifest, manifest.visible(self._listed(manifest))
             self._known = known
         return known
 
@@ -163,6 +183,18 @@ class Directory:
                 break
         return manifest, self._members_in(files, manifest)
 
+    def _listed(self, manifest: Manifest) -> Mapping[str, str]:
+        """Return the members that the manifest lists; where it does not, the store does, or the summaries have them."""
+        if manifest.members is not None:
+            return manifest.members
+        try:
+            files = self.store.walk()
+        except UnsupportedError:
+            if not manifest.summaries:
+                raise
+            files = [*summary.unpack_all(manifest.summaries)]
+        return self._members_in(files, manifest)
+
     def _members_in(self, files: Collection[str], manifest: Manifest) -> dict[str, str]:
         """Find the members by their files, and those in the embedding frame."""
         inner = embedded.extents(self._embedding("r")) if EMBEDDED in files else {}
@@ -177,15 +209,16 @@ class Directory:
     def read(self) -> tuple[Manifest, Stamp | None]:
         """Read the manifest and its version. Where there is no manifest, there is no version either."""
         manifest, stamp = self._stored()
-        if manifest.members is None and not self.is_local:
-            manifest = replace(manifest, members=self._members_in(self.store.walk(), manifest))
+        if not self.is_local:
+            manifest = replace(manifest, members=self._listed(manifest))
         return manifest, stamp
 
-    def _stored(self) -> tuple[Manifest, Stamp | None]:
+    def _stored(self, *, versioned: bool = True) -> tuple[Manifest, Stamp | None]:
         limit = config.limits.metadata_nbytes
         (head,) = self.store.head([MANIFEST], limit)
         stamp = None
-        if not isinstance(head, Exception) and head.stamp is None and self.store.guarantee != "read only":
+        unversioned = not isinstance(head, Exception) and head.stamp is None
+        if unversioned and versioned and self.store.guarantee != "read only":
             # The version first: what is read later is at least as new, so that no update is lost.
             stamp = self.store.stamp(MANIFEST)
             (head,) = self.store.head([MANIFEST], limit)
@@ -274,9 +307,25 @@ class Directory:
         """
         if is_embedded(path):
             return embedded.open_embedded(self._embedding("r"), path)
-        if mode == "r+":
-            self.recover()
-        return Handle(self.current(path), mode)
+        if mode == "r":
+            return Handle(self._promised(path) or self.current(path), mode)
+        self.recover()
+        handle = Handle(self.current(path), mode)
+        if self.store.guarantee != "lock" and self._record(path) is not None:
+            # Elsewhere readers of a summary learn too late that it is out of date.
+            handle.before_commit = partial(self.update, lambda found: found.with_summaries({path: None}))
+        return handle
+
+    def _record(self, path: str) -> Any:
+        """Return the summary of a member that the manifest has, if it has one."""
+        packed = self._state()[0].summaries
+        if self._records[0] is not packed:
+            self._records = packed, summary.unpack_all(packed)
+        return self._records[1].get(path)
+
+    def _promised(self, path: str) -> Promise | None:
+        record = None if path in self._state()[0].redo else self._record(path)
+        return None if record is None else summaries.promise(self.store_of(path), record, lambda: self.current(path))
 
     def current(self, path: str) -> Snapshot:
         """Return the state of a member that belongs to the members shown. Raises what `open` raises."""
@@ -294,7 +343,7 @@ class Directory:
                 raise stale_reader(self.url)
         return held
 
-    def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
+    def create(self, name: str, suffix: str, make: NewFrame, *, overwrite: bool) -> Handle:
         """Make a member, or replace one, and return it.
 
         Raises
@@ -306,14 +355,21 @@ class Directory:
         if path in self.read()[0].hidden and not overwrite:
             raise self.occupied(path)
         before = self.members().get(name, path)
-        held = Handle(new(self.address(path), overwrite=overwrite).commit(), "r+")
+        held = Handle(make(self.address(path), overwrite=overwrite).commit(), "r+")
         manifest, members = self._state()
-        if not self.is_local or path in manifest.hidden or manifest.members is not None:
-            manifest = self.update(lambda found: found.with_member(name, path))
+        if self._is_list(manifest) or path in manifest.hidden:
+            record = {path: record_of(held.snapshot)}
+            manifest = self.update(
+                lambda found: found.with_member(name, path).with_summaries(record, {before} - {path})
+            )
         self.show(manifest, {**(members if self.is_local else manifest.visible(manifest.members or {})), name: path})
         if before != path:
             self.remove_frames([before])
         return held
+
+    def _is_list(self, manifest: Manifest) -> bool:
+        """Whether the manifest, too, must show what happens to members outside of transactions."""
+        return not self.is_local or manifest.members is not None or bool(manifest.summaries)
 
     def occupied(self, path: str) -> FileExistsError:
         """Return the error for a path at which an uncommitted member lies."""
@@ -325,8 +381,8 @@ class Directory:
     def remove(self, members: Mapping[str, str]) -> None:
         """Remove members, given by name and path."""
         manifest, shown = self._state()
-        if not self.is_local or manifest.members is not None:
-            manifest = self.update(lambda found: found.without(members))
+        if self._is_list(manifest):
+            manifest = self.update(lambda found: found.without(members).with_summaries({}, {*members.values()}))
             shown = shown if self.is_local else manifest.visible(manifest.members or {})
         self.show(manifest, {name: path for name, path in shown.items() if name not in members})
         self.remove_frames(members.values())
@@ -361,6 +417,18 @@ class Directory:
             self.store_of(path + ".b2lock").delete([""])
 
     # The group as a whole.
+
+    def consolidate(self) -> None:
+        """Put the summaries of all members into the manifest, as they are now."""
+        self.recover()
+        self.refresh()
+        records = {path: record_of(self.current(path)) for path in {*self.members().values()} if not is_embedded(path)}
+        self.update(lambda found: found.with_summaries(self.with_embedding(records)))
+        self.refresh()
+
+    def with_embedding(self, records: Mapping[str, Record | None]) -> dict[str, Record | None]:
+        """Return records with one for the embedding frame, if there are members in it."""
+        return {**records, **dict.fromkeys([EMBEDDED] * any(map(is_embedded, self.members().values())))}
 
     def initialise(self) -> None:
         """Make an empty group: an embedding frame, and a manifest where one is needed."""

@@ -69,11 +69,13 @@ def open_group(
         raise ValueError(f"mode must be 'r', 'r+', 'a', 'w' or 'x', not {mode!r}")
     address, options = os.fspath(url), storage_options or {}
     home = Directory(address, options)
-    if _is_archive(home.store):
+    # The manifest first: where it is, this is the only request.
+    there = not home.url.endswith(".b2z") and home.look()
+    if not there and _is_archive(home.store):
         if mode != "r":
             raise ReadOnlyError(f"{home.url} is an archive, which can only be read; open it with mode='r'")
         return Group(Archive(address, options), "", mode)
-    there = home.exists()
+    there = there or home.exists()
     if mode in ("r", "r+") and not there:
         raise FileNotFoundError(f"{home.url}: there is no group")
     if mode == "x" and there:
@@ -424,6 +426,24 @@ class Group(MutableMapping[str, Any]):
             changes.abort()
             raise
         changes.commit()
+
+    def consolidate(self) -> None:
+        """Put what all members say of themselves into the group's manifest, from where readers take it.
+
+        Transactions do so for the members that they change. This does it for those that other software has made or
+        changed, or that were changed by their own URL: readers elsewhere than on this computer then open all of them
+        with one request, and a server that cannot list its files shows them. See :ref:`summaries`.
+
+        Examples
+        --------
+        >>> group = open_group("memory://consolidated.b2d", "w")
+        >>> group["a"] = [1, 2]
+        >>> group.consolidate()
+        """
+        home = self._writable()
+        if isinstance(home, Transaction):
+            raise ValueError("consolidate() inside a transaction would describe what is not committed yet")  # noqa: TRY004
+        home.consolidate()
 
     def refresh(self) -> None:
         """Show what others have done to the group since it was opened. Arrays that are open stay as they are."""
