@@ -21,14 +21,14 @@ from b2array import config
 from b2array.array.opening import create_schunk, place_new
 from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
-from b2array.engine.handle import Handle, Mode, Promise
+from b2array.engine.handle import Handle, Mode
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
 from b2array.engine.transaction import Transaction, copied
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located
 from b2array.format import summary
 from b2array.format.frame import FrameType
-from b2array.format.summary import Record
+from b2array.format.summary import Record, Summary
 from b2array.group import embedded, redo, summaries
 from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, joined_url, members_among
 from b2array.group.redo import ABSENT, commit_of
@@ -308,13 +308,22 @@ class Directory:
         if is_embedded(path):
             return embedded.open_embedded(self._embedding("r"), path)
         if mode == "r":
-            return Handle(self._promised(path) or self.current(path), mode)
+            return (self._promised(path) if self.store.guarantee == "lock" else None) or Handle(
+                self.current(path), mode
+            )
         self.recover()
         handle = Handle(self.current(path), mode)
         if self.store.guarantee != "lock" and self._record(path) is not None:
-            # Elsewhere readers of a summary learn too late that it is out of date.
+            # Elsewhere than on this computer readers learn only later that a summary is out of date.
             handle.before_commit = partial(self.update, lambda found: found.with_summaries({path: None}))
         return handle
+
+    def open_lazily(self, path: str) -> Handle:
+        """Open a member for reading, with no request if the manifest describes it; raises what `open` raises.
+
+        If it is not as described, the first read of items raises `ConflictError`.
+        """
+        return (None if is_embedded(path) else self._promised(path)) or self.open(path, "r")
 
     def _record(self, path: str) -> Any:
         """Return the summary of a member that the manifest has, if it has one."""
@@ -323,9 +332,19 @@ class Directory:
             self._records = packed, summary.unpack_all(packed)
         return self._records[1].get(path)
 
-    def _promised(self, path: str) -> Promise | None:
+    def _promised(self, path: str) -> Handle | None:
         record = None if path in self._state()[0].redo else self._record(path)
-        return None if record is None else summaries.promise(self.store_of(path), record, lambda: self.current(path))
+        held = None if record is None else summaries.promise(self.store_of(path), record, partial(self._keep, path))
+        return None if held is None else Handle(held, "r")
+
+    def _keep(self, path: str, said: Summary) -> Snapshot:
+        """Read a member that a summary describes."""
+        held = self.current(path)
+        if held.frame.fingerprint != said.fingerprint:
+            if self._stored(versioned=False)[0].commit != self.manifest.commit:
+                raise stale_reader(self.url)
+            summaries.check(held, said)
+        return held
 
     def current(self, path: str) -> Snapshot:
         """Return the state of a member that belongs to the members shown. Raises what `open` raises."""
@@ -358,10 +377,9 @@ class Directory:
         held = Handle(make(self.address(path), overwrite=overwrite).commit(), "r+")
         manifest, members = self._state()
         if self._is_list(manifest) or path in manifest.hidden:
-            record = {path: record_of(held.snapshot)}
-            manifest = self.update(
-                lambda found: found.with_member(name, path).with_summaries(record, {before} - {path})
-            )
+            # Its maker goes on changing it, as a rule, so that a summary would soon be out of date.
+            gone = {before} - {path}
+            manifest = self.update(lambda found: found.with_member(name, path).with_summaries({path: None}, gone))
         self.show(manifest, {**(members if self.is_local else manifest.visible(manifest.members or {})), name: path})
         if before != path:
             self.remove_frames([before])

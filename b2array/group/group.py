@@ -15,7 +15,7 @@ from b2array.array import copying, drafts
 from b2array.array.array import NDArray
 from b2array.array.options import Shape, array_options
 from b2array.array.schunk import SChunk
-from b2array.engine.handle import Mode
+from b2array.engine.handle import Handle, Mode
 from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import FormatError, ReadOnlyError
 from b2array.group.archive import MAGIC, Archive
@@ -184,8 +184,7 @@ class Group(MutableMapping[str, Any]):
         below = self._below()
         path = below.get(name)
         if path is not None:
-            held = self._home.open(path, self._mode)
-            return NDArray(held) if path.endswith(ARRAY) or held.frame.metalayer("b2nd") is not None else SChunk(held)
+            return _opened(path, self._home.open(path, self._mode))
         if any(other.startswith(name + "/") for other in below):
             return self._inner(name)
         raise KeyError(f"{name!r}: {self.url} has no such member")
@@ -201,9 +200,18 @@ class Group(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
     def arrays(self) -> dict[str, Any]:
-        """Open the members that are directly in this group and are not groups."""
-        below = self._below()
-        return {name: self[name] for name in self if name in below}
+        """Open the members that are directly in this group and are not groups.
+
+        In other places than on this computer, the group's manifest describes most members, and these are read when
+        their items are needed. See :ref:`summaries`.
+        """
+        below, home, mode = self._below(), self._home, self._mode
+        lazy = isinstance(home, Directory) and mode == "r"
+        return {
+            name: _opened(below[name], home.open_lazily(below[name]) if lazy else home.open(below[name], mode))
+            for name in self
+            if name in below
+        }
 
     def groups(self) -> dict[str, Group]:
         """Return the groups that are directly in this one."""
@@ -470,6 +478,10 @@ class Group(MutableMapping[str, Any]):
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(self.tree())}</pre>"
+
+
+def _opened(path: str, held: Handle) -> NDArray | SChunk:
+    return NDArray(held) if path.endswith(ARRAY) or held.state.frame.metalayer("b2nd") is not None else SChunk(held)
 
 
 def _nested(names: Iterator[str]) -> dict[str, Any]:

@@ -204,7 +204,12 @@ class Manifest:
         return self if self.members is None else replace(self, members=kept)
 
     def with_summaries(self, records: Mapping[str, Record | None], gone: Collection[str] = ()) -> Self:
-        """Return the manifest with other summaries, by paths, and without those of members that are gone."""
+        """Return the manifest with other summaries, by paths, and without those of members that are gone.
+
+        Where there are none yet, what has no summary is not listed among them either.
+        """
+        if not self.summaries and not any(records.values()):
+            return self
         found = {**summary.unpack_all(self.summaries), **records}
         return replace(
             self, summaries=summary.pack_all({path: each for path, each in found.items() if path not in gone})

@@ -17,13 +17,13 @@ from b2array.format.state import State
 from b2array.format.summary import Summary
 from b2array.store.base import Store
 
-__all__ = ["promise"]
+__all__ = ["check", "promise"]
 
 _outdated: set[tuple[str, bytes]] = set()
 """Stores and fingerprints of summaries that were found to be out of date, so that this is said only once."""
 
 
-def promise(store: Store, record: Any, current: Callable[[], Snapshot]) -> Promise | None:
+def promise(store: Store, record: Any, keep: Callable[[Summary], Snapshot]) -> Promise | None:
     """Return a promise of the member that a summary describes, or None if the member has to be read.
 
     Parameters
@@ -32,40 +32,38 @@ def promise(store: Store, record: Any, current: Callable[[], Snapshot]) -> Promi
         Where the member is.
     record : object
         What stands in the manifest.
-    current : callable
-        Reads the member.
+    keep : callable
+        Reads the member, and compares it with its summary.
     """
     try:
         said = summary.unpack(record)
     except (FormatError, UnsupportedError):
         return None
     described = said.state.frame
-    if store.guarantee == "lock":
-        # On this computer a look at the member costs little, and what it was then can be read later.
-        head = unchanged(store, described, said.header)
-        if head is None:
-            return None
-        data, version = head.data, head.stamp.version if head.stamp else None
-        if len(data) < described.frame_len:
-            data = memoryview(said.header)
-        return Promise(store, said.state, lambda: restore(store, data, version, head.unique))
-    if (store.url, described.fingerprint) in _outdated:
+    if store.guarantee != "lock":
+        return (
+            None if (store.url, described.fingerprint) in _outdated else Promise(store, said.state, lambda: keep(said))
+        )
+    # On this computer a look at the member costs little, and what it was then can be read later.
+    head = unchanged(store, described, said.header)
+    if head is None:
         return None
-    return Promise(store, said.state, lambda: _kept(store, said, current))
+    data, version = head.data, head.stamp.version if head.stamp else None
+    if len(data) < described.frame_len:
+        data = memoryview(said.header)
+    return Promise(store, said.state, lambda: restore(store, data, version, head.unique))
 
 
-def _kept(store: Store, said: Summary, current: Callable[[], Snapshot]) -> Snapshot:
-    """Read the member; raise ConflictError if it is not as described. Other items are no difference."""
-    held = current()
-    if held.frame.fingerprint != said.fingerprint and _described(held.state) != _described(said.state):
-        _outdated.add((store.url, said.fingerprint))
+def check(held: Snapshot, said: Summary) -> None:
+    """Raise ConflictError if a member is not as it was described. Other items are no difference."""
+    if _description(held.state) != _description(said.state):
+        _outdated.add((held.url, said.fingerprint))
         raise ConflictError(
-            f"{store.url} is not as the manifest of its group describes it, since it was changed by its own URL; open "
+            f"{held.url} is not as the manifest of its group describes it, since it was changed by its own URL; open "
             "the group again, and let Group.consolidate() bring the manifest up to date"
         )
-    return held
 
 
-def _described(state: State) -> tuple[Any, ...]:
+def _description(state: State) -> tuple[Any, ...]:
     said = state.annotations
     return state.layout, state.frame.cparams, said.fill, said.dims, state.attrs()
