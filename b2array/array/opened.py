@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from b2array.codec.cparams import CParams
-from b2array.engine.attributes import Layers
+from b2array.engine.attributes import Attributes
 from b2array.engine.handle import Handle, Mode
 from b2array.errors import FormatError, UnsupportedError, located_error
 from b2array.format.attributes import decode_attr
@@ -47,24 +47,24 @@ class Opened:
     @property
     def cbytes(self) -> int:
         """Compressed size of the chunks in bytes, as the frame has it."""
-        return self._handle.state.frame.cbytes
+        return self._handle.described.state.frame.cbytes
 
     @property
     def cparams(self) -> CParams:
         """How new chunks are made."""
         try:
-            return self._handle.state.frame.cparams
+            return self._handle.described.state.frame.cparams
         except UnsupportedError as error:
             raise located_error(self.url, error) from error
 
     @property
     def meta(self) -> Mapping[str, Any]:
         """The metalayers, fixed when the frame was created: decoded if they are msgpack, else bytes."""
-        return MappingProxyType({name: _decoded(raw) for name, raw in self._handle.state.frame.metalayers})
+        return MappingProxyType({name: _decoded(raw) for name, raw in self._handle.described.state.frame.metalayers})
 
     @property
-    def _attrs(self) -> Layers:
-        return Layers(self._handle)
+    def _attrs(self) -> Attributes:
+        return Attributes(self._handle)
 
     @contextmanager
     def transaction(self) -> Iterator[Self]:

@@ -9,10 +9,10 @@ from b2array.engine.handle import Handle
 from b2array.errors import FormatError, UnsupportedError, located_error
 from b2array.format.attributes import decode_attr, encode_attr
 
-__all__ = ["Layers"]
+__all__ = ["Attributes"]
 
 
-class Layers(MutableMapping[str, Any]):
+class Attributes(MutableMapping[str, Any]):
     """The variable-length metalayers of a frame: names and values, each assignment a commit.
 
     Values are what msgpack takes, and complex numbers, sets, tuples and arrays as python-blosc2 writes them.
@@ -25,7 +25,7 @@ class Layers(MutableMapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         try:
-            content = self._handle.state.attr(name)
+            content = self._handle.described.state.attr(name)
             if content is not None:
                 return decode_attr(content)
         except (FormatError, UnsupportedError) as error:
@@ -48,13 +48,13 @@ class Layers(MutableMapping[str, Any]):
                 transaction.set_attr(name, None)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._handle.state.attr_names
+        return name in self._handle.described.state.attr_names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._handle.state.attr_names)
+        return iter(self._handle.described.state.attr_names)
 
     def __len__(self) -> int:
-        return len(self._handle.state.attr_names)
+        return len(self._handle.described.state.attr_names)
 
     def __repr__(self) -> str:
         return repr(dict(self))

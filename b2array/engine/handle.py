@@ -8,43 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from b2array import config
-from b2array.engine.snapshot import Snapshot, load, reload
+from b2array.engine.snapshot import Snapshot, reload
 from b2array.engine.source import Source
 from b2array.engine.transaction import Transaction
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located_error
 from b2array.format.frame import Frame
-from b2array.format.state import State, with_index
+from b2array.format.state import with_index
+from b2array.format.summary import Summary
 from b2array.store.base import COMPARE_AND_SWAP, Mutex, Store, attempts, stale_reader
 
-__all__ = ["Handle", "Mode", "Promise"]
+__all__ = ["Handle", "Mode"]
 
 _PICKLED_NBYTES = 2**16
 """A record of sizes that takes more than this, and serves writers only, stays out of pickles."""
 
 Mode = Literal["r", "r+"]
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """A frame that is described already, and read when more than the description is needed.
-
-    Parameters
-    ----------
-    store : Store
-        Where it is.
-    state : State
-        The description. Its index is made up.
-    keep : callable
-        Reads the frame. Raises ConflictError if it is not the one that is described.
-    """
-
-    store: Store
-    state: State
-    keep: Callable[[], Snapshot]
 
 
 class Handle:
@@ -54,10 +35,10 @@ class Handle:
 
     Parameters
     ----------
-    snapshot : Snapshot or Promise
-        The state to show. What is only promised is read when it is needed.
+    snapshot : Snapshot
+        The state to show.
     mode : {"r", "r+"}
-        For reading, or for reading and changing. What is promised can only be read.
+        For reading, or for reading and changing.
 
     Attributes
     ----------
@@ -65,6 +46,8 @@ class Handle:
         Where the chunks are.
     source : Source
         What chunks are read from: the transaction under way, or the committed state.
+    described : Source or Summary
+        The source, or what describes it before it is read.
     mutex : Mutex
         Held while the handle commits, and by changes that join a transaction.
     before_commit : callable or None
@@ -76,52 +59,32 @@ class Handle:
         The frame cannot be changed, and `mode` is "r+".
     """
 
-    __slots__ = ("_mode", "_promise", "_snapshot", "_transaction", "before_commit", "mutex", "source", "store")
+    __slots__ = ("_mode", "_snapshot", "_transaction", "before_commit", "described", "mutex", "source", "store")
 
     source: Source
-    _snapshot: Snapshot
+    described: Source | Summary
 
-    def __init__(self, snapshot: Snapshot | Promise, mode: Mode) -> None:
+    def __init__(self, snapshot: Snapshot, mode: Mode) -> None:
         if mode not in ("r", "r+"):
             raise ValueError(f"mode must be 'r' or 'r+', not {mode!r}")
-        if mode == "r+" and snapshot.store.guarantee == "read only":
-            raise ReadOnlyError(f"{snapshot.store.url} can only be read; open it with mode='r'")
-        self._mode: Mode = mode
-        self.store: Store = snapshot.store
-        self.mutex = Mutex()
-        self.before_commit: Callable[[], object] | None = None
-        self._promise: Promise | None = None
-        if isinstance(snapshot, Promise):
-            self._promise, self._transaction = snapshot, None
-            return
         if mode == "r+" and snapshot.start:
             raise ReadOnlyError("a frame inside a larger file can only be read")
+        if mode == "r+" and snapshot.store.guarantee == "read only":
+            raise ReadOnlyError(f"{snapshot.url} can only be read; open it with mode='r'")
+        self._mode: Mode = mode
         self._show(snapshot)
-
-    def __getattr__(self, name: str) -> Any:
-        # Only asked for what is not there: before a promise is kept.
-        if name not in ("source", "_snapshot"):
-            raise AttributeError(name)
-        with self.mutex:
-            if self._promise is not None:
-                self._show(self._promise.keep())
-        return object.__getattribute__(self, name)
+        self.mutex = Mutex()
+        self.before_commit: Callable[[], object] | None = None
 
     def _show(self, snapshot: Snapshot, transaction: Transaction | None = None) -> None:
-        self.store, self._snapshot, self._transaction = snapshot.store, snapshot, transaction
-        self.source = transaction or snapshot
-        self._promise = None
+        self.store: Store = snapshot.store
+        self._snapshot, self._transaction = snapshot, transaction
+        self.source = self.described = transaction or snapshot
 
     @property
     def snapshot(self) -> Snapshot:
         """The committed state that this handle shows."""
         return self._snapshot
-
-    @property
-    def state(self) -> State:
-        """What the frame says of itself, without its index where it is only promised."""
-        promise = self._promise
-        return self.source.state if promise is None else promise.state
 
     @property
     def frame(self) -> Frame:
@@ -273,9 +236,8 @@ class Handle:
             self._commit(transaction)
 
     def announce_commit(self) -> None:
-        """Call what is to be called before the first commit, once; a later commit of the handle does so itself."""
-        with self.mutex:
-            call, self.before_commit = self.before_commit, None
+        """Call `before_commit`; commits that are not made through the handle have to ask for it."""
+        call, self.before_commit = self.before_commit, None
         if call is not None:
             call()
 
@@ -373,10 +335,7 @@ class Handle:
         with self.mutex:
             if self._transaction is not None:
                 raise ValueError("refresh() inside a transaction would lose its changes")
-            if self._promise is not None:
-                self._show(load(self.store))
-            else:
-                self._show(reload(self._snapshot))
+            self._show(reload(self._snapshot))
 
     def close(self) -> None:
         """Let go of files. The handle can be used again."""

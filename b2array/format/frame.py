@@ -25,24 +25,29 @@ from b2array.config import HEADER_LEN, MAX_CHUNK_NBYTES
 from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.format import fingerprint, index, metalayers
 from b2array.format.header import (
-    FIRST_BYTES,
     FIXED_LEN,
-    HEADER_FIELDS,
     SPLITMODES,
     FrameType,
     Header,
     check_filters,
-    header_nbytes,
     pack_fields,
     unpack_header,
 )  # fmt: skip
 from b2array.format.metalayers import Layers
 
 __all__ = [
-    "FINGERPRINT_128", "FINGERPRINT_NBYTES", "FIRST_BYTES", "HEADER_FIELDS", "Frame", "FrameType", "Header", "Packed",
-    "create", "header_nbytes", "pack", "pack_header", "pack_vlmeta", "unpack", "unpack_header", "unpack_vlmeta",
+    "FINGERPRINT_128",
+    "FINGERPRINT_NBYTES",
+    "Frame",
+    "Packed",
+    "create",
+    "pack",
+    "pack_header",
+    "pack_vlmeta",
+    "unpack",
+    "unpack_vlmeta",
     "with_tail",
-]  # fmt: skip
+]
 
 _TRAILER_END = struct.Struct(">BI2B16s")
 _TRAILER_MARKER, _TRAILER_VERSION, _UINT32, _FIXEXT16 = 0x94, 1, 0xCE, 0xD8
@@ -194,10 +199,14 @@ def unpack(header: Buffer, tail: Buffer, known: Header | None = None) -> Frame:
         context=chunk.Context(head.codec, head.codec_meta),
     )  # fmt: skip
     index.check(offsets, None if head.frame_type == FrameType.SPARSE else head.cbytes)
-    return with_tail(
-        head, offsets=offsets, vlmetalayers=layers, trailer_version=trailer[1], fingerprint_type=fingerprint_type,
+    return Frame(
+        **dict(zip(_NAMES, _values(head), strict=True)),
+        offsets=offsets,
+        vlmetalayers=layers,
+        trailer_version=trailer[1],
+        fingerprint_type=fingerprint_type,
         fingerprint=stored,
-    )  # fmt: skip
+    )
 
 
 def with_tail(header: Header, **tail: Any) -> Frame:

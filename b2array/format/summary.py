@@ -20,6 +20,7 @@ from b2array import config
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import frame
 from b2array.format.annotations import Annotations
+from b2array.format.header import unpack_header
 from b2array.format.state import State, parse
 
 __all__ = ["Record", "Summary", "pack", "pack_all", "unpack", "unpack_all"]
@@ -72,7 +73,7 @@ def unpack(record: Any) -> Summary:
     if not fine or len(record[1]) != frame.FINGERPRINT_NBYTES:
         raise FormatError("expected a header, a fingerprint and annotations in a summary, found something else")
     header, fingerprint, content = record
-    found = frame.unpack_header(header)
+    found = unpack_header(header)
     nchunks = -(-found.nbytes // found.chunksize) if found.chunksize > 0 else 0
     if 8 * nchunks > config.limits.index_nbytes:
         raise FormatError(f"expected at most {config.limits.index_nbytes // 8} chunks, found {nchunks}")

@@ -18,21 +18,20 @@ from functools import partial
 from typing import Any, Literal, Protocol, Self
 
 from b2array import config
-from b2array.array.opening import create_schunk, place_new
+from b2array.array.placing import place_new
 from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
 from b2array.engine.transaction import Transaction, copied
-from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located
+from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, located
 from b2array.format import summary
-from b2array.format.frame import FrameType
+from b2array.format.header import FrameType
 from b2array.format.summary import Record, Summary
 from b2array.group import embedded, redo, summaries
 from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, joined_url, members_among
 from b2array.group.redo import ABSENT, commit_of
-from b2array.store.atomic import require_free
 from b2array.store.base import Stamp, Store, attempts, conflict, stale_reader, too_many_conflicts
 from b2array.store.open import open_store
 
@@ -126,20 +125,6 @@ class Directory:
                 self._known = manifest, manifest.visible(self._listed(manifest))
             return manifest != Manifest()
         return False
-
-    def exists(self) -> bool:
-        """Whether there is a group: a manifest, an embedding frame, a local directory, or a prefix with members."""
-        heads = self.store.head([MANIFEST, EMBEDDED], 8)
-        if any(not isinstance(head, Exception) for head in heads):
-            return True
-        for error in heads:
-            if isinstance(error, Exception) and not isinstance(error, ABSENT):
-                raise error
-        try:
-            files = self.store.walk()
-        except (*ABSENT, PermissionError):  # without the right to list, only a manifest can tell
-            return False
-        return self.is_local or bool(members_among(files))
 
     # The manifest.
 
@@ -334,8 +319,7 @@ class Directory:
 
     def _promised(self, path: str) -> Handle | None:
         record = None if path in self._state()[0].redo else self._record(path)
-        held = None if record is None else summaries.promise(self.store_of(path), record, partial(self._keep, path))
-        return None if held is None else Handle(held, "r")
+        return None if record is None else summaries.promise(self.store_of(path), record, partial(self._keep, path))
 
     def _keep(self, path: str, said: Summary) -> Snapshot:
         """Read a member that a summary describes."""
@@ -433,48 +417,3 @@ class Directory:
         store.force()
         if self.is_local:
             self.store_of(path + ".b2lock").delete([""])
-
-    # The group as a whole.
-
-    def consolidate(self) -> None:
-        """Put the summaries of all members into the manifest, as they are now."""
-        self.recover()
-        self.refresh()
-        records = {path: record_of(self.current(path)) for path in {*self.members().values()} if not is_embedded(path)}
-        self.update(lambda found: found.with_summaries(self.with_embedding(records)))
-        self.refresh()
-
-    def with_embedding(self, records: Mapping[str, Record | None]) -> dict[str, Record | None]:
-        """Return records with one for the embedding frame, if there are members in it."""
-        return {**records, **dict.fromkeys([EMBEDDED] * any(map(is_embedded, self.members().values())))}
-
-    def initialise(self) -> None:
-        """Make an empty group: an embedding frame, and a manifest where one is needed."""
-        if self.store.guarantee == "read only":
-            raise ReadOnlyError(f"{self.url} can only be read")
-        self._embed_nothing()
-        if not self.is_local:
-            self.write(Manifest({}), None)
-
-    def complete(self) -> None:
-        """Add the embedding frame without which python-blosc2 does not open a directory."""
-        if self.is_local and isinstance(self.store.head([EMBEDDED], 1)[0], FileNotFoundError):
-            with suppress(FileExistsError):
-                self._embed_nothing()
-
-    def _embed_nothing(self) -> None:
-        empty = create_schunk(chunksize=2**13, meta={"b2tree": {"version": 1}})
-        empty.vlmeta["estore_metadata"] = {"embed_map": {}, "current_offset": 0}
-        self.store.create(EMBEDDED, empty.to_bytes())
-
-    def check_replaceable(self) -> None:
-        """Raise FileExistsError if there is something that is not known to be a group."""
-        kinds = {MANIFEST: b"", EMBEDDED: b""}
-        require_free(self.store, kinds, "a group", overwrite=True, name=MANIFEST, alone=True)
-
-    def clear(self) -> None:
-        """Remove a group with all its members."""
-        self.check_replaceable()
-        self.remove(self.members())
-        self.store.delete([MANIFEST, EMBEDDED])
-        self.refresh()

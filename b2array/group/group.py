@@ -15,9 +15,10 @@ from b2array.array import copying, drafts
 from b2array.array.array import NDArray
 from b2array.array.options import Shape, array_options
 from b2array.array.schunk import SChunk
-from b2array.engine.handle import Handle, Mode
+from b2array.engine.handle import Mode
 from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import FormatError, ReadOnlyError
+from b2array.group import whole
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.directory import Directory, Kind, copy_of
@@ -75,17 +76,17 @@ def open_group(
         if mode != "r":
             raise ReadOnlyError(f"{home.url} is an archive, which can only be read; open it with mode='r'")
         return Group(Archive(address, options), "", mode)
-    there = there or home.exists()
+    there = there or whole.exists(home)
     if mode in ("r", "r+") and not there:
         raise FileNotFoundError(f"{home.url}: there is no group")
     if mode == "x" and there:
         raise FileExistsError(f"{home.url} exists")
     if mode == "w" and there:
-        home.clear()
+        whole.clear(home)
     if mode in ("w", "x") or not there:
-        home.initialise()
+        whole.initialise(home)
     elif mode == "a":
-        home.complete()
+        whole.complete(home)
     if mode != "r":
         home.recover()
     return Group(home, "", "r" if mode == "r" else "r+")
@@ -184,7 +185,7 @@ class Group(MutableMapping[str, Any]):
         below = self._below()
         path = below.get(name)
         if path is not None:
-            return _opened(path, self._home.open(path, self._mode))
+            return _opened(self._home, path, self._mode)
         if any(other.startswith(name + "/") for other in below):
             return self._inner(name)
         raise KeyError(f"{name!r}: {self.url} has no such member")
@@ -202,16 +203,10 @@ class Group(MutableMapping[str, Any]):
     def arrays(self) -> dict[str, Any]:
         """Open the members that are directly in this group and are not groups.
 
-        In other places than on this computer, the group's manifest describes most members, and these are read when
-        their items are needed. See :ref:`summaries`.
+        Elsewhere than on this computer, those that the group's manifest describes are read when their items are needed.
         """
-        below, home, mode = self._below(), self._home, self._mode
-        lazy = isinstance(home, Directory) and mode == "r"
-        return {
-            name: _opened(below[name], home.open_lazily(below[name]) if lazy else home.open(below[name], mode))
-            for name in self
-            if name in below
-        }
+        below = self._below()
+        return {name: _opened(self._home, below[name], self._mode, lazy=True) for name in self if name in below}
 
     def groups(self) -> dict[str, Group]:
         """Return the groups that are directly in this one."""
@@ -438,20 +433,14 @@ class Group(MutableMapping[str, Any]):
     def consolidate(self) -> None:
         """Put what all members say of themselves into the group's manifest, from where readers take it.
 
-        Transactions do so for the members that they change. This does it for those that other software has made or
-        changed, or that were changed by their own URL: readers elsewhere than on this computer then open all of them
-        with one request, and a server that cannot list its files shows them. See :ref:`summaries`.
+        Transactions do so for the members that they change. This does it for those that other software has made, or
+        that were changed by their own URL. See :ref:`summaries`.
 
         Examples
         --------
-        >>> group = open_group("memory://consolidated.b2d", "w")
-        >>> group["a"] = [1, 2]
-        >>> group.consolidate()
+        >>> open_group("memory://consolidated.b2d", "w").consolidate()
         """
-        home = self._writable()
-        if isinstance(home, Transaction):
-            raise ValueError("consolidate() inside a transaction would describe what is not committed yet")  # noqa: TRY004
-        home.consolidate()
+        whole.consolidate(self._writable())
 
     def refresh(self) -> None:
         """Show what others have done to the group since it was opened. Arrays that are open stay as they are."""
@@ -480,8 +469,11 @@ class Group(MutableMapping[str, Any]):
         return f"<pre>{escape(self.tree())}</pre>"
 
 
-def _opened(path: str, held: Handle) -> NDArray | SChunk:
-    return NDArray(held) if path.endswith(ARRAY) or held.state.frame.metalayer("b2nd") is not None else SChunk(held)
+def _opened(home: Home, path: str, mode: Mode, *, lazy: bool = False) -> NDArray | SChunk:
+    directory = home if isinstance(home, Directory) and lazy and mode == "r" else None
+    held = home.open(path, mode) if directory is None else directory.open_lazily(path)
+    is_array = path.endswith(ARRAY) or held.described.state.frame.metalayer("b2nd") is not None
+    return NDArray(held) if is_array else SChunk(held)
 
 
 def _nested(names: Iterator[str]) -> dict[str, Any]:

@@ -203,17 +203,25 @@ class Manifest:
         kept = {name: path for name, path in (self.members or {}).items() if name not in names}
         return self if self.members is None else replace(self, members=kept)
 
-    def with_summaries(self, records: Mapping[str, Record | None], gone: Collection[str] = ()) -> Self:
-        """Return the manifest with other summaries, by paths, and without those of members that are gone.
+    def with_summaries(
+        self, records: Mapping[str, Record | None], gone: Collection[str] = (), members: Mapping[str, str] | None = None
+    ) -> Self:
+        """Return the manifest with other summaries, and without those of members that are gone.
 
-        Where there are none yet, what has no summary is not listed among them either.
+        Parameters
+        ----------
+        records : mapping of str to (Record or None)
+            By paths.
+        gone : collection of str
+            Paths.
+        members : mapping of str to str, optional
+            All paths by names; those without a summary are listed among the summaries, too.
         """
-        if not self.summaries and not any(records.values()):
+        paths = [EMBEDDED if is_embedded(path) else path for path in (members or {}).values()]
+        found = {**dict.fromkeys(paths), **summary.unpack_all(self.summaries), **records}
+        if not self.summaries and not paths:
             return self
-        found = {**summary.unpack_all(self.summaries), **records}
-        return replace(
-            self, summaries=summary.pack_all({path: each for path, each in found.items() if path not in gone})
-        )
+        return replace(self, summaries=summary.pack_all({path: found[path] for path in found if path not in gone}))
 
     def hiding(self, path: str) -> Self:
         """Return the manifest with a path hidden, for a member in the making."""

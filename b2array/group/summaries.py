@@ -9,22 +9,57 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from b2array.engine.handle import Promise
-from b2array.engine.snapshot import Snapshot, restore, unchanged
+from b2array.engine.handle import Handle
+from b2array.engine.snapshot import Snapshot, load, restore, unchanged
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.format.state import State
 from b2array.format.summary import Summary
-from b2array.store.base import Store
+from b2array.store.base import Mutex, Store
 
-__all__ = ["check", "promise"]
+__all__ = ["Promised", "check", "promise"]
 
 _outdated: set[tuple[str, bytes]] = set()
 """Stores and fingerprints of summaries that were found to be out of date, so that this is said only once."""
 
 
-def promise(store: Store, record: Any, keep: Callable[[Summary], Snapshot]) -> Promise | None:
-    """Return a promise of the member that a summary describes, or None if the member has to be read.
+class Promised(Handle):
+    """A member for reading that is described already, and read when more than its description is needed.
+
+    Parameters
+    ----------
+    store : Store
+        Where it is.
+    said : Summary
+        The description.
+    keep : callable
+        Reads the member. Raises ConflictError if it is not the one that is described.
+    """
+
+    __slots__ = ("_keep",)
+
+    def __init__(self, store: Store, said: Summary, keep: Callable[[], Snapshot]) -> None:
+        self._mode, self._transaction, self._keep = "r", None, keep
+        self.store, self.described, self.before_commit = store, said, None
+        self.mutex = Mutex()
+
+    def __getattr__(self, name: str) -> Any:
+        # Only asked for what is not there: before the promise is kept.
+        if name not in ("source", "_snapshot"):
+            raise AttributeError(name)
+        with self.mutex:
+            if isinstance(self.described, Summary):
+                self._show(self._keep())
+        return object.__getattribute__(self, name)
+
+    def refresh(self) -> None:
+        """Show what the store holds now, as described or not."""
+        with self.mutex:
+            self._show(load(self.store))
+
+
+def promise(store: Store, record: Any, keep: Callable[[Summary], Snapshot]) -> Promised | None:
+    """Return a handle to the member that a summary describes, or None if the member has to be read.
 
     Parameters
     ----------
@@ -41,9 +76,8 @@ def promise(store: Store, record: Any, keep: Callable[[Summary], Snapshot]) -> P
         return None
     described = said.state.frame
     if store.guarantee != "lock":
-        return (
-            None if (store.url, described.fingerprint) in _outdated else Promise(store, said.state, lambda: keep(said))
-        )
+        outdated = (store.url, described.fingerprint) in _outdated
+        return None if outdated else Promised(store, said, lambda: keep(said))
     # On this computer a look at the member costs little, and what it was then can be read later.
     head = unchanged(store, described, said.header)
     if head is None:
@@ -51,7 +85,7 @@ def promise(store: Store, record: Any, keep: Callable[[Summary], Snapshot]) -> P
     data, version = head.data, head.stamp.version if head.stamp else None
     if len(data) < described.frame_len:
         data = memoryview(said.header)
-    return Promise(store, said.state, lambda: restore(store, data, version, head.unique))
+    return Promised(store, said, lambda: restore(store, data, version, head.unique))
 
 
 def check(held: Snapshot, said: Summary) -> None:

@@ -27,8 +27,8 @@ from b2array.engine.handle import Handle, Mode
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import B2ArrayError, ConflictError
-from b2array.format import summary
-from b2array.format.frame import Frame, FrameType
+from b2array.format.frame import Frame
+from b2array.format.header import FrameType
 from b2array.format.index import chunk_name
 from b2array.group import redo
 from b2array.group.directory import Directory, Kind, NewFrame, record_of
@@ -336,15 +336,13 @@ class Transaction:
                 draft.store.delete([chunk_name(number) for number in numbers])
 
     def _clear_log(self, after: Manifest, states: Mapping[str, Snapshot]) -> None:
-        """Replace the redo log by summaries; what members of which nobody has one say is left open."""
+        """Replace the redo log by summaries of what was changed."""
         view = self._view
         now, stamp = view.read()
         if now.commit == after.commit:
-            known = summary.unpack_all(now.summaries)
-            records = {path: known.get(path) for path in self.members().values() if not is_embedded(path)}
-            records |= {path: record_of(held) for path, held in states.items()}
+            records = {path: record_of(held) for path, held in states.items()}
             records |= {path: record_of(each.snapshot) for path, each in self._handles.items()}
-            view.write(now.applied().with_summaries(view.with_embedding(records)), stamp)
+            view.write(now.applied().with_summaries(records, members=self.members()), stamp)
 
     def _move_on(self, changed: Mapping[str, _Changed], frames: Mapping[str, Frame]) -> dict[str, Snapshot]:
         """Let the handles show the committed states, and return these."""

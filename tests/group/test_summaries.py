@@ -24,6 +24,7 @@ from b2array.errors import B2ArrayError, ConflictError, FormatError, Unsupported
 from b2array.format import summary
 from b2array.group.directory import Directory
 from b2array.group.manifest import MANIFEST, Manifest
+from b2array.group.summaries import Promised
 from b2array.store.local import LocalStore
 
 _serials = itertools.count()
@@ -436,9 +437,9 @@ def test_a_transaction_between_opening_and_reading_is_told(bucket: str, s3_optio
 def test_a_member_that_is_only_promised_can_be_refreshed(tmp_path: Path) -> None:
     _filled(tmp_path / "g")
     held = open_group(tmp_path / "g")["a"]
-    assert held._handle._promise is not None
+    assert isinstance(held._handle, Promised)
     held.refresh()
-    assert held._handle._promise is None
+    assert held._handle.described is held._handle.source
     with pytest.raises(B2ArrayError):
         held[0] = 1
     assert isinstance(held._handle.store, LocalStore)
