@@ -32,6 +32,8 @@ _MAX_NBYTES = 2**14
 """Attributes that take more are not worth reading together with those of all other members."""
 _MAX_ALL_NBYTES = 2**22
 """Summaries that take more together would make every commit of the group slow."""
+_NOWHERE = np.array([-1]).tobytes()
+"""One entry of an index, which stands for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def unpack(record: Any) -> Summary:
     if 8 * nchunks > config.limits.index_nbytes:
         raise FormatError(f"expected at most {config.limits.index_nbytes // 8} chunks, found {nchunks}")
     described = frame.with_tail(
-        found, offsets=np.broadcast_to(np.int64(-1), (nchunks,)), fingerprint_type=frame.FINGERPRINT_128,
+        found, offsets=np.ndarray(nchunks, np.int64, _NOWHERE, strides=(0,)), fingerprint_type=frame.FINGERPRINT_128,
         fingerprint=fingerprint,
     )  # fmt: skip
     layer = described.metalayer("b2nd")
