@@ -102,8 +102,9 @@ class Store(ABC):
 
         If all spans lie in one object, `expected` is the version that it had. If another object has replaced it, its
         bytes are refused. Local files are compared by inode, which appending keeps, and by the bytes that
-        `with_known_bytes` adds; objects in clouds and on HTTP by entity tag or generation. Others ignore it. With `clip`, spans may
-        reach beyond the end of their objects, and give fewer bytes then. Views of spans that overlap may share memory.
+        `with_known_bytes` adds; objects in clouds and on HTTP by entity tag or generation. Others ignore it. With
+        `clip`, spans may reach beyond the end of their objects, and give fewer bytes then. Views of spans that overlap
+        may share memory.
 
         Raises
         ------
@@ -176,16 +177,16 @@ class Store(ABC):
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
         """Write an object, as a whole or not at all. It may replace an older one, whose version may be `expected`.
 
-        Clouds compare the version while they write; the content is in memory as a whole then. Local files compare before
-        they write: hold `lock` to exclude other writers. If `guarantee` is "single writer", the store compares just
+        Clouds compare the version while they write; the content is in memory as a whole then. Local files compare
+        before they write: hold `lock` to exclude other writers. If `guarantee` is "single writer", the store compares just
         before.
 
         Raises
         ------
         ConflictError
             The object has another version than `expected`, or does not exist. Nothing was written, with one exception:
-            if the answer to a successful request is lost, the client of a cloud repeats the request, and that one fails. So
-            compare the object with what you wrote.
+            if the answer to a successful request is lost, the client of a cloud repeats the request, and that one
+            fails. So compare the object with what you wrote.
         """
 
     def temporary(self, name: str) -> str | None:  # noqa: ARG002
