@@ -178,8 +178,8 @@ class Store(ABC):
         """Write an object, as a whole or not at all. It may replace an older one, whose version may be `expected`.
 
         Clouds compare the version while they write; the content is in memory as a whole then. Local files compare
-        before they write: hold `lock` to exclude other writers. If `guarantee` is "single writer", the store compares just
-        before.
+        before they write: hold `lock` to exclude other writers. If `guarantee` is "single writer", the store compares
+        just before.
 
         Raises
         ------
