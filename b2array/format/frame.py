@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ from b2array.format.metalayers import Layers
 
 __all__ = [
     "FINGERPRINT_128",
+    "FINGERPRINT_NBYTES",
     "Frame",
     "Packed",
     "create",
@@ -45,13 +46,14 @@ __all__ = [
     "pack_vlmeta",
     "unpack",
     "unpack_vlmeta",
+    "with_tail",
 ]
 
 _TRAILER_END = struct.Struct(">BI2B16s")
 _TRAILER_MARKER, _TRAILER_VERSION, _UINT32, _FIXEXT16 = 0x94, 1, 0xCE, 0xD8
 _MIN_TRAILER_LEN = 25
 _BIN32 = 0xC6
-_NO_FINGERPRINT, FINGERPRINT_128, _FINGERPRINT_NBYTES = 0, 3, 16
+_NO_FINGERPRINT, FINGERPRINT_128, FINGERPRINT_NBYTES = 0, 3, 16
 _VLMETA_CPARAMS = CParams("zstd")
 
 
@@ -76,7 +78,7 @@ class Frame(Header):
     vlmetalayers: Layers = ()
     trailer_version: int = _TRAILER_VERSION
     fingerprint_type: int = _NO_FINGERPRINT
-    fingerprint: bytes = bytes(_FINGERPRINT_NBYTES)
+    fingerprint: bytes = bytes(FINGERPRINT_NBYTES)
 
     @property
     def is_ours(self) -> bool:
@@ -185,6 +187,11 @@ def unpack(header: Buffer, tail: Buffer, known: Header | None = None) -> Frame:
     )
 
 
+def with_tail(header: Header, **tail: Any) -> Frame:
+    """Return a frame with the fields of a header and those, by name, that a frame has besides."""
+    return Frame(**dict(zip(_NAMES, _values(header), strict=True)), **tail)
+
+
 def _verified(
     head: Header, header: Buffer, tail: Buffer, layers: Layers, fingerprint_type: int, stored: bytes
 ) -> tuple[Header, int]:
@@ -250,7 +257,7 @@ def pack(frame: Frame) -> Packed:
     frame_len = frame.header_len + data_len + len(tail)
     header = fingerprint.with_frame_len(header, frame_len)
     digest = fingerprint.fingerprint(header, tail)
-    tail = tail[:-_FINGERPRINT_NBYTES] + digest
+    tail = tail[:-FINGERPRINT_NBYTES] + digest
     return Packed(header, tail, replace(frame, frame_len=frame_len, fingerprint=digest))
 
 
@@ -295,7 +302,7 @@ def _pack_trailer(vlmetalayers: Layers) -> bytes:
     """Return the trailer, with a fingerprint of zeros."""
     layers = metalayers.pack(vlmetalayers, 2, uncounted=1)
     trailer_len = 2 + len(layers) + _TRAILER_END.size
-    end = _TRAILER_END.pack(_UINT32, trailer_len, _FIXEXT16, FINGERPRINT_128, bytes(_FINGERPRINT_NBYTES))
+    end = _TRAILER_END.pack(_UINT32, trailer_len, _FIXEXT16, FINGERPRINT_128, bytes(FINGERPRINT_NBYTES))
     return bytes([_TRAILER_MARKER, _TRAILER_VERSION]) + layers + end
 
 
@@ -311,4 +318,6 @@ def unpack_vlmeta(buf: Buffer) -> bytes:
         raise FormatError(f"expected a chunk of {len(buf)} bytes, found one of {header.cbytes}")
     if header.nbytes > limit:
         raise FormatError(f"expected at most {limit} bytes (config.limits.metadata_nbytes), found {header.nbytes}")
+    if header.memcpyed and not header.special and not header.lazy:
+        return bytes(buf[header.header_len :])  # as most attributes are, too short to be compressed
     return bytes(decode.decode(buf))

@@ -140,8 +140,9 @@ class State:
 
         `with_index` puts them together again.
         """
-        layers = self.frame.vlmetalayers
-        sizes = self.annotations.sizes
+        layers, raw = self.frame.vlmetalayers, self.frame.vlmetalayer(LAYER)
+        # Bytes 4 to 7 of a chunk say how long its data are: as a rule, there is nothing to be left out.
+        sizes = None if int.from_bytes((raw or b"")[4:8], "little") <= limit else self.annotations.sizes
         if sizes is not None and len(sizes) > limit:
             short = frame.pack_vlmeta(replace(self.annotations, sizes=_short_sizes(self.sizes, limit)).pack())
             layers = tuple((name, short if name == LAYER else raw) for name, raw in layers)

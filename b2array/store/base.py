@@ -3,9 +3,10 @@
 A store is one object, named ``""``, or a directory or prefix of objects, whose names have no slashes. It may turn out
 only on reading which of the two it is, so that every store takes both kinds of names.
 
-Errors of a backend pass through, with four exceptions. An object that does not exist is `FileNotFoundError`, one that
+Errors of a backend pass through, with five exceptions. An object that does not exist is `FileNotFoundError`, one that
 must not exist but does is `FileExistsError`, bytes beyond the end of an object are `FormatError`, and a lost race is
-`ConflictError`. An error whose text shows a secret is replaced by a built-in one without it.
+`ConflictError`. Errors of object stores' clients become `OSError`. An error whose text shows a secret is replaced by a
+built-in one without it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import NamedTuple, Self, TypeVar
 
 from b2array import config
 from b2array.buffers import Buffer
-from b2array.errors import ConflictError, FormatError, UnsupportedError
+from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
 from b2array.store.spans import Merged, Span, coalesce
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "attempts",
     "durability",
     "in_one_state",
+    "may_still_happen",
     "too_many_conflicts",
 ]
 
@@ -100,8 +102,9 @@ class Store(ABC):
 
         If all spans lie in one object, `expected` is the version that it had. If another object has replaced it, its
         bytes are refused. Local files are compared by inode, which appending keeps, and by the bytes that
-        `with_known_bytes` adds; objects on S3 and HTTP by entity tag. Other stores ignore it. With `clip`, spans may
-        reach beyond the end of their objects, and give fewer bytes then. Views of spans that overlap may share memory.
+        `with_known_bytes` adds; objects in clouds and on HTTP by entity tag or generation. Others ignore it. With
+        `clip`, spans may reach beyond the end of their objects, and give fewer bytes then. Views of spans that overlap
+        may share memory.
 
         Raises
         ------
@@ -164,7 +167,8 @@ class Store(ABC):
         Raises
         ------
         FileExistsError
-            The object exists. Local files, S3 and memory exclude a race; other stores look just before they write.
+            The object exists. Local files, clouds and memory exclude a race; other stores look just before they
+            write.
         ReadOnlyError
             The protocol cannot write.
         """
@@ -173,16 +177,16 @@ class Store(ABC):
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
         """Write an object, as a whole or not at all. It may replace an older one, whose version may be `expected`.
 
-        S3 compares the version while it writes; the content is in memory as a whole then. Local files compare before
-        they write: hold `lock` to exclude other writers. If `guarantee` is "single writer", the store compares just
-        before.
+        Clouds compare the version while they write; the content is in memory as a whole then. Local files compare
+        before they write: hold `lock` to exclude other writers. If `guarantee` is "single writer", the store compares
+        just before.
 
         Raises
         ------
         ConflictError
             The object has another version than `expected`, or does not exist. Nothing was written, with one exception:
-            if the answer to a successful request is lost, the client of S3 repeats the request, and that one fails. So
-            compare the object with what you wrote.
+            if the answer to a successful request is lost, the client of a cloud repeats the request, and that one
+            fails. So compare the object with what you wrote.
         """
 
     def temporary(self, name: str) -> str | None:  # noqa: ARG002
@@ -296,6 +300,14 @@ def attempts(store: Store) -> Iterator[int]:
 
 def _count(store: Store) -> int:
     return config.retries * (_PATIENCE if store.guarantee == COMPARE_AND_SWAP else 1) + 1
+
+
+def may_still_happen(store: Store, error: BaseException) -> bool:
+    """Whether a write that has raised an error may take effect later, because its request may still be under way.
+
+    What the request refers to must stay then: it is dead weight at worst.
+    """
+    return store.guarantee != "lock" and not isinstance(error, B2ArrayError | FileExistsError)
 
 
 def in_one_state(function: Callable[[], T]) -> T:

@@ -240,10 +240,9 @@ class LocalStore(Store):
 
     def walk(self) -> list[str]:
         os.stat(self.url)
+        start = len(os.path.join(self.url, ""))
         found = (
-            os.path.relpath(os.path.join(directory, name), self.url)
-            for directory, _, names in os.walk(self.url)
-            for name in names
+            os.path.join(directory, "")[start:] + name for directory, _, names in os.walk(self.url) for name in names
         )
         return sorted(path.replace(os.sep, "/") for path in found)
 
