@@ -25,7 +25,7 @@ from numcodecs.compat import ensure_bytes
 from b2array.codec.header import NFILTERS, VERSION_BLOSC1, VERSION_STABLE, FilterId
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 
-__all__ = ["Pipeline", "backward", "check", "filter_id", "filter_name", "forward", "needs_reference", "register"]
+__all__ = ["Pipeline", "backward", "check", "filter_id", "filter_name", "forward", "register"]
 
 Bytes = npt.NDArray[np.uint8]
 MakeFilter = Callable[[int, int, tuple[int, ...] | None], Codec]
@@ -133,11 +133,6 @@ def register(filter_id: int, make: MakeFilter) -> None:
     _registry[number] = make
 
 
-def needs_reference(pipeline: Pipeline) -> bool:
-    """Whether decoding a block needs block 0 of its chunk."""
-    return FilterId.DELTA in pipeline.filters
-
-
 def check(pipeline: Pipeline, *, encode: bool = False) -> None:
     """Check that a pipeline can be undone; with `encode` also that it can be applied.
 
@@ -175,7 +170,7 @@ def forward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = None
     data of block 0 as `reference`.
     """
     check(pipeline, encode=True)
-    if needs_reference(pipeline):
+    if FilterId.DELTA in pipeline.filters:  # its blocks refer to block 0
         if first:
             head = _apply(pipeline, blocks[:1], None)
             rest = forward(pipeline, blocks[1:], reference=blocks[0]) if len(blocks) > 1 else blocks[1:]
@@ -195,7 +190,7 @@ def backward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = Non
     Raises FormatError if the filters do not fit the blocks, and the errors of `check`.
     """
     check(pipeline)
-    if needs_reference(pipeline):
+    if FilterId.DELTA in pipeline.filters:  # its blocks refer to block 0
         if first:
             head = _apply(pipeline, blocks[:1], None, undo=True)
             rest = backward(pipeline, blocks[1:], reference=head[0]) if len(blocks) > 1 else blocks[1:]

@@ -20,15 +20,16 @@ from b2array.buffers import Buffer
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import dtypes
 
-__all__ = ["decode_attr", "encode_attr"]
+__all__ = ["UNREADABLE", "decode_attr", "encode_attr"]
 
 _COMPLEX = struct.Struct(">2d")
 _EXT_COMPLEX, _EXT_SET, _EXT_NDARRAY = 44, 45, 46
 _TUPLE = "__tuple__"
 _MAX_DEPTH = 32
-_UNREADABLE = (
+UNREADABLE = (
     ValueError, TypeError, LookupError, ArithmeticError, MemoryError, RecursionError, msgpack.UnpackException,
 )  # fmt: skip
+"""What msgpack and the conversions of its values raise on damaged bytes."""
 
 
 def encode_attr(value: object) -> bytes:
@@ -116,7 +117,7 @@ def _decode(buf: Buffer, depth: int, *, strict: bool) -> Any:
         return msgpack.unpackb(buf, list_hook=_decode_list, ext_hook=hook, strict_map_key=strict)
     except (FormatError, UnsupportedError):
         raise
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise FormatError(f"expected a msgpack value, found {error!r:.80}") from None
 
 

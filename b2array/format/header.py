@@ -154,15 +154,10 @@ class Header:
 
     @property
     def tail_start(self) -> int:
-        """Where the tail (index and trailer) starts, in bytes from the start of the frame."""
+        """Where the tail (index and trailer) starts, in bytes from the start of the frame. It ends at `frame_len`."""
         if self.frame_type == FrameType.SPARSE or self.nbytes == 0:
             return self.header_len
         return self.header_len + self.cbytes
-
-    @property
-    def tail_stop(self) -> int:
-        """Where the tail ends: the end of the frame."""
-        return self.frame_len
 
     @property
     def splitmode(self) -> SplitMode:
