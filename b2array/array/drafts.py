@@ -86,7 +86,7 @@ def put(transaction: Transaction, layout: Layout, key: Any, values: npt.NDArray[
     """Write values where a key selects."""
     selection = indexing.select(key, layout.shape)
     box = selection.spread(values)
-    write(transaction, layout, selection.index, selection.axes, box, cparams=transaction.frame.cparams)
+    write(transaction, layout, selection.index, selection.axes, box)
 
 
 @contextmanager

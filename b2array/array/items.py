@@ -60,8 +60,7 @@ class Indexed(Described):
                     raise ConflictError(f"{self.url} has become an array of shape {now.shape} and type {now.dtype}")
                 selection, box, fields = arranged if now == before else _arranged(key, value, select, now)
                 if box.size:
-                    index, axes, cparams = selection.index, selection.axes, transaction.frame.cparams
-                    write(transaction, now, index, axes, box, cparams=cparams, fields=fields)
+                    write(transaction, now, selection.index, selection.axes, box, fields)
 
     @property
     def oindex(self) -> Indexer:

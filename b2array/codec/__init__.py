@@ -8,5 +8,7 @@ decodes what C-Blosc 1 cannot, and `filters` undoes what is left.
 To encode, `encode` looks whether the data repeat one item. If not, `filters` prepares the blocks as `cparams` says,
 `cblosc` or `codecs` compresses them, and `encode` replaces the runs in them and joins head and blocks to a chunk.
 
+`splice` replaces some blocks of a chunk and copies the streams of the others.
+
 `lazy` makes chunks without their data, as the C library hands them out.
 """

@@ -147,6 +147,10 @@ def needs_reference(pipeline: Pipeline) -> bool:
     return FilterId.DELTA in pipeline.filters
 
 
+_UNCONDITIONAL = frozenset({FilterId.NOFILTER, FilterId.SHUFFLE, FilterId.BITSHUFFLE, FilterId.DELTA})
+"""Filters that suit all blocks and parameters."""
+
+
 def check(pipeline: Pipeline, *, encode: bool = False) -> None:
     """Check that a pipeline can be undone; with `encode` also that it can be applied.
 
@@ -159,6 +163,8 @@ def check(pipeline: Pipeline, *, encode: bool = False) -> None:
     ValueError
         A parameter or the typesize does not suit a filter that is to be applied.
     """
+    if _UNCONDITIONAL.issuperset(pipeline.filters):
+        return
     for slot in _slots(pipeline, None):
         if slot.filter not in _FILTERS and slot.filter not in _registry:
             raise UnsupportedError(

@@ -79,13 +79,13 @@ def put(job: Job, values: npt.NDArray[Any], inside: Region, there: Collection[in
         return []
     transaction = WorkerTransaction(job)
     if not there:
-        write(transaction, job.layout, job.part(inside), None, values, cparams=job.frame.cparams)
+        write(transaction, job.layout, job.part(inside), None, values)
         return transaction.entries
     kept = [_kept(job, _required(job), number) for number in sorted(there)]
     for number, part in zip(job.numbers(job.part(inside)), _cells(job, inside), strict=True):
         if number not in there:
             own = tuple(slice(p.start - i.start, p.stop - i.start) for p, i in zip(part, inside, strict=True))
-            write(transaction, job.layout, job.part(part), None, values[own], cparams=job.frame.cparams)
+            write(transaction, job.layout, job.part(part), None, values[own])
     return [*kept, *transaction.entries]
 
 

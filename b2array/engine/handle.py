@@ -279,6 +279,7 @@ class Handle:
             if self._transaction is not None:
                 raise ValueError("a transaction is under way on this handle already")
             transaction = transaction or self.new_transaction()
+            transaction.keep_open()
             self._show(self._snapshot, transaction)
             return transaction
 

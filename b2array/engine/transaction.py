@@ -85,8 +85,12 @@ class Transaction(Overlay):
     @property
     def changed(self) -> bool:
         """Whether there is anything to commit."""
-        edited = self._touched or self._attrs or self.restructured or self._compacting
+        edited = self._touched or self._open or self._attrs or self.restructured or self._compacting
         return self.base is None or bool(edited) or self.state.annotations != self.base.state.annotations
+
+    @property
+    def _open(self) -> set[int]:
+        return set() if self.buffer is None else set(self.buffer.chunks)
 
     def commit(self) -> Snapshot:
         """Make the changes visible, all at once.
@@ -102,6 +106,7 @@ class Transaction(Overlay):
             Another writer changed what these changes build on; the store is as that writer left it.
         """
         try:
+            self.flush()
             snapshot = self._commit() if self.base is None or self.changed else self.base
         except BaseException:
             self.abort()
@@ -149,6 +154,7 @@ class Transaction(Overlay):
         ConflictError
             Another writer changed what these changes build on.
         """
+        self.flush()
 
         def write(current: Snapshot) -> tuple[Frame, bytes]:
             self.annotate_entry(*entry)
@@ -212,7 +218,7 @@ class Transaction(Overlay):
         """Put the changes on top of what another writer committed, if they do not touch the same things."""
         if current.sparse != self.sparse:
             raise ConflictError(f"{self.url}: another writer replaced the frame by one of the other layout")
-        if self._touched or self._read or self.restructured or self._compacting:
+        if self._touched or self._read or self._open or self.restructured or self._compacting:
             self._check_mergeable(base, current)
         conflicts = [name for name in self._attrs if base.state.attr(name) != current.state.attr(name)]
         if conflicts:
@@ -233,7 +239,7 @@ class Transaction(Overlay):
         changed = changed_chunks(base.state, current.state, moved=moved) if comparable else None
         if self.restructured or self._compacting or changed is None:
             raise ConflictError(f"{self.url} was changed by another writer; call refresh() and repeat the change")
-        conflicts = sorted(changed & (self._touched | self._read))
+        conflicts = sorted(changed & (self._touched | self._read | self._open))
         if conflicts:
             raise ConflictError(f"{self.url}: chunks {conflicts} were changed by another writer as well")
 

@@ -23,7 +23,6 @@ __all__ = [
     "Index",
     "Part",
     "Run",
-    "Tile",
     "boxes",
     "extended",
     "grid_shape",
@@ -31,7 +30,6 @@ __all__ = [
     "put",
     "runs",
     "take",
-    "tiles",
 ]
 
 Index = slice | NDArray[np.int64]
@@ -198,44 +196,18 @@ def _positions(order: NDArray[np.intp] | None, start: int, stop: int, base: Inde
     return order[None, start:stop] + offset
 
 
-class Tile(NamedTuple):
-    """Parts that a selection by slices takes in the same way: all of each, or one part along an axis.
+class Run(NamedTuple):
+    """Parts along one axis that a slice takes in the same way: several only where they are taken whole.
 
     Attributes
     ----------
-    coords : tuple of range
-        The parts, along each axis; more than one only where they are taken whole.
-    inside : tuple of slice
+    coords : range
+        The parts.
+    inside : slice
         What is taken of each part.
-    outside : tuple of slice
+    outside : slice
         Where all of it stands in the selection's box.
     """
-
-    coords: tuple[range, ...]
-    inside: tuple[slice, ...]
-    outside: tuple[slice, ...]
-
-
-def tiles(
-    index: tuple[slice, ...], part_shape: Sequence[int], outside: tuple[slice, ...] | None = None
-) -> Iterator[Tile]:
-    """Cut a selection by slices like `parts`, but keep neighbours together that are taken whole.
-
-    Examples
-    --------
-    >>> for tile in tiles((slice(2, 13, 1),), (4,)):
-    ...     print(tile.coords, tile.inside, tile.outside)
-    (range(0, 1),) (slice(2, 4, 1),) (slice(0, 2, 1),)
-    (range(1, 3),) (slice(0, 4, 1),) (slice(2, 10, 1),)
-    (range(3, 4),) (slice(0, 1, 1),) (slice(10, 11, 1),)
-    """
-    if not index:
-        return iter((Tile((), (), ()),))
-    return map(Tile._make, starmap(zip, product(*runs(index, part_shape, outside))))
-
-
-class Run(NamedTuple):
-    """Parts along one axis that a slice takes in the same way; `coords`, `inside` and `outside` as in `Tile`."""
 
     coords: range
     inside: slice
@@ -245,7 +217,14 @@ class Run(NamedTuple):
 def runs(
     index: tuple[slice, ...], part_shape: Sequence[int], outside: tuple[slice, ...] | None = None
 ) -> list[list[Run]]:
-    """Cut each slice of a selection into runs, of which `tiles` returns the products."""
+    """Cut each slice of a selection like `parts`, but keep neighbours together that are taken whole.
+
+    Examples
+    --------
+    >>> ((first, middle, last),) = runs((slice(2, 13, 1),), (4,))
+    >>> first, middle.coords, middle.outside
+    (Run(coords=range(0, 1), inside=slice(2, 4, 1), outside=slice(0, 2, 1)), range(1, 3), slice(2, 10, 1))
+    """
     bases = (None,) * len(index) if outside is None else outside
     return [_runs(i, extent, base) for i, extent, base in zip(index, part_shape, bases, strict=True)]
 
