@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from b2array.array.options import (
     OPTIONS,
     ArrayOptions,
     Casting,
+    Extents,
     Kind,
     Shape,
     Url,
@@ -89,8 +90,8 @@ def create(
     shape: Shape,
     dtype: npt.DTypeLike = float,
     *,
-    chunks: Shape | Literal["auto"] = "auto",
-    blocks: Shape | Literal["auto"] = "auto",
+    chunks: Extents = "auto",
+    blocks: Extents = "auto",
     fill_value: Any = 0,
     cparams: CParams | None = None,
     layout: Kind = "auto",
@@ -111,9 +112,10 @@ def create(
         Extents in items, at most 16.
     dtype : dtype-like
         Any type of NumPy's but object. One of items that are arrays adds their dimensions, as in NumPy.
-    chunks, blocks : sequence of int or "auto"
-        Extents in items of the chunks, which are read and written at once, and of the blocks in them, which can be read
-        alone.
+    chunks, blocks : int, str, sequence or mapping, default "auto"
+        Extents in items of the chunks, which are stored at once, and of the blocks in them, which are read alone: one
+        entry an axis, or one for all, or a mapping of axes to entries. An entry is a number of items, -1 or None for
+        the whole axis, "auto", or the size that a chunk is to have, such as "8MB".
     fill_value : scalar, default 0
         What items are that are never written; a tuple for a type with fields.
     cparams : CParams, optional
@@ -302,8 +304,8 @@ def copy(
     *,
     dtype: npt.DTypeLike | None = None,
     casting: Casting = "unsafe",
-    chunks: Shape | Literal["auto"] | None = None,
-    blocks: Shape | Literal["auto"] | None = None,
+    chunks: Extents = None,
+    blocks: Extents = None,
     cparams: CParams | None = None,
     layout: Kind = "auto",
     overwrite: bool = False,
@@ -326,8 +328,8 @@ def copy(
         Type to convert to.
     casting : {"no", "equiv", "safe", "same_kind", "unsafe"}
         Which conversions are allowed; see `numpy.can_cast`.
-    chunks, blocks : sequence of int or "auto", optional
-        Other extents, in items; by default they stay.
+    chunks, blocks : int, str, sequence or mapping, optional
+        Other extents, in items, as `create` takes them; by default they stay.
     cparams : CParams, optional
         Other compression.
     layout : {"auto", "contiguous", "sparse"}
@@ -416,7 +418,7 @@ def from_dask(
     url: Url | None = None,
     *,
     dtype: npt.DTypeLike | None = None,
-    chunks: Shape | Literal["auto"] = "auto",
+    chunks: Extents = "auto",
     compute: bool = True,
     resume: bool = False,
     progress: bool = False,
@@ -438,8 +440,9 @@ def from_dask(
         Where to; in memory if left out, which works for schedulers in this process only if ``compute=False``.
     dtype : dtype-like, optional
         Type to convert to.
-    chunks : sequence of int or "auto"
-        Extents of the stored chunks. "auto": such that the chunks of `x` are multiples of them, if that is possible.
+    chunks : int, str, sequence or mapping, default "auto"
+        Extents of the stored chunks, as `create` takes them. "auto": such that the chunks of `x` are multiples of them,
+        if that is possible.
     compute : bool, default True
         Whether to compute now. Otherwise the result is a `dask.delayed.Delayed` that does all, the commit too.
     resume : bool, default False

@@ -102,17 +102,12 @@ def aborting(transaction: Transaction) -> Iterator[None]:
 def _layout(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Layout:
     # NumPy itself gives types without a size one, and makes dimensions of items that are arrays.
     model = np.empty(0, known_dtype(dtype))
-    inner = model.shape[1:]
-    whole = extents(shape) + inner
+    outer, inner = extents(shape), model.shape[1:]
     # Other readers see items of ml_dtypes as bytes without meaning: NumPy alone does not know their names.
     raw = np.dtype((np.void, model.itemsize)) if dtypes.extension_name(model.dtype) else model.dtype
     text = dtypes.dtype_text(raw)
-    given = [
-        None if part is None or (isinstance(part, str) and part == "auto") else extents(part) + inner
-        for part in (chunks, blocks)
-    ]
-    cut = chunking.automatic(whole, model.itemsize, chunks=given[0], blocks=given[1])
-    layout = Layout(whole, *cut, model.dtype, text)
+    cut = chunking.automatic(outer, model.itemsize, chunks=chunks, blocks=blocks, inner=inner)
+    layout = Layout(outer + inner, *cut, model.dtype, text)
     check_count(layout)
     return layout
 
