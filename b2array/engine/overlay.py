@@ -142,7 +142,9 @@ class Overlay(Target):
 
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
         """Read bytes to their places in one buffer."""
-        return join_views_at(self.read(spans), places, nbytes)
+        if self.base is None or any(span.name == _SPOOL for span in spans):
+            return join_views_at(self.read(spans), places, nbytes)
+        return self.base.gather(spans, places, nbytes)
 
     def has_checksums(self, n: int) -> bool:
         """Say whether a record of its checksums must follow chunk `n`."""

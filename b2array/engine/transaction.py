@@ -370,14 +370,16 @@ class Transaction(Overlay):
         if self.sparse:
             cbytes = index.sparse_cbytes(self._stored_nbytes(offsets), offsets)
         described = replace(
-            state.frame, offsets=offsets, cbytes=cbytes, frame_len=0, nthreads_decompress=fingerprint.MARK
-        )
+            state.frame, offsets=offsets, cbytes=cbytes, frame_len=0, nthreads_decompress=fingerprint.MARK,
+            vlmetalayers=(*(layer for layer in state.frame.vlmetalayers if layer[0] != LAYER), (LAYER, b"")),
+        )  # fmt: skip
+        header = frame.pack_header(described)
         # Chunks of a file whose every commit moves them are told apart by their digests.
         movable = not self.sparse and not self.store.appendable
         entries = {
             _CHAIN: self._chain(),
             DIGESTS: self._staging.digests(state.frame.offsets).tobytes() if movable else b"",
-            fingerprint.HEADER: frame.pack_header(replace(described, vlmetalayers=((LAYER, b""),))),
+            fingerprint.HEADER: header,
         }
         annotations = replace(
             state.annotations.with_entries(**entries),
@@ -385,7 +387,7 @@ class Transaction(Overlay):
             sizes=packed_sizes(state.sizes),
         )
         layers = layers_with(described.vlmetalayers, annotations, self.url)
-        packed = frame.pack(replace(described, vlmetalayers=layers))
+        packed = frame.pack(replace(described, vlmetalayers=layers), header)
         room = packed.frame.vlmetalayer(LAYER) is not None
         state = replace(state, frame=packed.frame).with_annotations(annotations) if room else parse(packed.frame)
         return Prepared(packed.header, packed.tail, state)
