@@ -22,7 +22,7 @@ from b2array.engine.open_chunk import Form, OpenChunk, WriteBuffer
 from b2array.engine.source import ChunkRequest, Target
 from b2array.errors import FormatError, UnsupportedError, located_error
 from b2array.grid.layout import Layout
-from b2array.grid.partition import Axes, Index, Part
+from b2array.grid.partition import Axes, Part, Positions
 from b2array.grid.tiling import parts_of_chunks, patch_of
 
 __all__ = ["chunk_box", "rewrite", "write"]
@@ -32,7 +32,7 @@ Slices = tuple[slice, ...]
 
 
 def write(
-    target: Target, layout: Layout, index: tuple[Index, ...], axes: Axes | None, values: Array,
+    target: Target, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, values: Array,
     fields: str | list[str] | None = None,
 ) -> None:  # fmt: skip
     """Put the selected items into new chunks.
@@ -41,16 +41,16 @@ def write(
     ----------
     target : Target
         Takes the chunks.
-    layout, index, axes
+    layout, positions, axes
         As in `b2array.engine.read.read`.
     values : ndarray
         One dimension a group of the selection; converted to the array's dtype block by block.
     fields : str or list of str, optional
         The fields to change; whole items by default.
     """
-    chunks = parts_of_chunks(layout, index, axes)
+    chunks = parts_of_chunks(layout, positions, axes)
     first = list(islice(chunks, 2))
-    by_slices = axes is None and np.ndarray not in map(type, index)
+    by_slices = axes is None and np.ndarray not in map(type, positions)
     writer = _Writer(target, Form.of(target.frame, layout), axes, values, fields, by_slices, alone=len(first) == 1)
     if target.buffer is not None:
         writer.keep_open(target.buffer, chain(first, chunks))
