@@ -47,7 +47,7 @@ class Indexed(Described):
 
     def _set(self, key: Any, value: Any, rule: Select) -> None:
         self._handle.require_writable()
-        before = self._layout
+        before = self._handle.source.state.require_layout()
         arranged = _arranged(key, value, rule, before)
         if not arranged[1].size:
             return

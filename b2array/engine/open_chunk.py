@@ -20,7 +20,8 @@ from b2array.codec import decode, encode
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.cparams import CParams
 from b2array.codec.decode import Tile
-from b2array.codec.splice import is_spliceable, splice
+from b2array.codec.header import FilterId
+from b2array.codec.splice import splice
 from b2array.engine.cache import Entry
 from b2array.errors import FormatError
 from b2array.format.frame import Frame
@@ -90,7 +91,8 @@ class OpenChunk:
         header, layout = stored.head.header, form.layout
         if header.nbytes != layout.chunk_nbytes:
             raise FormatError(f"expected {layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
-        if not is_spliceable(header, form.typesize, layout.block_nbytes, form.cparams):
+        regular = header.block_nbytes == header.last_block_nbytes == layout.block_nbytes and not header.vl_blocks
+        if not regular or FilterId.DELTA in header.filters:
             data = decode.decode(stored.region, context=form.context)
             self._add(range(layout.nblocks), data.reshape(layout.nblocks, -1))
             self._stored = None

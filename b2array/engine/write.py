@@ -55,7 +55,8 @@ def write(
     if target.buffer is not None:
         writer.keep_open(target.buffer, chain(first, chunks))
         return
-    for _ in _set_codes(target, threads.spread(writer.make, chain(first, chunks))):
+    made = map(writer.make, first) if len(first) == 1 else threads.spread(writer.make, chain(first, chunks))
+    for _ in _set_codes(target, made):
         pass
 
 
