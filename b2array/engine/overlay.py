@@ -190,7 +190,7 @@ class Overlay(Target):
 
     @property
     def undo(self) -> Undo | None:
-        """Takes what undoes a change to an open chunk, inside of `attempt`."""
+        """Takes what undoes a change to an open chunk, inside of `savepoint`."""
         return self._undo
 
     def flush(self, numbers: Iterable[int] | None = None) -> None:
@@ -270,7 +270,7 @@ class Overlay(Target):
         self.state = self.state.with_attr(name, content)
 
     @contextmanager
-    def attempt(self) -> Iterator[None]:
+    def savepoint(self) -> Iterator[None]:
         """Undo what is changed inside the block if it raises."""
         self._staging.require_open()
         before = self.state, self.restructured, dict(self._attrs)

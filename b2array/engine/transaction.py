@@ -24,6 +24,7 @@ from b2array.engine.overlay import Overlay, changeable
 from b2array.engine.replacing import discard, take_place
 from b2array.engine.snapshot import Snapshot, load, reload
 from b2array.engine.source import Location, Source
+from b2array.engine.staging import Staging
 from b2array.errors import B2ArrayError, ConflictError, FormatError
 from b2array.format import fingerprint, frame, index
 from b2array.format.annotations import LAYER, UNSIZED, Annotations, merged, packed_sizes
@@ -286,7 +287,7 @@ class Transaction(Overlay):
         made = self._prepared(current.frame.frame_len - current.frame.header_len)
         if self._compacting or not self._fits(current, made):
             return self._rewrite(current)
-        if self._is_mostly_dead(made.state):
+        if _is_mostly_dead(made.state):
             with suppress(FormatError):  # a chunk that cannot be read is no reason to refuse others
                 return self._rewrite(current)
 
@@ -305,13 +306,6 @@ class Transaction(Overlay):
     def _append(self, current: Snapshot, made: Prepared) -> None:
         new = self._staging.pieces(self.state.frame.offsets)
         self.store.append("", current.frame.frame_len, chain(new, (made.tail,)))
-
-    def _is_mostly_dead(self, state: State) -> bool:
-        described, sizes = state.frame, state.sizes
-        stored, known = described.offsets >= 0, sizes[:, 0]
-        live = int(known.sum(dtype=np.int64)) + int(stored.sum()) * record_nbytes(sizes.shape[1] - 1)
-        dead = described.cbytes - live
-        return bool(known[stored].all()) and dead > max(described.frame_len // 2, _DEAD_LIMIT)
 
     def _fits(self, current: Snapshot, made: Prepared) -> bool:
         """Whether the frame can be appended to the old one and then be pointed to in one small write."""
@@ -369,7 +363,7 @@ class Transaction(Overlay):
         state = self.state
         offsets, cbytes = self._staging.placed(state.frame.offsets, data_start)
         if self.sparse:
-            cbytes = index.sparse_cbytes(self._stored_nbytes(offsets), offsets)
+            cbytes = index.sparse_cbytes(_stored_nbytes(self.base, self._staging, offsets), offsets)
         described = replace(
             state.frame, offsets=offsets, cbytes=cbytes, frame_len=0, nthreads_decompress=fingerprint.MARK,
             vlmetalayers=(*(layer for layer in state.frame.vlmetalayers if layer[0] != LAYER), (LAYER, b"")),
@@ -401,19 +395,28 @@ class Transaction(Overlay):
         base = self.base.generation if self.base is not None else ""
         return blake2b(base.encode() + self._staging.digest, digest_size=16).digest()
 
-    def _stored_nbytes(self, offsets: npt.NDArray[np.int64]) -> int:
-        """Sum up the sizes of a sparse frame's chunks.
 
-        Where b2array wrote the base, the sum in its header is right, and only what came and went is looked at.
-        """
-        if self.base is None or not self.base.frame.is_ours:
-            return self._staging.nbytes(offsets, {})
-        old, cbytes = self.base.frame.offsets, self.base.state.sizes[:, 0]
-        gone, came = np.setdiff1d(old, offsets), np.setdiff1d(offsets, old)
-        known = np.isin(old, gone) & (cbytes != UNSIZED)
-        sizes = dict(zip(old[known].tolist(), cbytes[known].tolist(), strict=True))
-        before = self.base.frame.cbytes - index.sparse_cbytes(0, old)
-        return max(0, before - self._staging.nbytes(gone, sizes) + self._staging.nbytes(came, {}))
+def _is_mostly_dead(state: State) -> bool:
+    described, sizes = state.frame, state.sizes
+    stored, known = described.offsets >= 0, sizes[:, 0]
+    live = int(known.sum(dtype=np.int64)) + int(stored.sum()) * record_nbytes(sizes.shape[1] - 1)
+    dead = described.cbytes - live
+    return bool(known[stored].all()) and dead > max(described.frame_len // 2, _DEAD_LIMIT)
+
+
+def _stored_nbytes(base: Snapshot | None, staging: Staging, offsets: npt.NDArray[np.int64]) -> int:
+    """Sum up the sizes of a sparse frame's chunks.
+
+    Where b2array wrote the base, the sum in its header is right, and only what came and went is looked at.
+    """
+    if base is None or not base.frame.is_ours:
+        return staging.nbytes(offsets, {})
+    old, cbytes = base.frame.offsets, base.state.sizes[:, 0]
+    gone, came = np.setdiff1d(old, offsets), np.setdiff1d(offsets, old)
+    known = np.isin(old, gone) & (cbytes != UNSIZED)
+    sizes = dict(zip(old[known].tolist(), cbytes[known].tolist(), strict=True))
+    before = base.frame.cbytes - index.sparse_cbytes(0, old)
+    return max(0, before - staging.nbytes(gone, sizes) + staging.nbytes(came, {}))
 
 
 def copied(

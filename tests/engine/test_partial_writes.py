@@ -74,7 +74,7 @@ class Undone(Exception):
 
 def undone(array: b2array.NDArray, writes: list) -> None:
     """Write inside of a change to the transaction that fails in the end."""
-    with pytest.raises(Undone), array._handle.source.attempt():
+    with pytest.raises(Undone), array._handle.source.savepoint():
         for key, values in writes:
             array[key] = values
         raise Undone
