@@ -22,7 +22,7 @@ import pytest
 
 import b2array
 from b2array import codecs, config
-from b2array.engine import distributed as parallel
+from b2array.workers import distributed as parallel
 
 distributed = pytest.importorskip("distributed")
 

@@ -23,10 +23,10 @@ import pytest
 import xarray as xr
 
 import b2array
-from b2array.engine import distributed
 from b2array.errors import ConflictError, FormatError
 from b2array.store import remote, s3, shared_memory
 from b2array.store.local import LocalStore
+from b2array.workers import distributed
 from b2array.xarray_io import Backend, to_b2array
 
 ENGINE = Backend
