@@ -26,7 +26,7 @@ import b2array
 from b2array import config
 from b2array.engine import overlay
 from b2array.errors import B2ArrayError
-from b2array.store import local
+from b2array.store import disk, local
 from b2array.store.spool import Spool
 
 LAYOUTS = ("contiguous", "sparse")
@@ -222,7 +222,8 @@ def opened(path: str, mode: str) -> FaultyFile:
 @STORIES
 @pytest.mark.parametrize("durable", [False, True])
 def test_each_call_of_the_system_may_fail(tmp_path, monkeypatch, layout, story, durable):
-    monkeypatch.setattr(local, "os", FaultyOs())
+    for module in (disk, local):
+        monkeypatch.setattr(module, "os", FaultyOs())
     monkeypatch.setattr(local, "open", opened, raising=False)
     with config.using(durable=durable):
         FAULTS.arm(None)

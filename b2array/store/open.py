@@ -33,18 +33,9 @@ _CLOUDS = {"adlfs.spec": "azure.AzureStore", "gcsfs.core": "gcs.GcsStore", "s3fs
 def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Store:
     """Return the store for a URL. Nothing is read or written yet.
 
-    Parameters
-    ----------
-    url : str or os.PathLike
-        A local path, a ``file://`` URL, or what fsspec understands, chains such as ``simplecache::s3://`` included.
-        A slash at the end marks a directory or prefix.
-    storage_options : mapping, optional
-        For fsspec; ignored for local paths.
-
-    Raises
-    ------
-    UnsupportedError
-        If the protocol is unknown, or the package that it needs is not installed.
+    The URL is a local path, a ``file://`` URL, or what fsspec understands, chains such as ``simplecache::s3://``
+    included. A slash at the end marks a directory or prefix. The options are for fsspec. UnsupportedError says that the
+    protocol is unknown, or the package that it needs is not installed.
 
     Examples
     --------

@@ -80,12 +80,8 @@ def _reason(error: Exception) -> Exception:
 class FsspecStore(Store):
     """An object or a prefix in a file system of fsspec.
 
-    Parameters
-    ----------
-    url : str
-        May be a chain, and may have a query string; names of objects go in front of the query.
-    storage_options : mapping
-        For `fsspec.core.url_to_fs`.
+    The URL may be a chain, and may have a query string; names of objects go in front of the query. The options are
+    those of `fsspec.core.url_to_fs`.
     """
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
