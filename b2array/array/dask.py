@@ -137,6 +137,7 @@ def store(
         else:
             _store_joining(a, x, inside, progress, scheduler)
         return None
+    a._handle.announce_commit()
     base = a._handle.at_snapshot("r+")
     job = Job(base.store, a._layout, inside, base=base, token=x.name)
     write = Write(x, job, make=type(a), resume=resume, handle=a)
