@@ -467,9 +467,34 @@ def frame() -> Picture:
     return p
 
 
+def packages() -> Picture:
+    """Draw the packages in layers; each imports only from those below it."""
+    p = Picture(760, 372)
+    layers = [
+        [("tools", "the program; verify, repair, convert", 420), ("xarray_io", "datasets and trees", 210)],
+        [("group", "named arrays, one commit", 632)],
+        [("array", "what users hold: NDArray and the functions that make one", 632)],
+        [("engine", "where format meets store: read, write, commit", 420), ("bloscpack", ".blp files", 210)],
+        [("format", "what a frame says; no I/O", 632)],
+        [("codec", "one chunk and its items; no I/O", 632)],
+        [("grid", "keys and chunks as numbers", 209), ("store", "bytes under names", 210), ("threads", "the workers", 209)],
+        [("ground", "errors, config, buffers, progress", 632)],
+    ]  # fmt: skip
+    for row, layer in enumerate(layers):
+        x, y = 10.0, 8 + 45 * row
+        for name, words, width in layer:
+            p.rect(x, y, width, 38, "chunk on-line" if row < len(layers) - 1 else "dead on-line", 'rx="5"')
+            p.text(x + 12, y + 24, name, "ink code bold")
+            p.text(x + 96, y + 24, words, "soft small")
+            x += width + 2
+    p.arrow((700, 20), (700, 350))
+    p.text(714, 180, "imports", "soft small")
+    return p
+
+
 PICTURES: dict[str, Callable[[], Picture]] = {
     "overview": overview, "grids": grids, "choose": choose, "read": read, "commit": commit, "sparse": sparse,
-    "simulation": simulation, "parallel": parallel, "objects": objects, "frame": frame,
+    "simulation": simulation, "parallel": parallel, "objects": objects, "frame": frame, "packages": packages,
 }  # fmt: skip
 
 

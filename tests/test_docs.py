@@ -139,7 +139,7 @@ def test_pages_name_no_internal_module() -> None:
     for page in ALL_PAGES:
         # What the functions of the tools return is documented without its home.
         shown = re.sub(r"^   b2array\.tools\..*$", "", text(page), flags=re.MULTILINE)
-        paths = {name for name in re.findall(r"b2array\.([a-z_]+)\.", shown)}
+        paths = set(re.findall(r"b2array\.([a-z_]+)\.", shown))
         assert (page, paths - modules) == (page, set())
 
 
