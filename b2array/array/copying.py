@@ -14,8 +14,8 @@ import numpy.typing as npt
 from b2array import progress
 from b2array.array.described import Described
 from b2array.array.drafts import Draft, aborting, known_dtype, new_draft, put
-from b2array.array.opening import place_new
 from b2array.array.options import OPTIONS, UNSET, ArrayOptions, Casting, Url, check_keywords
+from b2array.array.placing import place_new
 from b2array.array.streaming import Sliceable, boxes, is_sliceable, piece
 from b2array.engine import resize, transaction
 from b2array.engine.handle import Handle

@@ -1,4 +1,4 @@
-"""Opening and making arrays."""
+"""Making arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from b2array.array import copying, dask, drafts
+from b2array.array import copying, dask, drafts, opening
 from b2array.array.array import NDArray
 from b2array.array.copying import CopyOptions
 from b2array.array.drafts import known_dtype
@@ -24,65 +24,19 @@ from b2array.array.options import (
     check_keywords,
 )  # fmt: skip
 from b2array.array.streaming import is_sliceable
-from b2array.buffers import Buffer
 from b2array.codec.cparams import CParams
-from b2array.engine import snapshot
-from b2array.engine.handle import Handle, Mode
+from b2array.engine.handle import Handle
 from b2array.engine.transaction import Transaction
-from b2array.errors import ReadOnlyError
 from b2array.grid.layout import extents
-from b2array.store.memory import MemoryStore
-from b2array.store.open import open_store
 
 if TYPE_CHECKING:
     import dask.array as da
     from dask.delayed import Delayed
 
 __all__ = [
-    "asarray", "copy", "create", "empty", "empty_like", "from_blocks", "from_bytes", "from_dask", "full", "full_like",
-    "load", "ones", "ones_like", "open", "save", "write_regions", "zeros", "zeros_like",
+    "asarray", "copy", "create", "empty", "empty_like", "from_blocks", "from_dask", "full", "full_like",
+    "load", "ones", "ones_like", "save", "write_regions", "zeros", "zeros_like",
 ]  # fmt: skip
-
-
-def open(url: Url, mode: Mode = "r", *, offset: int = 0, storage_options: Mapping[str, Any] | None = None) -> NDArray:
-    """Open an array.
-
-    Parameters
-    ----------
-    url : str or os.PathLike
-        A file, a directory with a sparse frame, or what fsspec understands.
-    mode : {"r", "r+"}
-        For reading, or for reading and changing.
-    offset : int, default 0
-        Where the frame begins in the file, in bytes.
-    storage_options : mapping, optional
-        For fsspec.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is nothing.
-    FormatError
-        It is not a frame, or one without an array.
-    UnsupportedError
-        The frame is of a kind that is not known here, or its chunks do not hold the array's values.
-    """
-    if offset and mode != "r":
-        raise ReadOnlyError("a frame inside a larger file can only be read")
-    held = Handle(snapshot.load(open_store(url, storage_options=storage_options), start=offset), mode)
-    return NDArray(held)
-
-
-def from_bytes(buf: Buffer) -> NDArray:
-    """Open an array that is a contiguous frame in memory; `bytes` are not copied. It can be read only.
-
-    Raises
-    ------
-    FormatError, UnsupportedError
-        As for `open`.
-    """
-    content = buf if isinstance(buf, bytes) else memoryview(buf).tobytes()
-    return NDArray(Handle(snapshot.load(MemoryStore({"": content})), "r"))
 
 
 def create(
@@ -357,7 +311,7 @@ def copy(
     ((2, 2), True)
     """
     if not isinstance(src, NDArray):
-        with open(src) as opened:
+        with opening.open(src) as opened:
             return copy(
                 opened, dst, dtype=dtype, casting=casting, chunks=chunks, blocks=blocks, cparams=cparams, layout=layout,
                 overwrite=overwrite, interop=interop, progress=progress, storage_options=storage_options,
@@ -492,5 +446,5 @@ def save(url: Url, x: Any, **options: Any) -> None:
 
 def load(url: Url, *, storage_options: Mapping[str, Any] | None = None) -> npt.NDArray[Any]:
     """Read a whole array into memory."""
-    with open(url, storage_options=storage_options) as stored:
+    with opening.open(url, storage_options=storage_options) as stored:
         return np.asarray(stored)
