@@ -1,17 +1,16 @@
 """Draw the pictures of the documentation's page about performance.
 
-    python asv_bench/compare.py > compare.txt
-    python asv_bench/plot.py compare.txt
+    python asv_bench/compare.py --json compare.json
+    python asv_bench/plot.py compare.json
 
-Takes what compare.py has printed, puts the medians into docs/measured.json, and draws docs/drawings/speed.svg and
-docs/drawings/requests.svg from that file. Without an argument it only draws.
+Takes the medians of the first field from compare.py, puts their ratios into docs/measured.json, and draws
+docs/drawings/speed.svg and docs/drawings/requests.svg from that file. Without an argument it only draws.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import runpy
 import sys
 from pathlib import Path
@@ -19,45 +18,45 @@ from typing import Any
 
 DOCS = Path(__file__).parents[1] / "docs"
 MEASURED = DOCS / "measured.json"
-_TITLE = re.compile(r"^(?P<data>[^:]+): .*; (?P<codec>\w+), level \d+;")
-_ROW = re.compile(r"^(?P<label>.{22}) *(?P<ours>[0-9.]+) ms +(?P<theirs>[0-9.]+) ms")
+_COLOURS = {"blosc2": "cold", "zarr": "hot", "zarr, shards": "warm on-hot", "h5py": "new", "tensorstore": "soft"}
+_NAMES = {"blosc2": "python-blosc2"}
+_LEFT, _RIGHT, _LEAST, _MOST = 200, 740, 0.1, 100
 
 
-def parsed(text: str) -> dict[str, dict[str, float]]:
-    """Return b2array's time over python-blosc2's, by codec and row, as the median of the kinds of data."""
-    found: dict[str, dict[str, list[float]]] = {}
-    rows: dict[str, list[float]] = {}
-    for line in text.splitlines():
-        if title := _TITLE.match(line):
-            by_label = found.setdefault(title["codec"], {})
-            rows = by_label
-        elif (row := _ROW.match(line)) and found:
-            rows.setdefault(row["label"].strip(), []).append(float(row["ours"]) / float(row["theirs"]))
+def ratios(rows: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
+    """Return the time of each other library over that of b2array, by row."""
     return {
-        codec: {label: round(sorted(ratios)[len(ratios) // 2], 2) for label, ratios in by_label.items()}
-        for codec, by_label in found.items()
+        label: {name: round(row[name][0] / row["b2array"][0], 2) for name in _COLOURS}
+        for label, row in rows.items()
+        if label not in ("size", "import")
     }
 
 
-def speed(drawing: Any, ratios: dict[str, dict[str, float]]) -> Any:
-    """Draw the ratio of times as bars to the left and right of 1."""
-    labels = list(next(iter(ratios.values())))
-    p = drawing(760, 74 + 46 * len(labels))
-    middle, scale = 440, 230
-    p.text(middle - 12, 20, "b2array is faster", "new bold", "end")
-    p.text(middle + 12, 20, "python-blosc2 is faster", "hot bold")
-    for n, label in enumerate(labels):
-        y = 40 + 46 * n
-        p.text(10, y + 21, label, "ink")
-        for k, (codec, rows) in enumerate(ratios.items()):
-            width = scale * math.log2(rows[label])
-            p.rect(middle + min(0, width), y + 17 * k, max(abs(width), 1), 15, "hot" if width > 0 else "new")
-            end = middle + width + (6 if width > 0 else -6)
-            words = f"{codec}: {rows[label]:.2f}"
-            p.text(end, y + 17 * k + 12, words, "soft small", "start" if width > 0 else "end")
-    bottom = 40 + 46 * len(labels)
-    p.line((middle, 28), (middle, bottom), kind="none on-ink")
-    p.text(middle, bottom + 18, "time of b2array / time of python-blosc2", "soft small", "middle")
+def place(ratio: float) -> float:
+    """Return where a ratio stands on the axis, which is logarithmic."""
+    share = math.log(min(max(ratio, _LEAST), _MOST) / _LEAST) / math.log(_MOST / _LEAST)
+    return round(_LEFT + share * (_RIGHT - _LEFT), 1)
+
+
+def speed(drawing: Any, rows: dict[str, dict[str, float]]) -> Any:
+    """Draw a line a row, with a mark for each library, and b2array at 1."""
+    p = drawing(760, 96 + 22 * len(rows))
+    bottom = 62 + 22 * len(rows)
+    p.text(place(1) - 10, 50, "the other is faster", "soft small", "end")
+    p.text(place(1) + 10, 50, "b2array is faster", "soft small")
+    for n, (name, colour) in enumerate(_COLOURS.items()):
+        p.rect(10 + 128 * n, 8, 12, 12, colour, 'rx="6"')
+        p.text(28 + 128 * n, 19, _NAMES.get(name, name), "ink small")
+    for ratio in (0.1, 0.3, 1, 3, 10, 30, 100):
+        p.line((place(ratio), 58), (place(ratio), bottom), kind=f"none on-{'ink' if ratio == 1 else 'line'}")
+        p.text(place(ratio), bottom + 16, f"{ratio:g}", "soft small", "middle")
+    p.text((_LEFT + _RIGHT) / 2, bottom + 32, "time of the other / time of b2array", "soft small", "middle")
+    for n, (label, row) in enumerate(rows.items()):
+        y = 70 + 22 * n
+        p.text(10, y + 4, label, "ink small")
+        p.line((_LEFT, y), (_RIGHT, y), kind="none on-line", more='stroke-width="0.5"')
+        for name, ratio in row.items():
+            p.rect(place(ratio) - 5.5, y - 5.5, 11, 11, _COLOURS[name], 'rx="6" opacity="0.85"')
     return p
 
 
@@ -71,10 +70,9 @@ def requests(drawing: Any, rows: dict[str, dict[str, list[float]]]) -> Any:
         p.text(10, y + 32, label, "ink bold")
         for k, library in enumerate(libraries):
             number, ms = each[library]
-            width = 400 * ms / longest
+            width = round(400 * ms / longest, 1)
             p.rect(70, y + 19 * k, width, 16, ("new", "block", "dead")[k])
-            words = f"{library}: {ms:g} ms, {number:g} requests"
-            p.text(76 + width, y + 19 * k + 12, words, "soft small")
+            p.text(76 + width, y + 19 * k + 12, f"{library}: {ms:g} ms, {number:g} requests", "soft small")
     return p
 
 
@@ -82,15 +80,16 @@ def pictures() -> dict[str, str]:
     """Return the pictures of what was measured."""
     measured = json.loads(MEASURED.read_text(encoding="utf-8"))
     drawing = runpy.run_path(str(DOCS / "drawings.py"))["Picture"]
-    return {verb.__name__: verb(drawing, measured[verb.__name__]).svg() for verb in (speed, requests)}
+    return {draw.__name__: draw(drawing, measured[draw.__name__]).svg() for draw in (speed, requests)}
 
 
 def main() -> None:
     """Take over what was measured, and draw it."""
     if sys.argv[1:]:
         measured = json.loads(MEASURED.read_text(encoding="utf-8"))
-        measured["speed"] = parsed(Path(sys.argv[1]).read_text(encoding="utf-8"))
-        MEASURED.write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
+        results = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+        measured["speed"] = ratios(next(iter(results.values())))
+        MEASURED.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     for name, svg in pictures().items():
         (DOCS / "drawings" / f"{name}.svg").write_text(svg, encoding="utf-8")
 

@@ -477,7 +477,7 @@ def packages() -> Picture:
         [("engine", "where format meets store: read, write, commit", 420), ("bloscpack", ".blp files", 210)],
         [("format", "what a frame says; no I/O", 632)],
         [("codec", "one chunk and its items; no I/O", 632)],
-        [("grid", "keys and chunks as numbers", 209), ("store", "bytes under names", 210), ("threads", "the workers", 209)],
+        [("grid", "whole numbers", 209), ("store", "bytes under names", 210), ("threads", "the workers", 209)],
         [("ground", "errors, config, buffers, progress", 632)],
     ]  # fmt: skip
     for row, layer in enumerate(layers):
