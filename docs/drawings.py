@@ -208,7 +208,7 @@ def grids() -> Picture:
         p.text(624 + (n % 3) * 44, y + 20 + (n // 3) * 30, f"{n // 3},{n % 3 + 9}", "ink code", "middle")
     p.arrow((668, 118), (668, 150))
     p.text(680, 139, "shuffle", "soft small")
-    p.box(602, 154, 132, 28, "48 bytes, like by like")
+    p.box(590, 154, 156, 28, "48 bytes, like by like")
     p.arrow((668, 184), (668, 212))
     p.text(680, 203, "zstd", "soft small")
     p.box(628, 216, 80, 28, "a stream", "warm on-hot")
