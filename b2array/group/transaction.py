@@ -33,7 +33,7 @@ from b2array.format.index import chunk_name
 from b2array.group import redo
 from b2array.group.directory import Directory, Kind, NewFrame, record_of
 from b2array.group.manifest import ARRAY, MANIFEST, OTHER, Manifest, is_embedded, staged_path
-from b2array.store.base import Mutex, Stamp, attempts, too_many_conflicts
+from b2array.store.base import Mutex, Stamp, attempts, may_still_happen, too_many_conflicts
 
 __all__ = ["Transaction"]
 
@@ -239,6 +239,8 @@ class Transaction:
 
     def _commit(self, changed: Mapping[str, _Changed]) -> None:
         view = self._view
+        for each in changed.values():
+            each.draft.flush()  # before the locks, for it takes long
         for _ in attempts(view.store):
             with ExitStack() as locks:
                 locks.enter_context(view.store.lock(MANIFEST))
@@ -248,13 +250,15 @@ class Transaction:
                     locks.enter_context(each.draft.store.lock(each.draft.name))
                 after, token = self._after(before), os.urandom(8).hex()
                 frames: dict[str, Frame] = {}
+                asked = False
                 try:
                     after = replace(after, redo=self._prepare(changed, after, token, frames))
                     for path in self._created.values():
                         view.store_of(path).force()
+                    asked = True
                     view.write(after, stamp)
                 except BaseException as error:
-                    if not self._happened(after, stamp, error):
+                    if not self._happened(after, stamp, error, late=asked and may_still_happen(view.store, error)):
                         self._unstage(changed, token)
                         if isinstance(error, ConflictError) and view.read()[1] != stamp:
                             continue
@@ -309,15 +313,16 @@ class Transaction:
             for path, (_, draft) in changed.items():
                 self._view.store_of(staged_path(path, token, sparse=draft.sparse)).delete([""])
 
-    def _happened(self, after: Manifest, stamp: Stamp | None, error: BaseException) -> bool:
+    def _happened(self, after: Manifest, stamp: Stamp | None, error: BaseException, *, late: bool) -> bool:
         """Whether the manifest was replaced although that raised, as when a server's answer is lost.
 
-        Raises `error` if nobody can tell. Everything then stays where it is, as the manifest may refer to it.
+        Raises `error` if nobody can tell, or if it may still be replaced (`late`). Everything then stays where it is,
+        as the manifest may refer to it.
         """
         with suppress(OSError, B2ArrayError):
             if self._view.holds(after):
                 return True
-            if isinstance(error, ConflictError) or self._view.read()[1] == stamp:
+            if isinstance(error, ConflictError) or (self._view.read()[1] == stamp and not late):
                 return False
         self._ended = True
         for each in self._changed.values():
