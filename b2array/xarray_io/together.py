@@ -20,7 +20,7 @@ from b2array.errors import ConflictError
 from b2array.group import group
 from b2array.progress import track
 from b2array.workers import distributed
-from b2array.workers.distributed import Entry, Job
+from b2array.workers.distributed import Job
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -83,17 +83,17 @@ def later(parts: Iterable[Part], url: str, options: Mapping[str, Any]) -> Delaye
     return dask.final(writes, name, _commit, shared)
 
 
-def _commit(found: list[list[list[Entry]]], shared: Shared[tuple[str, dict[str, Any], list[str], list[Job]]]) -> None:
+def _commit(put: Sequence[Any], shared: Shared[tuple[str, dict[str, Any], list[str], list[Job]]]) -> None:
     url, options, names, jobs = shared.value
     home = group.open_group(url, "r+", storage_options=options)
     with home.transaction() as changes:
-        for name, job, entries in zip(names, jobs, found, strict=True):
+        for name, job, entries in zip(names, jobs, dask.gathered(put), strict=True):
             array = changes[name]
             whole = tuple(slice(0, part.stop - part.start) for part in job.region)
             moved = job.base is None or array.generation != job.base.generation
             if array._layout != job.layout or (moved and not job.covers(whole)):
                 raise ConflictError(f"{array.url} has changed since this write to a part of it began")
-            distributed.join(job, [entry for each in entries for entry in each], _draft(array))
+            distributed.join(job, entries, _draft(array))
 
 
 def _draft(array: NDArray) -> Transaction:
