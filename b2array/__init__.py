@@ -19,7 +19,6 @@ from b2array.array.creation import (
     load,
     ones,
     ones_like,
-    open,
     save,
     zeros,
     zeros_like,
@@ -34,6 +33,7 @@ from b2array.codec.encode import compress
 if TYPE_CHECKING:
     from b2array import bloscpack
     from b2array.array.appender import Appender
+    from b2array.group.addressing import open
     from b2array.group.group import Group, open_group
     from b2array.tools.convert import convert
     from b2array.tools.repair import repair
@@ -89,6 +89,7 @@ _LAZY = {
     "Group": "group.group",
     "bloscpack": "bloscpack",
     "convert": "tools.convert",
+    "open": "group.addressing",
     "open_group": "group.group",
     "repack": "tools.vacuum",
     "repair": "tools.repair",

@@ -15,6 +15,7 @@ shared       values that many tasks share
 appender     output step by step
 array        `NDArray`, which inherits `items.Indexed` <- `described.Described` <- `opened.Opened`
 creation     `open`, `create`, `zeros`, `asarray`, `copy`, ...
+following    `Follower`: a handle that always shows the last commit
 schunk       `SChunk`
 opening      super-chunks by URL, and the place of a new frame
 info         how handles are shown

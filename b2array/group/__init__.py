@@ -1,5 +1,6 @@
 """Named arrays below one URL, changed together by one commit.
 
+addressing   `open`, and the groups that a URL leads through
 group        `Group` and `open_group`, the mapping that users hold
 attributes   a group's attributes as a mapping
 transaction  several members, one commit: prepare, replace the manifest, apply
