@@ -1,7 +1,9 @@
 """A NumPy-compatible chunked array store in the Blosc2 formats."""
 
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from b2array import config, errors
 from b2array.array.array import NDArray
@@ -96,6 +98,16 @@ _LAZY = {
     "vacuum": "tools.vacuum",
     "verify": "tools.verify",
 }
+
+
+class _Array(ModuleType):
+    """The package ``b2array.array``, which people call who know ``numpy.array``."""
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("b2array.array is a package: b2array.asarray stores an array, b2array.open opens one")
+
+
+sys.modules["b2array.array"].__class__ = _Array
 
 
 def __getattr__(name: str) -> Any:

@@ -119,7 +119,10 @@ def _layout(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Lay
 
 def known_dtype(dtype: npt.DTypeLike | None) -> npt.DTypeLike | None:
     """Return a type for a name of the package ml_dtypes, whether or not that is imported already."""
-    return (dtypes.extension_dtype(dtype) or dtype) if isinstance(dtype, str) else dtype
+    if not isinstance(dtype, str):
+        return dtype
+    dtypes.require_extension(dtype)
+    return dtypes.extension_dtype(dtype) or dtype
 
 
 def _checked_dims(dims: Sequence[str | None] | None, ndim: int) -> tuple[str | None, ...] | None:

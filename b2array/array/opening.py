@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from b2array.array.schunk import SChunk
-from b2array.codec.cparams import CParams, given_or_default
+from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
@@ -64,7 +64,7 @@ def create_schunk(
     chunksize: int,
     typesize: int = 1,
     blocksize: int = 0,
-    cparams: CParams | None = None,
+    cparams: AnyCParams = None,
     meta: Mapping[str, Any] | None = None,
     layout: Literal["auto", "contiguous", "sparse"] = "auto",
     overwrite: bool = False,

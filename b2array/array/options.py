@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, SupportsIndex
 
-from b2array.codec.cparams import CParams
+from b2array.codec.cparams import AnyCParams, given_or_default
 
 __all__ = ["OPTIONS", "UNSET", "ArrayOptions", "Casting", "Kind", "Shape", "Url", "array_options", "check_keywords"]
 
@@ -31,7 +31,7 @@ class ArrayOptions:
     chunks: Shape | Literal["auto"] | None = None
     blocks: Shape | Literal["auto"] | None = None
     fill_value: Any = UNSET
-    cparams: CParams | None = None
+    cparams: AnyCParams = None
     layout: Kind = "auto"
     dims: Sequence[str | None] | None = None
     attrs: Mapping[str, Any] | None = None
@@ -39,6 +39,10 @@ class ArrayOptions:
     overwrite: bool = False
     interop: bool = True
     storage_options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.cparams is not None:
+            object.__setattr__(self, "cparams", given_or_default(self.cparams))
 
 
 OPTIONS: Final = frozenset(field.name for field in fields(ArrayOptions))

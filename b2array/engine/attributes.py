@@ -15,7 +15,8 @@ __all__ = ["Layers"]
 class Layers(MutableMapping[str, Any]):
     """The variable-length metalayers of a frame: names and values, each assignment a commit.
 
-    Values are what msgpack takes, and complex numbers, sets, tuples and arrays as python-blosc2 writes them.
+    Values are what msgpack takes, dates and time spans, and complex numbers, sets, tuples and arrays as python-blosc2
+    writes them.
     """
 
     __slots__ = ("_handle",)

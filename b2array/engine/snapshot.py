@@ -16,10 +16,10 @@ from b2array.buffers import Buffer
 from b2array.codec.header import Special
 from b2array.engine.source import FRAME_NAME, CachedHead, Location, Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
-from b2array.format import frame, index
+from b2array.format import foreign, frame, index
 from b2array.format.frame import Frame, FrameType
 from b2array.format.state import State, parse
-from b2array.store.base import KnownBytes, Store, where, with_known_bytes
+from b2array.store.base import KnownBytes, Store, says_more, where, with_known_bytes
 from b2array.store.spans import Span
 
 __all__ = ["Snapshot", "load", "reload", "restore"]
@@ -204,10 +204,13 @@ def _refusal(store: Store, errors: Sequence[object]) -> Exception:
     other = next((error for error in errors if isinstance(error, Exception) and not isinstance(error, absent)), None)
     if other is not None:
         return other
+    named = next((error for error in errors if says_more(error)), None)
+    if named is not None:
+        return named
+    if any(not isinstance(head, Exception) for head in store.head(foreign.ZARR, 1)):
+        return FileNotFoundError(foreign.zarr_text(store.url))
     if any(isinstance(error, IsADirectoryError) for error in errors):
-        return FileNotFoundError(
-            f"{store.url} is a directory without {FRAME_NAME}: no sparse frame (see b2array.open_group)"
-        )
+        return FileNotFoundError(f"{store.url} is a directory without {FRAME_NAME}: no sparse frame")
     if store.is_prefix:
         return FileNotFoundError(f"{where(store.url, FRAME_NAME)} does not exist: no sparse frame")
     return FileNotFoundError(f"{store.url} does not exist")
@@ -217,7 +220,7 @@ def _parse(store: Store, name: str, start: int, data: memoryview, version: str |
     try:
         header_len = frame.header_nbytes(data)
         if header_len > len(data):
-            (data,) = store.read([Span(name, start, start + header_len)], expected=version)
+            data = _whole(store, Span(name, start, start + header_len), version)
         head = frame.unpack_header(data)
         if head.frame_type != (FrameType.SPARSE if name else FrameType.CONTIGUOUS):
             raise _wrong_kind(head.frame_type)
@@ -225,13 +228,24 @@ def _parse(store: Store, name: str, start: int, data: memoryview, version: str |
         if stop <= len(data):
             tail = data[first:stop]
         else:
-            (tail,) = store.read([Span(name, start + first, start + stop)], expected=version)
+            tail = _whole(store, Span(name, start + first, start + stop), version)
         found = frame.unpack(data, tail, head)
     except (FormatError, UnsupportedError) as error:
         raise located_error(store.url, error) from error
     header = bytes(data[:header_len])
     generation = found.fingerprint.hex() if found.is_ours else _digest(header, tail, version)
     return Snapshot(store, parse(found), start, version, generation, unique, header)
+
+
+def _whole(store: Store, span: Span, version: str | None) -> memoryview:
+    (view,) = store.read([span], expected=version, clip=True)
+    if len(view) < span.stop - span.start:
+        found = span.start + len(view) if view else "fewer"
+        raise FormatError(
+            f"expected a frame of {span.stop} bytes or more, found {found}: the file is cut off "
+            "(b2array.repair saves what is left)"
+        )
+    return view
 
 
 def _wrong_kind(found: FrameType) -> FormatError:

@@ -14,4 +14,5 @@ annotations  what b2array adds: fill value, dimensions, sizes of blocks, lost ch
 attributes   values of attributes <-> msgpack
 checksums    the record behind each chunk
 fingerprint  the hash in the trailer
+foreign      what files are that hold no frame
 """

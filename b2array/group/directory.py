@@ -28,7 +28,7 @@ from b2array.group import embedded, redo
 from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, joined_url, members_among
 from b2array.group.redo import ABSENT, commit_of
 from b2array.store.atomic import require_free
-from b2array.store.base import Stamp, Store, attempts, conflict, stale_reader, too_many_conflicts
+from b2array.store.base import Stamp, Store, attempts, conflict, says_more, stale_reader, too_many_conflicts
 from b2array.store.open import open_store
 
 __all__ = ["Directory", "Kind", "NewFrame", "copy_of"]
@@ -113,7 +113,7 @@ class Directory:
         if any(not isinstance(head, Exception) for head in heads):
             return True
         for error in heads:
-            if isinstance(error, Exception) and not isinstance(error, ABSENT):
+            if isinstance(error, Exception) and (says_more(error) or not isinstance(error, ABSENT)):
                 raise error
         try:
             files = self.store.walk()

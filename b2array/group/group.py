@@ -18,10 +18,11 @@ from b2array.array.schunk import SChunk
 from b2array.engine.handle import Mode
 from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import FormatError, ReadOnlyError
+from b2array.format import foreign
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.directory import Directory, Kind, copy_of
-from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name
+from b2array.group.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, check_name
 from b2array.group.transaction import Transaction
 from b2array.store.base import Store
 
@@ -97,11 +98,14 @@ def _is_archive(store: Store) -> bool:
     if isinstance(head, Exception):
         return False
     if bytes(head.data[2:9]) == b"b2frame":
+        outer, _, last = store.url.rpartition("/")
+        if last == EMBEDDED:
+            raise FormatError(f"{store.url} is where a group keeps small members; open the group {outer}")
         raise FormatError(f"{store.url}: expected a group, found a frame (see b2array.open)")
     if bytes(head.data[:4]) in MAGIC:
         return True
     if store.appendable or store.url.endswith(".b2z"):
-        raise FormatError(f"{store.url}: expected a directory or a zip archive, found another file")
+        raise FormatError(f"{store.url}: expected a directory or a zip archive, found {foreign.described(head.data)}")
     return False
 
 

@@ -28,6 +28,7 @@ _KINDS: dict[str, type[FsspecStore]] = {
     "s3a": S3Store,
     "simplecache": CachingStore,
 }
+_EXTRAS = {"http": "http", "https": "http", "s3": "s3", "s3a": "s3"}
 
 
 def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Store:
@@ -73,4 +74,6 @@ def _require_packages(url: str) -> None:
         except ValueError:
             raise UnsupportedError(f"{redact(url)}: fsspec knows no protocol {protocol!r}") from None
         except ImportError as error:
-            raise UnsupportedError(f"{redact(url)}: a package is not installed: {error}") from error
+            extra = _EXTRAS.get(protocol)
+            hint = f"pip install 'b2array[{extra}]'" if extra else str(error)
+            raise UnsupportedError(f"{redact(url)}: a package is not installed: {hint}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,6 +54,21 @@ class S3Store(FsspecStore):
                 fs.loop.call_soon_threadsafe(body.close)
 
         return self._call(name, request)
+
+    def _translate(self, error: Exception, name: str) -> Exception:
+        if isinstance(error, FileNotFoundError) and error.strerror == self._no_bucket():
+            return error
+        cause: BaseException | None = error
+        while cause is not None:
+            response = getattr(cause, "response", None)
+            if isinstance(response, dict) and response.get("Error", {}).get("Code") == "NoSuchBucket":
+                return FileNotFoundError(errno.ENOENT, self._no_bucket(), where(self.url, name))
+            cause = cause.__cause__
+        return super()._translate(error, name)
+
+    def _no_bucket(self) -> str:
+        fs, root = self._connect()
+        return f"there is no bucket {fs.split_path(root)[0]!r}"
 
     def _get_all(self, spans: Sequence[Span], expected: str | None = None) -> list[tuple[Any, bytes] | Exception]:
         """Read ranges of objects, some at the same time; return each response with its body."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
@@ -18,7 +17,7 @@ from b2array.array.shared import Shared
 from b2array.engine import distributed
 from b2array.engine.distributed import Entry, Job
 from b2array.engine.transaction import Transaction
-from b2array.errors import ConflictError
+from b2array.errors import ConflictError, warn
 from b2array.group import group
 from b2array.progress import track
 
@@ -130,11 +129,10 @@ def _aligned(parts: Iterable[Part]) -> list[Part]:
             part = part._replace(values=part.values.rechunk(cut))  # noqa: PLW2901
         found.append(part)
     if nbytes >= _WORTH_A_WARNING:
-        warnings.warn(
+        warn(
             f"the dask chunks of {moved} do not consist of whole stored chunks: {nbytes / 1e6:.1f} MB move between "
             "tasks",
             PerformanceWarning,
-            stacklevel=dask.outer_level(),
         )
     return found
 
