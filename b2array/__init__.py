@@ -14,7 +14,6 @@ from b2array.array.creation import (
     empty,
     empty_like,
     from_blocks,
-    from_bytes,
     from_dask,
     full,
     full_like,
@@ -25,7 +24,7 @@ from b2array.array.creation import (
     zeros,
     zeros_like,
 )
-from b2array.array.opening import create_schunk, open_schunk
+from b2array.array.opening import create_schunk, from_bytes, open_schunk
 from b2array.array.schunk import SChunk
 from b2array.codec import codecs, filters
 from b2array.codec.cparams import CParams

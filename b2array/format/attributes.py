@@ -143,9 +143,11 @@ def _decode(buf: Buffer, depth: int, *, strict: bool) -> Any:
 
 def _decode_time(value: Any) -> Any:
     """Turn a time into a `datetime.datetime`, if that can be as exact."""
-    if type(value) is not msgpack.Timestamp or value.nanoseconds % 1000 or not _FIRST <= value.seconds < _LAST:
+    if not isinstance(value, msgpack.Timestamp):
         return value
-    return value.to_datetime()
+    nanoseconds = value.to_unix_nano()
+    exact = nanoseconds % 1000 == 0 and _FIRST <= nanoseconds // 10**9 < _LAST
+    return value.to_datetime() if exact else value
 
 
 def _decode_dict(items: dict[Any, Any]) -> dict[Any, Any]:
