@@ -12,6 +12,7 @@ import numpy.typing as npt
 from b2array import threads
 from b2array.array.described import Described
 from b2array.array.indexers import Indexer, Select, chunk_key
+from b2array.display.reading import Reading, explained
 from b2array.engine import resize
 from b2array.engine.read import read, read_item
 from b2array.engine.write import chunk_box, write
@@ -103,6 +104,25 @@ class Indexed(Described):
         (array([[7, 7, 7, 7]], dtype=int32), (3, 4))
         """
         return Indexer(self, lambda key, shape: select(chunk_key(key, shape, self.chunks), shape))
+
+    def explain(self, key: Any) -> Reading:
+        """Say what ``a[key]`` would read now: chunks, blocks, requests and bytes.
+
+        In a notebook the blocks that it touches are drawn. What the cache of blocks has is not counted. No item is
+        read; heads of chunks are, where neither the frame nor an earlier read tells how large their blocks are.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray(np.random.default_rng(0).normal(size=(400, 400)), chunks=(200, 200), blocks=(50, 100))
+        >>> plan = a.explain(np.s_[0, :150])
+        >>> plan.chunks, plan.blocks, plan.share < 0.1
+        (1, 2, True)
+        """
+        source = self._handle.source
+        layout = source.state.require_layout()
+        rest, _ = fields(key, layout.dtype)
+        return explained(source, layout, select(rest, layout.shape), self.dims)
 
     def _get(self, key: Any, rule: Select) -> Any:
         source = self._handle.source

@@ -57,5 +57,8 @@ class Attributes(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(self._handle.source.state.attr_names)
 
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
     def __repr__(self) -> str:
         return repr(dict(self))

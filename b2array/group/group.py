@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from html import escape
+from itertools import islice
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -17,13 +17,14 @@ from b2array.array.options import Shape, array_options
 from b2array.array.schunk import SChunk
 from b2array.engine.handle import Mode
 from b2array.engine.transaction import Transaction as MemberTransaction
-from b2array.errors import FormatError, ReadOnlyError
+from b2array.errors import B2ArrayError, FormatError, ReadOnlyError
 from b2array.format import foreign
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.directory import Directory, Kind, copy_of
 from b2array.group.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, check_name
 from b2array.group.transaction import Transaction
+from b2array.group.tree import SHOWN, Tree, branches, nested
 from b2array.store.base import Store
 
 __all__ = ["Group", "open_group"]
@@ -236,7 +237,7 @@ class Group(MutableMapping[str, Any]):
         │   └── y
         └── b
         """
-        return "\n".join([f"/{self.name}", *_branches(_nested(self._shown()))])
+        return "\n".join([f"/{self.name}", *branches(nested(dict.fromkeys(self._shown())))])
 
     # Changing.
 
@@ -452,22 +453,22 @@ class Group(MutableMapping[str, Any]):
     def __repr__(self) -> str:
         return f"<b2array.Group {self.url}: {len(self)} members>"
 
+    @property
+    def info(self) -> Tree:
+        """The members and groups as a tree, with shapes, types and sizes; for the first ones of large groups."""
+        members = list(islice(self._below().items(), SHOWN))
+        shown: dict[str, Any] = dict.fromkeys(filter(None, self._shown()))
+        for name, path in members:
+            if name.rpartition("/")[2] != ATTRS:
+                try:
+                    held = self._home.open(path, "r")
+                    shown[name] = NDArray(held) if held.frame.metalayer("b2nd") is not None else SChunk(held)
+                except (B2ArrayError, OSError) as error:  # one damaged member does not hide the others
+                    shown[name] = error
+        return Tree(self.url, self.name, shown, dict(self.attrs))
+
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(self.tree())}</pre>"
+        return self.info._repr_html_()
 
-
-def _nested(names: Iterator[str]) -> dict[str, Any]:
-    root: dict[str, Any] = {}
-    for name in names:
-        node = root
-        for part in filter(None, name.split("/")):
-            node = node.setdefault(part, {})
-    return root
-
-
-def _branches(tree: Mapping[str, Any]) -> Iterator[str]:
-    for n, (name, inner) in enumerate(tree.items(), 1):
-        last = n == len(tree)
-        yield ("└── " if last else "├── ") + name
-        for line in _branches(inner):
-            yield ("    " if last else "│   ") + line
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
