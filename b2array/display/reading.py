@@ -13,7 +13,7 @@ from b2array import config
 from b2array.display.drawing import Box, draw
 from b2array.display.tables import beside, size, table, titled
 from b2array.engine.fetch import Ask, steps_of
-from b2array.engine.read import ChunkRead, Reader, reader_of
+from b2array.engine.read import ChunkRead, Reader, prepare
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import ChunkRequest, Source
 from b2array.grid.layout import Layout
@@ -89,7 +89,7 @@ def explained(source: Source, layout: Layout, selection: Selection, names: Seque
     """Return what the engine would do now to read a selection. Only heads of chunks are read, where it needs them."""
     box = np.broadcast_to(np.empty((), layout.dtype), selection.box)
     positions, axes = selection.positions, selection.axes
-    reader = reader_of(source, layout, positions, axes, box)
+    reader = prepare(source, layout, positions, axes, box)
     chunks = blocks = cached = requests = nbytes = 0
     touched: list[Box] = []
     around: list[Box] = []

@@ -33,7 +33,7 @@ from b2array.grid.layout import Layout
 from b2array.grid.partition import Axes, Part, Positions, put, take
 from b2array.grid.tiling import Step, Tiling, parts_of_chunks, tiling_of, tiling_of_points
 
-__all__ = ["ChunkRead", "Reader", "read", "read_item", "reader_of"]
+__all__ = ["ChunkRead", "Reader", "prepare", "read", "read_item"]
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -71,7 +71,7 @@ def read(source: Source, layout: Layout, positions: tuple[Positions, ...], axes:
     """
     if not box.size:
         return
-    reader = reader_of(source, layout, positions, axes, box)
+    reader = prepare(source, layout, positions, axes, box)
     chunks = parts_of_chunks(layout, positions, axes)
     first = list(islice(chunks, 2))
     if len(first) == 1:
@@ -83,9 +83,7 @@ def read(source: Source, layout: Layout, positions: tuple[Positions, ...], axes:
             pass
 
 
-def reader_of(
-    source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array
-) -> Reader:
+def prepare(source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array) -> Reader:
     """Return what plans and carries out a read; see `read`."""
     small = box.nbytes <= config.cache_bytes // _CACHED_SHARE
     key = source.cache_key if small and isinstance(source, Snapshot) else None

@@ -202,12 +202,9 @@ def restore(store: Store, data: Buffer, version: str | None) -> Snapshot:
 
 def _refusal(store: Store, errors: Sequence[object]) -> Exception:
     absent = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-    other = next((error for error in errors if isinstance(error, Exception) and not isinstance(error, absent)), None)
-    if other is not None:
-        return other
-    named = next((error for error in errors if says_more(error)), None)
-    if named is not None:
-        return named
+    for error in errors:
+        if isinstance(error, Exception) and (says_more(error) or not isinstance(error, absent)):
+            return error
     if any(not isinstance(head, Exception) for head in store.head(foreign.ZARR, 1)):
         return FileNotFoundError(foreign.zarr_text(store.url))
     if any(isinstance(error, IsADirectoryError) for error in errors):
@@ -241,11 +238,7 @@ def _parse(store: Store, name: str, start: int, data: memoryview, version: str |
 def _whole(store: Store, span: Span, version: str | None) -> memoryview:
     (view,) = store.read([span], expected=version, clip=True)
     if len(view) < span.stop - span.start:
-        found = span.start + len(view) if view else "fewer"
-        raise FormatError(
-            f"expected a frame of {span.stop} bytes or more, found {found}: the file is cut off "
-            "(b2array.repair saves what is left)"
-        )
+        raise FormatError(f"expected {span.stop} bytes: the file is cut off (b2array.repair saves what is left)")
     return view
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import islice
+from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -17,14 +17,14 @@ from b2array.array.options import Shape, array_options
 from b2array.array.schunk import SChunk
 from b2array.engine.handle import Mode
 from b2array.engine.transaction import Transaction as MemberTransaction
-from b2array.errors import B2ArrayError, FormatError, ReadOnlyError
+from b2array.errors import FormatError, ReadOnlyError
 from b2array.format import foreign
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.directory import Directory, Kind, copy_of
 from b2array.group.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, check_name
 from b2array.group.transaction import Transaction
-from b2array.group.tree import SHOWN, Tree, branches, nested
+from b2array.group.tree import Tree, branches, nested, tree_of
 from b2array.store.base import Store
 
 __all__ = ["Group", "open_group"]
@@ -456,16 +456,8 @@ class Group(MutableMapping[str, Any]):
     @property
     def info(self) -> Tree:
         """The members and groups as a tree, with shapes, types and sizes; for the first ones of large groups."""
-        members = list(islice(self._below().items(), SHOWN))
-        shown: dict[str, Any] = dict.fromkeys(filter(None, self._shown()))
-        for name, path in members:
-            if name.rpartition("/")[2] != ATTRS:
-                try:
-                    held = self._home.open(path, "r")
-                    shown[name] = NDArray(held) if held.frame.metalayer("b2nd") is not None else SChunk(held)
-                except (B2ArrayError, OSError) as error:  # one damaged member does not hide the others
-                    shown[name] = error
-        return Tree(self.url, self.name, shown, dict(self.attrs))
+        opened = partial(self._home.open, mode="r")
+        return tree_of(self.url, self.name, self._shown(), self._below(), opened, self.attrs)
 
     def _repr_html_(self) -> str:
         return self.info._repr_html_()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
+from itertools import islice
 from typing import Any
 
 from b2array.array.array import NDArray
 from b2array.array.schunk import SChunk
 from b2array.display.tables import folded, short, size, table, titled
+from b2array.engine.handle import Handle
+from b2array.errors import B2ArrayError
+from b2array.group.manifest import ATTRS
 
-__all__ = ["SHOWN", "Tree", "branches", "nested"]
+__all__ = ["Tree", "branches", "nested", "tree_of"]
 
-SHOWN = 200
+_SHOWN = 200
 """Of larger groups only the first members are opened to be described."""
 
 
@@ -42,6 +46,22 @@ class Tree:
             attrs = {name: short(value) for name, value in self._attrs.items()}
             parts.insert(0, folded(f"attributes ({len(attrs)})", table(attrs)))
         return titled("b2array.Group", self._url, parts)
+
+
+def tree_of(
+    url: str, name: str, names: Iterable[str], paths: Mapping[str, str], opened: Callable[[str], Handle],
+    attrs: Mapping[str, Any],
+) -> Tree:  # fmt: skip
+    """Open the first members, given by their names and paths, and return the tree."""
+    members: dict[str, Any] = dict.fromkeys(filter(None, names))
+    for member, path in islice(paths.items(), _SHOWN):
+        if member.rpartition("/")[2] != ATTRS:
+            try:
+                held = opened(path)
+                members[member] = NDArray(held) if held.frame.metalayer("b2nd") is not None else SChunk(held)
+            except (B2ArrayError, OSError) as error:  # one damaged member does not hide the others
+                members[member] = error
+    return Tree(url, name, members, dict(attrs))
 
 
 def nested(members: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,5 +105,5 @@ def _items(tree: Mapping[str, Any]) -> str:
         elif name and not any(node):
             parts.append(f"<div>{escape(name)} {escape(_described(member)) if member is not None else ''}</div>")
         elif name:
-            parts.append(f"<details open><summary><b>{escape(name)}</b></summary>{_items(node)}</details>")
+            parts.append(f'<details open=""><summary><b>{escape(name)}</b></summary>{_items(node)}</details>')
     return f'<div style="margin-left: 1.2em">{"".join(parts)}</div>'

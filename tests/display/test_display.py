@@ -42,7 +42,7 @@ def parsed(html: str) -> ET.Element:
 
 
 def texts(html: str) -> str:
-    return " ".join(text.strip() for text in parsed(html).itertext() if text.strip())
+    return " ".join(" ".join(parsed(html).itertext()).split())
 
 
 # Pages.
