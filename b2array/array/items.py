@@ -124,6 +124,45 @@ class Indexed(Described):
         rest, _ = fields(key, layout.dtype)
         return explained(source, layout, select(rest, layout.shape), self.dims)
 
+    def read_direct(self, out: npt.NDArray[Any], key: Any = ...) -> npt.NDArray[Any]:
+        """Read into an array that is there, as loops do that read again and again, and return it.
+
+        Parameters
+        ----------
+        out : ndarray
+            C-contiguous, of the shape that ``a[key]`` has and of the array's type.
+        key : optional
+            What to read; all of it by default. Names of fields are not taken.
+
+        Raises
+        ------
+        ValueError, TypeError
+            `out` cannot take the items.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a, out = b2array.asarray(np.arange(12).reshape(3, 4)), np.empty(4, int)
+        >>> for row in range(3):
+        ...     print(a.read_direct(out, row).sum())
+        6
+        22
+        38
+        """
+        source = self._handle.source
+        while True:
+            try:
+                layout = source.state.require_layout()
+                wanted = select(key, layout.shape)
+                if out.dtype != layout.dtype:
+                    raise TypeError(f"out must be of type {layout.dtype}, not {out.dtype}")
+                if out.shape != wanted.shape or not (out.flags.c_contiguous and out.flags.writeable):
+                    raise ValueError(f"out must be C-contiguous and of shape {wanted.shape}, not {out.shape}")
+                read(source, layout, wanted.positions, wanted.axes, wanted.view(out))
+                return out  # noqa: TRY300 - the loop ends here
+            except (FormatError, UnsupportedError, ConflictError) as error:
+                source = self._handle.recover(source, error)
+
     def _get(self, key: Any, rule: Select) -> Any:
         source = self._handle.source
         while True:

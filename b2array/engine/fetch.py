@@ -47,8 +47,7 @@ Numbers = Sequence[int] | Int64Array
 class Ask(NamedTuple):
     """Bytes to read into one buffer of `nbytes` bytes, each span to its place.
 
-    With `clip`, there is one span, and fewer bytes come if the object ends inside it. With `leads`, the bytes tell
-    what to read next.
+    With `clip`, fewer bytes of the one span come if the object ends inside it. `leads`: they tell what to read next.
     """
 
     spans: list[Span]

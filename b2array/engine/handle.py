@@ -7,7 +7,7 @@ on; those of others are seen after `refresh`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 from b2array import config
@@ -43,6 +43,8 @@ class Handle:
     ----------
     source : Source
         What chunks are read from: the transaction under way, or the committed state.
+    locked : bool
+        Whether the holder of the mutex has the store's lock, too.
     mutex : Mutex
         Held while the handle commits, and by changes that join a transaction.
 
@@ -52,7 +54,7 @@ class Handle:
         The frame cannot be changed, and `mode` is "r+".
     """
 
-    __slots__ = ("_mode", "_snapshot", "_transaction", "mutex", "source")
+    __slots__ = ("_mode", "_snapshot", "_transaction", "locked", "mutex", "source")
 
     source: Source
 
@@ -66,6 +68,7 @@ class Handle:
         self._mode: Mode = mode
         self._show(snapshot)
         self.mutex = Mutex()
+        self.locked = False
 
     def _show(self, snapshot: Snapshot, transaction: Transaction | None = None) -> None:
         self._snapshot, self._transaction = snapshot, transaction
@@ -188,7 +191,7 @@ class Handle:
                 with self.changing() as transaction:
                     yield transaction
                 return
-            with self.store.lock(self._snapshot.name):
+            with nullcontext() if self.locked else self.store.lock(self._snapshot.name):
                 known = self._snapshot
                 self.refresh()
                 if not anywhere and not self._snapshot.alike(known):
@@ -298,7 +301,7 @@ class Handle:
             current = reload(self._snapshot)
             if current.generation == self._snapshot.generation:
                 self._show(current, self._transaction)
-        return Transaction(self.store, self._snapshot, locked=locked)
+        return Transaction(self.store, self._snapshot, locked=locked or self.locked)
 
     def at_snapshot(self, mode: Mode = "r") -> Handle:
         """Return another handle that shows the committed state, and keeps doing so whatever this one commits.

@@ -46,7 +46,7 @@ _WINDOW_NBYTES = 8 * 2**20
 _WINDOW_CHUNKS = 4096
 _WINDOWS_UNDER_WAY = 4
 """This many windows are requested before the first one has arrived, so that they do not wait for each other."""
-_CACHED_SHARE = 4
+_SHARE = 4
 """A read goes through the cache only if its result is at most one part in this many of the cache."""
 
 
@@ -85,8 +85,7 @@ def read(source: Source, layout: Layout, positions: tuple[Positions, ...], axes:
 
 def prepare(source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array) -> Reader:
     """Return what plans and carries out a read; see `read`."""
-    small = box.nbytes <= config.cache_bytes // _CACHED_SHARE
-    key = source.cache_key if small and isinstance(source, Snapshot) else None
+    key = source.cache_key if isinstance(source, Snapshot) and box.nbytes <= config.cache_bytes // _SHARE else None
     by_slices = axes is None and np.ndarray not in map(type, positions)
     context = _context(source.frame.codec, source.frame.codec_meta, layout.blocks)
     return Reader(source, layout, context, key, box, axes, by_slices)

@@ -20,7 +20,7 @@ from b2array.format import foreign, frame, index
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType, header_nbytes, unpack_header
 from b2array.format.state import State, parse
-from b2array.store.base import KnownBytes, Store, says_more, where, with_known_bytes
+from b2array.store.base import KnownBytes, Store, read_whole, says_more, where, with_known_bytes
 from b2array.store.spans import Span
 
 __all__ = ["Snapshot", "load", "reload", "restore"]
@@ -218,7 +218,7 @@ def _parse(store: Store, name: str, start: int, data: memoryview, version: str |
     try:
         header_len = header_nbytes(data)
         if header_len > len(data):
-            data = _whole(store, Span(name, start, start + header_len), version)
+            data = read_whole(store, Span(name, start, start + header_len), version)
         head = unpack_header(data)
         if head.frame_type != (FrameType.SPARSE if name else FrameType.CONTIGUOUS):
             raise _wrong_kind(head.frame_type)
@@ -226,20 +226,13 @@ def _parse(store: Store, name: str, start: int, data: memoryview, version: str |
         if stop <= len(data):
             tail = data[first:stop]
         else:
-            tail = _whole(store, Span(name, start + first, start + stop), version)
+            tail = read_whole(store, Span(name, start + first, start + stop), version)
         found = frame.unpack(data, tail, head)
     except (FormatError, UnsupportedError) as error:
         raise located_error(store.url, error) from error
     header = bytes(data[:header_len])
     generation = found.fingerprint.hex() if found.is_ours else _digest(header, tail, version)
     return Snapshot(store, parse(found), start, version, generation, unique, header)
-
-
-def _whole(store: Store, span: Span, version: str | None) -> memoryview:
-    (view,) = store.read([span], expected=version, clip=True)
-    if len(view) < span.stop - span.start:
-        raise FormatError(f"expected {span.stop} bytes: the file is cut off (b2array.repair saves what is left)")
-    return view
 
 
 def _wrong_kind(found: FrameType) -> FormatError:

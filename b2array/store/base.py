@@ -329,6 +329,14 @@ def says_more(error: object) -> TypeGuard[Exception]:
     return isinstance(error, FileNotFoundError) and error.strerror not in (None, os.strerror(errno.ENOENT))
 
 
+def read_whole(store: Store, span: Span, expected: str | None) -> memoryview:
+    """Read a part of a file without which the rest means nothing."""
+    (view,) = store.read([span], expected=expected, clip=True)
+    if len(view) < span.stop - span.start:
+        raise FormatError(f"expected {span.stop} bytes: the file is cut off (b2array.repair saves what is left)")
+    return view
+
+
 def too_short(place: str, start: int, stop: int, found: int) -> FormatError:
     """Make the error for an object that ends inside or before a span."""
     return FormatError(f"{place}: expected {stop - start} bytes at {start}, found {max(0, found)}")
