@@ -16,7 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["Limits", "cache_bytes", "coalesce_gap", "durable", "limits", "retries", "threads", "using", "verify"]
+__all__ = [
+    "Limits", "cache_bytes", "coalesce_gap", "durable", "limits", "retries", "threads", "using", "verify",
+    "write_buffer_bytes",
+]  # fmt: skip
 
 HEADER_LEN = 32
 """Size in bytes of a chunk's header."""
@@ -44,6 +47,9 @@ processes that multiprocessing has started, use one: there may be several of tho
 
 cache_bytes: int = 64 * 2**20
 """Size of the process-wide cache of decoded blocks; 0 turns it off."""
+
+write_buffer_bytes: int = 256 * 2**20
+"""Memory for the chunks that a transaction changes in part. They are encoded when it is full, and at the commit."""
 
 coalesce_gap: int = 4 * 2**10
 """Ranges of a file that lie closer together than this many bytes are read in one request."""
@@ -81,6 +87,7 @@ _SETTINGS: Final[dict[str, tuple[str, _Check]]] = {
     "retries": ("a whole number, 0 or more", _at_least(0)),
     "threads": ("a whole number, 1 or more", _at_least(1)),
     "verify": ("'always' or 'never'", lambda value: isinstance(value, str) and value in ("always", "never")),
+    "write_buffer_bytes": ("a number of bytes, 0 or more", _at_least(0)),
 }
 """What a setting can be, in words and as a test."""
 

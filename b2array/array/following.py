@@ -24,3 +24,12 @@ class Follower(Handle):
     @source.setter
     def source(self, _: Source) -> None:
         """Ignore what the handle was about to show: the next question finds the same, or something newer."""
+
+    @property
+    def described(self) -> Source:
+        """The same."""
+        return self.source
+
+    @described.setter
+    def described(self, _: Source) -> None:
+        """Ignore it, too."""

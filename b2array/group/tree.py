@@ -10,7 +10,6 @@ from typing import Any
 from b2array.array.array import NDArray
 from b2array.array.schunk import SChunk
 from b2array.display.tables import folded, short, size, table, titled
-from b2array.engine.handle import Handle
 from b2array.errors import B2ArrayError
 from b2array.group.manifest import ATTRS
 
@@ -49,7 +48,7 @@ class Tree:
 
 
 def tree_of(
-    url: str, name: str, names: Iterable[str], paths: Mapping[str, str], opened: Callable[[str], Handle],
+    url: str, name: str, names: Iterable[str], paths: Mapping[str, str], opened: Callable[[str], NDArray | SChunk],
     attrs: Mapping[str, Any],
 ) -> Tree:  # fmt: skip
     """Open the first members, given by their names and paths, and return the tree."""
@@ -57,8 +56,7 @@ def tree_of(
     for member, path in islice(paths.items(), _SHOWN):
         if member.rpartition("/")[2] != ATTRS:
             try:
-                held = opened(path)
-                members[member] = NDArray(held) if held.frame.metalayer("b2nd") is not None else SChunk(held)
+                members[member] = opened(path)
             except (B2ArrayError, OSError) as error:  # one damaged member does not hide the others
                 members[member] = error
     return Tree(url, name, members, dict(attrs))
