@@ -136,7 +136,7 @@ def test_protocols_are_asked_for_by_their_extras(monkeypatch: pytest.MonkeyPatch
             raise ImportError("Install something else")
 
     monkeypatch.setattr(sys.modules["fsspec.registry"], "get_filesystem_class", absent)
-    with pytest.raises(UnsupportedError, match=rf"a package is not installed: pip install 'b2array\[{extra}\]'$"):
+    with pytest.raises(UnsupportedError, match=rf"Install something else: pip install 'b2array\[{extra}\]'$"):
         b2array.open(url)
 
 

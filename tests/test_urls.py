@@ -173,7 +173,7 @@ def target(request, tmp_path, bucket, s3_options):
 
 
 writable = pytest.mark.parametrize("target", ["local", "memory", "s3", "dir"], indirect=True)
-# One file at such a place is written again with every change, which is said.
+# One file at such a place is written anew with every change, which is said.
 anew = pytest.mark.filterwarnings("ignore:.*is written anew with every change")
 
 

@@ -282,7 +282,7 @@ class Transaction(Overlay):
             pieces = (made.header, made.tail)
             return self._swap(made, lambda: self.store.replace(self.name, pieces, expected=current.version).version)
         if not self.store.appendable:
-            warn(f"{self.url}: one file in this store is written again with every change")
+            warn(f"{self.url}: one file in this store is written anew with every change")
             return self._rewrite(current)
         made = self._prepared(current.frame.frame_len - current.frame.header_len)
         if self._compacting or not self._fits(current, made):

@@ -233,18 +233,14 @@ class Group(MutableMapping[str, Any]):
         Examples
         --------
         >>> group = open_group("memory://tree.b2d", "w")
-        >>> for name in ("a/x", "a/y", "b"):
-        ...     _ = group.create(name, (2,))
+        >>> group["a/x"] = group["b"] = [1]
         >>> print(group.tree())
         /
         ├── a
-        │   ├── x
-        │   └── y
+        │   └── x
         └── b
         """
         return "\n".join([f"/{self.name}", *branches(nested(dict.fromkeys(self._shown())))])
-
-    # Changing.
 
     def _writable(self) -> Directory | Transaction:
         return writable(self._home, self._mode, self.url)
@@ -462,25 +458,20 @@ class Group(MutableMapping[str, Any]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    __hash__ = object.__hash__
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __repr__(self) -> str:
         return f"<b2array.Group {self.url}: {len(self)} members>"
 
     @property
     def info(self) -> Tree:
-        """The members and groups as a tree, with shapes, types and sizes; for the first ones of large groups."""
-        opened = partial(_opened, self._home, mode="r", lazy=True)
-        return tree_of(self.url, self.name, self._shown(), self._below(), opened, self.attrs)
+        """The members and groups as a tree; with shapes, types and sizes, if there are no more than 100."""
+        return tree_of(self, self._shown(), self._below(), partial(_opened, self._home, mode="r", lazy=True))
 
     def _repr_html_(self) -> str:
         return self.info._repr_html_()
 
-    def _ipython_key_completions_(self) -> list[str]:
-        return list(self)
+    _ipython_key_completions_ = MutableMapping.keys
 
 
 def _opened(home: Home, path: str, mode: Mode, *, lazy: bool = False) -> NDArray | SChunk:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
-from itertools import islice
 from typing import Any
 
 from b2array.array.array import NDArray
@@ -15,8 +14,8 @@ from b2array.group.manifest import ATTRS
 
 __all__ = ["Tree", "branches", "nested", "tree_of"]
 
-_SHOWN = 200
-"""Of larger groups only the first members are opened to be described."""
+_SHOWN = 100
+"""Of larger groups only the names are shown, because each member would be opened to be described."""
 
 
 class Tree:
@@ -48,18 +47,17 @@ class Tree:
 
 
 def tree_of(
-    url: str, name: str, names: Iterable[str], paths: Mapping[str, str], opened: Callable[[str], NDArray | SChunk],
-    attrs: Mapping[str, Any],
-) -> Tree:  # fmt: skip
-    """Open the first members, given by their names and paths, and return the tree."""
+    group: Any, names: Iterable[str], paths: Mapping[str, str], opened: Callable[[str], NDArray | SChunk]
+) -> Tree:
+    """Open the members, given by their names and paths, and return the tree."""
     members: dict[str, Any] = dict.fromkeys(filter(None, names))
-    for member, path in islice(paths.items(), _SHOWN):
+    for member, path in paths.items() if len(paths) <= _SHOWN else ():
         if member.rpartition("/")[2] != ATTRS:
             try:
                 members[member] = opened(path)
             except (B2ArrayError, OSError) as error:  # one damaged member does not hide the others
                 members[member] = error
-    return Tree(url, name, members, dict(attrs))
+    return Tree(group.url, group.name, members, group.attrs)
 
 
 def nested(members: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,6 +71,6 @@ def _file_system(url: str) -> type:
             raise UnsupportedError(f"{redact(url)}: fsspec knows no protocol {protocol!r}") from None
         except ImportError as error:
             extra = _EXTRAS.get(protocol)
-            hint = f"pip install 'b2array[{extra}]'" if extra else str(error)
-            raise UnsupportedError(f"{redact(url)}: a package is not installed: {hint}") from error
+            hint = f": pip install 'b2array[{extra}]'" if extra else ""
+            raise UnsupportedError(f"{redact(url)}: a package is not installed: {error}{hint}") from error
     return kinds[0]

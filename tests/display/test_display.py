@@ -271,6 +271,6 @@ def test_keys_complete() -> None:
     group["air/x"] = X
     group.attrs["title"] = 1
     group["air/x"].attrs["unit"] = "K"
-    assert group._ipython_key_completions_() == ["air"]
+    assert list(group._ipython_key_completions_()) == ["air"]
     assert group.attrs._ipython_key_completions_() == ["title"]
     assert group["air/x"].attrs._ipython_key_completions_() == ["unit"]
