@@ -34,6 +34,7 @@ ALLOWED = {
     "array": {"codec", "engine", "format", "grid", "store", "threads"},
     "group": {"array", "engine", "format", "store"},
     "xarray_io": {"array", "engine", "format", "group", "store"},
+    "exchange": {"array", "bloscpack", "codec", "engine", "format", "grid", "group", "store"},
 }
 
 REQUIRED = {"fsspec", "isal", "msgpack", "numcodecs", "numpy", "zstandard"}
@@ -42,7 +43,7 @@ OPTIONAL = {
     "botocore": {"store.s3"},
     "dask": {"array.array", "array.creation", "array.dask", "xarray_io.together"},
     "distributed": {"array.dask"},
-    "h5py": {"tools.hdf5"},
+    "h5py": {"exchange.hdf5"},
     "lz4": {"codec.codecs"},
     "ml_dtypes": {"array.creation", "format.dtypes"},
     "rich": {"array.info", "tools.cli"},
@@ -50,7 +51,7 @@ OPTIONAL = {
     "tqdm": {"progress"},
     "typer": {"tools.cli", "tools.options"},
     "xarray": {f"xarray_io.{name}" for name in ("__init__", "backend", "encoding", "existing", "together", "writing")},
-    "zarr": {"tools.zarr"},
+    "zarr": {"exchange.zarr"},
 }
 
 

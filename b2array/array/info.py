@@ -9,7 +9,7 @@ from b2array.codec import codecs
 from b2array.codec import filters as filter_names
 from b2array.codec.cparams import CParams
 
-__all__ = ["Info", "codec", "filters", "nbytes"]
+__all__ = ["Info", "codec", "counted", "filters", "nbytes"]
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -71,3 +71,14 @@ def nbytes(count: int) -> str:
         return str(count)
     power = min((count.bit_length() - 1) // 10, len(_UNITS))
     return f"{count} ({count / 1024**power:.1f} {_UNITS[power - 1]})"
+
+
+def counted(n: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    Examples
+    --------
+    >>> counted(1, "chunk"), counted(0, "chunk")
+    ('1 chunk', '0 chunks')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -7,5 +7,6 @@ directory    members in a local directory or a prefix of an object store
 redo         the redo log in a manifest: read members through it, apply it
 manifest     names, paths, and the object that lists members and changes (no I/O)
 archive      members in a `.b2z` archive, for reading
+packing      writing such an archive
 embedded     members inside one frame (`.b2e`), for reading
 """

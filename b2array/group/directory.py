@@ -9,13 +9,16 @@ A local directory has a manifest, too, once a transaction has changed it; see `b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import os
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Literal, Protocol, Self
 
 from b2array import config
-from b2array.array.opening import create_schunk, place_new
+from b2array.array.opening import place_new
 from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
@@ -34,6 +37,9 @@ from b2array.store.open import open_store
 __all__ = ["Directory", "Kind", "NewFrame", "copy_of"]
 
 Kind = Literal["auto", "contiguous", "sparse"]
+
+_GLANCE = 2000
+"""Number of entries to look at before a directory without a manifest is said to be no group."""
 
 
 class NewFrame(Protocol):
@@ -54,6 +60,20 @@ def copy_of(source: Handle, storage_options: Mapping[str, Any]) -> NewFrame:
         return copied(source.source, store, kind, overwrite=overwrite)
 
     return new
+
+
+def _entries(directory: str) -> Iterator[str]:
+    """Yield what is in and below a directory by names with slashes, the nearest first."""
+    waiting = deque([""])
+    while waiting:
+        below = waiting.popleft()
+        try:
+            with os.scandir(f"{directory}/{below}") as entries:
+                found = [(f"{below}{entry.name}", entry.is_dir(follow_symlinks=False)) for entry in entries]
+        except OSError:
+            continue
+        waiting += [f"{name}/" for name, is_directory in found if is_directory]
+        yield from (name for name, _ in found)
 
 
 class Directory:
@@ -108,18 +128,25 @@ class Directory:
         return open_store(self.address(path), **self.options)
 
     def exists(self) -> bool:
-        """Whether there is a group: a manifest, an embedding frame, a local directory, or a prefix with members."""
-        heads = self.store.head([MANIFEST, EMBEDDED], 8)
-        if any(not isinstance(head, Exception) for head in heads):
+        """Whether there is a group, or a local directory that can become one."""
+        if self._is_marked():
             return True
-        for error in heads:
-            if isinstance(error, Exception) and not isinstance(error, ABSENT):
-                raise error
         try:
-            files = self.store.walk()
+            files = self.store.listing() if self.is_local else self.store.walk()
         except (*ABSENT, PermissionError):  # without the right to list, only a manifest can tell
             return False
         return self.is_local or bool(members_among(files))
+
+    def has_members(self) -> bool:
+        """Whether a local directory shows that it is a group; of large ones only the first entries are looked at."""
+        return not self.is_local or self._is_marked() or bool(members_among(islice(_entries(self.store.url), _GLANCE)))
+
+    def _is_marked(self) -> bool:
+        heads = self.store.head([MANIFEST, EMBEDDED], 8)
+        for error in heads:
+            if isinstance(error, Exception) and not isinstance(error, ABSENT):
+                raise error
+        return any(not isinstance(head, Exception) for head in heads)
 
     # The manifest.
 
@@ -366,7 +393,7 @@ class Directory:
         """Make an empty group: an embedding frame, and a manifest where one is needed."""
         if self.store.guarantee == "read only":
             raise ReadOnlyError(f"{self.url} can only be read")
-        self._embed_nothing()
+        self.store.create(EMBEDDED, embedded.nothing())
         if not self.is_local:
             self.write(Manifest({}), None)
 
@@ -374,12 +401,7 @@ class Directory:
         """Add the embedding frame without which python-blosc2 does not open a directory."""
         if self.is_local and isinstance(self.store.head([EMBEDDED], 1)[0], FileNotFoundError):
             with suppress(FileExistsError):
-                self._embed_nothing()
-
-    def _embed_nothing(self) -> None:
-        empty = create_schunk(chunksize=2**13, meta={"b2tree": {"version": 1}})
-        empty.vlmeta["estore_metadata"] = {"embed_map": {}, "current_offset": 0}
-        self.store.create(EMBEDDED, empty.to_bytes())
+                self.store.create(EMBEDDED, embedded.nothing())
 
     def check_replaceable(self) -> None:
         """Raise FileExistsError if there is something that is not known to be a group."""

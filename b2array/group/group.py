@@ -25,7 +25,7 @@ from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name
 from b2array.group.transaction import Transaction
 from b2array.store.base import Store
 
-__all__ = ["Group", "open_group"]
+__all__ = ["Group", "home_of", "open_group"]
 
 GroupMode = Literal["r", "r+", "a", "w", "x"]
 
@@ -68,14 +68,13 @@ def open_group(
     if mode not in ("r", "r+", "a", "w", "x"):
         raise ValueError(f"mode must be 'r', 'r+', 'a', 'w' or 'x', not {mode!r}")
     address, options = os.fspath(url), storage_options or {}
-    home = Directory(address, options)
-    if _is_archive(home.store):
+    required = mode in ("r", "r+")
+    home = home_of(address, options, required=required)
+    if isinstance(home, Archive):
         if mode != "r":
             raise ReadOnlyError(f"{home.url} is an archive, which can only be read; open it with mode='r'")
-        return Group(Archive(address, options), "", mode)
-    there = home.exists()
-    if mode in ("r", "r+") and not there:
-        raise FileNotFoundError(f"{home.url}: there is no group")
+        return Group(home, "", mode)
+    there = required or home.exists()
     if mode == "x" and there:
         raise FileExistsError(f"{home.url} exists")
     if mode == "w" and there:
@@ -87,6 +86,16 @@ def open_group(
     if mode != "r":
         home.recover()
     return Group(home, "", "r" if mode == "r" else "r+")
+
+
+def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = True) -> Directory | Archive:
+    """Return where the members of a group are; raise FileNotFoundError if one is required and there is none."""
+    home = Directory(url, storage_options)
+    if _is_archive(home.store):
+        return Archive(url, storage_options)
+    if required and not (home.exists() and home.has_members()):
+        raise FileNotFoundError(f"{home.store.url}: there is no group")
+    return home
 
 
 def _is_archive(store: Store) -> bool:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from b2array.codec.cparams import CParams
-from b2array.tools.convert import FORMATS
+from b2array.exchange.places import FORMATS
 from b2array.tools.vacuum import in_seconds
 
 __all__ = [

@@ -212,7 +212,7 @@ def test_missing_orphaned_and_leftover_files_are_found(path):
     assert report.orphans == ("000000FF.chunk",)
     assert report.leftovers == ("chunks.b2frame.0123.b2tmp",)
     assert report.dead_nbytes == 77
-    assert "1 orphaned chunk files: 000000FF.chunk" in str(report)
+    assert "1 orphaned chunk file: 000000FF.chunk" in str(report)
 
 
 def test_an_index_that_is_gone_is_a_problem_and_nothing_at_all_an_error(path):
