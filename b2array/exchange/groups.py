@@ -18,7 +18,7 @@ from b2array.exchange.formats import Building, Piece, Settings, Source, Storage,
 from b2array.group.archive import Archive
 from b2array.group.directory import Directory, Kind, NewFrame, copy_of
 from b2array.group.group import home_of
-from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name, members_among
+from b2array.group.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, members_among
 from b2array.group.packing import packing
 from b2array.group.transaction import Transaction
 from b2array.store.open import open_store
@@ -53,6 +53,7 @@ def members_of(url: str, storage_options: Storage) -> Members:
         if isinstance(home, Archive):
             raise
         paths, error = members_among(home.store.walk()), damage
+        home.show(Manifest(), paths)
     name = wanted if wanted in paths else wanted.removesuffix(ARRAY).removesuffix(OTHER)
     if name in paths:
         return Members(home, {"": paths[name]}, error)
