@@ -11,7 +11,7 @@ from b2array.array import copying, drafts
 from b2array.array.copying import CopyOptions
 from b2array.array.opening import create_schunk
 from b2array.array.options import ArrayOptions
-from b2array.engine.attributes import Layers
+from b2array.engine.attributes import Attributes
 from b2array.engine.transaction import Transaction as Frame
 from b2array.errors import B2ArrayError, ReadOnlyError
 from b2array.exchange.formats import Building, Piece, Settings, Source, Storage, Tree, array_options, source_of
@@ -72,7 +72,7 @@ def tree_group(url: str, storage_options: Storage) -> Tree:
         return source_of(home.open(paths[name], "r"))
 
     def attrs(path: str) -> dict[str, Any]:
-        return dict(Layers(home.open(path, "r")))
+        return dict(Attributes(home.open(path, "r")))
 
     groups = {name: path for name, path in paths.items() if name.rpartition("/")[2] == ATTRS}
     return Tree(

@@ -20,7 +20,7 @@ import typer
 from b2array import bloscpack
 from b2array.array import creation
 from b2array.array.array import NDArray
-from b2array.array.opening import place_new
+from b2array.array.placing import place_new
 from b2array.bloscpack.header import CHECKSUMS
 from b2array.engine import transaction
 from b2array.engine.handle import Handle
