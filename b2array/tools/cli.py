@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +20,9 @@ from b2array import bloscpack
 from b2array.array import creation
 from b2array.array.array import NDArray
 from b2array.array.placing import place_new
-from b2array.bloscpack.header import CHECKSUMS
 from b2array.engine import transaction
 from b2array.engine.handle import Handle
-from b2array.errors import B2ArrayError, FormatError, UnsupportedError
+from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.convert import converted, is_array, pack_bytes, save_intact, unpack_bytes
 from b2array.exchange.places import by_ending, find
 from b2array.progress import track
@@ -37,12 +35,14 @@ from b2array.tools import repair as repairing
 from b2array.tools import vacuum as vacuuming
 from b2array.tools.members import change_each, verify_each
 from b2array.tools.options import (  # fmt: skip
+    Checksum,
     Clevel,
     Codec,
     DryRun,
     Dst,
     Extents,
     Filters,
+    Grace,
     Json,
     Layout,
     Name,
@@ -52,15 +52,13 @@ from b2array.tools.options import (  # fmt: skip
     Storage,
     Url,
     Verify,
-    age_of,
     cparams_of,
-    extents,
-    format_name,
+    error_text,
     key_of,
-    layout_kind,
     shows,
     storage_options,
-)
+    with_options,
+)  # fmt: skip
 from b2array.tools.results import Result, Results, table
 
 __all__ = ["app", "main"]
@@ -147,7 +145,7 @@ def _command(name: str) -> Callable[[Callable[P, int | None]], Callable[P, None]
             except _UsageError:
                 raise
             except Exception as error:  # noqa: BLE001 - clients of servers raise many kinds of errors of their own
-                print(f"b2array: {_text(error)}", file=sys.stderr)
+                print(f"b2array: {error_text(error)}", file=sys.stderr)
                 code = CORRUPT if isinstance(error, FormatError) else ERROR
             if code:
                 raise typer.Exit(code)
@@ -155,32 +153,6 @@ def _command(name: str) -> Callable[[Callable[P, int | None]], Callable[P, None]
         return run
 
     return decorate
-
-
-_TELLING = (B2ArrayError, OSError, ValueError, TypeError, LookupError, ArithmeticError)
-"""Errors that are shown without the name of their type."""
-
-
-def _text(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}"
-    text = error.args[0] if isinstance(error, KeyError) and error.args else error
-    said = " ".join(str(text).split()) or type(error).__name__
-    if not isinstance(error, _TELLING):
-        said = f"{type(error).__name__}: {said}"
-    return _with_options(said)
-
-
-_OPTION = re.compile(r"\b(overwrite|trust_order|dry_run|grace|layout|zarr_format)=(\w+|'\w+')")
-
-
-def _with_options(text: str) -> str:
-    """Return a text with the options of the command line instead of Python's keywords."""
-    name = re.compile(r"\b(src_format|dst_format|storage_options)\b")
-    text = name.sub(lambda found: "--" + found[1].removesuffix("_options").replace("_", "-"), text)
-    return _OPTION.sub(
-        lambda found: f"--{found[1].replace('_', '-')}" + ("" if found[2] == "True" else f" {found[2]}"), text
-    )
 
 
 def _print(data: Any) -> None:
@@ -230,7 +202,7 @@ def _hex(raw: bytes) -> str:
 def _report(failed: Mapping[str, Exception]) -> int:
     """Print what failed, and return the exit code."""
     for name, error in failed.items():
-        print(f"b2array: {name}: {_text(error)}", file=sys.stderr)
+        print(f"b2array: {name}: {error_text(error)}", file=sys.stderr)
     damaged = any(isinstance(error, FormatError) for error in failed.values())
     return CORRUPT if damaged else ERROR if failed else OK
 
@@ -307,10 +279,8 @@ def convert(
     options = storage_options(storage)
     more = {} if zarr_format is None else {"zarr_format": zarr_format}
     done = converted(
-        src, dst, src_format=format_name(src_format, "--src-format"),
-        dst_format=format_name(dst_format, "--dst-format"),
-        chunks=extents(chunks, "--chunks"), blocks=extents(blocks, "--blocks"),
-        cparams=cparams_of(codec, clevel, filters), layout=layout_kind(layout), overwrite=overwrite, verify=verify,
+        src, dst, src_format=src_format, dst_format=dst_format, chunks=chunks, blocks=blocks,
+        cparams=cparams_of(codec, clevel, filters), layout=layout, overwrite=overwrite, verify=verify,
         progress=shows(progress), src_options=options, dst_options=options, **more,
     )  # fmt: skip
     print(done)
@@ -333,7 +303,6 @@ def copy(
 ) -> int:
     """Copy an array or a group of Blosc2 frames, chunks as they are."""
     options = storage_options(storage)
-    kind, cut, inner = layout_kind(layout), extents(chunks, "--chunks"), extents(blocks, "--blocks")
     cparams, (origin, address) = cparams_of(codec, clevel, filters), find(src, None, options, exists=True)
     several = False
     if origin.name not in _FRAMES:
@@ -346,19 +315,19 @@ def copy(
             several = members.names != ("",)
     if several or (target is not None and target.building is not None):
         done = converted(
-            src, dst, dst_format=None if target is not None else "b2d", chunks=cut, blocks=inner, cparams=cparams,
-            layout=kind, overwrite=overwrite, progress=shows(progress), src_options=options, dst_options=options,
+            src, dst, dst_format=None if target is not None else "b2d", chunks=chunks, blocks=blocks, cparams=cparams,
+            layout=layout, overwrite=overwrite, progress=shows(progress), src_options=options, dst_options=options,
         )  # fmt: skip
         return _report(done.failed)
     held = describing.frame_of(src, options)
     if held.frame.metalayer("b2nd") is None and held.frame.metalayer("caterva") is None:
-        store, frame_type = place_new(dst, kind, options, overwrite=overwrite)
+        store, frame_type = place_new(dst, layout, options, overwrite=overwrite)
         with track(held.frame.nchunks, "chunks copied", shows(progress), unit="items") as shown:
             transaction.copied(held, store, frame_type, overwrite=overwrite, progress=shown).commit()
         return OK
     creation.copy(
-        NDArray(Handle(held, "r")), dst, chunks=cut, blocks=inner, cparams=cparams, layout=kind, overwrite=overwrite,
-        progress=shows(progress), storage_options=options,
+        NDArray(Handle(held, "r")), dst, chunks=chunks, blocks=blocks, cparams=cparams, layout=layout,
+        overwrite=overwrite, progress=shows(progress), storage_options=options,
     ).close()  # fmt: skip
     return OK
 
@@ -367,7 +336,7 @@ def copy(
 def pack(
     src: Src,
     dst: Dst,
-    checksum: Annotated[str, typer.Option(help=", ".join(CHECKSUMS))] = "adler32",
+    checksum: Checksum = "adler32",
     offsets: Annotated[bool, typer.Option(help="Whether to store the offsets of the chunks.")] = True,
     chunk_size: Annotated[int | None, typer.Option(min=1, help="Bytes in a chunk before compression.")] = None,
     codec: Codec = None,
@@ -379,8 +348,6 @@ def pack(
     storage: Storage = None,
 ) -> None:
     """Write an array, or any file, to a Bloscpack file (.blp)."""
-    if checksum not in CHECKSUMS:
-        raise typer.BadParameter(f"expected one of {', '.join(CHECKSUMS)}, got {checksum!r}", param_hint="--checksum")
     options, cparams = storage_options(storage), cparams_of(codec, clevel, filters)
     more: dict[str, Any] = {"checksum": checksum, "offsets": offsets, "chunk_size": chunk_size}
     if is_array(src, options):
@@ -415,7 +382,7 @@ def unpack(
             save_intact(data, dst, overwrite=overwrite, storage_options=options)
             if error is None:
                 return OK
-            print(f"b2array: {_text(error)}", file=sys.stderr)
+            print(f"b2array: {error_text(error)}", file=sys.stderr)
             return CORRUPT
         if f.is_array:
             converted(
@@ -458,7 +425,7 @@ def bench(
 
 def _show(done: Result | Results, as_json: bool) -> int:
     """Print a result, and return the exit code."""
-    _print(done.to_dict()) if as_json else print(_with_options(str(done)))
+    _print(done.to_dict()) if as_json else print(with_options(str(done)))
     if done.ok:
         return OK
     return CORRUPT if not isinstance(done, Results) or done.damaged else ERROR
@@ -500,14 +467,14 @@ def repair(
 @_command("vacuum")
 def vacuum(
     url: Url,
-    grace: Annotated[str, typer.Option(help="How old a file must be: 90s, 30min, 24h, 7d, or seconds.")] = "24h",
+    grace: Grace = "24h",
     dry_run: DryRun = False,
     as_json: Json = False,
     storage: Storage = None,
 ) -> int:
     """Remove old files that no commit refers to."""
     options = storage_options(storage)
-    one = partial(vacuuming.vacuum, grace=age_of(grace), dry_run=dry_run, storage_options=options)
+    one = partial(vacuuming.vacuum, grace=grace, dry_run=dry_run, storage_options=options)
     return _show(change_each(url, options, one, dry_run=dry_run), as_json)
 
 
