@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import functools
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from b2array import __main__, bloscpack
 from b2array.engine import snapshot
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
-from b2array.tools import anatomy, bench, cli, describing, options
+from b2array.tools import anatomy, bench, cli, demo, describing, options
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "cli.rst"
@@ -72,6 +73,13 @@ def transcripts(text: str) -> list[tuple[str, str]]:
     return list(zip(parts[::2], (part.rstrip("\n") + "\n" for part in parts[1::2]), strict=True))
 
 
+@pytest.fixture
+def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the demonstration take a small field."""
+    monkeypatch.setattr(demo, "main", functools.partial(demo.main, 8, 16))
+
+
+@pytest.mark.usefixtures("small_demo")
 def test_the_transcripts_of_the_documentation_are_what_happens(run: Run) -> None:
     names: dict[str, Any] = {}
     checker = doctest.OutputChecker()
@@ -122,6 +130,7 @@ def test_the_version_is_that_of_the_distribution(hidden: list[str]) -> None:
     assert "__version__" in dir(b2array)
 
 
+@pytest.mark.usefixtures("small_demo")
 def test_without_typer_the_demonstration_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__._without_typer(["demo"]) == 0
     assert "Every part is equal" in capsys.readouterr().out
