@@ -14,7 +14,6 @@ import pytest
 
 import b2array
 from b2array import __main__
-from b2array.tools.results import Results
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -165,24 +164,3 @@ def test_a_frame_without_its_index_is_told_from_a_directory_that_is_no_group(run
         code, out, err = run(command, "folder")
         assert (code, out) == (1, "")
         assert err.endswith("folder: there is no group\n")
-
-
-def test_results_are_tables_in_notebooks(run: Run) -> None:
-    make("g.b2d")
-    b2array.open("g.b2d/z.b2nd", "r+")[...] = 1
-    report = b2array.verify("g.b2d/z.b2nd")
-    assert "\n  chunks     : 4\n" in str(report)
-    assert "4 orphaned chunk files: " in str(report)
-    for part in ("<table>", "<th", "in order", "<li>4 orphaned"):
-        assert part in report._repr_html_()
-    done = b2array.vacuum("g.b2d/z.b2nd", grace=0)
-    assert "files : 4: 0000" in str(done)
-    assert "<td" in done._repr_html_()
-    hurt(Path("g.b2d/z.b2nd/00000004.chunk"), 40)
-    repaired = b2array.repair("g.b2d/z.b2nd")
-    assert f"lost      : {repaired.lost[0]}\n" in str(repaired)
-    assert "<b>repaired</b>" in repaired._repr_html_()
-    both = Results("here <b>", {"one <i>": report, "two": repaired})
-    assert "<th>member</th><th>result</th><th>layout</th>" in both._repr_html_()
-    assert "<td>one &lt;i&gt;</td><td>in order</td>" in both._repr_html_()
-    assert str(both).splitlines()[0] == "here <b>: 2 members"
