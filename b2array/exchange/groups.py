@@ -13,7 +13,7 @@ from b2array.array.opening import create_schunk
 from b2array.array.options import ArrayOptions
 from b2array.engine.attributes import Attributes
 from b2array.engine.transaction import Transaction as Frame
-from b2array.errors import B2ArrayError, ReadOnlyError
+from b2array.errors import B2ArrayError, FormatError, ReadOnlyError
 from b2array.exchange.formats import Building, Piece, Settings, Source, Storage, Tree, array_options, source_of
 from b2array.group.archive import Archive
 from b2array.group.directory import Directory, Kind, NewFrame, copy_of
@@ -54,6 +54,8 @@ def members_of(url: str, storage_options: Storage) -> Members:
             raise
         paths, error = members_among(home.store.walk()), damage
         home.show(Manifest(), paths)
+    if isinstance(home, Archive) and not paths and not address.endswith(".b2z"):
+        raise FormatError(f"{home.url}: expected an archive of Blosc2 frames, found a zip archive without any")
     name = wanted if wanted in paths else wanted.removesuffix(ARRAY).removesuffix(OTHER)
     if name in paths:
         return Members(home, {"": paths[name]}, error)

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -195,22 +196,23 @@ def building_zarr(
     In local directories it is made beside what it replaces; elsewhere in place.
     """
     zarr = require("zarr", "zarr", ".zarr")
-    url = _parts(url)
+    (container, _, member), url = url.partition("#"), _parts(url)
     store = open_store(url, storage_options=settings.storage_options)
     there = _is_there(url, store, settings, kind)
     beside = store.temporary("")
     options = None if beside else dict(settings.storage_options or {})
     place = url if beside is None else beside
 
+    number = settings.options.get("zarr_format", 3)
+
     def group(name: str, attrs: Mapping[str, Any]) -> Any:
-        where, number = f"{place}/{name}".rstrip("/"), settings.options.get("zarr_format", 3)
+        where = f"{place}/{name}".rstrip("/")
         node = zarr.open_group(where, mode="a", zarr_format=number, storage_options=options)
         return node.update_attributes(json_attrs(attrs)) if attrs else node
 
     def put(name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
-        parts = name.split("/")
-        for n in range(len(parts)) if name else ():
-            group("/".join(parts[:n]), {})
+        for outer in _outer(name):
+            group(outer, {})
         try:
             more = {"overwrite": settings.overwrite} if beside is None else {}
             out = _create(f"{place}/{name}".rstrip("/"), source, settings, options, **more)
@@ -226,12 +228,31 @@ def building_zarr(
         if beside is None and there and kind == "hierarchy":
             store.delete(store.walk())
         with nullcontext() if beside is None else _exchanged(Path(store.url), Path(beside)):
+            if kind == "hierarchy":
+                group("", {})
             yield Building(put, group)
+        if member:
+            _make_outer(container, member, number, settings.storage_options)
     except BaseException:
         if beside is None and not there:
             with suppress(OSError, UnsupportedError):
                 store.delete(store.walk())
         raise
+
+
+def _make_outer(container: str, member: str, number: int, storage_options: Storage) -> None:
+    """Make the groups that a new member is in."""
+    zarr = require("zarr", "zarr", ".zarr")
+    for outer in ("", *_outer(member)):
+        where = f"{container}/{outer}".rstrip("/")
+        if _opened(where, storage_options) is None:
+            options = dict(storage_options or {}) if "://" in where else None
+            zarr.open_group(where, mode="a", zarr_format=number, storage_options=options)
+
+
+def _outer(name: str) -> Iterator[str]:
+    """Yield the names of the groups that an array is in, but not that of the outermost one."""
+    return accumulate(name.strip("/").split("/")[:-1], "{}/{}".format)
 
 
 @contextmanager

@@ -239,6 +239,8 @@ def test_a_member_is_added_to_what_is_there(tmp_path: Path) -> None:
             b2array.convert(tmp_path / "y.npy", f"{url}/a/x")
         b2array.convert(f"{url}/a/x", tmp_path / "back.npy", overwrite=True)
         assert np.load(tmp_path / "back.npy").tolist() == [0, 1, 2]
+        with find(url, None, None, exists=True)[0].tree(url, None) as tree:
+            assert tree.names == ("a/x", "y")
         b2array.convert(tmp_path / "y.npy", f"{url}/a/x", overwrite=True)
         b2array.convert(f"{url}/a/x", tmp_path / "back.npy", overwrite=True)
         assert np.load(tmp_path / "back.npy").tolist() == [0, 1, 2, 3]
@@ -246,6 +248,21 @@ def test_a_member_is_added_to_what_is_there(tmp_path: Path) -> None:
     assert b2array.open_group(tmp_path / "new.b2z")["a/x"][...].tolist() == [0, 1, 2]
     with pytest.raises(ReadOnlyError, match="archive"):
         b2array.convert(tmp_path / "y.npy", tmp_path / "new.b2z/y", overwrite=True)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_group_without_members_is_a_group_afterwards(place: str, tmp_path: Path) -> None:
+    b2array.open_group(tmp_path / "source.b2d", "w")
+    url = address(place, tmp_path / "x")
+    b2array.convert(tmp_path / "source.b2d", url)
+    with find(url, None, None, exists=True)[0].tree(url, None) as tree:
+        assert tree.names == ()
+
+
+def test_an_archive_of_something_else_is_no_group(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.arange(3))
+    with pytest.raises(FormatError, match="zip archive without any"):
+        b2array.convert(tmp_path / "x.npz", tmp_path / "y.b2d")
 
 
 def test_a_name_with_a_hash_is_still_a_file(tmp_path: Path) -> None:
