@@ -106,13 +106,6 @@ def encode(
         Codec, filters, and whether blocks are split.
     blockshape : tuple of int, optional
         Shape in items of a block, for codecs and filters that know dimensions.
-
-    Raises
-    ------
-    LimitError
-        Data or blocks are larger than the format allows.
-    UnsupportedError
-        The codec or a filter can only be read, or an optional package is missing.
     """
     if isinstance(data, np.ndarray):
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)

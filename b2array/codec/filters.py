@@ -42,18 +42,9 @@ _registry: dict[int, MakeFilter] = {}
 class Pipeline:
     """The filters of a chunk.
 
-    Parameters
-    ----------
-    filters : tuple of int
-        Six ids in pipeline order; 0 is an empty slot.
-    metas : tuple of int
-        The parameter byte of each slot, 0 to 255 (negative parameters in two's complement).
-    typesize : int
-        Size of an item in bytes, as the chunk header has it.
-    version : int, default 5
-        Format version of the chunk; in version 2, bitshuffle works as in Blosc1.
-    blockshape : tuple of int, optional
-        Shape of a block in items, for filters of arrays.
+    `filters` are six ids in pipeline order, 0 for an empty slot, and `metas` the parameter byte of each slot (negative
+    parameters in two's complement). `typesize` is the size of an item as the chunk header has it. In format version 2,
+    bitshuffle works as in Blosc1. `blockshape` is the shape of a block in items, for filters of arrays.
     """
 
     filters: tuple[int, ...]
@@ -154,10 +145,8 @@ def check(pipeline: Pipeline, *, encode: bool = False) -> None:
     ------
     UnsupportedError
         A filter is neither built in nor registered, or can only be undone.
-    FormatError
-        A parameter does not fit the block.
-    ValueError
-        A parameter or the typesize does not suit a filter that is to be applied.
+    FormatError, ValueError
+        A parameter does not fit the block, or a filter that is to be applied.
     """
     for slot in _slots(pipeline, None):
         if slot.filter not in _FILTERS and slot.filter not in _registry:
@@ -180,18 +169,10 @@ def check_dropped_bits(pipeline: Pipeline) -> None:
 
 
 def forward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = None, first: bool = False) -> Bytes:
-    """Return filtered blocks of one chunk: the array itself if nothing changed and it is C-contiguous.
+    """Return filtered blocks of one chunk, given as an array of shape (n, nbytes); the array itself if nothing changed.
 
-    Parameters
-    ----------
-    pipeline : Pipeline
-        The filters.
-    blocks : ndarray of uint8, shape (n, nbytes)
-        The data of n blocks. A short last block needs a call of its own.
-    reference : ndarray of uint8, shape (m,), optional
-        The data of block 0 of the chunk, with m >= nbytes. Needed with DELTA, unless `first`.
-    first : bool, default False
-        Row 0 is block 0 of the chunk.
+    A short last block needs a call of its own. With `first`, row 0 is block 0 of the chunk; otherwise DELTA needs the
+    data of block 0 as `reference`.
     """
     check(pipeline, encode=True)
     if needs_reference(pipeline):

@@ -6,7 +6,7 @@ on; those of others are seen after `refresh`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from b2array.engine.transaction import Transaction
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located_error
 from b2array.format.frame import Frame
 from b2array.format.state import with_index
+from b2array.format.summary import Summary
 from b2array.store.base import COMPARE_AND_SWAP, Mutex, Store, attempts, stale_reader
 
 __all__ = ["Handle", "Mode"]
@@ -41,10 +42,16 @@ class Handle:
 
     Attributes
     ----------
+    store : Store
+        Where the chunks are.
     source : Source
         What chunks are read from: the transaction under way, or the committed state.
+    described : Source or Summary
+        The source, or what describes it before it is read.
     mutex : Mutex
         Held while the handle commits, and by changes that join a transaction.
+    before_commit : callable or None
+        Called once, before the first commit.
 
     Raises
     ------
@@ -52,9 +59,10 @@ class Handle:
         The frame cannot be changed, and `mode` is "r+".
     """
 
-    __slots__ = ("_mode", "_snapshot", "_transaction", "mutex", "source")
+    __slots__ = ("_mode", "_snapshot", "_transaction", "before_commit", "described", "mutex", "source", "store")
 
     source: Source
+    described: Source | Summary
 
     def __init__(self, snapshot: Snapshot, mode: Mode) -> None:
         if mode not in ("r", "r+"):
@@ -66,10 +74,12 @@ class Handle:
         self._mode: Mode = mode
         self._show(snapshot)
         self.mutex = Mutex()
+        self.before_commit: Callable[[], object] | None = None
 
     def _show(self, snapshot: Snapshot, transaction: Transaction | None = None) -> None:
+        self.store: Store = snapshot.store
         self._snapshot, self._transaction = snapshot, transaction
-        self.source = transaction or snapshot
+        self.source = self.described = transaction or snapshot
 
     @property
     def snapshot(self) -> Snapshot:
@@ -82,14 +92,9 @@ class Handle:
         return self.source.state.frame
 
     @property
-    def store(self) -> Store:
-        """Where the chunks are."""
-        return self._snapshot.store
-
-    @property
     def url(self) -> str:
         """Where the chunks are, without secrets."""
-        return self._snapshot.store.url
+        return self.store.url
 
     @property
     def mode(self) -> Mode:
@@ -230,7 +235,14 @@ class Handle:
         with self.mutex:
             self._commit(transaction)
 
+    def announce_commit(self) -> None:
+        """Call `before_commit`; commits that are not made through the handle have to ask for it."""
+        call, self.before_commit = self.before_commit, None
+        if call is not None:
+            call()
+
     def _commit(self, transaction: Transaction) -> None:
+        self.announce_commit()
         try:
             committed = transaction.commit()
         except NotADirectoryError as error:

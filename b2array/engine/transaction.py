@@ -32,7 +32,7 @@ from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.state import DIGESTS, State, changed_chunks, layers_with, parse
 from b2array.progress import Progress
-from b2array.store.base import Store, attempts, durability, identity, too_many_conflicts
+from b2array.store.base import Store, attempts, durability, identity, may_still_happen, too_many_conflicts
 
 __all__ = ["Prepared", "Transaction", "copied"]
 
@@ -78,6 +78,7 @@ class Transaction(Overlay):
         self._replaces = replaces
         self._compacting = False
         self._progress: Progress | None = None
+        self._undecided = False
 
     def compact(self, progress: Progress | None = None) -> None:
         """Let the commit write the whole frame again, without dead space; `progress` counts the chunks then."""
@@ -117,7 +118,7 @@ class Transaction(Overlay):
             discard(self.store)
             return
         with suppress(OSError, B2ArrayError):
-            if not self._staging.sizes or not self.sparse or not self._staging.ours:
+            if not self._staging.sizes or not self.sparse or not self._staging.ours or self._undecided:
                 return
             with self._lock() if self.base is not None else nullcontext():
                 try:
@@ -346,7 +347,10 @@ class Transaction(Overlay):
             self.store.force()
         try:
             version = write()
-        except Exception as error:
+        except BaseException as error:
+            self._undecided |= may_still_happen(self.store, error)
+            if not isinstance(error, Exception):
+                raise
             exclusive = isinstance(error, FileExistsError) and self.store.guarantee == "lock"
             if exclusive or (durability() == "full" and self.store.appendable):
                 raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -20,7 +21,7 @@ from b2array.engine.fetch import fetch
 from b2array.engine.source import ChunkRequest, Target
 from b2array.errors import FormatError, UnsupportedError, located_error
 from b2array.grid.layout import Layout
-from b2array.grid.partition import Axes, Part, PartGrid, Positions, part_grids, put, take
+from b2array.grid.partition import Axes, Part, Positions, Run, put, runs, take
 from b2array.grid.tiling import parts_of_blocks, parts_of_chunks
 
 __all__ = ["chunk_box", "rewrite", "write"]
@@ -170,8 +171,9 @@ class _Writer:
         layout = self.layout
         if self.axes is None and np.ndarray not in map(type, part.inside):
             grid = blocks.reshape(layout.block_grid + layout.blocks)
-            for piece in part_grids(cast(Slices, part.inside), layout.blocks, cast(Slices, part.outside)):
-                _put_grid(grid, piece, self.values)
+            along = runs(cast(Slices, part.inside), layout.blocks, cast(Slices, part.outside))
+            for each in product(*along):
+                _put_runs(grid, each, self.values)
         else:
             for number, of_block in parts_of_blocks(layout, part, self.axes):
                 put(blocks[number, ...], of_block.inside, take(self.values, of_block.outside), self.axes)
@@ -185,13 +187,11 @@ class _Writer:
         )
 
 
-def _put_grid(grid: Array, piece: PartGrid, values: Array) -> None:
+def _put_runs(grid: Array, along: tuple[Run, ...], values: Array) -> None:
     """Copy values into blocks, given with the dimensions of the grid first and then those of a block."""
-    ndim = len(piece.coords)
-    region = values[cast(Any, (*piece.outside, ...))]
-    sizes = [
-        n for along, size in zip(piece.coords, region.shape, strict=True) for n in (len(along), size // len(along))
-    ]
-    order = [*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2)]
-    key = (*(slice(along.start, along.stop) for along in piece.coords), *piece.inside)
-    grid[key] = region.reshape(sizes).transpose(order)
+    region = values[cast(Any, (*(run.outside for run in along), ...))]
+    counts = [len(run.coords) for run in along]
+    split = [n for count, size in zip(counts, region.shape, strict=True) for n in (count, size // count)]
+    order = [*range(0, 2 * len(along), 2), *range(1, 2 * len(along), 2)]
+    key = (*(slice(run.coords.start, run.coords.stop) for run in along), *(run.inside for run in along))
+    grid[key] = region.reshape(split).transpose(order)

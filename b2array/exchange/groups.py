@@ -15,6 +15,7 @@ from b2array.engine.attributes import Attributes
 from b2array.engine.transaction import Transaction as Frame
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError
 from b2array.exchange.formats import Building, Piece, Settings, Source, Storage, Tree, array_options, source_of
+from b2array.group import whole
 from b2array.group.archive import Archive
 from b2array.group.directory import Directory, Kind, NewFrame, copy_of
 from b2array.group.group import home_of
@@ -119,15 +120,15 @@ def building_b2d(url: str, settings: Settings) -> Iterator[Building]:
     address, _, prefix = url.removesuffix(ARRAY).partition("#")
     storage = settings.storage_options or {}
     home = Directory(address, storage)
-    if home.exists():
+    if whole.exists(home):
         if not prefix and not settings.overwrite and (home.members() or not home.is_local):
             raise FileExistsError(f"{home.url} exists; overwrite=True replaces it")
         if not prefix:
-            home.check_replaceable()
-        home.complete()
+            whole.check_replaceable(home)
+        whole.complete(home)
         home.recover()
     else:
-        home.initialise()
+        whole.initialise(home)
     changes = Transaction(home, None if prefix else "")
     try:
 

@@ -27,6 +27,7 @@ from b2array.exchange.formats import (  # fmt: skip
 from b2array.exchange.groups import building_b2d, building_b2z, tree_group
 from b2array.exchange.hdf5 import MAGIC, building_hdf5, check_hdf5, tree_hdf5
 from b2array.exchange.zarr import building_zarr, check_zarr, tree_zarr, write_zarr
+from b2array.group import whole
 from b2array.group.archive import MAGIC as ZIP_MAGIC
 from b2array.group.directory import Directory
 from b2array.group.manifest import EMBEDDED, MANIFEST, SUFFIXES
@@ -147,7 +148,7 @@ def _member(url: str, storage_options: Storage) -> tuple[Format, str] | None:
     for suffix in SUFFIXES:
         if exists(heads(text + suffix, FRAME_NAME)):
             return FORMATS["b2nd"], text + suffix
-    if "://" in text and Directory(text, storage_options or {}).exists():
+    if "://" in text and whole.exists(Directory(text, storage_options or {})):
         return FORMATS["b2d"], text
     outer, name = _outer(text)
     while outer:

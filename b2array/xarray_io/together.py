@@ -62,7 +62,7 @@ def now(parts: Iterable[Part], url: str, progress: bool, scheduler: Any) -> None
             if array.in_transaction:
                 distributed.join(write.job, entries, _draft(array))
             else:
-                distributed.commit(write.job, entries)
+                array._handle.replace_state(distributed.commit(write.job, entries))
     if others:
         _put_in_turn(others, url, progress, scheduler)
 
