@@ -18,7 +18,6 @@ from b2array.exchange.formats import Building, Piece, Settings, Source, Storage,
 from b2array.group import whole
 from b2array.group.archive import Archive
 from b2array.group.directory import Directory, Kind, NewFrame, copy_of
-from b2array.group.group import home_of
 from b2array.group.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, members_among
 from b2array.group.packing import packing
 from b2array.group.transaction import Transaction
@@ -46,7 +45,7 @@ def members_of(url: str, storage_options: Storage) -> Members:
     """
     address, _, wanted = url.partition("#")
     wanted = wanted.strip("/")
-    home, error = home_of(address, storage_options or {}), None
+    home, error = whole.home_of(address, storage_options or {}), None
     try:
         paths = home.members()
     except B2ArrayError as damage:

@@ -4,23 +4,54 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
+from typing import Any
 
-from b2array.errors import ReadOnlyError
+from b2array.errors import FormatError, ReadOnlyError
 from b2array.group import embedded
+from b2array.group.archive import MAGIC, Archive
 from b2array.group.directory import Directory, record_of
 from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among
 from b2array.group.redo import ABSENT
 from b2array.group.transaction import Transaction
 from b2array.store.atomic import require_free
+from b2array.store.base import Store
 
-__all__ = ["check_replaceable", "clear", "complete", "consolidate", "exists", "has_members", "initialise"]
+__all__ = ["check_replaceable", "clear", "complete", "consolidate", "exists", "has_members", "home_of", "initialise"]
 
 
 _GLANCE = 2000
 """Number of entries to look at before a directory without a manifest is said to be no group."""
+
+
+def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = True) -> Directory | Archive:
+    """Return where the members of a group are; raise FileNotFoundError if one is required and there is none."""
+    home = Directory(url, storage_options)
+    # The manifest first: where it is, this is the only request.
+    there = not home.url.endswith(".b2z") and home.look()
+    if not there and _is_archive(home.store):
+        return Archive(url, storage_options)
+    if required and not (there or (exists(home) and has_members(home))):
+        raise FileNotFoundError(f"{home.store.url}: there is no group")
+    return home
+
+
+def _is_archive(store: Store) -> bool:
+    """Whether the URL is that of a zip archive and not of a directory or prefix."""
+    if store.is_prefix:
+        return False
+    (head,) = store.head([""], 16)
+    if isinstance(head, Exception):
+        return False
+    if bytes(head.data[2:9]) == b"b2frame":
+        raise FormatError(f"{store.url}: expected a group, found a frame (see b2array.open)")
+    if bytes(head.data[:4]) in MAGIC:
+        return True
+    if store.appendable or store.url.endswith(".b2z"):
+        raise FormatError(f"{store.url}: expected a directory or a zip archive, found another file")
+    return False
 
 
 def exists(group: Directory) -> bool:

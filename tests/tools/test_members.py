@@ -11,6 +11,7 @@ import blosc2
 import h5py
 import numpy as np
 import pytest
+from damage import flip, place
 
 import b2array
 from b2array import __main__
@@ -40,12 +41,6 @@ def make(url: str, **options: Any) -> None:
     group["a"].attrs["unit"] = "m"
 
 
-def hurt(file: Path, at: int) -> None:
-    raw = bytearray(file.read_bytes())
-    raw[at] ^= 255
-    file.write_bytes(raw)
-
-
 def members(out: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(out)["members"]
     return found
@@ -54,7 +49,7 @@ def members(out: str) -> dict[str, Any]:
 def test_a_damaged_member_hides_no_other_and_the_exit_code_is_3(run: Run) -> None:
     make("g.b2d")
     assert run("verify", "g.b2d", "--deep")[0] == 0
-    hurt(Path("g.b2d/a/x.b2nd/00000002.chunk"), 60)
+    flip(*place(Path("g.b2d/a/x.b2nd"), 2, 60))
     Path("g.b2d/z.b2nd/chunks.b2frame").write_bytes(b"nothing")
     code, out, err = run("verify", "g.b2d", "--deep", "--json")
     assert (code, err) == (3, "")
@@ -122,13 +117,13 @@ def test_damage_in_archives_and_other_formats_is_found(run: Run) -> None:
     for name in ("g.b2z", "g.h5", "g.zarr"):
         assert run("convert", "g.b2d", name)[0] == 0
         assert run("verify", name, "--deep")[0] == 0
-    hurt(Path("g.b2z"), Path("g.b2z").read_bytes().index(b"a/y.b2nd") + 1000)
+    flip(Path("g.b2z"), Path("g.b2z").read_bytes().index(b"a/y.b2nd") + 1000)
     code, out, _ = run("verify", "g.b2z", "--deep", "--json")
     assert code == 3
     assert [name for name, each in members(out).items() if not each["ok"]] == ["a/y"]
     with h5py.File("g.h5") as file:
         at = file["a/y"].id.get_chunk_info(0).byte_offset
-    hurt(Path("g.h5"), at + 30)
+    flip(Path("g.h5"), at + 30)
     code, out, _ = run("verify", "g.h5")
     assert code == 3
     assert "  a/y: chunk: g.h5#a/y: " in out
@@ -142,7 +137,7 @@ def test_damage_in_archives_and_other_formats_is_found(run: Run) -> None:
 def test_what_nothing_proves_is_repaired_on_request_as_the_command_line_names_it(run: Run) -> None:
     make("g.b2d")
     index = Path("g.b2d/z.b2nd/chunks.b2frame")
-    hurt(index, index.stat().st_size - 60)
+    flip(index, index.stat().st_size - 60)
     code, out, _ = run("repair", "g.b2d")
     assert code == 3
     assert "--trust-order accepts" in out
