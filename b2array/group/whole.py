@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 from b2array.errors import FormatError, ReadOnlyError
@@ -20,10 +19,6 @@ from b2array.store.atomic import require_free
 from b2array.store.base import Store
 
 __all__ = ["check_replaceable", "clear", "complete", "consolidate", "exists", "has_members", "home_of", "initialise"]
-
-
-_GLANCE = 2000
-"""Number of entries to look at before a directory without a manifest is said to be no group."""
 
 
 def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = True) -> Directory | Archive:
@@ -65,11 +60,22 @@ def exists(group: Directory) -> bool:
     return group.is_local or bool(members_among(files))
 
 
+_GLANCE = 2000
+"""Number of entries of a directory without a sign to look at."""
+
+
 def has_members(group: Directory) -> bool:
-    """Whether a local directory shows that it is a group; of large ones only the first entries are looked at."""
+    """Whether a directory shows that it is a group, without a look at all that is below it.
+
+    It is marked, or in a marked one, or there are members in it or in the directories in it.
+    """
     if not group.is_local or _is_marked(group):
         return True
-    return bool(members_among(islice(_entries(group.store.url), _GLANCE)))
+    place = Path(group.store.url)
+    if any(Path(outer, sign).is_file() for outer in place.parents for sign in (MANIFEST, EMBEDDED)):
+        return True
+    found = (path.relative_to(place).as_posix() for path in chain(place.glob("*"), place.glob("*/*")))
+    return bool(members_among(islice(found, _GLANCE)))
 
 
 def _is_marked(group: Directory) -> bool:
@@ -80,20 +86,6 @@ def _is_marked(group: Directory) -> bool:
         if isinstance(error, Exception) and not isinstance(error, ABSENT):
             raise error
     return False
-
-
-def _entries(directory: str) -> Iterator[str]:
-    """Yield what is in and below a directory by names with slashes, the nearest first."""
-    waiting = deque([""])
-    while waiting:
-        below = waiting.popleft()
-        try:
-            with os.scandir(f"{directory}/{below}") as entries:
-                found = [(f"{below}{entry.name}", entry.is_dir(follow_symlinks=False)) for entry in entries]
-        except OSError:
-            continue
-        waiting += [f"{name}/" for name, is_directory in found if is_directory]
-        yield from (name for name, _ in found)
 
 
 def initialise(group: Directory) -> None:
