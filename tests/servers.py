@@ -145,8 +145,11 @@ def range_server(**settings: object) -> Iterator[RangeServer]:
 # S3 compares and writes in one step. moto compares first and writes later, so that requests that write must take turns.
 _MOTO = """
 import sys, threading
+from moto import backends
 from moto.moto_server import threaded_moto_server
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+modules = [*backends.list_of_moto_modules()]
+backends.list_of_moto_modules = lambda: modules  # else it lists a directory for every request
 turn = threading.Lock()
 class OneWriteAtATime(threaded_moto_server.DomainDispatcherApplication):
     def __call__(self, environ, start_response):

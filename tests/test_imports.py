@@ -30,10 +30,11 @@ ALLOWED = {
     "codec": {"threads"},
     "format": {"codec", "grid"},
     "engine": {"codec", "format", "grid", "store", "threads"},
+    "workers": {"codec", "engine", "format", "grid", "store"},
     "bloscpack": {"codec", "format", "grid", "store", "threads"},
-    "array": {"codec", "engine", "format", "grid", "store", "threads"},
+    "array": {"codec", "engine", "format", "grid", "store", "threads", "workers"},
     "group": {"array", "engine", "format", "store"},
-    "xarray_io": {"array", "engine", "format", "group", "store"},
+    "xarray_io": {"array", "engine", "format", "group", "store", "workers"},
     "exchange": {"array", "bloscpack", "codec", "engine", "format", "grid", "group", "store"},
 }
 

@@ -62,6 +62,12 @@ class ChunkHead:
     value: bytes = b""
     plans: dict[tuple[Context, bool], Any] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes as it is stored."""
+        behind = len(self.value) + 4 * len(self.starts) * self.header.has_streams
+        return self.header.header_len + behind + (0 if self.dictionary is None else 4 + len(self.dictionary))
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:

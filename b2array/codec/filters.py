@@ -35,6 +35,7 @@ _MAX_CELL_DIMS = 8
 _MANTISSA_BITS = {4: 23, 8: 52}
 _INTEGER_BITS = {1: 8, 2: 16, 4: 32, 8: 64}
 _WORDS = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
+_ANY_BLOCK = frozenset({FilterId.NOFILTER, FilterId.SHUFFLE, FilterId.BITSHUFFLE, FilterId.DELTA})
 _registry: dict[int, MakeFilter] = {}
 
 
@@ -148,11 +149,12 @@ def check(pipeline: Pipeline, *, encode: bool = False) -> None:
     FormatError, ValueError
         A parameter does not fit the block, or a filter that is to be applied.
     """
+    if _ANY_BLOCK.issuperset(pipeline.filters):
+        return
     for slot in _slots(pipeline, None):
         if slot.filter not in _FILTERS and slot.filter not in _registry:
-            raise UnsupportedError(
-                f"{filter_name(slot.filter)} is not built in; register it with b2array.filters.register"
-            )
+            hint = "register it with b2array.filters.register"
+            raise UnsupportedError(f"{filter_name(slot.filter)} is not built in; {hint}")
         if encode and slot.filter in _CELL_FILTERS:
             raise UnsupportedError(f"{filter_name(slot.filter)} can be read but not written")
         if slot.filter in _CELL_FILTERS:

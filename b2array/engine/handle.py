@@ -7,7 +7,7 @@ on; those of others are seen after `refresh`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal
 
 from b2array import config
@@ -160,25 +160,38 @@ class Handle:
             if tried == config.retries and self.store.guarantee != COMPARE_AND_SWAP:
                 break
             conflicts: list[ConflictError] = []
-            yield self._attempt(conflicts, anywhere=anywhere)
+            yield self._try(conflicts, anywhere=anywhere)
             if not conflicts:
                 return
-        yield self._alone(anywhere=anywhere)
+        yield self._try(None, anywhere=anywhere)
 
     @contextmanager
-    def _attempt(self, conflicts: list[ConflictError], *, anywhere: bool) -> Iterator[Transaction]:
-        """Note a conflict after which another attempt makes sense."""
+    def _try(self, conflicts: list[ConflictError] | None, *, anywhere: bool) -> Iterator[Transaction]:
+        """Change, and note a conflict after which another try makes sense; without a list, let other writers wait."""
         known = self._snapshot
-        try:
-            with self.changing() as transaction:
-                yield transaction
-        except ConflictError as error:
-            if not self._caught_up(known, anywhere=anywhere):
-                raise
-            conflicts.append(error)
+        with ExitStack() as locks:
+            locked = conflicts is None and self._excluding(locks)
+            if locked and not anywhere and not self._snapshot.alike(known):
+                raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
+            try:
+                with self.change(locked=locked) as transaction:
+                    yield transaction
+            except ConflictError as error:
+                if conflicts is None or not self._caught_up(known, anywhere=anywhere):
+                    raise
+                conflicts.append(error)
+
+    def _excluding(self, locks: ExitStack) -> bool:
+        """Exclude other writers, and see what they have left; not if a transaction is under way."""
+        locks.enter_context(self.mutex)
+        if self._transaction is not None:
+            return False
+        locks.enter_context(self.store.lock(self._snapshot.name))
+        self.refresh()
+        return True
 
     def _caught_up(self, known: Snapshot, *, anywhere: bool) -> bool:
-        """Look what other writers have left; say whether that is new and makes sense of another attempt."""
+        """Look what other writers have left; say whether that is new and makes sense of another try."""
         with self.mutex:
             if self._transaction is not None:
                 return self._transaction.catch_up()
@@ -186,23 +199,7 @@ class Handle:
             return self._snapshot.generation != known.generation and (anywhere or self._snapshot.alike(known))
 
     @contextmanager
-    def _alone(self, *, anywhere: bool) -> Iterator[Transaction]:
-        """Change while all other writers wait."""
-        with self.mutex:
-            if self._transaction is not None:
-                with self.changing() as transaction:
-                    yield transaction
-                return
-            with self.store.lock(self._snapshot.name):
-                known = self._snapshot
-                self.refresh()
-                if not anywhere and not self._snapshot.alike(known):
-                    raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
-                with self.changing(locked=True) as transaction:
-                    yield transaction
-
-    @contextmanager
-    def changing(self, *, locked: bool = False) -> Iterator[Transaction]:
+    def change(self, *, locked: bool = False) -> Iterator[Transaction]:
         """Collect changes for one commit, or for the transaction under way; one that raises changes nothing.
 
         Parameters
@@ -213,13 +210,13 @@ class Handle:
         Raises
         ------
         ConflictError
-            Another writer, or another thread with this handle, changed the same; see `changes`.
+            Another writer, or another thread with this handle, changed the same; `changes` tries again then.
         """
         self.require_writable()
         with self.mutex:
             if self._transaction is not None:
                 try:
-                    with self._transaction.attempt():
+                    with self._transaction.savepoint():
                         yield self._transaction
                 except (FormatError, UnsupportedError, NotADirectoryError) as error:
                     raise _explained(self._transaction, error) from error
@@ -291,6 +288,7 @@ class Handle:
             if self._transaction is not None:
                 raise ValueError("a transaction is under way on this handle already")
             transaction = transaction or self.new_transaction()
+            transaction.keep_open()
             self._show(self._snapshot, transaction)
             return transaction
 

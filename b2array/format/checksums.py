@@ -54,7 +54,7 @@ def pack_record(buf: Buffer, head: chunk.ChunkHead | None = None, *, number: int
     stored = chunk.Stored.whole(buf, head)
     bounds = zip(stored.starts.tolist(), stored.stops.tolist(), strict=True)
     blocks = [crc32(stored.region[start:stop]) for start, stop in bounds]
-    head_crc = crc32(stored.region[: chunk.head_nbytes(stored.region)])
+    head_crc = crc32(stored.region[: stored.head.nbytes])
     body = _RECORD_HEAD.pack(_RECORD_MAGIC, _RECORD_VERSION, 0, len(blocks), head_crc)
     body += struct.pack(f"<{len(blocks)}I", *blocks)
     return body + _CRC.pack(crc32(body, number + 1))
@@ -91,7 +91,7 @@ def verified_sums(behind: Buffer, head: chunk.ChunkHead, head_bytes: Buffer, *, 
         raise ChecksumError("expected a record of its checksums behind the chunk, found none")
     if len(record.block_crcs) != len(head.starts):
         raise ChecksumError(f"expected a record of {len(head.starts)} blocks, found one of {len(record.block_crcs)}")
-    check_head(record, memoryview(head_bytes)[: chunk.head_nbytes(head_bytes)])
+    check_head(record, memoryview(head_bytes)[: head.nbytes])
     return np.array(record.block_crcs, np.uint32)
 
 

@@ -233,7 +233,7 @@ def _unpack_trailer_layers(trailer: bytes) -> Layers:
     return metalayers.unpack(trailer, 2)
 
 
-def pack(frame: Frame) -> Packed:
+def pack(frame: Frame, header: bytes | None = None) -> Packed:
     """Return the bytes of a frame's header, index and trailer, with a fingerprint.
 
     A contiguous file is the header, `frame.cbytes` bytes with the chunks (dead space included), the index and the
@@ -251,35 +251,42 @@ def pack(frame: Frame) -> Packed:
         The index does not fit `nbytes`, `chunksize` or `cbytes`.
     """
     _check_writable(frame)
-    header, frame = _packed_header(frame)
+    header = pack_header(frame) if header is None else header
+    fields = _computed(frame, len(header))
+    cbytes = fields["cbytes"]
     tail = index.pack(frame.offsets) + _pack_trailer(frame.vlmetalayers)
-    data_len = frame.cbytes if frame.frame_type == FrameType.CONTIGUOUS else 0
-    frame_len = frame.header_len + data_len + len(tail)
+    data_len = cbytes if frame.frame_type == FrameType.CONTIGUOUS else 0
+    frame_len = len(header) + data_len + len(tail)
     header = fingerprint.with_frame_len(header, frame_len)
     digest = fingerprint.fingerprint(header, tail)
     tail = tail[:-FINGERPRINT_NBYTES] + digest
-    return Packed(header, tail, replace(frame, frame_len=frame_len, fingerprint=digest))
+    return Packed(header, tail, replace(frame, **fields, frame_len=frame_len, fingerprint=digest))
 
 
 def pack_header(frame: Frame) -> bytes:
-    """Return the bytes of a frame's header, with its `frame_len` as it is: 0 if it was not packed yet."""
-    return _packed_header(frame)[0]
+    """Return the bytes of a frame's header, with its `frame_len` as it is: 0 if it was not packed yet.
+
+    Of the variable-length metalayers it only says whether there are any.
+    """
+    packed = metalayers.pack(_ordered(frame.metalayers), FIXED_LEN, uncounted=0)
+    frame = replace(frame, **_computed(frame, FIXED_LEN + len(packed)))
+    return pack_fields(frame, packed, has_vlmetalayers=bool(frame.vlmetalayers))
 
 
-def _packed_header(frame: Frame) -> tuple[bytes, Frame]:
-    """Return the header, and the frame with everything that is computed but for `frame_len` and fingerprint."""
-    layers = tuple(sorted(frame.metalayers, key=lambda layer: layer[0] != "b2nd"))
-    packed = metalayers.pack(layers, FIXED_LEN, uncounted=0)
-    frame = replace(
-        frame,
-        cbytes=frame.cbytes if frame.nbytes else 0,
-        format_version=3 if frame.variable_chunks or frame.vl_blocks else 2,
-        metalayers=layers,
-        header_len=FIXED_LEN + len(packed),
-        trailer_version=_TRAILER_VERSION,
-        fingerprint_type=FINGERPRINT_128,
-    )
-    return pack_fields(frame, packed, has_vlmetalayers=bool(frame.vlmetalayers)), frame
+def _computed(frame: Frame, header_len: int) -> dict[str, Any]:
+    """Return the fields that are computed, but for `frame_len` and fingerprint."""
+    return {
+        "cbytes": frame.cbytes if frame.nbytes else 0,
+        "format_version": 3 if frame.variable_chunks or frame.vl_blocks else 2,
+        "metalayers": _ordered(frame.metalayers),
+        "header_len": header_len,
+        "trailer_version": _TRAILER_VERSION,
+        "fingerprint_type": FINGERPRINT_128,
+    }
+
+
+def _ordered(layers: Layers) -> Layers:
+    return tuple(sorted(layers, key=lambda layer: layer[0] != "b2nd"))
 
 
 def _check_writable(frame: Frame) -> None:

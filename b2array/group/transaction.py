@@ -239,6 +239,8 @@ class Transaction:
 
     def _commit(self, changed: Mapping[str, _Changed]) -> None:
         view = self._view
+        for each in changed.values():
+            each.draft.flush()  # before the locks, for it takes long
         for _ in attempts(view.store):
             with ExitStack() as locks:
                 locks.enter_context(view.store.lock(MANIFEST))

@@ -177,7 +177,7 @@ class LocalStore(Store):
 
     def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
         merged = merge(self.url, spans, _READ_LIMIT)
-        return scatter(spans, merged, self._read(merged, expected, clip=clip))
+        return scatter(spans, merged, list(self._read(merged, expected, clip=clip)))
 
     def gather(
         self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None

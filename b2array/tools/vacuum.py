@@ -13,7 +13,6 @@ from typing import Any
 from b2array.array.info import counted
 from b2array.array.info import nbytes as shown_nbytes
 from b2array.array.opening import open_schunk
-from b2array.engine import pending
 from b2array.engine.snapshot import load
 from b2array.errors import ReadOnlyError, UnsupportedError
 from b2array.format.header import FrameType
@@ -21,6 +20,7 @@ from b2array.store.base import Listed, Store
 from b2array.store.open import open_store
 from b2array.tools.results import Result, first_of
 from b2array.tools.verify import verify
+from b2array.workers import pending
 
 __all__ = ["Cleanup", "in_seconds", "repack", "vacuum"]
 

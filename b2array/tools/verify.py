@@ -15,7 +15,6 @@ from b2array.array.info import nbytes as shown_nbytes
 from b2array.codec import decode
 from b2array.codec.chunk import ChunkHead, Context, Stored
 from b2array.codec.header import Special
-from b2array.engine import pending
 from b2array.engine.fetch import chunk_number, fetch
 from b2array.engine.snapshot import Snapshot, load
 from b2array.engine.source import FRAME_NAME, ChunkRequest
@@ -38,6 +37,7 @@ from b2array.store.open import open_store
 from b2array.store.spans import Span
 from b2array.tools.anatomy import listed
 from b2array.tools.results import Result, first_of
+from b2array.workers import pending
 
 __all__ = ["Findings", "Problem", "Report", "inspect", "verified", "verify"]
 
