@@ -34,9 +34,9 @@ from b2array.codec.encode import compress
 if TYPE_CHECKING:
     from b2array import bloscpack
     from b2array.array.appender import Appender
+    from b2array.exchange.convert import convert
     from b2array.group.addressing import open
     from b2array.group.group import Group, open_group
-    from b2array.tools.convert import convert
     from b2array.tools.repair import repair
     from b2array.tools.vacuum import repack, vacuum
     from b2array.tools.verify import verify
@@ -89,7 +89,7 @@ _LAZY = {
     "Appender": "array.appender",
     "Group": "group.group",
     "bloscpack": "bloscpack",
-    "convert": "tools.convert",
+    "convert": "exchange.convert",
     "open": "group.addressing",
     "open_group": "group.group",
     "repack": "tools.vacuum",

@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 _USAGE = """usage: b2array demo
 
-  demo    store a small simulation, open it lazily, and read parts of it
+  demo    show in ten seconds what b2array is for
 """
 _HINT = "all commands but demo need packages that are not installed: pip install 'b2array[cli]'"
 

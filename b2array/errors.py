@@ -19,6 +19,7 @@ __all__ = [
     "ConflictError",
     "FormatError",
     "LimitError",
+    "PerformanceWarning",
     "ReadOnlyError",
     "UnsupportedError",
 ]
@@ -62,6 +63,10 @@ class ConflictError(B2ArrayError):
 
 class LimitError(B2ArrayError, ValueError):
     """A size exceeds what the format or `b2array.config.limits` allows."""
+
+
+class PerformanceWarning(UserWarning):
+    """What was asked for is done, but another way is much faster."""
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

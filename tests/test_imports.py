@@ -36,6 +36,7 @@ ALLOWED = {
     "array": {"codec", "display", "engine", "format", "grid", "store", "threads", "workers"},
     "group": {"array", "display", "engine", "format", "store"},
     "xarray_io": {"array", "engine", "format", "group", "store", "workers"},
+    "exchange": {"array", "bloscpack", "codec", "engine", "format", "grid", "group", "store"},
 }
 
 REQUIRED = {"fsspec", "isal", "msgpack", "numcodecs", "numpy", "zstandard"}
@@ -45,7 +46,7 @@ OPTIONAL = {
     "botocore": {"store.s3"},
     "dask": {"array.array", "array.creation", "array.dask", "xarray_io.together"},
     "distributed": {"array.dask"},
-    "h5py": {"tools.hdf5"},
+    "h5py": {"exchange.hdf5"},
     "lz4": {"codec.codecs"},
     "ml_dtypes": {"array.creation", "format.dtypes"},
     "rich": {"array.info", "tools.cli"},
@@ -53,7 +54,7 @@ OPTIONAL = {
     "tqdm": {"progress"},
     "typer": {"tools.cli", "tools.options"},
     "xarray": {f"xarray_io.{name}" for name in ("__init__", "backend", "encoding", "existing", "together", "writing")},
-    "zarr": {"tools.zarr"},
+    "zarr": {"exchange.zarr"},
 }
 
 

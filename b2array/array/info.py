@@ -13,7 +13,7 @@ from b2array.display.drawing import draw
 from b2array.display.tables import beside, folded, short, size, table, titled
 from b2array.grid.layout import Layout
 
-__all__ = ["Info", "array_page", "codec", "filters", "nbytes"]
+__all__ = ["Info", "array_page", "codec", "counted", "filters", "nbytes"]
 
 
 class Info(Mapping[str, Any]):
@@ -90,3 +90,14 @@ def nbytes(count: int) -> str:
     ('1536 (1.5 KiB)', '12')
     """
     return str(count) if count < 1024 else f"{count} ({size(count)})"
+
+
+def counted(n: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    Examples
+    --------
+    >>> counted(1, "chunk"), counted(0, "chunk")
+    ('1 chunk', '0 chunks')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -14,9 +14,17 @@ from b2array.array.described import Described
 from b2array.array.indexers import Indexer, Select, chunk_key
 from b2array.display.reading import Reading, explained
 from b2array.engine import resize
+from b2array.engine.handle import Handle
 from b2array.engine.read import read, read_item
 from b2array.engine.write import chunk_box, write
-from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
+from b2array.errors import (
+    ChunkMissingError,
+    ConflictError,
+    FormatError,
+    PerformanceWarning,
+    UnsupportedError,
+    warn,
+)
 from b2array.grid import assignment
 from b2array.grid.layout import Layout
 from b2array.grid.selection import Selection, check_entries, fields, item, orthogonal, select, vectorised
@@ -25,6 +33,9 @@ __all__ = ["Indexed"]
 
 _ROWS_NBYTES = 32 * 2**20
 """Iteration reads at most this many bytes ahead."""
+_LARGE_NBYTES = 2**20
+"""Smaller chunks are quickly written."""
+_MANY_WRITES, _SMALL_SHARE = 16, 4
 
 
 class Indexed(Described):
@@ -61,6 +72,8 @@ class Indexed(Described):
                 selection, box, names = arranged if now == before else _arranged(key, value, rule, now)
                 if box.size:
                     write(transaction, now, selection.positions, selection.axes, box, names)
+        if before.chunk_nbytes >= _LARGE_NBYTES and not self._handle.in_transaction:
+            _note_write(self._handle, before, arranged[0])
 
     @property
     def oindex(self) -> Indexer:
@@ -277,3 +290,31 @@ def _arranged(
             np.asarray(value, layout.dtype if names is None else layout.dtype[names])
         raise
     return selection, *assignment.arrange(value, selection, layout.dtype, names)
+
+
+def _note_write(handle: Handle, layout: Layout, selection: Selection) -> None:
+    """Count the writes of small parts of one chunk in a row; when they are many, warn, once a handle.
+
+    Each of them commits the whole chunk. A transaction commits it once, and so does a chunk of the part's shape.
+    """
+    coords, part, share = [], [], 1.0
+    for positions, c, n in zip(selection.positions, layout.chunks, layout.shape, strict=False):
+        if not isinstance(positions, slice):
+            return
+        extent = positions.stop - positions.start
+        coords.append(positions.start // c)
+        part.append(min(extent, c))
+        share *= min(extent / min(c, n), 1)
+    before, count = handle.small_writes
+    if before is None or share * _SMALL_SHARE > 1:
+        return
+    count = count + 1 if before == coords else 1
+    handle.small_writes = coords, count
+    if count == _MANY_WRITES:
+        handle.small_writes = None, 0
+        warn(
+            f"{handle.url}: {count} commits in a row have each written one chunk of shape {layout.chunks} for a part "
+            f"of shape {tuple(part)}; write the parts in one transaction ('with a.transaction():'), or create the "
+            f"array with chunks={tuple(part)}",
+            PerformanceWarning,
+        )

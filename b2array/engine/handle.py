@@ -54,6 +54,8 @@ class Handle:
         Held while the handle commits, and by changes that join a transaction.
     before_commit : callable or None
         Called once, before the first commit.
+    small_writes : tuple of (list of int or None, int)
+        The chunk that the last commits wrote in part, and how many they were; None once the user was warned.
 
     Raises
     ------
@@ -69,6 +71,7 @@ class Handle:
         "described",
         "locked",
         "mutex",
+        "small_writes",
         "source",
         "store",
     )
@@ -88,6 +91,7 @@ class Handle:
         self.mutex = Mutex()
         self.locked = False
         self.before_commit: Callable[[], object] | None = None
+        self.small_writes: tuple[list[int] | None, int] = [], 0
 
     def _show(self, snapshot: Snapshot, transaction: Transaction | None = None) -> None:
         self.store: Store = snapshot.store

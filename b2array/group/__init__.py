@@ -11,5 +11,6 @@ summaries    opening members from what the manifest says of them
 manifest     names, paths, and the object that lists members and changes (no I/O)
 archive      members in a `.b2z` archive, for reading
 tree         how groups are shown
+packing      writing such an archive
 embedded     members inside one frame (`.b2e`), for reading
 """

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from b2array import config
+from b2array.array.opening import create_schunk
 from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
@@ -13,7 +14,7 @@ from b2array.errors import FormatError, LimitError, UnsupportedError, located
 from b2array.group.manifest import EMBEDDED, is_member_name
 from b2array.store.memory import MemoryStore
 
-__all__ = ["Extent", "extents", "open_embedded", "path_of", "remove"]
+__all__ = ["Extent", "extents", "nothing", "open_embedded", "path_of", "remove"]
 
 _NOTES = "estore_metadata"
 _MAP = "embed_map"
@@ -24,6 +25,13 @@ class Extent(NamedTuple):
 
     start: int
     nbytes: int
+
+
+def nothing() -> bytes:
+    """Return a frame without members. python-blosc2 opens no group that lacks one."""
+    empty = create_schunk(chunksize=2**13, meta={"b2tree": {"version": 1}})
+    empty.vlmeta[_NOTES] = {_MAP: {}, "current_offset": 0}
+    return empty.to_bytes()
 
 
 def path_of(name: str) -> str:

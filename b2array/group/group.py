@@ -17,16 +17,14 @@ from b2array.array.options import Shape, array_options
 from b2array.array.schunk import SChunk
 from b2array.engine.handle import Mode
 from b2array.engine.transaction import Transaction as MemberTransaction
-from b2array.errors import FormatError, ReadOnlyError
-from b2array.format import foreign
+from b2array.errors import ReadOnlyError
 from b2array.group import whole
-from b2array.group.archive import MAGIC, Archive
+from b2array.group.archive import Archive
 from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.directory import Directory, Kind, copy_of
-from b2array.group.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, check_name
+from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name
 from b2array.group.transaction import Transaction
 from b2array.group.tree import Tree, branches, nested, tree_of
-from b2array.store.base import Store
 
 __all__ = ["Group", "open_group"]
 
@@ -71,16 +69,13 @@ def open_group(
     if mode not in ("r", "r+", "a", "w", "x"):
         raise ValueError(f"mode must be 'r', 'r+', 'a', 'w' or 'x', not {mode!r}")
     address, options = os.fspath(url), storage_options or {}
-    home = Directory(address, options)
-    # The manifest first: where it is, this is the only request.
-    there = not home.url.endswith(".b2z") and home.look()
-    if not there and _is_archive(home.store):
+    required = mode in ("r", "r+")
+    home = whole.home_of(address, options, required=required)
+    if isinstance(home, Archive):
         if mode != "r":
             raise ReadOnlyError(f"{home.url} is an archive, which can only be read; open it with mode='r'")
-        return Group(Archive(address, options), "", mode)
-    there = there or whole.exists(home)
-    if mode in ("r", "r+") and not there:
-        raise FileNotFoundError(f"{home.url}: there is no group")
+        return Group(home, "", mode)
+    there = required or whole.exists(home)
     if mode == "x" and there:
         raise FileExistsError(f"{home.url} exists")
     if mode == "w" and there:
@@ -92,25 +87,6 @@ def open_group(
     if mode != "r":
         home.recover()
     return Group(home, "", "r" if mode == "r" else "r+")
-
-
-def _is_archive(store: Store) -> bool:
-    """Whether the URL is that of a zip archive and not of a directory or prefix."""
-    if store.is_prefix:
-        return False
-    (head,) = store.head([""], 16)
-    if isinstance(head, Exception):
-        return False
-    if bytes(head.data[2:9]) == b"b2frame":
-        outer, _, last = store.url.rpartition("/")
-        if last == EMBEDDED:
-            raise FormatError(f"{store.url} is where a group keeps small members; open the group {outer}")
-        raise FormatError(f"{store.url}: expected a group, found a frame (see b2array.open)")
-    if bytes(head.data[:4]) in MAGIC:
-        return True
-    if store.appendable or store.url.endswith(".b2z"):
-        raise FormatError(f"{store.url}: expected a directory or a zip archive, found {foreign.described(head.data)}")
-    return False
 
 
 class Group(MutableMapping[str, Any]):

@@ -2,40 +2,101 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
 
-from b2array.array.opening import create_schunk
-from b2array.errors import ReadOnlyError
+from b2array.errors import FormatError, ReadOnlyError
+from b2array.format import foreign
+from b2array.group import embedded
+from b2array.group.archive import MAGIC, Archive
 from b2array.group.directory import Directory, record_of
 from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among
 from b2array.group.redo import ABSENT
 from b2array.group.transaction import Transaction
 from b2array.store.atomic import require_free
-from b2array.store.base import says_more
+from b2array.store.base import Store, says_more
 
-__all__ = ["check_replaceable", "clear", "complete", "consolidate", "exists", "initialise"]
+__all__ = ["check_replaceable", "clear", "complete", "consolidate", "exists", "has_members", "home_of", "initialise"]
+
+
+def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = True) -> Directory | Archive:
+    """Return where the members of a group are; raise FileNotFoundError if one is required and there is none."""
+    home = Directory(url, storage_options)
+    # The manifest first: where it is, this is the only request.
+    there = not home.url.endswith(".b2z") and home.look()
+    if not there and _is_archive(home.store):
+        return Archive(url, storage_options)
+    if required and not (there or (exists(home) and has_members(home))):
+        raise FileNotFoundError(f"{home.store.url}: there is no group")
+    return home
+
+
+def _is_archive(store: Store) -> bool:
+    """Whether the URL is that of a zip archive and not of a directory or prefix."""
+    if store.is_prefix:
+        return False
+    (head,) = store.head([""], 16)
+    if isinstance(head, Exception):
+        return False
+    if bytes(head.data[2:9]) == b"b2frame":
+        outer, _, last = store.url.rpartition("/")
+        if last == EMBEDDED:
+            raise FormatError(f"{store.url} is where a group keeps small members; open the group {outer}")
+        raise FormatError(f"{store.url}: expected a group, found a frame (see b2array.open)")
+    if bytes(head.data[:4]) in MAGIC:
+        return True
+    if store.appendable or store.url.endswith(".b2z"):
+        raise FormatError(f"{store.url}: expected a directory or a zip archive, found {foreign.described(head.data)}")
+    return False
 
 
 def exists(group: Directory) -> bool:
-    """Whether there is a group: a manifest, an embedding frame, a local directory, or a prefix with members."""
+    """Whether there is a group, or a local directory that can become one."""
+    if _is_marked(group):
+        return True
+    try:
+        files = group.store.listing() if group.is_local else group.store.walk()
+    except (*ABSENT, PermissionError):  # without the right to list, only a manifest can tell
+        return False
+    return group.is_local or bool(members_among(files))
+
+
+_GLANCE = 2000
+"""Number of entries of a directory without a sign to look at."""
+
+
+def has_members(group: Directory) -> bool:
+    """Whether a directory shows that it is a group, without a look at all that is below it.
+
+    It is marked, or in a marked one, or there are members in it or in the directories in it.
+    """
+    if not group.is_local or _is_marked(group):
+        return True
+    place = Path(group.store.url)
+    if any(Path(outer, sign).is_file() for outer in place.parents for sign in (MANIFEST, EMBEDDED)):
+        return True
+    found = (path.relative_to(place).as_posix() for path in chain(place.glob("*"), place.glob("*/*")))
+    return bool(members_among(islice(found, _GLANCE)))
+
+
+def _is_marked(group: Directory) -> bool:
     heads = group.store.head([MANIFEST, EMBEDDED], 8)
     if any(not isinstance(head, Exception) for head in heads):
         return True
     for error in heads:
         if isinstance(error, Exception) and (says_more(error) or not isinstance(error, ABSENT)):
             raise error
-    try:
-        files = group.store.walk()
-    except (*ABSENT, PermissionError):  # without the right to list, only a manifest can tell
-        return False
-    return group.is_local or bool(members_among(files))
+    return False
 
 
 def initialise(group: Directory) -> None:
     """Make an empty group: an embedding frame, and a manifest where one is needed."""
     if group.store.guarantee == "read only":
         raise ReadOnlyError(f"{group.url} can only be read")
-    _embed_nothing(group)
+    group.store.create(EMBEDDED, embedded.nothing())
     if not group.is_local:
         group.write(Manifest({}), None)
 
@@ -44,13 +105,7 @@ def complete(group: Directory) -> None:
     """Add the embedding frame without which python-blosc2 does not open a directory."""
     if group.is_local and isinstance(group.store.head([EMBEDDED], 1)[0], FileNotFoundError):
         with suppress(FileExistsError):
-            _embed_nothing(group)
-
-
-def _embed_nothing(group: Directory) -> None:
-    empty = create_schunk(chunksize=2**13, meta={"b2tree": {"version": 1}})
-    empty.vlmeta["estore_metadata"] = {"embed_map": {}, "current_offset": 0}
-    group.store.create(EMBEDDED, empty.to_bytes())
+            group.store.create(EMBEDDED, embedded.nothing())
 
 
 def consolidate(group: Directory | Transaction) -> None:

@@ -1,11 +1,11 @@
 """The command line, and the functions behind its commands.
 
 cli, options             the program `b2array`
-anatomy, describing      `info`
+anatomy, describing      `info`, `ls`, `tree`
 verify                   `verify`: is a frame in order?
 repair, salvage          `repair`: restore a proven state, or put a frame together from its readable parts
 vacuum                   `vacuum` and `repack`: free space
-convert                  `convert`, and how it tells formats apart
-formats, zarr, hdf5      files of each format
+results                  what these return, as text and as tables
+members                  how they go through the members of a group
 demo, bench              the demonstration; measuring reads
 """

@@ -7,7 +7,8 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
@@ -16,14 +17,14 @@ import numpy as np
 import typer
 
 from b2array import bloscpack
-from b2array.array import creation, opening
+from b2array.array import creation
 from b2array.array.array import NDArray
 from b2array.array.placing import place_new
-from b2array.bloscpack.header import CHECKSUMS
-from b2array.engine import snapshot, transaction
+from b2array.engine import transaction
 from b2array.engine.handle import Handle
-from b2array.errors import B2ArrayError, FormatError
-from b2array.group.group import open_group
+from b2array.errors import FormatError, UnsupportedError
+from b2array.exchange.convert import converted, is_array, pack_bytes, save_intact, unpack_bytes
+from b2array.exchange.places import by_ending, find
 from b2array.progress import track
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
@@ -32,16 +33,16 @@ from b2array.tools import demo as demonstration
 from b2array.tools import describing
 from b2array.tools import repair as repairing
 from b2array.tools import vacuum as vacuuming
-from b2array.tools import verify as verifying
-from b2array.tools.convert import convert as converting
-from b2array.tools.convert import find, is_array, pack_bytes, save_intact, unpack_bytes
+from b2array.tools.members import change_each, verify_each
 from b2array.tools.options import (  # fmt: skip
+    Checksum,
     Clevel,
     Codec,
     DryRun,
     Dst,
     Extents,
     Filters,
+    Grace,
     Json,
     Layout,
     Name,
@@ -51,21 +52,23 @@ from b2array.tools.options import (  # fmt: skip
     Storage,
     Url,
     Verify,
-    age_of,
     cparams_of,
-    extents,
-    format_name,
+    error_text,
     key_of,
-    layout_kind,
     shows,
     storage_options,
-)
+    with_options,
+)  # fmt: skip
+from b2array.tools.results import Result, Results, table
 
 __all__ = ["app", "main"]
 
 P = ParamSpec("P")
 
 OK, ERROR, USAGE, CORRUPT = 0, 1, 2, 3
+
+_FRAMES = ("b2nd", "b2d", "b2z")
+"""Formats that consist of Blosc2 frames."""
 
 # Some versions of Typer import Click, others contain a copy of it.
 _UsageError: Any = typer.BadParameter.__base__
@@ -142,7 +145,7 @@ def _command(name: str) -> Callable[[Callable[P, int | None]], Callable[P, None]
             except _UsageError:
                 raise
             except Exception as error:  # noqa: BLE001 - clients of servers raise many kinds of errors of their own
-                print(f"b2array: {_text(error)}", file=sys.stderr)
+                print(f"b2array: {error_text(error)}", file=sys.stderr)
                 code = CORRUPT if isinstance(error, FormatError) else ERROR
             if code:
                 raise typer.Exit(code)
@@ -150,20 +153,6 @@ def _command(name: str) -> Callable[[Callable[P, int | None]], Callable[P, None]
         return run
 
     return decorate
-
-
-_TELLING = (B2ArrayError, OSError, ValueError, TypeError, LookupError, ArithmeticError)
-"""Errors that are shown without the name of their type."""
-
-
-def _text(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}"
-    text = error.args[0] if isinstance(error, KeyError) and error.args else error
-    said = " ".join(str(text).split()) or type(error).__name__
-    if not isinstance(error, _TELLING):
-        said = f"{type(error).__name__}: {said}"
-    return said.replace("overwrite=True", "--overwrite")
 
 
 def _print(data: Any) -> None:
@@ -182,57 +171,60 @@ def info(
     chunks: Annotated[bool, typer.Option("--chunks", help="Sizes, ratios, dead space, a map of the chunks.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Every field of header, index and trailer.")] = False,
     storage: Storage = None,
-) -> None:
-    """Say what a file is: an array, a super-chunk, a group, or a Bloscpack file."""
+) -> int:
+    """Say what is at a path: an array or a group."""
     options = storage_options(storage)
     if raw:
-        found = list(describing.raw_fields(url, options))
+        fields = list(describing.raw_fields(url, options))
         if as_json:
-            _print([each._asdict() for each in found])
-            return
+            _print([each._asdict() for each in fields])
+            return OK
         rows = [("part", "offset", "bytes", "field", "value", "meaning")]
-        rows += [(f.part, str(f.offset), _hex(f.raw), f.name, str(f.value), f.meaning) for f in found]
-        _all(describing.table(rows, "<><<<<"))
-        return
-    about = describing.describe(url, options)
+        rows += [(f.part, str(f.offset), _hex(f.raw), f.name, str(f.value), f.meaning) for f in fields]
+        _all(table(rows, "<><<<<"))
+        return OK
+    about, failed = describing.describe(url, options)
     sizes = describing.surveyed(url, options) if chunks else None
     if as_json:
         _print(about if sizes is None else about | {"sizes": sizes.data()})
-        return
-    _all(describing.lines(about))
-    if sizes is not None:
-        print()
-        _all(sizes.lines())
+    else:
+        _all(describing.lines(about))
+        if sizes is not None:
+            print()
+            _all(sizes.lines())
+    return _report(failed)
 
 
 def _hex(raw: bytes) -> str:
     return raw.hex(" ") if len(raw) <= 8 else f"{raw[:7].hex(' ')} ..."
 
 
+def _report(failed: Mapping[str, Exception]) -> int:
+    """Print what failed, and return the exit code."""
+    for name, error in failed.items():
+        print(f"b2array: {name}: {error_text(error)}", file=sys.stderr)
+    damaged = any(isinstance(error, FormatError) for error in failed.values())
+    return CORRUPT if damaged else ERROR if failed else OK
+
+
 @_command("ls")
-def ls(url: Url, as_json: Json = False, storage: Storage = None) -> None:
-    """List the members of a group."""
-    group = open_group(url, storage_options=storage_options(storage))
-    found: dict[str, dict[str, Any]] = {name: {"kind": "group"} for name in group.groups()}
-    for name, each in group.arrays().items():
-        is_array = isinstance(each, NDArray)
-        found[name] = (
-            {"kind": "array", "dtype": str(each.dtype), "shape": each.shape} if is_array else {"kind": "chunks"}
-        )
+def ls(url: Url, as_json: Json = False, storage: Storage = None) -> int:
+    """List what is directly in a group, with sizes and ratios."""
+    found = describing.listed(url, storage_options(storage), deep=False)
+    members = {name: member for name, member in found.members.items() if name}
     if as_json:
-        _print(found)
-        return
-    rows = [
-        (name + "/" * (each["kind"] == "group"), each.get("dtype", ""), str(each.get("shape", "")))
-        for name, each in sorted(found.items())
-    ]
-    _all(describing.table(rows, "<<<") if rows else iter(()))
+        _print(members)
+    elif members:
+        _all(table([describing.row(name, member) for name, member in members.items()], "<<<>>"))
+    return _report(found.failed)
 
 
 @_command("tree")
-def tree(url: Url, storage: Storage = None) -> None:
-    """Draw a group with all its members, also of its groups."""
-    print(open_group(url, storage_options=storage_options(storage)).tree())
+def tree(url: Url, storage: Storage = None) -> int:
+    """Draw a group with all that is below it."""
+    found = describing.listed(url, storage_options(storage), deep=True)
+    _all(describing.drawn(found.members))
+    return _report(found.failed)
 
 
 @_command("cat")
@@ -250,6 +242,8 @@ def cat(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="KEY") from None
     options = storage_options(storage)
+    if output is not None and not output.partition("?")[0].lower().endswith(".npy"):
+        raise ValueError(f"{output} does not end in .npy, the only format that cat writes; see b2array convert")
     store = None if output is None else open_store(output, storage_options=options)
     if store is not None:
         require_free(store, {"": b""}, "a file", overwrite=overwrite)
@@ -280,17 +274,17 @@ def convert(
     verify: Verify = False,
     progress: Progress = None,
     storage: Storage = None,
-) -> None:
-    """Copy an array to another format: .b2nd, .npy, .zarr, .h5 or .blp."""
+) -> int:
+    """Copy an array or a group to another format."""
     options = storage_options(storage)
     more = {} if zarr_format is None else {"zarr_format": zarr_format}
-    converting(
-        src, dst, src_format=format_name(src_format, "--src-format"),
-        dst_format=format_name(dst_format, "--dst-format"),
-        chunks=extents(chunks, "--chunks"), blocks=extents(blocks, "--blocks"),
-        cparams=cparams_of(codec, clevel, filters), layout=layout_kind(layout), overwrite=overwrite, verify=verify,
+    done = converted(
+        src, dst, src_format=src_format, dst_format=dst_format, chunks=chunks, blocks=blocks,
+        cparams=cparams_of(codec, clevel, filters), layout=layout, overwrite=overwrite, verify=verify,
         progress=shows(progress), src_options=options, dst_options=options, **more,
     )  # fmt: skip
+    print(done)
+    return _report(done.failed)
 
 
 @_command("copy")
@@ -306,28 +300,43 @@ def copy(
     overwrite: Overwrite = False,
     progress: Progress = None,
     storage: Storage = None,
-) -> None:
-    """Copy an array or super-chunk. Its chunks are copied as they are, unless options ask for others."""
+) -> int:
+    """Copy an array or a group of Blosc2 frames, chunks as they are."""
     options = storage_options(storage)
-    kind, cut, inner = layout_kind(layout), extents(chunks, "--chunks"), extents(blocks, "--blocks")
-    held = snapshot.load(open_store(src, storage_options=options))
+    cparams, (origin, address) = cparams_of(codec, clevel, filters), find(src, None, options, exists=True)
+    several = False
+    if origin.name not in _FRAMES:
+        raise UnsupportedError(f"{src} is of the format {origin.name}; see b2array convert")
+    target = by_ending(dst)[0]
+    if target is not None and target.name not in _FRAMES:
+        raise ValueError(f"{dst} has an ending that copy does not write; see b2array convert")
+    if origin.name != "b2nd":
+        with origin.tree(address, options) as members:
+            several = members.names != ("",)
+    if several or (target is not None and target.building is not None):
+        done = converted(
+            src, dst, dst_format=None if target is not None else "b2d", chunks=chunks, blocks=blocks, cparams=cparams,
+            layout=layout, overwrite=overwrite, progress=shows(progress), src_options=options, dst_options=options,
+        )  # fmt: skip
+        return _report(done.failed)
+    held = describing.frame_of(src, options)
     if held.frame.metalayer("b2nd") is None and held.frame.metalayer("caterva") is None:
-        store, frame_type = place_new(dst, kind, options, overwrite=overwrite)
+        store, frame_type = place_new(dst, layout, options, overwrite=overwrite)
         with track(held.frame.nchunks, "chunks copied", shows(progress), unit="items") as shown:
             transaction.copied(held, store, frame_type, overwrite=overwrite, progress=shown).commit()
-        return
-    a = NDArray(Handle(held, "r"))
+        return OK
     creation.copy(
-        a, dst, chunks=cut, blocks=inner, cparams=cparams_of(codec, clevel, filters), layout=kind, overwrite=overwrite,
-        progress=shows(progress), storage_options=options,
+        NDArray(Handle(held, "r")), dst, chunks=chunks, blocks=blocks, cparams=cparams, layout=layout,
+        overwrite=overwrite, progress=shows(progress), storage_options=options,
     ).close()  # fmt: skip
+    return OK
 
 
 @_command("pack")
 def pack(
     src: Src,
     dst: Dst,
-    checksum: Annotated[str, typer.Option(help=", ".join(CHECKSUMS))] = "adler32",
+    checksum: Checksum = "adler32",
     offsets: Annotated[bool, typer.Option(help="Whether to store the offsets of the chunks.")] = True,
     chunk_size: Annotated[int | None, typer.Option(min=1, help="Bytes in a chunk before compression.")] = None,
     codec: Codec = None,
@@ -338,13 +347,11 @@ def pack(
     progress: Progress = None,
     storage: Storage = None,
 ) -> None:
-    """Write an array, or the bytes of any other file, to a Bloscpack file (.blp)."""
-    if checksum not in CHECKSUMS:
-        raise typer.BadParameter(f"expected one of {', '.join(CHECKSUMS)}, got {checksum!r}", param_hint="--checksum")
+    """Write an array, or any file, to a Bloscpack file (.blp)."""
     options, cparams = storage_options(storage), cparams_of(codec, clevel, filters)
     more: dict[str, Any] = {"checksum": checksum, "offsets": offsets, "chunk_size": chunk_size}
     if is_array(src, options):
-        converting(
+        converted(
             src, dst, dst_format="blp", cparams=cparams, overwrite=overwrite, verify=verify,
             progress=shows(progress), src_options=options, dst_options=options, **more,
         )  # fmt: skip
@@ -367,7 +374,7 @@ def unpack(
     progress: Progress = None,
     storage: Storage = None,
 ) -> int | None:
-    """Read a Bloscpack file: write its array to another format, or its bytes to a file."""
+    """Write what is in a Bloscpack file to another file."""
     options = storage_options(storage)
     with bloscpack.open(src, storage_options=options) as f:
         if partial:
@@ -375,10 +382,10 @@ def unpack(
             save_intact(data, dst, overwrite=overwrite, storage_options=options)
             if error is None:
                 return OK
-            print(f"b2array: {_text(error)}", file=sys.stderr)
+            print(f"b2array: {error_text(error)}", file=sys.stderr)
             return CORRUPT
         if f.is_array:
-            converting(
+            converted(
                 src, dst, src_format="blp", overwrite=overwrite, verify=verify, progress=shows(progress),
                 src_options=options, dst_options=options,
             )  # fmt: skip
@@ -397,12 +404,10 @@ def bench(
     progress: Progress = None,
     storage: Storage = None,
 ) -> None:
-    """Measure how fast an array is read here, by pattern, and what other chunks and blocks would give."""
+    """Measure reads, also with other chunks and blocks."""
     own, others = [], []
-    with (
-        opening.open(url, storage_options=storage_options(storage)) as a,
-        track(None, "measuring", shows(progress), unit="items") as shown,
-    ):
+    with track(None, "measuring", shows(progress), unit="items") as shown:
+        a = NDArray(Handle(describing.frame_of(url, storage_options(storage)), "r"))
         for each in measuring.patterns(a):
             own.append(each)
             shown.advance()
@@ -412,10 +417,18 @@ def bench(
     if as_json:
         _print({"file": [each._asdict() for each in own], "sample": [each._asdict() for each in others]})
         return
-    _all(describing.table(list(measuring.rates(own)), "<>>>"))
+    _all(table(list(measuring.rates(own)), "<>>>"))
     if others:
         print("\nA sample in memory, with other chunks and blocks:\n")
-        _all(describing.table(list(measuring.compared(others)), "<<>" + ">" * len(own)))
+        _all(table(list(measuring.compared(others)), "<<>" + ">" * len(own)))
+
+
+def _show(done: Result | Results, as_json: bool) -> int:
+    """Print a result, and return the exit code."""
+    _print(done.to_dict()) if as_json else print(with_options(str(done)))
+    if done.ok:
+        return OK
+    return CORRUPT if not isinstance(done, Results) or done.damaged else ERROR
 
 
 @_command("verify")
@@ -426,13 +439,8 @@ def verify(
     progress: Progress = None,
     storage: Storage = None,
 ) -> int:
-    """Check whether a frame is in order, without changing anything; exit code 3 if it is not."""
-    report = verifying.verify(url, deep=deep, storage_options=storage_options(storage), progress=shows(progress))
-    if as_json:
-        _print(report.to_dict())
-    else:
-        print(report)
-    return OK if report.ok else CORRUPT
+    """Check a frame or a group; exit code 3 if it is damaged."""
+    return _show(verify_each(url, storage_options(storage), deep=deep, progress=shows(progress)), as_json)
 
 
 @_command("repair")
@@ -441,48 +449,46 @@ def repair(
     dry_run: DryRun = False,
     backup: Annotated[bool, typer.Option(help="Whether to keep the old frame beside the new one.")] = True,
     trust_order: Annotated[
-        bool,
-        typer.Option(
-            "--trust-order", help="Accept data that nothing proves, and without an index the order of the chunks."
-        ),
+        bool, typer.Option("--trust-order", help="Accept data, and an order of the chunks, that nothing proves.")
     ] = False,
     as_json: Json = False,
     progress: Progress = None,
     storage: Storage = None,
-) -> None:
-    """Make a frame readable again, as far as its chunks are intact."""
-    done = repairing.repair(
-        url, dry_run=dry_run, backup=backup, trust_order=trust_order, storage_options=storage_options(storage),
-        progress=shows(progress),
+) -> int:
+    """Make frames readable as far as their chunks are intact."""
+    options, shown = storage_options(storage), shows(progress)
+    one = partial(
+        repairing.repair, dry_run=dry_run, backup=backup, trust_order=trust_order, storage_options=options,
+        progress=shown,
     )  # fmt: skip
-    _print(done.to_dict()) if as_json else print(done)
+    return _show(change_each(url, options, one, dry_run=dry_run), as_json)
 
 
 @_command("vacuum")
 def vacuum(
     url: Url,
-    grace: Annotated[str, typer.Option(help="How old a file must be: 90s, 30min, 24h, 7d, or seconds.")] = "24h",
+    grace: Grace = "24h",
     dry_run: DryRun = False,
     as_json: Json = False,
     storage: Storage = None,
-) -> None:
-    """Remove old files that no commit refers to: of writers that were killed, or of earlier states."""
-    done = vacuuming.vacuum(url, grace=age_of(grace), dry_run=dry_run, storage_options=storage_options(storage))
-    _print(done.to_dict()) if as_json else print(done)
+) -> int:
+    """Remove old files that no commit refers to."""
+    options = storage_options(storage)
+    one = partial(vacuuming.vacuum, grace=grace, dry_run=dry_run, storage_options=options)
+    return _show(change_each(url, options, one, dry_run=dry_run), as_json)
 
 
 @_command("repack")
 def repack(
     url: Url, dry_run: DryRun = False, as_json: Json = False, progress: Progress = None, storage: Storage = None
-) -> None:
-    """Rewrite a contiguous frame without dead space."""
-    done = vacuuming.repack(
-        url, dry_run=dry_run, storage_options=storage_options(storage), progress=shows(progress)
-    )  # fmt: skip
-    _print(done.to_dict()) if as_json else print(done)
+) -> int:
+    """Rewrite frames without their dead space."""
+    options = storage_options(storage)
+    one = partial(vacuuming.repack, dry_run=dry_run, storage_options=options, progress=shows(progress))
+    return _show(change_each(url, options, one, dry_run=dry_run), as_json)
 
 
 @_command("demo")
 def demo() -> None:
-    """Store a small simulation, open it lazily, and read parts of it."""
+    """Show in ten seconds what b2array is for."""
     demonstration.main()

@@ -1,10 +1,14 @@
-"""`demo`: store a small simulation, open it without reading it, and read it in parts."""
+"""`demo`: store a simulation, read it in parts, survive a writer that is killed, and compare with other libraries."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -14,21 +18,26 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config
-from b2array.array import creation
+from b2array.array import creation, opening
 from b2array.array.array import NDArray
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
 from b2array.store.base import Head, merge
 from b2array.store.local import LocalStore
 from b2array.store.spans import Span
+from b2array.tools.verify import verify
 
 __all__ = ["main", "ripples"]
 
 T = TypeVar("T")
 Field = npt.NDArray[np.float32]
 
-_REPEATS = 5
+_REPEATS, _SECONDS = 5, 0.3
 _RULE = "-" * 88
+_GRAINS = np.float32(2**14)
+_SHADES = " .:-=+*#%@"
+_PICTURE = (22, 76)
+"""Rows and columns of the picture."""
 
 
 class _Part(NamedTuple):
@@ -53,9 +62,9 @@ def main(steps: int = 160, side: int = 384) -> None:
     _line("simulate", f"{steps} steps on {side} x {side} points of {field.dtype}: {_bytes(field.nbytes)}", seconds)
     with TemporaryDirectory(prefix="b2array-demo-") as directory, config.using(cache_bytes=0):
         path = Path(directory) / "pond.b2nd"
-        stored, seconds = _timed(lambda: creation.asarray(field, url=path))
+        stored, writing = _timed(lambda: creation.asarray(field, url=path))
         nbytes = path.stat().st_size
-        _line("store", f"pond.b2nd: {_bytes(nbytes)}, {field.nbytes / nbytes:.1f} times smaller", seconds)
+        _line("store", f"pond.b2nd: {_bytes(nbytes)}, {field.nbytes / nbytes:.1f} times smaller", writing)
         stored.close()
 
         store = _CountingStore(path)
@@ -63,6 +72,10 @@ def main(steps: int = 160, side: int = 384) -> None:
         _line("open", f"{_bytes(store.count())} read, to know where everything is", seconds)
         print(f"          chunks of {_shape(a.chunks)}, each of blocks of {_shape(a.blocks)}\n")
         _read_parts(a, store, nbytes, field)
+        print(f"\nThe pond at step {steps // 2}, read from the file:\n")
+        print(*_drawn(a[steps // 2]), sep="\n")
+        _kill_a_writer(path, field)
+        _compare(field, a, path, writing, nbytes)
         a.close()
 
 
@@ -79,7 +92,7 @@ def ripples(steps: int, side: int) -> Field:
     Returns
     -------
     ndarray
-        Height of the surface, of shape (steps, side, side).
+        Height of the surface, of shape (steps, side, side), in multiples of 2**-14 as an instrument would measure it.
 
     Examples
     --------
@@ -93,7 +106,8 @@ def ripples(steps: int, side: int) -> Field:
     before = now.copy()
     field = np.empty((steps, side, side), np.float32)
     for step in range(steps):
-        field[step] = now
+        np.rint(now * _GRAINS, out=field[step])
+        field[step] /= _GRAINS
         for _ in range(2):
             # The wave equation, at a quarter of the largest stable step squared; the pond's edge stays at rest.
             after = 2 * now - before
@@ -120,7 +134,7 @@ def _read_parts(a: NDArray, store: _CountingStore, file_nbytes: int, field: Fiel
     (some, quick), (whole, slow) = costs["a box"], costs["everything"]
     print(f"{_RULE}\nFor the box alone, reading everything would cost {whole / some:.0f} times the bytes", end=" ")
     print(f"and {slow / quick:.0f} times the time.")
-    print(f"Every part is equal to the same part of the simulation. Times are medians of {_REPEATS} reads,")
+    print(f"Every part is equal to the same part of the simulation. Times are medians of up to {_REPEATS} reads,")
     print("with the file in the system's memory and without b2array's cache of decoded blocks.")
 
 
@@ -136,6 +150,79 @@ def _parts(shape: Sequence[int]) -> list[_Part]:
         _Part(f"a[{t}]", "one step", (t,)),
         _Part("a[...]", "everything", ...),
     ]
+
+
+def _drawn(plane: Field) -> Iterator[str]:
+    """Draw a plane with one character for each cell of a coarse grid: the higher, the darker."""
+    rows, columns = (np.linspace(0, n - 1, most).astype(int) for n, most in zip(plane.shape, _PICTURE, strict=True))
+    cells = plane[np.ix_(rows, columns)]
+    low, high = float(cells.min()), float(cells.max())
+    shades = ((cells - low) * (len(_SHADES) / ((high - low) or 1))).astype(int).clip(0, len(_SHADES) - 1)
+    yield from ("  " + "".join(_SHADES[shade] for shade in row) for row in shades)
+
+
+_WRITER = """
+import os, sys, b2array
+from b2array.store.local import LocalStore
+LocalStore.patch = os.replace = lambda *_: print(flush=True) or sys.stdin.read()
+a = b2array.open(sys.argv[1], "r+")
+half = a.shape[0] // 2
+a[:half] = 1 - a[:half]
+"""
+"""A program that stops before the last step of its commit: to write a new header, or to rename a new file."""
+
+
+def _kill_a_writer(path: Path, field: Field) -> None:
+    """Let another process overwrite half of the array, kill it in its commit, and show that nothing is lost."""
+    before = path.stat().st_size
+    command = [sys.executable, "-c", _WRITER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:  # noqa: S603 - our own
+        if writer.stdout is not None:
+            writer.stdout.readline()
+        writer.kill()
+    written = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")) - before
+    a = opening.open(path)
+    report, seconds = _timed(lambda: verify(path, deep=True))
+    if not (written > 0 and report.ok and np.array_equal(a, field)):
+        raise RuntimeError("the array differs from what was stored before the writer was killed")
+    print("\nAnother process overwrote half of the array. It was killed before the last step of its commit,")
+    print(f"with {_bytes(written)} written. All checksums fit ({_time(seconds)}), and every item is as it was.")
+
+
+def _compare(field: Field, a: NDArray, path: Path, writing: float, nbytes: int) -> None:
+    """Do the same with other libraries, as far as they are installed."""
+    rows = [_row("b2array", writing, nbytes, opening.open(path), field)]
+    for name, write in (("blosc2", _with_blosc2), ("zarr", _with_zarr)):
+        with suppress(ImportError):
+            other = path.with_name(f"other-{name}")
+            opened, seconds = _timed(partial(write, import_module(name), field, a, other))
+            files = other.rglob("*") if other.is_dir() else [other]
+            nbytes = sum(file.stat().st_size for file in files if file.is_file())
+            rows.append(_row(name, seconds, nbytes, opened, field))
+    if len(rows) == 1:
+        print("\nWith blosc2 or zarr installed, this demonstration measures them, too.")
+        return
+    print("\nThe same with other libraries, in the same chunks; zarr compresses as it does by default:")
+    titles = ("store", "size", "item", "all steps", "box", "step", "everything")
+    print(f"{'':<11}" + "".join(f"{title:>11}" for title in titles) + f"\n{_RULE}")
+    for name, *cells in rows:
+        print(f"{name:<11}" + "".join(f"{cell:>11}" for cell in cells))
+
+
+def _row(name: str, writing: float, nbytes: int, opened: Any, field: Field) -> list[str]:
+    reads = [_time(_repeated(partial(opened.__getitem__, part.key))) for part in _parts(field.shape)]
+    return [name, _time(writing), _bytes(nbytes), *reads]
+
+
+def _with_blosc2(blosc2: Any, field: Field, a: NDArray, path: Path) -> Any:
+    cparams = {"codec": blosc2.Codec.ZSTD, "clevel": a.cparams.clevel}
+    blosc2.asarray(field, urlpath=str(path), mode="w", chunks=a.chunks, blocks=a.blocks, cparams=cparams)
+    return blosc2.open(str(path), mode="r")
+
+
+def _with_zarr(zarr: Any, field: Field, a: NDArray, path: Path) -> Any:
+    zarr.create_array(path, data=field, chunks=a.chunks)
+    return zarr.open_array(path, mode="r")
 
 
 class _CountingStore(LocalStore):
@@ -176,7 +263,10 @@ def _timed(verb: Callable[[], T]) -> tuple[T, float]:
 
 
 def _repeated(verb: Callable[[], object]) -> float:
-    return median(_timed(verb)[1] for _ in range(_REPEATS))
+    times = [_timed(verb)[1]]
+    while len(times) < _REPEATS and sum(times) < _SECONDS:
+        times.append(_timed(verb)[1])
+    return median(times)
 
 
 def _line(verb: str, text: str, seconds: float) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,20 +27,28 @@ from b2array.codec.header import HeaderField
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
 from b2array.engine.snapshot import Snapshot
-from b2array.errors import B2ArrayError
-from b2array.group.group import open_group
+from b2array.errors import FormatError, UnsupportedError
+from b2array.exchange.formats import Source, Storage, Tree
+from b2array.exchange.places import find
 from b2array.store.open import open_store
+from b2array.store.secrets import redact
 from b2array.tools import anatomy
-from b2array.tools.convert import find
-from b2array.tools.formats import Source
+from b2array.tools.results import table
 
-__all__ = ["Chunks", "describe", "lines", "plain", "raw_fields", "surveyed", "table"]
+__all__ = [
+    "Chunks", "Described", "describe", "drawn", "frame_of", "lines", "listed", "plain", "raw_fields", "row", "surveyed",
+]  # fmt: skip
 
-Storage = Mapping[str, Any] | None
+
+class Described(NamedTuple):
+    """What is in a group: a description of each array and group by its name, and the errors of those that fail."""
+
+    members: dict[str, dict[str, Any]]
+    failed: dict[str, Exception]
 
 
-def describe(url: str, storage_options: Storage) -> dict[str, Any]:
-    """Describe an array, a super-chunk, a Bloscpack file or a group.
+def describe(url: str, storage_options: Storage) -> tuple[dict[str, Any], dict[str, Exception]]:
+    """Describe an array, a super-chunk, a Bloscpack file or a group; return the errors of members, too.
 
     Raises
     ------
@@ -48,39 +57,107 @@ def describe(url: str, storage_options: Storage) -> dict[str, Any]:
     FormatError
         It is of none of these kinds.
     """
-    try:
-        kind = find(url, None, storage_options, exists=True)[0]
-    except IsADirectoryError:
-        return _group(url, storage_options)
+    kind, address = find(url, None, storage_options, exists=True)
     if kind.name == "blp":
-        with bloscpack.open(url, storage_options=storage_options) as f:
-            return _bloscpack(f)
-    if kind.name != "b2nd":
-        with kind.open(url, storage_options) as source:
-            return {"format": kind.name} | _source(source)
-    held = _load(url, storage_options)
-    return _frame(held) if isinstance(held, Snapshot) else held
+        with bloscpack.open(address, storage_options=storage_options) as f:
+            return _bloscpack(f), {}
+    if kind.name == "b2nd":
+        return _frame(snapshot.load(open_store(address, storage_options=storage_options))), {}
+    with kind.tree(address, storage_options) as tree:
+        if tree.names == ("",) or (len(tree.names) == 1 and kind.name not in ("b2d", "b2z")):
+            with tree.only(url) as source:
+                held = source.handle
+                return _frame(held.snapshot) if held is not None else {"format": kind.name} | _source(source), {}
+        found = _described(tree, tree.names)
+    about = {"format": "group" if kind.name in ("b2d", "b2z") else kind.name, "url": redact(url)}
+    return about | _group(found.members), found.failed
 
 
-def _load(url: str, storage_options: Storage) -> Snapshot | dict[str, Any]:
-    try:
-        return snapshot.load(open_store(url, storage_options=storage_options))
-    except FileNotFoundError as error:
+def listed(url: str, storage_options: Storage, *, deep: bool) -> Described:
+    """Describe the members of a group: those directly in it, or all below it.
+
+    Raises
+    ------
+    FileNotFoundError, FormatError
+        There is no group.
+    """
+    kind, address = find(url, None, storage_options, exists=True)
+    if kind.building is None:
+        raise FormatError(f"{redact(url)}: expected a group, found the format {kind.name}")
+    with kind.tree(address, storage_options) as tree:
+        found = _described(tree, [name for name in tree.names if deep or "/" not in name])
+    return found if deep else Described({n: each for n, each in found.members.items() if "/" not in n}, found.failed)
+
+
+def _described(tree: Tree, names: Iterable[str]) -> Described:
+    members: dict[str, dict[str, Any]] = {}
+    failed: dict[str, Exception] = {} if tree.error is None else {"/": tree.error}
+    for name in (*tree.attrs, *tree.names):
+        for outer in accumulate(name.split("/")[:-1], "{}/{}".format):
+            members[outer] = {"kind": "group", "attrs": {}}
+    for name, attrs in tree.attrs.items():
+        members[name] = {"kind": "group", "attrs": {}}
         try:
-            return _group(url, storage_options)
-        except (FileNotFoundError, B2ArrayError):
-            raise error from None
+            members[name]["attrs"] = dict(attrs())
+        except Exception as error:  # noqa: BLE001 - other libraries raise errors of many kinds
+            failed[f"{name}/"] = error
+    for name in names:
+        try:
+            with tree.open(name) as source:
+                members[name] = _brief(source)
+        except Exception as error:  # noqa: BLE001 - as above
+            failed[name] = error
+            members[name] = {"kind": "damaged" if isinstance(error, FormatError) else "unreadable"}
+    return Described(dict(sorted(members.items())), failed)
 
 
-def _group(url: str, storage_options: Storage) -> dict[str, Any]:
-    group = open_group(url, storage_options=storage_options)
+def _brief(source: Source) -> dict[str, Any]:
+    sizes = {"nbytes": source.nbytes, "cbytes": source.stored()}
+    if source.is_bytes:
+        return {"kind": "chunks", **sizes}
+    return {"kind": "array", "dtype": str(source.dtype), "shape": source.shape, **sizes}
+
+
+def _group(members: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    arrays = {name: each for name, each in members.items() if each["kind"] != "group"}
+    nbytes, cbytes = (sum(each.get(key) or 0 for each in arrays.values()) for key in ("nbytes", "cbytes"))
     return {
-        "format": "group",
-        "url": group.url,
-        "arrays": sorted(group.arrays()),
-        "groups": sorted(group.groups()),
-        "attrs": dict(group.attrs),
+        "members": len(arrays),
+        "arrays": [name for name in arrays if "/" not in name],
+        "groups": [name for name in members if name and name not in arrays and "/" not in name],
+        "nbytes": nbytes,
+        "cbytes": cbytes,
+        "ratio": round(nbytes / cbytes, 2) if cbytes else None,
+        "attrs": members.get("", {}).get("attrs", {}),
     }
+
+
+def row(name: str, member: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the cells of a member in a list: name, type, shape, size and ratio."""
+    if member["kind"] == "group":
+        return f"{name}/", "", "", "", ""
+    if "nbytes" not in member:
+        return name, member["kind"], "", "", ""
+    ratio = f"{member['nbytes'] / member['cbytes']:.1f}x" if member["cbytes"] else ""
+    dtype, shape = member.get("dtype", "super-chunk"), str(member.get("shape", ""))
+    exact, _, rounded = info.nbytes(member["nbytes"]).partition(" ")
+    return name, dtype, shape, rounded.strip("()") or f"{exact} B", ratio
+
+
+def drawn(members: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Draw members as a tree, with types, shapes, sizes and ratios."""
+    names = [name for name in members if name]
+    lines: list[tuple[str, ...]] = [("/", "", "", "", "")]
+    open_below: list[bool] = []
+    for n, name in enumerate(names):
+        outer, _, last = name.rpartition("/")
+        depth = name.count("/")
+        more = any(each.rpartition("/")[0] == outer for each in names[n + 1 :])
+        open_below[depth:] = [more]
+        stem = "".join("│   " if each else "    " for each in open_below[:depth]) + ("├── " if more else "└── ")
+        cells = row(last, members[name])
+        lines.append((stem + last, *cells[1:]))
+    yield from table(lines, "<<<>>")
 
 
 def _frame(held: Snapshot) -> dict[str, Any]:
@@ -213,12 +290,29 @@ class Chunks:
         yield from anatomy.chunk_map(found.chunks, self.grid)
 
 
+def frame_of(url: str, storage_options: Storage) -> Snapshot:
+    """Open a frame, also one that is a member of a group.
+
+    Raises
+    ------
+    UnsupportedError
+        It is of another format.
+    """
+    kind, address = find(url, None, storage_options, exists=True)
+    if kind.name == "b2nd":
+        return snapshot.load(open_store(address, storage_options=storage_options))
+    with kind.open(address, storage_options) as source:
+        if source.handle is None:
+            raise UnsupportedError(f"{redact(url)} is of the format {kind.name}, which has no Blosc2 frames")
+        return source.handle.snapshot
+
+
 def surveyed(url: str, storage_options: Storage) -> Chunks:
     """Look at all chunks of a frame or of a Bloscpack file."""
     if find(url, None, storage_options, exists=True)[0].name == "blp":
         with bloscpack.open(url, storage_options=storage_options) as f:
             return Chunks(_bloscpack_survey(f), (f.nchunks,))
-    held = snapshot.load(open_store(url, storage_options=storage_options))
+    held = frame_of(url, storage_options)
     grid: tuple[int, ...] = (held.frame.nchunks,)
     if held.frame.metalayer("b2nd") is not None or held.frame.metalayer("caterva") is not None:
         grid = NDArray(Handle(held, "r")).grid_shape or (1,)
@@ -241,8 +335,8 @@ def raw_fields(url: str, storage_options: Storage) -> Iterator[anatomy.Field]:
     if find(url, None, storage_options, exists=True)[0].name == "blp":
         with bloscpack.open(url, storage_options=storage_options) as f:
             yield from _bloscpack_fields(f)
-        return
-    yield from anatomy.fields(snapshot.load(open_store(url, storage_options=storage_options)))
+    else:
+        yield from anatomy.fields(frame_of(url, storage_options))
 
 
 def _placed(table: Sequence[HeaderField]) -> Iterator[tuple[str, int, str, str]]:
@@ -277,11 +371,3 @@ def _bloscpack_fields(f: bloscpack.Reader) -> Iterator[anatomy.Field]:
     if at < len(raw):
         unused = f"{(len(raw) - at) // 8} times 8 bytes"
         yield anatomy.Field("offsets", at, raw[at:], "room", unused, "for offsets of further chunks")
-
-
-def table(rows: Sequence[Sequence[str]], align: str) -> Iterator[str]:
-    """Yield rows as text; `align` has ``<`` or ``>`` for each column."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(align))]
-    for row in rows:
-        cells = (f"{text:{side}{width}}" for text, side, width in zip(row, align, widths, strict=True))
-        yield "  ".join(cells).rstrip()

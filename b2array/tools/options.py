@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import EllipsisType
 from typing import Annotated, Any
 
 import typer
 
+from b2array.bloscpack.header import CHECKSUMS
 from b2array.codec.cparams import CParams
-from b2array.tools.convert import FORMATS
+from b2array.errors import B2ArrayError
+from b2array.exchange.places import FORMATS
 from b2array.tools.vacuum import in_seconds
 
 __all__ = [
-    "Clevel", "Codec", "DryRun", "Dst", "Extents", "Filters", "Json", "Layout", "Name", "Overwrite", "Progress", "Src",
-    "Storage", "Url", "Verify", "age_of", "cparams_of", "extents", "format_name", "key_of", "layout_kind", "shows",
-    "storage_options",
+    "Checksum", "Clevel", "Codec", "DryRun", "Dst", "Extents", "Filters", "Grace", "Json", "Layout", "Name",
+    "Overwrite", "Progress", "Src", "Storage", "Url", "Verify", "cparams_of", "error_text", "key_of", "shows",
+    "storage_options", "with_options",
 ]  # fmt: skip
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="A path, or a URL that fsspec understands.")]
@@ -38,12 +42,57 @@ Progress = Annotated[
 Codec = Annotated[str | None, typer.Option(help="blosclz, lz4, lz4hc, zlib or zstd.")]
 Clevel = Annotated[int | None, typer.Option(min=0, max=9, help="Compression level.")]
 Filters = Annotated[str | None, typer.Option(help="Filters in order, separated by commas; none: no filter.")]
-Extents = Annotated[str | None, typer.Option(metavar="N,N,...", help="Extents in items.")]
-Layout = Annotated[str, typer.Option(help="contiguous (a file), sparse (a directory), or auto.")]
-Name = Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; by default known from the ending.")]
 
 _LONGEST = 1000
 _EXPECTED = "expected integers, slices, ..., None, lists of integers or names of fields, as in [0:3, ::-1]"
+
+
+def extents(text: str) -> tuple[int, ...]:
+    """Parse extents, separated by commas."""
+    try:
+        return tuple(int(part) for part in text.strip("()[] ").split(",") if part.strip())
+    except ValueError:
+        raise typer.BadParameter(f"expected integers separated by commas, got {text!r}") from None
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """Make what parses one of several words."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise typer.BadParameter(f"expected one of {', '.join(names)}, got {text!r}")
+        return text
+
+    return parse
+
+
+def age_of(text: str) -> float:
+    """Return an age in seconds."""
+    try:
+        return in_seconds(float(text) if text.replace(".", "", 1).isdigit() else text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+Extents = Annotated[Any, typer.Option(metavar="N,N,...", help="Extents in items.", parser=extents)]
+Layout = Annotated[
+    Any,
+    typer.Option(
+        metavar="KIND", help="contiguous (a file), sparse (a directory), or auto.",
+        parser=one_of("auto", "contiguous", "sparse"),
+    ),
+]  # fmt: skip
+Name = Annotated[
+    Any,
+    typer.Option(
+        metavar="NAME", help=f"{', '.join(FORMATS)}; by default known from the ending.", parser=one_of(*FORMATS)
+    ),
+]
+Checksum = Annotated[Any, typer.Option(metavar="NAME", help=", ".join(CHECKSUMS), parser=one_of(*CHECKSUMS))]
+Grace = Annotated[
+    Any,
+    typer.Option(metavar="AGE", help="How old a file must be: 90s, 30min, 24h, 7d, or seconds.", parser=age_of),
+]
 
 
 def storage_options(storage: Sequence[str] | None) -> dict[str, Any]:
@@ -58,16 +107,6 @@ def storage_options(storage: Sequence[str] | None) -> dict[str, Any]:
         except ValueError:
             found[name] = value
     return found
-
-
-def extents(text: str | None, hint: str) -> tuple[int, ...] | None:
-    """Parse extents, separated by commas."""
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.strip("()[] ").split(",") if part.strip())
-    except ValueError:
-        raise typer.BadParameter(f"expected integers separated by commas, got {text!r}", param_hint=hint) from None
 
 
 def cparams_of(codec: str | None, clevel: int | None, filters: str | None) -> CParams | None:
@@ -88,26 +127,35 @@ def shows(progress: bool | None) -> bool:
     return sys.stderr.isatty() if progress is None else progress
 
 
-def age_of(text: str) -> float:
-    """Return an age in seconds."""
-    try:
-        return in_seconds(float(text) if text.replace(".", "", 1).isdigit() else text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--grace") from None
+_TELLING = (B2ArrayError, OSError, ValueError, TypeError, LookupError, ArithmeticError)
+"""Errors that are shown without the name of their type."""
+_GIVEN = re.compile(r"\b(overwrite|trust_order|dry_run|grace|layout|zarr_format)=(\w+|'\w+')")
+_NAMED = re.compile(r"\b(src_format|dst_format|storage_options)\b")
 
 
-def format_name(name: str | None, hint: str) -> Any:
-    """Return the name of a known format."""
-    if name is not None and name not in FORMATS:
-        raise typer.BadParameter(f"expected one of {', '.join(FORMATS)}, got {name!r}", param_hint=hint)
-    return name
+def error_text(error: Exception) -> str:
+    """Return what an error says, in one line."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    said = " ".join(str(text).split()) or type(error).__name__
+    return with_options(said if isinstance(error, _TELLING) else f"{type(error).__name__}: {said}")
 
 
-def layout_kind(name: str) -> Any:
-    """Return the name of a known layout."""
-    if name not in ("auto", "contiguous", "sparse"):
-        raise typer.BadParameter(f"expected auto, contiguous or sparse, got {name!r}", param_hint="--layout")
-    return name
+def with_options(text: str) -> str:
+    """Return a text with options of the command line instead of Python's keywords.
+
+    Examples
+    --------
+    >>> with_options("x exists; overwrite=True replaces it"), with_options("only grace=0 is possible")
+    ('x exists; --overwrite replaces it', 'only --grace 0 is possible')
+    """
+
+    def option(found: re.Match[str]) -> str:
+        name = "--" + found[1].removesuffix("_options").replace("_", "-")
+        return name if found.re is _NAMED or found[2] == "True" else f"{name} {found[2]}"
+
+    return _GIVEN.sub(option, _NAMED.sub(option, text))
 
 
 def key_of(text: str) -> Any:

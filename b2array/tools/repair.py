@@ -10,7 +10,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,9 @@ from b2array.store.local import LocalStore
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 from b2array.tools.anatomy import listed
+from b2array.tools.results import Result, first_of
 from b2array.tools.salvage import FrameFile, Salvaged, salvage
-from b2array.tools.verify import Findings, first_of, inspect, plain
+from b2array.tools.verify import Findings, inspect
 
 __all__ = ["BACKUP_SUFFIX", "Repair", "repair"]
 
@@ -45,7 +46,7 @@ _WRONG_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class Repair(Result):
     """The result of `repair`.
 
     Parameters
@@ -77,20 +78,20 @@ class Repair:
     actions: tuple[str, ...] = ()
     backup: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields in types that JSON has."""
-        return plain(asdict(self))
+    def headline(self) -> str:
+        """Say whether the frame was repaired."""
+        return ("to be repaired" if self.dry_run else "repaired") if self.changed else "nothing to repair"
 
-    def __str__(self) -> str:
+    def rows(self) -> dict[str, Any]:
+        """Return the numbers of chunks, those that are lost, and where the backup is."""
         if not self.changed:
-            return f"{self.url}: nothing to repair"
-        lines = [f"{self.url}: {'to be repaired' if self.dry_run else 'repaired'}, {self.nchunks} chunks"]
-        lines += [f"  {action}" for action in self.actions]
-        if self.lost:
-            lines.append(f"  lost chunks: {first_of(map(str, self.lost))}")
-        if self.backup is not None:
-            lines.append(f"  the old frame is kept as {self.backup}")
-        return "\n".join(lines)
+            return {}
+        rows: dict[str, Any] = {"chunks": self.nchunks, "lost": first_of(map(str, self.lost)) or "none"}
+        return rows | ({"old frame": self.backup} if self.backup else {})
+
+    def lines(self) -> tuple[str, ...]:
+        """Return the steps."""
+        return self.actions
 
 
 def repair(

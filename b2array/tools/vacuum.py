@@ -7,9 +7,10 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from b2array.array.info import counted
 from b2array.array.info import nbytes as shown_nbytes
 from b2array.array.opening import open_schunk
 from b2array.engine.snapshot import load
@@ -17,7 +18,8 @@ from b2array.errors import ReadOnlyError, UnsupportedError
 from b2array.format.header import FrameType
 from b2array.store.base import Listed, Store
 from b2array.store.open import open_store
-from b2array.tools.verify import first_of, plain, verify
+from b2array.tools.results import Result, first_of
+from b2array.tools.verify import verify
 from b2array.workers import pending
 
 __all__ = ["Cleanup", "in_seconds", "repack", "vacuum"]
@@ -27,7 +29,7 @@ _DURATION = re.compile(r"\s*([0-9]+(?:[.][0-9]+)?)\s*(s|min|h|d)\s*")
 
 
 @dataclass(frozen=True, slots=True)
-class Cleanup:
+class Cleanup(Result):
     """The result of `vacuum` or `repack`: the names of the removed files, and the number of bytes freed."""
 
     url: str
@@ -35,14 +37,14 @@ class Cleanup:
     removed: tuple[str, ...] = ()
     nbytes: int = 0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields in types that JSON has."""
-        return plain(asdict(self))
+    def headline(self) -> str:
+        """Say how many bytes were freed."""
+        exact, _, rounded = shown_nbytes(self.nbytes).partition(" ")
+        return f"{'would free' if self.dry_run else 'freed'} {counted(int(exact), 'byte')} {rounded}".rstrip()
 
-    def __str__(self) -> str:
-        verb = "would free" if self.dry_run else "freed"
-        files = f", {len(self.removed)} files: {first_of(self.removed)}" if self.removed else ""
-        return f"{self.url}: {verb} {shown_nbytes(self.nbytes)} bytes{files}"
+    def rows(self) -> dict[str, Any]:
+        """Return the files."""
+        return {"files": f"{len(self.removed)}: {first_of(self.removed)}"} if self.removed else {}
 
 
 def vacuum(

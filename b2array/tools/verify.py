@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from b2array import config, threads
+from b2array.array.info import counted
 from b2array.array.info import nbytes as shown_nbytes
 from b2array.codec import decode
 from b2array.codec.chunk import ChunkHead, Context, Stored
@@ -31,13 +32,14 @@ from b2array.format import b2nd, checksums
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.progress import track
-from b2array.store.base import Listed, Store, in_one_state
+from b2array.store.base import Listed, in_one_state
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 from b2array.tools.anatomy import listed
+from b2array.tools.results import Result, first_of
 from b2array.workers import pending
 
-__all__ = ["Findings", "Problem", "Report", "first_of", "inspect", "plain", "verify"]
+__all__ = ["Findings", "Problem", "Report", "inspect", "verified", "verify"]
 
 _BATCH_NBYTES = 32 * 2**20
 _BATCH_CHUNKS = 256
@@ -79,7 +81,7 @@ class Findings:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Result):
     """The result of `verify`. Sizes are in bytes.
 
     Parameters
@@ -124,37 +126,32 @@ class Report:
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields in types that JSON has."""
-        problems = [problem._asdict() for problem in self.problems]
-        return {**plain(asdict(self)), "problems": problems, "ok": self.ok}
+        """Return all fields in types that JSON has, and whether all is in order."""
+        return Result.to_dict(self) | {"problems": [problem._asdict() for problem in self.problems], "ok": self.ok}
 
-    def __str__(self) -> str:
-        counts = f"{self.nchunks} chunks, of which {self.special} are not stored"
-        sums = f"{self.checked} stored chunks with checksums, {self.unchecked} without"
-        lines = [f"{self.url}: {'in order' if self.ok else f'{len(self.problems)} problems'}"]
-        if self.layout:
-            lines += [
-                f"  {self.layout} frame, {counts}",
-                f"  {sums}{f', {self.stale} with stale ones' * bool(self.stale)}",
-            ]
-        for what, names in (("orphaned chunk files", self.orphans), ("leftover files", self.leftovers)):
+    def headline(self) -> str:
+        """Say whether the frame is in order."""
+        return "in order" if self.ok else counted(len(self.problems), "problem")
+
+    def rows(self) -> dict[str, Any]:
+        """Return layout, chunks, checksums and dead space."""
+        if not self.layout:
+            return {}
+        rows: dict[str, Any] = {"layout": self.layout}
+        if self.generation:
+            rows["chunks"] = f"{self.nchunks}, {self.special} of them not stored" if self.special else self.nchunks
+            rows["checksums"] = f"{self.checked} of {counted(self.nchunks - self.special, 'stored chunk')}"
+            rows |= {"dead space": shown_nbytes(self.dead_nbytes)} if self.dead_nbytes else {}
+        return rows
+
+    def lines(self) -> Iterator[str]:
+        """Yield the problems, and the files that nothing needs."""
+        if self.stale:
+            yield f"{counted(self.stale, 'chunk')} with the checksums of an earlier one"
+        for names, what in ((self.orphans, "orphaned chunk file"), (self.leftovers, "leftover file")):
             if names:
-                lines.append(f"  {len(names)} {what}: {first_of(names)}")
-        if self.dead_nbytes:
-            lines.append(f"  dead space: {shown_nbytes(self.dead_nbytes)}")
-        lines += [f"  {problem.kind}: {problem.text}" for problem in self.problems]
-        return "\n".join(lines)
-
-
-def plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a result's fields with lists instead of tuples, as JSON has them."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-def first_of(names: Iterable[str], most: int = 8) -> str:
-    """Return the first names as text."""
-    every = list(names)
-    return ", ".join(every[:most]) + (", ..." if len(every) > most else "")
+                yield f"{counted(len(names), what)}: {first_of(names)}"
+        yield from (f"{problem.kind}: {problem.text}" for problem in self.problems)
 
 
 def verify(
@@ -194,21 +191,27 @@ def verify(
     (True, 1, 1)
     """
     store = open_store(url, storage_options=storage_options)
-    return in_one_state(lambda: _verified(store, deep=deep, progress=progress))
-
-
-def _verified(store: Store, *, deep: bool, progress: bool) -> Report:
-    report = Report(store.url, deep)
     try:
-        held = load(store)
+        return verified(store.url, lambda: load(store), deep=deep, progress=progress)
     except FileNotFoundError as error:
         if not any(chunk_number(name) is not None for name in listed(store) or ()):
             raise
-        return replace(report, problems=(Problem("frame", None, FRAME_NAME, str(error)),))
+        return Report(store.url, deep, problems=(Problem("frame", None, FRAME_NAME, str(error)),))
+
+
+def verified(url: str, open_frame: Callable[[], Snapshot], *, deep: bool, progress: bool) -> Report:
+    """Check a frame, given by what opens it; see `verify`."""
+    return in_one_state(lambda: _verified(Report(url, deep), open_frame, progress=progress))
+
+
+def _verified(report: Report, open_frame: Callable[[], Snapshot], *, progress: bool) -> Report:
+    try:
+        held = open_frame()
     except (FormatError, UnsupportedError) as error:
         return replace(report, problems=(Problem("frame", None, "", str(error)),))
+    store = held.store
     described, files = held.frame, listed(store)
-    found = inspect(held, deep=deep, files=files, progress=progress)
+    found = inspect(held, deep=report.deep, files=files, progress=progress)
     sparse = described.frame_type == FrameType.SPARSE
     numbers = set(described.offsets[described.offsets >= 0].tolist()) if sparse else set()
     orphans = tuple(name for name in sorted(files or ()) if pending.is_orphan(name, numbers)) if sparse else ()

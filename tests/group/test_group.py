@@ -692,6 +692,25 @@ def test_an_archive_that_was_replaced_is_noticed(tmp_path: Path) -> None:
     assert list(group) == ["a", "more", "s", "small"]
 
 
+def test_a_directory_that_is_no_group_is_refused_without_looking_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: object) -> None:
+        raise AssertionError(path)
+
+    (tmp_path / "a/b").mkdir(parents=True)
+    b2array.asarray([1], url=tmp_path / "a/b/x.b2nd").close()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.walk", refuse)
+        with pytest.raises(FileNotFoundError, match="there is no group"):
+            open_group(tmp_path)
+    assert [*open_group(tmp_path / "a/b")] == ["x"]
+    b2array.asarray([1], url=tmp_path / "a/y.b2nd", layout="sparse").close()
+    assert [*open_group(tmp_path / "a")] == ["b", "y"]
+    open_group(tmp_path / "marked", "w").create("deep/er/x", data=[1])
+    assert [*open_group(tmp_path / "marked/deep")] == ["er"]
+
+
 def _zip(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
     with zipfile.ZipFile(path, "w", compression) as archive:
         for name, content in members.items():

@@ -236,7 +236,7 @@ def big(tmp_path):
 def test_files_go_to_s3_without_being_in_memory(name, big, bucket, s3_options, monkeypatch):
     pytest.importorskip("h5py")
     options = {"cparams": CParams(clevel=0)}
-    monkeypatch.setattr("b2array.tools.convert._BUDGET", 8 * MIB)
+    monkeypatch.setattr("b2array.exchange.convert._BUDGET", 8 * MIB)
     url = f"s3://{bucket}/{name}"
     open_store(url, storage_options=s3_options).create("warm", b"")
     with b2array.config.using(cache_bytes=0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import functools
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from b2array import __main__, bloscpack
 from b2array.engine import snapshot
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
-from b2array.tools import anatomy, bench, cli, describing, options
+from b2array.tools import anatomy, bench, cli, demo, describing, options
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "cli.rst"
@@ -72,6 +73,13 @@ def transcripts(text: str) -> list[tuple[str, str]]:
     return list(zip(parts[::2], (part.rstrip("\n") + "\n" for part in parts[1::2]), strict=True))
 
 
+@pytest.fixture
+def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the demonstration take a small field."""
+    monkeypatch.setattr(demo, "main", functools.partial(demo.main, 8, 16))
+
+
+@pytest.mark.usefixtures("small_demo")
 def test_the_transcripts_of_the_documentation_are_what_happens(run: Run) -> None:
     names: dict[str, Any] = {}
     checker = doctest.OutputChecker()
@@ -122,6 +130,7 @@ def test_the_version_is_that_of_the_distribution(hidden: list[str]) -> None:
     assert "__version__" in dir(b2array)
 
 
+@pytest.mark.usefixtures("small_demo")
 def test_without_typer_the_demonstration_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__._without_typer(["demo"]) == 0
     assert "Every part is equal" in capsys.readouterr().out
@@ -612,3 +621,46 @@ def test_json_has_no_words_that_json_lacks(run: Run) -> None:
     found = json.loads(out, parse_constant=refuse)
     assert found["fill value"] == "nan"
     assert found["attrs"]["limits"] == ["-inf", 1.5, "nan"]
+
+
+def test_no_line_of_the_help_is_cut_off_at_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    texts = [run("--help")[1], *(run(str(command.name), "--help")[1] for command in cli.app.registered_commands)]
+    for line in "".join(texts).splitlines():
+        assert len(line) <= 80
+        assert not line.endswith("...") or line.startswith("Usage:")
+
+
+@pytest.mark.usefixtures("waves")
+def test_cat_writes_no_other_format(run: Run) -> None:
+    for name in ("x.txt", "x.h5", "x"):
+        code, out, err = run("cat", "waves.b2nd", "-o", name)
+        assert (code, out) == (1, "")
+        assert ".npy" in err
+        assert not Path(name).exists()
+
+
+@pytest.mark.usefixtures("waves")
+def test_copy_writes_blosc2_frames_only(run: Run) -> None:
+    for name in ("x.h5", "x.zarr", "x.npy", "x.blp"):
+        code, out, err = run("copy", "waves.b2nd", name)
+        assert (code, out) == (1, "")
+        assert "b2array convert" in err
+        assert not Path(name).exists()
+
+
+@pytest.mark.usefixtures("waves")
+def test_members_are_described_measured_and_copied_by_their_path(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_SECONDS", 0.001)
+    assert run("copy", "waves.b2nd", "g.b2d/a/waves") == (0, "", "")
+    assert run("copy", "g.b2d", "g.b2z") == (0, "", "")
+    for url in ("g.b2d/a/waves", "g.b2d/a/waves.b2nd", "g.b2d#a/waves", "g.b2z/a/waves", "g.b2z#a/waves"):
+        assert json.loads(run("info", url, "--json", "--chunks")[1])["sizes"]["grid"] == [3, 4]
+        assert run("info", url, "--raw")[0] == 0
+        assert run("cat", url, "[3, 4]") == (0, "124.\n", "")
+        assert run("bench", url, "--no-alternatives")[0] == 0
+        assert run("verify", url, "--deep")[0] == 0
+    assert run("copy", "g.b2z/a", "flat.b2d") == (0, "", "")
+    assert run("ls", "flat.b2d")[1].startswith("waves  float64  (30, 40)")
+    assert run("convert", "g.b2z/a/waves", "w.h5")[0] == 0
+    assert run("info", "w.h5", "--chunks")[0] == 1

@@ -52,6 +52,44 @@ def test_stops_if_what_it_reads_is_not_what_it_stored(temporary: Path, monkeypat
     assert list(temporary.iterdir()) == []
 
 
+def test_a_writer_that_is_killed_loses_nothing_and_has_written(
+    temporary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo.main(16, 64)
+    found = re.search(r"with ([\d.]+) kB written", capsys.readouterr().out)
+    assert found is not None
+    assert float(found[1]) > 5
+
+
+def test_says_if_a_killed_writer_has_changed_anything(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = demo._WRITER.replace("LocalStore.patch = os.replace =", "stop =") + "stop()"
+    assert commits != demo._WRITER + "stop()"
+    monkeypatch.setattr(demo, "_WRITER", commits)
+    with pytest.raises(RuntimeError, match="killed"):
+        demo.main(16, 64)
+
+
+def test_the_picture_shows_high_and_low(capsys: pytest.CaptureFixture[str]) -> None:
+    plane = np.linspace(0, 1, 100, dtype="f4")[:, None] + np.zeros((1, 100), "f4")
+    lines = list(demo._drawn(plane))
+    assert (lines[0].strip(), lines[-1].strip()) == ("", "@" * 76)
+    assert len(set("".join(lines))) == 10
+    assert len(set("".join(demo._drawn(np.zeros((3, 3), "f4"))))) == 1
+
+
+@pytest.mark.parametrize("hidden", [["blosc2"], ["blosc2", "zarr"]])
+def test_other_libraries_are_measured_if_they_are_installed(
+    hidden: list[str], temporary: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in hidden:
+        monkeypatch.setitem(sys.modules, name, None)
+    demo.main(8, 16)
+    out = capsys.readouterr().out
+    assert bool(re.search(r"^zarr +\d", out, re.MULTILINE)) == ("zarr" not in hidden)
+    assert not re.search(r"^blosc2 +\d", out, re.MULTILINE)
+    assert ("With blosc2 or zarr installed" in out) == ("zarr" in hidden)
+
+
 def test_the_pond_is_a_pond() -> None:
     field = demo.ripples(40, 48)
     assert field.shape == (40, 48, 48)

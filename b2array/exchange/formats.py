@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, Self
@@ -20,17 +21,45 @@ import numpy.typing as npt
 
 from b2array import bloscpack
 from b2array.array import creation, opening
+from b2array.array.array import NDArray
 from b2array.array.options import ArrayOptions
+from b2array.array.schunk import SChunk
 from b2array.bloscpack.header import Description, describe
 from b2array.codec.cparams import CParams
+from b2array.engine.handle import Handle
 from b2array.errors import FormatError, UnsupportedError
+from b2array.format.b2nd import GEOMETRIES
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
 
 __all__ = [
-    "NPY_MAGIC", "Box", "Format", "Piece", "Settings", "Source", "Storage", "check_blp", "json_attrs", "local_copy",
-    "only", "open_b2nd", "open_blp", "open_npy", "refuse_objects", "require", "write_b2nd", "write_blp", "write_npy",
+    "NPY_MAGIC",
+    "Box",
+    "Build",
+    "Building",
+    "Format",
+    "Piece",
+    "Put",
+    "Settings",
+    "Source",
+    "Storage",
+    "Tree",
+    "array_options",
+    "check_blp",
+    "json_attrs",
+    "local_copy",
+    "lone",
+    "open_blp",
+    "open_npy",
+    "refuse_objects",
+    "require",
+    "single",
+    "source_of",
+    "tree_b2nd",
+    "write_b2nd",
+    "write_blp",
+    "write_npy",
 ]  # fmt: skip
 
 Box = tuple[slice, ...]
@@ -42,7 +71,11 @@ NPY_MAGIC = b"\x93NUMPY"
 
 @dataclass(frozen=True)
 class Source:
-    """An array to read box by box. `chunks` and `blocks` are None if the format has none."""
+    """An array to read box by box.
+
+    `chunks` and `blocks` are None if the format has none. `stored` counts the stored bytes, and gives None if the
+    format does not tell. `handle` is that of a Blosc2 frame; the items of a super-chunk are its bytes.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -52,6 +85,8 @@ class Source:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     dims: tuple[str | None, ...] | None = None
     fill_value: Any = 0
+    stored: Callable[[], int | None] = lambda: None
+    handle: Handle | None = None
     resources: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -62,6 +97,45 @@ class Source:
             item[()] = self.fill_value
         return item[()]
 
+    @property
+    def is_bytes(self) -> bool:
+        """Whether it is a super-chunk, whose items are bytes."""
+        return self.handle is not None and not any(self.handle.frame.metalayer(name) is not None for name in GEOMETRIES)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of all items."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.resources.close()
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Arrays by name, to open one at a time, and the attributes of groups.
+
+    A single array has the name "", and so has the outermost group. `error` says why the list may be incomplete.
+    """
+
+    names: tuple[str, ...]
+    open: Callable[[str], Source]
+    attrs: Mapping[str, Callable[[], Mapping[str, Any]]] = field(default_factory=dict)
+    error: Exception | None = None
+    resources: ExitStack = field(default_factory=ExitStack)
+
+    def only(self, url: str) -> Source:
+        """Open the only array; raise ValueError if there are several, or none."""
+        if self.error is not None:
+            raise self.error
+        if len(self.names) != 1:
+            names = ", ".join(self.names) or "none"
+            raise ValueError(f"{redact(url)} holds several arrays, or none: name one of {names}")
+        return self.open(self.names[0])
+
     def __enter__(self) -> Self:
         return self
 
@@ -70,7 +144,7 @@ class Source:
 
 
 class Settings(NamedTuple):
-    """How to write the destination."""
+    """How to write an array. `given` are the chunks and blocks that the caller asks for."""
 
     chunks: tuple[int, ...]
     blocks: tuple[int, ...] | None
@@ -79,23 +153,66 @@ class Settings(NamedTuple):
     overwrite: bool
     storage_options: Storage
     options: Mapping[str, Any]
+    given: tuple[tuple[int, ...] | None, tuple[int, ...] | None] = (None, None)
+
+
+Put = Callable[[str, Source, Iterable[Piece], Settings], None]
+
+
+class Building(NamedTuple):
+    """How to add arrays and the attributes of groups, both by name, to a destination under way."""
+
+    put: Put
+    group: Callable[[str, Mapping[str, Any]], None]
+
+
+Build = Callable[[str, Settings], AbstractContextManager[Building]]
+
+
+def lone(build: Build) -> Put:
+    """Make what builds many arrays write one, called ``data`` if the URL gives no name."""
+
+    def write(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+        with build(url, settings) as building:
+            building.put("" if "#" in url else "data", source, pieces, settings)
+
+    return write
 
 
 class Format(NamedTuple):
     """A file format.
 
-    `open` opens a source. `check` raises an error for an array that the format cannot hold, before anything is
+    `tree` opens a source. `check` raises an error for an array that the format cannot hold, before anything is
     written. `write` writes a destination from pieces; if `sequential`, they must follow each other in C order. `keeps`
-    names the properties that the format stores besides the items.
+    names the properties that the format stores besides the items. `building` writes many arrays; formats of one array
+    have none.
     """
 
     name: str
     suffixes: tuple[str, ...]
-    open: Callable[[str, Storage], Source]
+    tree: Callable[[str, Storage], Tree]
     check: Callable[[Source, Settings], None]
-    write: Callable[[str, Source, Iterable[Piece], Settings], None]
-    sequential: bool
+    write: Put
+    sequential: bool = False
     keeps: frozenset[str] = frozenset({"attrs", "dims", "fill value"})
+    building: Build | None = None
+
+    def open(self, url: str, storage_options: Storage) -> Source:
+        """Open a source of one array; raise ValueError if it has several, or none."""
+        with ExitStack() as resources:
+            tree = resources.enter_context(self.tree(url, storage_options))
+            source = resources.enter_context(tree.only(url))
+            return replace(source, resources=resources.pop_all())
+
+
+def single(open_one: Callable[[str, Storage], Source]) -> Callable[[str, Storage], Tree]:
+    """Make what opens a source of one array open a tree of this one."""
+
+    def tree(url: str, storage_options: Storage) -> Tree:
+        source = open_one(url, storage_options)
+        return Tree(("",), lambda _: source, resources=source.resources)
+
+    return tree
 
 
 def require(module: str, extra: str, what: str) -> ModuleType:
@@ -133,14 +250,6 @@ def local_copy(url: str, storage_options: Storage) -> Iterator[str]:
         yield str(path)
 
 
-def only(found: Mapping[str, Any], url: str) -> Any:
-    """Return the only array of a file; raise ValueError if it has several, or none."""
-    if len(found) != 1:
-        names = ", ".join(found) or "none"
-        raise ValueError(f"{redact(url)} holds several arrays, or none: name one of {names}")
-    return next(iter(found.values()))
-
-
 def json_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Return attributes in types that JSON has: Python's numbers instead of NumPy's, lists instead of tuples."""
     try:
@@ -159,24 +268,42 @@ def _plain(value: object) -> Any:
 # Blosc2 frames.
 
 
-def open_b2nd(url: str, storage_options: Storage) -> Source:
+def source_of(handle: Handle) -> Source:
+    """Return the array of a frame, or the bytes of a super-chunk."""
+    if not any(handle.frame.metalayer(name) is not None for name in GEOMETRIES):
+        held = SChunk(handle)
+
+        def read(box: Box) -> npt.NDArray[Any]:
+            return np.frombuffer(held.get_slice(box[0].start, box[0].stop), np.uint8)
+
+        shape, attrs = (held.nbytes,), dict(held.vlmeta)
+        return Source(shape, np.dtype("u1"), read, attrs=attrs, stored=lambda: held.cbytes, handle=handle)
+    a = NDArray(handle)
+    return Source(
+        a.shape, a.dtype, a.__getitem__, a.chunks, a.blocks, dict(a.attrs), a.dims, a.fill_value, lambda: a.cbytes,
+        handle,
+    )  # fmt: skip
+
+
+def tree_b2nd(url: str, storage_options: Storage) -> Tree:
     """Open a Blosc2 frame; see `Format`."""
     a = opening.open(url, storage_options=storage_options)
     resources = ExitStack()
     resources.callback(a.close)
-    return Source(
-        a.shape, a.dtype, a.__getitem__, a.chunks, a.blocks, dict(a.attrs), a.dims, a.fill_value, resources
-    )  # fmt: skip
+    return Tree(("",), lambda _: source_of(a._handle), resources=resources)
 
 
 def write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
     """Write a Blosc2 frame; see `Format`."""
-    creation.write_regions(
-        url, source.shape, source.dtype, pieces, ArrayOptions(
-            chunks=None if 0 in settings.chunks else settings.chunks, blocks=settings.blocks, fill_value=source.fill,
-            dims=source.dims, attrs=source.attrs, cparams=settings.cparams, layout=settings.layout,
-            overwrite=settings.overwrite, storage_options=settings.storage_options,
-        ),
+    creation.write_regions(url, source.shape, source.dtype, pieces, array_options(source, settings))
+
+
+def array_options(source: Source, settings: Settings) -> ArrayOptions:
+    """Return the options of a new array with all that belongs to the source."""
+    return ArrayOptions(
+        chunks=None if 0 in settings.chunks else settings.chunks, blocks=settings.blocks, fill_value=source.fill,
+        dims=source.dims, attrs=source.attrs, cparams=settings.cparams, layout=settings.layout,
+        overwrite=settings.overwrite, storage_options=settings.storage_options,
     )  # fmt: skip
 
 
@@ -197,7 +324,9 @@ def open_npy(url: str, storage_options: Storage) -> Source:
     if not isinstance(data, np.ndarray):
         resources.close()
         raise FormatError(f"{redact(url)}: expected a .npy file, found an archive of several")
-    return Source(data.shape, data.dtype, lambda box: np.asarray(data[box]), resources=resources)
+    return Source(
+        data.shape, data.dtype, lambda box: np.asarray(data[box]), stored=lambda: data.nbytes, resources=resources
+    )  # fmt: skip
 
 
 def write_npy(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
@@ -233,7 +362,8 @@ def open_blp(url: str, storage_options: Storage) -> Source:
 
     return Source(
         about.shape, about.dtype, read, attrs=attrs if isinstance(attrs, dict) else {},
-        dims=tuple(dims) if isinstance(dims, list) else None, fill_value=item, resources=resources,
+        dims=tuple(dims) if isinstance(dims, list) else None, fill_value=item, stored=lambda: f.cbytes,
+        resources=resources,
     )  # fmt: skip
 
 

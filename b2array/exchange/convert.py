@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
@@ -14,9 +16,13 @@ import numpy.typing as npt
 
 from b2array import bloscpack
 from b2array.array import opening
+from b2array.array.info import counted
+from b2array.array.info import nbytes as shown_nbytes
 from b2array.buffers import Buffer
 from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.errors import B2ArrayError, FormatError, warn
+from b2array.exchange.formats import Box, Build, Format, Piece, Settings, Source, Storage, Tree
+from b2array.exchange.places import find
 from b2array.grid.chunking import automatic
 from b2array.grid.partition import boxes
 from b2array.progress import track
@@ -24,48 +30,19 @@ from b2array.store.atomic import require_free
 from b2array.store.base import Store
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
-from b2array.tools.formats import (  # fmt: skip
-    NPY_MAGIC,
-    Box,
-    Format,
-    Piece,
-    Settings,
-    Source,
-    Storage,
-    check_blp,
-    open_b2nd,
-    open_blp,
-    open_npy,
-    refuse_objects,
-    write_b2nd,
-    write_blp,
-    write_npy,
-)
-from b2array.tools.hdf5 import MAGIC, check_hdf5, open_hdf5, write_hdf5
-from b2array.tools.zarr import check_zarr, open_zarr, write_zarr
 
-__all__ = ["FORMATS", "convert", "find", "is_array", "pack_bytes", "save_intact", "unpack_bytes"]
+__all__ = [
+    "Conversion", "convert", "converted", "is_array", "pack_bytes", "regions", "save_intact", "unpack_bytes",
+]  # fmt: skip
 
 Url = str | os.PathLike[str]
-Name = Literal["b2nd", "npy", "zarr", "hdf5", "blp"]
+Name = Literal["b2nd", "b2d", "b2z", "npy", "zarr", "hdf5", "blp"]
 
 _BUDGET = 64 * 2**20
 """Number of bytes to read at once, unless a chunk is larger."""
 
 _FEWEST, _MOST = 2**16, 2**28
 """The destination gets the chunks of the source if their size in bytes is between these."""
-
-
-FORMATS = {
-    each.name: each
-    for each in (
-        Format("b2nd", (".b2nd", ".b2frame"), open_b2nd, refuse_objects, write_b2nd, sequential=False),
-        Format("npy", (".npy",), open_npy, refuse_objects, write_npy, sequential=False, keeps=frozenset()),
-        Format("zarr", (".zarr",), open_zarr, check_zarr, write_zarr, sequential=False),
-        Format("hdf5", (".h5", ".hdf5", ".hdf", ".nc"), open_hdf5, check_hdf5, write_hdf5, sequential=False),
-        Format("blp", (".blp",), open_blp, check_blp, write_blp, sequential=True),
-    )
-}
 
 
 def convert(
@@ -85,18 +62,19 @@ def convert(
     dst_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """Copy an array to another file format, a bounded number of bytes at a time.
+    """Copy an array, or a group of arrays, to another file format, a bounded number of bytes at a time.
 
     Attributes, names of dimensions and the fill value are copied, and the chunks too where both formats have them.
+    Groups can be copied between directories and archives of Blosc2 frames, HDF5 files and Zarr hierarchies.
 
     Parameters
     ----------
     src, dst : str or os.PathLike
-        Files, directories or URLs. Their endings tell the formats: ``.b2nd`` and ``.b2frame``, ``.npy``, ``.zarr``,
-        ``.h5``, ``.hdf5``, ``.hdf`` and ``.nc``, ``.blp``. Without such an ending, the first bytes of a source tell
-        its format. The name of a dataset in an HDF5 file follows ``#``, as in ``results.h5#run/pressure``. Without a
-        name, a source must have exactly one dataset, and a new dataset is called ``data``.
-    src_format, dst_format : {"b2nd", "npy", "zarr", "hdf5", "blp"}, optional
+        Files, directories or URLs. Their endings tell the formats: ``.b2nd`` and ``.b2frame``, ``.b2d`` and ``.b2z``
+        for groups, ``.npy``, ``.zarr``, ``.h5``, ``.hdf5``, ``.hdf`` and ``.nc``, ``.blp``. Without such an ending,
+        the contents of a source tell its format. A member is named by a path, as in ``results.h5/run/pressure``, or
+        behind ``#``. A new member without a name is called ``data``.
+    src_format, dst_format : {"b2nd", "b2d", "b2z", "npy", "zarr", "hdf5", "blp"}, optional
         The formats, if the endings do not tell or tell wrong ones.
     chunks, blocks : sequence of int, optional
         Extents in items, for formats that have them.
@@ -123,7 +101,7 @@ def convert(
     UnsupportedError
         The destination's format cannot hold the type of the items, or a package is missing. Nothing has been written.
     B2ArrayError
-        With `verify`: the destination differs from the source.
+        With `verify`: the destination differs from the source. Of a group, arrays could not be copied; the others were.
 
     Warns
     -----
@@ -139,39 +117,135 @@ def convert(
     ...     np.load(f"{directory}/a.npy").tolist()
     [[0, 1, 2], [3, 4, 5]]
     """
+    done = converted(
+        src, dst, src_format=src_format, dst_format=dst_format, chunks=chunks, blocks=blocks, cparams=cparams,
+        layout=layout, overwrite=overwrite, verify=verify, progress=progress, src_options=src_options,
+        dst_options=dst_options, **options,
+    )  # fmt: skip
+    if done.failed:
+        listed = "; ".join(f"{name}: {error}" for name, error in done.failed.items())
+        kind = FormatError if any(isinstance(error, FormatError) for error in done.failed.values()) else B2ArrayError
+        share = f"{len(done.failed)} of {counted(done.narrays, 'array')}"
+        raise kind(f"{redact(os.fspath(src))}: {share} could not be copied: {listed}")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What was converted: numbers of arrays and bytes, seconds, and what could not be read or written, by name."""
+
+    url: str
+    narrays: int
+    nbytes: int
+    stored: int
+    seconds: float
+    failed: Mapping[str, Exception]
+
+    def __str__(self) -> str:
+        ratio = f"{self.nbytes / self.stored:.2f}" if self.stored else "none"
+        return (
+            f"{self.url}: {counted(self.narrays - len(self.failed), 'array')} of {shown_nbytes(self.nbytes)}"
+            f" in {shown_nbytes(self.stored)}, ratio {ratio}, {self.seconds:.2f} s"
+        )
+
+
+def converted(
+    src: Url, dst: Url, *, src_format: str | None = None, dst_format: str | None = None,
+    chunks: Sequence[int] | None = None, blocks: Sequence[int] | None = None, cparams: AnyCParams = None,
+    layout: str = "auto", overwrite: bool = False, verify: bool = False, progress: bool = False,
+    src_options: Storage = None, dst_options: Storage = None, **options: Any,
+) -> Conversion:  # fmt: skip
+    """Do what `convert` does, and tell about it; of several arrays, those that fail do not stop the others."""
+    begun = time.perf_counter()
     from_format, src_url = find(src, src_format, src_options, exists=True)
     to_format, dst_url = find(dst, dst_format, dst_options, exists=False)
-    with from_format.open(src_url, src_options) as source:
-        settings = _settings(source, chunks, blocks, cparams, layout, overwrite, dst_options, options, to_format)
-        to_format.check(source, settings)
-        _warn_of_loss(source, to_format, dst_url)
-        total = math.prod(source.shape) * source.dtype.itemsize
-        regions = _regions(source, to_format, settings)
-        with track(total, "converting", progress) as shown:
-            to_format.write(dst_url, source, _pieces(source, regions, shown.advance), settings)
-        if verify:
-            with to_format.open(dst_url, dst_options) as copy, track(total, "verifying", progress) as shown:
-                _compare(source, copy, regions, dst_url, shown.advance)
-
-
-def _settings(
-    source: Source, chunks: Sequence[int] | None, blocks: Sequence[int] | None, cparams: AnyCParams, layout: str,
-    overwrite: bool, storage_options: Mapping[str, Any] | None, options: Mapping[str, Any], target: Format,
-) -> Settings:  # fmt: skip
     known = {"zarr": {"zarr_format"}, "blp": {"checksum", "offsets", "chunk_size", "max_app_chunks"}}
-    unknown = sorted(options.keys() - known.get(target.name, set()))
-    if unknown:
-        raise TypeError(f"a destination of format {target.name} takes no {', '.join(unknown)}")
-    given = None if chunks is None else tuple(chunks)
-    inner = None if blocks is None else tuple(blocks)
+    if unknown := sorted(options.keys() - known.get(to_format.name, set())):
+        raise TypeError(f"a destination of format {to_format.name} takes no {', '.join(unknown)}")
+    wanted = Settings(
+        (), None, None if cparams is None else given_or_default(cparams), layout, overwrite, dst_options, options,
+        (None if chunks is None else tuple(chunks), None if blocks is None else tuple(blocks)),
+    )  # fmt: skip
+    failed: dict[str, Exception] = {}
+    with from_format.tree(src_url, src_options) as tree:
+        names = tree.names
+        build, groups = to_format.building, {from_format.name, to_format.name} & {"b2d", "b2z"}
+        if build is not None and names != ("",) and (groups or len(names) != 1):
+            failed = _all_converted(tree, to_format, build, dst_url, wanted, verify=verify, progress=progress)
+        else:
+            with tree.only(src_url) as source:
+                _one_converted(source, to_format, dst_url, wanted, verify=verify, progress=progress)
+    nbytes = stored = 0
+    with to_format.tree(dst_url, dst_options) as made:
+        for each in made.names:
+            with made.open(each) as copy:
+                nbytes += copy.nbytes
+                stored += copy.stored() or 0
+    seconds = time.perf_counter() - begun
+    return Conversion(redact(os.fspath(dst)), len(names), nbytes, stored, seconds, failed)
+
+
+def _one_converted(source: Source, target: Format, url: str, wanted: Settings, *, verify: bool, progress: bool) -> None:
+    settings = _settings(source, wanted)
+    target.check(source, settings)
+    _warn_of_loss(source, target, url)
+    regions = _regions(source, target, settings)
+    with track(source.nbytes, "converting", progress) as shown:
+        target.write(url, source, _pieces(source, regions, shown.advance), settings)
+    if verify:
+        with target.open(url, wanted.storage_options) as copy, track(source.nbytes, "verifying", progress) as shown:
+            _compare(source, copy, regions, url, shown.advance)
+
+
+def _all_converted(
+    tree: Tree, target: Format, build: Build, url: str, wanted: Settings, *, verify: bool, progress: bool
+) -> dict[str, Exception]:
+    """Convert what is in a tree; return the errors by name. If all arrays fail, the first error is raised."""
+    failed: dict[str, Exception] = {} if tree.error is None else {"": tree.error}
+
+    def each(verb: Callable[[str, Source, Settings], None], names: Iterable[str], label: str) -> None:
+        with track(len(tree.names), label, progress, unit="items") as shown:
+            for name in names:
+                try:
+                    with tree.open(name) as source:
+                        verb(name, source, _settings(source, wanted))
+                except Exception as error:  # noqa: BLE001 - other libraries raise errors of many kinds
+                    failed[name] = error
+                shown.advance()
+
+    def copy(name: str, source: Source, settings: Settings) -> None:
+        target.check(source, settings)
+        _warn_of_loss(source, target, f"{url}/{name}")
+        building.put(name, source, _pieces(source, _regions(source, target, settings)), settings)
+
+    def compare(name: str, source: Source, settings: Settings) -> None:
+        with copies.open(name) as found:
+            _compare(source, found, _regions(source, target, settings), f"{url}/{name}")
+
+    with build(url, wanted) as building:
+        for name, attrs in tree.attrs.items():
+            try:
+                if found := attrs():
+                    building.group(name, found)
+            except Exception as error:  # noqa: BLE001 - as above
+                failed[f"{name}/"] = error
+        each(copy, tree.names, "arrays converted")
+        if tree.names and all(name in failed for name in tree.names):
+            raise failed[tree.names[0]]
+    if verify:
+        with target.tree(url, wanted.storage_options) as copies:
+            each(compare, [name for name in tree.names if name not in failed], "arrays verified")
+    return failed
+
+
+def _settings(source: Source, wanted: Settings) -> Settings:
+    given, inner = wanted.given
     if given is None and source.chunks is not None:
         nbytes = math.prod(source.chunks) * source.dtype.itemsize
         if (0 not in source.shape and _FEWEST <= nbytes <= _MOST) or source.chunks == source.shape:
             given = source.chunks
             inner = source.blocks if inner is None else inner
     cut, within = automatic(source.shape, source.dtype.itemsize, chunks=given, blocks=inner)
-    params = None if cparams is None else given_or_default(cparams)
-    return Settings(cut, within, params, layout, overwrite, storage_options, options)
+    return wanted._replace(chunks=cut, blocks=within)
 
 
 def _warn_of_loss(source: Source, target: Format, url: str) -> None:
@@ -187,31 +261,37 @@ def _warn_of_loss(source: Source, target: Format, url: str) -> None:
 
 def _regions(source: Source, target: Format, settings: Settings) -> list[Box]:
     """Cut the array into boxes to read and write at once: whole chunks, of the destination if possible."""
-    items = max(1, _BUDGET // source.dtype.itemsize)
     if target.sequential:
-        return list(boxes(source.shape, items))
-    if 0 in source.shape:
-        return []
+        return list(boxes(source.shape, max(1, _BUDGET // source.dtype.itemsize)))
     unit = source.chunks if target.name == "npy" and source.chunks else settings.chunks
+    return regions(source.shape, source.dtype.itemsize, unit)
+
+
+def regions(shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None) -> list[Box]:
+    """Cut an array into boxes to read at once: whole chunks, as many as fit into a bounded number of bytes."""
+    if 0 in shape:
+        return []
+    items = max(1, _BUDGET // itemsize)
+    unit = tuple(chunks or (1,) * len(shape))
     steps = list(unit)
     for axis in reversed(range(len(steps))):
         fitting = max(1, items // math.prod(steps))
-        steps[axis] = min(steps[axis] * fitting, -(-source.shape[axis] // unit[axis]) * unit[axis])
-    ranges = [range(0, n, step) for n, step in zip(source.shape, steps, strict=True)]
+        steps[axis] = min(steps[axis] * fitting, -(-shape[axis] // unit[axis]) * unit[axis])
+    ranges = [range(0, n, step) for n, step in zip(shape, steps, strict=True)]
     return [
-        tuple(slice(i, min(i + step, n)) for i, step, n in zip(starts, steps, source.shape, strict=True))
+        tuple(slice(i, min(i + step, n)) for i, step, n in zip(starts, steps, shape, strict=True))
         for starts in product(*ranges)
     ]
 
 
-def _pieces(source: Source, regions: list[Box], advance: Callable[[int], None]) -> Iterator[Piece]:
+def _pieces(source: Source, regions: list[Box], advance: Callable[[int], object] = id) -> Iterator[Piece]:
     for box in regions:
         values = np.asarray(source.read(box), source.dtype)
         yield box, values
         advance(values.nbytes)
 
 
-def _compare(source: Source, copy: Source, regions: list[Box], url: str, advance: Callable[[int], None]) -> None:
+def _compare(source: Source, copy: Source, regions: list[Box], url: str, advance: Callable[[int], object] = id) -> None:
     # In Zarr 3 the byte order belongs to the storage, not to the type.
     if source.shape != copy.shape or source.dtype.newbyteorder("=") != copy.dtype.newbyteorder("="):
         raise B2ArrayError(
@@ -233,50 +313,6 @@ def _same(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> bool:
     if x.dtype.char in "gG":
         return bool(np.array_equal(x, y, equal_nan=True))
     return x.shape == y.shape and x.tobytes() == y.tobytes()
-
-
-def find(
-    url: str | os.PathLike[str], name: str | None, storage_options: Storage, *, exists: bool
-) -> tuple[Format, str]:
-    """Return the format of a file and its URL as text.
-
-    The format is given by its name, by the ending of the URL or, if the file exists, by its first bytes.
-
-    Raises
-    ------
-    ValueError
-        The format is not known.
-    """
-    text = os.fspath(url)
-    if name is not None:
-        if name not in FORMATS:
-            raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {name!r}")
-        return FORMATS[name], text
-    path = redact(text).partition("::")[0].partition("#")[0].partition("?")[0].rstrip("/\\")
-    for found in FORMATS.values():
-        if path.lower().endswith(found.suffixes):
-            return found, text
-    if ".zarr/" in path.lower():
-        return FORMATS["zarr"], text
-    if exists:
-        return FORMATS[_sniff(open_store(text, storage_options=storage_options))], text
-    suffixes = " ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
-    raise ValueError(f"{redact(text)} has no ending of a known format; known are {suffixes}")
-
-
-def _sniff(store: Store) -> str:
-    head, frame, *zarr = store.head(["", "chunks.b2frame", "zarr.json", ".zarray", ".zgroup"], 16)
-    if not isinstance(frame, Exception):
-        return "b2nd"
-    if not all(isinstance(found, Exception) for found in zarr):
-        return "zarr"
-    if isinstance(head, Exception):
-        raise head
-    start = bytes(head.data)
-    for magic, name in ((NPY_MAGIC, "npy"), (MAGIC, "hdf5"), (b"blpk", "blp")):
-        if start.startswith(magic):
-            return name
-    return "b2nd"
 
 
 def is_array(url: str, storage_options: Storage) -> bool:

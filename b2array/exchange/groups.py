@@ -1,0 +1,173 @@
+"""Groups of Blosc2 frames as sources and destinations: directories, prefixes, and ``.b2z`` archives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+from b2array.array import copying, drafts
+from b2array.array.copying import CopyOptions
+from b2array.array.opening import create_schunk
+from b2array.array.options import ArrayOptions
+from b2array.engine.attributes import Attributes
+from b2array.engine.transaction import Transaction as Frame
+from b2array.errors import B2ArrayError, FormatError, ReadOnlyError
+from b2array.exchange.formats import Building, Piece, Settings, Source, Storage, Tree, array_options, source_of
+from b2array.group import whole
+from b2array.group.archive import Archive
+from b2array.group.directory import Directory, Kind, NewFrame, copy_of
+from b2array.group.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, members_among
+from b2array.group.packing import packing
+from b2array.group.transaction import Transaction
+from b2array.store.open import open_store
+from b2array.store.secrets import redact
+
+__all__ = ["Members", "building_b2d", "building_b2z", "members_of", "tree_group"]
+
+
+class Members(NamedTuple):
+    """The members of a group: where they are, their paths by name, and why the list may be incomplete."""
+
+    home: Directory | Archive
+    paths: dict[str, str]
+    error: B2ArrayError | None
+
+
+def members_of(url: str, storage_options: Storage) -> Members:
+    """Find the members of a group, or of the part of it that is named behind ``#``; attributes are among them.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no group, or nothing of that name in it.
+    """
+    address, _, wanted = url.partition("#")
+    wanted = wanted.strip("/")
+    home, error = whole.home_of(address, storage_options or {}), None
+    try:
+        paths = home.members()
+    except B2ArrayError as damage:
+        # Of a damaged manifest or embedding frame, the files still tell.
+        if isinstance(home, Archive):
+            raise
+        paths, error = members_among(home.store.walk()), damage
+        home.show(Manifest(), paths)
+    if isinstance(home, Archive) and not paths and not address.endswith(".b2z"):
+        raise FormatError(f"{home.url}: expected an archive of Blosc2 frames, found a zip archive without any")
+    name = wanted if wanted in paths else wanted.removesuffix(ARRAY).removesuffix(OTHER)
+    if name in paths:
+        return Members(home, {"": paths[name]}, error)
+    start = f"{name}/" * bool(name)
+    below = {each[len(start) :]: path for each, path in paths.items() if each.startswith(start)}
+    if wanted and not below:
+        raise FileNotFoundError(f"{home.url} has no member {wanted!r}")
+    return Members(home, below, error)
+
+
+def tree_group(url: str, storage_options: Storage) -> Tree:
+    """Open a group, or a member or a part of it; see `b2array.exchange.formats.Format`."""
+    home, paths, error = members_of(url, storage_options)
+
+    def opened(name: str) -> Source:
+        return source_of(home.open(paths[name], "r"))
+
+    def attrs(path: str) -> dict[str, Any]:
+        return dict(Attributes(home.open(path, "r")))
+
+    groups = {name: path for name, path in paths.items() if name.rpartition("/")[2] == ATTRS}
+    return Tree(
+        tuple(name for name in paths if name not in groups), opened,
+        {name.removesuffix(ATTRS).rstrip("/"): partial(attrs, path) for name, path in groups.items()}, error,
+    )  # fmt: skip
+
+
+def _frame(source: Source, pieces: Iterable[Piece], settings: Settings) -> tuple[str, NewFrame]:
+    """Return the suffix of a member, and what makes its frame. Chunks of frames are copied as they are if possible."""
+    handle, storage = source.handle, settings.storage_options or {}
+    if handle is not None and source.is_bytes:
+        return OTHER, copy_of(handle, storage)
+
+    def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> Frame:
+        kind = settings.layout if layout == "auto" else layout
+        if handle is None:
+            made = array_options(source, settings._replace(layout=kind, overwrite=overwrite))
+            return drafts.regions(url, source.shape, source.dtype, pieces, made)
+        chunks, blocks = settings.given
+        return copying.copied(handle, url, CopyOptions(ArrayOptions(
+            chunks=chunks, blocks=blocks, cparams=settings.cparams, layout=kind, overwrite=overwrite,
+            storage_options=storage,
+        )))  # fmt: skip
+
+    return ARRAY, new
+
+
+def _attributes(attrs: Mapping[str, Any], storage: Storage) -> NewFrame:
+    frame = create_schunk(chunksize=2**13)
+    frame.vlmeta.update(attrs)
+    return copy_of(frame._handle, storage or {})
+
+
+def _path(prefix: str, name: str) -> str:
+    return check_name(f"{prefix}/{name}" if prefix and name else prefix or name)
+
+
+@contextmanager
+def building_b2d(url: str, settings: Settings) -> Iterator[Building]:
+    """Write members in one commit; see `b2array.exchange.formats.Format`. A name behind ``#`` is where in the group."""
+    address, _, prefix = url.removesuffix(ARRAY).partition("#")
+    storage = settings.storage_options or {}
+    home = Directory(address, storage)
+    if whole.exists(home):
+        if not prefix and not settings.overwrite and (home.members() or not home.is_local):
+            raise FileExistsError(f"{home.url} exists; overwrite=True replaces it")
+        if not prefix:
+            whole.check_replaceable(home)
+        whole.complete(home)
+        home.recover()
+    else:
+        whole.initialise(home)
+    changes = Transaction(home, None if prefix else "")
+    try:
+
+        def put(name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+            full = _path(prefix, name)
+            # Of several, one that cannot be read must not cost an old one.
+            if full in changes.members() and (name or not settings.overwrite):
+                raise FileExistsError(f"{home.url} holds {full!r} already; overwrite=True replaces it")  # noqa: TRY301
+            suffix, new = _frame(source, pieces, settings)
+            changes.remove({full: path} if (path := changes.members().get(full)) else {})
+            changes.create(full, suffix, new, overwrite=False).close()
+
+        def group(name: str, attrs: Mapping[str, Any]) -> None:
+            full = f"{prefix}/{name}".strip("/")
+            changes.create(f"{full}/{ATTRS}".lstrip("/"), OTHER, _attributes(attrs, storage), overwrite=False)
+
+        yield Building(put, group)
+    except BaseException:
+        changes.abort()
+        raise
+    changes.commit()
+
+
+@contextmanager
+def building_b2z(url: str, settings: Settings) -> Iterator[Building]:
+    """Write an archive; see `b2array.exchange.formats.Format`."""
+    address, _, prefix = url.removesuffix(ARRAY).partition("#")
+    storage = settings.storage_options
+    (there,) = open_store(address, storage_options=storage).head([""], 1)
+    if prefix and not isinstance(there, Exception):
+        raise ReadOnlyError(
+            f"{redact(address)} is an archive, to which no member can be added: b2array.convert writes a new one"
+        )
+    with packing(address, overwrite=settings.overwrite, storage_options=storage) as add:
+
+        def put(name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+            suffix, new = _frame(source, pieces, settings._replace(storage_options=None))
+            add(_path(prefix, name) + suffix, new)
+
+        def group(name: str, attrs: Mapping[str, Any]) -> None:
+            add(f"{prefix}/{name}/{ATTRS}{OTHER}".replace("//", "/").lstrip("/"), _attributes(attrs, None))
+
+        yield Building(put, group)

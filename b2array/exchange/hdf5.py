@@ -1,0 +1,243 @@
+"""Datasets of HDF5 files, through the library h5py.
+
+Sources: the HDF5 data model, and the conventions of HDF5 dimension scales.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.errors import FormatError, UnsupportedError
+from b2array.exchange.formats import (  # fmt: skip
+    Box,
+    Building,
+    Piece,
+    Settings,
+    Source,
+    Storage,
+    Tree,
+    local_copy,
+    refuse_objects,
+    require,
+)
+from b2array.store.atomic import AtomicFile, require_free
+from b2array.store.open import open_store
+from b2array.store.secrets import redact
+
+__all__ = ["MAGIC", "building_hdf5", "check_hdf5", "tree_hdf5"]
+
+MAGIC = b"\x89HDF\r\n\x1a\n"
+_SCALES = frozenset({
+    "CLASS", "DIMENSION_LABELS", "DIMENSION_LIST", "NAME", "REFERENCE_LIST", "_FillValue", "_NCProperties",
+    "_Netcdf4Coordinates", "_Netcdf4Dimid",
+})  # fmt: skip
+
+
+def _parts(url: str) -> tuple[str, str]:
+    """Split a URL into that of the file and the name of a dataset or group; no name is the whole file."""
+    file, _, name = url.partition("#")
+    return file, name.strip("/")
+
+
+def tree_hdf5(url: str, storage_options: Storage) -> Tree:
+    """Open a file, or one dataset or group of it; see `b2array.exchange.formats.Format`."""
+    h5py = require("h5py", "hdf5", "HDF5")
+    address, name = _parts(url)
+    with ExitStack() as resources:
+        path = resources.enter_context(local_copy(address, storage_options))
+        try:
+            file = resources.enter_context(h5py.File(path, "r"))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise FormatError(f"{redact(address)}: expected an HDF5 file, found something else: {error}") from None
+        if name and name not in file:
+            raise FileNotFoundError(f"{redact(address)} holds no dataset {name!r}")
+        nodes = dict(_nodes(h5py, file, name))
+        top = len(name) + 1 if name else 0
+
+        def opened(inner: str) -> Source:
+            where = f"{name}/{inner}".strip("/")
+            with _reading(f"{redact(address)}#{where}"):
+                return _source(file[where], f"{redact(address)}#{where}")
+
+        groups = {at[top:]: partial(_attrs, file, at) for at, is_group in nodes.items() if is_group}
+        names = tuple(at[top:] for at, is_group in nodes.items() if not is_group)
+        return Tree(names, opened, groups, resources=resources.pop_all())
+
+
+def _nodes(h5py: ModuleType, file: Any, name: str) -> Iterator[tuple[str, bool]]:
+    """Yield what is at a name and below it, and whether it is a group; what cannot be opened is not."""
+    seen = set()
+    waiting = [name]
+    while waiting:
+        at = waiting.pop()
+        try:
+            node = file[at or "/"]
+            is_group = isinstance(node, h5py.Group)
+            address = h5py.h5o.get_info(node.id).addr
+            inner = [key for key in node if isinstance(node.get(key, getlink=True), h5py.HardLink)] if is_group else []
+        except (KeyError, OSError, RuntimeError):
+            yield at, False
+            continue
+        # A file may be damaged or made so that a group holds itself.
+        if is_group and address in seen:
+            continue
+        seen.add(address)
+        if is_group or isinstance(node, h5py.Dataset):
+            yield at, is_group
+        waiting += [f"{at}/{key}".lstrip("/") for key in reversed(inner)]
+
+
+@contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Say where damage is. HDF5 has errors without a number for it."""
+    try:
+        yield
+    except (OSError, RuntimeError, KeyError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise FormatError(f"{where}: {error.args[0] if error.args else error}") from None
+
+
+def _attrs(file: Any, name: str) -> dict[str, Any]:
+    return {key: _unpacked(value) for key, value in file[name or "/"].attrs.items() if key not in _SCALES}
+
+
+def _source(data: Any, where: str) -> Source:
+    def read(box: Box) -> npt.NDArray[Any]:
+        with _reading(where):
+            return np.asarray(data[box])
+
+    dims = tuple(_dim(dim) for dim in data.dims)
+    return Source(
+        data.shape, _bare(data.dtype), read, data.chunks, attrs=_attrs(data.file, data.name),
+        dims=dims if any(dims) else None, fill_value=data.fillvalue, stored=data.id.get_storage_size,
+    )  # fmt: skip
+
+
+def _dim(dim: Any) -> str | None:
+    if dim.label:
+        return str(dim.label)
+    return dim[0].name.rpartition("/")[2] if len(dim) else None
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item() if value.dtype.kind in "biufSU" else value
+    return value
+
+
+def _bare(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return a type without the metadata that h5py attaches to it."""
+    if dtype.hasobject:
+        return dtype
+    if dtype.subdtype is not None:
+        return np.dtype((_bare(dtype.base), dtype.shape))
+    if dtype.names is None:
+        return np.dtype(dtype.str)
+    fields = [dtype.fields[name] for name in dtype.names] if dtype.fields else []
+    return np.dtype({
+        "names": list(dtype.names),
+        "formats": [_bare(entry[0]) for entry in fields],
+        "offsets": [entry[1] for entry in fields],
+        "itemsize": dtype.itemsize,
+    })  # fmt: skip
+
+
+def _stored(dtype: np.dtype[Any]) -> Any:
+    """Return the type to store. h5py stores times as opaque bytes, which it recognises when it reads them."""
+    return require("h5py", "hdf5", "HDF5").opaque_dtype(dtype) if dtype.kind in "mM" else dtype
+
+
+def check_hdf5(source: Source, settings: Settings) -> None:
+    """Raise an error for arrays that HDF5 cannot hold; see `b2array.exchange.formats.Format`."""
+    refuse_objects(source, settings)
+    h5py = require("h5py", "hdf5", "HDF5")
+    try:
+        held = h5py.h5t.py_create(_stored(source.dtype), logical=True).dtype == source.dtype
+    except TypeError as error:
+        raise UnsupportedError(f"HDF5 cannot hold items of type {source.dtype}: {error}") from None
+    if not held:
+        raise UnsupportedError(f"HDF5 would change items of type {source.dtype}")
+    # Try the attributes on a file in memory, because only h5py knows which it can store.
+    with h5py.File("probe", "w", driver="core", backing_store=False) as probe:
+        _set_attrs(probe, source.attrs)
+
+
+def _set_attrs(node: Any, attrs: Mapping[str, Any]) -> None:
+    for name, value in attrs.items():
+        try:
+            node.attrs[name] = value
+        except (TypeError, ValueError, OSError) as error:
+            raise TypeError(f"HDF5 cannot hold the attribute {name!r}: {error}") from None
+
+
+@contextmanager
+def building_hdf5(url: str, settings: Settings, *, most: float = math.inf) -> Iterator[Building]:
+    """Write datasets; see `b2array.exchange.formats.Format`.
+
+    If the URL names a group, the other contents of the file stay. Without a name, the file is replaced, unless it has
+    more than `most` datasets.
+    """
+    h5py = require("h5py", "hdf5", "HDF5")
+    address, name = _parts(url)
+    store = open_store(address, storage_options=settings.storage_options)
+    overwrite = settings.overwrite or bool(name)
+    exists = require_free(store, {"": MAGIC}, "an HDF5 file", overwrite=overwrite) is not None
+    with AtomicFile(store, overwrite=settings.overwrite or (exists and bool(name))) as path:
+        if exists:
+            with local_copy(address, settings.storage_options) as old, tree_hdf5(old, None) as tree:
+                if not name and len(tree.names) > most:
+                    raise FileExistsError(f"{redact(address)} holds several datasets: name the one to replace behind #")
+                if name:
+                    shutil.copyfile(old, path)
+        with h5py.File(path, "a") as file:
+
+            def full(inner: str) -> str:
+                return f"{name}/{inner}".strip("/")
+
+            def put(inner: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+                where = full(inner)
+                if where in file:
+                    if not (settings.overwrite and isinstance(file[where], h5py.Dataset)):
+                        raise FileExistsError(
+                            f"{redact(address)} holds {where!r} already; overwrite=True replaces a dataset"
+                        )
+                    del file[where]
+                try:
+                    _put(file, where, source, pieces, settings)
+                except BaseException:
+                    if where in file:
+                        del file[where]
+                    raise
+
+            yield Building(put, lambda inner, attrs: _set_attrs(file.require_group(full(inner) or "/"), attrs))
+
+
+def _put(file: Any, name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+    dtype = _stored(source.dtype)
+    options: dict[str, Any] = {}
+    if source.shape and 0 not in source.shape:
+        options["chunks"] = tuple(min(c, n) for c, n in zip(settings.chunks, source.shape, strict=True))
+        options |= {"shuffle": True, "compression": "gzip", "compression_opts": 5}
+        if settings.cparams is not None:
+            options["compression_opts"] = settings.cparams.clevel
+    options["fillvalue"] = source.fill
+    if source.dtype.kind in "mM":
+        options["fillvalue"] = np.asarray(source.fill).view(dtype)
+    data = file.create_dataset(name, source.shape, dtype, **options)
+    for dim, label in zip(data.dims, source.dims or (), strict=False):
+        dim.label = label or ""
+    _set_attrs(data, source.attrs)
+    for box, values in pieces:
+        data[box] = values.view(dtype)

@@ -1,0 +1,165 @@
+"""What a path or URL names: its format, and the member of a group, an archive, an HDF5 file or a Zarr hierarchy."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from b2array.engine.source import FRAME_NAME
+from b2array.exchange.formats import (  # fmt: skip
+    NPY_MAGIC,
+    Format,
+    Storage,
+    check_blp,
+    lone,
+    open_blp,
+    open_npy,
+    refuse_objects,
+    single,
+    tree_b2nd,
+    write_b2nd,
+    write_blp,
+    write_npy,
+)
+from b2array.exchange.groups import building_b2d, building_b2z, tree_group
+from b2array.exchange.hdf5 import MAGIC, building_hdf5, check_hdf5, tree_hdf5
+from b2array.exchange.zarr import building_zarr, check_zarr, tree_zarr, write_zarr
+from b2array.group import whole
+from b2array.group.archive import MAGIC as ZIP_MAGIC
+from b2array.group.directory import Directory
+from b2array.group.manifest import EMBEDDED, MANIFEST, SUFFIXES
+from b2array.store.base import Head, Store
+from b2array.store.open import open_store
+from b2array.store.secrets import redact
+
+__all__ = ["FORMATS", "by_ending", "find"]
+
+FORMATS = {
+    each.name: each
+    for each in (
+        Format("b2nd", (".b2nd", ".b2frame"), tree_b2nd, refuse_objects, write_b2nd),
+        Format("b2d", (".b2d",), tree_group, refuse_objects, lone(building_b2d), building=building_b2d),
+        Format("b2z", (".b2z",), tree_group, refuse_objects, lone(building_b2z), building=building_b2z),
+        Format("npy", (".npy",), single(open_npy), refuse_objects, write_npy, keeps=frozenset()),
+        Format("zarr", (".zarr",), tree_zarr, check_zarr, write_zarr, building=building_zarr),
+        Format(
+            "hdf5", (".h5", ".hdf5", ".hdf", ".nc"), tree_hdf5, check_hdf5, lone(partial(building_hdf5, most=1)),
+            building=building_hdf5,
+        ),
+        Format("blp", (".blp",), single(open_blp), check_blp, write_blp, sequential=True),
+    )
+}  # fmt: skip
+
+_ENDINGS = "|".join(suffix[1:] for each in FORMATS.values() if each.building for suffix in each.suffixes)
+_CONTAINER = re.compile(rf"(.*?\.(?:{_ENDINGS}))/+([^?#]+)", re.IGNORECASE | re.DOTALL)
+_FILES = ("b2z", "hdf5")
+
+
+def find(
+    url: str | os.PathLike[str], name: str | None, storage_options: Storage, *, exists: bool
+) -> tuple[Format, str]:
+    """Return the format of a file and where it is; a member follows ``#``, as in ``results.h5#run/pressure``.
+
+    The format is given by its name, by the ending of the URL or, if the file exists, by its contents. A member is
+    named behind ``#`` or as a path below its group, with or without the ending of its file.
+
+    Raises
+    ------
+    ValueError
+        The format is not known.
+    """
+    text = os.fspath(url)
+    if name is not None and name not in FORMATS:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {name!r}")
+    if name is not None:
+        return FORMATS[name], (_split(text) or text) if FORMATS[name].building else text
+    found, text = by_ending(text)
+    if found is not None and (found.name != "b2nd" or not exists or "://" in text or os.path.lexists(text)):
+        return found, text
+    if exists:
+        try:
+            return _sniff(open_store(text, storage_options=storage_options)), text
+        except FileNotFoundError:
+            if (member := _member(text, storage_options)) is None:
+                raise
+            return member
+    suffixes = " ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
+    raise ValueError(f"{redact(text)} has no ending of a known format; known are {suffixes}")
+
+
+def by_ending(url: str) -> tuple[Format | None, str]:
+    """Return what the text of a URL tells: the format, or None, and the URL with ``#`` before the name of a member."""
+    inner = _split(url)
+    if inner is not None:
+        return _by_ending(inner.partition("#")[0]) or FORMATS["b2d"], inner
+    return _by_ending(url), url
+
+
+def _by_ending(url: str) -> Format | None:
+    path = redact(url).partition("::")[0].partition("#")[0].partition("?")[0].rstrip("/\\").lower()
+    return next((each for each in FORMATS.values() if path.endswith(each.suffixes)), None)
+
+
+def _split(url: str) -> str | None:
+    """Return a URL with ``#`` before the name of a member; None if its text names no member."""
+    if "#" in url:
+        kind = _by_ending(url.rpartition("#")[0])
+        return url if (kind is not None and kind.building) or (kind is None and not os.path.lexists(url)) else None
+    found = _CONTAINER.fullmatch(url)
+    if found is None:
+        return None
+    kind = _by_ending(found[1])
+    # A directory may have the ending of a file.
+    if kind is not None and kind.name in _FILES and Path(found[1]).is_dir():
+        return None
+    return f"{found[1]}#{found[2].rstrip('/')}"
+
+
+def _sniff(store: Store) -> Format:
+    """Find out by its contents what is there; a directory without any sign may be a group."""
+    head, *signs = store.head(["", FRAME_NAME, MANIFEST, EMBEDDED, "zarr.json", ".zarray", ".zgroup"], 16)
+    for sign, name in zip(signs, ("b2nd", "b2d", "b2d", "zarr", "zarr", "zarr"), strict=True):
+        if not isinstance(sign, Exception):
+            return FORMATS[name]
+    if isinstance(head, IsADirectoryError):
+        return FORMATS["b2d"]
+    if isinstance(head, Exception):
+        raise head
+    magics = {NPY_MAGIC: "npy", MAGIC: "hdf5", b"blpk": "blp"} | dict.fromkeys(ZIP_MAGIC, "b2z")
+    start = bytes(head.data)
+    return FORMATS[next((name for magic, name in magics.items() if start.startswith(magic)), "b2nd")]
+
+
+def _member(url: str, storage_options: Storage) -> tuple[Format, str] | None:
+    """Find what a path names that does not exist as it stands: a frame, a group, or a member of an outer one."""
+
+    def heads(place: str, *names: str) -> list[Head | Exception]:
+        return open_store(place, storage_options=storage_options).head(["", *names], 16)
+
+    def exists(found: Iterable[Head | Exception]) -> bool:
+        return any(isinstance(each, Head) for each in found)
+
+    if "?" in url or "::" in url:
+        return None
+    text = url.rstrip("/")
+    for suffix in SUFFIXES:
+        if exists(heads(text + suffix, FRAME_NAME)):
+            return FORMATS["b2nd"], text + suffix
+    if "://" in text and whole.exists(Directory(text, storage_options or {})):
+        return FORMATS["b2d"], text
+    outer, name = _outer(text)
+    while outer:
+        found = heads(outer, MANIFEST, EMBEDDED)
+        if exists(found):
+            kind = _sniff(open_store(outer, storage_options=storage_options))
+            return (kind, f"{outer}#{name}") if kind.building else None
+        outer, name = _outer(outer, name)
+    return None
+
+
+def _outer(path: str, name: str = "") -> tuple[str, str]:
+    outer, slash, last = path.rpartition("/")
+    return ("" if outer.endswith((":", ":/")) else outer), f"{last}/{name}".rstrip("/") if slash else ""

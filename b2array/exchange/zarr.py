@@ -1,0 +1,289 @@
+"""Zarr arrays, through the library zarr.
+
+Sources: the specifications of Zarr, versions 2 and 3; the attribute ``_ARRAY_DIMENSIONS`` is xarray's convention.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
+
+import numcodecs
+import numpy as np
+import numpy.typing as npt
+
+from b2array.codec.cparams import CParams
+from b2array.codec.header import FilterId
+from b2array.errors import FormatError, UnsupportedError
+from b2array.exchange.formats import (  # fmt: skip
+    Box,
+    Building,
+    Piece,
+    Settings,
+    Source,
+    Storage,
+    Tree,
+    json_attrs,
+    refuse_objects,
+    require,
+)
+from b2array.store.atomic import require_free
+from b2array.store.base import Store
+from b2array.store.open import open_store
+from b2array.store.secrets import redact
+
+__all__ = ["building_zarr", "check_zarr", "tree_zarr", "write_zarr"]
+
+_DIMS = "_ARRAY_DIMENSIONS"
+
+
+def tree_zarr(url: str, storage_options: Storage) -> Tree:
+    """Open an array or a hierarchy; see `b2array.exchange.formats.Format`."""
+    root = _opened(url, storage_options)
+    if root is None:
+        raise FileNotFoundError(f"{redact(url)} does not exist, or is not a Zarr array")
+    if not isinstance(root, require("zarr", "zarr", ".zarr").Group):
+        return Tree(("",), lambda _: _source(root, redact(url)))
+    groups: dict[str, Callable[[], Mapping[str, Any]]] = {"": lambda: dict(root.attrs)}
+    try:
+        members = dict(sorted(root.members(max_depth=None)))
+    except Exception:  # noqa: BLE001 - metadata that are damaged raise errors of many kinds
+        members = _found(url, storage_options)
+    arrays = []
+    for name, node in members.items():
+        if isinstance(node, type(root)):
+            groups[name] = partial(lambda node: dict(node.attrs), node)
+        else:
+            arrays.append(name)
+
+    def opened(name: str) -> Source:
+        where = f"{redact(url)}/{name}"
+        with _reading(where):
+            return _source(members[name] or root[name], where)
+
+    return Tree(tuple(arrays), opened, groups)
+
+
+def _found(url: str, storage_options: Storage) -> dict[str, Any]:
+    """Find what is below a group by the names of files: groups opened, arrays and what is damaged as None."""
+    files = open_store(_parts(url), storage_options=storage_options).walk()
+    names = {
+        file.rpartition("/")[0] for file in files if file.rpartition("/")[2] in ("zarr.json", ".zarray", ".zgroup")
+    }
+    found = {}
+    for name in sorted(names - {""}):
+        node = None
+        with suppress(Exception):
+            node = _opened(f"{_parts(url)}/{name}", storage_options)
+        found[name] = node
+    return found
+
+
+def _opened(url: str, storage_options: Storage) -> Any:
+    """Open an array or group; None if there is none."""
+    zarr = require("zarr", "zarr", ".zarr")
+    address = _parts(url)
+    local = "://" not in address
+    try:
+        options = dict(storage_options) if storage_options and not local else None
+        return zarr.open(open_store(address).url if local else address, mode="r", storage_options=options)
+    except zarr.errors.NodeNotFoundError:
+        return None
+
+
+def _parts(url: str) -> str:
+    """Return the URL of a member, whose name may follow ``#``."""
+    return "/".join(part.strip("/") if n else part.rstrip("/") for n, part in enumerate(url.split("#", 1)))
+
+
+@contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Say where damage is. Codecs have errors of several kinds for it."""
+    try:
+        yield
+    except (RuntimeError, ValueError, KeyError, zlib.error) as error:
+        raise FormatError(f"{where}: {error}") from None
+
+
+def _source(node: Any, where: str) -> Source:
+    def read(box: Box) -> npt.NDArray[Any]:
+        with _reading(where):
+            return np.asarray(node[box])
+
+    attrs = dict(node.attrs)
+    dims = node.metadata.dimension_names if node.metadata.zarr_format == 3 else attrs.pop(_DIMS, None)
+    chunks, blocks = (node.shards, node.chunks) if node.shards else (node.chunks, None)
+    return Source(
+        tuple(node.shape), np.dtype(node.dtype), read, tuple(chunks), None if blocks is None else tuple(blocks), attrs,
+        None if dims is None else tuple(dims), 0 if node.fill_value is None else node.fill_value, node.nbytes_stored,
+    )  # fmt: skip
+
+
+def _create(url: Any, source: Source, settings: Settings, storage_options: Storage, **more: Any) -> Any:
+    zarr = require("zarr", "zarr", ".zarr")
+    number = settings.options.get("zarr_format", 3)
+    attrs = json_attrs(source.attrs)
+    dims: dict[str, Any] = {}
+    if source.dims is not None and number == 3:
+        dims["dimension_names"] = source.dims
+    elif source.dims is not None and None not in source.dims:
+        attrs[_DIMS] = list(source.dims)
+    if settings.cparams is not None:
+        dims["compressors"] = _codec(settings.cparams, number, source.dtype.itemsize)
+    chunks = tuple(max(1, c) for c in settings.chunks)
+    with warnings.catch_warnings():
+        # Zarr warns about types without a specification, but reads them back correctly.
+        warnings.simplefilter("ignore")
+        return zarr.create_array(
+            url, shape=source.shape, dtype=source.dtype, chunks=chunks,
+            fill_value=source.fill, attributes=attrs, zarr_format=number, storage_options=storage_options,
+            **dims, **more,
+        )  # fmt: skip
+
+
+def _codec(cparams: CParams, number: int, itemsize: int) -> Any:
+    name, shuffles = str(cparams.codec), [fid for fid in cparams.filter_slots if fid]
+    if shuffles not in ([], [FilterId.SHUFFLE], [FilterId.BITSHUFFLE]):
+        raise UnsupportedError(f"Zarr has no filters but shuffle or bitshuffle, not {cparams.filters}")
+    kind = "noshuffle" if not shuffles else "shuffle" if shuffles[0] == FilterId.SHUFFLE else "bitshuffle"
+    if number == 2:
+        return numcodecs.Blosc(name, cparams.clevel, ("noshuffle", "shuffle", "bitshuffle").index(kind))
+    codecs = require("zarr.codecs", "zarr", ".zarr")
+    return codecs.BloscCodec(cname=name, clevel=cparams.clevel, shuffle=kind, typesize=min(itemsize, 255))
+
+
+def check_zarr(source: Source, settings: Settings) -> None:
+    """Raise an error for arrays that Zarr cannot hold; see `b2array.exchange.formats.Format`."""
+    refuse_objects(source, settings)
+    zarr = require("zarr", "zarr", ".zarr")
+    json_attrs(source.attrs)
+    small = Source((1,), source.dtype, source.read, fill_value=source.fill_value)
+    try:
+        memory = zarr.storage.MemoryStore()
+        probe = _create(memory, small, settings._replace(chunks=(1,)), None)
+        one = np.ones(1, source.dtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            probe[:] = one
+            probe = zarr.open_array(memory, mode="r")
+        # Zarr changes the bytes of some types.
+        held = probe.dtype.newbyteorder("=") == source.dtype.newbyteorder("=") and bool((probe[:] == one).all())
+    except (TypeError, ValueError) as error:
+        raise UnsupportedError(f"Zarr cannot hold items of type {source.dtype}: {error}") from None
+    if not held:
+        raise UnsupportedError(f"Zarr would not give items of type {source.dtype} back as they are")
+
+
+def write_zarr(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+    """Write an array; see `b2array.exchange.formats.Format`."""
+    with building_zarr(url, settings, "array") as building:
+        building.put("", source, pieces, settings)
+
+
+@contextmanager
+def building_zarr(
+    url: str, settings: Settings, kind: Literal["array", "hierarchy"] = "hierarchy"
+) -> Iterator[Building]:
+    """Write one array or a hierarchy; see `b2array.exchange.formats.Format`.
+
+    In local directories it is made beside what it replaces; elsewhere in place.
+    """
+    zarr = require("zarr", "zarr", ".zarr")
+    (container, _, member), url = url.partition("#"), _parts(url)
+    store = open_store(url, storage_options=settings.storage_options)
+    there = _is_there(url, store, settings, kind)
+    beside = store.temporary("")
+    options = None if beside else dict(settings.storage_options or {})
+    place = url if beside is None else beside
+
+    number = settings.options.get("zarr_format", 3)
+
+    def group(name: str, attrs: Mapping[str, Any]) -> Any:
+        where = f"{place}/{name}".rstrip("/")
+        node = zarr.open_group(where, mode="a", zarr_format=number, storage_options=options)
+        return node.update_attributes(json_attrs(attrs)) if attrs else node
+
+    def put(name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+        for outer in _outer(name):
+            group(outer, {})
+        try:
+            more = {"overwrite": settings.overwrite} if beside is None else {}
+            out = _create(f"{place}/{name}".rstrip("/"), source, settings, options, **more)
+            for box, values in pieces:
+                out[box] = values
+        except BaseException:
+            if name:
+                with suppress(KeyError):
+                    del group("", {})[name]
+            raise
+
+    try:
+        if beside is None and there and kind == "hierarchy":
+            store.delete(store.walk())
+        with nullcontext() if beside is None else _exchanged(Path(store.url), Path(beside)):
+            if kind == "hierarchy":
+                group("", {})
+            yield Building(put, group)
+        if member:
+            _make_outer(container, member, number, settings.storage_options)
+    except BaseException:
+        if beside is None and not there:
+            with suppress(OSError, UnsupportedError):
+                store.delete(store.walk())
+        raise
+
+
+def _make_outer(container: str, member: str, number: int, storage_options: Storage) -> None:
+    """Make the groups that a new member is in."""
+    zarr = require("zarr", "zarr", ".zarr")
+    for outer in ("", *_outer(member)):
+        where = f"{container}/{outer}".rstrip("/")
+        if _opened(where, storage_options) is None:
+            options = dict(storage_options or {}) if "://" in where else None
+            zarr.open_group(where, mode="a", zarr_format=number, storage_options=options)
+
+
+def _outer(name: str) -> Iterator[str]:
+    """Yield the names of the groups that an array is in, but not that of the outermost one."""
+    return accumulate(name.strip("/").split("/")[:-1], "{}/{}".format)
+
+
+@contextmanager
+def _exchanged(target: Path, path: Path) -> Iterator[None]:
+    """Let the block make a temporary directory, and exchange it with the existing one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    old = path.with_name(f"{path.name}-old")
+    try:
+        yield
+        if target.exists():
+            target.rename(old)
+        path.rename(target)
+    except BaseException:
+        if old.exists():
+            old.rename(target)
+        raise
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_there(url: str, store: Store, settings: Settings, kind: str) -> bool:
+    """Say whether something is to be replaced; raise FileExistsError if it must not be, or is something else."""
+    kinds = {"zarr.json": b"", ".zarray": b""} | ({".zgroup": b""} if kind == "hierarchy" else {})
+    found = require_free(store, kinds, "a Zarr array", overwrite=settings.overwrite, name="zarr.json", alone=True)
+    if found is None:
+        return False
+    node = None
+    zarr = require("zarr", "zarr", ".zarr")
+    with suppress(OSError, ValueError):
+        node = _opened(url, settings.storage_options)
+    if not isinstance(node, zarr.Array if kind == "array" else (zarr.Array, zarr.Group)):
+        raise FileExistsError(f"{store.url} exists and is not a Zarr array that can be replaced")
+    return True

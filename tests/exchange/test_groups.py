@@ -1,0 +1,290 @@
+"""Groups of arrays from any format to any other, and members by their paths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import blosc2
+import h5py
+import numpy as np
+import pytest
+import zarr
+
+import b2array
+from b2array.errors import B2ArrayError, FormatError, ReadOnlyError
+from b2array.exchange.convert import converted
+from b2array.exchange.places import find
+
+ARRAYS = {"air/t": np.arange(12.0).reshape(3, 4), "air/deep/w": np.arange(5, dtype="i2"), "roof": np.ones((2, 2))}
+ATTRS = {"": {"place": "roof"}, "air": {"height": 3}}
+PLACES = ["x.b2d", "x.b2z", "x.h5", "x.zarr", "memory://"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*a .npy file has no place for")
+
+
+def fill(group: Any) -> None:
+    for name, values in ARRAYS.items():
+        group.create(name, data=values, attrs={"unit": "m"}, dims=tuple("yx"[: values.ndim]))
+    for name, attrs in ATTRS.items():
+        (group[name] if name else group).attrs.update(attrs)
+
+
+def address(place: str, directory: Path) -> str:
+    return f"memory:/{directory}/x.b2d" if place == "memory://" else str(directory / place)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    fill(b2array.open_group(tmp_path / "source.b2d", "w"))
+    return tmp_path / "source.b2d"
+
+
+def check(url: str) -> None:
+    """Check all arrays and attributes, read by the library of the format."""
+    if url.endswith(".h5"):
+        with h5py.File(url) as file:
+            found = {name: (file[name][...], file[name].attrs["unit"]) for name in ARRAYS}
+            attrs = {name: dict(file[name or "/"].attrs) for name in ATTRS}
+    elif url.endswith(".zarr"):
+        root = zarr.open_group(url, mode="r")
+        found = {name: (root[name][...], root[name].attrs["unit"]) for name in ARRAYS}
+        attrs = {name: dict(root[name].attrs if name else root.attrs) for name in ATTRS}
+    else:
+        group = b2array.open_group(url)
+        found = {name: (group[name][...], group[name].attrs["unit"]) for name in ARRAYS}
+        attrs = {name: dict((group[name] if name else group).attrs) for name in ATTRS}
+    assert attrs == ATTRS
+    for name, values in ARRAYS.items():
+        assert found[name][1] == "m"
+        np.testing.assert_array_equal(found[name][0], values)
+        assert found[name][0].dtype == values.dtype
+
+
+@pytest.mark.parametrize("target", PLACES)
+@pytest.mark.parametrize("middle", PLACES)
+def test_a_group_of_any_format_becomes_one_of_any_other(middle: str, target: str, source: Path, tmp_path: Path) -> None:
+    first, second = address(middle, tmp_path / "first"), address(target, tmp_path / "second")
+    b2array.convert(source, first, verify=True)
+    check(first)
+    b2array.convert(first, second, verify=True)
+    check(second)
+
+
+def test_a_group_goes_to_s3_and_back(source: Path, tmp_path: Path, bucket: str, s3_options: dict[str, Any]) -> None:
+    for name in ("x.b2d", "x.b2z"):
+        url = f"s3://{bucket}/{name}"
+        b2array.convert(source, url, dst_options=s3_options, verify=True)
+        b2array.convert(f"{url}/air/t", tmp_path / "t.npy", src_options=s3_options)
+        np.testing.assert_array_equal(np.load(tmp_path / "t.npy"), ARRAYS["air/t"])
+        (tmp_path / "t.npy").unlink()
+        b2array.convert(url, tmp_path / f"back-{name}", src_options=s3_options)
+        check(str(tmp_path / f"back-{name}"))
+
+
+def test_python_blosc2_opens_an_archive_of_ours(source: Path, tmp_path: Path) -> None:
+    path = str(tmp_path / "x.b2z")
+    b2array.convert(source, path)
+    with blosc2.open(path, mode="r") as tree:
+        assert isinstance(tree, blosc2.TreeStore)
+        for name, values in ARRAYS.items():
+            np.testing.assert_array_equal(tree[f"/{name}"][...], values)
+        assert tree.vlmeta["place"] == "roof"
+    assert [each.name for each in tmp_path.glob("*.b2tmp")] == []
+
+
+@pytest.mark.parametrize("suffix", [".b2d", ".b2z"])
+def test_stores_of_python_blosc2_are_converted_with_embedded_members_and_chunks(suffix: str, tmp_path: Path) -> None:
+    url = str(tmp_path / f"stock{suffix}")
+    with blosc2.TreeStore(url, mode="w", threshold=10_000) as tree:
+        tree["/a/small"], tree["/large"] = np.arange(3), np.arange(50_000)
+        tree["/bytes"] = blosc2.SChunk(data=b"12345678", chunksize=8)
+    b2array.convert(url, tmp_path / "x.h5")
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert file["a/small"][...].tolist() == [0, 1, 2]
+        assert file["bytes"][...].tobytes() == b"12345678"
+    b2array.convert(url, tmp_path / "x.b2d")
+    group = b2array.open_group(tmp_path / "x.b2d")
+    assert group["bytes"].get_slice() == b"12345678"
+    assert (group["large"][-1], group["a/small"][...].tolist()) == (49_999, [0, 1, 2])
+
+
+def test_chunks_of_frames_are_copied_as_they_are_unless_options_ask_for_others(tmp_path: Path) -> None:
+    group = b2array.open_group(tmp_path / "x.b2d", "w")
+    group.create("a", data=np.arange(1000), chunks=(7,), blocks=(7,), cparams=b2array.CParams("lz4"))
+    b2array.convert(tmp_path / "x.b2d", tmp_path / "y.b2z")
+    a = b2array.open_group(tmp_path / "y.b2z")["a"]
+    assert (a.chunks, a.cparams.codec) == ((7,), "lz4")
+    b2array.convert(tmp_path / "x.b2d", tmp_path / "z.b2d", chunks=(100,), cparams=b2array.CParams("zlib"))
+    a = b2array.open_group(tmp_path / "z.b2d")["a"]
+    assert (a.chunks, a.cparams.codec) == ((100,), "zlib")
+
+
+def damage(source: Path) -> None:
+    path = source / "air/t.b2nd"
+    raw = bytearray(path.read_bytes())
+    raw[200] ^= 255
+    path.write_bytes(raw)
+    (source / "roof.b2nd").write_bytes(b"nothing")
+
+
+@pytest.mark.parametrize("target", PLACES)
+def test_a_damaged_member_costs_itself_and_no_other(target: str, source: Path, tmp_path: Path) -> None:
+    damage(source)
+    url = address(target, tmp_path / "out")
+    done = converted(source, url, verify=True)
+    assert (done.narrays, sorted(done.failed)) == (3, ["air/t", "roof"])
+    assert all(isinstance(error, FormatError) for error in done.failed.values())
+    with find(url, None, None, exists=True)[0].tree(url, None) as tree:
+        assert tree.names == ("air/deep/w",)
+    with pytest.raises(FormatError, match=r"2 of 3 arrays could not be copied: air/t: .*; roof: "):
+        b2array.convert(source, url, overwrite=True)
+
+
+@pytest.mark.parametrize("what", ["dataset", "metadata"])
+def test_damage_in_other_formats_is_a_format_error_of_its_member(what: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("bad", data=rng.random(1000), chunks=(1000,), compression="gzip", fletcher32=True)
+        file["good"] = np.arange(3)
+        at = file["bad"].id.get_chunk_info(0).byte_offset
+    raw = bytearray((tmp_path / "x.h5").read_bytes())
+    raw[at + 100] ^= 255
+    (tmp_path / "x.h5").write_bytes(raw)
+    group = zarr.create_group(tmp_path / "x.zarr")
+    group.create_array("bad", data=rng.random(1000))
+    group.create_array("good", data=np.arange(3))
+    file = tmp_path / "x.zarr/bad" / ("c/0" if what == "dataset" else "zarr.json")
+    file.write_bytes(b"{" + file.read_bytes()[:-20])
+    for name in ("x.h5", "x.zarr"):
+        done = converted(tmp_path / name, tmp_path / f"{name}.b2d")
+        assert [*done.failed] == ["bad"]
+        assert isinstance(done.failed["bad"], FormatError)
+        assert b2array.open_group(tmp_path / f"{name}.b2d")["good"][...].tolist() == [0, 1, 2]
+
+
+def test_a_file_of_hdf5_that_holds_itself_ends(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["a/x"] = np.arange(3)
+        file["a/again"] = file["/"]
+        file["soft"] = h5py.SoftLink("/a")
+    b2array.convert(tmp_path / "x.h5", tmp_path / "x.b2d", src_format="hdf5")
+    assert [name for name, _ in b2array.open_group(tmp_path / "x.b2d").walk()] == ["a", "a/x"]
+
+
+@pytest.mark.parametrize("target", PLACES)
+def test_a_group_is_replaced_only_on_request_and_as_a_whole(target: str, source: Path, tmp_path: Path) -> None:
+    url = address(target, tmp_path / "out")
+    b2array.convert(source, url)
+    group = b2array.open_group(tmp_path / "other.b2d", "w")
+    group["one"], group["two"] = [1], [2]
+    with pytest.raises(FileExistsError):
+        b2array.convert(tmp_path / "other.b2d", url)
+    check(url)
+    b2array.open_group(tmp_path / "bad.b2d", "w")["one"] = [1]
+    (tmp_path / "bad.b2d/one.b2nd").write_bytes(b"nothing")
+    with pytest.raises(FormatError):
+        b2array.convert(tmp_path / "bad.b2d", url, overwrite=True)
+    check(url)
+    b2array.convert(tmp_path / "other.b2d", url, overwrite=True)
+    with find(url, None, None, exists=True)[0].tree(url, None) as tree:
+        assert tree.names == ("one", "two")
+
+
+def test_what_is_no_group_is_never_replaced(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.b2d").mkdir()
+    (tmp_path / "mine.b2d/letter.txt").write_text("dear")
+    (tmp_path / "mine.b2z").write_text("dear")
+    for name in ("mine.b2d", "mine.b2z"):
+        with pytest.raises(FileExistsError):
+            b2array.convert(source, tmp_path / name, overwrite=True)
+    assert [each.name for each in (tmp_path / "mine.b2d").iterdir()] == ["letter.txt"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ["/air/t", "#air/t", "/air/t.b2nd", "#/air/t"])
+def test_a_member_is_named_by_its_path(place: str, name: str, source: Path, tmp_path: Path) -> None:
+    url = address(place, tmp_path / "x")
+    b2array.convert(source, url)
+    if name.endswith(".b2nd") and place in ("x.h5", "x.zarr"):
+        return  # an ending of another format
+    b2array.convert(url + name, tmp_path / "t.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "t.npy"), ARRAYS["air/t"])
+    with pytest.raises(FileNotFoundError):
+        b2array.convert(f"{url}/air/none", tmp_path / "none.npy")
+
+
+def test_a_member_is_found_in_a_group_without_an_ending(source: Path, tmp_path: Path) -> None:
+    source.rename(tmp_path / "plain")
+    for name in ("air/t", "air/t.b2nd"):
+        b2array.convert(tmp_path / "plain" / name, tmp_path / "t.npy", overwrite=True)
+        np.testing.assert_array_equal(np.load(tmp_path / "t.npy"), ARRAYS["air/t"])
+    b2array.convert(tmp_path / "plain/air", tmp_path / "air.h5")
+    with h5py.File(tmp_path / "air.h5") as file:
+        assert sorted(file) == ["deep", "t"]
+    with blosc2.TreeStore(str(tmp_path / "stock"), mode="w", threshold=10_000) as tree:
+        tree["/a/small"] = np.arange(3)
+    for name in ("a/small", "a/small.b2nd"):
+        b2array.convert(tmp_path / "stock" / name, tmp_path / "s.npy", overwrite=True)
+        assert np.load(tmp_path / "s.npy").tolist() == [0, 1, 2]
+
+
+def test_a_member_is_added_to_what_is_there(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(3))
+    np.save(tmp_path / "y.npy", np.arange(4))
+    for url in (f"{tmp_path}/g.b2d", f"memory://{tmp_path.name}/g.b2d", f"{tmp_path}/g.h5", f"{tmp_path}/g.zarr"):
+        b2array.convert(tmp_path / "x.npy", f"{url}/a/x", verify=True)
+        b2array.convert(tmp_path / "y.npy", f"{url}/y", verify=True)
+        with pytest.raises(FileExistsError):
+            b2array.convert(tmp_path / "y.npy", f"{url}/a/x")
+        b2array.convert(f"{url}/a/x", tmp_path / "back.npy", overwrite=True)
+        assert np.load(tmp_path / "back.npy").tolist() == [0, 1, 2]
+        with find(url, None, None, exists=True)[0].tree(url, None) as tree:
+            assert tree.names == ("a/x", "y")
+        b2array.convert(tmp_path / "y.npy", f"{url}/a/x", overwrite=True)
+        b2array.convert(f"{url}/a/x", tmp_path / "back.npy", overwrite=True)
+        assert np.load(tmp_path / "back.npy").tolist() == [0, 1, 2, 3]
+    b2array.convert(tmp_path / "x.npy", tmp_path / "new.b2z#a/x")
+    assert b2array.open_group(tmp_path / "new.b2z")["a/x"][...].tolist() == [0, 1, 2]
+    with pytest.raises(ReadOnlyError, match="archive"):
+        b2array.convert(tmp_path / "y.npy", tmp_path / "new.b2z/y", overwrite=True)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_group_without_members_is_a_group_afterwards(place: str, tmp_path: Path) -> None:
+    b2array.open_group(tmp_path / "source.b2d", "w")
+    url = address(place, tmp_path / "x")
+    b2array.convert(tmp_path / "source.b2d", url)
+    with find(url, None, None, exists=True)[0].tree(url, None) as tree:
+        assert tree.names == ()
+
+
+def test_an_archive_of_something_else_is_no_group(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.arange(3))
+    with pytest.raises(FormatError, match="zip archive without any"):
+        b2array.convert(tmp_path / "x.npz", tmp_path / "y.b2d")
+
+
+def test_a_name_with_a_hash_is_still_a_file(tmp_path: Path) -> None:
+    b2array.asarray([1, 2], url=tmp_path / "run #1.b2nd").close()
+    b2array.convert(tmp_path / "run #1.b2nd", tmp_path / "x.npy")
+    assert np.load(tmp_path / "x.npy").tolist() == [1, 2]
+
+
+def test_many_arrays_do_not_become_one_file(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="name one of air/deep/w, air/t, roof"):
+        b2array.convert(source, tmp_path / "x.npy")
+    assert not (tmp_path / "x.npy").exists()
+
+
+def test_a_damaged_manifest_or_embedding_frame_is_told_and_the_files_are_copied(source: Path, tmp_path: Path) -> None:
+    for name in (".b2group", "embed.b2e"):
+        (source / name).write_bytes(b"nothing at all")
+        done = converted(source, tmp_path / f"{name}.h5")
+        assert [type(error) for error in done.failed.values()] == [FormatError]
+        with h5py.File(tmp_path / f"{name}.h5") as file:
+            assert sorted(file) == ["air", "roof"]
+        (source / name).unlink()
+    (source / ".b2group").write_bytes(b"nothing at all")
+    with pytest.raises(B2ArrayError):
+        b2array.convert(source, tmp_path / "x.h5")

@@ -1,0 +1,161 @@
+"""`verify`, `repair`, `vacuum` and `repack` of groups, and how results are shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import blosc2
+import h5py
+import numpy as np
+import pytest
+from damage import flip, place
+
+import b2array
+from b2array import __main__
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Give a function that runs a command in an empty directory; returns exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(b2array.config, "cache_bytes", 0)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = __main__.main(list(arguments))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def make(url: str, **options: Any) -> None:
+    group = b2array.open_group(url, "w", **options)
+    for name in ("a/x", "a/y", "z"):
+        group.create(name, data=np.arange(600.0).reshape(20, 30), chunks=(5, 30), layout="sparse")
+    group["a"].attrs["unit"] = "m"
+
+
+def members(out: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(out)["members"]
+    return found
+
+
+def test_a_damaged_member_hides_no_other_and_the_exit_code_is_3(run: Run) -> None:
+    make("g.b2d")
+    assert run("verify", "g.b2d", "--deep")[0] == 0
+    flip(*place(Path("g.b2d/a/x.b2nd"), 2, 60))
+    Path("g.b2d/z.b2nd/chunks.b2frame").write_bytes(b"nothing")
+    code, out, err = run("verify", "g.b2d", "--deep", "--json")
+    assert (code, err) == (3, "")
+    found = members(out)
+    assert {name: each["ok"] for name, each in found.items()} == {"a/": True, "a/x": False, "a/y": True, "z": False}
+    assert [problem["chunk"] for problem in found["a/x"]["problems"]] == [2]
+    code, out, err = run("repair", "g.b2d", "--json")
+    assert (code, err) == (3, "")
+    assert members(out)["a/x"]["lost"] == [2]
+    assert members(out)["z"]["damaged"]
+    for command in ("ls", "tree", "info"):
+        code, out, err = run(command, "g.b2d")
+        assert code == 3
+        assert "z: " in err
+        assert "a" in out
+    code, out, _ = run("tree", "g.b2d")
+    assert "y  float64" in out
+    assert "z      damaged" in out
+
+
+def test_vacuum_and_repack_go_through_all_members(run: Run) -> None:
+    make("g.b2d")
+    b2array.open("g.b2d/a/x.b2nd", "r+")[...] = 1
+    b2array.asarray(np.arange(1000), url="g.b2d/flat.b2nd", chunks=(100,)).close()
+    b2array.open("g.b2d/flat.b2nd", "r+")[...] = np.arange(1000)[::-1]
+    assert len(members(run("vacuum", "g.b2d", "--grace", "0", "--dry-run", "--json")[1])["a/x"]["removed"]) == 4
+    assert len(members(run("vacuum", "g.b2d", "--grace", "0", "--json")[1])["a/x"]["removed"]) == 4
+    found = members(run("repack", "g.b2d", "--json")[1])
+    assert found["flat"]["nbytes"] > 0
+    assert found["z"]["nbytes"] == 0
+    assert run("verify", "g.b2d", "--deep")[0] == 0
+    code, out, _ = run("vacuum", "g.b2d/a/y", "--grace", "0", "--json")
+    assert (code, json.loads(out)["removed"]) == (0, [])
+
+
+def test_groups_in_object_stores_are_verified_repaired_and_vacuumed(
+    run: Run, bucket: str, s3_options: dict[str, Any]
+) -> None:
+    url = f"s3://{bucket}/g.b2d"
+    given = [part for name, value in s3_options.items() for part in ("--storage", f"{name}={json.dumps(value)}")]
+    make(url, storage_options=s3_options)
+    b2array.open(f"{url}/a/x.b2nd", "r+", storage_options=s3_options)[...] = 1
+    assert len(members(run("vacuum", url, "--grace", "0", "--json", *given)[1])["a/x"]["removed"]) == 4
+    code, out, err = run("verify", url, "--deep", "--json", *given)
+    assert (code, err) == (0, "")
+    assert [*members(out)] == ["a/", "a/x", "a/y", "z"]
+    assert run("copy", url, "back.b2z", *given)[0] == 0
+    assert run("cat", "back.b2z/a/x", "[0, :3]")[1] == "[1. 1. 1.]\n"
+    assert [line.split()[0] for line in run("ls", f"{url}/a", *given)[1].splitlines()] == ["x", "y"]
+
+
+@pytest.mark.parametrize("suffix", [".b2d", ".b2z"])
+def test_embedded_members_are_verified(suffix: str, run: Run) -> None:
+    with blosc2.TreeStore(f"stock{suffix}", mode="w", threshold=10_000) as tree:
+        tree["/a/small"], tree["/large"] = np.arange(3), np.arange(50_000)
+    code, out, _ = run("verify", f"stock{suffix}", "--deep", "--json")
+    assert (code, [*members(out)]) == (0, ["a/small", "large"])
+    assert members(out)["large"]["unchecked"] > 0
+    if suffix == ".b2d":
+        assert [*members(run("repair", "stock.b2d", "--json")[1])] == ["large", "embed.b2e"]
+
+
+def test_damage_in_archives_and_other_formats_is_found(run: Run) -> None:
+    make("g.b2d")
+    for name in ("g.b2z", "g.h5", "g.zarr"):
+        assert run("convert", "g.b2d", name)[0] == 0
+        assert run("verify", name, "--deep")[0] == 0
+    flip(Path("g.b2z"), Path("g.b2z").read_bytes().index(b"a/y.b2nd") + 1000)
+    code, out, _ = run("verify", "g.b2z", "--deep", "--json")
+    assert code == 3
+    assert [name for name, each in members(out).items() if not each["ok"]] == ["a/y"]
+    with h5py.File("g.h5") as file:
+        at = file["a/y"].id.get_chunk_info(0).byte_offset
+    flip(Path("g.h5"), at + 30)
+    code, out, _ = run("verify", "g.h5")
+    assert code == 3
+    assert "  a/y: chunk: g.h5#a/y: " in out
+    for command in ("repair", "vacuum", "repack"):
+        for name in ("g.b2z", "g.h5", "g.zarr"):
+            code, out, err = run(command, name)
+            assert (code, out) == (1, "")
+            assert f"b2array convert {name} copy.b2d" in err
+
+
+def test_what_nothing_proves_is_repaired_on_request_as_the_command_line_names_it(run: Run) -> None:
+    make("g.b2d")
+    index = Path("g.b2d/z.b2nd/chunks.b2frame")
+    flip(index, index.stat().st_size - 60)
+    code, out, _ = run("repair", "g.b2d")
+    assert code == 3
+    assert "--trust-order accepts" in out
+    assert "trust_order" not in out
+    assert run("repair", "g.b2d", "--trust-order")[0] == 0
+    assert run("verify", "g.b2d", "--deep")[0] == 0
+
+
+def test_a_frame_without_its_index_is_told_from_a_directory_that_is_no_group(run: Run) -> None:
+    make("g.b2d")
+    Path("g.b2d/z.b2nd").rename("frame")
+    assert run("verify", "frame")[0] == 0
+    Path("frame/chunks.b2frame").unlink()
+    code, out, _ = run("verify", "frame")
+    assert code == 3
+    assert "1 problem\n" in out
+    Path("folder").mkdir()
+    for command in ("verify", "vacuum", "info", "ls", "tree"):
+        code, out, err = run(command, "folder")
+        assert (code, out) == (1, "")
+        assert err.endswith("folder: there is no group\n")

@@ -1,0 +1,137 @@
+"""`vacuum` and `repack` remove what nothing needs, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import blosc2
+import numpy as np
+import pytest
+from damage import noise, write
+
+import b2array
+from b2array.engine import staging
+from b2array.engine.source import FRAME_NAME
+from b2array.errors import (
+    ConflictError,
+    ReadOnlyError,
+    UnsupportedError,
+)
+from b2array.format import index
+
+pytestmark = pytest.mark.usefixtures("_no_cache")
+
+
+def test_only_old_files_of_nobody_are_removed(path):
+    data = noise()
+    a = write(path, data, "sparse")
+    a[:8] = data[:8] = noise(8)
+    superseded = (
+        {file.name for file in path.iterdir()}
+        - {index.chunk_name(n) for n in b2array.open_schunk(path).frame.offsets}
+        - {FRAME_NAME, ".b2lock"}
+    )
+    assert len(superseded) == 1
+    (path / "0000AAAA.chunk").write_bytes(b"x")
+    (path / "x.b2tmp").write_bytes(b"y")
+    (path / "notes.txt").write_text("z")
+    assert b2array.vacuum(path).removed == ()
+    expected = tuple(sorted({"0000AAAA.chunk", "x.b2tmp"} | superseded))
+    assert b2array.vacuum(path, grace=0, dry_run=True).removed == expected
+    assert (path / "x.b2tmp").exists()
+    old = time.time() - 7200
+    os.utime(path / "x.b2tmp", (old, old))
+    assert b2array.vacuum(path, grace="1h").removed == ("x.b2tmp",)
+    assert b2array.vacuum(path, grace="0 s").removed == tuple(n for n in expected if n != "x.b2tmp")
+    assert (path / "notes.txt").exists()
+    assert b2array.verify(path, deep=True).orphans == ()
+    np.testing.assert_array_equal(b2array.open(path)[...], data)
+    np.testing.assert_array_equal(blosc2.open(str(path))[...], data)
+
+
+def test_leftovers_beside_a_file_are_removed(path):
+    write(path, noise(), "contiguous")
+    ours = path.with_name("a.b2nd.0123456789abcdef.b2tmp")
+    other = path.with_name("b.b2nd.0123456789abcdef.b2tmp")
+    ours.write_bytes(b"x")
+    other.write_bytes(b"x")
+    assert b2array.verify(path).leftovers == (ours.name,)
+    assert b2array.vacuum(path, grace=0).removed == (ours.name,)
+    assert other.exists()
+    assert not ours.exists()
+
+
+def test_an_older_state_that_was_vacuumed_is_a_conflict_and_never_other_data(path):
+    data = noise()
+    a = write(path, data, "sparse")
+    reader = b2array.open(path)
+    a[:8] = 1
+    b2array.vacuum(path, grace=0)
+    with pytest.raises(ConflictError, match="refresh"):
+        reader[:8]
+    np.testing.assert_array_equal(reader[8:], data[8:])
+    reader.refresh()
+    assert (reader[:8] == 1).all()
+
+
+def test_a_slow_writer_notices_that_its_files_are_gone(path, monkeypatch):
+    data = noise()
+    a = write(path, data, "sparse")
+    generation = a.generation
+    monkeypatch.setattr(staging, "CHECKED_AFTER", 0.0)
+
+    def interrupted():
+        with a.transaction():
+            a[:8] = 1
+            assert b2array.vacuum(path, grace=0).removed
+
+    with pytest.raises(ConflictError, match=r"somebody removed .*chunk before the commit"):
+        interrupted()
+    assert b2array.open(path).generation == generation
+    np.testing.assert_array_equal(b2array.open(path)[...], data)
+    with a.transaction():
+        a[:8] = 1
+    assert (b2array.open(path)[:8] == 1).all()
+
+
+def test_numbers_of_removed_files_are_not_used_again(path):
+    a = write(path, noise(), "sparse")
+    a[:8] = 1
+    highest = int(b2array.open_schunk(path).frame.offsets.max())
+    a[:8] = 0  # takes no file
+    b2array.vacuum(path, grace=0)
+    a[:8] = 2
+    assert int(b2array.open_schunk(path).frame.offsets.max()) > highest
+
+
+@pytest.mark.parametrize(("grace", "seconds"), [("90 s", 90), ("2min", 120), ("1.5h", 5400), ("7d", 604800), (3, 3)])
+def test_grace_is_a_duration(path, grace, seconds):
+    write(path, noise(), "sparse")
+    orphan = path / "0000AAAA.chunk"
+    for age, removed in ((seconds - 2, ()), (seconds + 2, (orphan.name,))):
+        orphan.write_bytes(b"x")
+        os.utime(orphan, (time.time() - age,) * 2)
+        assert b2array.vacuum(path, grace=grace, dry_run=True).removed == removed
+
+
+@pytest.mark.parametrize("grace", ["soon", "-1h", -1, "5", "1 week"])
+def test_what_is_no_duration_is_refused(path, grace):
+    write(path, noise(), "sparse")
+    with pytest.raises(ValueError, match="grace must"):
+        b2array.vacuum(path, grace=grace)
+
+
+def test_stores_that_cannot_be_written_or_listed_say_so(http, path):
+    write(path, noise(), "contiguous")
+    http.objects["a.b2nd"] = path.read_bytes()
+    url = f"{http.url}/a.b2nd"
+    assert b2array.verify(url, deep=True).ok
+    with pytest.raises(ReadOnlyError):
+        b2array.repair(url)
+    with pytest.raises(ReadOnlyError):
+        b2array.vacuum(url)
+    with pytest.raises(UnsupportedError, match="listed"):
+        b2array.vacuum(url, dry_run=True)
+    with pytest.raises(ReadOnlyError):
+        b2array.repack(url)
