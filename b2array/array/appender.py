@@ -39,8 +39,8 @@ class Appender:
     program that is killed leaves what was committed last.
 
     Between two commits that are more than a chunk apart a transaction of the array is under way, which takes in what
-    else is changed through the same handle. A commit that ends inside a chunk costs the encoding of that chunk, which
-    is encoded again when the next steps come.
+    else is changed through the same handle. A commit that ends inside a chunk costs the encoding of the
+    blocks that it ends in, which are encoded again when the next steps come.
 
     Examples
     --------
