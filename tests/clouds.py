@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from http.server import BaseHTTPRequestHandler
+from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 import pytest
@@ -78,12 +79,13 @@ def connection_string(endpoint: str) -> str:
 @contextmanager
 def cloud(kind: str) -> Iterator[Cloud]:
     """Run the server of a kind."""
+    package = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs"}[kind]
+    if find_spec(package) is None:
+        skip(f"needs {package}")
     if kind == "azure":
-        pytest.importorskip("adlfs")
         with azurite() as endpoint:
             yield Cloud(kind, "az", {"connection_string": connection_string(endpoint)}, endpoint)
         return
-    pytest.importorskip({"s3": "s3fs", "gcs": "gcsfs"}[kind])
     with {"s3": s3_server, "gcs": gcs_server}[kind]() as options:
         yield Cloud(kind, {"s3": "s3", "gcs": "gs"}[kind], options, options["endpoint_url"])
 
