@@ -6,11 +6,10 @@ dask is imported where it is used, so that b2array does not need it.
 from __future__ import annotations
 
 import math
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
@@ -26,7 +25,7 @@ from b2array.array.options import ArrayOptions, Url
 from b2array.array.shared import Shared
 from b2array.engine.handle import Handle
 from b2array.engine.transaction import Transaction
-from b2array.errors import ReadOnlyError
+from b2array.errors import ReadOnlyError, warn
 from b2array.grid import assignment
 from b2array.progress import track
 from b2array.workers import distributed
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from dask.delayed import Delayed
 
 __all__ = [
-    "Frozen", "Region", "Write", "check_piece", "check_source", "computed", "final", "from_dask", "outer_level",
+    "Frozen", "Region", "Write", "check_piece", "check_source", "computed", "final", "from_dask",
     "register_sizeof", "store", "to_dask",
 ]  # fmt: skip
 
@@ -47,8 +46,16 @@ _JOINING_NBYTES = 256 * 2**20
 """What a write that is part of a transaction has in memory at a time, if the pieces are not larger."""
 
 
+def _require_dask() -> None:
+    try:
+        import_module("dask.array")
+    except ImportError:
+        raise ModuleNotFoundError("dask arrays need the package dask: pip install 'b2array[dask]'") from None
+
+
 def to_dask(a: Indexed, chunks: Any = "auto") -> da.Array:
     """Return a dask array that reads `a` as it is committed now; see `NDArray.to_dask`."""
+    _require_dask()
     import dask.array as da
     from dask.array.core import PerformanceWarning
     from dask.base import tokenize
@@ -58,11 +65,10 @@ def to_dask(a: Indexed, chunks: Any = "auto") -> da.Array:
     cut = grouped_auto(a) if automatic else _cut(chunks, a)
     if not automatic and dask_chunks.aligned(cut, a.chunks, [0] * a.ndim) != cut:
         parts = dask_chunks.pieces(cut, _cut(a.chunks, a))
-        warnings.warn(
+        warn(
             f"chunks {_brief(cut)} do not align with the stored ones {a.chunks}: {a.nchunks} stored chunks are read in "
             f"{parts} parts, and blocks on the borders several times",
             PerformanceWarning,
-            stacklevel=outer_level(),
         )
     name = f"b2array-{tokenize(frozen, cut)}"
     meta = np.empty((0,) * a.ndim, a.dtype)
@@ -170,6 +176,7 @@ def _store_joining(a: Indexed, x: da.Array, inside: Region, progress: bool, sche
 
 def check_source(x: Any) -> None:
     """Refuse what is no dask array, or cannot be stored."""
+    _require_dask()
     import dask.array as da
 
     if not isinstance(x, da.Array):
@@ -394,22 +401,13 @@ def _aligned(x: da.Array, chunks: tuple[int, ...], region: Region) -> da.Array:
     cut = dask_chunks.aligned(x.chunks, chunks, [part.start for part in region])
     if cut == x.chunks:
         return x
-    warnings.warn(
+    warn(
         f"chunks {_brief(x.chunks)} of the dask array do not consist of whole chunks {chunks} of the stored one: its "
         f"{x.npartitions} pieces are cut into {dask_chunks.pieces(x.chunks, cut)} and put together again, and "
         f"{x.nbytes / 1e6:.1f} MB move between tasks",
         PerformanceWarning,
-        stacklevel=outer_level(),
     )
     return x.rechunk(cut)
-
-
-def outer_level() -> int:
-    """Return the level of the stack, as its caller counts, at which the package was called."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "b2array":
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _client(scheduler: Any) -> Any:

@@ -153,8 +153,10 @@ def check(pipeline: Pipeline, *, encode: bool = False) -> None:
         return
     for slot in _slots(pipeline, None):
         if slot.filter not in _FILTERS and slot.filter not in _registry:
-            hint = "register it with b2array.filters.register"
-            raise UnsupportedError(f"{filter_name(slot.filter)} is not built in; {hint}")
+            raise UnsupportedError(
+                f"{filter_name(slot.filter)} is not built in; b2array.filters.register({slot.filter}, make) adds it, "
+                "where make returns a numcodecs codec"
+            )
         if encode and slot.filter in _CELL_FILTERS:
             raise UnsupportedError(f"{filter_name(slot.filter)} can be read but not written")
         if slot.filter in _CELL_FILTERS:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
@@ -16,7 +15,7 @@ from b2array.array.array import NDArray
 from b2array.array.dask import Region, Write
 from b2array.array.shared import Shared
 from b2array.engine.transaction import Transaction
-from b2array.errors import ConflictError
+from b2array.errors import ConflictError, warn
 from b2array.group import group
 from b2array.progress import track
 from b2array.workers import distributed
@@ -130,11 +129,10 @@ def _aligned(parts: Iterable[Part]) -> list[Part]:
             part = part._replace(values=part.values.rechunk(cut))  # noqa: PLW2901
         found.append(part)
     if nbytes >= _WORTH_A_WARNING:
-        warnings.warn(
+        warn(
             f"the dask chunks of {moved} do not consist of whole stored chunks: {nbytes / 1e6:.1f} MB move between "
             "tasks",
             PerformanceWarning,
-            stacklevel=dask.outer_level(),
         )
     return found
 
