@@ -64,7 +64,7 @@ class Drawing(Directive):
 def documented(block: re.Match[str]) -> str:
     """Return a table of the names in a block of the reference, and the documentation of each."""
     names = [name.removeprefix("b2array.") for name in block["names"].split()]
-    table = [f"   {'~' * name.startswith('tools.')}{name}" for name in names]
+    table = [f"   {'~' * name.startswith(('display.', 'tools.'))}{name}" for name in names]
     return "\n".join([".. autosummary::", "   :nosignatures:", "", *table, "", *map(directive, names), ""])
 
 
@@ -94,7 +94,7 @@ def name_plainly(_app: Sphinx, domain: str, _kind: str, content: addnodes.desc_c
     """Leave out modules that nobody imports from: what functions return is documented, its home is not public."""
     if domain == "py":
         for node in list(content.parent.findall(addnodes.desc_addname)):
-            if node.astext().startswith("b2array.tools."):
+            if node.astext().startswith(("b2array.display.", "b2array.tools.")):
                 node.parent.remove(node)
 
 
