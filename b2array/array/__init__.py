@@ -15,6 +15,7 @@ dask_chunks  cuts that respect chunks
 shared       values that many tasks share
 appender     output step by step
 array        `NDArray`, which inherits `items.Indexed` <- `described.Described` <- `opened.Opened`
+following    `Follower`: a handle that always shows the last commit
 schunk       `SChunk`
 opening      `open`, `open_schunk`, `create_schunk`
 creation     `create`, `zeros`, `asarray`, `copy`, ...
