@@ -66,7 +66,7 @@ class Drawing(Directive):
 def documented(block: re.Match[str]) -> str:
     """Return a table of the names in a block of the reference, and the documentation of each."""
     names = [name.removeprefix("b2array.") for name in block["names"].split()]
-    table = [f"   {'~' * name.partition('.')[0] in PACKAGES}{name}" for name in names]
+    table = [f"   {'~' * (name.partition('.')[0] in PACKAGES)}{name}" for name in names]
     return "\n".join([".. autosummary::", "   :nosignatures:", "", *table, "", *map(directive, names), ""])
 
 
