@@ -14,6 +14,8 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parent
+PACKAGES = {path.parent.name for path in DOCS.parent.glob("b2array/*/__init__.py")} - {"bloscpack", "xarray_io"}
+"""Internal packages. Some classes in them are documented, because functions return them."""
 sys.path.insert(0, str(DOCS.parent))
 
 project = "b2array"
@@ -64,7 +66,7 @@ class Drawing(Directive):
 def documented(block: re.Match[str]) -> str:
     """Return a table of the names in a block of the reference, and the documentation of each."""
     names = [name.removeprefix("b2array.") for name in block["names"].split()]
-    table = [f"   {'~' * name.startswith(('display.', 'tools.'))}{name}" for name in names]
+    table = [f"   {'~' * (name.partition('.')[0] in PACKAGES)}{name}" for name in names]
     return "\n".join([".. autosummary::", "   :nosignatures:", "", *table, "", *map(directive, names), ""])
 
 
@@ -91,10 +93,10 @@ def expand(_app: Sphinx, _docname: str, source: list[str]) -> None:
 
 
 def name_plainly(_app: Sphinx, domain: str, _kind: str, content: addnodes.desc_content) -> None:
-    """Leave out modules that nobody imports from: what functions return is documented, its home is not public."""
+    """Leave out the names of internal modules."""
     if domain == "py":
         for node in list(content.parent.findall(addnodes.desc_addname)):
-            if node.astext().startswith(("b2array.display.", "b2array.tools.")):
+            if node.astext().removeprefix("b2array.").partition(".")[0] in PACKAGES:
                 node.parent.remove(node)
 
 

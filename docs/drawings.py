@@ -467,13 +467,45 @@ def frame() -> Picture:
     return p
 
 
+def group() -> Picture:
+    """Draw a group, its files, and a transaction."""
+    p = Picture(760, 190)
+    p.text(10, 20, "the group", "ink bold")
+    for n, (depth, words) in enumerate([(0, "/"), (1, "air"), (2, "temperature"), (1, "time")]):
+        p.text(14 + 26 * depth, 48 + 28 * n, words, "ink code")
+        if depth:
+            p.line((26 * depth - 2, 48 + 28 * n - 4), (26 * depth + 8, 48 + 28 * n - 4))
+    p.line((24, 56), (24, 128))
+    p.line((50, 84), (50, 100))
+    p.text(190, 20, "station.b2d/", "ink code bold")
+    for n, (name, kind) in enumerate(
+        [("air/temperature.b2nd", "block on-line"), ("time.b2nd", "block on-line"), (".b2group", "fresh on-new")]
+    ):
+        p.box(190, 34 + 44 * n, 170, 34, name, kind)
+    p.text(400, 20, "a transaction", "ink bold")
+    steps = [
+        "1  new states, where no reader looks yet",
+        "2  a new manifest names them: the commit",
+        "3  each array gets its new index",
+    ]
+    for n, words in enumerate(steps):
+        p.text(440, 56 + 44 * n, words, "new bold" if n == 1 else "ink")
+    p.arrow((432, 52), (364, 52))
+    p.line((432, 52), (380, 52), (380, 95))
+    p.arrow((380, 95), (364, 95))
+    p.arrow((432, 96), (400, 96), (400, 139), (364, 139), kind="new")
+    p.text(190, 180, "Readers of the group see all arrays before the transaction, or all after it.", "soft small")
+    return p
+
+
 def packages() -> Picture:
     """Draw the packages in layers; each imports only from those below it."""
-    p = Picture(760, 372)
+    p = Picture(760, 417)
     layers = [
         [("tools", "the program; verify, repair, convert", 420), ("xarray_io", "datasets and trees", 210)],
         [("group", "named arrays, one commit", 632)],
         [("array", "what users hold: NDArray and the functions that make one", 632)],
+        [("display", "how it is shown", 315), ("workers", "one commit by many workers", 315)],
         [("engine", "where format meets store: read, write, commit", 420), ("bloscpack", ".blp files", 210)],
         [("format", "what a frame says; no I/O", 632)],
         [("codec", "one chunk and its items; no I/O", 632)],
@@ -487,14 +519,14 @@ def packages() -> Picture:
             p.text(x + 12, y + 24, name, "ink code bold")
             p.text(x + 96, y + 24, words, "soft small")
             x += width + 2
-    p.arrow((700, 20), (700, 350))
-    p.text(714, 180, "imports", "soft small")
+    p.arrow((700, 20), (700, 395))
+    p.text(714, 204, "imports", "soft small")
     return p
 
 
 PICTURES: dict[str, Callable[[], Picture]] = {
     "overview": overview, "grids": grids, "choose": choose, "read": read, "commit": commit, "sparse": sparse,
-    "simulation": simulation, "parallel": parallel, "objects": objects, "frame": frame, "packages": packages,
+    "simulation": simulation, "parallel": parallel, "objects": objects, "frame": frame, "packages": packages, "group": group,
 }  # fmt: skip
 
 
