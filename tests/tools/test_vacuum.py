@@ -82,7 +82,7 @@ def test_a_slow_writer_notices_that_its_files_are_gone(path, monkeypatch):
     monkeypatch.setattr(staging, "CHECKED_AFTER", 0.0)
 
     def interrupted():
-        with a.transaction():
+        with b2array.config.using(write_buffer_bytes=0), a.transaction():
             a[:8] = 1
             assert b2array.vacuum(path, grace=0).removed
 
