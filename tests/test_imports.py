@@ -31,7 +31,8 @@ ALLOWED = {
     "format": {"codec", "grid"},
     "engine": {"codec", "format", "grid", "store", "threads"},
     "bloscpack": {"codec", "format", "grid", "store", "threads"},
-    "array": {"codec", "engine", "format", "grid", "store", "threads"},
+    "compute": {"engine", "format", "grid", "threads"},
+    "array": {"codec", "compute", "engine", "format", "grid", "store", "threads"},
     "group": {"array", "engine", "format", "store"},
     "xarray_io": {"array", "engine", "format", "group", "store"},
 }
@@ -40,7 +41,7 @@ REQUIRED = {"fsspec", "isal", "msgpack", "numcodecs", "numpy", "zstandard"}
 OPTIONAL = {
     "aiobotocore": {"store.s3"},
     "botocore": {"store.s3"},
-    "dask": {"array.array", "array.creation", "array.dask", "xarray_io.together"},
+    "dask": {"array.array", "array.creation", "array.dask", "compute.readable", "xarray_io.together"},
     "distributed": {"array.dask"},
     "h5py": {"tools.hdf5"},
     "lz4": {"codec.codecs"},

@@ -52,6 +52,8 @@ class NDArray(Indexed):
 
     __slots__ = ()
 
+    _graph = staticmethod(dask.to_dask)
+
     def __repr__(self) -> str:
         return f"<b2array.NDArray {self.url} shape={self.shape} dtype={self.dtype} chunks={self.chunks}>"
 
