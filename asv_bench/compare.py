@@ -1,13 +1,18 @@
-"""b2array beside python-blosc2 and, if asked for, zarr: the same data, the same chunks and blocks, codec and level.
+"""b2array beside python-blosc2, zarr (sharded and not), h5py and tensorstore: the same data and the same verbs.
 
-    python asv_bench/compare.py [--quick] [--zarr] [--data NAME ...] [--codec NAME ...] [--rounds N]
+    python asv_bench/compare.py [--quick] [--equal] [--data NAME ...] [--codec NAME] [--rounds N] [--plot FILE]
 
-Both Blosc2 libraries read one file, which python-blosc2 has written, from the system's memory, and b2array does so
-without its cache of decoded blocks. The libraries take turns, and the tables give medians. A ratio below 1 means that
-b2array takes less. Files are in a temporary directory that is removed at the end.
+Each library works with its own defaults; with ``--equal``, with the same chunks, blocks, codec and level, and the two
+Blosc2 libraries then read one file, which python-blosc2 has written. Every verb is tried in turns, by wall clock and
+by processor time, and the tables give medians; a ratio below 1 means that b2array takes less. Files are in a temporary
+directory, in the system's memory, which is removed at the end. Nobody else should use the machine meanwhile.
 """
 
+from __future__ import annotations
+
 import argparse
+import contextlib
+import importlib.metadata
 import json
 import os
 import shutil
@@ -15,146 +20,282 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import blosc2
+import h5py
+import hdf5plugin
 import numpy as np
-from benchmarks import BLOCKS, CHUNKS, CODECS, DATA
+import tensorstore
+import zarr
+from benchmarks import BLOCKS, CHUNKS, DATA
 
 import b2array
 from b2array import config
+from b2array.engine import cache
 
-SHAPE = (256, 256, 512)
-QUICK = (64, 256, 256)
+SHAPE = (128, 256, 512)
+QUICK = (64, 128, 256)
 CLEVEL = 5
-SAMPLE_SECONDS = 0.02
-"""What takes less is repeated within one sample."""
 
-Verb = Callable[[], Any]
-Row = dict[str, float]
+Times = tuple[float, float]  # seconds by wall clock and of processor time
+Rows = dict[str, dict[str, Times]]
+
+
+class Parameters(NamedTuple):
+    """What `--equal` gives to all libraries; in its place stands None for the defaults of each."""
+
+    codec: str
 
 
 class Library(NamedTuple):
+    """How to make an array of zeros, open it, read, write, and grow it along the first axis."""
+
     name: str
-    write: Callable[[np.ndarray, Path, str], Any]
+    create: Callable[[Path, tuple[int, ...], Any, Parameters | None], Any]
     open: Callable[[Path], Any]
-    import_line: str
+    read: Callable[[Any, Any], np.ndarray] = lambda a, key: a[key]
+    write: Callable[[Any, Any, Any], None] = lambda a, key, values: a.__setitem__(key, values)
+    grow: Callable[[Any, int], Any] = lambda a, n: a.resize((n, *a.shape[1:]))
 
 
-def write_b2array(data: np.ndarray, path: Path, codec: str) -> None:
-    b2array.asarray(data, url=path, chunks=CHUNKS, blocks=BLOCKS, cparams=b2array.CParams(codec, CLEVEL))
+def create_b2array(path: Path, shape: tuple[int, ...], dtype: Any, equal: Parameters | None) -> Any:
+    options = {"chunks": CHUNKS, "blocks": BLOCKS, "cparams": b2array.CParams(equal.codec, CLEVEL)} if equal else {}
+    return b2array.zeros(shape, dtype, url=path, **options)
 
 
-def write_b2array_split(data: np.ndarray, path: Path, codec: str) -> None:
-    """Write blocks in as many streams as python-blosc2 does."""
-    cparams = b2array.CParams(codec, CLEVEL, splitmode="blosc2")
-    b2array.asarray(data, url=path, chunks=CHUNKS, blocks=BLOCKS, cparams=cparams)
+def create_blosc2(path: Path, shape: tuple[int, ...], dtype: Any, equal: Parameters | None) -> Any:
+    options: dict[str, Any] = {}
+    if equal:
+        options = {"chunks": CHUNKS, "blocks": BLOCKS}
+        options["cparams"] = {"codec": blosc2.Codec[equal.codec.upper()], "clevel": CLEVEL}
+    return blosc2.zeros(shape, dtype=dtype, urlpath=str(path), mode="w", **options)
 
 
-def write_blosc2(data: np.ndarray, path: Path, codec: str) -> None:
-    cparams = {"codec": blosc2.Codec[codec.upper()], "clevel": CLEVEL}
-    blosc2.asarray(data, urlpath=str(path), mode="w", chunks=CHUNKS, blocks=BLOCKS, cparams=cparams)
+def create_zarr(path: Path, shape: tuple[int, ...], dtype: Any, equal: Parameters | None) -> Any:
+    """Create chunks as large as blocks."""
+    return zarr.create_array(str(path), shape=shape, dtype=dtype, **zarr_options(equal))
 
 
-def write_zarr(data: np.ndarray, path: Path, codec: str) -> None:
-    """Write shards in place of chunks and chunks in place of blocks."""
-    import zarr
-
-    compressor = zarr.codecs.BloscCodec(cname=codec, clevel=CLEVEL, shuffle="shuffle")
-    zarr.create_array(str(path), data=data, shards=CHUNKS, chunks=BLOCKS, compressors=compressor)
+def create_shards(path: Path, shape: tuple[int, ...], dtype: Any, equal: Parameters | None) -> Any:
+    """Create shards in place of chunks, and chunks in place of blocks."""
+    options: dict[str, Any] = {"shards": CHUNKS, **zarr_options(equal)} if equal else {"shards": "auto"}
+    return zarr.create_array(str(path), shape=shape, dtype=dtype, **options)
 
 
-def open_zarr(path: Path) -> Any:
-    import zarr
-
-    return zarr.open_array(str(path), mode="r")
-
-
-OURS = Library("b2array", write_b2array, b2array.open, "import b2array; a = b2array.open({path!r})")
-STOCK = Library(
-    "blosc2",
-    write_blosc2,
-    lambda path: blosc2.open(str(path), mode="r"),
-    "import blosc2; a = blosc2.open({path!r}, mode='r')",
-)
-ZARR = Library("zarr", write_zarr, open_zarr, "import zarr; a = zarr.open_array({path!r}, mode='r')")
-
-
-def parts(shape: tuple[int, ...]) -> dict[str, Any]:
-    """Return what is read: labels and keys, none of which begins where a chunk or block does."""
-    z, y, x = (n // 2 + 5 for n in shape)
-    box = tuple(slice(n // 8 + 3, n // 8 + 3 + n * 3 // 8) for n in shape)
+def zarr_options(equal: Parameters | None) -> dict[str, Any]:
+    if equal is None:
+        return {}
     return {
-        "read all": (...,),
-        "read box": box,
-        "read slab [i]": (z,),
-        "read slab [:, :, k]": (slice(None), slice(None), x),
-        "read point": (z, y, x),
+        "chunks": BLOCKS,
+        "compressors": zarr.codecs.BloscCodec(cname=equal.codec, clevel=CLEVEL, shuffle="shuffle"),
     }
 
 
-def interleaved(verbs: dict[str, Verb], rounds: int, before: Verb = lambda: None) -> Row:
-    """Return the median seconds of each verb; `before` is called ahead of every sample and does not count."""
-    numbers = {}
-    for name, verb in verbs.items():
-        before()
-        seconds = sample(verb, 1)
-        numbers[name] = max(1, int(SAMPLE_SECONDS / seconds))
-    samples: dict[str, list[float]] = {name: [] for name in verbs}
-    order = list(verbs)
-    for _ in range(rounds):
-        for name in order:
-            before()
-            samples[name].append(sample(verbs[name], numbers[name]))
-        order.append(order.pop(0))
-    return {name: median(each) for name, each in samples.items()}
+def create_h5py(path: Path, shape: tuple[int, ...], dtype: Any, equal: Parameters | None) -> Any:
+    """Create chunks as large as blocks, or of the size that h5py chooses, by the filter Blosc."""
+    chosen = hdf5plugin.Blosc(cname=equal.codec, clevel=CLEVEL) if equal else hdf5plugin.Blosc()
+    chunks = BLOCKS if equal else True
+    maxshape = (None, *shape[1:])
+    return h5py.File(path, "w").create_dataset("a", shape, dtype, chunks=chunks, maxshape=maxshape, compression=chosen)
 
 
-def sample(verb: Verb, number: int) -> float:
-    start = time.perf_counter()
-    for _ in range(number):
-        verb()
-    return (time.perf_counter() - start) / number
+def create_tensorstore(path: Path, shape: tuple[int, ...], dtype: Any, equal: Parameters | None) -> Any:
+    metadata: dict[str, Any] = {}
+    if equal:
+        blosc = {"cname": equal.codec, "clevel": CLEVEL, "shuffle": "shuffle", "typesize": np.dtype(dtype).itemsize}
+        inner = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "blosc", "configuration": blosc}]
+        sharded = {"name": "sharding_indexed", "configuration": {"chunk_shape": BLOCKS, "codecs": inner}}
+        metadata = {
+            "codecs": [sharded],
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": CHUNKS}},
+        }
+    spec = spec_of(path) | ({"metadata": metadata} if metadata else {})
+    return tensorstore.open(spec, create=True, shape=shape, dtype=np.dtype(dtype)).result()
 
 
-def compare_reads(libraries: list[Library], paths: dict[str, Path], data: np.ndarray, rounds: int) -> dict[str, Row]:
-    arrays = {library.name: library.open(paths[library.name]) for library in libraries}
-    rows = {}
-    for label, key in parts(data.shape).items():
-        for name, array in arrays.items():
-            if not np.array_equal(array[key], data[key]):
-                raise SystemExit(f"{name}: {label} is not what was written")
-        more = rounds if label == "read all" else 3 * rounds
-        rows[label] = interleaved({name: lambda a=a, key=key: a[key] for name, a in arrays.items()}, more)
-    rows["open"] = interleaved(
-        {library.name: lambda each=library: each.open(paths[each.name]) for library in libraries}, 3 * rounds
-    )
-    return rows
+def spec_of(path: Path) -> dict[str, Any]:
+    return {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}}
 
 
-def compare_writes(
-    libraries: list[Library], directory: Path, data: np.ndarray, codec: str, rounds: int
-) -> dict[str, Row]:
-    """Return times and sizes: b2array splits blocks into streams in its own way, then as python-blosc2 does."""
-    target = directory / "written.b2nd"
-    split = OURS._replace(write=write_b2array_split)
-    rows = {}
-    for label, first in (("write", OURS), ("write, split alike", split)):
-        writers = {each.name: each.write for each in (first, *libraries[1:])}
-        verbs = {name: lambda write=write: write(data, target, codec) for name, write in writers.items()}
-        rows[label] = interleaved(verbs, rounds, before=lambda: remove(target))
-        rows[label.replace("write", "size")] = {name: written_nbytes(verb, target) for name, verb in verbs.items()}
-    remove(target)
-    return rows
+LIBRARIES = [
+    Library("b2array", create_b2array, lambda path: b2array.open(path, mode="r+")),
+    Library("blosc2", create_blosc2, lambda path: blosc2.open(str(path), mode="a")),
+    Library("zarr", create_zarr, lambda path: zarr.open_array(str(path), mode="r+")),
+    Library("zarr, shards", create_shards, lambda path: zarr.open_array(str(path), mode="r+")),
+    Library("h5py", create_h5py, lambda path: h5py.File(path, "r+")["a"], grow=lambda a, n: a.resize(n, axis=0)),
+    Library(
+        "tensorstore", create_tensorstore, lambda path: tensorstore.open(spec_of(path), open=True).result(),
+        read=lambda a, key: a[key].read().result(), write=lambda a, key, values: a[key].write(values).result(),
+        grow=lambda a, n: a.resize(exclusive_max=[n, *a.shape[1:]]).result(),
+    ),
+]  # fmt: skip
 
 
-def written_nbytes(verb: Verb, target: Path) -> float:
-    remove(target)
-    verb()
-    return nbytes(target)
+# What is measured.
+
+
+def keys(shape: tuple[int, ...], rounds: int) -> dict[str, list[Any]]:
+    """Return keys of every pattern, none of which begins where a chunk or a block does."""
+    rng = np.random.default_rng(0)
+
+    def boxes(extents: tuple[int, ...]) -> list[Any]:
+        starts = [rng.integers(1, n - extent, rounds).tolist() for n, extent in zip(shape, extents, strict=True)]
+        corners = zip(*starts, strict=True)
+        return [tuple(slice(at, at + n) for at, n in zip(corner, extents, strict=True)) for corner in corners]
+
+    def slabs(axis: int) -> list[Any]:
+        return [(slice(None),) * axis + (i,) for i in rng.permutation(shape[axis])[:rounds].tolist()]
+
+    return {
+        "slab [i]": slabs(0),
+        "slab [:, j]": slabs(1),
+        "slab [:, :, k]": slabs(2),
+        "box of 3/8": boxes(tuple(n * 3 // 8 for n in shape)),
+        "tiny box": boxes((10, 10, 10)),
+        "point": [tuple(at.start for at in box) for box in boxes((1, 1, 1))],
+    }
+
+
+class Field:
+    """One field in a file of every library, and the time that each verb takes."""
+
+    def __init__(self, directory: Path, data: np.ndarray, equal: Parameters | None, rounds: int) -> None:
+        self.directory, self.data, self.equal, self.rounds = directory, data, equal, rounds
+        self.rows: Rows = {}
+        self.made = 0
+
+    def new(self, library: Library, shape: tuple[int, ...]) -> tuple[Path, Any]:
+        self.made += 1
+        path = self.directory / f"{self.made}.{'b2nd' if 'b2' in library.name or 'blosc' in library.name else 'x'}"
+        return path, library.create(path, shape, self.data.dtype, self.equal)
+
+    def turns(self, label: str, verbs: dict[str, Callable[[int], Any]], rounds: int | None = None) -> None:
+        """Time each verb in turns; a verb is called with the number of the round and returns what is not timed."""
+        samples: dict[str, list[Times]] = {name: [] for name in verbs}
+        order = list(verbs)
+        for number in range(rounds or self.rounds):
+            for name in order:
+                verb = verbs[name](number)
+                wall, cpu = time.perf_counter(), time.process_time()
+                verb()
+                samples[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+            order.append(order.pop(0))
+        self.rows[label] = {name: tuple(map(median, zip(*each, strict=True))) for name, each in samples.items()}
+
+    def writes(self) -> dict[str, Path]:
+        """Write the whole field; returns the path of each library's last file."""
+        paths: dict[str, Path] = {}
+
+        def whole(library: Library) -> Callable[[int], Any]:
+            def prepared(_: int) -> Any:
+                if library.name in paths:
+                    remove(paths[library.name])
+                paths[library.name], array = self.new(library, self.data.shape)
+                return lambda: library.write(array, (slice(None),) * 3, self.data)
+
+            return prepared
+
+        self.turns("write all", {each.name: whole(each) for each in LIBRARIES}, max(3, self.rounds // 3))
+        if self.equal:
+            remove(paths["b2array"])
+            paths["b2array"] = paths["blosc2"]
+        self.rows["size"] = {name: (nbytes(path), 0.0) for name, path in paths.items()}
+        return paths
+
+    def reads(self, paths: dict[str, Path]) -> None:
+        arrays = {each.name: each.open(paths[each.name]) for each in LIBRARIES}
+        self.turns("open", {each.name: lambda _, each=each: lambda: each.open(paths[each.name]) for each in LIBRARIES})
+        for label, chosen in keys(self.data.shape, self.rounds).items():
+            for each in LIBRARIES:
+                if not np.array_equal(each.read(arrays[each.name], chosen[0]), self.data[chosen[0]]):
+                    raise SystemExit(f"{each.name}: {label} is not what was written")
+            forget()
+
+            def read(each: Library, chosen: list[Any] = chosen) -> Callable[[int], Any]:
+                return lambda number: lambda: each.read(arrays[each.name], chosen[number])
+
+            def opened(each: Library, chosen: list[Any] = chosen) -> Callable[[int], Any]:
+                def prepared(number: int) -> Any:
+                    forget()
+                    array = each.open(paths[each.name])
+                    return lambda: each.read(array, chosen[number])
+
+                return prepared
+
+            self.turns(label, {each.name: read(each) for each in LIBRARIES})
+            self.turns(f"{label}, again", {each.name: read(each) for each in LIBRARIES})
+            self.turns(f"{label}, just opened", {each.name: opened(each) for each in LIBRARIES})
+        everything = (slice(None),) * 3
+        whole = {each.name: lambda _, each=each: lambda: each.read(arrays[each.name], everything) for each in LIBRARIES}
+        self.turns("read all", whole | {"a copy in memory": lambda _: self.data.copy}, max(3, self.rounds // 3))
+
+    def steps(self) -> None:
+        """Write into arrays of zeros step by step, along each axis, and then small things."""
+        for axis, label in enumerate(("a[i] = step", "a[:, j] = step", "a[:, :, k] = step")):
+            arrays = {each.name: self.new(each, self.data.shape) for each in LIBRARIES}
+
+            def step(each: Library, array: Any, axis: int = axis) -> Callable[[int], Any]:
+                key = (slice(None),) * axis
+
+                def prepared(n: int) -> Any:
+                    values = np.ascontiguousarray(self.data[(*key, n)])
+                    return lambda: each.write(array, (*key, n), values)
+
+                return prepared
+
+            self.turns(label, {each.name: step(each, arrays[each.name][1]) for each in LIBRARIES})
+            if axis == 0:
+                self.in_a_transaction(arrays)
+                self.small(arrays)
+            for path, _ in arrays.values():
+                remove(path)
+
+    def in_a_transaction(self, arrays: dict[str, tuple[Path, Any]]) -> None:
+        """Write as many steps at once; the others have no transactions and write them one by one."""
+
+        def several(each: Library) -> Callable[[int], Any]:
+            array, count = arrays[each.name][1], self.rounds
+
+            def run() -> None:
+                with array.transaction() if each.name == "b2array" else contextlib.nullcontext(array) as inside:
+                    for n in range(count):
+                        each.write(inside, (n + 1, slice(None), slice(None)), self.data[n])
+
+            return lambda _: run
+
+        self.turns(f"{self.rounds} steps, one commit", {each.name: several(each) for each in LIBRARIES}, 3)
+
+    def small(self, arrays: dict[str, tuple[Path, Any]]) -> None:
+        def point(each: Library) -> Callable[[int], Any]:
+            return lambda n: lambda: each.write(arrays[each.name][1], (n, 5 + n, 7), n)
+
+        self.turns("a point written", {each.name: point(each) for each in LIBRARIES})
+        held = {each.name: arrays[each.name][1] for each in LIBRARIES}
+
+        def append(each: Library) -> Callable[[int], Any]:
+            def run() -> None:
+                array = held[each.name]
+                if each.name == "b2array":
+                    array.append(self.data[:1])
+                    return
+                n = array.shape[0]
+                held[each.name] = each.grow(array, n + 1) if each.name == "tensorstore" else array
+                if each.name != "tensorstore":
+                    each.grow(array, n + 1)
+                each.write(held[each.name], (slice(n, n + 1), slice(None), slice(None)), self.data[:1])
+
+            return lambda _: run
+
+        self.turns("a row appended", {each.name: append(each) for each in LIBRARIES})
+
+
+def forget() -> None:
+    """Begin with an empty cache of decoded blocks, as a new process does; the others keep none beyond their handles."""
+    cache.blocks = cache.Cache()
 
 
 def nbytes(path: Path) -> int:
@@ -168,110 +309,98 @@ def remove(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-# The high-water mark that getrusage() gives includes, on Linux, the size of the process that started this one.
-PROBE = """
-import json, sys
-def peak():
-    try:
-        with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
-    except OSError:
-        import resource
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-{first}
-before = peak()
-result = a[...]
-print(json.dumps([peak() - before - result.nbytes, peak() - result.nbytes]))
-"""
-
-
-def compare_peaks(libraries: list[Library], paths: dict[str, Path]) -> dict[str, Row]:
-    """Return how many bytes a full read takes beyond its result, and the process beyond it."""
-    rows: dict[str, Row] = {"peak - result": {}, "process - result": {}}
-    for library in libraries:
-        first = library.import_line.format(path=str(paths[library.name]))
-        found = json.loads(run(PROBE.format(first=first)))
-        for row, value in zip(rows.values(), found, strict=True):
-            row[library.name] = value
-    return rows
-
-
-DEPENDENCIES = "import fsspec, isal.isal_zlib, msgpack, numcodecs, numpy, zstandard"
-
-
-def compare_imports(directory: Path, rounds: int) -> Row:
-    lines = {"b2array": "import b2array", "its dependencies": DEPENDENCIES, "blosc2": "import blosc2"}
-    environment = {"PYTHONPYCACHEPREFIX": str(directory / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
+def imports(rounds: int) -> dict[str, Times]:
+    """Import each library in new processes."""
+    lines = {"b2array": "b2array", "blosc2": "blosc2", "zarr": "zarr", "h5py": "h5py", "tensorstore": "tensorstore"}
     samples: dict[str, list[float]] = {name: [] for name in lines}
-    # The first round compiles.
-    for _ in range(rounds + 1):
+    for _ in range(rounds):
         for name, line in lines.items():
-            script = f"import time; start = time.perf_counter(); {line}; print(time.perf_counter() - start)"
-            samples[name].append(float(run(script, environment)))
-    return {name: median(each[1:]) for name, each in samples.items()}
+            script = f"import time; t = time.perf_counter(); import {line}; print(time.perf_counter() - t)"
+            found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+            samples[name].append(float(found.stdout))
+    return {name: (median(each), 0.0) for name, each in samples.items()}
 
 
-def run(script: str, environment: dict[str, str] | None = None) -> str:
-    command = [sys.executable, "-c", script]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=True, env=os.environ | (environment or {})
-    ).stdout
+# What is shown.
 
 
-def show(title: str, rows: dict[str, Row]) -> None:
-    names = list(next(iter(rows.values())))
-    first, *others = names
-    header = "".join(f"{name:>20}" for name in names) + "".join(f"{'/ ' + name:>20}" for name in others)
-    print(f"\n{title}\n{'':<22}{header}")
+def lines(title: str, rows: Rows) -> Iterator[str]:
+    """Yield a table: milliseconds by wall clock, and ratios of wall clock and of processor time."""
+    others = [library.name for library in LIBRARIES[1:]]
+    yield f"\n{title}"
+    yield f"{'':26}{'b2array':>12}" + "".join(f"{name:>28}" for name in others)
     for label, row in rows.items():
-        in_bytes = label.startswith(("size", "peak", "process"))
-        values = "".join(
-            f"{row[name] / 1e6:>17.2f} MB" if in_bytes else f"{row[name] * 1e3:>17.3f} ms" for name in names
-        )
-        ratios = "".join(f"{row[first] / row[name]:>20.2f}" if row[name] > 0 else f"{'-':>20}" for name in others)
-        print(f"{label:<22}{values}{ratios}", flush=True)
+        own = row["b2array"]
+        unit, scale = ("MB", 1e-6) if label == "size" else ("ms", 1e3)
+        cells = []
+        for name in [*others, *(row.keys() - {each.name for each in LIBRARIES})]:
+            if name not in row:
+                cells.append(" " * 28)
+                continue
+            wall, cpu = row[name]
+            ratios = f"x{own[0] / wall:.2f}" + (f" cpu x{own[1] / cpu:.2f}" if cpu else "")
+            cells.append(f"{wall * scale:>10.2f} {unit} {ratios:>14}" + ("" if name in others else f" ({name})"))
+        yield f"{label:26}{own[0] * scale:>9.2f} {unit}" + "".join(cells)
 
 
-def compare(libraries: list[Library], directory: Path, data: np.ndarray, codec: str, rounds: int) -> dict[str, Row]:
-    stock = directory / "stock.b2nd"
-    paths = {OURS.name: stock, STOCK.name: stock, ZARR.name: directory / "zarr"}
-    for library in libraries[1:]:
-        library.write(data, paths[library.name], codec)
-    rows = compare_reads(libraries, paths, data, rounds)
-    rows |= compare_peaks(libraries, paths)
-    rows |= compare_writes(libraries, directory, data, codec, rounds)
-    for library in libraries[1:]:
-        remove(paths[library.name])
-    return rows
+def plot(results: dict[str, Rows], path: Path) -> None:
+    """Draw the ratios of wall clock: one line a verb, one mark a library, b2array at 1."""
+    import matplotlib.pyplot as plt
 
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="34 MB of data instead of 268, and fewer rounds")
-    parser.add_argument("--zarr", action="store_true", help="measure zarr as well")
-    parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
-    parser.add_argument("--codec", nargs="+", choices=CODECS, default=list(CODECS))
-    parser.add_argument("--rounds", type=int, help="samples of each value (three times as many where it is small)")
-    return parser.parse_args()
+    first = next(iter(results.values()))
+    labels = [label for label in first if label not in ("size", "import")][::-1]
+    figure, axes = plt.subplots(figsize=(8, 0.28 * len(labels) + 1.2))
+    axes.axvline(1, color="#d9480f", linewidth=2)
+    for library in LIBRARIES[1:]:
+        ratios = [first[label][library.name][0] / first[label]["b2array"][0] for label in labels]
+        axes.plot(ratios, range(len(labels)), "o", label=library.name, alpha=0.8)
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_xlabel("time relative to b2array (right of the line: b2array is faster)")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.06), ncols=5, frameon=False)
+    figure.savefig(path, bbox_inches="tight", transparent=False, metadata={"Date": None})
 
 
 def main() -> None:
-    chosen = arguments()
-    rounds = chosen.rounds or (3 if chosen.quick else 7)
-    libraries = [OURS, STOCK, *([ZARR] if chosen.zarr else [])]
-    shape = QUICK if chosen.quick else SHAPE
-    versions = f"Python {sys.version.split()[0]}, NumPy {np.__version__}, python-blosc2 {blosc2.__version__}"
-    threads = f"threads: b2array {config.threads}, python-blosc2 {blosc2.nthreads}"
-    print(f"{versions}, {os.cpu_count()} CPUs\n{threads}; no fsync; medians of {rounds} rounds or more")
-    with tempfile.TemporaryDirectory(prefix="b2array-compare-") as temporary, config.using(cache_bytes=0):
-        directory = Path(temporary)
-        show("import, in a new process", {"import": compare_imports(directory, 3 * rounds)})
-        for name in chosen.data:
-            data = DATA[name](shape)
-            for codec in chosen.codec:
-                rows = compare(libraries, directory, data, codec, rounds)
-                title = f"{name}: {data.dtype} {shape}, {data.nbytes / 1e6:.0f} MB; {codec}, level {CLEVEL}"
-                show(f"{title}; chunks {CHUNKS}, blocks {BLOCKS}", rows)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a small field and few rounds")
+    parser.add_argument("--equal", action="store_true", help="the same chunks, blocks, codec and level for all")
+    parser.add_argument("--data", nargs="+", choices=DATA, default=["rounded"])
+    parser.add_argument("--codec", choices=("lz4", "zstd"), default="zstd", help="with --equal")
+    parser.add_argument("--rounds", type=int, help="samples of each value")
+    parser.add_argument("--threads", type=int, help="of b2array and python-blosc2; by default what each chooses")
+    parser.add_argument("--json", type=Path, help="write all medians here")
+    parser.add_argument("--plot", type=Path, help="draw the ratios of the first field here, as SVG")
+    chosen = parser.parse_args()
+    rounds = chosen.rounds or (3 if chosen.quick else 15)
+    if chosen.threads:
+        config.threads = chosen.threads
+        blosc2.set_nthreads(chosen.threads)
+    names = ("numpy", "blosc2", "zarr", "h5py", "hdf5plugin", "tensorstore")
+    print(
+        f"Python {sys.version.split()[0]},", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+    )
+    print(
+        f"{os.cpu_count()} CPUs; threads: b2array {config.threads}, python-blosc2 {blosc2.nthreads}; b2array waits for "
+        f"the disk as durable={config.durable!r} says, the others never; medians of {rounds} rounds"
+    )
+    equal = Parameters(chosen.codec) if chosen.equal else None
+    results: dict[str, Rows] = {}
+    for name in chosen.data:
+        data = DATA[name](QUICK if chosen.quick else SHAPE)
+        with tempfile.TemporaryDirectory(prefix="b2array-compare-") as temporary:
+            field = Field(Path(temporary), data, equal, rounds)
+            field.reads(field.writes())
+            field.steps()
+        results[name] = field.rows
+        how = f"chunks {CHUNKS}, blocks {BLOCKS}, {chosen.codec} level {CLEVEL}" if equal else "each library's defaults"
+        print("\n".join(lines(f"{name}: {data.dtype} {data.shape}, {data.nbytes / 1e6:.0f} MB; {how}", field.rows)))
+    print("\nimport, seconds:", {name: round(wall, 3) for name, (wall, _) in imports(rounds).items()})
+    if chosen.json:
+        chosen.json.write_text(json.dumps(results, indent=1))
+    if chosen.plot:
+        plot(results, chosen.plot)
 
 
 if __name__ == "__main__":

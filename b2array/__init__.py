@@ -12,19 +12,17 @@ from b2array.array.creation import (
     empty,
     empty_like,
     from_blocks,
-    from_bytes,
     from_dask,
     full,
     full_like,
     load,
     ones,
     ones_like,
-    open,
     save,
     zeros,
     zeros_like,
 )
-from b2array.array.opening import create_schunk, open_schunk
+from b2array.array.opening import create_schunk, from_bytes, open, open_schunk
 from b2array.array.schunk import SChunk
 from b2array.array.sequences import arange, eye, fromiter, linspace
 from b2array.codec import codecs, filters

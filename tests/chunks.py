@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from typing import NamedTuple
 
 import blosc2
 import numpy as np
 from hypothesis import strategies as st
 
-from b2array.codec import chunk, decode
+from b2array.codec import chunk, decode, encode, filters
 from b2array.codec.chunk import Stored
 from b2array.codec.cparams import CParams
-from b2array.codec.header import FLAG_EXTENDED, ChunkHeader
+from b2array.codec.header import (
+    BLOSC2_FLAG_DICT,
+    BLOSC2_FLAG_LAZY,
+    FLAG2_VL_BLOCKS,
+    FLAG_EXTENDED,
+    VERSION_VL_BLOCKS,
+    ChunkHeader,
+)
 
 CODECS = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
 PIPELINES = (
@@ -175,3 +183,43 @@ def make_chunk(streams, *, typesize, nbytes, blocksize, flags=FLAG_EXTENDED, **f
     starts = np.cumsum([header.header_len + 4 * len(streams), *map(len, streams)])
     header = replace(header, cbytes=int(starts[-1]))
     return header.pack() + starts[:-1].astype("<i4").tobytes() + b"".join(streams)
+
+
+def vl_chunk(blocks, typesize=1, cparams=CParams("zstd")):  # noqa: B008
+    """Encode a chunk of variable-length blocks, which b2array reads but does not write."""
+    datas = [np.frombuffer(block, np.uint8) for block in blocks]
+    width = typesize if typesize <= 255 else 1
+    pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(width), width)
+    records = []
+    for data in datas:
+        filtered = filters.forward(pipeline, data.reshape(1, -1), reference=data, first=True).reshape(-1)
+        task = encode._Task(filtered, width, len(data), cparams, False, pipeline)
+        payload = encode._payload(task, filtered, None)
+        if payload is None or len(payload) >= len(data):
+            payload = filtered.tobytes()
+        records.append(struct.pack("<i", len(data)) + bytes(payload))
+    lengths = [32 + 4 * len(records), *map(len, records)]
+    task = encode._Task(datas[0], width, len(records), cparams, False, pipeline)
+    header = encode._header(task, sum(lengths))
+    header = replace(header, nbytes=sum(map(len, datas)), version=VERSION_VL_BLOCKS, flags2=FLAG2_VL_BLOCKS)
+    return b"".join((header.pack(), np.cumsum(lengths[:-1], dtype="<i4").tobytes(), *records))
+
+
+class Lazy(NamedTuple):
+    """What a lazy chunk says; in a sparse frame `nchunk` and `offset` are both the number of the chunk's file."""
+
+    head: chunk.ChunkHead
+    nchunk: int
+    offset: int
+    sizes: tuple[int, ...]
+
+
+def unpack_lazy(buf):
+    header = ChunkHeader.unpack(buf)
+    assert header.lazy
+    trailer = header.header_len + 4 * header.nblocks
+    nchunk, offset = struct.unpack_from("<iq", buf, trailer)
+    sizes = tuple(np.frombuffer(buf, "<i4", header.nblocks, trailer + 12).tolist())
+    eager = replace(header, blosc2_flags=header.blosc2_flags & ~(BLOSC2_FLAG_LAZY | BLOSC2_FLAG_DICT))
+    head = chunk.unpack_head(eager.pack() + bytes(memoryview(buf)[header.header_len : trailer]))
+    return Lazy(replace(head, header=replace(head.header, blosc2_flags=header.blosc2_flags)), nchunk, offset, sizes)

@@ -10,7 +10,7 @@ import pytest
 import b2array
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("dask.rst", "getting-started.rst", "guarantees.rst")
+PAGES = ("dask.rst", "getting-started.rst", "guarantees.rst", "reductions.rst")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

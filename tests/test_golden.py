@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chunks import decoded_blocks
+from chunks import decoded_blocks, unpack_lazy
 
 import b2array
-from b2array.codec import decode, lazy
+from b2array.codec import decode
 from b2array.codec.chunk import Stored
 from b2array.codec.header import ChunkHeader
 from b2array.errors import UnsupportedError
-from b2array.format.frame import FrameType
+from b2array.format.header import FrameType
 
 HERE = Path(__file__).parent / "golden"
 
@@ -265,7 +265,7 @@ def test_lazy_chunks_point_into_their_frame(name: str) -> None:
             return (path / f"{offset:08X}.chunk").read_bytes()
         return path.read_bytes()[offset : offset + nbytes]
 
-    found = lazy.unpack(content)
+    found = unpack_lazy(content)
     assert decode.decode(read(found.offset, found.head.header.cbytes)).tobytes() == case.data()
     with pytest.raises(UnsupportedError, match="lazy"):
         b2array.decompress(content)

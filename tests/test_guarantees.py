@@ -22,8 +22,9 @@ from b2array.errors import ConflictError, ReadOnlyError
 from b2array.store.base import Store, durability
 from b2array.store.local import LocalStore
 from b2array.store.memory import MemoryStore
-from b2array.store.remote import FsspecStore, SharedMemoryStore
+from b2array.store.remote import FsspecStore
 from b2array.store.s3 import S3Store
+from b2array.store.shared_memory import SharedMemoryStore
 
 TEXT = (Path(__file__).parents[1] / "docs" / "guarantees.rst").read_text(encoding="utf-8")
 COLUMNS = ("place", "written", "atomic", "concurrent", "relies")

@@ -27,8 +27,7 @@ from chunks import CODECS
 
 import b2array
 from b2array import codecs, config
-from b2array.codec import cblosc, encode, lazy
-from b2array.codec.chunk import head_nbytes
+from b2array.codec import cblosc, encode
 from b2array.codec.cparams import CParams
 from b2array.codec.header import CODEC_FORMATS, CodecId
 from b2array.engine import snapshot
@@ -189,9 +188,6 @@ def test_damaged_streams_are_read_or_refused(codec: str, hostile: int, hostile_s
 # What is written small and parsed alone.
 
 
-LAZY = [
-    encode.encode(VALUES, typesize=4, blocksize=480, cparams=CParams(codec)) for codec in ("lz4", "zstd", "blosclz")
-]
 PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
     "metalayers": (
         [metalayers.pack((("b2nd", b"1234"), ("x", b"")), 2, uncounted=1).rjust(40, b"\0")],
@@ -211,10 +207,6 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
                           np.zeros(2, [("a", "<i4"), ("b", "<f8")]), np.array([1, "a", None], object))
         ],
         attributes.decode_attr,
-    ),
-    "lazy chunk": (
-        [lazy.pack(chunk[: head_nbytes(chunk)], 0, 0) for chunk in LAZY],
-        lazy.unpack,
     ),
     "manifest of a group": (
         [

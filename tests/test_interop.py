@@ -9,7 +9,7 @@ from typing import Any
 import blosc2
 import numpy as np
 import pytest
-from chunks import CODECS, STOCK_SPLITMODES, make_chunk
+from chunks import CODECS, STOCK_SPLITMODES, make_chunk, vl_chunk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +19,7 @@ from b2array.codec.chunk import Stored
 from b2array.codec.cparams import CParams
 from b2array.codec.header import ChunkHeader, Special
 from b2array.errors import UnsupportedError
-from b2array.format.frame import FrameType
+from b2array.format.header import FrameType
 
 SHAPE, CHUNKS, BLOCKS = (23, 17), (12, 9), (5, 4)
 LAYOUTS = ("contiguous", "sparse")
@@ -546,7 +546,7 @@ def test_variable_length_blocks_are_read_and_appended(tmp_path: Path) -> None:
         for n, blocks in enumerate(stored):
             assert list(decode.vl_blocks(Stored.whole(schunk.get_chunk(n)))) == blocks
             assert schunk.decompress_chunk(n) == b"".join(blocks)
-        schunk.append_chunk(encode.vl_chunk(stored[0][::-1], typesize=schunk.typesize))
+        schunk.append_chunk(vl_chunk(stored[0][::-1], typesize=schunk.typesize))
     there = blosc2.schunk.open(str(path), mode="r")
     held = there if isinstance(there, blosc2.SChunk) else there.schunk
     assert [held.get_vlblock(2, i) for i in range(2)] == stored[0][::-1]

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pytest
 from powerfail import Crash, Disk, materialise
@@ -252,6 +253,32 @@ class OneFile(Story):
         return (root / "file").read_bytes() if (root / "file").exists() else None
 
 
+class Distributed(Array):
+    """Arrays whose chunks dask's tasks put where no reader looks, before one commit takes them."""
+
+    def steps(self) -> list[Callable[[], object]]:
+        return [self.create, self.store, partial(self.assign, 3), self.overwrite, self.append]
+
+    def create(self) -> None:
+        self._write(NOISE[:8])
+
+    def overwrite(self) -> None:
+        self._write(NOISE[8:], overwrite=True)
+
+    def _write(self, values: Any, **options: Any) -> None:
+        x = da.from_array(values, chunks=(4, 300))
+        b2array.from_dask(x, self.url, layout=self.layout, scheduler="synchronous", **CUT, **options)
+
+    def store(self) -> None:
+        a = b2array.open(self.url, "r+")
+        x = da.from_array(NOISE[8:14], chunks=((3, 3), 300))
+        a.store(x, (slice(1, 7), slice(0, 300)), scheduler="synchronous")
+
+
+class SparseDistributed(Distributed):
+    layout = "sparse"
+
+
 class Repair(Story):
     """An array with a chunk that is damaged, repaired and then written to."""
 
@@ -287,7 +314,10 @@ class SparseRepair(Repair):
     layout = "sparse"
 
 
-STORIES = (Array, SpooledArray, SparseArray, Crowded, Group, Deletions, Bloscpack, OneFile, Repair, SparseRepair)
+STORIES = (
+    Array, SpooledArray, SparseArray, Crowded, Group, Deletions, Bloscpack, OneFile, Distributed, SparseDistributed,
+    Repair, SparseRepair,
+)  # fmt: skip
 
 
 @pytest.fixture

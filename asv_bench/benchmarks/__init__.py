@@ -32,7 +32,19 @@ def integers(shape: tuple[int, int, int]) -> np.ndarray:
     return np.random.default_rng(0).poisson(mean)
 
 
-DATA = {"smooth": smooth, "rounded": rounded, "integers": integers}
+def mask(shape: tuple[int, int, int]) -> np.ndarray:
+    """Return a mask (bool) of a few connected regions."""
+    return smooth(shape) > 0.5
+
+
+def image(shape: tuple[int, int, int]) -> np.ndarray:
+    """Return images (uint16) as a camera gives them: smooth, with the noise of counting."""
+    noise = np.random.default_rng(0).standard_normal(shape, dtype="f4")
+    bright = 1000 * (2.1 + smooth(shape))
+    return (bright + np.sqrt(bright) * noise).astype("u2")
+
+
+DATA = {"smooth": smooth, "rounded": rounded, "integers": integers, "mask": mask, "image": image}
 
 
 def field() -> np.ndarray:

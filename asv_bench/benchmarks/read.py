@@ -1,7 +1,12 @@
 """Opening an array in a local file that the system has in memory, and reading it."""
 
+from pathlib import Path
+
+import numpy as np
+
 import b2array
 from b2array import config
+from b2array.engine import cache
 
 from . import BLOCKS, CHUNKS, CODECS, field
 
@@ -47,6 +52,38 @@ class Read:
         self.array[...]
 
 
+KEYS = {
+    "slab": (60,),
+    "box": (slice(20, 60), slice(100, 180), slice(30, 110)),
+    "point": (70, 200, 11),
+}
+
+
+class ReadFirst:
+    """The first read of a handle, and the same one again, with the default settings."""
+
+    params = tuple(KEYS)
+    param_names = ("pattern",)
+    number = 1
+    warmup_time = 0
+    repeat = 20
+
+    def setup_cache(self) -> None:
+        _write("zstd")
+
+    def setup(self, pattern: str) -> None:
+        cache.blocks = cache.Cache()
+        self.array = b2array.open(_url("zstd"))
+        self.warm = b2array.open(_url("zstd"))
+        self.key = KEYS[pattern]
+
+    def time_just_opened(self, pattern: str) -> None:
+        self.array[self.key]
+
+    def time_again(self, pattern: str) -> None:
+        self.warm[self.key]
+
+
 class ReadCached:
     """Items one after another, out of the cache of decoded blocks."""
 
@@ -64,19 +101,33 @@ class ReadCached:
 class Open:
     """From a path, or from bytes, to an array that has not read any chunk."""
 
+    params = (100, 10_000, 100_000)
+    param_names = ("chunks",)
+
     def setup_cache(self) -> None:
-        _write("lz4")
-        # 4096 chunks, so that the index is long.
-        b2array.ones((256, 256, 256), url="many.b2nd", chunks=(16, 16, 16), blocks=(16, 16, 16))
+        for chunks in self.params:
+            array = b2array.zeros(chunks, "i8", url=f"{chunks}.b2nd", chunks=1, blocks=1)
+            array[:: max(1, chunks // 500)] = 1
 
-    def setup(self) -> None:
-        self.frame = b2array.ones((64, 64)).to_bytes()
+    def setup(self, chunks: int) -> None:
+        self.frame = Path(f"{chunks}.b2nd").read_bytes()
 
-    def time_file(self) -> None:
-        b2array.open(_url("lz4"))
+    def time_file(self, chunks: int) -> None:
+        b2array.open(f"{chunks}.b2nd")
 
-    def time_file_of_many_chunks(self) -> None:
-        b2array.open("many.b2nd")
-
-    def time_bytes(self) -> None:
+    def time_bytes(self, chunks: int) -> None:
         b2array.from_bytes(self.frame)
+
+
+class OpenGroup:
+    """Fifty variables of a group."""
+
+    def setup_cache(self) -> None:
+        with b2array.open_group("group.b2d", mode="w") as group:
+            for n in range(50):
+                group[f"v{n}"] = np.arange(1000.0)
+
+    def time_members(self) -> None:
+        group = b2array.open_group("group.b2d")
+        for name in group:
+            group[name].shape  # noqa: B018

@@ -5,6 +5,10 @@ import b2array
 from . import BLOCKS, CHUNKS, CODECS, SHAPE, field
 
 
+def codec_of(name: str) -> b2array.CParams:
+    return b2array.CParams(name)
+
+
 class Write:
     """A whole array, or parts of it, with everything that a commit takes."""
 
@@ -35,6 +39,50 @@ class Write:
         return b2array.asarray(self.data, **self.layout).cratio
 
     track_ratio.unit = "times smaller"
+
+
+class Steps:
+    """A simulation's output: planes, rows and items into chunks that hold more."""
+
+    params = (("lz4", "zstd"), ("planes", "chunks that are chosen"))
+    param_names = ("codec", "chunks")
+
+    def setup(self, codec: str, chunks: str) -> None:
+        shape = (100, 256, 256)
+        cut = (1, -1, -1) if chunks == "planes" else "auto"
+        self.array = b2array.zeros(shape, "f4", url="steps.b2nd", overwrite=True, chunks=cut, cparams=codec_of(codec))
+        self.plane = field()[0].astype("f4")
+
+    def time_plane(self, codec: str, chunks: str) -> None:
+        self.array[50] = self.plane
+
+    def time_row(self, codec: str, chunks: str) -> None:
+        self.array[:100, 100] = self.plane[:100]
+
+    def time_ten_planes_in_a_transaction(self, codec: str, chunks: str) -> None:
+        with self.array.transaction() as inside:
+            for n in range(10):
+                inside[n] = self.plane
+
+    def time_append(self, codec: str, chunks: str) -> None:
+        self.array.append(self.plane[None])
+
+
+class Codecs:
+    """One chunk in memory, without the array around it."""
+
+    params = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
+    param_names = ("codec",)
+
+    def setup(self, codec: str) -> None:
+        self.data = field()[:4]
+        self.chunk = b2array.compress(self.data, cparams=codec_of(codec))
+
+    def time_compress(self, codec: str) -> None:
+        b2array.compress(self.data, cparams=codec_of(codec))
+
+    def time_decompress(self, codec: str) -> None:
+        b2array.decompress(self.chunk)
 
 
 class Commit:

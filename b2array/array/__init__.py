@@ -1,6 +1,7 @@
 """What users hold: arrays, and the functions that make them.
 
 options      `ArrayOptions`: how a new array is made
+placing      where a new frame goes, and what may be in its place
 drafts       options -> the transaction of a new array
 streaming    arrays of other libraries, read a part at a time
 copying      the transaction of a copy: of an array, an array-like, blocks
@@ -13,9 +14,9 @@ dask_chunks  cuts that respect chunks
 shared       values that many tasks share
 appender     output step by step
 array        `NDArray`, which inherits `items.Indexed` <- `described.Described` <- `opened.Opened`, `compute.Readable`
-creation     `open`, `create`, `zeros`, `asarray`, `copy`, ...
 sequences    `arange`, `linspace`, `eye`, `fromiter`
 schunk       `SChunk`
-opening      super-chunks by URL, and the place of a new frame
+opening      `open`, `open_schunk`, `create_schunk`
+creation     `create`, `zeros`, `asarray`, `copy`, ...
 info         how handles are shown
 """

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from b2array import progress
 from b2array.array.described import Described
 from b2array.array.drafts import Draft, aborting, known_dtype, new_draft, put
-from b2array.array.opening import place_new
 from b2array.array.options import OPTIONS, UNSET, ArrayOptions, Casting, Shape, Url, check_keywords
+from b2array.array.placing import place_new
 from b2array.array.streaming import Sliceable, boxes, is_sliceable, piece
 from b2array.engine import resize, transaction
 from b2array.engine.handle import Handle
@@ -25,7 +25,8 @@ from b2array.engine.write import rewrite
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format.b2nd import GEOMETRIES
 from b2array.grid import assignment
-from b2array.grid.layout import Layout, extents
+from b2array.grid.chunking import automatic
+from b2array.grid.layout import Layout
 from b2array.progress import Progress
 
 __all__ = ["CopyOptions", "computed", "copied", "copy_options", "holding", "joined"]
@@ -92,8 +93,9 @@ def _converted(old: np.dtype[Any], dtype: npt.DTypeLike | None, casting: Casting
 def _keeps_chunks(source: Source, old: Layout, new: ArrayOptions) -> bool:
     if new.fill_value is not UNSET or any(part is not None for part in (new.dims, new.attrs, new.meta)):
         return False
-    for wanted, part in ((new.chunks, old.chunks), (new.blocks, old.blocks)):
-        if wanted is not None and (isinstance(wanted, str) or extents(wanted) != part):
+    if new.chunks is not None or new.blocks is not None:
+        chunks, blocks = _parts(old, old.dtype, new)
+        if automatic(old.shape, old.itemsize, chunks=chunks, blocks=blocks) != (old.chunks, old.blocks):
             return False
     return new.cparams is None or new.cparams == source.frame.cparams
 

@@ -1,14 +1,14 @@
-"""Opening and making arrays."""
+"""Making arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array.array import copying, dask, drafts
+from b2array.array import copying, dask, drafts, opening
 from b2array.array.array import NDArray
 from b2array.array.copying import CopyOptions
 from b2array.array.drafts import known_dtype
@@ -16,6 +16,7 @@ from b2array.array.options import (
     OPTIONS,
     ArrayOptions,
     Casting,
+    Extents,
     Kind,
     Shape,
     Url,
@@ -23,65 +24,19 @@ from b2array.array.options import (
     check_keywords,
 )  # fmt: skip
 from b2array.array.streaming import is_sliceable
-from b2array.buffers import Buffer
 from b2array.codec.cparams import CParams
-from b2array.engine import snapshot
-from b2array.engine.handle import Handle, Mode
+from b2array.engine.handle import Handle
 from b2array.engine.transaction import Transaction
-from b2array.errors import ReadOnlyError
 from b2array.grid.layout import extents
-from b2array.store.memory import MemoryStore
-from b2array.store.open import open_store
 
 if TYPE_CHECKING:
     import dask.array as da
     from dask.delayed import Delayed
 
 __all__ = [
-    "asarray", "copy", "create", "empty", "empty_like", "from_blocks", "from_bytes", "from_dask", "full", "full_like",
-    "load", "ones", "ones_like", "open", "save", "write_regions", "zeros", "zeros_like",
+    "asarray", "copy", "create", "empty", "empty_like", "from_blocks", "from_dask", "full", "full_like",
+    "load", "ones", "ones_like", "save", "write_regions", "zeros", "zeros_like",
 ]  # fmt: skip
-
-
-def open(url: Url, mode: Mode = "r", *, offset: int = 0, storage_options: Mapping[str, Any] | None = None) -> NDArray:
-    """Open an array.
-
-    Parameters
-    ----------
-    url : str or os.PathLike
-        A file, a directory with a sparse frame, or what fsspec understands.
-    mode : {"r", "r+"}
-        For reading, or for reading and changing.
-    offset : int, default 0
-        Where the frame begins in the file, in bytes.
-    storage_options : mapping, optional
-        For fsspec.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is nothing.
-    FormatError
-        It is not a frame, or one without an array.
-    UnsupportedError
-        The frame is of a kind that is not known here, or its chunks do not hold the array's values.
-    """
-    if offset and mode != "r":
-        raise ReadOnlyError("a frame inside a larger file can only be read")
-    held = Handle(snapshot.load(open_store(url, storage_options=storage_options), start=offset), mode)
-    return NDArray(held)
-
-
-def from_bytes(buf: Buffer) -> NDArray:
-    """Open an array that is a contiguous frame in memory; `bytes` are not copied. It can be read only.
-
-    Raises
-    ------
-    FormatError, UnsupportedError
-        As for `open`.
-    """
-    content = buf if isinstance(buf, bytes) else memoryview(buf).tobytes()
-    return NDArray(Handle(snapshot.load(MemoryStore({"": content})), "r"))
 
 
 def create(
@@ -89,8 +44,8 @@ def create(
     shape: Shape,
     dtype: npt.DTypeLike = float,
     *,
-    chunks: Shape | Literal["auto"] = "auto",
-    blocks: Shape | Literal["auto"] = "auto",
+    chunks: Extents = "auto",
+    blocks: Extents = "auto",
     fill_value: Any = 0,
     cparams: CParams | None = None,
     layout: Kind = "auto",
@@ -111,9 +66,10 @@ def create(
         Extents in items, at most 16.
     dtype : dtype-like
         Any type of NumPy's but object. One of items that are arrays adds their dimensions, as in NumPy.
-    chunks, blocks : sequence of int or "auto"
-        Extents in items of the chunks, which are read and written at once, and of the blocks in them, which can be read
-        alone.
+    chunks, blocks : int, str, sequence or mapping, default "auto"
+        Extents in items of the chunks, which are stored at once, and of the blocks in them, which are read alone: one
+        entry an axis, or one for all, or a mapping of axes to entries. An entry is a number of items, -1 or None for
+        the whole axis, "auto", or the size that a chunk is to have, such as "8MB".
     fill_value : scalar, default 0
         What items are that are never written; a tuple for a type with fields.
     cparams : CParams, optional
@@ -302,8 +258,8 @@ def copy(
     *,
     dtype: npt.DTypeLike | None = None,
     casting: Casting = "unsafe",
-    chunks: Shape | Literal["auto"] | None = None,
-    blocks: Shape | Literal["auto"] | None = None,
+    chunks: Extents = None,
+    blocks: Extents = None,
     cparams: CParams | None = None,
     layout: Kind = "auto",
     overwrite: bool = False,
@@ -326,8 +282,8 @@ def copy(
         Type to convert to.
     casting : {"no", "equiv", "safe", "same_kind", "unsafe"}
         Which conversions are allowed; see `numpy.can_cast`.
-    chunks, blocks : sequence of int or "auto", optional
-        Other extents, in items; by default they stay.
+    chunks, blocks : int, str, sequence or mapping, optional
+        Other extents, in items, as `create` takes them; by default they stay.
     cparams : CParams, optional
         Other compression.
     layout : {"auto", "contiguous", "sparse"}
@@ -355,7 +311,7 @@ def copy(
     ((2, 2), True)
     """
     if not isinstance(src, NDArray):
-        with open(src) as opened:
+        with opening.open(src) as opened:
             return copy(
                 opened, dst, dtype=dtype, casting=casting, chunks=chunks, blocks=blocks, cparams=cparams, layout=layout,
                 overwrite=overwrite, interop=interop, progress=progress, storage_options=storage_options,
@@ -416,7 +372,7 @@ def from_dask(
     url: Url | None = None,
     *,
     dtype: npt.DTypeLike | None = None,
-    chunks: Shape | Literal["auto"] = "auto",
+    chunks: Extents = "auto",
     compute: bool = True,
     resume: bool = False,
     progress: bool = False,
@@ -438,8 +394,9 @@ def from_dask(
         Where to; in memory if left out, which works for schedulers in this process only if ``compute=False``.
     dtype : dtype-like, optional
         Type to convert to.
-    chunks : sequence of int or "auto"
-        Extents of the stored chunks. "auto": such that the chunks of `x` are multiples of them, if that is possible.
+    chunks : int, str, sequence or mapping, default "auto"
+        Extents of the stored chunks, as `create` takes them. "auto": such that the chunks of `x` are multiples of them,
+        if that is possible.
     compute : bool, default True
         Whether to compute now. Otherwise the result is a `dask.delayed.Delayed` that does all, the commit too.
     resume : bool, default False
@@ -489,5 +446,5 @@ def save(url: Url, x: Any, **options: Any) -> None:
 
 def load(url: Url, *, storage_options: Mapping[str, Any] | None = None) -> npt.NDArray[Any]:
     """Read a whole array into memory."""
-    with open(url, storage_options=storage_options) as stored:
+    with opening.open(url, storage_options=storage_options) as stored:
         return np.asarray(stored)

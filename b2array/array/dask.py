@@ -101,7 +101,7 @@ def from_dask(
     check_source(x)
     if dtype is not None:
         x = x.astype(dtype)
-    if options.blocks is None and (options.chunks is None or isinstance(options.chunks, str)):
+    if options.blocks is None and options.chunks in (None, "auto"):
         options = replace(options, chunks=dask_chunks.dividing(x.chunks, x.dtype.itemsize))
     draft, layout = new_draft(url, x.shape, x.dtype, options)
     draft.abort()

@@ -133,7 +133,7 @@ def dividing(cut: Cut, itemsize: int) -> tuple[int, ...] | None:
     Examples
     --------
     >>> dividing(((3000, 3000, 1000), (3000, 3000)), 8)
-    (1000, 1000)
+    (150, 3000)
     >>> dividing(((1,) * 365, (720,), (1440,)), 4)
     (1, 720, 1440)
     >>> dividing(((10, 7, 10),), 8) is None

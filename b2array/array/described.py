@@ -9,7 +9,7 @@ import numpy as np
 from b2array.array import info as display
 from b2array.array.opened import Opened
 from b2array.compute.readable import Readable
-from b2array.engine.attributes import Layers
+from b2array.engine.attributes import Attributes
 from b2array.engine.handle import Handle
 from b2array.errors import FormatError, UnsupportedError, located_error
 from b2array.grid.layout import Layout
@@ -85,7 +85,7 @@ class Described(Opened, Readable):
         return dims if dims is not None and len(dims) == len(layout.shape) else None
 
     @property
-    def attrs(self) -> Layers:
+    def attrs(self) -> Attributes:
         """The attributes: a mapping, each assignment to which is a commit."""
         return self._attrs
 

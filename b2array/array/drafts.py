@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from b2array.array.opening import encoded_metalayers, named, place_new
 from b2array.array.options import UNSET, ArrayOptions, Shape, Url
+from b2array.array.placing import encoded_metalayers, named, place_new
 from b2array.codec import filters
 from b2array.codec.cparams import CParams, given_or_default
 from b2array.codec.header import CodecId, FilterId, Special
@@ -25,8 +25,9 @@ from b2array.format.attributes import encode_attr
 from b2array.format.index import special_offset
 from b2array.format.state import check_count, parse
 from b2array.grid import chunking
-from b2array.grid import selection as indexing
+from b2array.grid.assignment import spread
 from b2array.grid.layout import Layout, extents
+from b2array.grid.selection import select
 
 __all__ = ["Draft", "aborting", "filled", "known_dtype", "new_draft", "put", "regions"]
 
@@ -84,9 +85,9 @@ def regions(
 
 def put(transaction: Transaction, layout: Layout, key: Any, values: npt.NDArray[Any]) -> None:
     """Write values where a key selects."""
-    selection = indexing.select(key, layout.shape)
-    box = selection.spread(values)
-    write(transaction, layout, selection.index, selection.axes, box, cparams=transaction.frame.cparams)
+    selection = select(key, layout.shape)
+    box = spread(values, selection)
+    write(transaction, layout, selection.positions, selection.axes, box, cparams=transaction.frame.cparams)
 
 
 @contextmanager
@@ -102,17 +103,12 @@ def aborting(transaction: Transaction) -> Iterator[None]:
 def _layout(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Layout:
     # NumPy itself gives types without a size one, and makes dimensions of items that are arrays.
     model = np.empty(0, known_dtype(dtype))
-    inner = model.shape[1:]
-    whole = extents(shape) + inner
+    outer, inner = extents(shape), model.shape[1:]
     # Other readers see items of ml_dtypes as bytes without meaning: NumPy alone does not know their names.
     raw = np.dtype((np.void, model.itemsize)) if dtypes.extension_name(model.dtype) else model.dtype
     text = dtypes.dtype_text(raw)
-    given = [
-        None if part is None or (isinstance(part, str) and part == "auto") else extents(part) + inner
-        for part in (chunks, blocks)
-    ]
-    cut = chunking.automatic(whole, model.itemsize, chunks=given[0], blocks=given[1])
-    layout = Layout(whole, *cut, model.dtype, text)
+    cut = chunking.automatic(outer, model.itemsize, chunks=chunks, blocks=blocks, inner=inner)
+    layout = Layout(outer + inner, *cut, model.dtype, text)
     check_count(layout)
     return layout
 

@@ -20,9 +20,8 @@ from b2array.engine.read import read, read_item
 from b2array.engine.write import chunk_box, write
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
 from b2array.grid import assignment
-from b2array.grid import selection as indexing
 from b2array.grid.layout import Layout
-from b2array.grid.selection import Selection
+from b2array.grid.selection import Selection, check_entries, fields, item, select
 
 __all__ = ["Indexed"]
 
@@ -35,21 +34,21 @@ class Indexed(Described):
     def __getitem__(self, key: Any) -> Any:
         source = self._handle.source
         layout = source.state.layout or source.state.require_layout()
-        where = indexing.item(key, layout.shape)
+        where = item(key, layout.shape)
         if where is None or layout.dtype.kind == "V":
-            return self._get(key, indexing.select)
+            return self._get(key, select)
         try:
             return read_item(source, layout, where)
         except (ChunkMissingError, ConflictError):  # perhaps a commit through this handle took the chunk away
-            return self._get(key, indexing.select)
+            return self._get(key, select)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._set(key, value, indexing.select)
+        self._set(key, value, select)
 
-    def _set(self, key: Any, value: Any, select: Select) -> None:
+    def _set(self, key: Any, value: Any, rule: Select) -> None:
         self._handle.require_writable()
         before = self._layout
-        arranged = _arranged(key, value, select, before)
+        arranged = _arranged(key, value, rule, before)
         if not arranged[1].size:
             return
 
@@ -58,10 +57,10 @@ class Indexed(Described):
                 now = transaction.state.require_layout()
                 if (now.ndim, now.dtype) != (before.ndim, before.dtype):
                     raise ConflictError(f"{self.url} has become an array of shape {now.shape} and type {now.dtype}")
-                selection, box, fields = arranged if now == before else _arranged(key, value, select, now)
+                selection, box, names = arranged if now == before else _arranged(key, value, rule, now)
                 if box.size:
-                    index, axes, cparams = selection.index, selection.axes, transaction.frame.cparams
-                    write(transaction, now, index, axes, box, cparams=cparams, fields=fields)
+                    index, axes, cparams = selection.positions, selection.axes, transaction.frame.cparams
+                    write(transaction, now, index, axes, box, cparams=cparams, fields=names)
 
     @property
     def chunk_view(self) -> Indexer:
@@ -77,17 +76,17 @@ class Indexed(Described):
         >>> a.chunk_view[-1, 0], a.chunk_view[1:].shape
         (array([[7, 7, 7, 7]], dtype=int32), (3, 4))
         """
-        return Indexer(self, lambda key, shape: indexing.select(chunk_key(key, shape, self.chunks), shape))
+        return Indexer(self, lambda key, shape: select(chunk_key(key, shape, self.chunks), shape))
 
-    def _get(self, key: Any, select: Select) -> Any:
+    def _get(self, key: Any, rule: Select) -> Any:
         source = self._handle.source
         while True:
             try:
                 layout = source.state.layout or source.state.require_layout()
-                rest, names = indexing.fields(key, layout.dtype)
-                selection = select(rest, layout.shape)
+                rest, names = fields(key, layout.dtype)
+                selection = rule(rest, layout.shape)
                 result: Any = np.empty(selection.shape, layout.dtype)
-                read(source, layout, selection.index, selection.axes, selection.view(result))
+                read(source, layout, selection.positions, selection.axes, selection.view(result))
                 break
             except (FormatError, UnsupportedError, ConflictError) as error:
                 source = self._handle.recover(source, error)
@@ -149,15 +148,15 @@ class Indexed(Described):
 
 
 def _arranged(
-    key: Any, value: Any, select: Select, layout: Layout
+    key: Any, value: Any, rule: Select, layout: Layout
 ) -> tuple[Selection, npt.NDArray[Any], str | list[str] | None]:
     """Find what a key selects in an array, and lay out the value for it."""
-    rest, names = indexing.fields(key, layout.dtype)
+    rest, names = fields(key, layout.dtype)
     try:
-        selection = select(rest, layout.shape)
+        selection = rule(rest, layout.shape)
     except IndexError:
-        if select is indexing.select:  # NumPy converts the value first, and then compares the index arrays
-            indexing.check_entries(rest, layout.shape)
+        if rule is select:  # NumPy converts the value first, and then compares the index arrays
+            check_entries(rest, layout.shape)
             np.asarray(value, layout.dtype if names is None else layout.dtype[names])
         raise
     return selection, *assignment.arrange(value, selection, layout.dtype, names)

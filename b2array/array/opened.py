@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from b2array.codec.cparams import CParams
-from b2array.engine.attributes import Layers
+from b2array.engine.attributes import Attributes
 from b2array.engine.handle import Handle, Mode
 from b2array.errors import FormatError, UnsupportedError, located_error
 from b2array.format.attributes import decode_attr
@@ -63,8 +63,8 @@ class Opened:
         return MappingProxyType({name: _decoded(raw) for name, raw in self._handle.frame.metalayers})
 
     @property
-    def _attrs(self) -> Layers:
-        return Layers(self._handle)
+    def _attrs(self) -> Attributes:
+        return Attributes(self._handle)
 
     @contextmanager
     def transaction(self) -> Iterator[Self]:

@@ -9,11 +9,25 @@ from typing import Any, Final, Literal, SupportsIndex
 
 from b2array.codec.cparams import CParams
 
-__all__ = ["OPTIONS", "UNSET", "ArrayOptions", "Casting", "Kind", "Shape", "Url", "array_options", "check_keywords"]
+__all__ = [
+    "OPTIONS",
+    "UNSET",
+    "ArrayOptions",
+    "Casting",
+    "Extents",
+    "Kind",
+    "Shape",
+    "Url",
+    "array_options",
+    "check_keywords",
+]
 
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 Kind = Literal["auto", "contiguous", "sparse"]
 Shape = SupportsIndex | Sequence[SupportsIndex]
+Extents = SupportsIndex | str | Sequence[Any] | Mapping[int, Any] | None
+"""Extents of chunks or blocks, in the forms that `b2array.grid.chunking.automatic` takes."""
+
 Url = str | os.PathLike[str]
 
 UNSET: Final = object()
@@ -28,8 +42,8 @@ class ArrayOptions:
     `create`.
     """
 
-    chunks: Shape | Literal["auto"] | None = None
-    blocks: Shape | Literal["auto"] | None = None
+    chunks: Extents = None
+    blocks: Extents = None
     fill_value: Any = UNSET
     cparams: CParams | None = None
     layout: Kind = "auto"

@@ -18,12 +18,13 @@ from b2array.codec import decode, encode, lazy
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.header import Special
 from b2array.engine import edits
-from b2array.engine.attributes import Layers
+from b2array.engine.attributes import Attributes
 from b2array.engine.fetch import each_chunk, fetch
 from b2array.engine.source import ChunkRequest, Source
 from b2array.engine.transaction import Transaction, copied
 from b2array.errors import ConflictError, FormatError, UnsupportedError, located_error
-from b2array.format.frame import Frame, FrameType
+from b2array.format.frame import Frame
+from b2array.format.header import FrameType
 from b2array.progress import track
 from b2array.store.memory import MemoryStore
 from b2array.store.spans import Span
@@ -81,7 +82,7 @@ class SChunk(Opened):
         return self.frame.blocksize
 
     @property
-    def vlmeta(self) -> Layers:
+    def vlmeta(self) -> Attributes:
         """The variable-length metalayers, which can be changed."""
         return self._attrs
 

@@ -33,7 +33,7 @@ from b2array.codec import decode
 from b2array.codec.codecs import MAX_RATIO
 from b2array.codec.header import BLOSC1_HEADER_LEN, ChunkHeader
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, located
-from b2array.grid.partition import Index, Part, parts, put, take
+from b2array.grid.partition import Part, Positions, parts, put, take
 from b2array.grid.selection import select
 from b2array.store.base import Store
 from b2array.store.memory import MemoryStore
@@ -294,22 +294,22 @@ class Reader:
         result = np.empty(selection.shape, about.dtype)
         if result.size:
             group, line = _find_axis(about.axis, selection.axes)
-            rows = selection.index[group]
+            rows = selection.positions[group]
             # Rows that are close together are read in large steps, scattered ones chunk by chunk.
             nbytes = self.header.chunk_size if self.header.chunk_size > 0 else _STRIDE
             if isinstance(rows, slice) and (rows.step == 1 or rows.step * about.row_nbytes <= nbytes):
                 nbytes = _WINDOW_NBYTES
             step = max(1, nbytes // about.row_nbytes)
             box = selection.view(result)
-            for part in parts(selection.index, about.with_rows(step).shape, selection.axes):
+            for part in parts(selection.positions, about.with_rows(step).shape, selection.axes):
                 first, stop, inside = _trim_rows(part, group, line)
                 origin = part.coords[about.axis] * step
                 flat = self.read_bytes((origin + first) * about.row_nbytes, (origin + stop) * about.row_nbytes)
                 loaded = _shaped(flat, about.with_rows(stop - first))
                 put(box, part.outside, take(loaded, inside, selection.axes))
         if self._about is None:
-            return int(result[()]) if selection.is_scalar else result.tobytes()
-        return result[()] if selection.is_scalar else result
+            return int(result[()]) if selection.kind == "scalar" else result.tobytes()
+        return result[()] if selection.kind == "scalar" else result
 
     def _check_size(self, about: Description, nbytes: int) -> None:
         if nbytes not in (-1, about.nbytes):
@@ -458,12 +458,12 @@ def _find_axis(axis: int, axes: Sequence[Sequence[int]] | None) -> tuple[int, in
     return next((g, group.index(axis)) for g, group in enumerate(axes) if axis in group)
 
 
-def _trim_rows(part: Part, group: int, line: int) -> tuple[int, int, tuple[Index, ...]]:
+def _trim_rows(part: Part, group: int, line: int) -> tuple[int, int, tuple[Positions, ...]]:
     """Return the first row that a part selects, the end of its rows, and the selection counted from the first row."""
     rows = part.inside[group]
     if isinstance(rows, slice):
         first, stop = rows.start, range(rows.start, rows.stop, rows.step)[-1] + 1
-        trimmed: Index = slice(0, stop - first, rows.step)
+        trimmed: Positions = slice(0, stop - first, rows.step)
     else:
         first, stop = int(rows[line].min()), int(rows[line].max()) + 1
         trimmed = rows.copy()

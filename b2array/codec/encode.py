@@ -9,7 +9,7 @@ go one by one.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -23,13 +23,11 @@ from b2array.codec.header import (
     BLOSC1_HEADER_LEN,
     BLOSC2_FLAG_DICT,
     CODEC_FORMATS,
-    FLAG2_VL_BLOCKS,
     FLAG_DELTA,
     FLAG_EXTENDED,
     FLAG_MEMCPYED,
     FLAG_UNSPLIT,
     NAN_BYTES,
-    VERSION_VL_BLOCKS,
     ChunkHeader,
     CodecFormat,
     CodecId,
@@ -40,7 +38,7 @@ from b2array.codec.streams import MIN_STREAM, many_stream_positions
 from b2array.config import HEADER_LEN, MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.errors import FormatError, LimitError
 
-__all__ = ["compress", "constant", "default_blocksize", "encode", "special_chunk", "stored_special", "vl_chunk"]
+__all__ = ["compress", "constant", "default_blocksize", "encode", "special_chunk", "stored_special"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -457,44 +455,3 @@ def _with_dict(task: _Task) -> bytes | None:
     if task.short:
         blocks.append(_stream_pieces(task, filtered[border:], dictionary))
     return _assembled(task, blocks, dictionary)
-
-
-def vl_chunk(blocks: Iterable[Buffer], *, typesize: int = 1, cparams: CParams = CParams()) -> bytes:  # noqa: B008
-    """Encode a chunk of variable-length blocks, none of them empty.
-
-    Raises
-    ------
-    ValueError
-        There is no block, a block is empty, or the filters contain delta, which the C library cannot undo here.
-    """
-    datas = [np.frombuffer(block, np.uint8) for block in blocks]
-    if not datas or not all(len(data) for data in datas):
-        raise ValueError("a chunk of variable-length blocks needs at least one block, and no block may be empty")
-    width = typesize if typesize <= 255 else 1
-    pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(width), width)
-    filters.check(pipeline, encode=True)
-    if FilterId.DELTA in pipeline.filters:
-        raise ValueError("delta does not work with blocks of variable length, which have no first block in common")
-    total = sum(map(len, datas))
-    if total > MAX_CHUNK_NBYTES:
-        raise LimitError(f"a chunk holds at most {MAX_CHUNK_NBYTES} bytes, not {total}")
-    records = [_vl_record(data, pipeline, cparams) for data in datas]
-    head_nbytes = HEADER_LEN + 4 * len(records)
-    starts = np.cumsum([head_nbytes, *map(len, records[:-1])], dtype="<i4")
-    task = _Task(datas[0], width, len(records), cparams, False, pipeline)
-    header = replace(
-        _header(task, head_nbytes + sum(map(len, records))),
-        nbytes=total,
-        version=VERSION_VL_BLOCKS,
-        flags2=FLAG2_VL_BLOCKS,
-    )
-    return b"".join((header.pack(), starts.tobytes(), *records))
-
-
-def _vl_record(data: Bytes, pipeline: filters.Pipeline, cparams: CParams) -> bytes:
-    filtered = filters.forward(pipeline, data.reshape(1, -1), reference=data, first=True).reshape(-1)
-    task = _Task(filtered, pipeline.typesize, len(data), cparams, False, pipeline)
-    payload = _payload(task, filtered, None)
-    if payload is None or len(payload) >= len(data):
-        payload = filtered.tobytes()
-    return struct.pack("<i", len(data)) + bytes(payload)

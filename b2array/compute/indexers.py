@@ -8,8 +8,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from b2array.grid import selection
-from b2array.grid.selection import Selection
+from b2array.grid.selection import Selection, select
 
 __all__ = ["Indexer", "Select", "chunk_key"]
 
@@ -45,5 +44,5 @@ def chunk_key(key: Any, shape: Sequence[int], chunks: Sequence[int]) -> tuple[sl
         if not plain and not (isinstance(entry, slice) and entry.step in (None, 1)):
             raise IndexError(f"only integers, slices without step and ellipsis (`...`) select chunks, found {entry!r}")
     grid = [-(-n // c) if c else 0 for n, c in zip(shape, chunks, strict=True)]
-    found = cast(tuple[slice, ...], selection.select(key, grid).index)
+    found = cast(tuple[slice, ...], select(key, grid).positions)
     return tuple(slice(i.start * c, min(i.stop * c, n)) for i, c, n in zip(found, chunks, shape, strict=True))

@@ -16,7 +16,7 @@ from b2array.engine.read import read, read_item
 from b2array.engine.source import Source
 from b2array.format.index import SPECIALS
 from b2array.grid.layout import Layout
-from b2array.grid.partition import Index
+from b2array.grid.partition import Positions
 from b2array.grid.selection import Selection, select
 
 __all__ = ["Box", "fill", "pieces"]
@@ -178,10 +178,10 @@ def fill(source: Source, layout: Layout, mapping: Mapping, selection: Selection,
     """Read what a selection takes of a view into `result`, of the selection's shape."""
     if not result.size:
         return
-    covered = selection.axes or tuple((axis,) for axis in range(len(selection.index)))
+    covered = selection.axes or tuple((axis,) for axis in range(len(selection.positions)))
     members: list[_Member] = []
     lengths: list[int] = []
-    for positions, axes in zip(selection.index, covered, strict=True):
+    for positions, axes in zip(selection.positions, covered, strict=True):
         for length, member in _members(positions, [mapping.axes[axis] for axis in axes]):
             lengths.append(length)
             members.append(member)
@@ -206,7 +206,7 @@ def fill(source: Source, layout: Layout, mapping: Mapping, selection: Selection,
         target[...] = first[(..., *(None,) * len(rest))]
 
 
-def _members(positions: Index, axes: Sequence[Sequence[Digit]]) -> Iterator[tuple[int, _Member]]:
+def _members(positions: Positions, axes: Sequence[Sequence[Digit]]) -> Iterator[tuple[int, _Member]]:
     """Return what varies along the dimensions of one group of a selection, which covers axes of a view."""
     if isinstance(positions, slice):
         along, digits = range(positions.start, positions.stop, positions.step), axes[0]
@@ -242,7 +242,7 @@ class _Group(NamedTuple):
 
     axes: tuple[int, ...]
     members: tuple[int, ...]
-    positions: Index
+    positions: Positions
     turn: int
 
 

@@ -17,7 +17,7 @@ from b2array.compute.operators import Operators
 from b2array.compute.reductions import Axis, reduce
 from b2array.engine.handle import Handle
 from b2array.errors import ConflictError, FormatError, UnsupportedError
-from b2array.grid import selection as indexing
+from b2array.grid.selection import fields, orthogonal, select, vectorised
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -46,10 +46,10 @@ class Readable(Operators):
         """Extents in items of what can be read alone."""
 
     @abstractmethod
-    def _get(self, key: Any, select: Select) -> Any: ...
+    def _get(self, key: Any, rule: Select) -> Any: ...
 
     @abstractmethod
-    def _set(self, key: Any, value: Any, select: Select) -> None: ...
+    def _set(self, key: Any, value: Any, rule: Select) -> None: ...
 
     @abstractmethod
     def _mapping(self, shape: tuple[int, ...]) -> Mapping:
@@ -77,7 +77,7 @@ class Readable(Operators):
         >>> a.oindex[[0, 2], [True, False, False, True]].tolist()
         [[0, 3], [8, 11]]
         """
-        return Indexer(self, indexing.orthogonal)
+        return Indexer(self, orthogonal)
 
     @property
     def vindex(self) -> Indexer:
@@ -90,7 +90,7 @@ class Readable(Operators):
         >>> a.vindex[[0, 1], :, [3, 0]].shape, a.vindex[:, [0, 2, 1]].shape
         ((2, 3), (3, 2, 4))
         """
-        return Indexer(self, indexing.vectorised)
+        return Indexer(self, vectorised)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -323,16 +323,16 @@ class View(Readable):
         return cast("da.Array", self._array._graph(self, chunks))
 
     def __getitem__(self, key: Any) -> Any:
-        return self._get(key, indexing.select)
+        return self._get(key, select)
 
     def _set(self, *_: Any) -> None:
         raise ValueError("assignment destination is read-only")
 
     __setitem__ = _set
 
-    def _get(self, key: Any, select: Select) -> Any:
-        rest, names = indexing.fields(key, self.dtype)
-        selection = select(rest, self.shape)
+    def _get(self, key: Any, rule: Select) -> Any:
+        rest, names = fields(key, self.dtype)
+        selection = rule(rest, self.shape)
         result: Any = np.empty(selection.shape, self.dtype)
         source = self._handle.source
         while True:

@@ -9,10 +9,10 @@ from b2array.engine.handle import Handle
 from b2array.errors import FormatError, UnsupportedError, located_error
 from b2array.format.attributes import decode_attr, encode_attr
 
-__all__ = ["Layers"]
+__all__ = ["Attributes"]
 
 
-class Layers(MutableMapping[str, Any]):
+class Attributes(MutableMapping[str, Any]):
     """The variable-length metalayers of a frame: names and values, each assignment a commit.
 
     Values are what msgpack takes, and complex numbers, sets, tuples and arrays as python-blosc2 writes them.

@@ -40,7 +40,6 @@ from b2array.format.checksums import pack_record
 from b2array.format.state import sized_blocks
 from b2array.store.base import Store
 from b2array.store.memory import MemoryStore
-from b2array.store.remote import SharedMemoryStore
 from b2array.store.spans import Span
 
 __all__ = ["SUFFIX", "Entry", "Job", "WorkerTransaction", "commit", "join", "keep", "kept", "put"]
@@ -285,8 +284,8 @@ def _commit(job: Job, entries: Sequence[Entry]) -> Snapshot:
 
 
 def _check_reachable(job: Job) -> None:
-    lost = isinstance(job.store, SharedMemoryStore) or (isinstance(job.store, MemoryStore) and job.base is not None)
-    if lost and job.process != os.getpid():
+    is_sent = isinstance(job.store, MemoryStore) and job.base is None  # a new array: the store is pickled with the job
+    if job.store.in_process and not is_sent and job.process != os.getpid():
         raise ValueError(f"{job.store.url}: an array in the memory of one process cannot be changed by another one")
 
 

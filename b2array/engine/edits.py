@@ -19,7 +19,7 @@ from b2array.engine.fetch import each_chunk
 from b2array.engine.source import Location, Source
 from b2array.engine.transaction import Transaction
 from b2array.errors import FormatError
-from b2array.format.frame import FrameType
+from b2array.format.header import FrameType
 from b2array.store.spans import Span
 
 __all__ = ["check_chunk", "chunk_sizes", "delete", "insert", "reorder", "update"]

@@ -18,13 +18,12 @@ from b2array.engine.pending import SUFFIX, Journal, beside, read_journal
 from b2array.engine.transaction import Transaction
 from b2array.format import b2nd, index
 from b2array.format.annotations import Annotations
-from b2array.format.frame import Frame, FrameType
+from b2array.format.frame import Frame
+from b2array.format.header import FrameType
 from b2array.format.state import State, sized_blocks, with_index
 from b2array.grid.layout import Layout
 from b2array.store.base import Store
 from b2array.store.local import LocalStore
-from b2array.store.memory import MemoryStore
-from b2array.store.remote import SharedMemoryStore
 
 __all__ = ["Job", "Region", "kept"]
 
@@ -93,7 +92,7 @@ class Job:
     @property
     def staging_store(self) -> Store | None:
         """Where workers put chunks; None if they hand them back."""
-        if isinstance(self.store, MemoryStore | SharedMemoryStore):
+        if self.store.in_process:
             return None
         if self.frame.frame_type == FrameType.SPARSE:
             return self.store

@@ -18,7 +18,7 @@ from b2array.engine.staging import Staging
 from b2array.errors import ReadOnlyError, UnsupportedError
 from b2array.format import frame, index
 from b2array.format.annotations import UNSIZED, Sizes
-from b2array.format.frame import FrameType
+from b2array.format.header import FrameType
 from b2array.format.state import State, sized_blocks
 from b2array.store.base import Store, join_views_at
 from b2array.store.spans import Span

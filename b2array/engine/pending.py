@@ -21,7 +21,8 @@ from b2array.buffers import Buffer
 from b2array.engine.fetch import chunk_number
 from b2array.errors import FormatError
 from b2array.store.base import Listed, Store
-from b2array.store.local import TEMPORARY_SUFFIX, LocalStore
+from b2array.store.disk import TEMPORARY_SUFFIX
+from b2array.store.local import LocalStore
 
 __all__ = ["SUFFIX", "Journal", "beside", "is_orphan", "leftovers", "orphans", "read_journal", "remove"]
 

@@ -30,7 +30,7 @@ from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import ChunkRequest, Source
 from b2array.errors import FormatError, UnsupportedError, located_error
 from b2array.grid.layout import Layout
-from b2array.grid.partition import Axes, Index, Part, put, take
+from b2array.grid.partition import Axes, Part, Positions, put, take
 from b2array.grid.tiling import Step, Tiling, parts_of_chunks, tiling_of, tiling_of_points
 
 __all__ = ["read", "read_item"]
@@ -50,7 +50,7 @@ _CACHED_SHARE = 4
 """A read goes through the cache only if its result is at most one part in this many of the cache."""
 
 
-def read(source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | None, box: Array) -> None:
+def read(source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array) -> None:
     """Fill `box` with the selected items.
 
     Parameters
@@ -59,7 +59,7 @@ def read(source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | 
         Where the chunks are.
     layout : Layout
         How they make up the array.
-    index, axes
+    positions, axes
         The selection, as `b2array.grid.partition.parts` takes it.
     box : ndarray
         One dimension a group of the selection, of the array's dtype.
@@ -72,10 +72,10 @@ def read(source: Source, layout: Layout, index: tuple[Index, ...], axes: Axes | 
     if not box.size:
         return
     key = _cache_key(source) if box.nbytes <= config.cache_bytes // _CACHED_SHARE else None
-    by_slices = axes is None and np.ndarray not in map(type, index)
+    by_slices = axes is None and np.ndarray not in map(type, positions)
     context = _context(source.frame.codec, source.frame.codec_meta, layout.blocks)
     reader = _Reader(source, layout, context, key, box, axes, by_slices)
-    chunks = parts_of_chunks(layout, index, axes)
+    chunks = parts_of_chunks(layout, positions, axes)
     first = list(islice(chunks, 2))
     if len(first) == 1:
         reader.run(first[0], alone=True)
@@ -150,7 +150,7 @@ def _value(stored: Stored, dtype: np.dtype[Any]) -> Array:
     return np.frombuffer(item, dtype).reshape(())
 
 
-class _Job(NamedTuple):
+class _ChunkRead(NamedTuple):
     """What is read of one chunk: what the cache has of it, and the blocks to fetch."""
 
     number: int
@@ -178,18 +178,18 @@ class _Reader:
         stored = fetch(self.source, (ChunkRequest(job.number, job.wanted),))[0] if job.wanted else None
         self.finish(job, stored, alone=alone)
 
-    def fetched(self, chunks: Iterator[tuple[int, Part]]) -> Iterator[tuple[_Job, Stored | None]]:
+    def fetched(self, chunks: Iterator[tuple[int, Part]]) -> Iterator[tuple[_ChunkRead, Stored | None]]:
         """Fetch chunks in bounded windows, each in one batch of requests, and a few of them at the same time."""
         for window in threads.ahead(self._fetch_window, self._windows(chunks), _WINDOWS_UNDER_WAY):
             yield from window
             del window  # its memory is free while the next one is awaited
 
-    def _fetch_window(self, jobs: list[_Job]) -> list[tuple[_Job, Stored | None]]:
+    def _fetch_window(self, jobs: list[_ChunkRead]) -> list[tuple[_ChunkRead, Stored | None]]:
         stored = iter(fetch(self.source, [ChunkRequest(job.number, job.wanted) for job in jobs if job.wanted]))
         return [(job, next(stored) if job.wanted else None) for job in jobs]
 
-    def _windows(self, chunks: Iterator[tuple[int, Part]]) -> Iterator[list[_Job]]:
-        jobs: list[_Job] = []
+    def _windows(self, chunks: Iterator[tuple[int, Part]]) -> Iterator[list[_ChunkRead]]:
+        jobs: list[_ChunkRead] = []
         nbytes = 0
         for chunk in chunks:
             job = self._plan(*chunk)
@@ -207,7 +207,7 @@ class _Reader:
             return int(sizes[0]) * nblocks // self.layout.nblocks
         return 0 if isinstance(self.source.place(n), Special) else nblocks * self.layout.block_nbytes
 
-    def _plan(self, number: int, part: Part) -> _Job:
+    def _plan(self, number: int, part: Part) -> _ChunkRead:
         """Decide how to read a chunk, and ask the cache for its blocks."""
         layout = self.layout
         length = decode.group_length(layout.block_nbytes)
@@ -225,7 +225,7 @@ class _Reader:
                 wanted = [n for n in tiling.numbers if n not in found]
         if wanted and not self.source.is_local and len(wanted) == self._ninhabited(part.coords):
             wanted = range(layout.nblocks)
-        return _Job(number, part, tiling, found, wanted)
+        return _ChunkRead(number, part, tiling, found, wanted)
 
     def _ninhabited(self, coords: Sequence[int]) -> int:
         """Count the blocks of a chunk that are not all padding."""
@@ -233,14 +233,14 @@ class _Reader:
         extents = zip(coords, layout.shape, layout.chunks, layout.blocks, strict=True)
         return math.prod(-(-min(c, n - coord * c) // b) for coord, n, c, b in extents)
 
-    def finish(self, job: _Job, stored: Stored | None, *, alone: bool = False) -> None:
+    def finish(self, job: _ChunkRead, stored: Stored | None, *, alone: bool = False) -> None:
         """Decode and copy one chunk; `stored` has the blocks that the cache does not have."""
         try:
             self._copy(job, stored, alone=alone)
         except (FormatError, UnsupportedError) as error:
             raise located_error(f"chunk {job.number} of {self.source.url}", error) from error
 
-    def _copy(self, job: _Job, stored: Stored | None, *, alone: bool) -> None:
+    def _copy(self, job: _ChunkRead, stored: Stored | None, *, alone: bool) -> None:
         layout, steps = self.layout, job.tiling.steps
         reference = None
         if stored is not None:
@@ -297,7 +297,7 @@ class _Reader:
             cache.blocks.add((self.cache_key, number), blocks, tile, room[0])
         return {block: Entry(tile, block) for block in blocks}
 
-    def _copy_step(self, job: _Job, step: Step, stored: Stored | None, reference: Bytes | None) -> None:
+    def _copy_step(self, job: _ChunkRead, step: Step, stored: Stored | None, reference: Bytes | None) -> None:
         if not self.by_slices:
             items = self._items(job, step, stored, reference)
             for row, part in enumerate(step.parts):
@@ -318,7 +318,7 @@ class _Reader:
                 grid = self._items(job, step, stored, reference).reshape(step.counts + job.tiling.shape)
             target[...] = grid[cast(Any, (*copy.source, ...))]
 
-    def _items(self, job: _Job, step: Step, stored: Stored | None, reference: Bytes | None) -> Array:
+    def _items(self, job: _ChunkRead, step: Step, stored: Stored | None, reference: Bytes | None) -> Array:
         """Return what is needed of the blocks of a step, one behind the other."""
         layout, numbers, found = self.layout, step.numbers, job.found
         within, narrow = job.tiling.within or (), job.tiling.within is not None

@@ -327,7 +327,7 @@ def positions(key: Any, shape: tuple[int, ...], axis: int) -> slice | npt.NDArra
     if key is None or key is Ellipsis or isinstance(key, tuple):
         raise IndexError("only an integer, a slice, an index array or a mask selects along one axis")
     axis = np.lib.array_utils.normalize_axis_index(axis, len(shape))
-    found = selection.orthogonal((*[slice(None)] * axis, key), shape).index[axis]
+    found = selection.orthogonal((*[slice(None)] * axis, key), shape).positions[axis]
     if isinstance(found, np.ndarray):
         return np.unique(found[0]) if found.size else slice(0, 0, 1)
     return found if found.step == 1 else np.arange(found.start, found.stop, found.step)

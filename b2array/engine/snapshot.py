@@ -17,7 +17,8 @@ from b2array.codec.header import Special
 from b2array.engine.source import FRAME_NAME, CachedHead, Location, Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
 from b2array.format import frame, index
-from b2array.format.frame import Frame, FrameType
+from b2array.format.frame import Frame
+from b2array.format.header import FrameType, header_nbytes, unpack_header
 from b2array.format.state import State, parse
 from b2array.store.base import KnownBytes, Store, where, with_known_bytes
 from b2array.store.spans import Span
@@ -193,7 +194,7 @@ def reload(held: Snapshot) -> Snapshot:
 def restore(store: Store, data: Buffer, version: str | None) -> Snapshot:
     """Read a frame of which `data` has the header at least, and the store the rest. Raises what `load` raises."""
     try:
-        sparse = frame.unpack_header(data).frame_type == FrameType.SPARSE
+        sparse = unpack_header(data).frame_type == FrameType.SPARSE
     except (FormatError, UnsupportedError) as error:
         raise located_error(store.url, error) from error
     return _parse(store, FRAME_NAME * sparse, 0, memoryview(data), version)
@@ -215,10 +216,10 @@ def _refusal(store: Store, errors: Sequence[object]) -> Exception:
 
 def _parse(store: Store, name: str, start: int, data: memoryview, version: str | None, unique: str = "") -> Snapshot:
     try:
-        header_len = frame.header_nbytes(data)
+        header_len = header_nbytes(data)
         if header_len > len(data):
             (data,) = store.read([Span(name, start, start + header_len)], expected=version)
-        head = frame.unpack_header(data)
+        head = unpack_header(data)
         if head.frame_type != (FrameType.SPARSE if name else FrameType.CONTIGUOUS):
             raise _wrong_kind(head.frame_type)
         first, stop = head.tail_start, head.frame_len

@@ -28,7 +28,8 @@ from b2array.errors import B2ArrayError, ConflictError, FormatError
 from b2array.format import fingerprint, frame, index
 from b2array.format.annotations import LAYER, UNSIZED, Annotations, merged, packed_sizes
 from b2array.format.checksums import record_nbytes
-from b2array.format.frame import Frame, FrameType
+from b2array.format.frame import Frame
+from b2array.format.header import FrameType
 from b2array.format.state import DIGESTS, State, changed_chunks, layers_with, parse
 from b2array.progress import Progress
 from b2array.store.base import Store, attempts, durability, identity, too_many_conflicts

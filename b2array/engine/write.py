@@ -20,7 +20,7 @@ from b2array.engine.fetch import fetch
 from b2array.engine.source import ChunkRequest, Target
 from b2array.errors import FormatError, UnsupportedError, located_error
 from b2array.grid.layout import Layout
-from b2array.grid.partition import Axes, Index, Part, Tile, put, take, tiles
+from b2array.grid.partition import Axes, Part, PartGrid, Positions, part_grids, put, take
 from b2array.grid.tiling import parts_of_blocks, parts_of_chunks
 
 __all__ = ["chunk_box", "rewrite", "write"]
@@ -30,8 +30,8 @@ Slices = tuple[slice, ...]
 
 
 def write(
-    target: Target, layout: Layout, index: tuple[Index, ...], axes: Axes | None, values: Array, *, cparams: CParams,
-    fields: str | list[str] | None = None,
+    target: Target, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, values: Array, *,
+    cparams: CParams, fields: str | list[str] | None = None,
 ) -> None:  # fmt: skip
     """Put the selected items into new chunks.
 
@@ -39,7 +39,7 @@ def write(
     ----------
     target : Target
         Takes the chunks.
-    layout, index, axes
+    layout, positions, axes
         As in `b2array.engine.read.read`.
     values : ndarray
         One dimension a group of the selection; converted to the array's dtype block by block.
@@ -49,7 +49,7 @@ def write(
         The fields to change; whole items by default.
     """
     writer = _Writer(target, layout, axes, values, cparams, fields)
-    for _ in _set_codes(target, threads.spread(writer.make, parts_of_chunks(layout, index, axes))):
+    for _ in _set_codes(target, threads.spread(writer.make, parts_of_chunks(layout, positions, axes))):
         pass
 
 
@@ -170,8 +170,8 @@ class _Writer:
         layout = self.layout
         if self.axes is None and np.ndarray not in map(type, part.inside):
             grid = blocks.reshape(layout.block_grid + layout.blocks)
-            for tile in tiles(cast(Slices, part.inside), layout.blocks, cast(Slices, part.outside)):
-                _put_tile(grid, tile, self.values)
+            for piece in part_grids(cast(Slices, part.inside), layout.blocks, cast(Slices, part.outside)):
+                _put_grid(grid, piece, self.values)
         else:
             for number, of_block in parts_of_blocks(layout, part, self.axes):
                 put(blocks[number, ...], of_block.inside, take(self.values, of_block.outside), self.axes)
@@ -185,11 +185,13 @@ class _Writer:
         )
 
 
-def _put_tile(grid: Array, tile: Tile, values: Array) -> None:
+def _put_grid(grid: Array, piece: PartGrid, values: Array) -> None:
     """Copy values into blocks, given with the dimensions of the grid first and then those of a block."""
-    ndim = len(tile.coords)
-    region = values[cast(Any, (*tile.outside, ...))]
-    sizes = [n for along, size in zip(tile.coords, region.shape, strict=True) for n in (len(along), size // len(along))]
+    ndim = len(piece.coords)
+    region = values[cast(Any, (*piece.outside, ...))]
+    sizes = [
+        n for along, size in zip(piece.coords, region.shape, strict=True) for n in (len(along), size // len(along))
+    ]
     order = [*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2)]
-    key = (*(slice(along.start, along.stop) for along in tile.coords), *tile.inside)
+    key = (*(slice(along.start, along.stop) for along in piece.coords), *piece.inside)
     grid[key] = region.reshape(sizes).transpose(order)

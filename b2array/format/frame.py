@@ -25,24 +25,27 @@ from b2array.config import HEADER_LEN, MAX_CHUNK_NBYTES
 from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.format import fingerprint, index, metalayers
 from b2array.format.header import (
-    FIRST_BYTES,
     FIXED_LEN,
-    HEADER_FIELDS,
     SPLITMODES,
     FrameType,
     Header,
     check_filters,
-    header_nbytes,
     pack_fields,
     unpack_header,
 )  # fmt: skip
 from b2array.format.metalayers import Layers
 
 __all__ = [
-    "FINGERPRINT_128", "FIRST_BYTES", "HEADER_FIELDS", "Frame", "FrameType", "Header", "Packed", "create",
-    "header_nbytes", "pack", "pack_header", "pack_vlmeta", "unpack",
-    "unpack_header", "unpack_vlmeta",
-]  # fmt: skip
+    "FINGERPRINT_128",
+    "Frame",
+    "Packed",
+    "create",
+    "pack",
+    "pack_header",
+    "pack_vlmeta",
+    "unpack",
+    "unpack_vlmeta",
+]
 
 _TRAILER_END = struct.Struct(">BI2B16s")
 _TRAILER_MARKER, _TRAILER_VERSION, _UINT32, _FIXEXT16 = 0x94, 1, 0xCE, 0xD8

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from b2array.grid.arrays import shape_text
 from b2array.grid.selection import Selection
 
-__all__ = ["arrange", "check_unmasked"]
+__all__ = ["arrange", "check_unmasked", "spread"]
 
 Array = npt.NDArray[Any]
 
@@ -50,13 +52,13 @@ def arrange(
     """
     check_unmasked(value)
     if names is None:
-        return selection.spread(_converted(value, selection, dtype)), None
+        return spread(_converted(value, selection, dtype), selection), None
     if isinstance(names, list) or dtype[names].subdtype is None:
-        return selection.spread(_converted(value, selection, dtype[names])), names
+        return spread(_converted(value, selection, dtype[names]), selection), names
     # Such a field has more dimensions than the selection: they go into the items.
     whole = np.empty(selection.shape, [(names, dtype[names])])
     whole[names] = value
-    return selection.spread(whole), [names]
+    return spread(whole, selection), [names]
 
 
 def check_unmasked(value: Any) -> None:
@@ -67,7 +69,7 @@ def check_unmasked(value: Any) -> None:
 
 def _converted(value: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
     # NumPy checks the range of what becomes a single item, and wraps what it casts as an array.
-    if selection.is_scalar or (isinstance(value, np.generic) and selection.kind == "basic"):
+    if selection.kind == "scalar" or (isinstance(value, np.generic) and selection.kind == "basic"):
         item = np.zeros((), dtype)
         item[()] = value
         return item
@@ -89,3 +91,68 @@ def _converted(value: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
             f"The requested array would exceed the maximum number of dimension of {len(selection.shape)}."
         )
     return array
+
+
+def spread(value: Array, selection: Selection) -> Array:
+    """Broadcast a value as NumPy's assignment does.
+
+    Returns
+    -------
+    ndarray
+        Read-only, of shape ``selection.box``. The value is not copied for each item that it goes to.
+
+    Raises
+    ------
+    ValueError, TypeError
+        The value does not fit, with NumPy's words.
+
+    Examples
+    --------
+    >>> from b2array.grid.selection import select
+    >>> spread(np.array([7, 8]), select((slice(None), [0, 3]), (2, 4)))
+    array([[7, 8],
+           [7, 8]])
+    """
+    _check_dimensions(value, selection)
+    shape, given = selection.shape, value.shape
+    while value.ndim > len(shape) and value.shape[0] == 1:
+        value = value[0, ...]
+    try:
+        full = np.broadcast_to(value, shape)
+    except ValueError:
+        raise ValueError(_mismatch(given if selection.kind == "advanced" else value.shape, selection)) from None
+    if selection.runs is None:
+        return selection.arrange(full.reshape(selection.merged))
+    # Merging dimensions of a broadcast array copies it: first take back what the value does not vary along.
+    sizes = (1,) * (len(shape) - value.ndim) + value.shape
+    key = [slice(None)] * full.ndim
+    for start, stop in selection.runs:
+        if math.prod(sizes[start:stop]) == 1:
+            key[start:stop] = [slice(0, 1)] * (stop - start)
+    narrow = full[tuple(key)]
+    merged = narrow.reshape([math.prod(narrow.shape[start:stop]) for start, stop in selection.runs])
+    return np.broadcast_to(selection.arrange(merged), selection.box)
+
+
+def _check_dimensions(value: Array, selection: Selection) -> None:
+    if selection.kind == "scalar" and value.ndim:
+        raise ValueError("setting an array element with a sequence.")
+    if selection.kind != "mask":
+        return
+    if value.ndim > 1:
+        raise TypeError(
+            "NumPy boolean array indexing assignment requires a 0 or 1-dimensional input, "
+            f"input has {value.ndim} dimensions"
+        )
+    if value.size not in (1, *selection.shape):
+        raise ValueError(
+            f"NumPy boolean array indexing assignment cannot assign {value.size} input values to "
+            f"the {selection.shape[0]} output values where the mask is true"
+        )
+
+
+def _mismatch(found: tuple[int, ...], selection: Selection) -> str:
+    there, here = shape_text(found), shape_text(selection.shape)
+    if selection.kind == "basic":
+        return f"could not broadcast input array from shape {there} into shape {here}"
+    return f"shape mismatch: value array of shape {there} could not be broadcast to indexing result of shape {here}"

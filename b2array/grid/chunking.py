@@ -1,34 +1,42 @@
-"""Automatic shapes of chunks and blocks."""
+"""Shapes of chunks and blocks: automatic ones, and the forms in which a user may give them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from operator import index as as_int
+from typing import Any
+
+import numpy as np
 
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.grid.layout import MAX_NDIM
-from b2array.grid.partition import extended
+from b2array.grid.partition import extended, grid_shape
 
 __all__ = ["automatic"]
 
 BLOCK_NBYTES = 128 * 2**10
 CHUNK_NBYTES = 8 * 2**20
 FEW_PARTS = 16
+FEW_BLOCKS = 4
+PARTS = 8
+KEPT_WHOLE = 16
+GROWING = 1024
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
+_Partial = tuple[int | None, ...]
 
 
 def automatic(
-    shape: Sequence[int],
-    itemsize: int,
-    *,
-    chunks: Sequence[int] | None = None,
-    blocks: Sequence[int] | None = None,
+    shape: Sequence[int], itemsize: int, *, chunks: Any = None, blocks: Any = None, inner: Sequence[int] = ()
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Choose the shapes of chunks and blocks, near-isotropic, the same on every machine.
+    """Choose the shapes of chunks and blocks, the same on every machine.
 
-    Blocks have about 128 KiB (64 KiB to 1 MiB where the array and its items permit), chunks about 8 MiB. Chunks
-    consist of whole blocks except where they span the axis. An axis of extent 0 is one that will grow: it gets what
-    the other axes leave.
+    Blocks have about 128 KiB (64 KiB to 1 MiB where the array and its items permit), chunks about 8 MiB. Blocks are
+    thin along the first axis, along which most arrays are written and read, and take an equal share of each other
+    axis; axes of at most 16 items stay whole. Chunks consist of whole blocks except where they span the axis. An axis
+    of extent 0 is one that will grow.
 
     Parameters
     ----------
@@ -36,13 +44,17 @@ def automatic(
         Shape of the array.
     itemsize : int
         Bytes of an item.
-    chunks, blocks : sequence of int, optional
-        Shapes that are kept as they are given.
+    chunks, blocks : optional
+        What is chosen already. One entry an axis, or one for all axes, or a mapping of axes to entries, of which those
+        that are missing stay whole. An entry is an extent in items, -1 or None for the whole axis, "auto", or a size
+        such as "8MB" of which the part is to be; also the lengths of all parts, as dask has them.
+    inner : sequence of int, optional
+        Axes of the items themselves, which chunks and blocks take whole.
 
     Returns
     -------
     chunks, blocks : tuple of int
-        Extents in items, at least 1.
+        Extents in items, at least 1; those of the items included.
 
     Raises
     ------
@@ -53,35 +65,83 @@ def automatic(
     Examples
     --------
     >>> automatic((1000, 1000), 8)
-    ((1000, 1000), (125, 125))
+    ((1000, 1000), (67, 250))
     >>> automatic((0, 720, 1440), 4)
-    ((2, 720, 1440), (1, 180, 180))
+    ((2, 720, 1440), (2, 120, 180))
+    >>> automatic((365, 720, 1440), 4, chunks=(1, -1, -1))
+    ((1, 720, 1440), (1, 90, 360))
+    >>> automatic((365, 720, 1440), 4, chunks="1MB")
+    ((8, 120, 360), (2, 120, 180))
     """
-    extents = tuple(as_int(n) for n in shape)
+    outer = tuple(as_int(n) for n in shape)
+    extents = outer + tuple(inner)
     if len(extents) > MAX_NDIM:
         raise ValueError(f"at most {MAX_NDIM} dimensions are possible, found {len(extents)}")
     if any(n < 0 for n in extents):
         raise ValueError("negative dimensions are not allowed")
     size = max(itemsize, 1)
-    chunk = None if chunks is None else _given("chunks", chunks, len(extents))
-    block = None if blocks is None else _given("blocks", blocks, len(extents))
-    if block is None:
-        within, exact = (extents, False) if chunk is None else (chunk, True)
-        block = _divide(within, BLOCK_NBYTES / size, (1,) * len(within), exact=exact)
-    if chunk is None:
-        whole_blocks = _divide(extents, CHUNK_NBYTES / size, block, exact=False)
-        chunk = tuple(max(b, min(c, n or c)) for b, c, n in zip(block, whole_blocks, extents, strict=True))
-    _check(chunk, block, size)
-    return chunk, block
+    chunk, chunk_nbytes = _given("chunks", chunks, outer, CHUNK_NBYTES)
+    chunk += tuple(inner)
+    within = tuple(n if c is None else c for c, n in zip(chunk, extents, strict=True))
+    block, block_nbytes = _given("blocks", blocks, within[: len(outer)], min(BLOCK_NBYTES, chunk_nbytes))
+    exact = [c is not None for c in chunk]
+    chosen = _block(within, block_nbytes / size, block + tuple(inner), exact)
+    grid = grid_shape(within, chosen)
+    spanned = tuple(g if fixed else None for g, fixed in zip(grid, exact, strict=True))
+    counts = _divide(grid, chunk_nbytes / (math.prod(chosen) * size), spanned)
+    whole = tuple(
+        max(b, min(b * count, n or b * count)) if c is None else c
+        for b, count, n, c in zip(chosen, counts, extents, chunk, strict=True)
+    )
+    _check(whole, chosen, size)
+    return whole, chosen
 
 
-def _given(name: str, extents: Sequence[int], ndim: int) -> tuple[int, ...]:
-    given = tuple(as_int(n) for n in extents)
-    if len(given) != ndim:
-        raise ValueError(f"{name} must have {ndim} extents, as the shape has, not {len(given)}: {given}")
-    if any(n < 1 for n in given):
-        raise ValueError(f"the extents of {name} must be at least 1: {given}")
-    return given
+def _given(name: str, wanted: Any, extents: tuple[int, ...], nbytes: int) -> tuple[_Partial, int]:
+    """Return the extents that a user fixes, None where they are to be chosen, and the bytes of a part."""
+    if isinstance(wanted, Mapping):
+        axes = {as_int(axis) % max(len(extents), 1): entry for axis, entry in wanted.items()}
+        if any(not -len(extents) <= as_int(axis) < len(extents) for axis in wanted):
+            raise ValueError(f"{name} names the axes {sorted(wanted)}, the array has {len(extents)}")
+        entries = [axes.get(axis) for axis in range(len(extents))]
+    elif isinstance(wanted, str | None):
+        entries = [wanted or "auto"] * len(extents)
+    elif isinstance(wanted, Sequence) or np.ndim(wanted):
+        entries = list(wanted)
+    else:
+        entries = [wanted] * len(extents)
+    if len(entries) != len(extents):
+        raise ValueError(f"{name} must have {len(extents)} extents, as the shape has, not {len(entries)}: {wanted}")
+    sizes = {entry for entry in entries if isinstance(entry, str) and entry != "auto"}
+    if len(sizes) > 1:
+        raise ValueError(f"{name} can have one size, not {len(sizes)}: {wanted}")
+    fixed = tuple(_entry(name, entry, n) for entry, n in zip(entries, extents, strict=True))
+    return fixed, _nbytes(name, sizes.pop()) if sizes else nbytes
+
+
+def _entry(name: str, entry: Any, extent: int) -> int | None:
+    if isinstance(entry, str):
+        return None
+    if entry is None or (not isinstance(entry, Sequence) and as_int(entry) == -1):
+        return extent or None  # an axis that will grow is not cut at its present end
+    if isinstance(entry, Sequence):
+        lengths = [as_int(n) for n in entry]
+        if not lengths or sum(lengths) != extent or set(lengths[:-1]) - {lengths[0]} or lengths[-1] > lengths[0]:
+            raise ValueError(
+                f"{name} along an axis of {extent} must be equal, but the last, which may be shorter: {tuple(lengths)}"
+            )
+        entry = lengths[0] or 1
+    if as_int(entry) < 1:
+        raise ValueError(f"the extents of {name} must be at least 1, or -1 for a whole axis, found {entry}")
+    return as_int(entry)
+
+
+def _nbytes(name: str, size: str) -> int:
+    found = _SIZE.fullmatch(size.strip())
+    if found is None:
+        raise ValueError(f'{name} takes "auto" or a size such as "8MB" or "512 KiB", found {size!r}')
+    number, prefix, binary = found.groups()
+    return max(1, int(float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " ")))
 
 
 def _check(chunks: tuple[int, ...], blocks: tuple[int, ...], itemsize: int) -> None:
@@ -98,17 +158,49 @@ def _check(chunks: tuple[int, ...], blocks: tuple[int, ...], itemsize: int) -> N
         )
 
 
-def _divide(extents: tuple[int, ...], target: float, units: tuple[int, ...], *, exact: bool) -> tuple[int, ...]:
-    """Choose a shape of whole units with about `target` items, as equal along all axes as the short ones allow."""
-    divided = list(units)
-    sized = sum(n > 0 for n in extents)
-    order = sorted(range(len(extents)), key=lambda axis: (extents[axis] == 0, extents[axis], -axis))
+def _block(extents: tuple[int, ...], target: float, fixed: _Partial, exact: Sequence[bool]) -> tuple[int, ...]:
+    """Choose a shape of about `target` items, thin along the first axis and with an equal share of each other one.
+
+    One index of the first axis then costs `thin` times what it selects, or a few blocks, and one of any other axis
+    `thin` parts in eight of the array.
+    """
+    free = [axis for axis, n in enumerate(fixed) if n is None]
+    block = [f if f is not None else n or GROWING for n, f in zip(extents, fixed, strict=True)]
+    if not free:
+        return tuple(block)
+    first = next((axis for axis in free if extents[axis] != 1), free[0])
+    block[first] = 1
+    cut, kept = [], math.prod(n for n in fixed if n is not None)
+    for axis in sorted(set(free) - {first}, key=lambda axis: (block[axis], -axis)):
+        if block[axis] <= KEPT_WHOLE and kept * block[axis] <= target:
+            kept *= block[axis]
+        else:
+            cut.append(axis)
+    slab = math.prod(block)
+    left = max(1.0, target * math.prod(block[axis] for axis in cut) / slab)
+    even = left ** (1 / (len(cut) + 1))
+    thin = (target * PARTS ** len(cut) / slab) ** (1 / (len(cut) + 1))
+    thin = max(1.0, min(max(thin, FEW_BLOCKS * target / slab), even, extents[first] or even))
+    for place, axis in enumerate(cut):
+        rest = math.prod(block[other] for other in cut[place:])
+        # Rounded, so that the last digit of a machine's `pow` cannot matter.
+        share = min(1.0, left / thin / rest) ** (1 / (len(cut) - place))
+        block[axis] = _near(extents[axis], max(1.0, round(block[axis] * share, 6)), exact=exact[axis])
+        left = max(1.0, left / block[axis])
+    block[first] = _near(extents[first], left, exact=exact[first])
+    return tuple(block)
+
+
+def _divide(extents: tuple[int, ...], target: float, fixed: _Partial) -> tuple[int, ...]:
+    """Choose a shape of about `target` items, as equal along all free axes as the short ones allow."""
+    divided = [1 if n is None else n for n in fixed]
+    target = max(1.0, target / math.prod(divided))
+    order = [axis for axis, n in enumerate(fixed) if n is None]
+    order.sort(key=lambda axis: (extents[axis] == 0, extents[axis], -axis))
+    sized = sum(extents[axis] > 0 for axis in order)
     for place, axis in enumerate(order):
         left = (sized if place < sized else len(order)) - place
-        # Rounded, so that the last digit of a machine's `pow` cannot matter.
-        ideal = round(target ** (1 / left), 6)
-        count = -(-extents[axis] // units[axis])
-        divided[axis] *= _near(count, ideal / units[axis], exact=exact)
+        divided[axis] = _near(extents[axis], round(target ** (1 / left), 6), exact=False)
         target = max(1.0, target / divided[axis])
     return tuple(divided)
 

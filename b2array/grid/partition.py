@@ -20,21 +20,21 @@ from numpy.typing import NDArray
 
 __all__ = [
     "Axes",
-    "Index",
     "Part",
+    "PartGrid",
+    "Positions",
     "Run",
-    "Tile",
     "boxes",
     "extended",
     "grid_shape",
+    "part_grids",
     "parts",
     "put",
     "runs",
     "take",
-    "tiles",
 ]
 
-Index = slice | NDArray[np.int64]
+Positions = slice | NDArray[np.int64]
 """Positions of one group, never negative and in bounds: ``slice(start, stop, step)`` with ``step > 0`` along one
 axis, or an array of shape (axes, points)."""
 
@@ -49,16 +49,16 @@ class Part(NamedTuple):
     ----------
     coords : tuple of int
         Which part, one coordinate an axis.
-    inside : tuple of Index
+    inside : tuple of Positions
         The selected positions, one entry a group, counted from the first item of the part.
-    outside : tuple of Index
+    outside : tuple of Positions
         Where these items stand in the selection's box, one entry a group: a slice of step 1, or an array of
         shape (1, points) where the points of the part are scattered.
     """
 
     coords: tuple[int, ...]
-    inside: tuple[Index, ...]
-    outside: tuple[Index, ...]
+    inside: tuple[Positions, ...]
+    outside: tuple[Positions, ...]
 
 
 def grid_shape(shape: Sequence[int], part: Sequence[int]) -> tuple[int, ...]:
@@ -84,22 +84,22 @@ def extended(shape: Sequence[int], part: Sequence[int]) -> tuple[int, ...]:
 
 
 def parts(
-    index: tuple[Index, ...],
+    positions: tuple[Positions, ...],
     part_shape: Sequence[int],
     axes: Axes | None = None,
-    outside: tuple[Index, ...] | None = None,
+    outside: tuple[Positions, ...] | None = None,
 ) -> Iterator[Part]:
     """Cut a selection at the borders of a grid, visiting each part that it touches once.
 
     Parameters
     ----------
-    index : tuple of Index
+    positions : tuple of Positions
         The selection, one entry a group; the `inside` of a part cuts that part further.
     part_shape : sequence of int
         Extent of a part along each axis, in items.
     axes : tuple of tuple of int, optional
         The axes of each group; by default one axis a group, in order.
-    outside : tuple of Index, optional
+    outside : tuple of Positions, optional
         Where the selection stands in a larger box, as in `Part`; by default it is the whole box.
 
     Yields
@@ -116,29 +116,29 @@ def parts(
     (1,) (slice(1, 4, 3),) (slice(1, 2, 1),)
     (2,) (slice(0, 1, 3),) (slice(2, 3, 1),)
     """
-    if not index:
+    if not positions:
         return iter((Part((), (), ()),))
-    bases = (None,) * len(index) if outside is None else outside
+    bases = (None,) * len(positions) if outside is None else outside
     if axes is None:
         pieces = [
             _cut_slice(i, extent, base) if isinstance(i, slice) else _cut_points(i, (extent,), base)
-            for i, extent, base in zip(index, part_shape, bases, strict=True)
+            for i, extent, base in zip(positions, part_shape, bases, strict=True)
         ]
         return map(Part._make, starmap(zip, product(*pieces)))
-    return _grouped_parts(index, part_shape, axes, bases)
+    return _grouped_parts(positions, part_shape, axes, bases)
 
 
-_Piece = tuple[Any, Index, Index]  # coords (a plain int for a group of one axis), inside, outside
+_Piece = tuple[Any, Positions, Positions]  # coords (a plain int for a group of one axis), inside, outside
 
 
 def _grouped_parts(
-    index: tuple[Index, ...], part_shape: Sequence[int], axes: Axes, bases: Sequence[Index | None]
+    positions: tuple[Positions, ...], part_shape: Sequence[int], axes: Axes, bases: Sequence[Positions | None]
 ) -> Iterator[Part]:
     # Where one group is empty, the points of another one need not be within any bounds.
-    if any(i.start >= i.stop if isinstance(i, slice) else not i.size for i in index):
+    if any(i.start >= i.stop if isinstance(i, slice) else not i.size for i in positions):
         return
     pieces: list[list[_Piece]] = []
-    for covered, i, base in zip(axes, index, bases, strict=True):
+    for covered, i, base in zip(axes, positions, bases, strict=True):
         extents = tuple(part_shape[axis] for axis in covered)
         cut = _cut_slice(i, extents[0], base) if isinstance(i, slice) else _cut_points(i, extents, base)
         if len(covered) == 1:
@@ -152,8 +152,8 @@ def _grouped_parts(
         yield Part(tuple(flat[n] for n in rank), inside, outside)
 
 
-def _cut_slice(index: slice, extent: int, base: Index | None) -> list[_Piece]:
-    start, stop, step = index.start, index.stop, index.step
+def _cut_slice(positions: slice, extent: int, base: Positions | None) -> list[_Piece]:
+    start, stop, step = positions.start, positions.stop, positions.step
     position = base.start if isinstance(base, slice) else 0
     pieces: list[_Piece] = []
     while start < stop:
@@ -167,7 +167,7 @@ def _cut_slice(index: slice, extent: int, base: Index | None) -> list[_Piece]:
     return pieces
 
 
-def _cut_points(points: NDArray[np.int64], extents: tuple[int, ...], base: Index | None) -> list[_Piece]:
+def _cut_points(points: NDArray[np.int64], extents: tuple[int, ...], base: Positions | None) -> list[_Piece]:
     if points.shape[1] == 0:
         return []
     divisor = np.array(extents, np.int64)[:, None]
@@ -189,7 +189,7 @@ def _cut_points(points: NDArray[np.int64], extents: tuple[int, ...], base: Index
     ]
 
 
-def _positions(order: NDArray[np.intp] | None, start: int, stop: int, base: Index | None) -> Index:
+def _positions(order: NDArray[np.intp] | None, start: int, stop: int, base: Positions | None) -> Positions:
     if isinstance(base, np.ndarray):
         return base[:, start:stop] if order is None else base[:, order[start:stop]]
     offset = base.start if isinstance(base, slice) else 0
@@ -198,7 +198,7 @@ def _positions(order: NDArray[np.intp] | None, start: int, stop: int, base: Inde
     return order[None, start:stop] + offset
 
 
-class Tile(NamedTuple):
+class PartGrid(NamedTuple):
     """Parts that a selection by slices takes in the same way: all of each, or one part along an axis.
 
     Attributes
@@ -216,26 +216,26 @@ class Tile(NamedTuple):
     outside: tuple[slice, ...]
 
 
-def tiles(
-    index: tuple[slice, ...], part_shape: Sequence[int], outside: tuple[slice, ...] | None = None
-) -> Iterator[Tile]:
+def part_grids(
+    positions: tuple[slice, ...], part_shape: Sequence[int], outside: tuple[slice, ...] | None = None
+) -> Iterator[PartGrid]:
     """Cut a selection by slices like `parts`, but keep neighbours together that are taken whole.
 
     Examples
     --------
-    >>> for tile in tiles((slice(2, 13, 1),), (4,)):
-    ...     print(tile.coords, tile.inside, tile.outside)
+    >>> for piece in part_grids((slice(2, 13, 1),), (4,)):
+    ...     print(piece.coords, piece.inside, piece.outside)
     (range(0, 1),) (slice(2, 4, 1),) (slice(0, 2, 1),)
     (range(1, 3),) (slice(0, 4, 1),) (slice(2, 10, 1),)
     (range(3, 4),) (slice(0, 1, 1),) (slice(10, 11, 1),)
     """
-    if not index:
-        return iter((Tile((), (), ()),))
-    return map(Tile._make, starmap(zip, product(*runs(index, part_shape, outside))))
+    if not positions:
+        return iter((PartGrid((), (), ()),))
+    return map(PartGrid._make, starmap(zip, product(*runs(positions, part_shape, outside))))
 
 
 class Run(NamedTuple):
-    """Parts along one axis that a slice takes in the same way; `coords`, `inside` and `outside` as in `Tile`."""
+    """Parts along one axis that a slice takes in the same way; `coords`, `inside` and `outside` as in `PartGrid`."""
 
     coords: range
     inside: slice
@@ -243,18 +243,18 @@ class Run(NamedTuple):
 
 
 def runs(
-    index: tuple[slice, ...], part_shape: Sequence[int], outside: tuple[slice, ...] | None = None
+    positions: tuple[slice, ...], part_shape: Sequence[int], outside: tuple[slice, ...] | None = None
 ) -> list[list[Run]]:
-    """Cut each slice of a selection into runs, of which `tiles` returns the products."""
-    bases = (None,) * len(index) if outside is None else outside
-    return [_runs(i, extent, base) for i, extent, base in zip(index, part_shape, bases, strict=True)]
+    """Cut each slice of a selection into runs, of which `part_grids` returns the products."""
+    bases = (None,) * len(positions) if outside is None else outside
+    return [_runs(i, extent, base) for i, extent, base in zip(positions, part_shape, bases, strict=True)]
 
 
-def _runs(index: slice, extent: int, base: slice | None) -> list[Run]:
-    start, stop = index.start, index.stop
+def _runs(positions: slice, extent: int, base: slice | None) -> list[Run]:
+    start, stop = positions.start, positions.stop
     first, last = -(-start // extent), stop // extent
-    if index.step != 1 or last - first < 2:
-        cut = _cut_slice(index, extent, base)
+    if positions.step != 1 or last - first < 2:
+        cut = _cut_slice(positions, extent, base)
         return [Run(range(coord, coord + 1), inside, where) for coord, inside, where in cut]  # type: ignore[arg-type]
     offset = (base.start if base is not None else 0) - start
     low, high = first * extent, last * extent
@@ -268,14 +268,14 @@ def _runs(index: slice, extent: int, base: slice | None) -> list[Run]:
     return found
 
 
-def take(values: NDArray[Any], index: tuple[Index, ...], axes: Axes | None = None) -> NDArray[Any]:
+def take(values: NDArray[Any], positions: tuple[Positions, ...], axes: Axes | None = None) -> NDArray[Any]:
     """Read the items of a product of groups.
 
     Parameters
     ----------
     values : ndarray
-        For example a block, with `index` a part's `inside`, or a box, with `index` its `outside`.
-    index : tuple of Index
+        For example a block, with `positions` a part's `inside`, or a box, with `positions` its `outside`.
+    positions : tuple of Positions
         One entry a group.
     axes : tuple of tuple of int, optional
         The axes of `values` that each group covers; by default one axis a group, in order.
@@ -291,42 +291,44 @@ def take(values: NDArray[Any], index: tuple[Index, ...], axes: Axes | None = Non
     array([[3, 0],
            [7, 4]])
     """
-    if np.ndarray not in map(type, index):
-        return values[(*index, ...)]
-    key, moved, order = _fancy(index, axes)
+    if np.ndarray not in map(type, positions):
+        return values[(*positions, ...)]
+    key, moved, order = _fancy(positions, axes)
     taken: NDArray[Any] = values.transpose(moved)[key]
     return taken.transpose(sorted(range(len(order)), key=order.__getitem__))
 
 
-def put(target: NDArray[Any], index: tuple[Index, ...], values: NDArray[Any], axes: Axes | None = None) -> None:
+def put(target: NDArray[Any], positions: tuple[Positions, ...], values: NDArray[Any], axes: Axes | None = None) -> None:
     """Write the items of a product of groups; the counterpart of `take`.
 
     Parameters
     ----------
     target : ndarray
         Changed in place.
-    index, axes
+    positions, axes
         As in `take`. Where points repeat, the last value stays.
     values : ndarray
         One dimension a group.
     """
-    if np.ndarray not in map(type, index):
-        target[index] = values
+    if np.ndarray not in map(type, positions):
+        target[positions] = values
         return
-    key, moved, order = _fancy(index, axes)
+    key, moved, order = _fancy(positions, axes)
     target.transpose(moved)[key] = values.transpose(order)
 
 
-def _fancy(index: tuple[Index, ...], axes: Axes | None) -> tuple[tuple[Index, ...], tuple[int, ...], tuple[int, ...]]:
+def _fancy(
+    positions: tuple[Positions, ...], axes: Axes | None
+) -> tuple[tuple[Positions, ...], tuple[int, ...], tuple[int, ...]]:
     """Make a NumPy key with all index arrays in front; also the axes in that order, and the groups."""
-    arrays = [n for n, i in enumerate(index) if isinstance(i, np.ndarray)]
-    order = (*arrays, *(n for n, i in enumerate(index) if isinstance(i, slice)))
-    key: list[Index] = []
+    arrays = [n for n, i in enumerate(positions) if isinstance(i, np.ndarray)]
+    order = (*arrays, *(n for n, i in enumerate(positions) if isinstance(i, slice)))
+    key: list[Positions] = []
     for dim, n in enumerate(arrays):
         # Points of several groups are combined like in `numpy.ix_`.
         open_shape = (1,) * dim + (-1,) + (1,) * (len(arrays) - dim - 1)
-        key.extend(row.reshape(open_shape) for row in index[n])  # type: ignore[union-attr]
-    key.extend(index[n] for n in order[len(arrays) :])
+        key.extend(row.reshape(open_shape) for row in positions[n])  # type: ignore[union-attr]
+    key.extend(positions[n] for n in order[len(arrays) :])
     moved = order if axes is None else tuple(chain.from_iterable(axes[n] for n in order))
     return tuple(key), moved, order
 

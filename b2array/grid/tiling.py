@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.grid.layout import Layout
-from b2array.grid.partition import Axes, Index, Part, Run, parts, runs
+from b2array.grid.partition import Axes, Part, Positions, Run, parts, runs
 
 __all__ = ["Copy", "Step", "Tiling", "parts_of_blocks", "parts_of_chunks", "tiling_of", "tiling_of_points"]
 
@@ -62,9 +62,9 @@ class Tiling(NamedTuple):
     steps: list[Step]
 
 
-def parts_of_chunks(layout: Layout, index: tuple[Index, ...], axes: Axes | None) -> Iterator[tuple[int, Part]]:
+def parts_of_chunks(layout: Layout, positions: tuple[Positions, ...], axes: Axes | None) -> Iterator[tuple[int, Part]]:
     """Cut a selection at the borders of chunks: the number of each chunk, and what is taken from it."""
-    for part in parts(index, layout.chunks, axes):
+    for part in parts(positions, layout.chunks, axes):
         yield sum(map(int.__mul__, part.coords, layout.grid_strides)), part
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 from b2array.array.opening import create_schunk
-from b2array.engine.attributes import Layers
+from b2array.engine.attributes import Attributes
 from b2array.engine.handle import Handle, Mode
 from b2array.errors import ReadOnlyError
 from b2array.group.archive import Archive
@@ -53,7 +53,7 @@ class Attrs(MutableMapping[str, Any]):
         new = create_schunk(chunksize=2**13)._handle
         if found is not None:  # embedded, where it cannot be changed
             with new.transaction():
-                Layers(new).update(Layers(found))
+                Attributes(new).update(Attributes(found))
             if isinstance(home, Transaction):
                 home.remove({name: home.members()[name]})
         # A transaction replaces only what an interrupted one has left, for which nobody could ask here.
@@ -64,21 +64,21 @@ class Attrs(MutableMapping[str, Any]):
         # Opened once for all, because a loop over the attributes asks for each of them.
         if self._known is None:
             found = self._found()
-            self._known = {} if found is None else Layers(found)
+            self._known = {} if found is None else Attributes(found)
         return self._known
 
     def __getitem__(self, name: str) -> Any:
         return self._layers()[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._known = Layers(self.require())
+        self._known = Attributes(self.require())
         self._known[name] = value
 
     def __delitem__(self, name: str) -> None:
         self._writable()
         if name not in self:
             raise KeyError(name)
-        self._known = Layers(self.require())
+        self._known = Attributes(self.require())
         del self._known[name]
 
     def __contains__(self, name: object) -> bool:

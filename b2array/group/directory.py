@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import Any, Literal, Protocol, Self
 
 from b2array import config
-from b2array.array.opening import create_schunk, place_new
+from b2array.array.opening import create_schunk
+from b2array.array.placing import place_new
 from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
@@ -23,7 +24,7 @@ from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
 from b2array.engine.transaction import Transaction, copied
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, located
-from b2array.format.frame import FrameType
+from b2array.format.header import FrameType
 from b2array.group import embedded, redo
 from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, joined_url, members_among
 from b2array.group.redo import ABSENT, commit_of

@@ -26,7 +26,8 @@ from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import B2ArrayError, ConflictError
-from b2array.format.frame import Frame, FrameType
+from b2array.format.frame import Frame
+from b2array.format.header import FrameType
 from b2array.format.index import chunk_name
 from b2array.group import redo
 from b2array.group.directory import Directory, Kind, NewFrame

@@ -91,6 +91,9 @@ class Store(ABC):
     appendable: bool = False
     """Whether `append` and `patch` work."""
 
+    in_process: bool = False
+    """Whether no other process can reach the objects."""
+
     @abstractmethod
     def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
         """Read spans of any objects. Spans that are close together share a request.

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import itertools
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Self
 
 import numpy as np
 
 from b2array.buffers import Buffer, scratch
 from b2array.errors import FormatError
+from b2array.store import disk
 from b2array.store.base import (
     Head,
     Listed,
@@ -34,10 +33,7 @@ from b2array.store.base import (
 )
 from b2array.store.spans import Merged, Span
 
-__all__ = ["TEMPORARY_SUFFIX", "LocalStore"]
-
-TEMPORARY_SUFFIX = ".b2tmp"
-"""End of the names of files that are being written. A writer that is killed leaves such a file behind."""
+__all__ = ["LocalStore"]
 
 _LOCK_SUFFIX = ".b2lock"
 _READ_LIMIT = 64 * 2**20
@@ -45,66 +41,8 @@ _READ_LIMIT = 64 * 2**20
 _SETTLED = 2 * 10**9
 """Nanoseconds after which another change gives a file another time; some file systems count in steps of two seconds."""
 
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-
 _IOV_MAX = 1024
 """The most buffers that POSIX systems fill in one call."""
-
-try:
-    from os import preadv as _read_into
-except ImportError:  # Windows, old macOS
-    from b2array.store.fallback import read_into as _read_into  # type: ignore[assignment]
-
-if sys.platform == "win32":
-    from b2array.store.fallback import flock as _flock
-    from b2array.store.fallback import unlock as _unlock
-
-    _BINARY = os.O_BINARY
-    _READ = os.O_RDONLY | os.O_BINARY
-else:
-    import fcntl
-
-    _BINARY = 0
-    # Opening a named pipe must not wait for a writer.
-    _READ = os.O_RDONLY | os.O_NONBLOCK
-
-    def _flock(fd: int, shared: bool) -> None:
-        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-
-    def _unlock(fd: int) -> None:
-        fcntl.flock(fd, fcntl.LOCK_UN)
-
-
-_held: set[int] = set()
-"""Descriptors of locks that are held. A forked child closes them, so that it does not keep its parent's locks."""
-
-
-def _drop_held() -> None:
-    for fd in _held:
-        os.close(fd)
-    _held.clear()
-
-
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_drop_held)
-
-
-def _raise_counter(fd: int) -> None:
-    # Handles of the C library in other processes read the file again when this number has changed.
-    os.lseek(fd, 0, os.SEEK_SET)
-    content = os.read(fd, 16).ljust(16, b"\0")
-    counter = (int.from_bytes(content[8:], "little") + 1) % 2**64
-    os.lseek(fd, 0, os.SEEK_SET)
-    os.write(fd, content[:8] + counter.to_bytes(8, "little"))
-
-
-def _sync_directory(path: str) -> None:
-    if sys.platform != "win32":
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def _local_stamp(status: os.stat_result) -> Stamp:
@@ -133,7 +71,7 @@ class _File:
 
     @classmethod
     def open(cls, path: str) -> Self:
-        return cls(os.open(path, _READ), path)
+        return cls(os.open(path, disk.READ), path)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         close(self.fd)
@@ -173,74 +111,18 @@ class _File:
     def read_into(self, views: list[memoryview], start: int) -> None:
         """Fill views with the bytes from `start` on."""
         nbytes = sum(map(len, views))
-        done = _read_into(self.fd, views, start)
+        done = disk.read_into(self.fd, views, start)
         if done == nbytes:
             return
         for view in views:
             # One call may read less than asked for; the rest comes piece by piece.
             at, done = min(done, len(view)), max(0, done - len(view))
             while at < len(view):
-                count = _read_into(self.fd, [view[at:]], start + at)
+                count = disk.read_into(self.fd, [view[at:]], start + at)
                 if not count:
                     raise too_short(self.path, start, start + len(view), at)
                 at += count
             start += len(view)
-
-
-def _flush(file: Any, *steps: str) -> None:
-    """Hand what was written to the system, and wait for the disk if `config.durable` is one of `steps`."""
-    file.flush()
-    if durability() in steps:
-        os.fsync(file.fileno())
-
-
-def _make_directories(path: str) -> None:
-    if not os.path.isdir(path):
-        parent = os.path.dirname(path)
-        _make_directories(parent)
-        with suppress(FileExistsError):
-            os.mkdir(path)
-        if durability() != "off":
-            _sync_directory(parent)
-
-
-def _rename_exclusively(source: str, target: str) -> None:
-    """Give the file `source` the name `target`, unless that exists. The old name may stay."""
-    try:
-        try:
-            os.link(source, target)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without hard links: reserve the name, then replace it
-            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-            try:
-                os.replace(source, target)
-            except BaseException:
-                os.unlink(target)
-                raise
-    except FileExistsError:
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
-
-
-def _exchange(source: str, target: str) -> None:
-    """Let two files or directories swap their names, in one step on Linux and macOS."""
-    one, other = os.fsencode(source), os.fsencode(target)
-    failed = True
-    with suppress(AttributeError):  # an old C library
-        if sys.platform == "linux":
-            failed = ctypes.CDLL(None).renameat2(_AT_FDCWD, one, _AT_FDCWD, other, _RENAME_EXCHANGE)
-        elif sys.platform == "darwin":
-            failed = ctypes.CDLL(None).renamex_np(one, other, _RENAME_EXCHANGE)
-    if failed:
-        # The old one stays under another name until the new one has its name.
-        kept = f"{target}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
-        os.rename(target, kept)
-        try:
-            os.rename(source, target)
-        except BaseException:
-            os.rename(kept, target)
-            raise
-        os.rename(kept, source)
 
 
 _TRUSTED_ROOM = 16 * 2**20
@@ -375,7 +257,7 @@ class LocalStore(Store):
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         with self._written_beside(path, data) as (temporary, stamp):
-            _rename_exclusively(temporary, path)
+            disk.rename_exclusively(temporary, path)
         return stamp
 
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
@@ -400,33 +282,33 @@ class LocalStore(Store):
     @contextmanager
     def _written_beside(self, path: str, data: Buffer | Iterable[Buffer]) -> Iterator[tuple[str, Stamp]]:
         directory = os.path.dirname(path)
-        _make_directories(directory)
-        temporary = f"{path}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
+        disk.make_directories(directory)
+        temporary = f"{path}.{os.urandom(8).hex()}{disk.TEMPORARY_SUFFIX}"
         try:
             with open(temporary, "xb") as file:
                 file.writelines(as_pieces(data))
-                _flush(file, "ordered", "full")
+                disk.flush(file, "ordered", "full")
                 stamp = _local_stamp(os.fstat(file.fileno()))
             yield temporary, stamp
         finally:
             with suppress(OSError):  # usually it was renamed; if it stays, it does no harm
                 os.unlink(temporary)
         if durability() == "full":
-            _sync_directory(directory)
+            disk.sync_directory(directory)
 
     def temporary(self, name: str) -> str | None:
-        return f"{os.path.realpath(self._path(name))}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
+        return f"{os.path.realpath(self._path(name))}.{os.urandom(8).hex()}{disk.TEMPORARY_SUFFIX}"
 
     def adopt(self, path: str, name: str, *, exclusive: bool) -> Stamp:
         target = os.path.realpath(self._path(name))
         stamp = _local_stamp(os.stat(path))
         if exclusive:
-            _rename_exclusively(path, target)
+            disk.rename_exclusively(path, target)
         else:
             os.replace(path, target)
         self.close()
         if durability() == "full":
-            _sync_directory(os.path.dirname(target))
+            disk.sync_directory(os.path.dirname(target))
         return stamp
 
     def beside(self, *, directory: bool) -> Self | None:
@@ -436,23 +318,23 @@ class LocalStore(Store):
     def exchange(self, other: Self) -> None:
         other.force()
         path = os.path.realpath(self.url)
-        _exchange(other.url, path)
+        disk.exchange(other.url, path)
         self.close()
         other.close()
         if durability() != "off":
-            _sync_directory(os.path.dirname(path))
+            disk.sync_directory(os.path.dirname(path))
 
     def force(self) -> None:
         if durability() != "ordered":
             return  # with "full", every write has waited already
         if os.path.isdir(self.url):
-            _sync_directory(self.url)
+            disk.sync_directory(self.url)
             return
         path = os.path.realpath(self.url)
         with suppress(FileNotFoundError), open(path, "r+b") as file:
             os.fsync(file.fileno())
         with suppress(FileNotFoundError):
-            _sync_directory(os.path.dirname(path))
+            disk.sync_directory(os.path.dirname(path))
 
     def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:
         cut = False
@@ -460,12 +342,12 @@ class LocalStore(Store):
             with self._open_to_write(name, offset) as file:
                 if os.fstat(file.fileno()).st_size > offset:
                     # Earlier writes may be what makes the bytes that are cut off superfluous.
-                    _flush(file, "ordered", "full")
+                    disk.flush(file, "ordered", "full")
                 file.truncate(offset)
                 cut = True
                 file.seek(offset)
                 file.writelines(as_pieces(data))
-                _flush(file, "ordered", "full")
+                disk.flush(file, "ordered", "full")
         except BaseException:
             if cut:  # the disk may be full: free what was written
                 with suppress(OSError):
@@ -476,7 +358,7 @@ class LocalStore(Store):
         with self._open_to_write(name, offset + memoryview(data).nbytes) as file:
             file.seek(offset)
             file.write(data)
-            _flush(file, "full")
+            disk.flush(file, "full")
             return _local_stamp(os.fstat(file.fileno()))
 
     @contextmanager
@@ -497,32 +379,10 @@ class LocalStore(Store):
                 else:
                     os.unlink(path)
                 if durability() == "full":
-                    _sync_directory(os.path.dirname(path))
+                    disk.sync_directory(os.path.dirname(path))
 
-    @contextmanager
-    def lock(self, name: str, *, shared: bool = False) -> Iterator[None]:
-        path = os.path.join(self.url, _LOCK_SUFFIX) if name else self.url + _LOCK_SUFFIX
-        if not shared:
-            _make_directories(os.path.dirname(path))
-        elif not os.path.exists(path):
-            yield
-            return
-        flags = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
-        fd = os.open(path, flags | _BINARY, 0o666)
-        owner = os.getpid()
-        _held.add(fd)
-        try:
-            _flock(fd, shared)
-            if not shared:
-                _raise_counter(fd)
-            yield
-        finally:
-            if os.getpid() == owner:
-                _held.discard(fd)
-                # Closing alone may not unlock: a child that was just forked may still have a copy.
-                with suppress(OSError):
-                    _unlock(fd)
-                os.close(fd)
+    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:
+        return disk.locked(os.path.join(self.url, _LOCK_SUFFIX) if name else self.url + _LOCK_SUFFIX, shared=shared)
 
     def close(self) -> None:
         self._file = None

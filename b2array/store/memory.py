@@ -66,6 +66,7 @@ class MemoryStore(Store):
 
     url = "memory"
     guarantee = "lock"
+    in_process = True
     appendable = True
 
     def __init__(self, objects: Mapping[str, Buffer] | None = None) -> None:

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from b2array.errors import UnsupportedError
 from b2array.store.base import Store
 from b2array.store.local import LocalStore
-from b2array.store.remote import CachingStore, FsspecStore, HttpStore, SharedMemoryStore
-from b2array.store.s3 import S3Store
 from b2array.store.secrets import redact
 
 __all__ = ["open_store"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")
-_KINDS: dict[str, type[FsspecStore]] = {
-    "blockcache": CachingStore,
-    "cached": CachingStore,
-    "filecache": CachingStore,
-    "http": HttpStore,
-    "https": HttpStore,
-    "memory": SharedMemoryStore,
-    "s3": S3Store,
-    "s3a": S3Store,
-    "simplecache": CachingStore,
+_KINDS = {
+    "blockcache": "remote.CachingStore",
+    "cached": "remote.CachingStore",
+    "filecache": "remote.CachingStore",
+    "http": "remote.HttpStore",
+    "https": "remote.HttpStore",
+    "memory": "shared_memory.SharedMemoryStore",
+    "s3": "s3.S3Store",
+    "s3a": "s3.S3Store",
+    "simplecache": "remote.CachingStore",
 }
+"""Modules and classes by protocol. They are imported when they are first needed: many programs use local files only."""
 
 
 def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Store:
@@ -58,7 +58,9 @@ def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any
         return LocalStore(os.fsdecode(url)[scheme.end() if scheme else 0 :])
     address = os.fspath(url)
     _require_packages(address)
-    return _KINDS.get(scheme[1].lower(), FsspecStore)(address, storage_options or {})
+    module, _, kind = _KINDS.get(scheme[1].lower(), "remote.FsspecStore").partition(".")
+    remote: Callable[..., Store] = getattr(import_module(f"b2array.store.{module}"), kind)
+    return remote(address, storage_options or {})
 
 
 def _require_packages(url: str) -> None:

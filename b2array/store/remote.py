@@ -1,4 +1,4 @@
-"""Stores of any fsspec protocol: object stores, HTTP servers, archives, caches, and ``memory://``."""
+"""Stores of any fsspec protocol: object stores, HTTP servers, archives, caches."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from functools import partial
-from typing import Any, Self, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, TypeVar
 
 from b2array.buffers import Buffer
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
@@ -23,7 +22,6 @@ from b2array.store.base import (
     Stamp,
     Store,
     conflict,
-    join_pieces,
     merge,
     scatter,
     stale_reader,
@@ -33,7 +31,7 @@ from b2array.store.base import (
 from b2array.store.secrets import leaks, redact, secrets
 from b2array.store.spans import Span
 
-__all__ = ["CONNECTIONS", "CachingStore", "FsspecStore", "HttpStore", "SharedMemoryStore", "join"]
+__all__ = ["CONNECTIONS", "CachingStore", "FsspecStore", "HttpStore", "join"]
 
 _T = TypeVar("_T")
 _READ_LIMIT = 16 * 2**20  # larger reads are split: several connections are faster than one
@@ -335,92 +333,6 @@ class CachingStore(FsspecStore):
             return super()._ranges(spans, None)
         except Exception as error:  # noqa: BLE001 - the caller judges it
             return [error] * len(spans)
-
-
-_shared_memory, _shared_writers = Mutex(), Mutex()
-_serials: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-_next_serial = itertools.count()
-
-
-class SharedMemoryStore(FsspecStore):
-    """An object or prefix of ``memory://``, which all stores of this process share."""
-
-    guarantee = "lock"
-
-    def stamp(self, name: str) -> Stamp:
-        return self._call(name, self._stamp)
-
-    @staticmethod
-    def _stamp(fs: Any, path: str) -> Stamp:
-        file = fs.store.get("/" + path.lstrip("/"))
-        if file is None:
-            raise FileNotFoundError(path)
-        serial = _serials.setdefault(file, next(_next_serial))
-        return Stamp(file.size, f"{serial}@{file.modified.isoformat()}")
-
-    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
-        with _shared_memory:
-            if expected is not None and spans and self._version(spans[0].name) != expected:
-                raise stale_reader(where(self.url, spans[0].name))
-            return super().read(spans, clip=clip)
-
-    def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
-        with _shared_memory:
-            heads = super().head(names, nbytes, offset=offset)
-            return [
-                self._stamped(name, head) if isinstance(head, Head) else head
-                for name, head in zip(names, heads, strict=True)
-            ]
-
-    def _stamped(self, name: str, head: Head) -> Head:
-        # No two files of the process have the same serial number, wherever they are.
-        stamp = self.stamp(name)
-        return Head(head.data, stamp, f"memory://{stamp.version}")
-
-    def _put(self, name: str, content: bytes, **options: Any) -> Stamp:
-        with _shared_memory:
-            return super()._put(name, content, **options)
-
-    def _put_parts(self, name: str, parts: Iterator[bytes], *, exclusive: bool) -> Stamp:
-        from fsspec.implementations.memory import MemoryFile
-
-        fs, root = self._connect()
-        file = MemoryFile(fs, "/" + join(root, name).lstrip("/"))
-        file.writelines(parts)
-
-        def commit(fs: Any, path: str) -> None:
-            if exclusive and fs.exists(path):
-                raise FileExistsError
-            file.commit()
-
-        with _shared_memory:
-            self._call(name, commit)
-            return self.stamp(name)
-
-    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
-        if expected is None:
-            return super().replace(name, data)
-        content = join_pieces(data)
-        with _shared_memory:
-            return super().replace(name, content, expected=expected)
-
-    def beside(self, *, directory: bool) -> Self | None:
-        fs, root = self._connect()
-        excluded = directory and fs.isfile(root)
-        return type(self)(f"{self._address.rstrip('/')}.{os.urandom(8).hex()}", self._options) if excluded else None
-
-    def exchange(self, other: Self) -> None:
-        (fs, here), (_, there) = self._connect(), other._connect()
-        with _shared_memory:
-            fs.store |= {
-                new + path.removeprefix(old): fs.store.pop(path)
-                for old, new in ((here, there), (there, here))
-                for path in list(fs.store)
-                if path == old or path.startswith(f"{old}/")
-            }
-
-    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:  # noqa: ARG002
-        return _shared_writers
 
 
 def join(root: str, name: str) -> str:

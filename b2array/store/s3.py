@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import blake2b
@@ -13,7 +13,6 @@ from types import NoneType
 from typing import Any
 
 from b2array.buffers import Buffer
-from b2array.caching import cached
 from b2array.errors import LimitError, UnsupportedError
 from b2array.store.base import COMPARE_AND_SWAP, Head, Stamp, conflict, join_pieces, where
 from b2array.store.remote import CONNECTIONS, FsspecStore, join
@@ -34,6 +33,12 @@ class S3Store(FsspecStore):
     """
 
     guarantee = COMPARE_AND_SWAP
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
+        super().__init__(url, storage_options)
+        # Equal stores share what is cached. Stores whose options are not plain are never known to be equal.
+        asked = repr((url, sorted(self._options.items()))) if _plain(self._options) else os.urandom(16).hex()
+        self._ident = blake2b(asked.encode(), key=_HIDING, digest_size=16).hexdigest()
 
     def _request(self, name: str, method: str, **parameters: Any) -> tuple[Any, bytes]:
         """Call a method of S3 on an object; return the response and its body."""
@@ -96,14 +101,6 @@ class S3Store(FsspecStore):
         found = response.get("ContentRange", "").rpartition("/")[2]
         stamp = Stamp(int(found or response["ContentLength"]), response["ETag"])
         return Head(memoryview(bytearray(data)), stamp, f"{self._ident}/{name} {stamp.version}")
-
-    @cached
-    def _ident(self) -> str:
-        """Name the store: those with the same address and options have the same name, if all options are plain."""
-        if not _plain(self._options):
-            return os.urandom(16).hex()
-        asked = repr((self._address, sorted(self._options.items())))
-        return blake2b(asked.encode(), key=_HIDING, digest_size=16).hexdigest()
 
     def stamp(self, name: str) -> Stamp:
         response, _ = self._request(name, "head_object")

@@ -23,7 +23,7 @@ from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import Location
 from b2array.errors import UnsupportedError
 from b2array.format import b2nd, checksums, frame
-from b2array.format.frame import FrameType
+from b2array.format.header import HEADER_FIELDS, FrameType
 from b2array.store.base import Listed, Store
 from b2array.store.spans import Span
 
@@ -188,7 +188,7 @@ def fields(held: Snapshot) -> Iterator[Field]:
     """Yield every field of header, index and trailer, in the order of the file."""
     head = held.frame
     header = bytes(held.read([Span(held.name, held.start, held.start + head.header_len)])[0])
-    yield from rows("header", header, 0, frame.HEADER_FIELDS)
+    yield from rows("header", header, 0, HEADER_FIELDS)
     yield from _layers("header", header, _FIRST_LAYERS, head.metalayers, 0)
     start, stop = head.tail_start, head.tail_stop
     tail = bytes(held.read([Span(held.name, held.start + start, held.start + stop)])[0])

@@ -16,9 +16,9 @@ import numpy as np
 import typer
 
 from b2array import bloscpack
-from b2array.array import creation
+from b2array.array import creation, opening
 from b2array.array.array import NDArray
-from b2array.array.opening import place_new
+from b2array.array.placing import place_new
 from b2array.bloscpack.header import CHECKSUMS
 from b2array.engine import snapshot, transaction
 from b2array.engine.handle import Handle
@@ -400,7 +400,7 @@ def bench(
     """Measure how fast an array is read here, by pattern, and what other chunks and blocks would give."""
     own, others = [], []
     with (
-        creation.open(url, storage_options=storage_options(storage)) as a,
+        opening.open(url, storage_options=storage_options(storage)) as a,
         track(None, "measuring", shows(progress), unit="items") as shown,
     ):
         for each in measuring.patterns(a):

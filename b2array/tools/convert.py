@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import bloscpack
-from b2array.array import creation
+from b2array.array import opening
 from b2array.buffers import Buffer
 from b2array.codec.cparams import CParams, given_or_default
 from b2array.errors import B2ArrayError, FormatError
@@ -286,7 +286,7 @@ def is_array(url: str, storage_options: Storage) -> bool:
     if kind.name != "b2nd" or address.rstrip("/").endswith(kind.suffixes):
         return True
     try:
-        creation.open(url, storage_options=storage_options).close()
+        opening.open(url, storage_options=storage_options).close()
     except FormatError:
         return False
     return True

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import bloscpack
-from b2array.array import creation
+from b2array.array import creation, opening
 from b2array.array.options import ArrayOptions
 from b2array.bloscpack.header import Description, describe
 from b2array.codec.cparams import CParams
@@ -161,7 +161,7 @@ def _plain(value: object) -> Any:
 
 def open_b2nd(url: str, storage_options: Storage) -> Source:
     """Open a Blosc2 frame; see `Format`."""
-    a = creation.open(url, storage_options=storage_options)
+    a = opening.open(url, storage_options=storage_options)
     resources = ExitStack()
     resources.callback(a.close)
     return Source(

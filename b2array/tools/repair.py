@@ -23,7 +23,7 @@ from b2array.engine.transaction import Transaction, copied
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError, located
 from b2array.format import fingerprint, frame, index, metalayers
 from b2array.format.annotations import sizes_row
-from b2array.format.frame import FrameType
+from b2array.format.header import FrameType
 from b2array.format.state import parse, sized_blocks
 from b2array.store.base import Listed, Store
 from b2array.store.local import LocalStore

@@ -23,7 +23,8 @@ from b2array.engine.fetch import chunk_number
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import b2nd, checksums, fingerprint, frame, index, metalayers
-from b2array.format.frame import Frame, FrameType, Header
+from b2array.format.frame import Frame
+from b2array.format.header import FrameType, Header, header_nbytes, unpack_header
 from b2array.format.metalayers import Layers
 from b2array.store.base import Store
 from b2array.store.spans import Span
@@ -112,13 +113,13 @@ class _Wreck:
         self.size = file.size
         self.read = file.read
         data = self.read(0, 2**16)
-        if frame.header_nbytes(data) > len(data):
-            data = self.read(0, frame.header_nbytes(data))
-        if len(data) < frame.header_nbytes(data):
-            raise FormatError(f"expected a frame header of {frame.header_nbytes(data)} bytes, found {len(data)}")
+        if header_nbytes(data) > len(data):
+            data = self.read(0, header_nbytes(data))
+        if len(data) < header_nbytes(data):
+            raise FormatError(f"expected a frame header of {header_nbytes(data)} bytes, found {len(data)}")
         # The frame's length in the header may be wrong, and is not needed here.
         self.frame_len = fingerprint.frame_len(data)
-        self.header = frame.unpack_header(fingerprint.with_frame_len(data, _NO_LIMIT))
+        self.header = unpack_header(fingerprint.with_frame_len(data, _NO_LIMIT))
         self.sparse = self.header.frame_type == FrameType.SPARSE
         if self.sparse != (file.name == FRAME_NAME):
             place = "a directory" if file.name else "a file"

@@ -29,7 +29,8 @@ from b2array.errors import (
     located_error,
 )
 from b2array.format import b2nd, checksums
-from b2array.format.frame import Frame, FrameType
+from b2array.format.frame import Frame
+from b2array.format.header import FrameType
 from b2array.progress import track
 from b2array.store.base import Listed, Store, in_one_state
 from b2array.store.open import open_store

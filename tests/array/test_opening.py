@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array.array.opening import place_new
+from b2array.array.placing import place_new
 from b2array.engine import pending, transaction
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError
-from b2array.format.frame import FrameType
-from b2array.store import local
+from b2array.format.header import FrameType
+from b2array.store import disk
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 
@@ -238,8 +238,8 @@ def test_a_directory_with_more_than_a_frame_is_not_replaced(tmp_path):
 
 @pytest.mark.parametrize("layout", OTHER)
 def test_places_are_swapped_in_steps_where_the_system_has_no_call_for_it(tmp_path, layout, monkeypatch):
-    monkeypatch.setattr(local, "_AT_FDCWD", -1)
-    monkeypatch.setattr(local, "_RENAME_EXCHANGE", -1)
+    monkeypatch.setattr(disk, "_AT_FDCWD", -1)
+    monkeypatch.setattr(disk, "_RENAME_EXCHANGE", -1)
     test_overwriting_replaces_the_other_layout_and_leaves_nothing_of_it(
         (str(tmp_path / "a.b2nd"), {}, lambda: sorted(path.name for path in tmp_path.rglob("*") if path.is_file())),
         layout, "asarray",
@@ -295,7 +295,7 @@ def test_a_killed_writer_leaves_a_place_that_is_found_and_removed(tmp_path, layo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(local, "_exchange", die)
+        patched.setattr(disk, "exchange", die)
         patched.setattr(transaction, "discard", lambda _: None)
         with pytest.raises(KeyboardInterrupt):
             b2array.asarray(VALUES, url=tmp_path / "a", layout=layout, chunks=(2, 10), overwrite=True)

@@ -129,13 +129,13 @@ def test_a_process_that_is_killed_loses_nothing(tmp_path, where):
     script = f"""
 import os, signal
 from b2array import bloscpack
-from b2array.store import local
+from b2array.store import disk
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 if {where!r} == "rename":
-    local.os.replace = kill
+    os.replace = kill
 else:
-    local._flush = kill
+    disk.flush = kill
 bloscpack.append({str(path)!r}, {NOISE[2500:]!r})
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False)

@@ -26,6 +26,7 @@ from chunks import (
     rebuilt,
     stock_chunk,
     typesizes,
+    vl_chunk,
     walk,
 )
 from hypothesis import HealthCheck, given, settings
@@ -253,7 +254,7 @@ def test_a_writable_region_is_left_as_it_was():
 
 
 def test_decoding_fills_an_array_of_the_caller():
-    for buf in (encoder.encode(SAMPLE, typesize=4), encoder.encode(bytes(500)), encoder.vl_chunk([b"ab" * 40, b"c"])):
+    for buf in (encoder.encode(SAMPLE, typesize=4), encoder.encode(bytes(500)), vl_chunk([b"ab" * 40, b"c"])):
         out = np.full(ChunkHeader.unpack(buf).nbytes, 0xAA, np.uint8)
         assert decode.decode(buf, out=out) is out
         assert out.tobytes() == decoded(buf)
@@ -469,7 +470,7 @@ def test_vl_chunks_of_stock_decode_and_stock_decodes_ours(codec, filters, typesi
     )
     assert list(decode.vl_blocks(Stored.whole(stock))) == VL_BLOCKS
     assert decoded(stock) == b"".join(VL_BLOCKS)
-    ours = encoder.vl_chunk(VL_BLOCKS, typesize=typesize, cparams=params)
+    ours = vl_chunk(VL_BLOCKS, typesize=typesize, cparams=params)
     assert list(decode.vl_blocks(Stored.whole(ours))) == VL_BLOCKS
     assert [bytes(block) for block in blosc2_ext.vldecompress(ours)] == VL_BLOCKS
     assert blosc2_ext.vldecompress_block(ours, 3) == VL_BLOCKS[3]
@@ -485,12 +486,12 @@ def test_vl_chunks_with_a_dictionary_decode():
 
 @given(st.lists(datas.filter(len), min_size=1, max_size=5), typesizes, cparams(pipelines=vl_filters()))
 def test_vl_chunks_round_trip(blocks, typesize, params):
-    buf = encoder.vl_chunk(blocks, typesize=typesize, cparams=params)
+    buf = vl_chunk(blocks, typesize=typesize, cparams=params)
     assert list(decode.vl_blocks(Stored.whole(buf))) == blocks
 
 
 def test_vl_chunks_must_add_up():
-    buf = encoder.vl_chunk(VL_BLOCKS)
+    buf = vl_chunk(VL_BLOCKS)
     total = ChunkHeader.unpack(buf).nbytes
     for nbytes in (total - 1, total + 1, 1):
         with pytest.raises(FormatError, match=f"expected blocks of {nbytes} bytes in all"):
@@ -498,7 +499,7 @@ def test_vl_chunks_must_add_up():
 
 
 def test_starts_of_vl_blocks_must_increase():
-    buf = bytearray(encoder.vl_chunk(VL_BLOCKS))
+    buf = bytearray(vl_chunk(VL_BLOCKS))
     starts = struct.unpack_from("<2i", buf, 32)
     for pair in (starts[::-1], (starts[0], starts[0])):
         struct.pack_into("<2i", buf, 32, *pair)
@@ -508,7 +509,7 @@ def test_starts_of_vl_blocks_must_increase():
 
 @pytest.mark.parametrize("nbytes", [0, -1, 2**31 - 1])
 def test_sizes_of_vl_blocks_must_make_sense(nbytes):
-    buf = bytearray(encoder.vl_chunk(VL_BLOCKS))
+    buf = bytearray(vl_chunk(VL_BLOCKS))
     struct.pack_into("<i", buf, chunk.unpack_head(buf).starts[0], nbytes)
     with pytest.raises(FormatError, match=f"found {nbytes} bytes in block 0"):
         decoded(buf)
@@ -688,7 +689,7 @@ MUTATED = {
         b"".join(b"line %d of some text\n" % i for i in range(500)), blocksize=200,
         cparams=CParams("zstd", filters=(), use_dict=True)
     ),
-    "VL": encoder.vl_chunk([block[:200] for block in VL_BLOCKS], typesize=4, cparams=CParams("lz4")),
+    "VL": vl_chunk([block[:200] for block in VL_BLOCKS], typesize=4, cparams=CParams("lz4")),
     "raw": encoder.encode(SAMPLE[:200], typesize=4, blocksize=64, cparams=CParams(clevel=0)),
     "value": encoder.special_chunk(b"abcd", 400, typesize=4, blocksize=40),
     "NaN": encoder.special_chunk(Special.NAN, 400, typesize=4, blocksize=40),

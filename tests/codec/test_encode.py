@@ -166,9 +166,8 @@ def test_special_chunks_are_stored_as_repeated_values(special: Special, item: by
 
 def test_what_a_chunk_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "MAX_CHUNK_NBYTES", 999)
-    for make in (encode.encode, lambda data: encode.vl_chunk([data[:500], data[500:]])):
-        with pytest.raises(LimitError, match="at most 999 bytes, not 1000"):
-            make(bytes(1000))
+    with pytest.raises(LimitError, match="at most 999 bytes, not 1000"):
+        encode.encode(bytes(1000))
     monkeypatch.setattr(encode, "MAX_BLOCKSIZE", 99)
     with pytest.raises(LimitError, match="at most 99 bytes, not 100"):
         encode.encode(bytes(900), blocksize=100)
@@ -184,14 +183,6 @@ def test_sizes_without_whole_items_are_refused(typesize: int, blocksize: int) ->
 def test_filters_that_are_only_read_are_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedError, match=name):
         encode.encode(sine(1000).tobytes(), typesize=8, cparams=CParams(filters=(32 if name == "ndcell" else 33,)))
-
-
-@pytest.mark.parametrize("blocks", [[], [b""], [b"a", b"", b"b"]])
-def test_empty_blocks_of_variable_length_are_refused(blocks: list[bytes]) -> None:
-    with pytest.raises(ValueError, match="at least one block"):
-        encode.vl_chunk(blocks)
-    with pytest.raises(ValueError, match="delta"):
-        encode.vl_chunk([b"abc"], cparams=CParams(filters=("delta",)))
 
 
 @given(st.integers(0, 2**24), st.integers(1, 255))

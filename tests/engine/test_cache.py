@@ -19,7 +19,7 @@ from b2array.array.array import NDArray
 from b2array.engine import cache, read
 from b2array.engine.handle import Handle
 from b2array.engine.snapshot import load
-from b2array.format.frame import unpack_header
+from b2array.format.header import unpack_header
 from b2array.store import local
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store

@@ -5,6 +5,7 @@ from __future__ import annotations
 import blosc2
 import numpy as np
 import pytest
+from chunks import vl_chunk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -167,7 +168,7 @@ def test_an_order_is_a_sequence_of_integers(order):
 
 
 def test_blocks_of_variable_length_and_others_are_not_mixed():
-    vl = encode.vl_chunk([b"one", b"three"])
+    vl = vl_chunk([b"one", b"three"])
     held = made(ramp(0))
     with pytest.raises(ValueError, match="blocks of one length, not blocks of variable length"):
         held.append_chunk(vl)

@@ -20,7 +20,7 @@ from b2array.engine.fetch import fetch
 from b2array.engine.snapshot import load
 from b2array.engine.source import ChunkRequest, Location
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
-from b2array.format.frame import FrameType
+from b2array.format.header import FrameType
 from b2array.store.local import LocalStore
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store

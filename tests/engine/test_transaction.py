@@ -24,7 +24,7 @@ from b2array.engine.transaction import Transaction
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
 from b2array.format import annotations as notes
 from b2array.format import attributes, frame, index
-from b2array.format.frame import FrameType
+from b2array.format.header import FrameType
 from b2array.format.state import parse
 from b2array.store import base
 from b2array.store.local import LocalStore

@@ -20,6 +20,7 @@ from b2array.errors import FormatError, UnsupportedError
 from b2array.format import annotations as notes
 from b2array.format import attributes, frame
 from b2array.format.annotations import Annotations
+from b2array.format.header import unpack_header
 
 GEOMETRY = {"itemsize": 4, "ndim": 2, "nchunks": 10}
 
@@ -119,7 +120,7 @@ def test_stock_reads_the_metalayer_as_a_map() -> None:
     made = Annotations(fill=b"\0\0\x80\x3f", dims=("x", None), attrs=(("a" * 40, attributes.encode_attr((1, 2))),))
     store = blosc2.SChunk(chunksize=400)
     store.vlmeta["b2array"] = msgpack.unpackb(made.pack())
-    header = frame.unpack_header(store.to_cframe())
+    header = unpack_header(store.to_cframe())
     found = frame.unpack(store.to_cframe(), store.to_cframe()[header.tail_start :])
     assert Annotations.unpack(frame.unpack_vlmeta(found.vlmetalayer(notes.LAYER)), **GEOMETRY) == made
     packed = frame.pack(replace(found, vlmetalayers=((notes.LAYER, frame.pack_vlmeta(made.pack())),)))

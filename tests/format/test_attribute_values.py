@@ -22,6 +22,7 @@ from hypothesis.extra import numpy as npst
 
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import attributes, frame
+from b2array.format.header import unpack_header
 
 REFUSED = (FormatError, UnsupportedError)
 
@@ -111,7 +112,7 @@ def store() -> blosc2.SChunk:
 
 def through_frame(store: blosc2.SChunk) -> frame.Frame:
     raw = store.to_cframe()
-    header = frame.unpack_header(raw)
+    header = unpack_header(raw)
     return frame.unpack(raw, raw[header.tail_start :])
 
 

@@ -16,6 +16,7 @@ from b2array import config
 from b2array.codec.cparams import CParams
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import fingerprint, frame
+from b2array.format.header import FrameType
 
 LAYOUTS = ["contiguous", "sparse"]
 
@@ -149,6 +150,6 @@ def test_what_is_noted_may_be_anything(layer):
 
 @given(st.binary(min_size=0x60, max_size=0x80))
 def test_headers_of_any_bytes_are_compared(noted):
-    packed = frame.pack_header(frame.create(CParams(), frame_type=frame.FrameType.SPARSE, typesize=1, chunksize=4))
+    packed = frame.pack_header(frame.create(CParams(), frame_type=FrameType.SPARSE, typesize=1, chunksize=4))
     assert not fingerprint.is_changed_by_others(packed, noted)
     assert not fingerprint.is_changed_by_others(noted, packed)

@@ -21,7 +21,8 @@ from b2array.codec.cparams import CParams
 from b2array.codec.header import ChunkHeader, Special
 from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.format import b2nd, frame, index
-from b2array.format.frame import Frame, FrameType
+from b2array.format.frame import Frame
+from b2array.format.header import FrameType, header_nbytes, unpack_header
 from b2array.grid.layout import Layout
 
 REFUSED = (FormatError, UnsupportedError)
@@ -29,7 +30,7 @@ PLAIN = {"typesize": 4, "nthreads": 1}
 
 
 def read(raw: bytes) -> Frame:
-    header = frame.unpack_header(raw)
+    header = unpack_header(raw)
     return frame.unpack(raw[: header.header_len], raw[header.tail_start : header.tail_stop])
 
 
@@ -431,7 +432,7 @@ def test_a_frame_survives_packing(made: Frame) -> None:
     if (made.offsets < 0).all():
         made = replace(made, cbytes=abs(made.cbytes) if made.nchunks else 0)
     packed = frame.pack(made)
-    header = frame.unpack_header(packed.header + b"chunks")
+    header = unpack_header(packed.header + b"chunks")
     assert header.tail_stop - header.tail_start == len(packed.tail)
     back = frame.unpack(packed.header, packed.tail + b"garbage")
     computed = {"offsets", "metalayers", "format_version", "header_len", "frame_len", "fingerprint", "fingerprint_type"}
@@ -476,7 +477,7 @@ def test_cparams_survive_the_header() -> None:
     )
     made = frame.create(cparams, frame_type=FrameType.CONTIGUOUS, typesize=4, chunksize=400)
     packed = frame.pack(made)
-    assert frame.unpack_header(packed.header).cparams == cparams
+    assert unpack_header(packed.header).cparams == cparams
     assert made.splitmode == "blosc2"
     with pytest.raises(UnsupportedError, match="compression parameters"):
         _ = replace(made, codec=3).cparams
@@ -484,9 +485,9 @@ def test_cparams_survive_the_header() -> None:
 
 def test_the_header_says_how_long_it_is() -> None:
     packed, _ = contiguous()
-    assert frame.header_nbytes(packed.header[:15]) == len(packed.header)
+    assert header_nbytes(packed.header[:15]) == len(packed.header)
     with pytest.raises(FormatError, match=f"a frame header of {len(packed.header)} bytes, found 20 bytes"):
-        frame.unpack_header(packed.header[:20])
+        unpack_header(packed.header[:20])
 
 
 def test_fewer_than_six_filters_are_accepted() -> None:
@@ -730,7 +731,7 @@ def test_every_truncation_is_a_format_error(name: str, stock: dict) -> None:
     found = read(raw)
     for size in positions(found.header_len):
         with pytest.raises(FormatError):
-            frame.unpack_header(raw[:size])
+            unpack_header(raw[:size])
     tail = raw[found.tail_start :]
     for size in range(len(tail)):
         with pytest.raises(FormatError):

@@ -14,7 +14,7 @@ from b2array.errors import LimitError
 from b2array.format import annotations as notes
 from b2array.format import frame, index, state
 from b2array.format.annotations import Annotations
-from b2array.format.frame import FrameType
+from b2array.format.header import FrameType
 from b2array.format.metalayers import MAX_LAYERS
 
 

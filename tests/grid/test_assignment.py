@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import b2array
-from b2array.grid import selection as indexing
 from b2array.grid.assignment import arrange, check_unmasked
+from b2array.grid.selection import select
 
 KEYS = [
     (), (...,), (0,), (slice(1, 4),), (slice(None, None, -2), 1), ([0, 2], slice(0, 2)),
@@ -39,7 +39,7 @@ def by_numpy(items, key, value):
 
 def by_us(items, key, value):
     items = items.copy()
-    selection = indexing.select(key, items.shape)
+    selection = select(key, items.shape)
     try:
         box, names = arrange(value, selection, items.dtype)
         assert names is None
@@ -71,43 +71,43 @@ def test_values_are_converted_and_broadcast_as_by_numpy(key, value, dtype):
 
 def test_nothing_is_copied_for_an_array_that_fits():
     values = np.arange(12).reshape(4, 3)
-    box, _ = arrange(values, indexing.select((...,), (4, 3)), values.dtype)
+    box, _ = arrange(values, select((...,), (4, 3)), values.dtype)
     assert np.shares_memory(box, values)
 
 
 def test_a_single_value_is_broadcast_without_memory():
-    box, _ = arrange(5, indexing.select((...,), (10**6, 10**6)), np.dtype("f8"))
+    box, _ = arrange(5, select((...,), (10**6, 10**6)), np.dtype("f8"))
     assert box.shape == (10**6, 10**6)
     assert box.strides == (0, 0)
 
 
 def test_the_message_about_shapes_is_numpys():
     with pytest.raises(ValueError, match=r"could not broadcast input array from shape \(2,\) into shape \(4,3\)"):
-        arrange(np.zeros(2), indexing.select((...,), (4, 3)), np.dtype("f8"))
+        arrange(np.zeros(2), select((...,), (4, 3)), np.dtype("f8"))
 
 
 def test_the_range_of_single_numbers_is_checked():
     with pytest.raises(OverflowError):
-        arrange(300, indexing.select((...,), (3,)), np.dtype("u1"))
+        arrange(300, select((...,), (3,)), np.dtype("u1"))
 
 
 RECORD = np.dtype([("x", "i4"), ("y", "f8"), ("v", "i2", (3,))])
 
 
 def test_fields_are_laid_out_with_their_own_type():
-    selection = indexing.select((slice(1, 3),), (4,))
+    selection = select((slice(1, 3),), (4,))
     box, names = arrange([1.5, 2.5], selection, RECORD, "x")
     assert (box.tolist(), box.dtype, names) == ([1, 2], np.dtype("i4"), "x")
 
 
 def test_a_field_of_arrays_goes_into_the_items():
-    box, names = arrange([[1, 2, 3], [4, 5, 6]], indexing.select((slice(1, 3),), (4,)), RECORD, "v")
+    box, names = arrange([[1, 2, 3], [4, 5, 6]], select((slice(1, 3),), (4,)), RECORD, "v")
     assert names == ["v"]
     assert box["v"].tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
 def test_several_fields_take_tuples_and_records():
-    selection = indexing.select((slice(0, 2),), (4,))
+    selection = select((slice(0, 2),), (4,))
     box, names = arrange((1, 2.5), selection, RECORD, ["x", "y"])
     assert names == ["x", "y"]
     assert box.tolist() == [(1, 2.5)] * 2
@@ -118,13 +118,13 @@ def test_masked_items_are_refused(value):
     with pytest.raises(TypeError, match="filled"):
         check_unmasked(value)
     with pytest.raises(TypeError, match="filled"):
-        arrange(value, indexing.select((slice(2),), (4,)), np.dtype("f8"))
+        arrange(value, select((slice(2),), (4,)), np.dtype("f8"))
 
 
 def test_a_mask_that_hides_nothing_is_no_matter():
     value = np.ma.array([1, 2], mask=[False, False])
     check_unmasked(value)
-    assert arrange(value, indexing.select((slice(2),), (4,)), np.dtype("i8"))[0].tolist() == [1, 2]
+    assert arrange(value, select((slice(2),), (4,)), np.dtype("i8"))[0].tolist() == [1, 2]
 
 
 def test_lists_that_are_too_deep_are_refused_before_numbers_that_are_too_large():

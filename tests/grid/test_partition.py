@@ -161,24 +161,34 @@ def test_automatic_chunks_and_blocks_have_sizes_that_suit(shape, itemsize):
 
 
 @given(some_shapes, itemsizes)
-def test_automatic_blocks_are_near_isotropic(shape, itemsize):
+def test_automatic_blocks_take_an_equal_share_of_all_axes_but_the_first(shape, itemsize):
     _, blocks = automatic(shape, itemsize)
-    cut = [b for b, n in zip(blocks, shape, strict=True) if b < n]
-    assert not cut or max(cut) <= 4 * min(cut) + 8
+    first = next((axis for axis, n in enumerate(shape) if n > 1), 0)
+    shares = [n / b for axis, (b, n) in enumerate(zip(blocks, shape, strict=True)) if axis != first and 16 < b < n]
+    assert not shares or max(shares) <= 3 * min(shares)
+
+
+@given(st.lists(st.integers(100, 3000), min_size=2, max_size=4), itemsizes.filter(lambda n: n <= 16))
+def test_one_index_of_the_first_axis_touches_little_more_than_it_selects(shape, itemsize):
+    _, blocks = automatic(shape, itemsize)
+    slab = math.prod(shape[1:]) * itemsize
+    touched = math.prod(extended(shape[1:], blocks[1:])) * blocks[0] * itemsize
+    assert touched <= max(8 * slab, 4 * MIB)
 
 
 def test_automatic_is_the_same_everywhere():
     assert automatic((), 8) == ((), ())
     assert automatic((10,), 8) == ((10,), (10,))
     assert automatic((10**8,), 8) == ((1048576,), (16384,))
-    assert automatic((10000, 10000), 8) == ((1024, 1024), (128, 128))
-    assert automatic((365, 721, 1440), 4) == ((136, 128, 160), (34, 32, 32))
-    assert automatic((3, 1000, 1000, 1000), 1) == ((3, 128, 200, 128), (3, 32, 40, 32))
+    assert automatic((10000, 10000), 8) == ((112, 10000), (7, 2500))
+    assert automatic((100, 512, 512), 4) == ((10, 512, 512), (2, 128, 128))
+    assert automatic((365, 721, 1440), 4) == ((4, 412, 1440), (1, 103, 240))
+    assert automatic((3, 1000, 1000, 1000), 1) == ((3, 144, 168, 144), (1, 48, 56, 48))
 
 
 def test_an_extent_of_zero_gets_what_the_others_leave():
     assert automatic((0,), 8) == ((1048576,), (16384,))
-    assert automatic((0, 0), 8) == ((1024, 1024), (128, 128))
+    assert automatic((0, 0), 8) == ((512, 2048), (64, 256))
     assert automatic((0, 1000, 1000), 8) == ((1, 1000, 1000), (1, 125, 125))
     assert automatic((0, 10), 4)[1] == (3280, 10)
 
@@ -203,7 +213,7 @@ def test_what_the_user_gives_is_kept(shape, itemsize, data):
 
 def test_blocks_divide_given_chunks_without_padding_where_they_can():
     assert automatic((10**8,), 8, chunks=(10**6,)) == ((10**6,), (15625,))
-    assert automatic((5000, 5000), 4, chunks=(900, 1000)) == ((900, 1000), (180, 200))
+    assert automatic((5000, 5000), 4, chunks=(900, 1000)) == ((900, 1000), (150, 250))
 
 
 def test_given_shapes_may_exceed_the_array():
@@ -217,7 +227,12 @@ def test_given_shapes_may_exceed_the_array():
         ({"chunks": (10,)}, "chunks must have 2 extents, as the shape has, not 1"),
         ({"blocks": (10, 10, 10)}, "blocks must have 2 extents, as the shape has, not 3"),
         ({"chunks": (0, 10)}, "the extents of chunks must be at least 1"),
-        ({"blocks": (10, -1)}, "the extents of blocks must be at least 1"),
+        ({"blocks": (10, -2)}, "the extents of blocks must be at least 1, or -1 for a whole axis, found -2"),
+        ({"chunks": "large"}, r"""chunks takes "auto" or a size such as "8MB" or "512 KiB", found 'large'"""),
+        ({"chunks": ("1MB", "2MB")}, "chunks can have one size, not 2"),
+        ({"chunks": {2: 10}}, r"chunks names the axes \[2\], the array has 2"),
+        ({"chunks": ((3, 4), 10)}, r"chunks along an axis of 1000000 must be equal, but the last.*\(3, 4\)"),
+        ({"chunks": ((500_000, 300_000, 200_000), 10)}, "must be equal"),
         ({"chunks": (10, 10), "blocks": (10, 11)}, "must not exceed chunks"),
         ({"blocks": (2**16, 2**13)}, f"more than {MAX_BLOCKSIZE}"),
         ({"chunks": (2**16, 2**16), "blocks": (8, 8)}, f"more than {MAX_CHUNK_NBYTES}"),
@@ -227,6 +242,34 @@ def test_given_shapes_may_exceed_the_array():
 def test_given_shapes_are_checked(given, message):
     with pytest.raises(ValueError, match=message):
         automatic((10**6, 10**6), 4, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "chunks"),
+    [
+        (100, (100, 100, 100)),
+        (-1, (90, 720, 1440)),
+        ((1, -1, None), (1, 720, 1440)),
+        ({0: 10}, (10, 720, 1440)),
+        ({-1: 10, 0: "auto"}, (90, 720, 10)),
+        (("auto", 720, 1440), (2, 720, 1440)),
+        (((40, 40, 10), (720,), 9), (40, 720, 9)),
+        ("1MB", (2, 240, 360)),
+        ("1 MiB", (4, 240, 360)),
+        (np.array([5, 6, 7]), (5, 6, 7)),
+        ("auto", automatic((90, 720, 1440), 4)[0]),
+    ],
+)
+def test_extents_are_given_in_many_forms(given, chunks):
+    assert automatic((90, 720, 1440), 4, chunks=given)[0] == chunks
+
+
+def test_a_whole_axis_that_will_grow_is_not_cut_at_its_present_end():
+    assert automatic((0, 10), 4, chunks=-1)[0] == automatic((0, 10), 4)[0]
+
+
+def test_axes_of_the_items_stay_whole():
+    assert automatic((1000, 1000), 4, chunks=(10, 10), inner=(3,)) == ((10, 10, 3), (10, 10, 3))
 
 
 def test_shapes_are_checked():

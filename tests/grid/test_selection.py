@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keys import Index, integer_arrays, keys, orthogonal_keys, slices
 
+from b2array.grid.assignment import spread
 from b2array.grid.partition import extended, grid_shape, parts, put, take
 from b2array.grid.selection import Selection, fields, orthogonal, select, vectorised
 
@@ -31,7 +32,7 @@ class Blocks:
 
     def pieces(self, selection):
         seen = set()
-        for chunk, inside, outside in parts(selection.index, self.chunks, selection.axes):
+        for chunk, inside, outside in parts(selection.positions, self.chunks, selection.axes):
             for block, *rest in parts(inside, self.blocks, selection.axes, outside):
                 assert (chunk, block) not in seen
                 seen.add((chunk, block))
@@ -43,10 +44,10 @@ class Blocks:
         assert box.shape == selection.box
         for block, inside, outside in self.pieces(selection):
             put(box, outside, take(block, inside, selection.axes))
-        return result[()] if selection.is_scalar else result
+        return result[()] if selection.kind == "scalar" else result
 
     def write(self, selection, value):
-        box = selection.spread(value)
+        box = spread(value, selection)
         assert box.shape == selection.box
         for block, inside, outside in self.pieces(selection):
             put(block, inside, take(box, outside), selection.axes)
@@ -210,16 +211,17 @@ def test_values_that_numpy_refuses_are_refused_with_its_words(key, shape):
     with pytest.raises((ValueError, TypeError)) as theirs:
         np.zeros((3, 4))[key] = np.zeros(shape)
     with pytest.raises(theirs.type) as ours:
-        select(key, (3, 4)).spread(np.zeros(shape))
+        spread(np.zeros(shape), select(key, (3, 4)))
     assert str(ours.value) == str(theirs.value)
 
 
 def test_only_integers_without_ellipsis_make_a_scalar():
-    assert select((1, 2), (3, 4)).is_scalar
-    assert select((np.int8(1), np.array(2)), (3, 4)).is_scalar
-    assert select((), ()).is_scalar
-    assert not any(select(key, (3, 4)).is_scalar for key in [(1, 2, ...), (1, 2, None), 1, (1, [2]), (1, 2, True)])
-    assert not select(..., ()).is_scalar
+    assert select((1, 2), (3, 4)).kind == "scalar"
+    assert select((np.int8(1), np.array(2)), (3, 4)).kind == "scalar"
+    assert select((), ()).kind == "scalar"
+    for key in [(1, 2, ...), (1, 2, None), 1, (1, [2]), (1, 2, True)]:
+        assert select(key, (3, 4)).kind != "scalar"
+    assert select(..., ()).kind != "scalar"
 
 
 def test_sixteen_dimensions_and_results_of_sixty_four():
@@ -232,7 +234,7 @@ def test_sixteen_dimensions_and_results_of_sixty_four():
 def test_a_mask_along_one_axis_is_not_expanded_over_the_others():
     selection = select((np.ones(10, bool), slice(None)), (10, 10**6))
     assert selection.box == (10, 10**6)
-    assert [i.size for i in selection.index if isinstance(i, np.ndarray)] == [10]
+    assert [i.size for i in selection.positions if isinstance(i, np.ndarray)] == [10]
 
 
 def test_arrays_that_vary_along_different_dimensions_stay_apart():
@@ -254,11 +256,11 @@ def test_arrays_that_vary_along_a_common_dimension_are_points():
 def test_spread_does_not_copy_the_value_for_each_place(data):
     selection = select((np.zeros((3, 4), int), slice(None)), (5, 10**9))
     value = np.ones(data.draw(st.sampled_from([(), (1,), (4, 1), (3, 1, 1), (3, 4, 1), (1, 1, 1, 1)])))
-    spread = selection.spread(value)
-    assert spread.shape == (12, 10**9)
-    assert not spread.flags.writeable
+    laid = spread(value, selection)
+    assert laid.shape == (12, 10**9)
+    assert not laid.flags.writeable
     with pytest.raises(ValueError, match="could not be broadcast"):
-        selection.spread(np.ones((2, 1)))
+        spread(np.ones((2, 1)), selection)
 
 
 def test_view_refuses_what_it_cannot_view():

@@ -19,8 +19,9 @@ from b2array.store.base import Head, Store
 from b2array.store.local import LocalStore
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
-from b2array.store.remote import CachingStore, FsspecStore, HttpStore, SharedMemoryStore
+from b2array.store.remote import CachingStore, FsspecStore, HttpStore
 from b2array.store.s3 import S3Store
+from b2array.store.shared_memory import SharedMemoryStore
 from b2array.store.spans import Span
 
 CONTENT = bytes(range(256)) * 40

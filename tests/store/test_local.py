@@ -18,8 +18,9 @@ import pytest
 
 from b2array import buffers, config
 from b2array.errors import ConflictError, FormatError
-from b2array.store import local
-from b2array.store.local import TEMPORARY_SUFFIX, LocalStore
+from b2array.store import disk, local
+from b2array.store.disk import TEMPORARY_SUFFIX
+from b2array.store.local import LocalStore
 from b2array.store.spans import Span
 
 CONTENT = bytes(range(256)) * 40
@@ -57,13 +58,13 @@ def in_child(work):
 def offsets(monkeypatch):
     """Where calls of the system begin to read."""
     found = []
-    original = local._read_into
+    original = disk.read_into
 
     def read_into(fd, views, offset):
         found.append(offset)
         return original(fd, views, offset)
 
-    monkeypatch.setattr(local, "_read_into", read_into)
+    monkeypatch.setattr(disk, "read_into", read_into)
     return found
 
 
@@ -85,12 +86,12 @@ def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_reads_that_return_less_than_asked_are_continued(file, monkeypatch):
-    original = local._read_into
+    original = disk.read_into
 
     def read_into(fd, views, offset):
         return original(fd, [views[0][:100]], offset)
 
-    monkeypatch.setattr(local, "_read_into", read_into)
+    monkeypatch.setattr(disk, "read_into", read_into)
     assert read(LocalStore(file), ("", 5, 5000)) == [CONTENT[5:5000]]
     gathered = LocalStore(file).gather([Span("", 5, 300), Span("", 300, 900)], [0, 300], 900)
     assert (gathered[:295], gathered[300:]) == (CONTENT[5:300], CONTENT[300:900])
@@ -118,12 +119,13 @@ def test_only_what_is_read_must_be_in_the_file_not_the_room_around_it(file, monk
 
 def test_a_platform_without_preadv_reads_the_same(file, monkeypatch):
     monkeypatch.delattr(os, "preadv", raising=False)
-    spec = importlib.util.spec_from_file_location("local_without_preadv", local.__file__)
+    spec = importlib.util.spec_from_file_location("disk_without_preadv", disk.__file__)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module._read_into is not local._read_into
-    assert module._read_into.__globals__["_seeking"]
-    assert read(module.LocalStore(file), ("", 5, 5000), ("", 9000, 9001)) == [CONTENT[5:5000], CONTENT[9000:9001]]
+    assert module.read_into is not disk.read_into
+    assert module.read_into.__globals__["_seeking"]
+    monkeypatch.setattr(disk, "read_into", module.read_into)
+    assert read(LocalStore(file), ("", 5, 5000), ("", 9000, 9001)) == [CONTENT[5:5000], CONTENT[9000:9001]]
 
 
 def test_the_old_bytes_stay_readable_until_the_head_is_read_again(file):

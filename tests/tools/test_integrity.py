@@ -30,7 +30,8 @@ from b2array.errors import (
     ReadOnlyError,
     UnsupportedError,
 )
-from b2array.format import checksums, frame, index
+from b2array.format import checksums, index
+from b2array.format.header import unpack_header
 
 LAYOUTS = ("contiguous", "sparse")
 RNG = np.random.default_rng(0)
@@ -414,10 +415,10 @@ def killed_append(path, step, how_many=5):
     for each in chunks[:-1]:
         schunk.append_data(each)
     old = path.read_bytes()
-    before = frame.unpack_header(old)
+    before = unpack_header(old)
     schunk.append_data(chunks[-1])
     new = path.read_bytes()
-    after = frame.unpack_header(new)
+    after = unpack_header(new)
     del schunk
     index_start = after.tail_start
     index_end = index_start + int.from_bytes(new[index_start + 12 : index_start + 16], "little")
@@ -450,7 +451,7 @@ def test_a_file_is_saved_whose_writer_was_killed_while_appending(tmp_path, step)
 def test_an_array_whose_index_is_gone_is_saved_in_the_order_of_its_chunks(path):
     data = noise()
     write_stock(path, data, "contiguous")
-    header = frame.unpack_header(path.read_bytes())
+    header = unpack_header(path.read_bytes())
     raw = bytearray(path.read_bytes())
     raw[header.tail_start : header.tail_start + 20] = bytes(20)
     path.write_bytes(raw)
@@ -465,7 +466,7 @@ def test_an_array_whose_index_is_gone_is_saved_in_the_order_of_its_chunks(path):
 def test_chunks_are_not_guessed_without_leave(path):
     data = noise()
     write_stock(path, data, "contiguous")
-    header = frame.unpack_header(path.read_bytes())
+    header = unpack_header(path.read_bytes())
     offsets = sorted(b2array.open_schunk(path).frame.offsets.tolist())
     raw = path.read_bytes()[: header.header_len + offsets[3] + 40]  # within the fourth chunk
     path.write_bytes(raw)
@@ -483,7 +484,7 @@ def test_a_sparse_index_that_was_cut_off_is_made_from_the_files(path):
     data = noise()
     write_stock(path, data, "sparse")
     file = path / FRAME_NAME
-    header = frame.unpack_header(file.read_bytes())
+    header = unpack_header(file.read_bytes())
     file.write_bytes(file.read_bytes()[: header.header_len + 10])
     result = b2array.repair(path)
     assert not result.certain

@@ -1,0 +1,163 @@
+"""What local stores ask of the operating system: reads at an offset, names, directories, locks, the disk."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from b2array.store.base import durability
+
+__all__ = [
+    "READ", "TEMPORARY_SUFFIX", "exchange", "flush", "locked", "make_directories", "read_into", "rename_exclusively",
+    "sync_directory",
+]  # fmt: skip
+
+TEMPORARY_SUFFIX = ".b2tmp"
+"""End of the names of files that are being written. A writer that is killed leaves such a file behind."""
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+try:
+    from os import preadv as read_into
+except ImportError:  # Windows, old macOS
+    from b2array.store.fallback import read_into  # type: ignore[assignment]
+
+if sys.platform == "win32":
+    from b2array.store.fallback import flock as _flock
+    from b2array.store.fallback import unlock as _unlock
+
+    _BINARY = os.O_BINARY
+    READ = os.O_RDONLY | os.O_BINARY
+else:
+    import fcntl
+
+    _BINARY = 0
+    # Opening a named pipe must not wait for a writer.
+    READ = os.O_RDONLY | os.O_NONBLOCK
+
+    def _flock(fd: int, shared: bool) -> None:
+        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+    def _unlock(fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+_held: set[int] = set()
+"""Descriptors of locks that are held. A forked child closes them, so that it does not keep its parent's locks."""
+
+
+def _drop_held() -> None:
+    for fd in _held:
+        os.close(fd)
+    _held.clear()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_drop_held)
+
+
+def _raise_counter(fd: int) -> None:
+    # Handles of the C library in other processes read the file again when this number has changed.
+    os.lseek(fd, 0, os.SEEK_SET)
+    content = os.read(fd, 16).ljust(16, b"\0")
+    counter = (int.from_bytes(content[8:], "little") + 1) % 2**64
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.write(fd, content[:8] + counter.to_bytes(8, "little"))
+
+
+def sync_directory(path: str) -> None:
+    """Wait until the names in a directory are on the disk."""
+    if sys.platform != "win32":
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def flush(file: Any, *steps: str) -> None:
+    """Hand what was written to the system, and wait for the disk if `config.durable` is one of `steps`."""
+    file.flush()
+    if durability() in steps:
+        os.fsync(file.fileno())
+
+
+def make_directories(path: str) -> None:
+    """Make a directory and those above it that are missing."""
+    if not os.path.isdir(path):
+        parent = os.path.dirname(path)
+        make_directories(parent)
+        with suppress(FileExistsError):
+            os.mkdir(path)
+        if durability() != "off":
+            sync_directory(parent)
+
+
+def rename_exclusively(source: str, target: str) -> None:
+    """Give the file `source` the name `target`, unless that exists. The old name may stay."""
+    try:
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links: reserve the name, then replace it
+            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            try:
+                os.replace(source, target)
+            except BaseException:
+                os.unlink(target)
+                raise
+    except FileExistsError:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+
+
+def exchange(source: str, target: str) -> None:
+    """Let two files or directories swap their names, in one step on Linux and macOS."""
+    one, other = os.fsencode(source), os.fsencode(target)
+    failed = True
+    with suppress(AttributeError):  # an old C library
+        if sys.platform == "linux":
+            failed = ctypes.CDLL(None).renameat2(_AT_FDCWD, one, _AT_FDCWD, other, _RENAME_EXCHANGE)
+        elif sys.platform == "darwin":
+            failed = ctypes.CDLL(None).renamex_np(one, other, _RENAME_EXCHANGE)
+    if failed:
+        # The old one stays under another name until the new one has its name.
+        kept = f"{target}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
+        os.rename(target, kept)
+        try:
+            os.rename(source, target)
+        except BaseException:
+            os.rename(kept, target)
+            raise
+        os.rename(kept, source)
+
+
+@contextmanager
+def locked(path: str, *, shared: bool) -> Iterator[None]:
+    """Hold the lock on a file that the C library locks, too. Readers take it only if the file is there."""
+    if not shared:
+        make_directories(os.path.dirname(path))
+    elif not os.path.exists(path):
+        yield
+        return
+    flags = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
+    fd = os.open(path, flags | _BINARY, 0o666)
+    owner = os.getpid()
+    _held.add(fd)
+    try:
+        _flock(fd, shared)
+        if not shared:
+            _raise_counter(fd)
+        yield
+    finally:
+        if os.getpid() == owner:
+            _held.discard(fd)
+            # Closing alone may not unlock: a child that was just forked may still have a copy.
+            with suppress(OSError):
+                _unlock(fd)
+            os.close(fd)

@@ -1,0 +1,103 @@
+"""Objects in the memory of this process that fsspec reaches as ``memory://``."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+from b2array.buffers import Buffer
+from b2array.store.base import Head, Mutex, Stamp, join_pieces, stale_reader, where
+from b2array.store.remote import FsspecStore, join
+from b2array.store.spans import Span
+
+__all__ = ["SharedMemoryStore"]
+
+_shared_memory, _shared_writers = Mutex(), Mutex()
+_serials: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+_next_serial = itertools.count()
+
+
+class SharedMemoryStore(FsspecStore):
+    """An object or prefix of ``memory://``, which all stores of this process share."""
+
+    guarantee = "lock"
+    in_process = True
+
+    def stamp(self, name: str) -> Stamp:
+        return self._call(name, self._stamp)
+
+    @staticmethod
+    def _stamp(fs: Any, path: str) -> Stamp:
+        file = fs.store.get("/" + path.lstrip("/"))
+        if file is None:
+            raise FileNotFoundError(path)
+        serial = _serials.setdefault(file, next(_next_serial))
+        return Stamp(file.size, f"{serial}@{file.modified.isoformat()}")
+
+    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
+        with _shared_memory:
+            if expected is not None and spans and self._version(spans[0].name) != expected:
+                raise stale_reader(where(self.url, spans[0].name))
+            return super().read(spans, clip=clip)
+
+    def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
+        with _shared_memory:
+            heads = super().head(names, nbytes, offset=offset)
+            return [
+                self._stamped(name, head) if isinstance(head, Head) else head
+                for name, head in zip(names, heads, strict=True)
+            ]
+
+    def _stamped(self, name: str, head: Head) -> Head:
+        # No two files of the process have the same serial number, wherever they are.
+        stamp = self.stamp(name)
+        return Head(head.data, stamp, f"memory://{stamp.version}")
+
+    def _put(self, name: str, content: bytes, **options: Any) -> Stamp:
+        with _shared_memory:
+            return super()._put(name, content, **options)
+
+    def _put_parts(self, name: str, parts: Iterator[bytes], *, exclusive: bool) -> Stamp:
+        from fsspec.implementations.memory import MemoryFile
+
+        fs, root = self._connect()
+        file = MemoryFile(fs, "/" + join(root, name).lstrip("/"))
+        file.writelines(parts)
+
+        def commit(fs: Any, path: str) -> None:
+            if exclusive and fs.exists(path):
+                raise FileExistsError
+            file.commit()
+
+        with _shared_memory:
+            self._call(name, commit)
+            return self.stamp(name)
+
+    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
+        if expected is None:
+            return super().replace(name, data)
+        content = join_pieces(data)
+        with _shared_memory:
+            return super().replace(name, content, expected=expected)
+
+    def beside(self, *, directory: bool) -> Self | None:
+        fs, root = self._connect()
+        excluded = directory and fs.isfile(root)
+        return type(self)(f"{self._address.rstrip('/')}.{os.urandom(8).hex()}", self._options) if excluded else None
+
+    def exchange(self, other: Self) -> None:
+        (fs, here), (_, there) = self._connect(), other._connect()
+        with _shared_memory:
+            fs.store |= {
+                new + path.removeprefix(old): fs.store.pop(path)
+                for old, new in ((here, there), (there, here))
+                for path in list(fs.store)
+                if path == old or path.startswith(f"{old}/")
+            }
+
+    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:  # noqa: ARG002
+        return _shared_writers
