@@ -62,6 +62,7 @@ def pieces(
     order = sorted(range(len(digits)), key=lambda n: (digits[n].axis, -abs(digits[n].step)))
     stored = Mapping(mapping.shape, mapping.starts, tuple((digits[n],) for n in order))
     back = sorted(range(len(order)), key=order.__getitem__)
+    nbytes = math.prod(digit.length for digit in digits) * layout.itemsize
     cuts, codes = _cut(source, layout, mapping, merge=merge)
 
     def piece(cells: Box) -> R:
@@ -75,7 +76,7 @@ def pieces(
         else:
             memory = scratch("pieces", math.prod(lengths) * layout.itemsize, 2 * _MOST_NBYTES)
             items = memory.view(layout.dtype).reshape(lengths)
-            fill(source, layout, stored, select((*(box[n] for n in order), ...), stored.lengths), items)
+            fill(source, layout, stored, select((*(box[n] for n in order), ...), stored.lengths), items, nbytes)
         return use(box, items.transpose(back))
 
     found = _in_order(codes, kept)
@@ -174,8 +175,10 @@ _Member = dict[int, range | Int64Array]
 """What varies along one dimension of a selection: for axes of the array, how far from where the view begins."""
 
 
-def fill(source: Source, layout: Layout, mapping: Mapping, selection: Selection, result: Array) -> None:
-    """Read what a selection takes of a view into `result`, of the selection's shape."""
+def fill(
+    source: Source, layout: Layout, mapping: Mapping, selection: Selection, result: Array, nbytes: int = 0
+) -> None:
+    """Read what a selection takes of a view into `result`, of the selection's shape; `nbytes` as in `read`."""
     if not result.size:
         return
     covered = selection.axes or tuple((axis,) for axis in range(len(selection.positions)))
@@ -199,7 +202,7 @@ def fill(source: Source, layout: Layout, mapping: Mapping, selection: Selection,
     items = first.reshape(shape) if direct else np.empty(shape, layout.dtype)
     along = None if all(len(group.axes) == 1 for group in groups) else tuple(group.axes for group in groups)
     turned = items[cast(Any, (*(slice(None, None, group.turn) for group in groups), ...))]
-    read(source, layout, tuple(group.positions for group in groups), along, turned)
+    read(source, layout, tuple(group.positions for group in groups), along, turned, nbytes)
     if not direct:
         first[...] = items.reshape(first.shape)
     if rest:

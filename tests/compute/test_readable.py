@@ -60,9 +60,9 @@ def test_a_view_reads_the_items_that_are_asked_for_and_no_others(cube, monkeypat
     array, values = cube
     asked = []
 
-    def read(source, layout, index, axes, box):
+    def read(source, layout, positions, axes, box, nbytes):
         asked.append(box.size)
-        plain(source, layout, index, axes, box)
+        plain(source, layout, positions, axes, box, nbytes)
 
     plain = pieces.read
     monkeypatch.setattr(pieces, "read", read)
