@@ -25,7 +25,7 @@ from dask.core import flatten
 
 import b2array
 from b2array.array import dask as dask_io
-from b2array.engine import distributed
+from b2array.workers import distributed
 
 COUNTS = (100, 10_000, 100_000)
 

@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Limits", "cache_bytes", "coalesce_gap", "durable", "limits", "retries", "threads", "using", "verify"]
+__all__ = [
+    "Limits", "cache_bytes", "coalesce_gap", "durable", "limits", "retries", "threads", "using", "verify",
+    "write_buffer_bytes",
+]  # fmt: skip
 
 HEADER_LEN = 32
 """Size in bytes of a chunk's header."""
@@ -40,6 +43,9 @@ processes that multiprocessing has started, use one: there may be several of tho
 cache_bytes: int = 64 * 2**20
 """Size of the process-wide cache of decoded blocks; 0 turns it off."""
 
+write_buffer_bytes: int = 256 * 2**20
+"""Memory for the chunks that a transaction changes in part. They are encoded when it is full, and at the commit."""
+
 coalesce_gap: int = 4 * 2**10
 """Ranges of a file that lie closer together than this many bytes are read in one request."""
 
@@ -60,7 +66,7 @@ retries: int = 5
 limits: Limits = Limits()
 """Bounds on sizes that are read from files."""
 
-_NAMES = ("cache_bytes", "coalesce_gap", "durable", "limits", "retries", "threads", "verify")
+_NAMES = ("cache_bytes", "coalesce_gap", "durable", "limits", "retries", "threads", "verify", "write_buffer_bytes")
 
 
 @contextmanager

@@ -94,11 +94,12 @@ def spread(task: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Ite
     ahead : int, default 2
         How many calls for each worker may be running or finished before the caller asks for their results.
     """
-    nworkers = width()
-    if nworkers == 1:
-        yield from map(task, items)
+    nworkers, source = width(), iter(items)
+    first = list(islice(source, 2)) if nworkers > 1 else []
+    if len(first) < 2:
+        yield from map(task, chain(first, source))
         return
-    yield from _in_order(_in_pool(_executor, nworkers), task, iter(items), nworkers * ahead)
+    yield from _in_order(_in_pool(_executor, nworkers), task, chain(first, source), nworkers * ahead)
 
 
 def _in_pool(call: Callable[..., R], *args: object) -> R:

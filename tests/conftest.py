@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
+import clouds
 import pytest
 from fsspec.asyn import sync_wrapper
 from hypothesis import settings
-from servers import RangeServer, range_server, s3_server
+from servers import RangeServer, range_server
 
 import b2array
+
+# gcsfs would ask Google by other ways than HTTP what kind of bucket it has before it.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 # How long an example takes says more about what else the machine does.
 settings.register_profile("b2array", deadline=None)
@@ -62,12 +68,36 @@ def http() -> Iterator[RangeServer]:
 
 
 @pytest.fixture(scope="session")
-def s3_options() -> Iterator[dict[str, object]]:
+def cloud_of() -> Iterator[Callable[[str], clouds.Cloud]]:
+    """Run the server of a kind of object store, once; gives a function from the kind to the server."""
+    running: dict[str, clouds.Cloud] = {}
+    with ExitStack() as stack:
+
+        def run(kind: str) -> clouds.Cloud:
+            if kind not in running:
+                running[kind] = stack.enter_context(clouds.cloud(kind))
+            return running[kind]
+
+        yield run
+
+
+@pytest.fixture(params=clouds.KINDS)
+def cloud(request: pytest.FixtureRequest, cloud_of: Callable[[str], clouds.Cloud]) -> clouds.Cloud:
+    """Run the server of each kind of object store."""
+    return cloud_of(request.param)
+
+
+@pytest.fixture
+def cloud_url(cloud: clouds.Cloud, _bucket_names: Iterator[str]) -> str:
+    """Make a new bucket there; gives its URL."""
+    return cloud.make_bucket(next(_bucket_names))
+
+
+@pytest.fixture(scope="session")
+def s3_options(cloud_of: Callable[[str], clouds.Cloud]) -> dict[str, object]:
     """Run a server of the S3 protocol; gives the storage options for it."""
     pytest.importorskip("moto.server")
-    pytest.importorskip("s3fs")
-    with s3_server() as options:
-        yield options
+    return cloud_of("s3").options
 
 
 @pytest.fixture(scope="session")
@@ -76,13 +106,9 @@ def _bucket_names() -> Iterator[str]:
 
 
 @pytest.fixture
-def bucket(s3_options: dict[str, object], _bucket_names: Iterator[str]) -> str:
-    """Make a new bucket; gives its name."""
-    import s3fs
-
-    name = next(_bucket_names)
-    s3fs.S3FileSystem(**s3_options).call_s3("create_bucket", Bucket=name)
-    return name
+def bucket(s3_options: dict[str, object], cloud_of: Callable[[str], clouds.Cloud], _bucket_names: Iterator[str]) -> str:
+    """Make a new bucket of S3; gives its name."""
+    return cloud_of("s3").make_bucket(next(_bucket_names)).removeprefix("s3://")
 
 
 @pytest.fixture

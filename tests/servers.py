@@ -114,7 +114,9 @@ class _Handler(BaseHTTPRequestHandler):
         return 206, headers, part
 
 
-class _Server(ThreadingHTTPServer):
+class Server(ThreadingHTTPServer):
+    """A server with a thread for each connection."""
+
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
@@ -127,7 +129,7 @@ class _Server(ThreadingHTTPServer):
 def range_server(**settings: object) -> Iterator[RangeServer]:
     """Run a `RangeServer` in a thread."""
     handler = type("Handler", (_Handler,), {"lock": threading.Lock()})
-    server = _Server(("127.0.0.1", 0), handler)
+    server = Server(("127.0.0.1", 0), handler)
     served = RangeServer(f"http://127.0.0.1:{server.server_address[1]}", **settings)
     handler.served = served
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
@@ -143,8 +145,11 @@ def range_server(**settings: object) -> Iterator[RangeServer]:
 # S3 compares and writes in one step. moto compares first and writes later, so that requests that write must take turns.
 _MOTO = """
 import sys, threading
+from moto import backends
 from moto.moto_server import threaded_moto_server
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+modules = [*backends.list_of_moto_modules()]
+backends.list_of_moto_modules = lambda: modules  # else it lists a directory for every request
 turn = threading.Lock()
 class OneWriteAtATime(threaded_moto_server.DomainDispatcherApplication):
     def __call__(self, environ, start_response):

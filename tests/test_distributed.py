@@ -19,10 +19,11 @@ import dask.array as da
 import numcodecs
 import numpy as np
 import pytest
+from clouds import Cloud
 
 import b2array
 from b2array import codecs, config
-from b2array.engine import distributed as parallel
+from b2array.workers import distributed as parallel
 
 distributed = pytest.importorskip("distributed")
 
@@ -273,11 +274,13 @@ def test_a_cluster_writes_to_s3_and_reads_it(mortal_client: object, remote: dict
     assert str(remote["storage_options"]["secret"]) not in repr(a.to_dask()) + a.to_dask().name
 
 
-def test_processes_write_one_object_to_s3(pool: Executor, remote: dict[str, object]) -> None:
+def test_processes_write_one_array_to_an_object_store(pool: Executor, cloud: Cloud, cloud_url: str) -> None:
+    layout = "contiguous" if cloud.kind == "s3" else "sparse"
+    remote = {"url": f"{cloud_url}/a.b2nd", "storage_options": cloud.options}
     with dask.config.set(scheduler="processes", pool=pool):
-        a = b2array.from_dask(source(), **remote, layout="contiguous")
+        a = b2array.from_dask(source(), **remote, layout=layout)
     assert np.array_equal(b2array.open(**remote)[...], values())
-    assert a.info["layout"] == "contiguous"
+    assert a.info["layout"] == layout
 
 
 def test_dask_store_to_s3_loses_nothing(remote: dict[str, object]) -> None:

@@ -20,16 +20,15 @@ import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from stories import ChunkStory, Contents, Story
 
 import b2array
 from b2array import config
 from b2array.engine import overlay
 from b2array.errors import B2ArrayError
-from b2array.store import local
+from b2array.store import disk, local
 from b2array.store.spool import Spool
 
-DATA = np.random.default_rng(0).integers(0, 1000, (6, 200), dtype="i4")
-OPTIONS = {"chunks": (2, 200), "blocks": (2, 100)}
 LAYOUTS = ("contiguous", "sparse")
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is written anew with every change")
@@ -114,97 +113,6 @@ for name in ("cat_file", "pipe_file", "info", "rm_file", "ls"):
     setattr(FaultyFileSystem, name, faulty(name))
 
 
-# ---- what is done ----
-
-Contents = dict[str, object] | None
-
-
-class Story:
-    """Changes to one array, and what it must hold after each."""
-
-    def __init__(self, url: str, layout: str, options: dict | None = None) -> None:
-        self.url, self.layout, self.options = url, layout, options or {}
-        self.a: b2array.NDArray | None = None
-
-    def create(self) -> None:
-        self.a = b2array.asarray(
-            DATA, url=self.url, layout=self.layout, storage_options=self.options, attrs={"n": 0}, **OPTIONS
-        )
-
-    def assign(self) -> None:
-        self.a[0:2] = DATA[0:2] + 1
-
-    def assign_a_part(self) -> None:
-        self.a[3, 7:50] = -1
-
-    def transact(self) -> None:
-        with self.a.transaction():
-            self.a[4:6] = self.a[2:4]
-            self.a[1, 0] = self.a[1, 0] + 5
-            self.a.attrs["n"] = 1
-
-    def reopen(self) -> None:
-        self.a = b2array.open(self.url, mode="r+", storage_options=self.options)
-
-    def fill(self) -> None:
-        self.a[...] = 9
-
-    def read(self) -> None:
-        assert (self.a[...] == 9).all()
-        assert (self.a[3, 5:120] == 9).all()
-
-    STEPS = ("create", "assign", "assign_a_part", "transact", "reopen", "fill", "read")
-
-    def found(self) -> Contents:
-        try:
-            a = b2array.open(self.url, storage_options=self.options)
-        except FileNotFoundError:
-            return None
-        return {"values": a[...].tobytes(), "n": a.attrs["n"]}
-
-
-class ChunkStory(Story):
-    """Changes to the sequence of chunks."""
-
-    def create(self) -> None:
-        self.a = b2array.create_schunk(
-            self.url, chunksize=800, typesize=4, layout=self.layout, storage_options=self.options
-        )
-
-    def append(self) -> None:
-        self.a.append_data(DATA[0])
-
-    def append_another(self) -> None:
-        self.a.append_data(DATA[1])
-
-    def insert(self) -> None:
-        self.a.insert_data(0, DATA[2])
-
-    def update(self) -> None:
-        self.a.update_data(1, DATA[3])
-
-    def reopen(self) -> None:
-        self.a = b2array.open_schunk(self.url, mode="r+", storage_options=self.options)
-
-    def reorder(self) -> None:
-        self.a.reorder([2, 0, 1])
-
-    def delete(self) -> None:
-        self.a.delete_chunk(1)
-
-    def read(self) -> None:
-        assert self.a.decompress_chunk(0) == DATA[1].tobytes()
-
-    STEPS = ("create", "append", "append_another", "insert", "update", "reopen", "reorder", "delete", "read")
-
-    def found(self) -> Contents:
-        try:
-            s = b2array.open_schunk(self.url, storage_options=self.options)
-        except FileNotFoundError:
-            return None
-        return {"chunks": [s.decompress_chunk(n) for n in range(s.nchunks)]}
-
-
 def told(story: Story) -> list[Contents]:
     """Do everything; returns what is found before the first step and after each."""
     states: list[Contents] = [None]
@@ -253,43 +161,6 @@ def test_each_operation_of_a_file_system_may_fail(monkeypatch, layout, story, mo
         retold(story(f"faulty://{next(_places)}/a.b2nd", layout), states)
         assert FAULTS.fired
     FaultyFileSystem.store.clear()
-
-
-@STORIES
-@pytest.mark.parametrize("mode", ["error", "lost", "twice"])
-def test_each_request_to_s3_may_fail(bucket, s3_options, monkeypatch, story, mode):
-    import s3fs
-    from fsspec.asyn import sync_wrapper
-
-    original = s3fs.S3FileSystem._call_s3
-
-    async def call_s3(self, method, *args, **parameters):
-        if FAULTS.paused:
-            return await original(self, method, *args, **parameters)
-        number = len(FAULTS.names)
-        FAULTS.names.append(method)
-        if number != FAULTS.at:
-            return await original(self, method, *args, **parameters)
-        FAULTS.fired = True
-        if mode != "error":
-            result = await original(self, method, *args, **parameters)
-        if mode == "twice":
-            return await original(self, method, *args, **parameters)
-        if mode == "lost" and method.startswith("get"):
-            return result
-        raise ConnectionResetError(errno.ECONNRESET, "injected")
-
-    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", call_s3)
-    monkeypatch.setattr(s3fs.S3FileSystem, "call_s3", sync_wrapper(call_s3))
-    FAULTS.arm(None)
-    states = told(story(f"s3://{bucket}/told", "sparse", s3_options))
-    writing = [n for n, method in enumerate(FAULTS.names) if mode == "error" or not method.startswith("get")]
-    chosen = writing[:: 4 if mode == "error" else 3]
-    assert len(chosen) >= 4
-    for at in chosen:
-        FAULTS.arm(at, mode)
-        retold(story(f"s3://{bucket}/{at}", "sparse", s3_options), states)
-        assert FAULTS.fired
 
 
 # ---- local files ----
@@ -351,7 +222,8 @@ def opened(path: str, mode: str) -> FaultyFile:
 @STORIES
 @pytest.mark.parametrize("durable", [False, True])
 def test_each_call_of_the_system_may_fail(tmp_path, monkeypatch, layout, story, durable):
-    monkeypatch.setattr(local, "os", FaultyOs())
+    for module in (disk, local):
+        monkeypatch.setattr(module, "os", FaultyOs())
     monkeypatch.setattr(local, "open", opened, raising=False)
     with config.using(durable=durable):
         FAULTS.arm(None)

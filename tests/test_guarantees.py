@@ -20,14 +20,15 @@ from b2array.array import items
 from b2array.engine.handle import Handle
 from b2array.errors import ConflictError, ReadOnlyError
 from b2array.store.base import Store, durability
+from b2array.store.cloud import CloudStore
 from b2array.store.local import LocalStore
 from b2array.store.memory import MemoryStore
 from b2array.store.remote import FsspecStore
-from b2array.store.s3 import S3Store
 from b2array.store.shared_memory import SharedMemoryStore
 
 TEXT = (Path(__file__).parents[1] / "docs" / "guarantees.rst").read_text(encoding="utf-8")
-COLUMNS = ("place", "written", "atomic", "concurrent", "relies")
+COLUMNS = ("place", "written", "atomic", "concurrent", "relies", "tested")
+CLOUDS = {"``s3://``": "s3", "``gs://``": "gcs", "``az://``": "azure"}
 OPTIONS = {"chunks": (1, 50), "blocks": (1, 25)}
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is written anew with every change")
@@ -62,19 +63,22 @@ def uncached():
 
 def make(place: str, request, tmp_path) -> tuple[b2array.NDArray, dict]:
     """Make an array of zeros at a place; returns a handle for writing and how to open another one."""
-    bucket = f"s3://{request.getfixturevalue('bucket')}" if place.startswith("``s3") else ""
-    storage = request.getfixturevalue("s3_options") if bucket else {}
+    protocol, _, way = place.partition(", ")
+    if protocol in CLOUDS:
+        cloud = request.getfixturevalue("cloud_of")(CLOUDS[protocol])
+        bucket = cloud.make_bucket(next(request.getfixturevalue("_bucket_names")))
+        layout = {"directory": "auto", "one file": "contiguous"}[way]
+        place_ = {"url": f"{bucket}/a.b2nd", "storage_options": cloud.options}
+        return b2array.zeros((4, 50), layout=layout, **place_, **OPTIONS), place_
     url, layout = {
         "local file": (str(tmp_path / "a.b2nd"), "contiguous"),
         "local directory": (str(tmp_path / "a.b2nd"), "sparse"),
         "no URL": (None, "auto"),
         "``memory://``": (f"memory://{tmp_path.name}/a.b2nd", "auto"),
-        "``s3://``, directory": (f"{bucket}/a.b2nd", "auto"),
-        "``s3://``, one file": (f"{bucket}/a.b2nd", "contiguous"),
         "other protocols of fsspec": (f"other://{tmp_path.name}/a.b2nd", "auto"),
     }[place]
-    a = b2array.zeros((4, 50), url=url, layout=layout, storage_options=storage, **OPTIONS)
-    return a, {"url": url, "storage_options": storage}
+    a = b2array.zeros((4, 50), url=url, layout=layout, **OPTIONS)
+    return a, {"url": url, "storage_options": {}}
 
 
 def handle(a: b2array.NDArray, place: dict, mode: str = "r") -> b2array.NDArray:
@@ -84,7 +88,7 @@ def handle(a: b2array.NDArray, place: dict, mode: str = "r") -> b2array.NDArray:
 
 
 def test_the_table_has_a_line_for_every_kind_of_store():
-    assert len(TABLE) == 10
+    assert len(TABLE) == 14
     assert {row["relies"] for row in TABLE.values()} == {"lock", "compare-and-swap", "read only", "single writer"}
     assert set(READ_ONLY) == {place for place, row in TABLE.items() if row["relies"] == "read only"}
 
@@ -115,7 +119,7 @@ def test_a_reader_finds_one_state_or_the_other_after_every_step_of_a_commit(requ
         monkeypatch.setattr(kind, name, step)
 
     main = threading.current_thread()
-    for kind in (LocalStore, MemoryStore, FsspecStore, SharedMemoryStore, S3Store):
+    for kind in (LocalStore, MemoryStore, FsspecStore, SharedMemoryStore, CloudStore):
         for name in ("create", "replace", "append", "patch", "delete"):
             if name in vars(kind):
                 watched(kind, name)

@@ -105,7 +105,7 @@ def test_an_assignment(line: Any) -> None:
     def assign() -> None:
         line[1:3] = values
 
-    within(route(assign), 596, 37, 3)
+    within(route(assign), 527, 37, 0)
 
 
 def test_opening(line: Any) -> None:

@@ -25,7 +25,7 @@ def ncalls(verb: Callable[..., object], *args: object) -> int:
 
 def filled(layout: str, count: int) -> b2array.SChunk:
     s = b2array.create_schunk(chunksize=256, typesize=4, layout=layout)
-    with s._handle.changing() as draft:
+    with s._handle.change() as draft:
         draft.reindex(np.full(count, -1), nbytes=256 * count)
         for n in range(count):
             draft.put(n, CHUNK)

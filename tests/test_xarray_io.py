@@ -23,10 +23,10 @@ import pytest
 import xarray as xr
 
 import b2array
-from b2array.engine import distributed
 from b2array.errors import ConflictError, FormatError
-from b2array.store import remote, s3, shared_memory
+from b2array.store import cloud, remote, shared_memory
 from b2array.store.local import LocalStore
+from b2array.workers import distributed
 from b2array.xarray_io import Backend, to_b2array
 
 ENGINE = Backend
@@ -380,7 +380,7 @@ def watched_writes(
         return method
 
     with monkeypatch.context() as patched:
-        for kind in (LocalStore, remote.FsspecStore, shared_memory.SharedMemoryStore, s3.S3Store):
+        for kind in (LocalStore, remote.FsspecStore, shared_memory.SharedMemoryStore, cloud.CloudStore):
             for name in set(WRITES) & vars(kind).keys():
                 patched.setattr(kind, name, wrap(getattr(kind, name)))
         yield

@@ -25,13 +25,13 @@ from b2array.array.items import Indexed
 from b2array.array.options import ArrayOptions, Url
 from b2array.array.shared import Shared
 from b2array.compute.readable import Readable
-from b2array.engine import distributed
-from b2array.engine.distributed import Entry, Job
 from b2array.engine.handle import Handle
 from b2array.engine.transaction import Transaction
 from b2array.errors import ReadOnlyError
 from b2array.grid import assignment
 from b2array.progress import track
+from b2array.workers import distributed
+from b2array.workers.distributed import Entry, Job
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -139,6 +139,7 @@ def store(
         else:
             _store_joining(a, x, inside, progress, scheduler)
         return None
+    a._handle.announce_commit()
     base = a._handle.at_snapshot("r+")
     job = Job(base.store, a._layout, inside, base=base, token=x.name)
     write = Write(x, job, make=type(a), resume=resume, handle=a)

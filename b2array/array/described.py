@@ -25,13 +25,13 @@ class Described(Opened, Readable):
     def __init__(self, handle: Handle) -> None:
         super().__init__(handle)
         try:
-            handle.source.state.require_layout()
+            handle.described.state.require_layout()
         except (FormatError, UnsupportedError) as error:
             raise located_error(handle.url, error) from error
 
     @property
     def _layout(self) -> Layout:
-        return self._handle.source.state.require_layout()
+        return self._handle.described.state.require_layout()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ class Described(Opened, Readable):
     @property
     def fill_value(self) -> Any:
         """The value of items that were never written, as a NumPy scalar."""
-        state = self._handle.source.state
+        state = self._handle.described.state
         layout, fill = state.layout or state.require_layout(), state.annotations.fill
         if fill is None or len(fill) != layout.dtype.itemsize:
             return np.zeros((), layout.dtype)[()]
@@ -80,7 +80,7 @@ class Described(Opened, Readable):
     @property
     def dims(self) -> tuple[str | None, ...] | None:
         """Names of the dimensions, if they have any."""
-        state = self._handle.source.state
+        state = self._handle.described.state
         layout, dims = state.layout or state.require_layout(), state.annotations.dims
         return dims if dims is not None and len(dims) == len(layout.shape) else None
 

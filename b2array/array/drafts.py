@@ -86,8 +86,7 @@ def regions(
 def put(transaction: Transaction, layout: Layout, key: Any, values: npt.NDArray[Any]) -> None:
     """Write values where a key selects."""
     selection = select(key, layout.shape)
-    box = spread(values, selection)
-    write(transaction, layout, selection.positions, selection.axes, box, cparams=transaction.frame.cparams)
+    write(transaction, layout, selection.positions, selection.axes, spread(values, selection))
 
 
 @contextmanager

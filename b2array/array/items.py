@@ -47,7 +47,7 @@ class Indexed(Described):
 
     def _set(self, key: Any, value: Any, rule: Select) -> None:
         self._handle.require_writable()
-        before = self._layout
+        before = self._handle.source.state.require_layout()
         arranged = _arranged(key, value, rule, before)
         if not arranged[1].size:
             return
@@ -59,8 +59,7 @@ class Indexed(Described):
                     raise ConflictError(f"{self.url} has become an array of shape {now.shape} and type {now.dtype}")
                 selection, box, names = arranged if now == before else _arranged(key, value, rule, now)
                 if box.size:
-                    index, axes, cparams = selection.positions, selection.axes, transaction.frame.cparams
-                    write(transaction, now, index, axes, box, cparams=cparams, fields=names)
+                    write(transaction, now, selection.positions, selection.axes, box, names)
 
     @property
     def chunk_view(self) -> Indexer:

@@ -47,20 +47,20 @@ class Opened:
     @property
     def cbytes(self) -> int:
         """Compressed size of the chunks in bytes, as the frame has it."""
-        return self._handle.frame.cbytes
+        return self._handle.described.state.frame.cbytes
 
     @property
     def cparams(self) -> CParams:
         """How new chunks are made."""
         try:
-            return self._handle.frame.cparams
+            return self._handle.described.state.frame.cparams
         except UnsupportedError as error:
             raise located_error(self.url, error) from error
 
     @property
     def meta(self) -> Mapping[str, Any]:
         """The metalayers, fixed when the frame was created: decoded if they are msgpack, else bytes."""
-        return MappingProxyType({name: _decoded(raw) for name, raw in self._handle.frame.metalayers})
+        return MappingProxyType({name: _decoded(raw) for name, raw in self._handle.described.state.frame.metalayers})
 
     @property
     def _attrs(self) -> Attributes:

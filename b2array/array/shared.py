@@ -1,9 +1,10 @@
-"""Values that many tasks get: pickled once, and unpickled once a process."""
+"""Values that many tasks get: pickled once, and unpickled once a process, when they are needed."""
 
 from __future__ import annotations
 
 import pickle
 import threading
+import zlib
 from collections import OrderedDict
 from typing import Any, Generic, TypeVar
 
@@ -37,16 +38,23 @@ class Shared(Generic[T]):
 
     def __init__(self, name: str, value: T) -> None:
         self.name = name
-        self.value = value
-        self._pickled: bytes | None = None
+        self._held: tuple[T] | None = (value,)
+        self._pickled = b""
         _remember(self)
+
+    @property
+    def value(self) -> T:
+        """The value; one that came in a pickle is taken out when it is first asked for."""
+        if self._held is None:
+            self._held = (pickle.loads(zlib.decompress(self._pickled)),)  # noqa: S301 - it is part of a pickle itself
+        return self._held[0]
 
     def __dask_tokenize__(self) -> tuple[str, str]:
         return "b2array.array.shared", self.name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._pickled is None:
-            self._pickled = pickle.dumps(self.value, protocol=5)
+        if not self._pickled:
+            self._pickled = zlib.compress(pickle.dumps(self.value, protocol=5), 1)
         return _found, (self.name, self._pickled)
 
 
@@ -62,6 +70,6 @@ def _found(name: str, pickled: bytes) -> Shared[Any]:
     with _mutex:
         shared = _known.get(name)
     if shared is None:
-        shared = Shared(name, pickle.loads(pickled))  # noqa: S301 - it is part of a pickle itself
-        shared._pickled = pickled
+        shared = Shared[Any](name, None)
+        shared._held, shared._pickled = None, pickled
     return shared

@@ -2,8 +2,11 @@
 
 Versions 1, 2 and 3 of the format are read. Version 3 is written, and version 2 on request.
 
-The package: `header` has what comes before the chunks, `chunks` finds them, `reader` reads them, `writer` writes them,
-and `undo` repairs files in which an earlier version of b2array was interrupted.
+header  what comes before the chunks, as tables of fields; checksums
+chunks  where the chunks are
+reader  reading, whole or in parts
+writer  writing, and appending
+undo    files in which an earlier version of b2array was interrupted
 
 Source: "RFC for the new Bloscpack Header", and the files that Bloscpack 0.16 writes.
 """

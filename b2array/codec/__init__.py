@@ -1,12 +1,19 @@
 """One chunk <-> its items, in memory: no I/O, no frame.
 
-To decode, `decode` has `header` and `chunk` parse the head of the chunk, and checks that its streams can hold the sizes
-that they claim. A plan says which road the blocks take. On most, `cblosc` puts a Blosc1 header in front of the stored
-blocks and calls C-Blosc 1 once for many of them; `streams` finds the runs that C-Blosc 1 does not know. `codecs`
-decodes what C-Blosc 1 cannot, and `filters` undoes what is left.
+decode    chunk -> items: all, some blocks, or a few items of each block
+encode    items -> chunk
+chunk     the head of a chunk, and the bytes of it that are at hand
+header    the chunk header as a table of fields; ids of codecs and filters
+cparams   `CParams`, how chunks are compressed
+cblosc    C-Blosc 1 as the engine: many blocks in one call
+streams   the streams in a block; runs, which C-Blosc 1 does not know
+codecs    streams <-> payloads, codec by codec; registered codecs
+splice    other blocks into a chunk; the streams of the rest are copied
+filters   blocks before they are compressed; registered filters
+lazy      chunks without their data, as the C library hands them out
 
-To encode, `encode` looks whether the data repeat one item. If not, `filters` prepares the blocks as `cparams` says,
-`cblosc` or `codecs` compresses them, and `encode` replaces the runs in them and joins head and blocks to a chunk.
-
-`lazy` makes chunks without their data, as the C library hands them out.
+To decode, `decode` parses the head, checks that the streams can hold the sizes that they claim, and makes a plan: which
+blocks `cblosc` decodes together, which `codecs` decodes one by one, and which filters are left to undo. To encode,
+`encode` looks whether the data repeat one item. If not, `filters` prepares the blocks, `cblosc` or `codecs` compresses
+them, and `encode` joins head and blocks.
 """

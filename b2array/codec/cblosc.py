@@ -76,18 +76,8 @@ Bytes = npt.NDArray[np.uint8]
 class Blosc1Params:
     """What the header of a Blosc1 chunk says about its blocks.
 
-    Parameters
-    ----------
-    fmt : CodecFormat
-        Codec of the streams.
-    typesize : int
-        Width in bytes of the shuffle, and the number of streams of a split block.
-    shuffle : int
-        `NOSHUFFLE`, `SHUFFLE` or `BITSHUFFLE`.
-    split : bool
-        Whether a block has `typesize` streams.
-    block_nbytes : int
-        Uncompressed size in bytes of every block.
+    `typesize` is the width in bytes of the shuffle, and the number of streams of a block if it is split. `shuffle` is
+    `NOSHUFFLE`, `SHUFFLE` or `BITSHUFFLE`. `block_nbytes` is the uncompressed size of every block.
     """
 
     fmt: CodecFormat
@@ -140,26 +130,17 @@ def decode(
     *,
     margin: int = 0,
 ) -> None:
-    """Decode blocks that lie anywhere in `region` into `out`, one behind the other.
+    """Decode blocks of full size that lie anywhere in `region` into `out`, one behind the other.
 
     Parameters
     ----------
-    params : Blosc1Params
-        How the blocks were made.
     region : memoryview
         The bytes around the blocks. If it is writable, this function uses the bytes in front of the blocks as scratch
         space and restores them, which saves a copy: no other thread may use it at the same time.
     starts, stops : sequence of int
         Where each block begins and where it ends at the latest, in bytes from the start of `region`.
-    out : ndarray of uint8
-        As long as the blocks are together, none of which is a short one.
     margin : int, default 0
         Bytes behind each block that may be overwritten, together with the end of the block; `margin_behind` are enough.
-
-    Raises
-    ------
-    FormatError
-        The streams do not decode to the sizes of the blocks.
     """
     if params.fmt == CodecFormat.ZSTD and params.nstreams > 1 and params.neblock <= _LONGEST_ZSTD:
         _decode_split_zstd(params, region, starts, stops, out)
@@ -300,15 +281,7 @@ def _raw_chunk(params: Blosc1Params, nblocks: int) -> tuple[memoryview, list[mem
 
 
 def unshuffle(planes: Bytes, out: Bytes) -> None:
-    """Join one plane for each byte of the items.
-
-    Parameters
-    ----------
-    planes : ndarray of uint8, shape (width, ...)
-        Of any strides.
-    out : ndarray of uint8
-        As large as the planes are together.
-    """
+    """Join planes, of shape (width, ...) and any strides, with one byte of every item in each, into `out`."""
     width, nbytes = len(planes), out.nbytes
     if nbytes <= _FEW_BYTES:
         out.reshape(-1, width).T[:] = planes.reshape(width, -1)

@@ -35,14 +35,8 @@ _RAW_BLOCKS = 2**18
 class Context:
     """What a frame knows about its chunks that they do not say themselves.
 
-    Parameters
-    ----------
-    codec : int, optional
-        The compcode for chunks that defer to their frame.
-    codec_meta : int
-        The parameter byte of that codec.
-    blockshape : tuple of int, optional
-        Shape in items of a block, for codecs and filters that know dimensions.
+    `codec` is the compcode for chunks that defer to their frame, `codec_meta` the parameter byte of that codec.
+    `blockshape` is the shape in items of a block, for codecs and filters that know dimensions.
     """
 
     codec: int | None = None
@@ -55,21 +49,10 @@ NO_CONTEXT = Context()
 
 @dataclass(frozen=True, slots=True)
 class ChunkHead:
-    """A chunk without its blocks.
+    """A chunk without its blocks: header, dictionary, and where each block begins and where it ends at the latest.
 
-    Parameters
-    ----------
-    header : ChunkHeader
-        The header.
-    starts, stops : ndarray of int64, shape (nblocks,)
-        Where each block begins, and where it ends at the latest, in bytes from the start of the chunk. Empty for
-        special chunks.
-    dictionary : bytes, optional
-        The dictionary of its streams.
-    value : bytes
-        The item that a chunk of one repeated value repeats.
-    plans : dict
-        How to decode the blocks; `b2array.codec.decode` keeps its plans here.
+    Positions are in bytes from the start of the chunk; special chunks have none. `value` is the item that a chunk of
+    one repeated value repeats. `b2array.codec.decode` keeps its plans in `plans`.
     """
 
     header: ChunkHeader
@@ -79,22 +62,19 @@ class ChunkHead:
     value: bytes = b""
     plans: dict[tuple[Context, bool], Any] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes as it is stored."""
+        behind = len(self.value) + 4 * len(self.starts) * self.header.has_streams
+        return self.header.header_len + behind + (0 if self.dictionary is None else 4 + len(self.dictionary))
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The bytes of a chunk that are in memory.
+    """The bytes of a chunk that are in memory: a region, and where in it each block lies that is there.
 
-    Parameters
-    ----------
-    head : ChunkHead
-        Header, block starts and dictionary.
-    region : memoryview
-        The bytes.
-    starts, stops : ndarray of int64, shape (nblocks,)
-        Where in `region` each block lies that is there.
-    margin : int
-        Bytes behind each block that decoding may overwrite, together with the block: then a block can be decoded only
-        once.
+    Decoding may overwrite `margin` bytes behind each block, together with the block: then a block can be decoded only
+    once.
     """
 
     head: ChunkHead
@@ -105,15 +85,7 @@ class Stored:
 
     @classmethod
     def whole(cls, buf: Buffer, head: ChunkHead | None = None) -> Stored:
-        """Return the chunk whose bytes are all in `buf`.
-
-        Raises
-        ------
-        FormatError
-            `buf` is shorter than the chunk says it is.
-        UnsupportedError
-            The chunk is lazy: the frame that it came from has its blocks.
-        """
+        """Return the chunk whose bytes are all in `buf`; FormatError if there are fewer than the chunk says."""
         head = unpack_head(buf) if head is None else head
         if len(buf) < head.header.cbytes:
             raise FormatError(f"expected a chunk of {head.header.cbytes} bytes, found {len(buf)}")
@@ -147,18 +119,7 @@ def _head_nbytes(header: ChunkHeader, buf: Buffer) -> int:
 
 
 def unpack_head(buf: Buffer) -> ChunkHead:
-    """Read header, block starts and dictionary from the first bytes of a chunk.
-
-    Parameters
-    ----------
-    buf : bytes-like
-        The chunk, or at least its first `head_nbytes` bytes.
-
-    Raises
-    ------
-    FormatError, UnsupportedError
-        The bytes are not the head of a chunk.
-    """
+    """Read header, block starts and dictionary from the first `head_nbytes` bytes of a chunk, or more."""
     header = ChunkHeader.unpack(buf)
     if header.lazy:
         raise UnsupportedError("a lazy chunk can only be decoded with the frame that it came from")

@@ -135,20 +135,10 @@ def decode(
     blockshape: tuple[int, ...] | None = None,
     dictionary: bytes | None = None,
 ) -> Buffer:
-    """Decode the payload of one stream to exactly `nbytes` bytes.
+    """Decode the payload of one stream (without its length) to exactly `nbytes` bytes. Not for BloscLZ.
 
-    Parameters
-    ----------
-    codec : int
-        Compcode; not BloscLZ.
-    payload : bytes-like of uint8
-        The stream without its length.
-    nbytes : int
-        Size of the decoded stream.
-    meta, typesize, blockshape
-        For a registered codec: see `register`.
-    dictionary : bytes, optional
-        The dictionary of the chunk. Only zstd and LZ4 use it.
+    `meta`, `typesize` and `blockshape` are for registered codecs: see `register`. `dictionary` is that of the chunk;
+    only zstd and LZ4 use it.
 
     Raises
     ------
@@ -184,27 +174,10 @@ def encode(
     blockshape: tuple[int, ...] | None = None,
     dictionary: bytes | None = None,
 ) -> bytes | None:
-    r"""Encode one stream; None if the payload would not be smaller.
+    r"""Encode one stream; None if the payload would not be smaller. Not for BloscLZ.
 
-    Parameters
-    ----------
-    codec : int
-        Compcode; not BloscLZ. Without the package lz4, LZ4 replaces LZ4HC: the format is the same, the payload larger.
-    data : bytes-like of uint8
-        The stream.
-    clevel : int, default 5
-        1 to 9. Registered codecs do not get it.
-    meta, typesize, blockshape
-        For a registered codec: see `register`.
-    dictionary : bytes, optional
-        The dictionary of the chunk, from `train`.
-
-    Raises
-    ------
-    UnsupportedError
-        The codec is not registered, or LZ4 has a dictionary and the package lz4 is not installed.
-    ValueError
-        The codec cannot use a dictionary.
+    `clevel` is 1 to 9; registered codecs do not get it. The other parameters are those of `decode`. Without the package
+    lz4, LZ4 replaces LZ4HC: the format is the same, the payload larger.
 
     Examples
     --------
@@ -226,19 +199,8 @@ def encode(
 def train(codec: int, samples: npt.NDArray[np.uint8], clevel: int) -> bytes | None:
     """Make a dictionary of at most 32768 bytes and 5 % of the samples for the streams of one chunk.
 
-    Parameters
-    ----------
-    codec : int
-        Compcode.
-    samples : ndarray of uint8, shape (nblocks, blocksize)
-        The filtered blocks.
-    clevel : int
-        The level at which the streams will be encoded, 1 to 9.
-
-    Returns
-    -------
-    bytes or None
-        None if there are too few samples, if they have too little in common, or if the codec cannot use a dictionary.
+    `samples` are the filtered blocks, of shape (nblocks, blocksize). The result is None if they are too few or have too
+    little in common, or if the codec cannot use a dictionary.
 
     Examples
     --------
@@ -324,21 +286,10 @@ def _decode_zstd(payload: Buffer, nbytes: int, dictionary: bytes | None) -> byte
 
 
 def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Sequence[memoryview]) -> None:
-    """Decode zstd streams of one size into the buffers `outs`, in order.
+    """Decode zstd streams of `nbytes` uncompressed bytes each into the buffers `outs`, in order.
 
-    Parameters
-    ----------
-    frames : sequence of bytes-like
-        The streams. Each is one frame, or several in a row.
-    nbytes : int
-        Uncompressed bytes of each stream.
-    outs : sequence of memoryview
-        Together as long as the decoded streams.
-
-    Raises
-    ------
-    FormatError
-        A stream does not decode to `nbytes` bytes.
+    A stream is one frame, or several in a row. The buffers together are as long as the decoded streams. FormatError
+    says that a stream does not decode to `nbytes` bytes.
     """
     # If every frame claims `nbytes` bytes and their sum is right, each has as many.
     try:

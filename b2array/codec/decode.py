@@ -73,16 +73,7 @@ def decompress(chunk: Buffer) -> bytes:
 
 
 def decode(buf: Buffer, *, out: Bytes | None = None, context: Context = NO_CONTEXT) -> Bytes:
-    """Decode a whole chunk.
-
-    Parameters
-    ----------
-    buf : bytes-like
-        The chunk. Bytes behind it are ignored.
-    out : ndarray of uint8, shape (nbytes,), optional
-        Where to decode to; contiguous. New memory by default.
-    context : Context
-        What the frame adds.
+    """Decode a whole chunk, into `out` if it is given: contiguous, of exactly the chunk's size.
 
     Raises
     ------
@@ -152,15 +143,8 @@ def decode_blocks(
         Increasing (a range must have step 1); a short last block can only come last.
     out : ndarray of uint8
         Contiguous, exactly as long as the blocks.
-    context : Context
-        What the frame adds.
     reference : ndarray of uint8, optional
         The result of `reference_block`; needed for DELTA unless block 0 is the first of `numbers`.
-
-    Raises
-    ------
-    FormatError
-        The streams do not decode to the sizes of the blocks.
     """
     header = stored.head.header
     if header.special:
@@ -186,15 +170,10 @@ def decode_blocks(
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Decoded blocks of one size, from which items can be picked.
+    """Decoded blocks of one size, from which items can be picked: an array of shape (nblocks, block_nbytes).
 
-    Parameters
-    ----------
-    data : ndarray of uint8, shape (nblocks, block_nbytes)
-        The blocks.
-    width : int, default 0
-        If not 0, the blocks are still shuffled: each has this many planes, with one byte of every item, or of every
-        element of the items, in each.
+    If `width` is not 0, the blocks are still shuffled: each has this many planes, with one byte of every item, or of
+    every element of the items, in each.
     """
 
     data: Bytes
@@ -232,14 +211,9 @@ def decode_tile(
 ) -> Tile:  # fmt: skip
     """Decode blocks into `out`, without undoing the shuffle where that saves work.
 
-    Parameters
-    ----------
-    stored, numbers, out, context, reference
-        As for `decode_blocks`, but without a short last block. The caller has called `check_plausible_size`.
-    itemsize : int
-        Size in bytes of the items that are going to be picked.
-    narrow : bool
-        Whether few items of each block are needed, so that the blocks may stay shuffled.
+    The parameters are those of `decode_blocks`, but without a short last block; the caller has called
+    `check_plausible_size`. `itemsize` is that of the items that are going to be picked. `narrow` says that few items of
+    each block are needed, so that the blocks may stay shuffled.
     """
     data, header = out.reshape(len(numbers), -1), stored.head.header
     if narrow and header.has_streams and not header.vl_blocks:
@@ -263,15 +237,7 @@ def scratch_margins(head: ChunkHead, nblocks: int) -> tuple[int, int]:
 
 
 def check_plausible_size(stored: Stored, numbers: Numbers, *, context: Context = NO_CONTEXT) -> None:
-    """Refuse blocks that their streams cannot possibly hold, before memory is allocated for them.
-
-    Raises
-    ------
-    FormatError
-        A stream is too short for the bytes that it claims to hold.
-    UnsupportedError
-        The codec or a filter is not there.
-    """
+    """Refuse blocks that their streams cannot possibly hold, before memory is allocated for them."""
     header = stored.head.header
     nbytes = len(numbers) * header.block_nbytes
     if not header.has_streams or nbytes <= GROUP_NBYTES:
@@ -301,13 +267,7 @@ def _as_index(numbers: Numbers) -> slice | Int64Array:
 
 
 def vl_blocks(stored: Stored, *, context: Context = NO_CONTEXT) -> Iterator[bytes]:
-    """Decode the blocks of a chunk of variable-length blocks, one after the other.
-
-    Raises
-    ------
-    FormatError
-        A block does not decode, or the blocks do not add up to the chunk.
-    """
+    """Decode the blocks of a chunk of variable-length blocks, one after the other."""
     header = stored.head.header
     total = 0
     for number, (start, stop) in enumerate(zip(stored.starts.tolist(), stored.stops.tolist(), strict=True)):

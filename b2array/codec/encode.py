@@ -38,7 +38,10 @@ from b2array.codec.streams import MIN_STREAM, many_stream_positions
 from b2array.config import HEADER_LEN, MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.errors import FormatError, LimitError
 
-__all__ = ["compress", "constant", "default_blocksize", "encode", "special_chunk", "stored_special"]
+__all__ = [
+    "Task", "compress", "constant", "default_blocksize", "encode", "header_of", "plain", "run_pipeline",
+    "special_chunk", "stored_special",
+]  # fmt: skip
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -50,7 +53,7 @@ _LONGEST_RUN_RATIO = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class Task:
     """The data of a chunk, and how to encode them."""
 
     data: Bytes
@@ -62,14 +65,17 @@ class _Task:
 
     @property
     def nfull(self) -> int:
+        """Number of blocks of full size."""
         return len(self.data) // self.blocksize
 
     @property
     def short(self) -> int:
+        """Size in bytes of a short last block, 0 if there is none."""
         return len(self.data) % self.blocksize
 
     @property
     def nstreams(self) -> int:
+        """Number of streams of a full block."""
         return self.typesize if self.split else 1
 
 
@@ -106,13 +112,6 @@ def encode(
         Codec, filters, and whether blocks are split.
     blockshape : tuple of int, optional
         Shape in items of a block, for codecs and filters that know dimensions.
-
-    Raises
-    ------
-    LimitError
-        Data or blocks are larger than the format allows.
-    UnsupportedError
-        The codec or a filter can only be read, or an optional package is missing.
     """
     if isinstance(data, np.ndarray):
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -134,12 +133,17 @@ def encode(
         return special_chunk(value, len(flat), typesize=typesize, blocksize=blocksize)
     pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(width), width, blockshape=blockshape)
     filters.check(pipeline, encode=True)
-    task = _Task(flat, width, blocksize, cparams, cparams.splits(width, blocksize), pipeline)
-    plain = _fused(task) or _streamed(task)
+    task = Task(flat, width, blocksize, cparams, cparams.splits(width, blocksize), pipeline)
+    made = plain(task)
     if not cparams.use_dict:
-        return plain
+        return made
     # A dictionary costs more than it saves if blocks are large or have little in common.
-    return min((plain, _with_dict(task) or plain), key=len)
+    return min((made, _with_dict(task) or made), key=len)
+
+
+def plain(task: Task) -> bytes:
+    """Encode a chunk without a dictionary. Data that repeat one item get blocks too."""
+    return _fused(task) or _streamed(task)
 
 
 def compress(buf: Buffer | Bytes, *, typesize: int = 1, cparams: CParams | None = None) -> bytes:
@@ -231,7 +235,8 @@ def _raw_chunk(data: Bytes, typesize: int, blocksize: int, cparams: CParams) -> 
     return b"".join((header.pack(), data.data))
 
 
-def _header(task: _Task, cbytes: int, *, has_dict: bool = False) -> ChunkHeader:
+def header_of(task: Task, cbytes: int, *, has_dict: bool = False) -> ChunkHeader:
+    """Return the header of a chunk with these data."""
     codec = task.cparams.codec_id
     fmt = CODEC_FORMATS.get(codec, CodecFormat.USER)
     flags = FLAG_EXTENDED | fmt << 5 | (0 if task.split else FLAG_UNSPLIT)
@@ -244,7 +249,7 @@ def _header(task: _Task, cbytes: int, *, has_dict: bool = False) -> ChunkHeader:
     )  # fmt: skip
 
 
-def _assembled(task: _Task, blocks: Sequence[Sequence[Buffer]], dictionary: bytes = b"") -> bytes:
+def _assembled(task: Task, blocks: Sequence[Sequence[Buffer]], dictionary: bytes = b"") -> bytes:
     """Join the pieces of the blocks to a chunk; raw if it would not be smaller than the data."""
     lengths = [sum(map(len, pieces)) for pieces in blocks]
     section = struct.pack("<i", len(dictionary)) + dictionary if dictionary else b""
@@ -254,10 +259,10 @@ def _assembled(task: _Task, blocks: Sequence[Sequence[Buffer]], dictionary: byte
         return _raw_chunk(task.data, task.typesize, task.blocksize, task.cparams)
     starts = np.cumsum([head_nbytes, *lengths[:-1]], dtype="<i4")
     flat = (piece for pieces in blocks for piece in pieces)
-    return b"".join((_header(task, cbytes, has_dict=bool(dictionary)).pack(), starts.tobytes(), section, *flat))
+    return b"".join((header_of(task, cbytes, has_dict=bool(dictionary)).pack(), starts.tobytes(), section, *flat))
 
 
-def _fused(task: _Task) -> bytes | None:
+def _fused(task: Task) -> bytes | None:
     """Let one call of C-Blosc 1 shuffle and compress; None if it cannot make the blocks that we want."""
     codec, shuffle = task.cparams.codec_id, _c_shuffle(task)
     if codec not in CODEC_FORMATS:
@@ -269,7 +274,7 @@ def _fused(task: _Task) -> bytes | None:
     earlier = task.pipeline
     if shuffle != cblosc.NOSHUFFLE and slot is not None:
         earlier = replace(earlier, filters=(*earlier.filters[:slot], *(0,) * (len(earlier.filters) - slot)))
-    data = _filtered(replace(task, pipeline=earlier))
+    data = run_pipeline(replace(task, pipeline=earlier))
     made = cblosc.compress_blocks(
         codec, data, clevel=task.cparams.clevel, shuffle=shuffle, typesize=task.typesize, blocksize=ask
     )
@@ -280,7 +285,7 @@ def _fused(task: _Task) -> bytes | None:
     return _from_made(task, made)
 
 
-def _c_shuffle(task: _Task) -> int:
+def _c_shuffle(task: Task) -> int:
     """Return the shuffle of C-Blosc 1 that equals the last filter, or NOSHUFFLE."""
     used = [(fid, meta) for fid, meta in zip(task.pipeline.filters, task.pipeline.metas, strict=True) if fid]
     if not used:
@@ -294,7 +299,7 @@ def _c_shuffle(task: _Task) -> int:
     return cblosc.NOSHUFFLE
 
 
-def _filtered(task: _Task) -> Bytes:
+def run_pipeline(task: Task) -> Bytes:
     """Run the pipeline over all blocks."""
     if not any(task.pipeline.filters):
         return task.data
@@ -309,7 +314,7 @@ def _filtered(task: _Task) -> Bytes:
     return np.concatenate((full, last))
 
 
-def _from_made(task: _Task, made: cblosc.Blosc1Chunk) -> bytes:
+def _from_made(task: Task, made: cblosc.Blosc1Chunk) -> bytes:
     """Turn a Blosc1 chunk into a Blosc2 chunk with the same blocks."""
     region = memoryview(made.buf)
     stops = [*made.starts[1:].tolist(), len(made.buf)]
@@ -319,10 +324,10 @@ def _from_made(task: _Task, made: cblosc.Blosc1Chunk) -> bytes:
     head = BLOSC1_HEADER_LEN + 4 * len(made.starts)
     cbytes = len(made.buf) - BLOSC1_HEADER_LEN + HEADER_LEN
     starts = (made.starts + (HEADER_LEN - BLOSC1_HEADER_LEN)).astype("<i4")
-    return b"".join((_header(task, cbytes).pack(), starts.tobytes(), region[head:]))
+    return b"".join((header_of(task, cbytes).pack(), starts.tobytes(), region[head:]))
 
 
-def _without_runs(task: _Task, region: memoryview, starts: list[int], stops: list[int]) -> list[list[Buffer]] | None:
+def _without_runs(task: Task, region: memoryview, starts: list[int], stops: list[int]) -> list[list[Buffer]] | None:
     """Return the blocks in pieces, with tokens instead of runs of one byte; None if there are no runs."""
     neblock = task.blocksize // task.nstreams
     blocks = _pieces(task, region, starts[: task.nfull], stops[: task.nfull], task.nstreams, neblock)
@@ -332,7 +337,7 @@ def _without_runs(task: _Task, region: memoryview, starts: list[int], stops: lis
 
 
 def _pieces(
-    task: _Task, region: memoryview, starts: list[int], stops: list[int], nstreams: int, neblock: int
+    task: Task, region: memoryview, starts: list[int], stops: list[int], nstreams: int, neblock: int
 ) -> list[list[Buffer]]:
     fmt = CODEC_FORMATS[task.cparams.codec_id]
     positions, csizes = many_stream_positions(region, starts, stops, nstreams, neblock)
@@ -372,9 +377,9 @@ def _run_token(value: int) -> bytes:
     return struct.pack("<i", -value) + b"\x01" if value else bytes(4)
 
 
-def _streamed(task: _Task) -> bytes:
+def _streamed(task: Task) -> bytes:
     """Filter with NumPy, then compress the streams."""
-    filtered = _filtered(task)
+    filtered = run_pipeline(task)
     border = task.nfull * task.blocksize
     blocks = _full_blocks(task, filtered[:border])
     if task.short:
@@ -382,7 +387,7 @@ def _streamed(task: _Task) -> bytes:
     return _assembled(task, blocks)
 
 
-def _full_blocks(task: _Task, filtered: Bytes) -> list[list[Buffer]]:
+def _full_blocks(task: Task, filtered: Bytes) -> list[list[Buffer]]:
     neblock, codec = task.blocksize // task.nstreams, task.cparams.codec_id
     typesize = _unsplit_typesize(codec, neblock)
     if typesize is None or not len(filtered):
@@ -416,7 +421,7 @@ def _unsplit_typesize(codec: int, neblock: int) -> int | None:
     return next((t for t in range(cblosc.MAX_SPLIT + 1, 256) if neblock % t == 0), None)
 
 
-def _stream_pieces(task: _Task, stream: Bytes, dictionary: bytes | None = None) -> list[Buffer]:
+def _stream_pieces(task: Task, stream: Bytes, dictionary: bytes | None = None) -> list[Buffer]:
     """Encode one stream."""
     if (stream == stream[0]).all():
         return [_run_token(int(stream[0]))]
@@ -426,25 +431,20 @@ def _stream_pieces(task: _Task, stream: Bytes, dictionary: bytes | None = None) 
     return [struct.pack("<i", len(payload)), payload]
 
 
-def _payload(task: _Task, stream: Bytes, dictionary: bytes | None) -> Buffer | None:
+def _payload(task: Task, stream: Bytes, dictionary: bytes | None) -> Buffer | None:
     codec = task.cparams.codec_id
     in_c = codec == CodecId.BLOSCLZ or (codec == CodecId.LZ4HC and len(stream) >= MIN_STREAM)
     if in_c and dictionary is None:
         return cblosc.encode_stream(codec, stream, task.cparams.clevel)
     return codecs.encode(
-        codec,
-        stream.data,
-        clevel=task.cparams.clevel,
-        meta=task.cparams.codec_meta,
-        typesize=task.typesize,
-        blockshape=task.pipeline.blockshape,
-        dictionary=dictionary,
-    )
+        codec, stream.data, clevel=task.cparams.clevel, meta=task.cparams.codec_meta, typesize=task.typesize,
+        blockshape=task.pipeline.blockshape, dictionary=dictionary,
+    )  # fmt: skip
 
 
-def _with_dict(task: _Task) -> bytes | None:
+def _with_dict(task: Task) -> bytes | None:
     """Encode with a dictionary of the filtered blocks; None if there are too few data for one."""
-    filtered = _filtered(task)
+    filtered = run_pipeline(task)
     border = task.nfull * task.blocksize
     rows = filtered[:border].reshape(task.nfull, task.blocksize)
     dictionary = codecs.train(task.cparams.codec_id, rows, task.cparams.clevel) if task.nfull else None

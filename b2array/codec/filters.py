@@ -35,6 +35,7 @@ _MAX_CELL_DIMS = 8
 _MANTISSA_BITS = {4: 23, 8: 52}
 _INTEGER_BITS = {1: 8, 2: 16, 4: 32, 8: 64}
 _WORDS = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
+_ANY_BLOCK = frozenset({FilterId.NOFILTER, FilterId.SHUFFLE, FilterId.BITSHUFFLE, FilterId.DELTA})
 _registry: dict[int, MakeFilter] = {}
 
 
@@ -42,18 +43,9 @@ _registry: dict[int, MakeFilter] = {}
 class Pipeline:
     """The filters of a chunk.
 
-    Parameters
-    ----------
-    filters : tuple of int
-        Six ids in pipeline order; 0 is an empty slot.
-    metas : tuple of int
-        The parameter byte of each slot, 0 to 255 (negative parameters in two's complement).
-    typesize : int
-        Size of an item in bytes, as the chunk header has it.
-    version : int, default 5
-        Format version of the chunk; in version 2, bitshuffle works as in Blosc1.
-    blockshape : tuple of int, optional
-        Shape of a block in items, for filters of arrays.
+    `filters` are six ids in pipeline order, 0 for an empty slot, and `metas` the parameter byte of each slot (negative
+    parameters in two's complement). `typesize` is the size of an item as the chunk header has it. In format version 2,
+    bitshuffle works as in Blosc1. `blockshape` is the shape of a block in items, for filters of arrays.
     """
 
     filters: tuple[int, ...]
@@ -154,16 +146,15 @@ def check(pipeline: Pipeline, *, encode: bool = False) -> None:
     ------
     UnsupportedError
         A filter is neither built in nor registered, or can only be undone.
-    FormatError
-        A parameter does not fit the block.
-    ValueError
-        A parameter or the typesize does not suit a filter that is to be applied.
+    FormatError, ValueError
+        A parameter does not fit the block, or a filter that is to be applied.
     """
+    if _ANY_BLOCK.issuperset(pipeline.filters):
+        return
     for slot in _slots(pipeline, None):
         if slot.filter not in _FILTERS and slot.filter not in _registry:
-            raise UnsupportedError(
-                f"{filter_name(slot.filter)} is not built in; register it with b2array.filters.register"
-            )
+            hint = "register it with b2array.filters.register"
+            raise UnsupportedError(f"{filter_name(slot.filter)} is not built in; {hint}")
         if encode and slot.filter in _CELL_FILTERS:
             raise UnsupportedError(f"{filter_name(slot.filter)} can be read but not written")
         if slot.filter in _CELL_FILTERS:
@@ -180,18 +171,10 @@ def check_dropped_bits(pipeline: Pipeline) -> None:
 
 
 def forward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = None, first: bool = False) -> Bytes:
-    """Return filtered blocks of one chunk: the array itself if nothing changed and it is C-contiguous.
+    """Return filtered blocks of one chunk, given as an array of shape (n, nbytes); the array itself if nothing changed.
 
-    Parameters
-    ----------
-    pipeline : Pipeline
-        The filters.
-    blocks : ndarray of uint8, shape (n, nbytes)
-        The data of n blocks. A short last block needs a call of its own.
-    reference : ndarray of uint8, shape (m,), optional
-        The data of block 0 of the chunk, with m >= nbytes. Needed with DELTA, unless `first`.
-    first : bool, default False
-        Row 0 is block 0 of the chunk.
+    A short last block needs a call of its own. With `first`, row 0 is block 0 of the chunk; otherwise DELTA needs the
+    data of block 0 as `reference`.
     """
     check(pipeline, encode=True)
     if needs_reference(pipeline):

@@ -219,11 +219,6 @@ class ChunkHeader:
     def unpack(cls, buf: Buffer) -> Self:
         """Read a header from the first bytes of `buf`.
 
-        Parameters
-        ----------
-        buf : bytes-like
-            At least the header. Bytes behind it are ignored.
-
         Raises
         ------
         FormatError
@@ -300,15 +295,8 @@ class ChunkHeader:
     def codec_id(self, frame_codec: int | None = None) -> int:
         """Return the compcode of the codec that made the streams, with LZ4 for LZ4HC too.
 
-        Parameters
-        ----------
-        frame_codec : int, optional
-            The codec of the frame that holds the chunk, for chunks that defer to it.
-
-        Raises
-        ------
-        UnsupportedError
-            The chunk names no codec that exists, or defers to a frame when there is none.
+        Some chunks leave the codec to the frame that holds them: `frame_codec`. UnsupportedError says that no codec is
+        named.
         """
         fmt = self.codec_format
         if fmt in _CODEC_OF_FORMAT:

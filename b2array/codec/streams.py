@@ -70,26 +70,11 @@ def many_stream_positions(
     nstreams: int,
     neblock: int,
 ) -> tuple[Int64Array, Int64Array]:
-    """Find the streams of many blocks.
+    """Find the size fields of streams: their positions and values, in arrays of shape (nblocks, nstreams).
 
-    Parameters
-    ----------
-    region : memoryview
-        The bytes around the blocks.
-    starts, stops : sequence of int
-        Where each block begins, and where it ends at the latest, in bytes from the start of `region`.
-    nstreams, neblock : int
-        Streams of a block, and uncompressed bytes of a stream.
-
-    Returns
-    -------
-    positions, csizes : ndarray of int64, shape (nblocks, nstreams)
-        The position of the size field of each stream, and its value.
-
-    Raises
-    ------
-    FormatError
-        A stream reaches beyond its block, or its size or token is not valid.
+    Block n begins at ``starts[n]`` and ends at ``stops[n]`` at the latest, in bytes from the start of `region`.
+    `neblock` is the uncompressed size of a stream. FormatError says that a stream reaches beyond its block, or that its
+    size or token is not valid.
     """
     position = np.asarray(starts, np.int64)
     limit = np.asarray(stops, np.int64)
@@ -205,17 +190,8 @@ def decode_zstd(
 ) -> None:
     """Decode the zstd streams of blocks, all compressed ones in one go.
 
-    Parameters
-    ----------
-    region, starts, stops, neblock
-        As for `many_stream_positions`.
-    outs : sequence of memoryview
-        A buffer for each block: `neblock` bytes for each of its streams.
-
-    Raises
-    ------
-    FormatError
-        A stream is not valid, or does not decode to `neblock` bytes.
+    `outs` has a buffer for each block: `neblock` bytes for each of its streams. The other parameters and the errors are
+    those of `many_stream_positions`.
     """
     frames: list[Buffer] = []
     places: list[memoryview] = []

@@ -25,7 +25,7 @@ class Attributes(MutableMapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         try:
-            content = self._handle.source.state.attr(name)
+            content = self._handle.described.state.attr(name)
             if content is not None:
                 return decode_attr(content)
         except (FormatError, UnsupportedError) as error:
@@ -48,13 +48,13 @@ class Attributes(MutableMapping[str, Any]):
                 transaction.set_attr(name, None)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._handle.source.state.attr_names
+        return name in self._handle.described.state.attr_names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._handle.source.state.attr_names)
+        return iter(self._handle.described.state.attr_names)
 
     def __len__(self) -> int:
-        return len(self._handle.source.state.attr_names)
+        return len(self._handle.described.state.attr_names)
 
     def __repr__(self) -> str:
         return repr(dict(self))

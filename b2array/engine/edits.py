@@ -113,7 +113,7 @@ def _reindex(transaction: Transaction, order: npt.NDArray[np.int64], nbytes: int
         special = np.flatnonzero(transaction.frame.offsets < 0).tolist()
         numbers = [n for n in special if not isinstance(transaction.place(n), Location)]
         for n, stored in zip(numbers, each_chunk(transaction, numbers), strict=True):
-            transaction.set_code(n, transaction.store_stored(bytes(stored.region)))
+            transaction.set_code(n, transaction.store_stored(bytes(stored.region), stored.head))
     transaction.reindex(order, nbytes=nbytes, chunksize=chunksize)
 
 

@@ -116,10 +116,10 @@ def each_chunk(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
 
 def _read_alone(source: Source, request: ChunkRequest) -> Stored:
     """Read one chunk, with a call of the store for each step."""
-    location = source.place(request.chunk)
+    location = source.place(request.chunk) if request.blocks is not None else None
     if isinstance(location, Location):
         wanted = _Chunk(source, request, location, is_local=True)
-        if wanted.cached is not None and request.blocks is not None:
+        if wanted.cached is not None:
             # The usual case is one step. If that fails, the steps below find out why.
             with suppress(FileNotFoundError, FormatError):
                 planned = wanted.plan_blocks(wanted.cached.head)

@@ -6,8 +6,8 @@ on; those of others are seen after `refresh`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal
 
 from b2array import config
@@ -17,6 +17,7 @@ from b2array.engine.transaction import Transaction
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located_error
 from b2array.format.frame import Frame
 from b2array.format.state import with_index
+from b2array.format.summary import Summary
 from b2array.store.base import COMPARE_AND_SWAP, Mutex, Store, attempts, stale_reader
 
 __all__ = ["Handle", "Mode"]
@@ -41,10 +42,16 @@ class Handle:
 
     Attributes
     ----------
+    store : Store
+        Where the chunks are.
     source : Source
         What chunks are read from: the transaction under way, or the committed state.
+    described : Source or Summary
+        The source, or what describes it before it is read.
     mutex : Mutex
         Held while the handle commits, and by changes that join a transaction.
+    before_commit : callable or None
+        Called once, before the first commit.
 
     Raises
     ------
@@ -52,9 +59,10 @@ class Handle:
         The frame cannot be changed, and `mode` is "r+".
     """
 
-    __slots__ = ("_mode", "_snapshot", "_transaction", "mutex", "source")
+    __slots__ = ("_mode", "_snapshot", "_transaction", "before_commit", "described", "mutex", "source", "store")
 
     source: Source
+    described: Source | Summary
 
     def __init__(self, snapshot: Snapshot, mode: Mode) -> None:
         if mode not in ("r", "r+"):
@@ -66,10 +74,12 @@ class Handle:
         self._mode: Mode = mode
         self._show(snapshot)
         self.mutex = Mutex()
+        self.before_commit: Callable[[], object] | None = None
 
     def _show(self, snapshot: Snapshot, transaction: Transaction | None = None) -> None:
+        self.store: Store = snapshot.store
         self._snapshot, self._transaction = snapshot, transaction
-        self.source = transaction or snapshot
+        self.source = self.described = transaction or snapshot
 
     @property
     def snapshot(self) -> Snapshot:
@@ -82,14 +92,9 @@ class Handle:
         return self.source.state.frame
 
     @property
-    def store(self) -> Store:
-        """Where the chunks are."""
-        return self._snapshot.store
-
-    @property
     def url(self) -> str:
         """Where the chunks are, without secrets."""
-        return self._snapshot.store.url
+        return self.store.url
 
     @property
     def mode(self) -> Mode:
@@ -155,25 +160,38 @@ class Handle:
             if tried == config.retries and self.store.guarantee != COMPARE_AND_SWAP:
                 break
             conflicts: list[ConflictError] = []
-            yield self._attempt(conflicts, anywhere=anywhere)
+            yield self._try(conflicts, anywhere=anywhere)
             if not conflicts:
                 return
-        yield self._alone(anywhere=anywhere)
+        yield self._try(None, anywhere=anywhere)
 
     @contextmanager
-    def _attempt(self, conflicts: list[ConflictError], *, anywhere: bool) -> Iterator[Transaction]:
-        """Note a conflict after which another attempt makes sense."""
+    def _try(self, conflicts: list[ConflictError] | None, *, anywhere: bool) -> Iterator[Transaction]:
+        """Change, and note a conflict after which another try makes sense; without a list, let other writers wait."""
         known = self._snapshot
-        try:
-            with self.changing() as transaction:
-                yield transaction
-        except ConflictError as error:
-            if not self._caught_up(known, anywhere=anywhere):
-                raise
-            conflicts.append(error)
+        with ExitStack() as locks:
+            locked = conflicts is None and self._excluding(locks)
+            if locked and not anywhere and not self._snapshot.alike(known):
+                raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
+            try:
+                with self.change(locked=locked) as transaction:
+                    yield transaction
+            except ConflictError as error:
+                if conflicts is None or not self._caught_up(known, anywhere=anywhere):
+                    raise
+                conflicts.append(error)
+
+    def _excluding(self, locks: ExitStack) -> bool:
+        """Exclude other writers, and see what they have left; not if a transaction is under way."""
+        locks.enter_context(self.mutex)
+        if self._transaction is not None:
+            return False
+        locks.enter_context(self.store.lock(self._snapshot.name))
+        self.refresh()
+        return True
 
     def _caught_up(self, known: Snapshot, *, anywhere: bool) -> bool:
-        """Look what other writers have left; say whether that is new and makes sense of another attempt."""
+        """Look what other writers have left; say whether that is new and makes sense of another try."""
         with self.mutex:
             if self._transaction is not None:
                 return self._transaction.catch_up()
@@ -181,23 +199,7 @@ class Handle:
             return self._snapshot.generation != known.generation and (anywhere or self._snapshot.alike(known))
 
     @contextmanager
-    def _alone(self, *, anywhere: bool) -> Iterator[Transaction]:
-        """Change while all other writers wait."""
-        with self.mutex:
-            if self._transaction is not None:
-                with self.changing() as transaction:
-                    yield transaction
-                return
-            with self.store.lock(self._snapshot.name):
-                known = self._snapshot
-                self.refresh()
-                if not anywhere and not self._snapshot.alike(known):
-                    raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
-                with self.changing(locked=True) as transaction:
-                    yield transaction
-
-    @contextmanager
-    def changing(self, *, locked: bool = False) -> Iterator[Transaction]:
+    def change(self, *, locked: bool = False) -> Iterator[Transaction]:
         """Collect changes for one commit, or for the transaction under way; one that raises changes nothing.
 
         Parameters
@@ -208,13 +210,13 @@ class Handle:
         Raises
         ------
         ConflictError
-            Another writer, or another thread with this handle, changed the same; see `changes`.
+            Another writer, or another thread with this handle, changed the same; `changes` tries again then.
         """
         self.require_writable()
         with self.mutex:
             if self._transaction is not None:
                 try:
-                    with self._transaction.attempt():
+                    with self._transaction.savepoint():
                         yield self._transaction
                 except (FormatError, UnsupportedError, NotADirectoryError) as error:
                     raise _explained(self._transaction, error) from error
@@ -230,7 +232,14 @@ class Handle:
         with self.mutex:
             self._commit(transaction)
 
+    def announce_commit(self) -> None:
+        """Call `before_commit`; commits that are not made through the handle have to ask for it."""
+        call, self.before_commit = self.before_commit, None
+        if call is not None:
+            call()
+
     def _commit(self, transaction: Transaction) -> None:
+        self.announce_commit()
         try:
             committed = transaction.commit()
         except NotADirectoryError as error:
@@ -279,6 +288,7 @@ class Handle:
             if self._transaction is not None:
                 raise ValueError("a transaction is under way on this handle already")
             transaction = transaction or self.new_transaction()
+            transaction.keep_open()
             self._show(self._snapshot, transaction)
             return transaction
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array.codec.header import ChunkHeader, Special
+from b2array import threads
+from b2array.codec import chunk
+from b2array.codec.chunk import ChunkHead
+from b2array.codec.header import Special
+from b2array.engine.open_chunk import OpenChunk, Undo, WriteBuffer
 from b2array.engine.replacing import frame_in
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import Location, Target
@@ -76,7 +81,7 @@ class Overlay(Target):
         self._touched: set[int] = set()
         self._read: set[int] = set()
         self._attrs: dict[str, bytes | None] = {}
-        self._undo: list[tuple[Int64Array, Sizes, int, int, Sizes]] | None = None
+        self._undo: Undo | None = None
         self._staging = self._new_staging()
 
     def _new_staging(self) -> Staging:
@@ -116,6 +121,8 @@ class Overlay(Target):
 
     def place(self, n: int) -> Location | Special:
         """Return where chunk `n` is, new or old; that an old one was asked for is remembered."""
+        if self.buffer is not None and n in self.buffer.chunks:
+            self.flush((n,))
         extent = self._staging.extent(int(self.state.frame.offsets[n])) if 0 <= n < self.state.frame.nchunks else None
         if extent is not None:
             return Location(_SPOOL, *extent)
@@ -135,7 +142,9 @@ class Overlay(Target):
 
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
         """Read bytes to their places in one buffer."""
-        return join_views_at(self.read(spans), places, nbytes)
+        if self.base is None or any(span.name == _SPOOL for span in spans):
+            return join_views_at(self.read(spans), places, nbytes)
+        return self.base.gather(spans, places, nbytes)
 
     def has_checksums(self, n: int) -> bool:
         """Say whether a record of its checksums must follow chunk `n`."""
@@ -149,14 +158,15 @@ class Overlay(Target):
 
     def store_chunk(self, buf: bytes) -> int:
         """Put a chunk where it will stay, and return the index entry that refers to it; nothing is stored for zeros."""
-        special = ChunkHeader.unpack(buf).special
+        head = chunk.unpack_head(buf)
+        special = head.header.special
         if special in index.SPECIAL_OFFSETS and not self.state.frame.variable_chunks:
             return index.special_offset(special)
-        return self.store_stored(buf)
+        return self.store_stored(buf, head)
 
-    def store_stored(self, buf: bytes) -> int:
+    def store_stored(self, buf: bytes, head: ChunkHead) -> int:
         """Put a chunk where it will stay, even one of zeros."""
-        return self._staging.put(buf, self.state.sizes.shape[1] - 1)
+        return self._staging.put(buf, self.state.sizes.shape[1] - 1, head)
 
     def reserve(self, count: int) -> int:
         """Reserve numbers of files for other processes, and return the first. They are valid after the commit."""
@@ -172,14 +182,42 @@ class Overlay(Target):
         self._staging.adopt(code, sizes, record)
         self.set_code(n, code)
 
+    # Open chunks.
+
+    def keep_open(self) -> None:
+        """Keep chunks open that are changed in part, until they are too many, or until `flush`."""
+        self.buffer = WriteBuffer()
+
+    @property
+    def undo(self) -> Undo | None:
+        """Takes what undoes a change to an open chunk, inside of `savepoint`."""
+        return self._undo
+
+    def flush(self, numbers: Iterable[int] | None = None) -> None:
+        """Encode and store open chunks: all of them by default."""
+        if self.buffer is None or not self.buffer.chunks:
+            return
+        with self.buffer.mutex:
+            chunks = self.buffer.chunks
+            chosen = [(n, chunks[n]) for n in (list(chunks) if numbers is None else numbers) if n in chunks]
+
+            def store(chunk: OpenChunk) -> bytes | int:
+                buf = chunk.encoded()
+                return self.store_chunk(buf) if self.sparse else buf
+
+            made = threads.spread(store, (chunk for _, chunk in chosen))
+            for (n, _), each in zip(chosen, made, strict=True):
+                self.set_code(n, self.store_chunk(each) if isinstance(each, bytes) else each)
+
     def set_code(self, n: int, code: int) -> None:
         """Let index entry `n` be `code`, what `store_chunk` returned."""
         offsets, sizes = self.state.frame.offsets, self.state.sizes
         if self._undo is not None:
-            self._undo.append((offsets, sizes, n, int(offsets[n]), sizes[n].copy()))
+            self._undo.append(partial(_set, offsets, sizes, n, int(offsets[n]), sizes[n].copy()))
+        if self.buffer is not None:
+            self.buffer.drop(n)
         row = self._staging.sizes.get(code)
-        offsets[n] = code
-        sizes[n] = 0 if row is None else row[: sizes.shape[1]]
+        _set(offsets, sizes, n, code, np.zeros(sizes.shape[1], np.uint32) if row is None else row)
         self._touched.add(n)
         if n in self.state.annotations.lost:
             self.annotate(lost=tuple(k for k in self.state.annotations.lost if k != n))
@@ -218,6 +256,10 @@ class Overlay(Target):
         if lost:
             lost = tuple(np.flatnonzero(np.isin(old, lost)).tolist())
             state = state.with_annotations(replace(state.annotations, lost=lost))
+        if self.buffer is not None and self.buffer.chunks:
+            open_chunks = self.buffer.chunks
+            moved = np.flatnonzero(np.isin(old, list(open_chunks))).tolist()
+            self.buffer.replace({n: open_chunks[int(old[n])] for n in moved})
         state = state.with_frame(offsets=offsets, **fields)
         self.state = state.with_sizes(np.ascontiguousarray(sizes[:, : 1 + sized_blocks(state.frame)]))
         self.restructured = True
@@ -228,23 +270,31 @@ class Overlay(Target):
         self.state = self.state.with_attr(name, content)
 
     @contextmanager
-    def attempt(self) -> Iterator[None]:
+    def savepoint(self) -> Iterator[None]:
         """Undo what is changed inside the block if it raises."""
+        self._staging.require_open()
         before = self.state, self.restructured, dict(self._attrs)
+        open_chunks = {} if self.buffer is None else dict(self.buffer.chunks)
         outer, self._undo = self._undo, []
         log = self._undo
         try:
             yield
         except BaseException:
-            for offsets, sizes, n, code, row in reversed(log):
-                offsets[n], sizes[n] = code, row[: sizes.shape[1]]
+            for undo in reversed(log):
+                undo()
             self.state, self.restructured, self._attrs = before
+            if self.buffer is not None:
+                self.buffer.replace(open_chunks)
             raise
         else:
             if outer is not None:
                 outer.extend(log)
         finally:
             self._undo = outer
+
+
+def _set(offsets: Int64Array, sizes: Sizes, n: int, code: int, row: Sizes) -> None:
+    offsets[n], sizes[n] = code, row[: sizes.shape[1]]
 
 
 def changeable(state: State) -> State:

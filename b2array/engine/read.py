@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain, filterfalse, islice
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -80,6 +80,8 @@ def read(
     context = _context(source.frame.codec, source.frame.codec_meta, layout.blocks)
     reader = _Reader(source, layout, context, key, box, axes, by_slices)
     chunks = parts_of_chunks(layout, positions, axes)
+    if source.buffer is not None:
+        chunks = filterfalse(reader.copy_open, chunks)
     first = list(islice(chunks, 2))
     if len(first) == 1:
         reader.run(first[0], alone=True)
@@ -107,6 +109,11 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
         coord, rest = divmod(rest, b)
         block = block * -(-c // b) + coord
         position = position * b + rest
+    if source.buffer is not None:
+        with source.buffer.mutex:
+            if (chunk := source.buffer.chunks.get(number)) is not None:
+                tile, row, _ = chunk.entries((block,))[block]
+                return tile.item(row, position, layout.dtype)
     key = _cache_key(source) if config.cache_bytes else None
     found = {} if key is None else cache.blocks.get_many((key, number), (block,))
     if not found:
@@ -181,6 +188,19 @@ class _Reader:
         job = self._plan(*chunk)
         stored = fetch(self.source, (ChunkRequest(job.number, job.wanted),))[0] if job.wanted else None
         self.finish(job, stored, alone=alone)
+
+    def copy_open(self, chunk: tuple[int, Part]) -> bool:
+        """Read a chunk if a transaction keeps it open; say whether it does."""
+        number, part = chunk
+        buffer = self.source.buffer
+        if buffer is None or number not in buffer.chunks:
+            return False
+        job = self._plan(number, part)
+        with buffer.mutex:
+            found = buffer.chunks.get(number)
+            if found is not None:
+                self.finish(job._replace(found=found.entries(job.tiling.numbers)), None)
+        return found is not None
 
     def fetched(self, chunks: Iterator[tuple[int, Part]]) -> Iterator[tuple[_ChunkRead, Stored | None]]:
         """Fetch chunks in bounded windows, each in one batch of requests, and a few of them at the same time."""

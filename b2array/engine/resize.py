@@ -50,6 +50,7 @@ def resize(transaction: Transaction, shape: tuple[int, ...]) -> None:
     ValueError, LimitError
         The shape is not possible.
     """
+    transaction.flush()
     before = copy.copy(transaction)  # shares the chunks, and keeps the old index
     old = transaction.state.require_layout()
     if shape == old.shape:
@@ -69,7 +70,7 @@ def resize(transaction: Transaction, shape: tuple[int, ...]) -> None:
         values[cast(Any, (*inside, ...))] = read_box(before, old, common)
         return values
 
-    _run(rewrite(transaction, new, torn, filled, cparams=transaction.frame.cparams))
+    _run(rewrite(transaction, new, torn, filled))
 
 
 def _torn(transaction: Transaction, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
@@ -109,7 +110,7 @@ def append(transaction: Transaction, values: Array, axis: int) -> None:
     new = state.require_layout()
     _reindex(transaction, state, [np.arange(n) for n in old.grid_shape], fill=False)
     key = tuple(slice(length if n == axis else 0, extent, 1) for n, extent in enumerate(shape))
-    write(transaction, new, key, None, values, cparams=transaction.frame.cparams)
+    write(transaction, new, key, None, values)
 
 
 class _Piece(NamedTuple):
@@ -157,6 +158,7 @@ def delete(transaction: Transaction, positions: slice | npt.NDArray[np.int64], a
 
 def _splice(transaction: Transaction, pieces: Iterable[_Piece], axis: int, values: Array | None) -> None:
     """Put the array together along an axis from pieces of what it was, and of values."""
+    transaction.flush()
     before = copy.copy(transaction)
     old = transaction.state.require_layout()
     parts = [piece for piece in pieces if piece.length]
@@ -190,7 +192,7 @@ def _splice(transaction: Transaction, pieces: Iterable[_Piece], axis: int, value
                 read(before, old, (*box[:axis], wanted_here, *box[axis + 1 :]), None, target)
         return result
 
-    _run(rewrite(transaction, new, numbers.tolist(), joined, cparams=transaction.frame.cparams))
+    _run(rewrite(transaction, new, numbers.tolist(), joined))
 
 
 def _find_rows(rows: npt.NDArray[np.int64], positions: Positions, start: int, stop: int, end: int, step: int) -> None:

@@ -17,16 +17,15 @@ from b2array.codec.header import Special
 from b2array.engine.source import FRAME_NAME, CachedHead, Location, Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
 from b2array.format import frame, index
-from b2array.format.frame import Frame
+from b2array.format.frame import FINGERPRINT_NBYTES, Frame
 from b2array.format.header import FrameType, header_nbytes, unpack_header
 from b2array.format.state import State, parse
-from b2array.store.base import KnownBytes, Store, where, with_known_bytes
+from b2array.store.base import Head, KnownBytes, Store, where, with_known_bytes
 from b2array.store.spans import Span
 
-__all__ = ["Snapshot", "load", "reload", "restore"]
+__all__ = ["Snapshot", "load", "reload", "restore", "unchanged"]
 
 _FIRST_READ = 64 * 2**10
-_FINGERPRINT_NBYTES = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,28 +175,33 @@ def reload(held: Snapshot) -> Snapshot:
     Header and fingerprint are compared, which tell every state that b2array has written from all others. Raises what
     `load` raises.
     """
-    described = held.frame
-    if held.header and described.is_ours:
-        wanted = described.frame_len if described.frame_len <= _FIRST_READ else len(held.header)
-        (head,) = held.store.head([held.name], wanted, offset=held.start)
-        if not isinstance(head, Exception) and head.data[: len(held.header)] == held.header:
-            version = head.stamp.version if head.stamp else None
-            tail = head.data[described.frame_len - _FINGERPRINT_NBYTES :]
-            if wanted < described.frame_len:
-                stop = held.start + described.frame_len
-                (tail,) = held.store.read([Span(held.name, stop - _FINGERPRINT_NBYTES, stop)], clip=True)
-            if tail == described.fingerprint:
-                return replace(held, version=version, unique=head.unique)
+    if held.header and held.frame.is_ours:
+        head = unchanged(held.store, held.frame, held.header, held.start)
+        if head is not None:
+            return replace(held, version=head.stamp.version if head.stamp else None, unique=head.unique)
     return load(held.store, start=held.start)
 
 
-def restore(store: Store, data: Buffer, version: str | None) -> Snapshot:
+def unchanged(store: Store, described: Frame, header: bytes, start: int = 0) -> Head | None:
+    """Return the beginning of a frame by b2array if the store still holds this state of it, else None."""
+    stop, name = described.frame_len, FRAME_NAME if described.frame_type == FrameType.SPARSE else ""
+    wanted = stop if stop <= _FIRST_READ else len(header)
+    (head,) = store.head([name], wanted, offset=start)
+    if isinstance(head, Exception) or head.data[: len(header)] != header:
+        return None
+    tail = head.data[stop - FINGERPRINT_NBYTES :]
+    if wanted < stop:
+        (tail,) = store.read([Span(name, start + stop - FINGERPRINT_NBYTES, start + stop)], clip=True)
+    return head if tail == described.fingerprint else None
+
+
+def restore(store: Store, data: Buffer, version: str | None, unique: str = "") -> Snapshot:
     """Read a frame of which `data` has the header at least, and the store the rest. Raises what `load` raises."""
     try:
         sparse = unpack_header(data).frame_type == FrameType.SPARSE
     except (FormatError, UnsupportedError) as error:
         raise located_error(store.url, error) from error
-    return _parse(store, FRAME_NAME * sparse, 0, memoryview(data), version)
+    return _parse(store, FRAME_NAME * sparse, 0, memoryview(data), version, unique)
 
 
 def _refusal(store: Store, errors: Sequence[object]) -> Exception:

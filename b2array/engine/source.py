@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from b2array.codec.chunk import ChunkHead
 from b2array.codec.header import Special
+from b2array.engine.open_chunk import Undo, WriteBuffer
 from b2array.errors import ChunkLostError
 from b2array.format.annotations import UNSIZED, Sizes
 from b2array.format.frame import Frame
@@ -64,6 +65,8 @@ class Source(ABC):
     store: Store
     state: State
     sparse: bool
+    buffer: WriteBuffer | None = None
+    """The chunks that a transaction keeps open."""
 
     @property
     def frame(self) -> Frame:
@@ -151,3 +154,11 @@ class Target(Source):
     @abstractmethod
     def set_code(self, n: int, code: int) -> None:
         """Let chunk `n` be the one with this code."""
+
+    @property
+    def undo(self) -> Undo | None:
+        """Takes what undoes a change to an open chunk, while changes may have to be undone."""
+        return None
+
+    def flush(self, numbers: Iterable[int] | None = None) -> None:
+        """Encode and store open chunks: all of them by default."""

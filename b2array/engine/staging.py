@@ -71,7 +71,7 @@ class Staging:
         self._owner = os.getpid()
         self._mutex = threading.Lock()
 
-    def put(self, buf: bytes, nblocks: int) -> int:
+    def put(self, buf: bytes, nblocks: int, head: ChunkHead | None = None) -> int:
         """Put a chunk where it will stay, and return its code.
 
         Parameters
@@ -80,9 +80,11 @@ class Staging:
             The chunk. One of zeros or NaN becomes one of a repeated value, which other readers can read in parts.
         nblocks : int
             Number of columns of block sizes in the transaction's record of sizes.
+        head : ChunkHead, optional
+            The chunk's head, if it is known.
         """
         self.require_open()
-        head = chunk.unpack_head(buf)
+        head = head or chunk.unpack_head(buf)
         if head.header.special not in (Special.NONE, Special.VALUE):
             buf = encode.stored_special(buf)
             head = chunk.unpack_head(buf)
@@ -234,7 +236,7 @@ class Staging:
     def unused(self, offsets: Int64Array) -> list[str]:
         """Return the names of the files made here that an index does not refer to."""
         numbers = np.array([code for code in self.sizes if code >= 0 and code not in self._adopted], np.int64)
-        return [index.chunk_name(number) for number in numbers[~np.isin(numbers, offsets)].tolist()]
+        return [index.chunk_name(n) for n in numbers[~np.isin(numbers, offsets)].tolist()] if numbers.size else []
 
     def nbytes(self, offsets: Int64Array, known: Mapping[int, int]) -> int:
         """Return how many bytes chunks in files take together; a missing file has none.

@@ -24,6 +24,7 @@ from b2array.engine.overlay import Overlay, changeable
 from b2array.engine.replacing import discard, take_place
 from b2array.engine.snapshot import Snapshot, load, reload
 from b2array.engine.source import Location, Source
+from b2array.engine.staging import Staging
 from b2array.errors import B2ArrayError, ConflictError, FormatError
 from b2array.format import fingerprint, frame, index
 from b2array.format.annotations import LAYER, UNSIZED, Annotations, merged, packed_sizes
@@ -32,7 +33,7 @@ from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.state import DIGESTS, State, changed_chunks, layers_with, parse
 from b2array.progress import Progress
-from b2array.store.base import Store, attempts, durability, identity, too_many_conflicts
+from b2array.store.base import Store, attempts, durability, identity, may_still_happen, too_many_conflicts
 
 __all__ = ["Prepared", "Transaction", "copied"]
 
@@ -78,6 +79,7 @@ class Transaction(Overlay):
         self._replaces = replaces
         self._compacting = False
         self._progress: Progress | None = None
+        self._undecided = False
 
     def compact(self, progress: Progress | None = None) -> None:
         """Let the commit write the whole frame again, without dead space; `progress` counts the chunks then."""
@@ -86,8 +88,12 @@ class Transaction(Overlay):
     @property
     def changed(self) -> bool:
         """Whether there is anything to commit."""
-        edited = self._touched or self._attrs or self.restructured or self._compacting
+        edited = self._touched or self._open or self._attrs or self.restructured or self._compacting
         return self.base is None or bool(edited) or self.state.annotations != self.base.state.annotations
+
+    @property
+    def _open(self) -> set[int]:
+        return set() if self.buffer is None else set(self.buffer.chunks)
 
     def commit(self) -> Snapshot:
         """Make the changes visible, all at once.
@@ -103,6 +109,7 @@ class Transaction(Overlay):
             Another writer changed what these changes build on; the store is as that writer left it.
         """
         try:
+            self.flush()
             snapshot = self._commit() if self.base is None or self.changed else self.base
         except BaseException:
             self.abort()
@@ -117,7 +124,7 @@ class Transaction(Overlay):
             discard(self.store)
             return
         with suppress(OSError, B2ArrayError):
-            if not self._staging.sizes or not self.sparse or not self._staging.ours:
+            if not self._staging.sizes or not self.sparse or not self._staging.ours or self._undecided:
                 return
             with self._lock() if self.base is not None else nullcontext():
                 try:
@@ -150,6 +157,7 @@ class Transaction(Overlay):
         ConflictError
             Another writer changed what these changes build on.
         """
+        self.flush()
 
         def write(current: Snapshot) -> tuple[Frame, bytes]:
             self.annotate_entry(*entry)
@@ -213,7 +221,7 @@ class Transaction(Overlay):
         """Put the changes on top of what another writer committed, if they do not touch the same things."""
         if current.sparse != self.sparse:
             raise ConflictError(f"{self.url}: another writer replaced the frame by one of the other layout")
-        if self._touched or self._read or self.restructured or self._compacting:
+        if self._touched or self._read or self._open or self.restructured or self._compacting:
             self._check_mergeable(base, current)
         conflicts = [name for name in self._attrs if base.state.attr(name) != current.state.attr(name)]
         if conflicts:
@@ -234,7 +242,7 @@ class Transaction(Overlay):
         changed = changed_chunks(base.state, current.state, moved=moved) if comparable else None
         if self.restructured or self._compacting or changed is None:
             raise ConflictError(f"{self.url} was changed by another writer; call refresh() and repeat the change")
-        conflicts = sorted(changed & (self._touched | self._read))
+        conflicts = sorted(changed & (self._touched | self._read | self._open))
         if conflicts:
             raise ConflictError(f"{self.url}: chunks {conflicts} were changed by another writer as well")
 
@@ -280,7 +288,7 @@ class Transaction(Overlay):
         made = self._prepared(current.frame.frame_len - current.frame.header_len)
         if self._compacting or not self._fits(current, made):
             return self._rewrite(current)
-        if self._is_mostly_dead(made.state):
+        if _is_mostly_dead(made.state):
             with suppress(FormatError):  # a chunk that cannot be read is no reason to refuse others
                 return self._rewrite(current)
 
@@ -299,13 +307,6 @@ class Transaction(Overlay):
     def _append(self, current: Snapshot, made: Prepared) -> None:
         new = self._staging.pieces(self.state.frame.offsets)
         self.store.append("", current.frame.frame_len, chain(new, (made.tail,)))
-
-    def _is_mostly_dead(self, state: State) -> bool:
-        described, sizes = state.frame, state.sizes
-        stored, known = described.offsets >= 0, sizes[:, 0]
-        live = int(known.sum(dtype=np.int64)) + int(stored.sum()) * record_nbytes(sizes.shape[1] - 1)
-        dead = described.cbytes - live
-        return bool(known[stored].all()) and dead > max(described.frame_len // 2, _DEAD_LIMIT)
 
     def _fits(self, current: Snapshot, made: Prepared) -> bool:
         """Whether the frame can be appended to the old one and then be pointed to in one small write."""
@@ -346,7 +347,10 @@ class Transaction(Overlay):
             self.store.force()
         try:
             version = write()
-        except Exception as error:
+        except BaseException as error:
+            self._undecided |= may_still_happen(self.store, error)
+            if not isinstance(error, Exception):
+                raise
             exclusive = isinstance(error, FileExistsError) and self.store.guarantee == "lock"
             if exclusive or (durability() == "full" and self.store.appendable):
                 raise
@@ -363,16 +367,18 @@ class Transaction(Overlay):
         state = self.state
         offsets, cbytes = self._staging.placed(state.frame.offsets, data_start)
         if self.sparse:
-            cbytes = index.sparse_cbytes(self._stored_nbytes(offsets), offsets)
+            cbytes = index.sparse_cbytes(_stored_nbytes(self.base, self._staging, offsets), offsets)
         described = replace(
-            state.frame, offsets=offsets, cbytes=cbytes, frame_len=0, nthreads_decompress=fingerprint.MARK
-        )
+            state.frame, offsets=offsets, cbytes=cbytes, frame_len=0, nthreads_decompress=fingerprint.MARK,
+            vlmetalayers=(*(layer for layer in state.frame.vlmetalayers if layer[0] != LAYER), (LAYER, b"")),
+        )  # fmt: skip
+        header = frame.pack_header(described)
         # Chunks of a file whose every commit moves them are told apart by their digests.
         movable = not self.sparse and not self.store.appendable
         entries = {
             _CHAIN: self._chain(),
             DIGESTS: self._staging.digests(state.frame.offsets).tobytes() if movable else b"",
-            fingerprint.HEADER: frame.pack_header(replace(described, vlmetalayers=((LAYER, b""),))),
+            fingerprint.HEADER: header,
         }
         annotations = replace(
             state.annotations.with_entries(**entries),
@@ -380,7 +386,7 @@ class Transaction(Overlay):
             sizes=packed_sizes(state.sizes),
         )
         layers = layers_with(described.vlmetalayers, annotations, self.url)
-        packed = frame.pack(replace(described, vlmetalayers=layers))
+        packed = frame.pack(replace(described, vlmetalayers=layers), header)
         room = packed.frame.vlmetalayer(LAYER) is not None
         state = replace(state, frame=packed.frame).with_annotations(annotations) if room else parse(packed.frame)
         return Prepared(packed.header, packed.tail, state)
@@ -393,19 +399,28 @@ class Transaction(Overlay):
         base = self.base.generation if self.base is not None else ""
         return blake2b(base.encode() + self._staging.digest, digest_size=16).digest()
 
-    def _stored_nbytes(self, offsets: npt.NDArray[np.int64]) -> int:
-        """Sum up the sizes of a sparse frame's chunks.
 
-        Where b2array wrote the base, the sum in its header is right, and only what came and went is looked at.
-        """
-        if self.base is None or not self.base.frame.is_ours:
-            return self._staging.nbytes(offsets, {})
-        old, cbytes = self.base.frame.offsets, self.base.state.sizes[:, 0]
-        gone, came = np.setdiff1d(old, offsets), np.setdiff1d(offsets, old)
-        known = np.isin(old, gone) & (cbytes != UNSIZED)
-        sizes = dict(zip(old[known].tolist(), cbytes[known].tolist(), strict=True))
-        before = self.base.frame.cbytes - index.sparse_cbytes(0, old)
-        return max(0, before - self._staging.nbytes(gone, sizes) + self._staging.nbytes(came, {}))
+def _is_mostly_dead(state: State) -> bool:
+    described, sizes = state.frame, state.sizes
+    stored, known = described.offsets >= 0, sizes[:, 0]
+    live = int(known.sum(dtype=np.int64)) + int(stored.sum()) * record_nbytes(sizes.shape[1] - 1)
+    dead = described.cbytes - live
+    return bool(known[stored].all()) and dead > max(described.frame_len // 2, _DEAD_LIMIT)
+
+
+def _stored_nbytes(base: Snapshot | None, staging: Staging, offsets: npt.NDArray[np.int64]) -> int:
+    """Sum up the sizes of a sparse frame's chunks.
+
+    Where b2array wrote the base, the sum in its header is right, and only what came and went is looked at.
+    """
+    if base is None or not base.frame.is_ours:
+        return staging.nbytes(offsets, {})
+    old, cbytes = base.frame.offsets, base.state.sizes[:, 0]
+    gone, came = np.setdiff1d(old, offsets), np.setdiff1d(offsets, old)
+    known = np.isin(old, gone) & (cbytes != UNSIZED)
+    sizes = dict(zip(old[known].tolist(), cbytes[known].tolist(), strict=True))
+    before = base.frame.cbytes - index.sparse_cbytes(0, old)
+    return max(0, before - staging.nbytes(gone, sizes) + staging.nbytes(came, {}))
 
 
 def copied(

@@ -12,6 +12,7 @@ b2nd         the array's metalayer <-> its layout
 dtypes       types of items <-> the text that names them
 annotations  what b2array adds: fill value, dimensions, sizes of blocks, lost chunks
 attributes   values of attributes <-> msgpack
+summary      what an array says of itself without its index, for the manifests of groups
 checksums    the record behind each chunk
 fingerprint  the hash in the trailer
 """

@@ -76,8 +76,6 @@ class Annotations:
     >>> annotations = Annotations(fill=b"\0\0", dims=("x", None))
     >>> Annotations.unpack(annotations.pack(), itemsize=2, ndim=2, nchunks=1) == annotations
     True
-    >>> Annotations.unpack(annotations.pack(), itemsize=4, ndim=2, nchunks=1).fill is None
-    True
     """
 
     fill: bytes | None = None
@@ -94,11 +92,8 @@ class Annotations:
     def unpack(cls, buf: Buffer, *, itemsize: int, ndim: int, nchunks: int) -> Self:
         """Read the content of the metalayer; never fails.
 
-        Parameters
-        ----------
-        buf : bytes-like
-            Entries that do not fit an array of the given item size (in bytes), number of dimensions and number of
-            chunks are ignored; so is the whole content if it is not b2array's.
+        Entries that do not fit an array of the given item size (in bytes), number of dimensions and number of chunks
+        are ignored; so is the whole content if it is not b2array's.
         """
         try:
             layer = msgpack.unpackb(buf, strict_map_key=False)
@@ -167,20 +162,9 @@ def merged(base: Annotations, ours: Annotations, theirs: Annotations) -> Annotat
 
 
 def sizes_row(head: chunk.ChunkHead, nblocks: int) -> Sizes:
-    """Return the sizes of a chunk and of its blocks.
+    """Return the size of a chunk, then the size of each of its `nblocks` blocks, in bytes, in block order.
 
-    Parameters
-    ----------
-    head : chunk.ChunkHead
-        Header and block starts of the chunk.
-    nblocks : int
-        Number of blocks that chunks of this array have.
-
-    Returns
-    -------
-    ndarray of uint32, shape (1 + nblocks,)
-        The chunk's `cbytes`, then the size of each block in bytes, in block order. The blocks' sizes are 0 if the chunk
-        has no streams or does not store its blocks in order.
+    The blocks' sizes are 0 if the chunk has no streams or does not store its blocks in order.
     """
     row = np.zeros(1 + nblocks, np.uint32)
     row[0] = head.header.cbytes
@@ -192,10 +176,7 @@ def sizes_row(head: chunk.ChunkHead, nblocks: int) -> Sizes:
 def block_bounds(row: Sizes) -> npt.NDArray[np.int64] | None:
     """Compute from a row of sizes where the blocks of a chunk lie, or return None if only the chunk itself tells.
 
-    Returns
-    -------
-    ndarray of int64, shape (1 + nblocks,)
-        Block n is at bytes ``[n]`` to ``[n + 1]`` from the start of the chunk; before the first lies the chunk's head.
+    Block n is at bytes ``[n]`` to ``[n + 1]`` from the start of the chunk; before the first lies the chunk's head.
 
     Examples
     --------
@@ -210,14 +191,10 @@ def block_bounds(row: Sizes) -> npt.NDArray[np.int64] | None:
 
 
 def pack_sizes(rows: Sizes) -> bytes | None:
-    """Return the sizes of all chunks as one Blosc2 chunk, or None if it gets larger than `MAX_SIZES_NBYTES`.
+    """Return the rows of `sizes_row` as one Blosc2 chunk, or None if it gets larger than `MAX_SIZES_NBYTES`.
 
-    Without sizes of blocks it may be 16 times as large: like the index, it has one number a chunk.
-
-    Parameters
-    ----------
-    rows : ndarray of uint32, shape (nchunks, 1 + nblocks)
-        What `sizes_row` returns for each chunk in index order; zeros for chunks that are not stored.
+    Chunks that are not stored have zeros. Without sizes of blocks the result may be 16 times as large: like the index,
+    it has one number a chunk.
     """
     if rows.nbytes > 64 * MAX_SIZES_NBYTES:
         return None

@@ -63,14 +63,7 @@ def decode_attr(buf: Buffer) -> Any:
     """Return the value of an attribute.
 
     What only python-blosc2 can resolve (frames inside attributes, references to other files) is returned as it is, as
-    `msgpack.ExtType`.
-
-    Raises
-    ------
-    FormatError
-        The bytes are not such a value.
-    UnsupportedError
-        An array in it has a type that cannot be made from bytes.
+    `msgpack.ExtType`. UnsupportedError says that an array in it has a type that cannot be made from bytes.
     """
     return _decode(buf, 0, strict=False)
 

@@ -45,18 +45,8 @@ _FIXARRAY, _INT32, _INT64, _STR32 = 0x90, 0xD2, 0xD3, 0xDB
 def layout_of(layers: Layers, *, chunksize: int, typesize: int) -> Layout:
     """Read the layout of the array that metalayers describe; items that are arrays are not taken apart.
 
-    Parameters
-    ----------
-    layers : tuple of (str, bytes)
-    chunksize, typesize : int
-        As the frame's header has them.
-
-    Raises
-    ------
-    FormatError
-        There is no array, or its metalayer does not fit the header.
-    UnsupportedError
-        The chunks do not hold the array's values.
+    `chunksize` and `typesize` are those of the frame's header. UnsupportedError says that the chunks do not hold the
+    array's values.
     """
     found = dict(layers)
     for name in NOT_DATA:
@@ -72,25 +62,12 @@ def layout_of(layers: Layers, *, chunksize: int, typesize: int) -> Layout:
 
 
 def unpack(buf: Buffer, *, chunksize: int = 0) -> Layout:
-    """Read the content of a `b2nd` metalayer.
+    """Read the content of a `b2nd` metalayer. What follows it is not looked at.
 
     The fields are found by their position: with 16 dimensions the markers of the arrays are not valid msgpack.
-
-    Parameters
-    ----------
-    buf : bytes-like
-        The content; what follows it is not looked at.
-    chunksize : int, optional
-        Size of a chunk in bytes as the frame's header has it. Together with the chunk's extents it gives the size of
-        an item. If the text of the type says otherwise, the items are taken as raw bytes of that size. 0 or less if
-        not known.
-
-    Raises
-    ------
-    FormatError
-        The content ends early, has sizes that do not fit each other, or a type that NumPy does not know.
-    UnsupportedError
-        The type is not spelled as NumPy does, or contains Python objects.
+    `chunksize` is the size of a chunk in bytes as the frame's header has it, 0 or less if not known. Together with the
+    chunk's extents it gives the size of an item. If the text of the type says otherwise, the items are taken as raw
+    bytes of that size.
     """
     buf = bytes(buf)
     version, shape, chunks, blocks, at = _unpack_geometry(buf)
@@ -123,17 +100,7 @@ def unpack(buf: Buffer, *, chunksize: int = 0) -> Layout:
 def unpack_caterva(buf: Buffer, typesize: int) -> Layout:
     """Read the content of a `caterva` metalayer, the predecessor of `b2nd`, which does not name a type.
 
-    Parameters
-    ----------
-    buf : bytes-like
-        The content; what follows it is not looked at.
-    typesize : int
-        Size of an item in bytes, from the frame's header.
-
-    Raises
-    ------
-    FormatError
-        The content ends early or has sizes that do not fit each other.
+    `typesize` is the size of an item in bytes, from the frame's header.
     """
     version, shape, chunks, blocks, _ = _unpack_geometry(bytes(buf))
     if not 0 < typesize <= MAX_CHUNK_NBYTES:
@@ -172,15 +139,10 @@ def _layout(*fields: Any) -> Layout:
 
 
 def pack(layout: Layout) -> bytes:
-    """Return the content of the `b2nd` metalayer.
+    """Return the content of the `b2nd` metalayer; ValueError if the layout has no text for its type, as from `caterva`.
 
     The markers of the three arrays are 0x90 plus the number of dimensions, with 16 dimensions too, as the C library
     writes them.
-
-    Raises
-    ------
-    ValueError
-        The layout has no text for its type (it came from a `caterva` metalayer).
     """
     if not layout.dtype_text:
         raise ValueError("a layout without a type cannot be packed; give it a dtype_text")
@@ -206,19 +168,7 @@ def with_extents(
     chunks: tuple[int, ...] | None = None,
     blocks: tuple[int, ...] | None = None,
 ) -> bytes:
-    """Return a metalayer, also one named `caterva`, with other extents; nothing else changes, least of all its length.
-
-    Parameters
-    ----------
-    buf : bytes-like
-        The content of the metalayer.
-    shape, chunks, blocks : tuple of int
-        As many extents as there are; left out, the old ones.
-
-    Raises
-    ------
-    ValueError
-        There are more or fewer extents.
+    """Return a metalayer, also one named `caterva`, with other extents, or the old ones where they are left out.
 
     Examples
     --------

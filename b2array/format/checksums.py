@@ -48,25 +48,13 @@ def pack_record(buf: Buffer, head: chunk.ChunkHead | None = None, *, number: int
     A block's bytes go from its start to the next larger start; a chunk without streams counts as blocks of `blocksize`
     bytes behind its header, and one that only says what fills it has a head and no blocks.
 
-    Parameters
-    ----------
-    buf : bytes-like
-        The chunk.
-    head : chunk.ChunkHead, optional
-        What is known of it already.
-    number : int, optional
-        The number of the chunk's file in a sparse frame. The record's own checksum continues from this number plus 1
-        (from 0 without a number), so that files whose names were exchanged are found out.
-
-    Raises
-    ------
-    FormatError
-        This is not a chunk.
+    In a sparse frame, `number` is that of the chunk's file. The record's own checksum continues from this number plus 1
+    (from 0 without a number), so that files whose names were exchanged are noticed.
     """
     stored = chunk.Stored.whole(buf, head)
     bounds = zip(stored.starts.tolist(), stored.stops.tolist(), strict=True)
     blocks = [crc32(stored.region[start:stop]) for start, stop in bounds]
-    head_crc = crc32(stored.region[: chunk.head_nbytes(stored.region)])
+    head_crc = crc32(stored.region[: stored.head.nbytes])
     body = _RECORD_HEAD.pack(_RECORD_MAGIC, _RECORD_VERSION, 0, len(blocks), head_crc)
     body += struct.pack(f"<{len(blocks)}I", *blocks)
     return body + _CRC.pack(crc32(body, number + 1))
@@ -88,64 +76,31 @@ def unpack_record(buf: Buffer, *, number: int = -1) -> Record | None:
 
 
 def check_head(record: Record, head: Buffer) -> None:
-    """Compare the head of a chunk (its first `chunk.head_nbytes` bytes) with its checksum.
-
-    Raises
-    ------
-    ChecksumError
-        They differ.
-    """
+    """Compare the head of a chunk, its first `chunk.head_nbytes` bytes, with its checksum."""
     _compare("the chunk's header and block starts", record.head_crc, head)
 
 
 def verified_sums(behind: Buffer, head: chunk.ChunkHead, head_bytes: Buffer, *, number: int = -1) -> NDArray[np.uint32]:
-    """Return the checksums of a chunk's blocks from its record, after comparing the head with its own.
+    """Return the checksums of a chunk's blocks from the record `behind` it, after comparing the head with its own.
 
-    Parameters
-    ----------
-    behind : bytes-like
-        What follows the chunk.
-    head : chunk.ChunkHead
-        Header and block starts of the chunk.
-    head_bytes : bytes-like
-        The bytes that they were read from, or more.
-    number : int, optional
-        As for `pack_record`.
-
-    Raises
-    ------
-    ChecksumError
-        There is no record that belongs to this chunk.
+    `head_bytes` are the bytes that `head` was read from, or more. ChecksumError says that the head differs, or that no
+    record belongs to this chunk.
     """
     record = unpack_record(behind, number=number)
     if record is None:
         raise ChecksumError("expected a record of its checksums behind the chunk, found none")
     if len(record.block_crcs) != len(head.starts):
         raise ChecksumError(f"expected a record of {len(head.starts)} blocks, found one of {len(record.block_crcs)}")
-    check_head(record, memoryview(head_bytes)[: chunk.head_nbytes(head_bytes)])
+    check_head(record, memoryview(head_bytes)[: head.nbytes])
     return np.array(record.block_crcs, np.uint32)
 
 
 def check_blocks(
     sums: NDArray[np.uint32], numbers: Sequence[int], region: memoryview, starts: list[int], stops: list[int]
 ) -> None:
-    """Compare blocks with their checksums.
+    """Compare the blocks `numbers`, which lie in `region`, with the checksums of all blocks of their chunk.
 
-    Parameters
-    ----------
-    sums : ndarray of uint32, shape (nblocks,)
-        The checksums of all blocks of the chunk.
-    numbers : sequence of int
-        Which blocks.
-    region : memoryview
-        Holds them.
-    starts, stops : list of int
-        Where in it each of them lies, in bytes.
-
-    Raises
-    ------
-    ChecksumError
-        One differs; the message names the first.
+    ChecksumError names the first block that differs.
     """
     for n, start, stop in zip(numbers, starts, stops, strict=True):
         if crc32(region[start:stop]) != sums[n]:

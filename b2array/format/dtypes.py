@@ -22,21 +22,8 @@ _NOT_A_DTYPE = (TypeError, ValueError, SyntaxError, LookupError, ArithmeticError
 def parse_dtype(text: str) -> np.dtype[Any]:
     """Return the type that `text` stands for: what `numpy.dtype` understands, or a Python literal of that.
 
-    Parameters
-    ----------
-    text : str
-        For example ``"<f8"`` or ``"[('x', '<i4'), ('y', '<f8')]"``, at most `b2array.config.limits.dtype_text` bytes.
-
-    Raises
-    ------
-    FormatError
-        NumPy does not understand it, or the items would have no size.
-    UnsupportedError
-        It contains Python objects, whose bytes are addresses.
-
-    Notes
-    -----
     python-blosc2 also writes names of the package ml_dtypes (``"bfloat16"``), understood where it is installed.
+    UnsupportedError says that the type contains Python objects, whose bytes are addresses.
 
     Examples
     --------
@@ -80,7 +67,7 @@ def extension_dtype(name: str) -> np.dtype[Any] | None:
 
 
 def extension_name(dtype: np.dtype[Any]) -> str | None:
-    """Return the name under which `extension_dtype` finds a type, or None if it is none of the package ml_dtypes.
+    """Return the name under which `extension_dtype` finds a type, or None if it is not from the package ml_dtypes.
 
     Examples
     --------
@@ -93,13 +80,7 @@ def extension_name(dtype: np.dtype[Any]) -> str | None:
 
 
 def make_dtype(literal: object) -> np.dtype[Any]:
-    """Return the type described by a value that came from a file: a str, list, tuple or dict.
-
-    Raises
-    ------
-    FormatError, UnsupportedError
-        As for `parse_dtype`.
-    """
+    """Return the type described by a value from a file (str, list, tuple or dict); errors as for `parse_dtype`."""
     if not isinstance(literal, str | list | tuple | dict):
         raise FormatError(f"expected a NumPy type, found {repr(literal)[:80]}")
     try:

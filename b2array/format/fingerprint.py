@@ -51,11 +51,6 @@ def fingerprint(header: Buffer, tail: Buffer) -> bytes:
 
     It is the first 16 bytes of the BLAKE2b digest (of 64 bytes, without key) of the header with the eight bytes of its
     `frame_len` zeroed, followed by the tail without its last 16 bytes, where the fingerprint itself stands.
-
-    Parameters
-    ----------
-    header, tail : bytes-like
-        The header; the index directly followed by the trailer.
     """
     digest = blake2b(header[: _FRAME_LEN.start])
     digest.update(bytes(8))
@@ -100,7 +95,7 @@ def is_changed_by_others(header: Buffer, noted: bytes) -> bool:
 
 
 def _changed(old: tuple[str, bytes], new: tuple[str, bytes]) -> tuple[str, bytes] | None:
-    """Return what may have become of a metalayer: another shape, or other content of a user's own."""
+    """Return what the C library may have made of a metalayer: another shape, or other content of the same length."""
     (name, before), (_, now) = old, new
     if name == "b2nd":
         return name, b2nd.with_extents(before, b2nd.shape_of(now))

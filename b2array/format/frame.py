@@ -1,8 +1,8 @@
-"""Frames: header, index and trailer around the chunks, in one file or with every chunk in a file of its own.
+"""Frames: header, index and trailer around the chunks, in one file or with one file for each chunk.
 
 Sources: "Blosc2 Contiguous Frame Format" (sections Header, Chunks, Trailer) and "Blosc2 Sparse Frame Format" of the
 Blosc2 documentation, and the files that the C library writes. Integers are big-endian (msgpack), those inside chunks
-little-endian. The index and the trailer together, as they stand behind each other, are called the tail here.
+little-endian. Index and trailer follow each other; together they are called the tail.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ from b2array.format.metalayers import Layers
 
 __all__ = [
     "FINGERPRINT_128",
+    "FINGERPRINT_NBYTES",
     "Frame",
     "Packed",
     "create",
@@ -45,13 +46,14 @@ __all__ = [
     "pack_vlmeta",
     "unpack",
     "unpack_vlmeta",
+    "with_tail",
 ]
 
 _TRAILER_END = struct.Struct(">BI2B16s")
 _TRAILER_MARKER, _TRAILER_VERSION, _UINT32, _FIXEXT16 = 0x94, 1, 0xCE, 0xD8
 _MIN_TRAILER_LEN = 25
 _BIN32 = 0xC6
-_NO_FINGERPRINT, FINGERPRINT_128, _FINGERPRINT_NBYTES = 0, 3, 16
+_NO_FINGERPRINT, FINGERPRINT_128, FINGERPRINT_NBYTES = 0, 3, 16
 _VLMETA_CPARAMS = CParams("zstd")
 
 
@@ -67,7 +69,7 @@ class Frame(Header):
     vlmetalayers : tuple of (str, bytes)
         Names and contents, each a Blosc2 chunk (see `unpack_vlmeta`).
     trailer_version, fingerprint_type : int
-        The fingerprint's type is 0 if there is none; 1 and 2 are only kept for show; 3 is ours.
+        The fingerprint's type is 0 if there is none, and 3 if it is ours; 1 and 2 are kept but not checked.
     fingerprint : bytes
         16 bytes.
     """
@@ -76,7 +78,7 @@ class Frame(Header):
     vlmetalayers: Layers = ()
     trailer_version: int = _TRAILER_VERSION
     fingerprint_type: int = _NO_FINGERPRINT
-    fingerprint: bytes = bytes(_FINGERPRINT_NBYTES)
+    fingerprint: bytes = bytes(FINGERPRINT_NBYTES)
 
     @property
     def is_ours(self) -> bool:
@@ -97,18 +99,9 @@ class Frame(Header):
         return min(self.chunksize, self.nbytes - n * self.chunksize)
 
     def locate(self, n: int) -> int | Special:
-        """Return where chunk `n` is.
+        """Return where chunk `n` is: bytes from the end of the header (contiguous) or the number of its file (sparse).
 
-        Returns
-        -------
-        int or Special
-            Bytes from the end of the header (contiguous) or the number of the file (sparse); ``Special.ZEROS``,
-            ``NAN`` or ``UNINIT`` (test for this type first) if the chunk is not stored.
-
-        Raises
-        ------
-        IndexError
-            `n` is not within 0 to nchunks - 1.
+        If the chunk is not stored, it is ``Special.ZEROS``, ``NAN`` or ``UNINIT``; test for this type first.
         """
         if not 0 <= n < len(self.offsets):
             raise self._out_of_bounds(n)
@@ -139,13 +132,7 @@ def create(
     cparams: CParams, *, frame_type: FrameType, typesize: int, chunksize: int, blocksize: int = 0,
     metalayers: Iterable[tuple[str, bytes]] = (), vl_blocks: bool = False,
 ) -> Frame:  # fmt: skip
-    """Return a frame without chunks whose new chunks are to be made as `cparams` says.
-
-    Raises
-    ------
-    ValueError
-        A filter cannot be applied to items of that size.
-    """
+    """Return a frame without chunks whose new chunks are to be made as `cparams` says."""
     check_filters(cparams, typesize)
     return Frame(
         frame_type=frame_type, typesize=typesize, chunksize=chunksize, blocksize=blocksize, vl_blocks=vl_blocks,
@@ -160,14 +147,7 @@ def create(
 def unpack(header: Buffer, tail: Buffer, known: Header | None = None) -> Frame:
     """Read a frame from its header and its tail, and verify our fingerprint if it has one.
 
-    Parameters
-    ----------
-    header : bytes-like
-        At least the header.
-    tail : bytes-like
-        The frame's bytes from `Header.tail_start` to `Header.tail_stop`, or beyond.
-    known : Header, optional
-        What `unpack_header` returned for this header.
+    `tail` has the frame's bytes from `Header.tail_start` on. `known` is what `unpack_header` returned for this header.
 
     Raises
     ------
@@ -207,10 +187,15 @@ def unpack(header: Buffer, tail: Buffer, known: Header | None = None) -> Frame:
     )
 
 
+def with_tail(header: Header, **tail: Any) -> Frame:
+    """Return a frame with the fields of a header and those, by name, that a frame has besides."""
+    return Frame(**dict(zip(_NAMES, _values(header), strict=True)), **tail)
+
+
 def _verified(
     head: Header, header: Buffer, tail: Buffer, layers: Layers, fingerprint_type: int, stored: bytes
 ) -> tuple[Header, int]:
-    """Compare a frame with its fingerprint; returns the header to go by, and the type of a fingerprint that fits."""
+    """Compare a frame with its fingerprint. Return the header that counts, and the type of the fingerprint."""
     if fingerprint_type == FINGERPRINT_128:
         now = bytes(header[: head.header_len])
         computed = fingerprint.fingerprint(now, tail)
@@ -248,18 +233,15 @@ def _unpack_trailer_layers(trailer: bytes) -> Layers:
     return metalayers.unpack(trailer, 2)
 
 
-def pack(frame: Frame) -> Packed:
+def pack(frame: Frame, header: bytes | None = None) -> Packed:
     """Return the bytes of a frame's header, index and trailer, with a fingerprint.
 
     A contiguous file is the header, `frame.cbytes` bytes with the chunks (dead space included), the index and the
-    trailer; a sparse frame's file is header, index and trailer. A frame without chunks has no data either: its
-    trailer follows the header, where the C library looks for it.
+    trailer; a sparse frame's file is header, index and trailer. A frame without chunks has no data either: its trailer
+    follows the header, where the C library looks for it.
 
-    Parameters
-    ----------
-    frame : Frame
-        `header_len`, `frame_len`, `format_version`, `trailer_version` and the fingerprint are computed, not taken from
-        it. The `b2nd` metalayer is put first, so that what changes with the shape stays near the start of the file.
+    `header_len`, `frame_len`, `format_version`, `trailer_version` and the fingerprint are computed, not taken from
+    `frame`. The `b2nd` metalayer comes first, so that what changes with the shape stays near the start of the file.
 
     Raises
     ------
@@ -269,35 +251,42 @@ def pack(frame: Frame) -> Packed:
         The index does not fit `nbytes`, `chunksize` or `cbytes`.
     """
     _check_writable(frame)
-    header, frame = _packed_header(frame)
+    header = pack_header(frame) if header is None else header
+    fields = _computed(frame, len(header))
+    cbytes = fields["cbytes"]
     tail = index.pack(frame.offsets) + _pack_trailer(frame.vlmetalayers)
-    data_len = frame.cbytes if frame.frame_type == FrameType.CONTIGUOUS else 0
-    frame_len = frame.header_len + data_len + len(tail)
+    data_len = cbytes if frame.frame_type == FrameType.CONTIGUOUS else 0
+    frame_len = len(header) + data_len + len(tail)
     header = fingerprint.with_frame_len(header, frame_len)
     digest = fingerprint.fingerprint(header, tail)
-    tail = tail[:-_FINGERPRINT_NBYTES] + digest
-    return Packed(header, tail, replace(frame, frame_len=frame_len, fingerprint=digest))
+    tail = tail[:-FINGERPRINT_NBYTES] + digest
+    return Packed(header, tail, replace(frame, **fields, frame_len=frame_len, fingerprint=digest))
 
 
 def pack_header(frame: Frame) -> bytes:
-    """Return the bytes of a frame's header, with its `frame_len` as it is: 0 if it was not packed yet."""
-    return _packed_header(frame)[0]
+    """Return the bytes of a frame's header, with its `frame_len` as it is: 0 if it was not packed yet.
+
+    Of the variable-length metalayers it only says whether there are any.
+    """
+    packed = metalayers.pack(_ordered(frame.metalayers), FIXED_LEN, uncounted=0)
+    frame = replace(frame, **_computed(frame, FIXED_LEN + len(packed)))
+    return pack_fields(frame, packed, has_vlmetalayers=bool(frame.vlmetalayers))
 
 
-def _packed_header(frame: Frame) -> tuple[bytes, Frame]:
-    """Return the header, and the frame with everything that is computed but for `frame_len` and fingerprint."""
-    layers = tuple(sorted(frame.metalayers, key=lambda layer: layer[0] != "b2nd"))
-    packed = metalayers.pack(layers, FIXED_LEN, uncounted=0)
-    frame = replace(
-        frame,
-        cbytes=frame.cbytes if frame.nbytes else 0,
-        format_version=3 if frame.variable_chunks or frame.vl_blocks else 2,
-        metalayers=layers,
-        header_len=FIXED_LEN + len(packed),
-        trailer_version=_TRAILER_VERSION,
-        fingerprint_type=FINGERPRINT_128,
-    )
-    return pack_fields(frame, packed, has_vlmetalayers=bool(frame.vlmetalayers)), frame
+def _computed(frame: Frame, header_len: int) -> dict[str, Any]:
+    """Return the fields that are computed, but for `frame_len` and fingerprint."""
+    return {
+        "cbytes": frame.cbytes if frame.nbytes else 0,
+        "format_version": 3 if frame.variable_chunks or frame.vl_blocks else 2,
+        "metalayers": _ordered(frame.metalayers),
+        "header_len": header_len,
+        "trailer_version": _TRAILER_VERSION,
+        "fingerprint_type": FINGERPRINT_128,
+    }
+
+
+def _ordered(layers: Layers) -> Layers:
+    return tuple(sorted(layers, key=lambda layer: layer[0] != "b2nd"))
 
 
 def _check_writable(frame: Frame) -> None:
@@ -320,7 +309,7 @@ def _pack_trailer(vlmetalayers: Layers) -> bytes:
     """Return the trailer, with a fingerprint of zeros."""
     layers = metalayers.pack(vlmetalayers, 2, uncounted=1)
     trailer_len = 2 + len(layers) + _TRAILER_END.size
-    end = _TRAILER_END.pack(_UINT32, trailer_len, _FIXEXT16, FINGERPRINT_128, bytes(_FINGERPRINT_NBYTES))
+    end = _TRAILER_END.pack(_UINT32, trailer_len, _FIXEXT16, FINGERPRINT_128, bytes(FINGERPRINT_NBYTES))
     return bytes([_TRAILER_MARKER, _TRAILER_VERSION]) + layers + end
 
 
@@ -330,16 +319,12 @@ def pack_vlmeta(value: Buffer) -> bytes:
 
 
 def unpack_vlmeta(buf: Buffer) -> bytes:
-    """Return the content of a variable-length metalayer.
-
-    Raises
-    ------
-    FormatError
-        This is not one chunk, or larger than `b2array.config.limits.metadata_nbytes`.
-    """
+    """Return the content of a variable-length metalayer, of at most `config.limits.metadata_nbytes` bytes."""
     header, limit = ChunkHeader.unpack(buf), config.limits.metadata_nbytes
     if header.cbytes != len(buf):
         raise FormatError(f"expected a chunk of {len(buf)} bytes, found one of {header.cbytes}")
     if header.nbytes > limit:
         raise FormatError(f"expected at most {limit} bytes (config.limits.metadata_nbytes), found {header.nbytes}")
+    if header.memcpyed and not header.special and not header.lazy:
+        return bytes(buf[header.header_len :])  # as most attributes are, too short to be compressed
     return bytes(decode.decode(buf))

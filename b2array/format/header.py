@@ -171,13 +171,7 @@ class Header:
 
     @property
     def cparams(self) -> CParams:
-        """How new chunks are to be made.
-
-        Raises
-        ------
-        UnsupportedError
-            The codec or a filter is not known, or the parameters contradict each other.
-        """
+        """How new chunks are to be made; UnsupportedError if a codec, a filter or a parameter does not fit."""
         try:
             return _cparams(
                 self.codec, self.clevel, self.codec_meta, self.filters, self.filters_meta, self.splitmode,
@@ -211,13 +205,7 @@ def check_filters(cparams: CParams, typesize: int) -> None:
 
 
 def header_nbytes(buf: Buffer) -> int:
-    """Return how long the header is whose first bytes are `buf`; 15 of them are enough.
-
-    Raises
-    ------
-    FormatError
-        This is no frame.
-    """
+    """Return how long the header is whose first bytes are `buf`; 15 of them are enough."""
     if len(buf) < 15:
         raise FormatError(f"expected the first 15 bytes of a frame header, found {len(buf)} bytes")
     magic = bytes(buf[2:10])
@@ -231,12 +219,7 @@ def header_nbytes(buf: Buffer) -> int:
 
 
 def unpack_header(buf: Buffer) -> Header:
-    """Read the header of a frame.
-
-    Parameters
-    ----------
-    buf : bytes-like
-        The frame from its first byte on. What follows the header is not looked at.
+    """Read the header of a frame. What follows it is not looked at.
 
     Raises
     ------
@@ -302,16 +285,7 @@ def _check_sizes(header: Header) -> None:
 
 
 def pack_fields(frame: Header, layers: bytes, *, has_vlmetalayers: bool) -> bytes:
-    """Return the bytes of a header, with its sizes as they are.
-
-    Parameters
-    ----------
-    frame : Header
-    layers : bytes
-        The map of metalayers, packed.
-    has_vlmetalayers : bool
-        Whether the trailer has metalayers.
-    """
+    """Return the bytes of a header, with its sizes as they are. `layers` is the packed map of metalayers."""
     flags = frame.format_version | _FLAG_OFFSETS_64
     flags |= _FLAG_VARIABLE * frame.variable_chunks | _FLAG_VL_BLOCKS * frame.vl_blocks
     codec = frame.codec if frame.codec < 16 else _UDCODEC

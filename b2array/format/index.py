@@ -36,21 +36,10 @@ _CPARAMS = CParams("blosclz", splitmode="never")
 
 
 def unpack(buf: Buffer, *, nbytes: int, chunksize: int, context: Context) -> NDArray[np.int64]:
-    """Read the index of a frame.
+    """Read the index of a frame from the chunk that holds it, or more.
 
-    Parameters
-    ----------
-    buf : bytes-like
-        The chunk that holds the index, or more.
-    nbytes, chunksize : int
-        Uncompressed sizes of all chunks together and of each, as the header has them.
-    context : Context
-        What the header says about decoding.
-
-    Raises
-    ------
-    FormatError, UnsupportedError
-        It cannot be decoded, or has another number of entries.
+    `nbytes` and `chunksize` are the uncompressed sizes of all chunks together and of each, as the header has them.
+    `context` is what the header says about decoding.
     """
     if not nbytes:
         return NO_OFFSETS
@@ -85,11 +74,7 @@ def unpack(buf: Buffer, *, nbytes: int, chunksize: int, context: Context) -> NDA
 def check(offsets: NDArray[np.int64], cbytes: int | None) -> None:
     """Raise FormatError if an entry points outside.
 
-    Parameters
-    ----------
-    offsets : numpy.ndarray of int64
-    cbytes : int, optional
-        Distance from the end of the header to the index; None in a sparse frame.
+    `cbytes` is the distance from the end of the header to the index; None in a sparse frame.
     """
     distinct = offsets[:1] if offsets.strides == (0,) else offsets
     below = distinct[distinct < 0]
@@ -116,29 +101,17 @@ def pack(offsets: NDArray[np.int64]) -> bytes:
 
 
 def special_offset(special: Special) -> int:
-    """Return the index entry of a chunk of zeros, NaN or uninitialised values.
-
-    Raises
-    ------
-    ValueError
-        `special` has no such entry.
-    """
+    """Return the index entry of a chunk of zeros, NaN or uninitialised values; ValueError for all others."""
     if special not in SPECIAL_OFFSETS:
         raise ValueError(f"no index entry stands for {special!r}")
     return SPECIAL_OFFSETS[special]
 
 
 def sparse_cbytes(cbytes: int, offsets: NDArray[np.int64]) -> int:
-    """Return the `cbytes` of a sparse frame: the size of its chunks, plus headroom for the highest file number.
+    """Return the `cbytes` of a sparse frame: the sum `cbytes` of its chunks, plus headroom for the highest file number.
 
     The C library refuses to open a frame with a file number above the field's value less 32, and subtracts from it what
     the chunks lose when it rewrites them smaller.
-
-    Parameters
-    ----------
-    cbytes : int
-        Sum of the compressed sizes of the chunks.
-    offsets : numpy.ndarray of int64
     """
     highest = int(offsets.max(initial=-1))
     return cbytes + highest + HEADER_LEN if highest >= 0 else cbytes

@@ -25,19 +25,9 @@ _FIXARRAY3, _UINT16, _MAP16, _FIXSTR, _INT32, _ARRAY16, _BIN32 = 0x93, 0xCD, 0xD
 
 
 def unpack(region: bytes, start: int) -> Layers:
-    """Read a map of metalayers.
+    """Read the map of metalayers that begins at `start` of a header or trailer, which the map's offsets count from.
 
-    Parameters
-    ----------
-    region : bytes
-        The header or the trailer, which the map's offsets count from.
-    start : int
-        Where the map starts in it.
-
-    Raises
-    ------
-    FormatError
-        A name or a content lies outside of `region`, contents overlap, or a name occurs twice.
+    FormatError says that a name or a content lies outside of `region`, contents overlap, or a name occurs twice.
     """
     try:
         return _unpack(region, start)
@@ -79,16 +69,9 @@ def _unpack(region: bytes, start: int) -> Layers:
 
 
 def pack(layers: Layers, start: int, *, uncounted: int) -> bytes:
-    """Return the map of metalayers as it stands at `start` of a header or trailer.
+    """Return the map of metalayers as it stands at `start` of a header or trailer, which offsets count from.
 
-    Parameters
-    ----------
-    layers : tuple of (str, bytes)
-        See `check`.
-    start : int
-        Where the map will stand, in bytes from the start of the header or trailer, which offsets count from.
-    uncounted : int
-        How many of its first bytes the size that the map states leaves out: 0 in headers, 1 in trailers.
+    The size that the map states leaves out its first `uncounted` bytes: 0 in headers, 1 in trailers.
     """
     entries = [(name.encode(errors="surrogateescape"), content) for name, content in layers]
     size = _MAP.size + sum([6 + len(name) for name, _ in entries])
@@ -103,15 +86,7 @@ def pack(layers: Layers, start: int, *, uncounted: int) -> bytes:
 
 
 def check(layers: Layers) -> None:
-    """Check that the metalayers can be written.
-
-    Raises
-    ------
-    LimitError
-        More than 16, a name of more than 31 bytes, or more bytes than `b2array.config.limits.metadata_nbytes`.
-    ValueError
-        A name occurs twice, or contains a zero byte.
-    """
+    """Check that metalayers can be written: at most 16, with names that are distinct and at most 31 bytes."""
     names = [name.encode(errors="surrogateescape") for name, _ in layers]
     if len(names) > MAX_LAYERS:
         raise LimitError(f"{len(names)} metalayers: a frame holds at most {MAX_LAYERS}")

@@ -48,13 +48,8 @@ _SIZES_LIMIT = 2**22
 class State:
     """A frame with everything that it says.
 
-    Parameters
-    ----------
-    frame : Frame
-        Header, index and trailer.
-    layout : Layout or None
-        The array in the frame, where items that are arrays are further dimensions, as in NumPy. None if there is no
-        array, or none that can be read; `require_layout` says why.
+    `layout` is that of the array in the frame, where items that are arrays are further dimensions, as in NumPy. It is
+    None if there is no array, or none that can be read; `require_layout` says why.
     """
 
     frame: Frame
@@ -64,15 +59,7 @@ class State:
     _attrs: dict[str, bytes] = field(default_factory=dict)
 
     def require_layout(self) -> Layout:
-        """Return the layout of the array.
-
-        Raises
-        ------
-        FormatError
-            There is no array, or its metalayer does not fit the frame.
-        UnsupportedError
-            The chunks do not hold the array's values, or there would be too many dimensions.
-        """
+        """Return the layout of the array; FormatError or UnsupportedError say why there is none."""
         return self.layout or _layout_of(self.frame, self.annotations)
 
     @property
@@ -94,7 +81,7 @@ class State:
         return sizes
 
     def attr(self, name: str) -> bytes | None:
-        """Return an attribute as it is encoded, or None if there is none of that name."""
+        """Return an attribute as it is encoded, or None if it does not exist."""
         content = self._attrs.get(name)
         if content is None:
             raw = None if name == LAYER else self.frame.vlmetalayer(name)
@@ -153,8 +140,9 @@ class State:
 
         `with_index` puts them together again.
         """
-        layers = self.frame.vlmetalayers
-        sizes = self.annotations.sizes
+        layers, raw = self.frame.vlmetalayers, self.frame.vlmetalayer(LAYER)
+        # Bytes 4 to 7 of a chunk say how long its data are: as a rule, there is nothing to be left out.
+        sizes = None if int.from_bytes((raw or b"")[4:8], "little") <= limit else self.annotations.sizes
         if sizes is not None and len(sizes) > limit:
             short = frame.pack_vlmeta(replace(self.annotations, sizes=_short_sizes(self.sizes, limit)).pack())
             layers = tuple((name, short if name == LAYER else raw) for name, raw in layers)
@@ -250,13 +238,7 @@ def _short_sizes(sizes: Sizes, limit: int) -> bytes | None:
 
 
 def layers_with(layers: Layers, annotations: Annotations, url: str) -> Layers:
-    """Put annotations into their metalayer. Without room for it they stay out, unless attributes would be lost.
-
-    Raises
-    ------
-    LimitError
-        Attributes would be lost.
-    """
+    """Put annotations into their metalayer. Without room they stay out; LimitError if attributes would be lost."""
     others = tuple(layer for layer in layers if layer[0] != LAYER)
     if len(others) >= MAX_LAYERS:
         if annotations.attrs:
@@ -270,12 +252,7 @@ def layers_with(layers: Layers, annotations: Annotations, url: str) -> Layers:
 def changed_chunks(was: State, now: State, *, moved: bool) -> set[int] | None:
     """Return which chunks differ between two states with the same number of chunks, or None if nothing says it.
 
-    Parameters
-    ----------
-    was, now : State
-        The states.
-    moved : bool
-        Whether a chunk's place in one of them says nothing about the other.
+    `moved` says that a chunk's place in one of them says nothing about the other.
     """
     before, after = (_digests(was), _digests(now)) if moved else (was.frame.offsets, now.frame.offsets)
     return None if before is None or after is None else set(np.flatnonzero(before != after).tolist())
@@ -289,13 +266,7 @@ def _digests(state: State) -> npt.NDArray[np.int64] | None:
 
 
 def check_count(layout: Layout) -> None:
-    """Refuse more chunks than an index can hold.
-
-    Raises
-    ------
-    LimitError
-        The message has the count and the limit.
-    """
+    """Raise LimitError if there are more chunks than an index can hold."""
     most = config.limits.index_nbytes // 8
     if layout.nchunks > most:
         raise LimitError(

@@ -19,18 +19,10 @@ Array = npt.NDArray[Any]
 def arrange(
     value: Any, selection: Selection, dtype: np.dtype[Any], names: str | list[str] | None = None
 ) -> tuple[Array, str | list[str] | None]:
-    """Lay out a value for the items that it is assigned to.
+    """Lay out a value for the items that it is assigned to; raises what NumPy's assignment raises.
 
-    Parameters
-    ----------
-    value : object
-        What stands right of the ``=``.
-    selection : Selection
-        The items.
-    dtype : numpy.dtype
-        Their type.
-    names : str, list of str or None
-        The field or fields that are assigned to; None: the whole items.
+    Also refuses arrays with masked items, which have no value. `names` are the field or fields that are assigned to,
+    None for whole items.
 
     Returns
     -------
@@ -38,11 +30,6 @@ def arrange(
         Read-only, of shape ``selection.box``. Its type may still have to be converted; that is possible.
     names : str, list of str or None
         The fields that it is meant for.
-
-    Raises
-    ------
-    ValueError, TypeError, OverflowError
-        Where NumPy's assignment raises them. Also for arrays with masked items, which have no value.
 
     Examples
     --------
@@ -94,17 +81,9 @@ def _converted(value: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
 
 
 def spread(value: Array, selection: Selection) -> Array:
-    """Broadcast a value as NumPy's assignment does.
+    """Broadcast a value as NumPy's assignment does, with NumPy's exceptions.
 
-    Returns
-    -------
-    ndarray
-        Read-only, of shape ``selection.box``. The value is not copied for each item that it goes to.
-
-    Raises
-    ------
-    ValueError, TypeError
-        The value does not fit, with NumPy's words.
+    The result is read-only, of shape ``selection.box``. The value is not copied for each item that it goes to.
 
     Examples
     --------

@@ -6,13 +6,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from operator import index as as_int
+from operator import mul
 from typing import Any
 
 import numpy as np
 
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
-from b2array.grid.layout import MAX_NDIM
-from b2array.grid.partition import extended, grid_shape
+from b2array.grid.layout import MAX_NDIM, grid_shape
 
 __all__ = ["automatic"]
 
@@ -150,7 +150,7 @@ def _check(chunks: tuple[int, ...], blocks: tuple[int, ...], itemsize: int) -> N
     block_nbytes = math.prod(blocks) * itemsize
     if block_nbytes > MAX_BLOCKSIZE:
         raise ValueError(f"blocks {blocks} have {block_nbytes} bytes each, more than {MAX_BLOCKSIZE}")
-    chunk_nbytes = math.prod(extended(chunks, blocks)) * itemsize
+    chunk_nbytes = math.prod(map(mul, grid_shape(chunks, blocks), blocks)) * itemsize
     if chunk_nbytes > MAX_CHUNK_NBYTES:
         raise ValueError(
             f"chunks {chunks} have {chunk_nbytes} bytes each when padded to whole blocks {blocks}, "

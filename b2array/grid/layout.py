@@ -18,7 +18,7 @@ import numpy as np
 from b2array import config
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 
-__all__ = ["MAX_NDIM", "Layout", "extents"]
+__all__ = ["MAX_NDIM", "Layout", "extents", "grid_shape"]
 
 MAX_NDIM = 16
 
@@ -91,9 +91,9 @@ class Layout:
         derive(self, "ndim", len(self.shape))
         self._check_extents()
         derive(self, "itemsize", self.dtype.itemsize)
-        derive(self, "grid_shape", _grid(self.shape, self.chunks))
+        derive(self, "grid_shape", grid_shape(self.shape, self.chunks))
         derive(self, "nchunks", prod(self.grid_shape))
-        derive(self, "block_grid", _grid(self.chunks, self.blocks))
+        derive(self, "block_grid", grid_shape(self.chunks, self.blocks))
         derive(self, "nblocks", prod(self.block_grid))
         for name, grid in (("grid_strides", self.grid_shape), ("block_strides", self.block_grid)):
             derive(self, name, tuple(accumulate(grid[:0:-1], operator.mul, initial=1))[: self.ndim][::-1])
@@ -143,5 +143,12 @@ def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
     return (operator.index(shape),)
 
 
-def _grid(shape: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
+def grid_shape(shape: Sequence[int], part: Sequence[int]) -> tuple[int, ...]:
+    """Count the parts along each axis.
+
+    Examples
+    --------
+    >>> grid_shape((10, 20), (4, 5))
+    (3, 4)
+    """
     return tuple([-(-s // p) if p else 0 for s, p in zip(shape, part, strict=True)])

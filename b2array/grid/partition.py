@@ -21,13 +21,9 @@ from numpy.typing import NDArray
 __all__ = [
     "Axes",
     "Part",
-    "PartGrid",
     "Positions",
     "Run",
     "boxes",
-    "extended",
-    "grid_shape",
-    "part_grids",
     "parts",
     "put",
     "runs",
@@ -59,28 +55,6 @@ class Part(NamedTuple):
     coords: tuple[int, ...]
     inside: tuple[Positions, ...]
     outside: tuple[Positions, ...]
-
-
-def grid_shape(shape: Sequence[int], part: Sequence[int]) -> tuple[int, ...]:
-    """Count the parts along each axis.
-
-    Examples
-    --------
-    >>> grid_shape((10, 20), (4, 5))
-    (3, 4)
-    """
-    return tuple(-(-n // p) if n else 0 for n, p in zip(shape, part, strict=True))
-
-
-def extended(shape: Sequence[int], part: Sequence[int]) -> tuple[int, ...]:
-    """Round each extent up to whole parts.
-
-    Examples
-    --------
-    >>> extended((10, 20), (4, 5))
-    (12, 20)
-    """
-    return tuple(-(-n // p) * p if n else 0 for n, p in zip(shape, part, strict=True))
 
 
 def parts(
@@ -198,44 +172,11 @@ def _positions(order: NDArray[np.intp] | None, start: int, stop: int, base: Posi
     return order[None, start:stop] + offset
 
 
-class PartGrid(NamedTuple):
-    """Parts that a selection by slices takes in the same way: all of each, or one part along an axis.
-
-    Attributes
-    ----------
-    coords : tuple of range
-        The parts, along each axis; more than one only where they are taken whole.
-    inside : tuple of slice
-        What is taken of each part.
-    outside : tuple of slice
-        Where all of it stands in the selection's box.
-    """
-
-    coords: tuple[range, ...]
-    inside: tuple[slice, ...]
-    outside: tuple[slice, ...]
-
-
-def part_grids(
-    positions: tuple[slice, ...], part_shape: Sequence[int], outside: tuple[slice, ...] | None = None
-) -> Iterator[PartGrid]:
-    """Cut a selection by slices like `parts`, but keep neighbours together that are taken whole.
-
-    Examples
-    --------
-    >>> for piece in part_grids((slice(2, 13, 1),), (4,)):
-    ...     print(piece.coords, piece.inside, piece.outside)
-    (range(0, 1),) (slice(2, 4, 1),) (slice(0, 2, 1),)
-    (range(1, 3),) (slice(0, 4, 1),) (slice(2, 10, 1),)
-    (range(3, 4),) (slice(0, 1, 1),) (slice(10, 11, 1),)
-    """
-    if not positions:
-        return iter((PartGrid((), (), ()),))
-    return map(PartGrid._make, starmap(zip, product(*runs(positions, part_shape, outside))))
-
-
 class Run(NamedTuple):
-    """Parts along one axis that a slice takes in the same way; `coords`, `inside` and `outside` as in `PartGrid`."""
+    """Neighbouring parts along one axis that a slice takes in the same way: all of each, or some items of one part.
+
+    `inside` is what is taken of each part, `outside` where all of it stands in the selection's box.
+    """
 
     coords: range
     inside: slice
@@ -245,7 +186,16 @@ class Run(NamedTuple):
 def runs(
     positions: tuple[slice, ...], part_shape: Sequence[int], outside: tuple[slice, ...] | None = None
 ) -> list[list[Run]]:
-    """Cut each slice of a selection into runs, of which `part_grids` returns the products."""
+    """Cut each slice of a selection at the borders of parts, but keep neighbours together that are taken whole.
+
+    Examples
+    --------
+    >>> for run in runs((slice(2, 13, 1),), (4,))[0]:
+    ...     print(run.coords, run.inside, run.outside)
+    range(0, 1) slice(2, 4, 1) slice(0, 2, 1)
+    range(1, 3) slice(0, 4, 1) slice(2, 10, 1)
+    range(3, 4) slice(0, 1, 1) slice(10, 11, 1)
+    """
     bases = (None,) * len(positions) if outside is None else outside
     return [_runs(i, extent, base) for i, extent, base in zip(positions, part_shape, bases, strict=True)]
 
@@ -269,21 +219,10 @@ def _runs(positions: slice, extent: int, base: slice | None) -> list[Run]:
 
 
 def take(values: NDArray[Any], positions: tuple[Positions, ...], axes: Axes | None = None) -> NDArray[Any]:
-    """Read the items of a product of groups.
+    """Read the items of a product of groups: one dimension a group, a view of `values` if all groups are slices.
 
-    Parameters
-    ----------
-    values : ndarray
-        For example a block, with `positions` a part's `inside`, or a box, with `positions` its `outside`.
-    positions : tuple of Positions
-        One entry a group.
-    axes : tuple of tuple of int, optional
-        The axes of `values` that each group covers; by default one axis a group, in order.
-
-    Returns
-    -------
-    ndarray
-        One dimension a group. A view of `values` if all groups are slices.
+    `values` is a block, with a part's `inside` as positions, or a box, with its `outside`. `axes` are those of each
+    group; by default one axis a group, in order.
 
     Examples
     --------
@@ -299,17 +238,7 @@ def take(values: NDArray[Any], positions: tuple[Positions, ...], axes: Axes | No
 
 
 def put(target: NDArray[Any], positions: tuple[Positions, ...], values: NDArray[Any], axes: Axes | None = None) -> None:
-    """Write the items of a product of groups; the counterpart of `take`.
-
-    Parameters
-    ----------
-    target : ndarray
-        Changed in place.
-    positions, axes
-        As in `take`. Where points repeat, the last value stays.
-    values : ndarray
-        One dimension a group.
-    """
+    """Write the items of a product of groups; the counterpart of `take`. Where points repeat, the last value stays."""
     if np.ndarray not in map(type, positions):
         target[positions] = values
         return
@@ -334,14 +263,7 @@ def _fancy(
 
 
 def boxes(shape: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:
-    """Cut an array into boxes whose items follow each other in C order.
-
-    Parameters
-    ----------
-    shape : sequence of int
-        Extents in items.
-    most : int
-        Items that a box may have, at least 1.
+    """Cut an array into boxes of at most `most` items (at least 1) that follow each other in C order.
 
     Examples
     --------

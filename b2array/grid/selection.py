@@ -67,17 +67,7 @@ class Selection:
     runs: tuple[tuple[int, int], ...] | None = None
 
     def view(self, result: NDArray[Any]) -> NDArray[Any]:
-        """See the result in the shape of the box.
-
-        Parameters
-        ----------
-        result : ndarray
-            C-contiguous, of shape `shape`.
-
-        Returns
-        -------
-        ndarray
-            A view of shape `box`: writing into it fills the result.
+        """See a result, C-contiguous, in the shape of the box: writing into the view fills the result.
 
         Examples
         --------
@@ -120,20 +110,7 @@ def item(key: object, shape: tuple[int, ...]) -> list[int] | None:
 
 
 def select(key: Any, shape: Sequence[int]) -> Selection:
-    """Resolve a key as NumPy does.
-
-    Parameters
-    ----------
-    key : object
-        Whatever stands between the brackets: integers, slices, Ellipsis, None, integer and boolean arrays (or
-        sequences that become such), or a tuple of these.
-    shape : sequence of int
-        Shape of the array.
-
-    Raises
-    ------
-    IndexError, TypeError, ValueError
-        Where NumPy raises them, with its words.
+    """Resolve a key as NumPy does, with NumPy's exceptions: all that may stand between the brackets.
 
     Examples
     --------
@@ -174,11 +151,6 @@ def vectorised(key: Any, shape: Sequence[int]) -> Selection:
 def orthogonal(key: Any, shape: Sequence[int]) -> Selection:
     """Resolve a key in which each index array, of one dimension, selects along its own axis.
 
-    Raises
-    ------
-    IndexError
-        Beside NumPy's reasons: an index array has not exactly one dimension.
-
     Examples
     --------
     >>> orthogonal(([0, 2], [True, False, True]), (4, 3)).shape
@@ -209,17 +181,8 @@ def orthogonal(key: Any, shape: Sequence[int]) -> Selection:
 def fields(key: Any, dtype: np.dtype[Any]) -> tuple[Any, str | list[str] | None]:
     """Separate the field names from a key, in which they stand alone or, anywhere, among the indices of the axes.
 
-    Returns
-    -------
-    rest : object
-        The key that remains for `select`.
-    names : str, list of str or None
-        One field, or several, or None if the key names none.
-
-    Raises
-    ------
-    ValueError, KeyError
-        The dtype has no such field, or a name stands twice.
+    Returns the key that remains for `select`, and one field, or several, or None if the key names none. Raises what
+    NumPy raises if the dtype has no such field, or a name stands twice.
 
     Examples
     --------

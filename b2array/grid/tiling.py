@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,10 @@ import numpy.typing as npt
 from b2array.grid.layout import Layout
 from b2array.grid.partition import Axes, Part, Positions, Run, parts, runs
 
-__all__ = ["Copy", "Step", "Tiling", "parts_of_blocks", "parts_of_chunks", "tiling_of", "tiling_of_points"]
+__all__ = [
+    "Copy", "Patch", "Step", "Tiling", "parts_of_blocks", "parts_of_chunks", "patch_of", "tiling_of",
+    "tiling_of_points",
+]  # fmt: skip
 
 Int64Array = npt.NDArray[np.int64]
 Slices = tuple[slice, ...]
@@ -76,6 +79,54 @@ def parts_of_blocks(layout: Layout, of_chunk: Part, axes: Axes | None) -> list[t
     ]
     found.sort(key=lambda pair: pair[0])
     return found
+
+
+class Patch(NamedTuple):
+    """What slices write of a chunk.
+
+    Attributes
+    ----------
+    numbers : list of int
+        The blocks, in C order: those that are written, or all of them if the whole chunk is.
+    filled : list of bool
+        Which of them are written as far as the array reaches, so that what they held before does not matter.
+    counts : tuple of int
+        The blocks are a grid of this shape.
+    runs : list of list of Run
+        Along each axis, what is written of the blocks; `coords` count in that grid.
+    whole : bool
+        Whether nothing matters of what the chunk held before.
+    """
+
+    numbers: list[int]
+    filled: list[bool]
+    counts: tuple[int, ...]
+    runs: list[list[Run]]
+    whole: bool
+
+
+def patch_of(layout: Layout, of_chunk: Part) -> Patch:
+    """Return what a selection by slices writes of a chunk."""
+    inside, outside = cast(Slices, of_chunk.inside), cast(Slices, of_chunk.outside)
+    extents = [min(c, n - coord * c) for coord, n, c in zip(of_chunk.coords, layout.shape, layout.chunks, strict=True)]
+    along = runs(inside, layout.blocks, outside)
+    if all(i.start <= 0 and i.step == 1 and i.stop >= extent for i, extent in zip(inside, extents, strict=True)):
+        return Patch(list(range(layout.nblocks)), [True] * layout.nblocks, layout.block_grid, along, True)
+    numbers: Int64Array = np.zeros((), np.int64)
+    filled: npt.NDArray[np.bool_] = np.ones((), bool)
+    compact: list[list[Run]] = []
+    for of_axis, extent, b, stride in zip(along, extents, layout.blocks, layout.block_strides, strict=True):
+        coords: list[int] = []
+        whole: list[bool] = []
+        compact.append([])
+        for run in of_axis:
+            compact[-1].append(run._replace(coords=range(len(coords), len(coords) + len(run.coords))))
+            coords += run.coords
+            i = run.inside
+            whole += [i.start <= 0 and i.step == 1 and i.stop >= min(b, extent - coord * b) for coord in run.coords]
+        numbers = np.add.outer(numbers, np.array(coords, np.int64) * stride)
+        filled = np.logical_and.outer(filled, np.array(whole, bool))
+    return Patch(numbers.reshape(-1).tolist(), filled.reshape(-1).tolist(), numbers.shape, compact, False)
 
 
 def tiling_of_points(layout: Layout, of_chunk: Part, axes: Axes | None, length: int) -> Tiling:

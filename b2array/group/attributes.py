@@ -42,8 +42,10 @@ class Attrs(MutableMapping[str, Any]):
         return writable(self._home, self._mode, self._home.url)
 
     def _found(self) -> Handle | None:
-        path = self._home.members().get(self._name)
-        return None if path is None else self._home.open(path, self._mode)
+        home, path = self._home, self._home.members().get(self._name)
+        if path is not None and self._mode == "r" and isinstance(home, Directory):
+            return home.open_lazily(path)
+        return None if path is None else home.open(path, self._mode)
 
     def require(self) -> Handle:
         """Return the frame, to be changed; make one if there is none. Groups that have one exist without members."""

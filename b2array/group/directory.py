@@ -4,7 +4,9 @@ In a local directory the files are the list of members, as for python-blosc2. In
 list, because listing is slow and shows the writes of others one by one; it is replaced as a whole. Where it is missing,
 as in a directory that was copied there, the store is listed.
 
-A local directory has a manifest, too, once a transaction has changed it; see `b2array.group.transaction`.
+A local directory has a manifest, too, once a transaction has changed it; see `b2array.group.transaction`. Members are
+opened from the summaries in a manifest, which are also the list for servers that have none; see
+`b2array.group.summaries`.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Protocol, Self
 
 from b2array import config
-from b2array.array.opening import create_schunk
 from b2array.array.placing import place_new
 from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
@@ -23,16 +25,17 @@ from b2array.engine.handle import Handle, Mode
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
 from b2array.engine.transaction import Transaction, copied
-from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, located
+from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, located
+from b2array.format import summary
 from b2array.format.header import FrameType
-from b2array.group import embedded, redo
+from b2array.format.summary import Record, Summary
+from b2array.group import embedded, redo, summaries
 from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, joined_url, members_among
 from b2array.group.redo import ABSENT, commit_of
-from b2array.store.atomic import require_free
 from b2array.store.base import Stamp, Store, attempts, conflict, stale_reader, too_many_conflicts
 from b2array.store.open import open_store
 
-__all__ = ["Directory", "Kind", "NewFrame", "copy_of"]
+__all__ = ["Directory", "Kind", "NewFrame", "copy_of", "record_of"]
 
 Kind = Literal["auto", "contiguous", "sparse"]
 
@@ -57,6 +60,11 @@ def copy_of(source: Handle, storage_options: Mapping[str, Any]) -> NewFrame:
     return new
 
 
+def record_of(held: Snapshot) -> Record | None:
+    """Return what the manifest is to say of a member."""
+    return summary.pack(held.state, held.header)
+
+
 class Directory:
     """The members of a group as they were when they were first asked for, and the manifest.
 
@@ -76,6 +84,7 @@ class Directory:
         self._address = url
         self._options = dict(storage_options)
         self._known = known
+        self._records: tuple[bytes, dict[str, Any]] = b"", {}
         self.store = open_store(url, **self.options)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -108,19 +117,14 @@ class Directory:
         """Return the store of a path in the group."""
         return open_store(self.address(path), **self.options)
 
-    def exists(self) -> bool:
-        """Whether there is a group: a manifest, an embedding frame, a local directory, or a prefix with members."""
-        heads = self.store.head([MANIFEST, EMBEDDED], 8)
-        if any(not isinstance(head, Exception) for head in heads):
-            return True
-        for error in heads:
-            if isinstance(error, Exception) and not isinstance(error, ABSENT):
-                raise error
-        try:
-            files = self.store.walk()
-        except (*ABSENT, PermissionError):  # without the right to list, only a manifest can tell
-            return False
-        return self.is_local or bool(members_among(files))
+    def look(self) -> bool:
+        """Whether there is a manifest with something in it; members of other places are shown as it has them."""
+        with suppress(Exception):  # `exists` judges what is there
+            manifest, _ = self._stored(versioned=False)
+            if not self.is_local and manifest != Manifest():
+                self._known = manifest, manifest.visible(self._listed(manifest))
+            return manifest != Manifest()
+        return False
 
     # The manifest.
 
@@ -147,8 +151,8 @@ class Directory:
             if self.is_local:
                 known = self._local_state()
             else:
-                manifest, _ = self.read()
-                known = manifest, manifest.visible(manifest.members or {})
+                manifest, _ = self._stored(versioned=False)
+                known = manifest, manifest.visible(self._listed(manifest))
             self._known = known
         return known
 
@@ -164,6 +168,18 @@ class Directory:
                 break
         return manifest, self._members_in(files, manifest)
 
+    def _listed(self, manifest: Manifest) -> Mapping[str, str]:
+        """Return the members that the manifest lists; where it does not, the store does, or the summaries have them."""
+        if manifest.members is not None:
+            return manifest.members
+        try:
+            files = self.store.walk()
+        except UnsupportedError:
+            if not manifest.summaries:
+                raise
+            files = [*summary.unpack_all(manifest.summaries)]
+        return self._members_in(files, manifest)
+
     def _members_in(self, files: Collection[str], manifest: Manifest) -> dict[str, str]:
         """Find the members by their files, and those in the embedding frame."""
         inner = embedded.extents(self._embedding("r")) if EMBEDDED in files else {}
@@ -178,15 +194,16 @@ class Directory:
     def read(self) -> tuple[Manifest, Stamp | None]:
         """Read the manifest and its version. Where there is no manifest, there is no version either."""
         manifest, stamp = self._stored()
-        if manifest.members is None and not self.is_local:
-            manifest = replace(manifest, members=self._members_in(self.store.walk(), manifest))
+        if not self.is_local:
+            manifest = replace(manifest, members=self._listed(manifest))
         return manifest, stamp
 
-    def _stored(self) -> tuple[Manifest, Stamp | None]:
+    def _stored(self, *, versioned: bool = True) -> tuple[Manifest, Stamp | None]:
         limit = config.limits.metadata_nbytes
         (head,) = self.store.head([MANIFEST], limit)
         stamp = None
-        if not isinstance(head, Exception) and head.stamp is None and self.store.guarantee != "read only":
+        unversioned = not isinstance(head, Exception) and head.stamp is None
+        if unversioned and versioned and self.store.guarantee != "read only":
             # The version first: what is read later is at least as new, so that no update is lost.
             stamp = self.store.stamp(MANIFEST)
             (head,) = self.store.head([MANIFEST], limit)
@@ -275,9 +292,43 @@ class Directory:
         """
         if is_embedded(path):
             return embedded.open_embedded(self._embedding("r"), path)
-        if mode == "r+":
-            self.recover()
-        return Handle(self.current(path), mode)
+        if mode == "r":
+            return (self._promised(path) if self.store.guarantee == "lock" else None) or Handle(
+                self.current(path), mode
+            )
+        self.recover()
+        handle = Handle(self.current(path), mode)
+        if self.store.guarantee != "lock" and self._record(path) is not None:
+            # Elsewhere than on this computer readers learn only later that a summary is out of date.
+            handle.before_commit = partial(self.update, lambda found: found.with_summaries({path: None}))
+        return handle
+
+    def open_lazily(self, path: str) -> Handle:
+        """Open a member for reading, with no request if the manifest describes it; raises what `open` raises.
+
+        If it is not as described, the first read of items raises `ConflictError`.
+        """
+        return (None if is_embedded(path) else self._promised(path)) or self.open(path, "r")
+
+    def _record(self, path: str) -> Any:
+        """Return the summary of a member that the manifest has, if it has one."""
+        packed = self._state()[0].summaries
+        if self._records[0] is not packed:
+            self._records = packed, summary.unpack_all(packed)
+        return self._records[1].get(path)
+
+    def _promised(self, path: str) -> Handle | None:
+        record = None if path in self._state()[0].redo else self._record(path)
+        return None if record is None else summaries.promise(self.store_of(path), record, partial(self._keep, path))
+
+    def _keep(self, path: str, said: Summary) -> Snapshot:
+        """Read a member that a summary describes."""
+        held = self.current(path)
+        if held.frame.fingerprint != said.fingerprint:
+            if self._stored(versioned=False)[0].commit != self.manifest.commit:
+                raise stale_reader(self.url)
+            summaries.check(held, said)
+        return held
 
     def current(self, path: str) -> Snapshot:
         """Return the state of a member that belongs to the members shown. Raises what `open` raises."""
@@ -295,7 +346,7 @@ class Directory:
                 raise stale_reader(self.url)
         return held
 
-    def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
+    def create(self, name: str, suffix: str, make: NewFrame, *, overwrite: bool) -> Handle:
         """Make a member, or replace one, and return it.
 
         Raises
@@ -307,14 +358,20 @@ class Directory:
         if path in self.read()[0].hidden and not overwrite:
             raise self.occupied(path)
         before = self.members().get(name, path)
-        held = Handle(new(self.address(path), overwrite=overwrite).commit(), "r+")
+        held = Handle(make(self.address(path), overwrite=overwrite).commit(), "r+")
         manifest, members = self._state()
-        if not self.is_local or path in manifest.hidden or manifest.members is not None:
-            manifest = self.update(lambda found: found.with_member(name, path))
+        if self._is_list(manifest) or path in manifest.hidden:
+            # Its maker goes on changing it, as a rule, so that a summary would soon be out of date.
+            gone = {before} - {path}
+            manifest = self.update(lambda found: found.with_member(name, path).with_summaries({path: None}, gone))
         self.show(manifest, {**(members if self.is_local else manifest.visible(manifest.members or {})), name: path})
         if before != path:
             self.remove_frames([before])
         return held
+
+    def _is_list(self, manifest: Manifest) -> bool:
+        """Whether the manifest, too, must show what happens to members outside of transactions."""
+        return not self.is_local or manifest.members is not None or bool(manifest.summaries)
 
     def occupied(self, path: str) -> FileExistsError:
         """Return the error for a path at which an uncommitted member lies."""
@@ -326,8 +383,8 @@ class Directory:
     def remove(self, members: Mapping[str, str]) -> None:
         """Remove members, given by name and path."""
         manifest, shown = self._state()
-        if not self.is_local or manifest.members is not None:
-            manifest = self.update(lambda found: found.without(members))
+        if self._is_list(manifest):
+            manifest = self.update(lambda found: found.without(members).with_summaries({}, {*members.values()}))
             shown = shown if self.is_local else manifest.visible(manifest.members or {})
         self.show(manifest, {name: path for name, path in shown.items() if name not in members})
         self.remove_frames(members.values())
@@ -360,36 +417,3 @@ class Directory:
         store.force()
         if self.is_local:
             self.store_of(path + ".b2lock").delete([""])
-
-    # The group as a whole.
-
-    def initialise(self) -> None:
-        """Make an empty group: an embedding frame, and a manifest where one is needed."""
-        if self.store.guarantee == "read only":
-            raise ReadOnlyError(f"{self.url} can only be read")
-        self._embed_nothing()
-        if not self.is_local:
-            self.write(Manifest({}), None)
-
-    def complete(self) -> None:
-        """Add the embedding frame without which python-blosc2 does not open a directory."""
-        if self.is_local and isinstance(self.store.head([EMBEDDED], 1)[0], FileNotFoundError):
-            with suppress(FileExistsError):
-                self._embed_nothing()
-
-    def _embed_nothing(self) -> None:
-        empty = create_schunk(chunksize=2**13, meta={"b2tree": {"version": 1}})
-        empty.vlmeta["estore_metadata"] = {"embed_map": {}, "current_offset": 0}
-        self.store.create(EMBEDDED, empty.to_bytes())
-
-    def check_replaceable(self) -> None:
-        """Raise FileExistsError if there is something that is not known to be a group."""
-        kinds = {MANIFEST: b"", EMBEDDED: b""}
-        require_free(self.store, kinds, "a group", overwrite=True, name=MANIFEST, alone=True)
-
-    def clear(self) -> None:
-        """Remove a group with all its members."""
-        self.check_replaceable()
-        self.remove(self.members())
-        self.store.delete([MANIFEST, EMBEDDED])
-        self.refresh()

@@ -18,6 +18,7 @@ from b2array.array.schunk import SChunk
 from b2array.engine.handle import Mode
 from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import FormatError, ReadOnlyError
+from b2array.group import whole
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.directory import Directory, Kind, copy_of
@@ -69,21 +70,23 @@ def open_group(
         raise ValueError(f"mode must be 'r', 'r+', 'a', 'w' or 'x', not {mode!r}")
     address, options = os.fspath(url), storage_options or {}
     home = Directory(address, options)
-    if _is_archive(home.store):
+    # The manifest first: where it is, this is the only request.
+    there = not home.url.endswith(".b2z") and home.look()
+    if not there and _is_archive(home.store):
         if mode != "r":
             raise ReadOnlyError(f"{home.url} is an archive, which can only be read; open it with mode='r'")
         return Group(Archive(address, options), "", mode)
-    there = home.exists()
+    there = there or whole.exists(home)
     if mode in ("r", "r+") and not there:
         raise FileNotFoundError(f"{home.url}: there is no group")
     if mode == "x" and there:
         raise FileExistsError(f"{home.url} exists")
     if mode == "w" and there:
-        home.clear()
+        whole.clear(home)
     if mode in ("w", "x") or not there:
-        home.initialise()
+        whole.initialise(home)
     elif mode == "a":
-        home.complete()
+        whole.complete(home)
     if mode != "r":
         home.recover()
     return Group(home, "", "r" if mode == "r" else "r+")
@@ -182,8 +185,7 @@ class Group(MutableMapping[str, Any]):
         below = self._below()
         path = below.get(name)
         if path is not None:
-            held = self._home.open(path, self._mode)
-            return NDArray(held) if path.endswith(ARRAY) or held.frame.metalayer("b2nd") is not None else SChunk(held)
+            return _opened(self._home, path, self._mode)
         if any(other.startswith(name + "/") for other in below):
             return self._inner(name)
         raise KeyError(f"{name!r}: {self.url} has no such member")
@@ -199,9 +201,12 @@ class Group(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
     def arrays(self) -> dict[str, Any]:
-        """Open the members that are directly in this group and are not groups."""
+        """Open the members that are directly in this group and are not groups.
+
+        Elsewhere than on this computer, those that the group's manifest describes are read when their items are needed.
+        """
         below = self._below()
-        return {name: self[name] for name in self if name in below}
+        return {name: _opened(self._home, below[name], self._mode, lazy=True) for name in self if name in below}
 
     def groups(self) -> dict[str, Group]:
         """Return the groups that are directly in this one."""
@@ -425,6 +430,18 @@ class Group(MutableMapping[str, Any]):
             raise
         changes.commit()
 
+    def consolidate(self) -> None:
+        """Put what all members say of themselves into the group's manifest, from where readers take it.
+
+        Transactions do so for the members that they change. This does it for those that other software has made, or
+        that were changed by their own URL. See :ref:`summaries`.
+
+        Examples
+        --------
+        >>> open_group("memory://consolidated.b2d", "w").consolidate()
+        """
+        whole.consolidate(self._writable())
+
     def refresh(self) -> None:
         """Show what others have done to the group since it was opened. Arrays that are open stay as they are."""
         self._home.refresh()
@@ -450,6 +467,13 @@ class Group(MutableMapping[str, Any]):
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(self.tree())}</pre>"
+
+
+def _opened(home: Home, path: str, mode: Mode, *, lazy: bool = False) -> NDArray | SChunk:
+    directory = home if isinstance(home, Directory) and lazy and mode == "r" else None
+    held = home.open(path, mode) if directory is None else directory.open_lazily(path)
+    is_array = path.endswith(ARRAY) or held.described.state.frame.metalayer("b2nd") is not None
+    return NDArray(held) if is_array else SChunk(held)
 
 
 def _nested(names: Iterator[str]) -> dict[str, Any]:

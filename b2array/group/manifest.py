@@ -16,6 +16,8 @@ import msgpack
 from b2array.buffers import Buffer
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import FormatError, UnsupportedError
+from b2array.format import summary
+from b2array.format.summary import Record
 
 __all__ = [
     "ARRAY", "ATTRS", "EMBEDDED", "MANIFEST", "OTHER", "SUFFIXES", "Manifest", "check_name", "check_path",
@@ -160,6 +162,8 @@ class Manifest:
         Paths that are not members yet, or not any more.
     removed : tuple of str
         Paths of members that the last transaction deleted and whose files may still be there.
+    summaries : bytes
+        What members say of themselves, by their paths, as `b2array.format.summary` packs it.
     unknown : tuple of (key, value)
         Entries that a later version added; they are kept.
 
@@ -176,6 +180,7 @@ class Manifest:
     redo: Mapping[str, bytes | str] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    summaries: bytes = b""
     unknown: tuple[tuple[Any, Any], ...] = ()
 
     @property
@@ -198,6 +203,26 @@ class Manifest:
         kept = {name: path for name, path in (self.members or {}).items() if name not in names}
         return self if self.members is None else replace(self, members=kept)
 
+    def with_summaries(
+        self, records: Mapping[str, Record | None], gone: Collection[str] = (), members: Mapping[str, str] | None = None
+    ) -> Self:
+        """Return the manifest with other summaries, and without those of members that are gone.
+
+        Parameters
+        ----------
+        records : mapping of str to (Record or None)
+            By paths.
+        gone : collection of str
+            Paths.
+        members : mapping of str to str, optional
+            All paths by names; those without a summary are listed among the summaries, too.
+        """
+        paths = [EMBEDDED if is_embedded(path) else path for path in (members or {}).values()]
+        found = {**dict.fromkeys(paths), **summary.unpack_all(self.summaries), **records}
+        if not self.summaries and not paths:
+            return self
+        return replace(self, summaries=summary.pack_all({path: found[path] for path in found if path not in gone}))
+
     def hiding(self, path: str) -> Self:
         """Return the manifest with a path hidden, for a member in the making."""
         revealed = self.revealing([path])
@@ -216,6 +241,7 @@ class Manifest:
         """Return the manifest as bytes."""
         known = {key: getattr(self, name) for key, name in _FIELDS.items()}
         known |= {"removed": self.removed} if self.removed else {}
+        known |= {"summaries": self.summaries} if self.summaries else {}
         packed: bytes = msgpack.packb({"format": _MAGIC, "version": _VERSION, **known, **dict(self.unknown)})
         return packed
 
@@ -250,13 +276,14 @@ class Manifest:
         for path, change in _checked("pending", redo, dict).items():
             if not _is_path(path) or not (isinstance(change, bytes) or _is_token(change)):
                 raise FormatError(f"expected a member's path and its change in the manifest, found {path!r}")
-        removed = content.pop("removed", [])
+        removed, summaries = content.pop("removed", []), content.pop("summaries", b"")
         for path in (*_checked("hidden", hidden, list), *_checked("removed", removed, list)):
             if not _is_path(path) and not (path in removed and is_embedded(path)):
                 raise FormatError(f"expected a member's path in the manifest, found {path!r}")
         _checked("ident", identity, str)
         _checked("number", number, int)
-        return cls(members, identity, number, redo, tuple(hidden), tuple(removed), tuple(content.items()))
+        _checked("summaries", summaries, bytes)
+        return cls(members, identity, number, redo, tuple(hidden), tuple(removed), summaries, tuple(content.items()))
 
 
 _FIELDS = {"members": "members", "ident": "identity", "number": "number", "pending": "redo", "hidden": "hidden"}

@@ -24,15 +24,16 @@ from typing import Any, NamedTuple
 from b2array.buffers import Buffer
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
+from b2array.engine.snapshot import Snapshot
 from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import B2ArrayError, ConflictError
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.index import chunk_name
 from b2array.group import redo
-from b2array.group.directory import Directory, Kind, NewFrame
+from b2array.group.directory import Directory, Kind, NewFrame, record_of
 from b2array.group.manifest import ARRAY, MANIFEST, OTHER, Manifest, is_embedded, staged_path
-from b2array.store.base import Mutex, Stamp, attempts, too_many_conflicts
+from b2array.store.base import Mutex, Stamp, attempts, may_still_happen, too_many_conflicts
 
 __all__ = ["Transaction"]
 
@@ -68,6 +69,7 @@ class Transaction:
         self._view = directory.copy()
         self._changed: dict[str, _Changed] = {}  # by path
         self._created: dict[str, str] = {}  # paths by names
+        self._handles: dict[str, Handle] = {}  # of those, by path
         self._removed: dict[str, str] = {}
         self._ended = False
         self._mutex = Mutex()
@@ -108,6 +110,8 @@ class Transaction:
     def open(self, path: str, mode: Mode) -> Handle:
         """Open a member; what is written to it is part of the commit."""
         self._require_open()
+        if path in self._created.values() and mode == "r+":
+            return self._handles[path]
         if path in self._created.values() or is_embedded(path):
             return self._view.open(path, mode)
         with self._mutex:
@@ -171,7 +175,8 @@ class Transaction:
         try:
             if view.is_local:
                 view.update(lambda found: found.hiding(path))
-            return Handle(new(view.address(path), overwrite=overwrite and replaceable).commit(), "r+")
+            self._handles[path] = Handle(new(view.address(path), overwrite=overwrite and replaceable).commit(), "r+")
+            return self._handles[path]
         except BaseException:
             self._reveal([path])
             raise
@@ -188,6 +193,7 @@ class Transaction:
             if path in self._changed:
                 self._changed.pop(path).leave()
             if name in self._created:
+                self._handles.pop(path)
                 self._discard([self._created.pop(name)])
             else:
                 self._removed[name] = path
@@ -233,6 +239,8 @@ class Transaction:
 
     def _commit(self, changed: Mapping[str, _Changed]) -> None:
         view = self._view
+        for each in changed.values():
+            each.draft.flush()  # before the locks, for it takes long
         for _ in attempts(view.store):
             with ExitStack() as locks:
                 locks.enter_context(view.store.lock(MANIFEST))
@@ -242,13 +250,15 @@ class Transaction:
                     locks.enter_context(each.draft.store.lock(each.draft.name))
                 after, token = self._after(before), os.urandom(8).hex()
                 frames: dict[str, Frame] = {}
+                asked = False
                 try:
                     after = replace(after, redo=self._prepare(changed, after, token, frames))
                     for path in self._created.values():
                         view.store_of(path).force()
+                    asked = True
                     view.write(after, stamp)
                 except BaseException as error:
-                    if not self._happened(after, stamp, error):
+                    if not self._happened(after, stamp, error, late=asked and may_still_happen(view.store, error)):
                         self._unstage(changed, token)
                         if isinstance(error, ConflictError) and view.read()[1] != stamp:
                             continue
@@ -257,8 +267,11 @@ class Transaction:
                 self._ended = True
                 view.show(after, self.members())
                 with suppress(OSError, B2ArrayError):
-                    self._apply(after, changed)
-                self._move_on(changed, frames)
+                    try:
+                        self._apply(after, changed)
+                    finally:
+                        states = self._move_on(changed, frames)
+                    self._clear_log(after, states)
                 return
         raise too_many_conflicts(view.store)
 
@@ -275,6 +288,8 @@ class Transaction:
             number=before.number + 1,
             removed=(*self._removed.values(),),
         )
+        # What the members are to be described as, their files are not yet.
+        after = after.with_summaries({}, {*removed, *self._changed})
         return replace(after, hidden=(*after.hidden, *removed)) if self._view.is_local else after
 
     def _prepare(
@@ -298,15 +313,16 @@ class Transaction:
             for path, (_, draft) in changed.items():
                 self._view.store_of(staged_path(path, token, sparse=draft.sparse)).delete([""])
 
-    def _happened(self, after: Manifest, stamp: Stamp | None, error: BaseException) -> bool:
+    def _happened(self, after: Manifest, stamp: Stamp | None, error: BaseException, *, late: bool) -> bool:
         """Whether the manifest was replaced although that raised, as when a server's answer is lost.
 
-        Raises `error` if nobody can tell. Everything then stays where it is, as the manifest may refer to it.
+        Raises `error` if nobody can tell, or if it may still be replaced (`late`). Everything then stays where it is,
+        as the manifest may refer to it.
         """
         with suppress(OSError, B2ArrayError):
             if self._view.holds(after):
                 return True
-            if isinstance(error, ConflictError) or self._view.read()[1] == stamp:
+            if isinstance(error, ConflictError) or (self._view.read()[1] == stamp and not late):
                 return False
         self._ended = True
         for each in self._changed.values():
@@ -314,7 +330,7 @@ class Transaction:
         raise error
 
     def _apply(self, after: Manifest, changed: Mapping[str, _Changed]) -> None:
-        """Let the files follow the manifest, and clear its redo log."""
+        """Let the files follow the manifest."""
         view = self._view
         replaced = {path: each.handle.snapshot for path, each in changed.items() if each.draft.base is None}
         view.apply(after, locked=changed.keys())
@@ -323,15 +339,22 @@ class Transaction:
             if draft.sparse and redo.commit_of(snapshot.load(draft.store).state) == after.commit:
                 numbers = old.frame.offsets[old.frame.offsets >= 0].tolist()
                 draft.store.delete([chunk_name(number) for number in numbers])
+
+    def _clear_log(self, after: Manifest, states: Mapping[str, Snapshot]) -> None:
+        """Replace the redo log by summaries of what was changed."""
+        view = self._view
         now, stamp = view.read()
         if now.commit == after.commit:
-            view.write(now.applied(), stamp)
+            records = {path: record_of(held) for path, held in states.items()}
+            records |= {path: record_of(each.snapshot) for path, each in self._handles.items()}
+            view.write(now.applied().with_summaries(records, members=self.members()), stamp)
 
-    def _move_on(self, changed: Mapping[str, _Changed], frames: Mapping[str, Frame]) -> None:
-        """Let the handles show the committed states."""
+    def _move_on(self, changed: Mapping[str, _Changed], frames: Mapping[str, Frame]) -> dict[str, Snapshot]:
+        """Let the handles show the committed states, and return these."""
+        states = {}
         for path, (handle, draft) in changed.items():
-            state = None
             with suppress(OSError, B2ArrayError):
-                state = self._view.current(path)
-            handle.leave(state)
+                states[path] = self._view.current(path)
+            handle.leave(states.get(path))
             draft.published(frames[path])
+        return states

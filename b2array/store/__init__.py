@@ -7,7 +7,10 @@ local          files and directories
 disk           what they ask of the operating system
 fallback       the same without POSIX
 remote         what fsspec reaches: object stores, HTTP, archives, caches
-s3             conditional requests of S3
+cloud          object stores that compare while they write: commits by conditional requests
+s3             their requests to S3
+gcs            ... to Google Cloud Storage
+azure          ... to Azure Blob Storage
 shared_memory  memory://
 upload         large objects in parts
 spans          byte ranges worth reading together

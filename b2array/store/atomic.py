@@ -17,12 +17,10 @@ __all__ = ["AtomicFile", "require_free"]
 def require_free(
     store: Store, kinds: Mapping[str, bytes], what: str, *, overwrite: bool, name: str = "", alone: bool = False
 ) -> str | None:
-    """Refuse to write where something is that must not be replaced.
+    """Return the name of the object that may be replaced, or None; FileExistsError if something must stay.
 
     Parameters
     ----------
-    store : Store
-        Where to write.
     kinds : mapping of str to bytes
         What may be replaced: names of objects, and the first bytes of each.
     what : str
@@ -33,16 +31,6 @@ def require_free(
         The object to write; ``""`` cannot be written where there is a directory.
     alone : bool
         Whether to refuse a directory that has other files but none of `kinds`.
-
-    Returns
-    -------
-    str or None
-        The name of the object that may be replaced, or None if there is nothing, or an empty object.
-
-    Raises
-    ------
-    FileExistsError
-        There is something that must not be replaced.
     """
     names = sorted({name, *kinds})
     heads = dict(zip(names, store.head(names, max(1, *map(len, kinds.values()))), strict=True))
@@ -73,13 +61,8 @@ def require_free(
 class AtomicFile:
     """A local file that becomes the only object of a store, as a whole or not at all.
 
-    Use it as a context manager that returns the path, or call `finish` or `abort`.
-
-    Parameters
-    ----------
-    store : Store
-    overwrite : bool
-        Whether to replace an object that exists; otherwise it is FileExistsError.
+    Use it as a context manager that returns the path, or call `finish` or `abort`. `overwrite` says whether to replace
+    an object that exists; otherwise it is FileExistsError.
     """
 
     def __init__(self, store: Store, *, overwrite: bool) -> None:

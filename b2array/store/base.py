@@ -3,9 +3,10 @@
 A store is one object, named ``""``, or a directory or prefix of objects, whose names have no slashes. It may turn out
 only on reading which of the two it is, so that every store takes both kinds of names.
 
-Errors of a backend pass through, with four exceptions. An object that does not exist is `FileNotFoundError`, one that
+Errors of a backend pass through, with five exceptions. An object that does not exist is `FileNotFoundError`, one that
 must not exist but does is `FileExistsError`, bytes beyond the end of an object are `FormatError`, and a lost race is
-`ConflictError`. An error whose text shows a secret is replaced by a built-in one without it.
+`ConflictError`. Errors of object stores' clients become `OSError`. An error whose text shows a secret is replaced by a
+built-in one without it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import NamedTuple, Self, TypeVar
 
 from b2array import config
 from b2array.buffers import Buffer
-from b2array.errors import ConflictError, FormatError, UnsupportedError
+from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
 from b2array.store.spans import Merged, Span, coalesce
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "attempts",
     "durability",
     "in_one_state",
+    "may_still_happen",
     "too_many_conflicts",
 ]
 
@@ -96,22 +98,13 @@ class Store(ABC):
 
     @abstractmethod
     def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
-        """Read spans of any objects. Spans that are close together share a request.
+        """Read spans of any objects: writable bytes, one item per span. Spans that are close together share a request.
 
-        Parameters
-        ----------
-        spans : sequence of Span
-        expected : str, optional
-            The version that the object had, if all spans lie in one object. If another object has replaced it, its
-            bytes are refused. Local files are compared by inode, which appending keeps, and by the bytes that
-            `with_known_bytes` adds; objects on S3 and HTTP by entity tag. Other stores ignore it.
-        clip : bool, default False
-            Whether spans may reach beyond the end of their objects. They give fewer bytes then.
-
-        Returns
-        -------
-        list of memoryview
-            Writable bytes, one item per span. Views of spans that overlap may share memory.
+        If all spans lie in one object, `expected` is the version that it had. If another object has replaced it, its
+        bytes are refused. Local files are compared by inode, which appending keeps, and by the bytes that
+        `with_known_bytes` adds; objects in clouds and on HTTP by entity tag or generation. Others ignore it. With
+        `clip`, spans may reach beyond the end of their objects, and give fewer bytes then. Views of spans that overlap
+        may share memory.
 
         Raises
         ------
@@ -126,27 +119,14 @@ class Store(ABC):
     def gather(
         self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
     ) -> memoryview:
-        """Read spans into one buffer. The store may use the buffer again at this thread's next call.
+        """Read spans into one buffer of `nbytes` bytes, each to its place. The bytes between them are undefined.
 
-        Parameters
-        ----------
-        spans, expected
-            As for `read`, which also lists the errors.
-        places : sequence of int
-            Where in the buffer each span goes.
-        nbytes : int
-            Size of the buffer. The bytes between the spans are undefined.
+        The store may use the buffer again at this thread's next call. Errors are those of `read`.
         """
         return join_views_at(self.read(spans, expected=expected), places, nbytes)
 
     def pieces(self, name: str = "") -> Iterator[memoryview]:
-        """Yield the bytes of an object in pieces of 8 MiB, to copy it without holding all of it in memory.
-
-        Raises
-        ------
-        ConflictError
-            The object was replaced meanwhile, as far as `read` notices.
-        """
+        """Yield the bytes of an object in pieces of 8 MiB; ConflictError if `read` notices that it was replaced."""
         size, version = self.stamp(name)
         start = 0
         while start < size or size < 0:
@@ -159,20 +139,9 @@ class Store(ABC):
 
     @abstractmethod
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
-        """Read the beginnings of several objects at once, as they are now.
+        """Read the first `nbytes` bytes from `offset` on of several objects at once, as they are now.
 
-        Parameters
-        ----------
-        names : sequence of str
-        nbytes : int
-            Bytes to read. An object that ends earlier gives fewer.
-        offset : int
-            Where to begin.
-
-        Returns
-        -------
-        list of Head or Exception
-            One item per name. If an object cannot be read, its item is the error; no error is raised.
+        An object that ends earlier gives fewer. If an object cannot be read, its item is the error; no error is raised.
         """
 
     @abstractmethod
@@ -187,51 +156,37 @@ class Store(ABC):
     def walk(self) -> list[str]:
         """List the objects of the store and of all directories or prefixes below it, by names with slashes.
 
-        Raises
-        ------
-        FileNotFoundError
-            There is no such directory. A prefix without objects gives an empty list.
-        UnsupportedError
-            The protocol cannot list.
+        FileNotFoundError says that there is no such directory; a prefix without objects gives an empty list.
+        UnsupportedError says that the protocol cannot list.
         """
 
     @abstractmethod
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
-        """Write an object that does not exist yet, as a whole or not at all.
-
-        Parameters
-        ----------
-        name : str
-        data : buffer, or iterable of buffers
-            The content. Large content in pieces is in memory in parts only.
+        """Write an object that does not exist yet, as a whole or not at all. Pieces are in memory in parts only.
 
         Raises
         ------
         FileExistsError
-            The object exists. Local files, S3 and memory exclude a race; other stores look just before they write.
+            The object exists. Local files, clouds and memory exclude a race; other stores look just before they
+            write.
         ReadOnlyError
             The protocol cannot write.
         """
 
     @abstractmethod
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
-        """Write an object, as a whole or not at all. It may replace an older one.
+        """Write an object, as a whole or not at all. It may replace an older one, whose version may be `expected`.
 
-        Parameters
-        ----------
-        name : str
-        data : buffer, or iterable of buffers
-            The content. Large content in pieces is in memory in parts only, unless a version is expected.
-        expected : str, optional
-            The version to replace. S3 compares it while it writes. Local files compare before they write: hold
-            `lock` to exclude other writers. If `guarantee` is "single writer", the store compares just before.
+        Clouds compare the version while they write; the content is in memory as a whole then. Local files compare
+        before they write: hold `lock` to exclude other writers. If `guarantee` is "single writer", the store compares
+        just before.
 
         Raises
         ------
         ConflictError
-            The object has another version than `expected`, or does not exist. Nothing was written, with one
-            exception: if the answer to a successful request is lost, the client of S3 sends the request again, and
-            that one fails. So compare the object with what you wrote.
+            The object has another version than `expected`, or does not exist. Nothing was written, with one exception:
+            if the answer to a successful request is lost, the client of a cloud repeats the request, and that one
+            fails. So compare the object with what you wrote.
         """
 
     def temporary(self, name: str) -> str | None:  # noqa: ARG002
@@ -239,15 +194,7 @@ class Store(ABC):
         return None
 
     def adopt(self, path: str, name: str, *, exclusive: bool) -> Stamp:  # noqa: ARG002
-        """Make the file at `path`, from `temporary`, the object `name` by renaming it.
-
-        Raises
-        ------
-        FileExistsError
-            The object exists, and `exclusive` is True.
-        UnsupportedError
-            The store takes no files.
-        """
+        """Rename the file at `path`, from `temporary`, to the object `name`; with `exclusive` only if there is none."""
         raise UnsupportedError(f"{self.url} takes no files")
 
     def beside(self, *, directory: bool) -> Self | None:  # noqa: ARG002
@@ -258,25 +205,11 @@ class Store(ABC):
         return None
 
     def exchange(self, other: Self) -> None:
-        """Let what is here and what is in `other`, from `beside`, swap their names: at once, if the system can.
-
-        Raises
-        ------
-        UnsupportedError
-            `beside` never names a place here.
-        """
+        """Let what is here and what is in `other`, from `beside`, swap their names: at once, if the system can."""
         raise UnsupportedError(f"{self.url} cannot be exchanged with {other.url}")
 
     def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:  # noqa: ARG002
-        """Cut an object at `offset` and write from there on.
-
-        Raises
-        ------
-        FormatError
-            The object is shorter than `offset`.
-        UnsupportedError
-            The store is not `appendable`.
-        """
+        """Cut an object at `offset` and write from there on; UnsupportedError if the store is not `appendable`."""
         raise self._unchangeable(name)
 
     def patch(self, name: str, offset: int, data: Buffer) -> Stamp:  # noqa: ARG002
@@ -301,13 +234,8 @@ class Store(ABC):
         """Exclude other writers from the object ``""``, or from the whole directory if `name` is not empty.
 
         Local files use the lock file of the C library, stores in memory a mutex; other stores do nothing. A thread
-        that holds the lock must not take it again.
-
-        Parameters
-        ----------
-        name : str
-        shared : bool
-            Whether to exclude writers only, and only if one of them has ever left a lock file.
+        that holds the lock must not take it again. A `shared` lock excludes writers only, and only if one of them has
+        ever left a lock file.
         """
         return nullcontext()
 
@@ -372,6 +300,14 @@ def attempts(store: Store) -> Iterator[int]:
 
 def _count(store: Store) -> int:
     return config.retries * (_PATIENCE if store.guarantee == COMPARE_AND_SWAP else 1) + 1
+
+
+def may_still_happen(store: Store, error: BaseException) -> bool:
+    """Whether a write that has raised an error may take effect later, because its request may still be under way.
+
+    What the request refers to must stay then: it is dead weight at worst.
+    """
+    return store.guarantee != "lock" and not isinstance(error, B2ArrayError | FileExistsError)
 
 
 def in_one_state(function: Callable[[], T]) -> T:

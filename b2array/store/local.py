@@ -143,15 +143,10 @@ def _room(nbytes: int, spans: Sequence[Span], store: LocalStore) -> memoryview:
 
 
 class LocalStore(Store):
-    """A local file or directory.
+    """A local file or directory. A relative path is resolved at once: the working directory may change later.
 
     A store of one file keeps it open, so that its bytes can be read even after another writer has replaced the file.
     `head` opens the file again; `replace` and `close` close it.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-        A relative path is resolved now, so that changing the working directory later does no harm.
     """
 
     guarantee = "lock"
@@ -182,7 +177,7 @@ class LocalStore(Store):
 
     def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
         merged = merge(self.url, spans, _READ_LIMIT)
-        return scatter(spans, merged, self._read(merged, expected, clip=clip))
+        return scatter(spans, merged, list(self._read(merged, expected, clip=clip)))
 
     def gather(
         self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
@@ -245,10 +240,9 @@ class LocalStore(Store):
 
     def walk(self) -> list[str]:
         os.stat(self.url)
+        start = len(os.path.join(self.url, ""))
         found = (
-            os.path.relpath(os.path.join(directory, name), self.url)
-            for directory, _, names in os.walk(self.url)
-            for name in names
+            os.path.join(directory, "")[start:] + name for directory, _, names in os.walk(self.url) for name in names
         )
         return sorted(path.replace(os.sep, "/") for path in found)
 

@@ -50,12 +50,7 @@ class _Object:
 
 
 class MemoryStore(Store):
-    """Objects in the memory of this process. A pickle holds a copy of them.
-
-    Parameters
-    ----------
-    objects : mapping of str to buffer, optional
-        What the store has from the beginning. `bytes` are not copied.
+    """Objects in the memory of this process. A pickle holds a copy of them. `bytes` that it is made of are not copied.
 
     Examples
     --------

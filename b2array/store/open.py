@@ -23,28 +23,19 @@ _KINDS = {
     "http": "remote.HttpStore",
     "https": "remote.HttpStore",
     "memory": "shared_memory.SharedMemoryStore",
-    "s3": "s3.S3Store",
-    "s3a": "s3.S3Store",
     "simplecache": "remote.CachingStore",
 }
 """Modules and classes by protocol. They are imported when they are first needed: many programs use local files only."""
+_CLOUDS = {"adlfs.spec": "azure.AzureStore", "gcsfs.core": "gcs.GcsStore", "s3fs.core": "s3.S3Store"}
+"""The same by the module of a file system that can send conditional requests, for whatever protocols it is."""
 
 
 def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Store:
     """Return the store for a URL. Nothing is read or written yet.
 
-    Parameters
-    ----------
-    url : str or os.PathLike
-        A local path, a ``file://`` URL, or what fsspec understands, chains such as ``simplecache::s3://`` included.
-        A slash at the end marks a directory or prefix.
-    storage_options : mapping, optional
-        For fsspec; ignored for local paths.
-
-    Raises
-    ------
-    UnsupportedError
-        If the protocol is unknown, or the package that it needs is not installed.
+    The URL is a local path, a ``file://`` URL, or what fsspec understands, chains such as ``simplecache::s3://``
+    included. A slash at the end marks a directory or prefix. The options are for fsspec. UnsupportedError says that the
+    protocol is unknown, or the package that it needs is not installed.
 
     Examples
     --------
@@ -57,22 +48,26 @@ def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     if scheme is None or scheme[0] in ("file://", "local://"):
         return LocalStore(os.fsdecode(url)[scheme.end() if scheme else 0 :])
     address = os.fspath(url)
-    _require_packages(address)
-    module, _, kind = _KINDS.get(scheme[1].lower(), "remote.FsspecStore").partition(".")
+    clouds = [_CLOUDS[base.__module__] for base in _file_system(address).__mro__ if base.__module__ in _CLOUDS]
+    found = clouds[0] if clouds else _KINDS.get(scheme[1].lower(), "remote.FsspecStore")
+    module, _, kind = found.partition(".")
     remote: Callable[..., Store] = getattr(import_module(f"b2array.store.{module}"), kind)
     return remote(address, storage_options or {})
 
 
-def _require_packages(url: str) -> None:
+def _file_system(url: str) -> type:
+    """Return the class of file systems for a URL, and import what the other links of its chain need, too."""
     from fsspec.registry import get_filesystem_class
 
+    kinds: list[type] = []
     for position, part in enumerate(url.split("::")):
         protocol, separator, _ = part.partition("://")
         if not separator and position > 0:
             continue  # a local path at the end of a chain
         try:
-            get_filesystem_class(protocol)
+            kinds.append(get_filesystem_class(protocol))
         except ValueError:
             raise UnsupportedError(f"{redact(url)}: fsspec knows no protocol {protocol!r}") from None
         except ImportError as error:
             raise UnsupportedError(f"{redact(url)}: a package is not installed: {error}") from error
+    return kinds[0]

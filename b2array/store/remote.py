@@ -31,7 +31,7 @@ from b2array.store.base import (
 from b2array.store.secrets import leaks, redact, secrets
 from b2array.store.spans import Span
 
-__all__ = ["CONNECTIONS", "CachingStore", "FsspecStore", "HttpStore", "join"]
+__all__ = ["CONNECTIONS", "CachingStore", "FsspecStore", "HttpStore", "join", "status_of"]
 
 _T = TypeVar("_T")
 _READ_LIMIT = 16 * 2**20  # larger reads are split: several connections are faster than one
@@ -53,15 +53,18 @@ _VERSIONS = (
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "created")
 
 
-def _status(error: BaseException | None) -> int | None:
-    """Find the HTTP status in an exception of aiohttp, or of botocore behind one of s3fs."""
+def status_of(error: BaseException | None) -> int | None:
+    """Find the HTTP status in an error of aiohttp, gcsfs or Azure's client, or of botocore behind one of s3fs."""
     while error is not None:
-        status = getattr(error, "status", None)
         response = getattr(error, "response", None)
         if isinstance(response, dict):
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        if isinstance(status, int):
-            return status
+            if isinstance(status, int):
+                return status
+        for name in ("status", "status_code", "code"):
+            status = getattr(error, name, None)
+            if isinstance(status, int):
+                return status
         error = error.__cause__
     return None
 
@@ -70,19 +73,15 @@ def _reason(error: Exception) -> Exception:
     """Return the cause of a FileNotFoundError that may stand for any failure, as from the HTTP file system."""
     cause = error.__cause__
     if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):
-        return error if isinstance(cause, KeyError | FileNotFoundError) or _status(cause) == 404 else cause
+        return error if isinstance(cause, KeyError | FileNotFoundError) or status_of(cause) == 404 else cause
     return error
 
 
 class FsspecStore(Store):
     """An object or a prefix in a file system of fsspec.
 
-    Parameters
-    ----------
-    url : str
-        May be a chain, and may have a query string; names of objects go in front of the query.
-    storage_options : mapping
-        For `fsspec.core.url_to_fs`.
+    The URL may be a chain, and may have a query string; names of objects go in front of the query. The options are
+    those of `fsspec.core.url_to_fs`.
     """
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
@@ -122,7 +121,7 @@ class FsspecStore(Store):
     def _translate(self, error: Exception, name: str) -> Exception:
         place = where(self.url, name)
         error = _reason(error)
-        status = _status(error)
+        status = status_of(error)
         if isinstance(error, FileNotFoundError) or status == 404:
             return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
         if isinstance(error, FileExistsError):

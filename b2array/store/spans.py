@@ -43,20 +43,9 @@ class ScatterRead(NamedTuple):
 def coalesce(spans: Sequence[Span], gap: int, limit: int = 64 * 2**20) -> list[Merged]:
     """Merge spans that are close together in one object, so that fewer requests read them.
 
-    Parameters
-    ----------
-    spans : sequence of Span
-        The wanted spans, in any order. They may repeat and overlap.
-    gap : int
-        The most unwanted bytes between two spans that are merged; 0 merges adjacent spans only.
-    limit : int
-        The most bytes of a merged span. No wanted span is cut: one longer than `limit` is merged only with spans
-        inside it.
-
-    Returns
-    -------
-    list of Merged
-        Sorted by object and start. Each wanted span is a member of exactly one of them.
+    `spans` come in any order; they may repeat and overlap. `gap` is the most unwanted bytes between two spans that are
+    merged, `limit` the most bytes of a merged span. No wanted span is cut: one longer than `limit` is merged only with
+    spans inside it. The result is sorted by object and start, and each wanted span is a member of exactly one item.
 
     Examples
     --------
@@ -87,19 +76,9 @@ def coalesce(spans: Sequence[Span], gap: int, limit: int = 64 * 2**20) -> list[M
 def plan_packed_read(starts: Sequence[int], stops: Sequence[int], *, gap: int, lead: int = 0) -> PackedRead:
     """Plan to read parts of one object with few reads, one behind the other into a buffer.
 
-    Parameters
-    ----------
-    starts, stops : sequence of int
-        Where each part begins and ends, in bytes, in any order; they may overlap.
-    gap : int
-        The most unwanted bytes between two parts that are read together.
-    lead : int
-        Bytes to read in front of the first part; fewer if the object begins there.
-
-    Returns
-    -------
-    PackedRead
-        Ranges in increasing order, and one position per part, in the order of the parts.
+    `starts` and `stops` of the parts come in any order, and parts may overlap. `gap` is the most unwanted bytes between
+    two parts that are read together. `lead` bytes are read in front of the first part, fewer if the object begins
+    there.
 
     Examples
     --------
@@ -127,23 +106,10 @@ def plan_packed_read(starts: Sequence[int], stops: Sequence[int], *, gap: int, l
 def plan_scatter_read(
     starts: Sequence[int], stops: Sequence[int], *, gap: int, lead: int = 0, room: int = 0
 ) -> ScatterRead:
-    """Plan to read parts of one object into a buffer with room around each part.
+    """Plan to read parts of one object into a buffer: one range per part, in increasing order, with its place.
 
-    Parameters
-    ----------
-    starts, stops : sequence of int
-        Where each part begins and ends, in bytes, in any order.
-    gap : int
-        The most bytes between a part and the next one that are read with it.
-    lead : int
-        Bytes to leave free in front of the first part.
-    room : int
-        Bytes to leave free behind every part.
-
-    Returns
-    -------
-    ScatterRead
-        One range per part, in increasing order, with its place; one position per part, in the order of the parts.
+    `starts` and `stops` of the parts come in any order. `gap` is the most bytes between a part and the next one that
+    are read with it. `lead` bytes stay free in front of the first part, `room` bytes behind every part.
 
     Examples
     --------

@@ -70,13 +70,7 @@ class Spool:
             return start
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Return a private copy of bytes of one piece.
-
-        Raises
-        ------
-        ConflictError
-            The spool is closed.
-        """
+        """Return a private copy of bytes of one piece; ConflictError if the spool is closed."""
         with self._mutex:
             self._require_open()
             if self._file is not None:

@@ -65,13 +65,7 @@ def _parts(data: Buffer | Iterable[Buffer]) -> Iterator[bytes]:
 
 
 class StreamedObject:
-    """An object that is written part by part in a file system of fsspec.
-
-    Parameters
-    ----------
-    fs : fsspec.AbstractFileSystem
-    path : str
-    """
+    """An object that is written part by part in a file system of fsspec."""
 
     def __init__(self, fs: Any, path: str) -> None:
         self._fs, self._path = fs, path

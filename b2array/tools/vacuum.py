@@ -12,13 +12,13 @@ from typing import Any
 
 from b2array.array.info import nbytes as shown_nbytes
 from b2array.array.opening import open_schunk
-from b2array.engine import pending
 from b2array.engine.snapshot import load
 from b2array.errors import ReadOnlyError, UnsupportedError
 from b2array.format.header import FrameType
 from b2array.store.base import Listed, Store
 from b2array.store.open import open_store
 from b2array.tools.verify import first_of, plain, verify
+from b2array.workers import pending
 
 __all__ = ["Cleanup", "in_seconds", "repack", "vacuum"]
 

@@ -14,7 +14,6 @@ from b2array.array.info import nbytes as shown_nbytes
 from b2array.codec import decode
 from b2array.codec.chunk import ChunkHead, Context, Stored
 from b2array.codec.header import Special
-from b2array.engine import pending
 from b2array.engine.fetch import chunk_number, fetch
 from b2array.engine.snapshot import Snapshot, load
 from b2array.engine.source import FRAME_NAME, ChunkRequest
@@ -36,6 +35,7 @@ from b2array.store.base import Listed, Store, in_one_state
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 from b2array.tools.anatomy import listed
+from b2array.workers import pending
 
 __all__ = ["Findings", "Problem", "Report", "first_of", "inspect", "plain", "verify"]
 

@@ -4,10 +4,11 @@ A variable is an array whose dimensions have names; a dataset is a group of them
 xarray keeps in attributes by the CF conventions (units and calendars of times, scales, which variables are coordinates)
 is in the attributes of arrays and groups.
 
-* `backend` opens them: ``xarray.open_dataset(url, engine="b2array")``;
-* `writing` has `to_b2array`, the modes, and the transaction;
-* `encoding` turns values into what is stored, `existing` into what an array that is there can hold;
-* `together` computes the dask arrays of a write in one graph.
+backend   opens them: ``xarray.open_dataset(url, engine="b2array")``
+writing   `to_b2array`, its modes, and the transaction
+encoding  values -> what is stored
+existing  values -> what an array that is there can hold
+together  the dask arrays of a write, computed in one graph
 """
 
 from __future__ import annotations

@@ -33,10 +33,20 @@ _INDEX = "chunks.b2frame"
 class _Lazy(BackendArray):
     """An array that is read when xarray needs its items."""
 
-    def __init__(self, array: NDArray) -> None:
-        self.frozen = Frozen(array)
-        self.shape = array.shape
-        self.dtype = array.dtype
+    def __init__(self, array: NDArray | Frozen, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._array = array
+        self.shape = shape
+        self.dtype = dtype
+
+    @property
+    def frozen(self) -> Frozen:
+        """The array as it is committed, which is read now if it was only promised."""
+        if not isinstance(self._array, Frozen):
+            self._array = Frozen(self._array)
+        return self._array
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Lazy, (self.frozen, self.shape, self.dtype)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         array = self.frozen.array
@@ -83,7 +93,7 @@ def _variable(name: str, array: NDArray) -> xr.Variable:
     }
     if array.fill_value != np.zeros((), array.dtype)[()]:
         encoding["fill_value"] = array.fill_value
-    data = indexing.LazilyIndexedArray(_Lazy(array))
+    data = indexing.LazilyIndexedArray(_Lazy(array, array.shape, array.dtype))
     return xr.Variable(dims, data, attributes_of(array.attrs), encoding)
 
 
@@ -204,6 +214,7 @@ def _decoded(found: Group | NDArray, decoding: Mapping[str, Any]) -> xr.Dataset:
         attrs, where = dict(found.attrs), found.url
         members = arrays_of(found)
     ds = StoreBackendEntrypoint().open_dataset(Members(members, attrs), **decoding)
+    ds.set_close(None)  # nothing is open, and the dataset must not take the arrays along when it is pickled
     ds.encoding["source"] = where
     return ds
 

@@ -57,7 +57,9 @@ def detected(
             raise ValueError(f"the step on all slices of a region must be 1: {part} of {dim!r} is not inside one piece")
         else:
             found[dim] = part
-    others = [name for name, variable in ds.variables.items() if not found.keys() & {*variable.dims}]
+    # Indexes are never written. In a region that is given as slices they are a slip all the same.
+    written = ds.drop_vars(ds.indexes) if "auto" in region.values() else ds
+    others = [name for name, variable in written.variables.items() if not found.keys() & {*variable.dims}]
     if found and others:
         raise ValueError(
             "all variables in the dataset to write must have at least one dimension in common with the region; "

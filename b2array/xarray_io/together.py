@@ -15,12 +15,12 @@ from b2array.array import dask, dask_chunks
 from b2array.array.array import NDArray
 from b2array.array.dask import Region, Write
 from b2array.array.shared import Shared
-from b2array.engine import distributed
-from b2array.engine.distributed import Entry, Job
 from b2array.engine.transaction import Transaction
 from b2array.errors import ConflictError
 from b2array.group import group
 from b2array.progress import track
+from b2array.workers import distributed
+from b2array.workers.distributed import Entry, Job
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -62,7 +62,7 @@ def now(parts: Iterable[Part], url: str, progress: bool, scheduler: Any) -> None
             if array.in_transaction:
                 distributed.join(write.job, entries, _draft(array))
             else:
-                distributed.commit(write.job, entries)
+                array._handle.replace_state(distributed.commit(write.job, entries))
     if others:
         _put_in_turn(others, url, progress, scheduler)
 

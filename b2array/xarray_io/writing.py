@@ -18,6 +18,7 @@ from b2array.array.dask_chunks import dividing
 from b2array.group import group
 from b2array.group.directory import Directory
 from b2array.group.group import Group
+from b2array.group.whole import check_replaceable
 from b2array.xarray_io import together
 from b2array.xarray_io.backend import Url, arrays_of
 from b2array.xarray_io.encoding import attributes, encoded, is_dask, marked
@@ -221,7 +222,7 @@ def _home(url: Url, mode: Mode, storage_options: Mapping[str, Any] | None) -> Gr
     if mode == "w":
         with suppress(FileNotFoundError):
             there = group.open_group(url, "r+", storage_options=storage_options)._writable()
-            cast(Directory, there).check_replaceable()
+            check_replaceable(cast(Directory, there))
             mode = "a"
     elif mode == "x" and "::" not in (text := os.fspath(url)) and "://" not in text:
         place = Path(text)

@@ -40,26 +40,6 @@ from b2array.errors import (
 )
 
 
-@settings(max_examples=350, deadline=None)
-@given(st.data(), arrays())
-def test_reading_is_what_numpy_reads(data, pair):
-    array, values = pair
-    for _ in range(5):
-        key = data.draw(keys(values.shape))
-        assert same(outcome(lambda: array[key]), outcome(lambda: values[key]))  # noqa: B023
-
-
-@settings(max_examples=350, deadline=None)
-@given(st.data(), arrays())
-def test_writing_is_what_numpy_writes(data, pair):
-    array, values = pair
-    for _ in range(4):
-        key = data.draw(keys(values.shape))
-        target = outcome(lambda: values[key])  # noqa: B023
-        value = data.draw(assigned(() if isinstance(target, type) else target.shape, values.dtype))
-        check_writing(array, values, key, value)
-
-
 @pytest.mark.parametrize(
     "key",
     [
@@ -172,7 +152,7 @@ def test_names_of_fields_are_refused_as_numpy_refuses_them():
                 target[name] = 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data(), arrays([RECORD, SPARSE_FIELDS, NESTED]))
 def test_a_key_with_names_selects_what_numpy_selects_with_one_key_after_the_other(data, pair):
     array, values = pair

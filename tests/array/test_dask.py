@@ -21,8 +21,8 @@ import b2array
 from b2array import config, threads
 from b2array.array import dask as dask_io
 from b2array.array import dask_chunks
-from b2array.engine import distributed
 from b2array.errors import ConflictError, ReadOnlyError
+from b2array.workers import distributed
 
 LAYOUTS = ["contiguous", "sparse"]
 

@@ -13,12 +13,13 @@ import pytest
 
 import b2array
 from b2array.array.placing import place_new
-from b2array.engine import pending, transaction
+from b2array.engine import transaction
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError
 from b2array.format.header import FrameType
 from b2array.store import disk
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
+from b2array.workers import pending
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 

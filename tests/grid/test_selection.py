@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from keys import Index, integer_arrays, keys, orthogonal_keys, slices
 
 from b2array.grid.assignment import spread
-from b2array.grid.partition import extended, grid_shape, parts, put, take
+from b2array.grid.layout import grid_shape
+from b2array.grid.partition import parts, put, take
 from b2array.grid.selection import Selection, fields, orthogonal, select, vectorised
 
 PADDING = -99
@@ -24,7 +25,7 @@ class Blocks:
         self.shape, self.dtype, self.chunks, self.blocks = values.shape, values.dtype, chunks, blocks
         self.store = {}
         for chunk in np.ndindex(grid_shape(values.shape, chunks)):
-            padded = np.full(extended(chunks, blocks), PADDING, values.dtype)
+            padded = np.full(np.multiply(grid_shape(chunks, blocks), blocks), PADDING, values.dtype)
             part = values[region(chunk, chunks, values.shape)]
             padded[tuple(map(slice, part.shape))] = part
             for block in np.ndindex(grid_shape(chunks, blocks)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import blosc2
+import fsspec
 import numpy as np
 import pytest
 
@@ -82,6 +84,7 @@ class Place:
 
     def __init__(self, kind: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.kind, self.directory, self.operations = kind, directory, Operations()
+        self.template: str | None = None
         store = type(open_store(self.new()))
         if kind == "compared":
             monkeypatch.setattr(store, "guarantee", COMPARE_AND_SWAP)
@@ -101,6 +104,25 @@ class Place:
             return self.operations.run(name, call)
 
         return operation
+
+    def prepared(self, **more: Any) -> Group:
+        """Return a group like that of `prepared`, with more arrays: a copy of one that was made before."""
+        if self.template is None:
+            group = prepared(self.new())
+            for name, values in more.items():
+                group.create(name, data=values)
+            self.template = group.url
+        url = self.new()
+        if self.kind == "local":
+            shutil.copytree(self.template, url)
+        else:
+            memory = fsspec.filesystem("memory")
+            start = self.template.removeprefix("memory:/")
+            for path in [path for path in memory.store if not path.startswith(f"{start}/")]:  # of earlier runs
+                del memory.store[path]
+            for path in [path for path in memory.store if path.startswith(f"{start}/")]:
+                memory.pipe_file(url.removeprefix("memory:/") + path.removeprefix(start), memory.cat_file(path))
+        return open_group(url, "r+")
 
     def new(self) -> str:
         number = next(_serials)
@@ -180,8 +202,8 @@ def contents(group: Group) -> Contents:
 
 def states(place: Place, story: Callable[..., None]) -> tuple[Contents, Contents, list[str]]:
     """Return what is found before and after, and the operations between."""
-    group = prepared(url := place.new())
-    before = found(url)
+    group = place.prepared()
+    before = found(url := group.url)
     names = place.operations.watch(lambda: story(group))
     after = found(url)
     assert before != after
@@ -215,14 +237,12 @@ def _goes_on(place: Place, url: str, expected: Contents) -> None:
     assert contents(group) == expected
     with group.transaction() as changes:
         changes["time"][0] = changes["level"][0] = 50
-    expected = {**expected, "time": [50, *expected["time"][1:]], "level": [50.0, *expected["level"][1:]]}
-    for mode in ("r", "r+"):
-        assert found(url, mode) == expected
+    group.create("a/new", data=[1], overwrite=True)
+    expected = {**expected, "time": [50, *expected["time"][1:]], "level": [50.0, *expected["level"][1:]], "a/new": [1]}
+    assert found(url) == expected
     check_all_follow(place, url, expected)
     for held in (group["time"], group["level"]):
         assert b2array.verify(held.url, deep=True).problems == ()
-    group.create("a/new", data=[1], overwrite=True)
-    assert found(url) == {**expected, "a/new": [1]}
 
 
 @STORIES
@@ -235,7 +255,8 @@ def test_a_writer_that_is_killed_at_any_operation_leaves_all_or_nothing(
     for at, name in enumerate(names):
         if name not in WRITES or (half and name != "append"):
             continue
-        group = prepared(url := place.new())
+        group = place.prepared()
+        url = group.url
         earlier = open_group(url)
         assert sorted(earlier) == sorted(group)
 
@@ -264,7 +285,8 @@ def test_an_operation_that_fails_leaves_all_or_nothing(place: Place, way: str) -
     for at, name in enumerate(names):
         if name not in WRITES and (way == "is lost" or at % 7):
             continue
-        group = prepared(url := place.new())
+        group = place.prepared()
+        url = group.url
 
         def fail(number: int, _: str, call: Any, at: int = at) -> Any:
             if number != at:
@@ -290,7 +312,8 @@ def test_an_operation_that_fails_leaves_all_or_nothing(place: Place, way: str) -
 @STORIES
 def test_readers_see_all_or_nothing_at_every_operation(place: Place, story: Callable[..., None]) -> None:
     before, after, _ = states(place, story)
-    group = prepared(url := place.new())
+    group = place.prepared()
+    url = group.url
     seen = []
     earlier = open_group(url)
     assert contents(earlier) == before
@@ -324,19 +347,14 @@ def test_two_writers_that_meet_at_any_operation_both_win_or_one_is_told(place: P
         touched = {"time": [40, *ours["time"][1:]]} if clash else {"free": [40]}
         return {**ours, **touched, "from/others": [9]}
 
-    def prepare() -> Group:
-        group = prepared(place.new())
-        group.create("free", data=[0])
-        return group
-
-    group = prepare()
+    group = place.prepared(free=[0])
     before = found(group.url)
     names = place.operations.watch(lambda: change(group))
     after = found(group.url)
     outcomes = set()
     writes = [at for at, name in enumerate(names) if name in WRITES]
     for at in sorted({*writes[clash::2], *range(3 + clash, len(names), 14)}):
-        group = prepare()
+        group = place.prepared(free=[0])
         failures: list[BaseException] = []
 
         def write(url: str, failures: list[BaseException] = failures) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import pytest
+from clouds import KINDS as CLOUDS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -32,8 +33,8 @@ SPARSE = {
     "0000000A.chunk": CONTENT[7:],
 }
 
-ALL = ("local", "memory", "shared", "s3", "http", "zip", "simplecache")
-WRITABLE = ("local", "memory", "shared", "s3")
+ALL = ("local", "memory", "shared", *CLOUDS, "http", "zip", "simplecache")
+WRITABLE = ("local", "memory", "shared", *CLOUDS)
 APPENDABLE = ("local", "memory")
 
 
@@ -72,10 +73,10 @@ def make_shared(kind, request, tmp_path):
     return written_by_itself(kind, f"{root}/array.b2nd", f"{root}/array.b2frame", {})
 
 
-def make_s3(kind, request, tmp_path):
-    bucket = request.getfixturevalue("bucket")
-    options = request.getfixturevalue("s3_options")
-    return written_by_itself(kind, f"s3://{bucket}/a/array.b2nd", f"s3://{bucket}/a/array.b2frame", options)
+def make_cloud(kind, request, tmp_path):
+    cloud = request.getfixturevalue("cloud_of")(kind)
+    bucket = cloud.make_bucket(next(request.getfixturevalue("_bucket_names")))
+    return written_by_itself(kind, f"{bucket}/a/array.b2nd", f"{bucket}/a/array.b2frame", cloud.options)
 
 
 def written_by_itself(kind, prefix, url, options):
@@ -129,7 +130,7 @@ MAKERS = {
     "local": make_local,
     "memory": make_memory,
     "shared": make_shared,
-    "s3": make_s3,
+    **dict.fromkeys(CLOUDS, make_cloud),
     "http": make_http,
     "zip": make_zip,
     "simplecache": make_simplecache,
@@ -236,7 +237,7 @@ def test_a_head_can_begin_anywhere(maker):
     assert [bytes(head.data) for head in heads] == [CONTENT[:64], CONTENT[100:164], CONTENT[-3:], b"", b""]
 
 
-@on(("local", "memory", "shared", "s3"))
+@on(WRITABLE)
 def test_heads_carry_stamps_where_they_cost_nothing(maker):
     store = maker.single(CONTENT)
     (head,) = store.head([""], 64)
@@ -258,7 +259,7 @@ def test_the_stamp_of_nothing_is_an_error(maker):
         store.stamp("nothing")
 
 
-@on(("local", "memory", "shared", "s3", "zip"))
+@on((*WRITABLE, "zip"))
 def test_the_listing_has_names_and_sizes(maker):
     store = maker.sparse(SPARSE)
     assert {name: size for name, (size, _) in store.listing().items()} == {
@@ -266,7 +267,7 @@ def test_the_listing_has_names_and_sizes(maker):
     }
 
 
-@on(("local", "memory", "shared", "s3"))
+@on(WRITABLE)
 def test_the_listing_of_one_object_has_no_name_but_a_time(maker):
     (name, (size, modified)) = next(iter(maker.single(CONTENT).listing().items()))
     assert (name, size) == ("", len(CONTENT))
@@ -480,7 +481,7 @@ def test_no_update_is_lost_between_threads(maker):
     assert content_of(store, "count") == b"15"
 
 
-@on(("local", "memory", "s3", "http", "shared"))
+@on((*WRITABLE, "http"))
 def test_a_reader_refuses_an_object_that_has_taken_the_place_of_its_own(maker, request):
     store = maker.single(CONTENT)
     version = store.stamp("").version
@@ -577,7 +578,7 @@ def test_the_guarantee_is_named(maker):
         "local": "lock",
         "memory": "lock",
         "shared": "lock",
-        "s3": "compare-and-swap",
+        **dict.fromkeys(CLOUDS, "compare-and-swap"),
     }
     assert maker.single(CONTENT).guarantee == expected.get(maker.kind, "read only")
 

@@ -324,7 +324,7 @@ def test_s3_keeps_the_condition_above_the_size_of_multipart_uploads(s3, s3_calls
 
 
 def test_s3_refuses_a_conditional_object_that_is_too_large(s3, monkeypatch):
-    monkeypatch.setattr(s3_store, "_PUT_LIMIT", 10)
+    monkeypatch.setattr(s3_store.S3Store, "put_limit", 10)
     with pytest.raises(LimitError, match="11 bytes are too many"):
         s3.replace("a", bytes(11), expected='"tag"')
 

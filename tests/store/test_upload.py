@@ -7,6 +7,7 @@ import tracemalloc
 import fsspec
 import numpy as np
 import pytest
+from clouds import KINDS as CLOUDS
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from hypothesis import given
@@ -64,11 +65,12 @@ class InDirectories(LocalFileSystem):
     protocol = "b2array-directories"
 
 
-@pytest.fixture(params=["memory", "s3", "buffered", "directories"])
+@pytest.fixture(params=["memory", *CLOUDS, "buffered", "directories"])
 def place(request, tmp_path):
     """An address and its options."""
-    if request.param == "s3":
-        return f"s3://{request.getfixturevalue('bucket')}/big", request.getfixturevalue("s3_options")
+    if request.param in CLOUDS:
+        cloud = request.getfixturevalue("cloud_of")(request.param)
+        return f"{cloud.make_bucket(next(request.getfixturevalue('_bucket_names')))}/big", cloud.options
     if request.param == "memory":
         return f"memory://{tmp_path.name}/upload/big", {}
     kind = {"buffered": Buffered, "directories": InDirectories}[request.param]
@@ -189,15 +191,28 @@ def test_s3_a_request_that_fails_leaves_what_was_there_and_no_parts(s3, bucket, 
     assert "Uploads" not in found
 
 
-def test_s3_a_creator_who_comes_between_is_noticed_at_the_end(s3, s3_calls):
+def test_a_creator_who_comes_between_is_noticed_at_the_end(cloud, cloud_url):
+    store = open_store(f"{cloud_url}/big", storage_options=cloud.options)
+
     def overtaken():
         yield from large()
-        s3.create("", b"the other one's")
+        store.create("", b"the other one's")
 
     with pytest.raises(FileExistsError):
-        s3.create("", overtaken())
-    assert content(s3) == b"the other one's"
-    assert "complete_multipart_upload" in s3_calls
+        store.create("", overtaken())
+    assert content(store) == b"the other one's"
+
+
+def test_a_creator_who_sends_parts_in_between_is_noticed(cloud, cloud_url):
+    store = open_store(f"{cloud_url}/big", storage_options=cloud.options)
+
+    def overtaken():
+        yield from large()
+        store.create("", large(1))
+
+    with pytest.raises(FileExistsError):
+        store.create("", overtaken())
+    assert content(store) == b"".join(large(1))
 
 
 def test_s3_creating_what_exists_sends_no_parts(s3, s3_calls):
@@ -239,15 +254,15 @@ def test_a_conversion_whose_upload_fails_leaves_what_was_there(big, bucket, s3_o
     url = f"s3://{bucket}/x.blp"
     bloscpack.pack(b"before", url, storage_options=s3_options)
 
-    def failing(self, name, method, **parameters):
-        if method == "upload_part":
+    def failing(self, name, request, *args):
+        if request.__name__ == "_send_part":
             raise TimeoutError("too slow")
-        return original(self, name, method, **parameters)
+        return original(self, name, request, *args)
 
     kind = type(open_store(url, storage_options=s3_options))
-    original = kind._request
+    original = kind._wait
     with monkeypatch.context() as patch:
-        patch.setattr(kind, "_request", failing)
+        patch.setattr(kind, "_wait", failing)
         with pytest.raises(TimeoutError, match="too slow"):
             b2array.convert(big.url, url, overwrite=True, dst_options=s3_options, cparams=CParams(clevel=0))
     assert bloscpack.unpack(url, storage_options=s3_options) == b"before"

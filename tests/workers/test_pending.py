@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import b2array
-from b2array.engine import distributed, pending
-from b2array.engine.pending import Journal
 from b2array.errors import ConflictError, FormatError
+from b2array.workers import distributed, pending
+from b2array.workers.pending import Journal
 
 LAYOUTS = ["contiguous", "sparse"]
 
@@ -47,7 +47,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, os.path.dirname(sys.argv[1]))
 import b2array, dask
-from b2array.engine import distributed
+from b2array.workers import distributed
 from test_pending import place, source
 original, count = distributed.WorkerTransaction._file, 0
 def limited(*args):

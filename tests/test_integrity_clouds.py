@@ -1,12 +1,13 @@
-"""`verify`, `repair`, `vacuum` and `repack` on an object store, over the protocol of S3."""
+"""`verify`, `repair`, `vacuum` and `repack` on object stores."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from clouds import Cloud
 
 import b2array
 from b2array import config
@@ -32,13 +33,11 @@ def _one_file_is_written_anew() -> Iterator[None]:
 class Bucket:
     """An array in a bucket, and the objects that it is made of."""
 
-    def __init__(self, bucket: str, options: dict[str, object], layout: str) -> None:
-        import s3fs
-
-        self.fs = s3fs.S3FileSystem(**options, use_listings_cache=False)
-        self.root = f"{bucket}/a.b2nd"
-        self.url = f"s3://{self.root}"
-        self.kw = {"storage_options": options}
+    def __init__(self, cloud: Cloud, bucket: str, layout: str) -> None:
+        self.fs = cloud.fs
+        self.url = f"{bucket}/a.b2nd"
+        self.root = self.url.partition("://")[2]
+        self.kw = {"storage_options": cloud.options}
         self.data = np.random.default_rng(0).random((ROWS, WIDTH))
         make = {"chunks": (8, WIDTH), "blocks": (2, 8), "attrs": {"unit": "K"}}
         b2array.asarray(self.data, url=self.url, layout=layout, **make, **self.kw)
@@ -74,13 +73,13 @@ class Bucket:
 
 
 @pytest.fixture(params=LAYOUTS)
-def stored(request: pytest.FixtureRequest, bucket: str, s3_options: dict[str, object]) -> Bucket:
-    return Bucket(bucket, s3_options, request.param)
+def stored(request: pytest.FixtureRequest, cloud_of: Callable[[str], Cloud], bucket: str) -> Bucket:
+    return Bucket(cloud_of("s3"), f"s3://{bucket}", request.param)
 
 
 @pytest.fixture
-def sparse(bucket: str, s3_options: dict[str, object]) -> Bucket:
-    return Bucket(bucket, s3_options, "sparse")
+def sparse(cloud: Cloud, cloud_url: str) -> Bucket:
+    return Bucket(cloud, cloud_url, "sparse")
 
 
 def test_what_is_in_order_is_not_touched(stored):
@@ -198,8 +197,8 @@ def test_only_objects_of_nobody_that_are_old_enough_are_removed(sparse):
     np.testing.assert_array_equal(reader[8:], sparse.data[8:])
 
 
-def test_one_object_is_written_without_dead_space(bucket, s3_options):
-    stored = Bucket(bucket, s3_options, "contiguous")
+def test_one_object_is_written_without_dead_space(cloud, cloud_url):
+    stored = Bucket(cloud, cloud_url, "contiguous")
     a = stored.open("r+")
     a[:8] = stored.data[:8] = 2.5
     done = b2array.repack(stored.url, **stored.kw)

@@ -14,7 +14,6 @@ from typing import Any, Self
 import numpy as np
 
 from b2array.engine.handle import Handle
-from b2array.engine.pending import SUFFIX, Journal, beside, read_journal
 from b2array.engine.transaction import Transaction
 from b2array.format import b2nd, index
 from b2array.format.annotations import Annotations
@@ -24,6 +23,7 @@ from b2array.format.state import State, sized_blocks, with_index
 from b2array.grid.layout import Layout
 from b2array.store.base import Store
 from b2array.store.local import LocalStore
+from b2array.workers.pending import SUFFIX, Journal, beside, read_journal
 
 __all__ = ["Job", "Region", "kept"]
 

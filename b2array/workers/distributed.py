@@ -26,8 +26,6 @@ import numpy.typing as npt
 from b2array.buffers import Buffer
 from b2array.codec import chunk
 from b2array.codec.header import ChunkHeader, Special
-from b2array.engine.job import Job, Region, kept
-from b2array.engine.pending import SUFFIX
 from b2array.engine.snapshot import Snapshot, load
 from b2array.engine.source import CachedHead, Location, Target
 from b2array.engine.staging import CHECKED_AFTER
@@ -41,6 +39,8 @@ from b2array.format.state import sized_blocks
 from b2array.store.base import Store
 from b2array.store.memory import MemoryStore
 from b2array.store.spans import Span
+from b2array.workers.job import Job, Region, kept
+from b2array.workers.pending import SUFFIX
 
 __all__ = ["SUFFIX", "Entry", "Job", "WorkerTransaction", "commit", "join", "keep", "kept", "put"]
 
@@ -78,13 +78,13 @@ def put(job: Job, values: npt.NDArray[Any], inside: Region, there: Collection[in
         return []
     transaction = WorkerTransaction(job)
     if not there:
-        write(transaction, job.layout, job.part(inside), None, values, cparams=job.frame.cparams)
+        write(transaction, job.layout, job.part(inside), None, values)
         return transaction.entries
     kept = [_kept(job, _required(job), number) for number in sorted(there)]
     for number, part in zip(job.numbers(job.part(inside)), _cells(job, inside), strict=True):
         if number not in there:
             own = tuple(slice(p.start - i.start, p.stop - i.start) for p, i in zip(part, inside, strict=True))
-            write(transaction, job.layout, job.part(part), None, values[own], cparams=job.frame.cparams)
+            write(transaction, job.layout, job.part(part), None, values[own])
     return [*kept, *transaction.entries]
 
 

@@ -10,15 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from clouds import Cloud
 
 import b2array
 from b2array import config
 from b2array.engine import transaction
 from b2array.errors import ConflictError
 from b2array.group.directory import Directory
-from b2array.store.s3 import S3Store
+from b2array.store.cloud import CloudStore
 
-LAYOUTS = ("contiguous", "sparse")
+PLACES = [("s3", "contiguous"), ("s3", "sparse"), ("gcs", "contiguous"), ("azure", "sparse")]
+"""Kinds of servers, each with a layout that is committed there."""
 SHAPE, CHUNKS = (32, 20), (4, 20)
 
 
@@ -29,14 +31,22 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=LAYOUTS)
-def opened(
-    request: pytest.FixtureRequest, bucket: str, s3_options: dict[str, object]
-) -> Callable[..., b2array.NDArray]:
-    url = f"s3://{bucket}/a.b2nd"
-    create = {"chunks": CHUNKS, "blocks": (2, 10), "layout": request.param, "storage_options": s3_options}
+@pytest.fixture
+def cloud(place: tuple[str, str], cloud_of: Callable[[str], Cloud]) -> Cloud:
+    return cloud_of(place[0])
+
+
+@pytest.fixture(params=PLACES, ids="-".join)
+def place(request: pytest.FixtureRequest) -> tuple[str, str]:
+    return request.param
+
+
+@pytest.fixture
+def opened(place: tuple[str, str], cloud: Cloud, cloud_url: str) -> Callable[..., b2array.NDArray]:
+    url = f"{cloud_url}/a.b2nd"
+    create = {"chunks": CHUNKS, "blocks": (2, 10), "layout": place[1], "storage_options": cloud.options}
     b2array.zeros(SHAPE, "i8", url=url, **create)
-    return lambda mode="r+": b2array.open(url, mode, storage_options=s3_options)
+    return lambda mode="r+": b2array.open(url, mode, storage_options=cloud.options)
 
 
 def together(verb: Callable[[int], object], count: int) -> None:
@@ -90,7 +100,7 @@ def test_transactions_on_different_chunks_that_commit_at_once_are_merged(opened,
 
     with one.transaction():
         one[:16] = 2
-        once(other, monkeypatch, S3Store, "replace")  # when the commit has seen that it is the first
+        once(other, monkeypatch, CloudStore, "replace")  # when the commit has seen that it is the first
     assert np.array_equal(opened("r")[:, 0], np.repeat([2, 3], 16))
 
 
@@ -101,7 +111,7 @@ def test_a_transaction_that_commits_at_once_with_one_that_changed_what_it_read_i
     def both():
         with one.transaction():
             one[:4] = one[8:12] + 1
-            once(lambda: two.__setitem__(slice(8, 32), 3), monkeypatch, S3Store, "replace")
+            once(lambda: two.__setitem__(slice(8, 32), 3), monkeypatch, CloudStore, "replace")
 
     with pytest.raises(ConflictError, match=r"chunks \[2\]"):
         both()
@@ -109,15 +119,14 @@ def test_a_transaction_that_commits_at_once_with_one_that_changed_what_it_read_i
 
 
 @pytest.fixture
-def group(request: pytest.FixtureRequest, bucket: str, s3_options: dict[str, object]) -> Callable[[], b2array.Group]:
-    """Open a group with one member, in the layout that is the fixture's parameter."""
-    url = f"s3://{bucket}/g.b2d"
-    made = b2array.open_group(url, "w", storage_options=s3_options)
-    made.create("a", data=np.ones(SHAPE, "i8"), chunks=CHUNKS, blocks=(2, 10), layout=request.param)
-    return lambda: b2array.open_group(url, "r+", storage_options=s3_options)
+def group(place: tuple[str, str], cloud: Cloud, cloud_url: str) -> Callable[[], b2array.Group]:
+    """Open a group with one member."""
+    url = f"{cloud_url}/g.b2d"
+    made = b2array.open_group(url, "w", storage_options=cloud.options)
+    made.create("a", data=np.ones(SHAPE, "i8"), chunks=CHUNKS, blocks=(2, 10), layout=place[1])
+    return lambda: b2array.open_group(url, "r+", storage_options=cloud.options)
 
 
-@pytest.mark.parametrize("group", LAYOUTS, indirect=True)
 def test_group_transactions_on_different_chunks_that_commit_at_once_are_merged(group, monkeypatch):
     one, two = group(), group()
 
@@ -131,7 +140,7 @@ def test_group_transactions_on_different_chunks_that_commit_at_once_are_merged(g
     assert np.array_equal(group()["a"][:, 0], np.repeat([2, 3], 16))
 
 
-@pytest.mark.parametrize("group", ["contiguous"], indirect=True)
+@pytest.mark.parametrize("place", [place for place in PLACES if place[1] == "contiguous"], ids="-".join, indirect=True)
 def test_a_group_transaction_copies_again_what_was_replaced_while_it_was_copied(group, monkeypatch):
     other = group()["a"]
     with group().transaction() as changes:

@@ -1,0 +1,136 @@
+"""A chunk with some of its blocks replaced: the streams of all other blocks are copied as they are.
+
+Source: "Blosc Chunk Format", section Blocks.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.buffers import Buffer
+from b2array.codec import filters
+from b2array.codec.chunk import Stored, fill
+from b2array.codec.cparams import CParams
+from b2array.codec.encode import Task, header_of, plain, run_pipeline
+from b2array.codec.header import ChunkHeader, CodecFormat, FilterId
+from b2array.config import HEADER_LEN
+
+__all__ = ["splice"]
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def splice(
+    old: Stored, numbers: Sequence[int], data: Bytes, *, typesize: int, cparams: CParams,
+    blockshape: tuple[int, ...] | None,
+) -> bytes | None:  # fmt: skip
+    """Return a chunk with some blocks replaced; None if all blocks have to be encoded together.
+
+    That is so if the blocks do not stand for themselves, as with a dictionary; if the chunk was encoded in another way,
+    its level and split aside; and if only a chunk that is raw, or not raw any more, would be small.
+
+    Parameters
+    ----------
+    old : Stored
+        The chunk, with all its bytes. Its blocks all have the size of those in `data`.
+    numbers : sequence of int
+        The blocks to replace, ascending.
+    data : ndarray of uint8, shape (blocks, blocksize)
+        What they hold from now on.
+    typesize : int
+        Size of an item in bytes.
+    cparams : CParams
+        How to encode them.
+    blockshape : tuple of int or None
+        Shape in items of a block.
+    """
+    header = old.head.header
+    task = _task(header, data.reshape(-1), typesize, cparams, blockshape)
+    if not _is_blockwise(header, task):
+        return None
+    if header.memcpyed:
+        return _patched(old, numbers, data, task)
+    filling = _filling(old) if header.special else data[:0]
+    if header.special and (data[:1] == filling).all() and (data == filling).all():
+        return bytes(old.region)
+    new = _encoded(replace(task, data=np.concatenate((data, filling)).reshape(-1)) if header.special else task)
+    sizes = np.full(header.nblocks, len(new[-1]), np.int64) if header.special else old.stops - old.starts
+    sizes[list(numbers)] = [len(block) for block in new[: len(numbers)]]
+    front = HEADER_LEN + 4 * header.nblocks
+    cbytes = front + int(sizes.sum())
+    if cbytes >= HEADER_LEN + header.nbytes:
+        return None
+    pieces: list[Buffer] = []
+    done = 0
+    for number, block in zip((*numbers, header.nblocks), (*new[: len(numbers)], b""), strict=True):
+        pieces += new[-1:] * (number - done) if header.special else _copied(old, done, number)
+        pieces.append(block)
+        done = number + 1
+    starts = (front + np.cumsum(sizes) - sizes).astype("<i4")
+    head = replace(header_of(task, cbytes), nbytes=header.nbytes).pack()
+    return b"".join((head, starts.tobytes(), *pieces))
+
+
+def _is_blockwise(old: ChunkHeader, task: Task) -> bool:
+    """Say whether new blocks can stand beside the old ones."""
+    if task.cparams.use_dict or FilterId.DELTA in task.cparams.filter_slots:  # blocks build on what others hold
+        return False
+    if old.special and old.block_nbytes % max(1, old.cbytes - old.header_len):
+        return False
+    if not old.has_streams:
+        return old.extended and old.typesize == task.typesize and (old.memcpyed or task.cparams.clevel > 0)
+    new = header_of(task, old.cbytes)
+    same = ["typesize", "filters", "filters_meta", "codec_format", "nstreams", "extended", "version"]
+    same += ["udcodec", "codec_meta"] * (old.codec_format == CodecFormat.USER)
+    alone = not (old.has_dict or old.instrumented)
+    return alone and task.cparams.clevel > 0 and all(getattr(old, name) == getattr(new, name) for name in same)
+
+
+def _task(old: ChunkHeader, data: Bytes, typesize: int, cparams: CParams, blockshape: tuple[int, ...] | None) -> Task:
+    """Describe blocks to encode, split into streams as those of the chunk are."""
+    width = typesize if typesize <= 255 else 1
+    pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(width), width, blockshape=blockshape)
+    split = old.nstreams > 1 if old.has_streams else cparams.splits(width, old.block_nbytes)
+    return Task(data, width, old.block_nbytes, cparams, split, pipeline)
+
+
+def _encoded(task: Task) -> list[Buffer]:
+    """Encode blocks, each for itself; a stream that does not get smaller is stored raw."""
+    made = Stored.whole(plain(task))
+    if not made.head.header.memcpyed:
+        bounds = zip(made.starts.tolist(), made.stops.tolist(), strict=True)
+        return [made.region[start:stop] for start, stop in bounds]
+    streams = run_pipeline(task).reshape(task.nfull, task.nstreams, -1)
+    size = struct.pack("<i", streams.shape[2])
+    return [b"".join(piece for stream in block for piece in (size, stream.data)) for block in streams]
+
+
+def _filling(old: Stored) -> Bytes:
+    """Return what every block of a special chunk holds, as a row."""
+    row = np.empty((1, old.head.header.block_nbytes), np.uint8)
+    fill(old.head, row[0], (0,))
+    return row
+
+
+def _copied(old: Stored, first: int, stop: int) -> list[Buffer]:
+    """Return the stored blocks from `first` to `stop`: in one piece if they follow each other."""
+    starts, stops = old.starts[first:stop], old.stops[first:stop]
+    if first < stop and np.array_equal(starts[1:], stops[:-1]):
+        return [old.region[int(starts[0]) : int(stops[-1])]]
+    return [old.region[start:end] for start, end in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
+def _patched(old: Stored, numbers: Sequence[int], data: Bytes, task: Task) -> bytes | None:
+    """Return a raw chunk with the bytes of some blocks replaced; None as soon as one of them gets smaller."""
+    if task.cparams.clevel and sum(map(len, _encoded(task))) < data.size:
+        return None
+    buf = bytearray(old.region)
+    for number, block in zip(numbers, data, strict=True):
+        start = int(old.starts[number])
+        buf[start : start + len(block)] = block.data
+    return bytes(buf)

@@ -1,0 +1,109 @@
+"""Summaries: what an array says of itself without its index, and the means to tell whether it still does.
+
+A group keeps the summaries of its members in one place, so that they can be shown without being read. A summary has the
+header of the member's frame, byte by byte, and the fingerprint at the frame's end. Every commit changes the one or the
+other, so that both together say of which state this is the summary.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from b2array import config
+from b2array.errors import FormatError, UnsupportedError
+from b2array.format import frame
+from b2array.format.annotations import Annotations
+from b2array.format.header import unpack_header
+from b2array.format.state import State, parse
+
+__all__ = ["Record", "Summary", "pack", "pack_all", "unpack", "unpack_all"]
+
+Record = tuple[bytes, bytes, bytes]
+"""A summary as it is stored: header, fingerprint, and fill value, dimensions, type and attributes as annotations."""
+
+_MAX_NBYTES = 2**14
+"""Attributes that take more are not worth reading together with those of all other members."""
+_MAX_ALL_NBYTES = 2**22
+"""Summaries that take more together would make every commit of the group slow."""
+_NOWHERE = np.array([-1]).tobytes()
+"""One entry of an index, which stands for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a record says.
+
+    Parameters
+    ----------
+    state : State
+        Layout, annotations and attributes. The index is made up: nothing can be read with it.
+    header : bytes
+    fingerprint : bytes
+    """
+
+    state: State
+    header: bytes
+    fingerprint: bytes
+
+
+def pack(state: State, header: bytes) -> Record | None:
+    """Return the summary of a state, or None if other software wrote the frame, or it has too much to say."""
+    annotations = state.annotations
+    if not header or not state.frame.is_ours or annotations.foreign:
+        return None
+    said = Annotations(annotations.fill, annotations.dims, annotations.dtype, attrs=tuple(state.attrs().items()))
+    content = said.pack()
+    return (header, state.frame.fingerprint, content) if len(header) + len(content) <= _MAX_NBYTES else None
+
+
+def unpack(record: Any) -> Summary:
+    """Read a summary.
+
+    Raises
+    ------
+    FormatError, UnsupportedError
+        This is none, or it describes nothing that a frame could be.
+    """
+    fine = isinstance(record, list) and len(record) == 3 and all(type(part) is bytes for part in record)
+    if not fine or len(record[1]) != frame.FINGERPRINT_NBYTES:
+        raise FormatError("expected a header, a fingerprint and annotations in a summary, found something else")
+    header, fingerprint, content = record
+    found = unpack_header(header)
+    nchunks = -(-found.nbytes // found.chunksize) if found.chunksize > 0 else 0
+    if 8 * nchunks > config.limits.index_nbytes:
+        raise FormatError(f"expected at most {config.limits.index_nbytes // 8} chunks, found {nchunks}")
+    described = frame.with_tail(
+        found, offsets=np.ndarray(nchunks, np.int64, _NOWHERE, strides=(0,)), fingerprint_type=frame.FINGERPRINT_128,
+        fingerprint=fingerprint,
+    )  # fmt: skip
+    layer = described.metalayer("b2nd")
+    ndim = layer[2] if layer is not None and len(layer) > 2 else -1
+    said = Annotations.unpack(content, itemsize=found.typesize, ndim=ndim, nchunks=nchunks)
+    return Summary(parse(described, said), header, fingerprint)
+
+
+def pack_all(records: Mapping[str, Record | None]) -> bytes:
+    """Return summaries by names as one chunk with its CRC-32 in front; nothing if it would be too long."""
+    content = msgpack.packb(dict(sorted(records.items())))
+    if len(content) > _MAX_ALL_NBYTES:
+        return b""
+    packed = frame.pack_vlmeta(content)
+    return zlib.crc32(packed).to_bytes(4, "big") + packed
+
+
+def unpack_all(buf: bytes) -> dict[str, Any]:
+    """Return what `pack_all` was given; nothing if it is damaged."""
+    with suppress(ValueError, TypeError, AttributeError, FormatError, UnsupportedError, msgpack.UnpackException):
+        if buf and zlib.crc32(buf[4:]).to_bytes(4, "big") == buf[:4]:
+            found = msgpack.unpackb(frame.unpack_vlmeta(buf[4:]))
+            return (
+                {name: each for name, each in found.items() if isinstance(name, str)} if isinstance(found, dict) else {}
+            )
+    return {}

@@ -1,0 +1,103 @@
+"""The summaries of members in a group's manifest, with which readers open members without reading them.
+
+A summary may be out of date, because who writes a member by its own URL does not write the manifest. So it is compared
+with the member before any item is read: on opening where that costs next to nothing, else with the first read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from b2array.engine.handle import Handle
+from b2array.engine.snapshot import Snapshot, load, restore, unchanged
+from b2array.errors import ConflictError, FormatError, UnsupportedError
+from b2array.format import summary
+from b2array.format.state import State
+from b2array.format.summary import Summary
+from b2array.store.base import Mutex, Store
+
+__all__ = ["Promised", "check", "promise"]
+
+_outdated: set[tuple[str, bytes]] = set()
+"""Stores and fingerprints of summaries that were found to be out of date, so that this is said only once."""
+
+
+class Promised(Handle):
+    """A member for reading that is described already, and read when more than its description is needed.
+
+    Parameters
+    ----------
+    store : Store
+        Where it is.
+    said : Summary
+        The description.
+    keep : callable
+        Reads the member. Raises ConflictError if it is not the one that is described.
+    """
+
+    __slots__ = ("_keep",)
+
+    def __init__(self, store: Store, said: Summary, keep: Callable[[], Snapshot]) -> None:
+        self._mode, self._transaction, self._keep = "r", None, keep
+        self.store, self.described, self.before_commit = store, said, None
+        self.mutex = Mutex()
+
+    def __getattr__(self, name: str) -> Any:
+        # Only asked for what is not there: before the promise is kept.
+        if name not in ("source", "_snapshot"):
+            raise AttributeError(name)
+        with self.mutex:
+            if isinstance(self.described, Summary):
+                self._show(self._keep())
+        return object.__getattribute__(self, name)
+
+    def refresh(self) -> None:
+        """Show what the store holds now, as described or not."""
+        with self.mutex:
+            self._show(load(self.store))
+
+
+def promise(store: Store, record: Any, keep: Callable[[Summary], Snapshot]) -> Promised | None:
+    """Return a handle to the member that a summary describes, or None if the member has to be read.
+
+    Parameters
+    ----------
+    store : Store
+        Where the member is.
+    record : object
+        What stands in the manifest.
+    keep : callable
+        Reads the member, and compares it with its summary.
+    """
+    try:
+        said = summary.unpack(record)
+    except (FormatError, UnsupportedError):
+        return None
+    described = said.state.frame
+    if store.guarantee != "lock":
+        outdated = (store.url, described.fingerprint) in _outdated
+        return None if outdated else Promised(store, said, lambda: keep(said))
+    # On this computer a look at the member costs little, and what it was then can be read later.
+    head = unchanged(store, described, said.header)
+    if head is None:
+        return None
+    data, version = head.data, head.stamp.version if head.stamp else None
+    if len(data) < described.frame_len:
+        data = memoryview(said.header)
+    return Promised(store, said, lambda: restore(store, data, version, head.unique))
+
+
+def check(held: Snapshot, said: Summary) -> None:
+    """Raise ConflictError if a member is not as it was described. Other items are no difference."""
+    if _description(held.state) != _description(said.state):
+        _outdated.add((held.url, said.fingerprint))
+        raise ConflictError(
+            f"{held.url} is not as the manifest of its group describes it, since it was changed by its own URL; open "
+            "the group again, and let Group.consolidate() bring the manifest up to date"
+        )
+
+
+def _description(state: State) -> tuple[Any, ...]:
+    said = state.annotations
+    return state.layout, state.frame.cparams, said.fill, said.dims, state.attrs()

@@ -1,0 +1,101 @@
+"""Stores on Azure Blob Storage: ``If-Match`` and ``If-None-Match``."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from b2array.store.base import Stamp, conflict, where
+from b2array.store.cloud import ABSENT, CloudStore, Part, remove_each
+
+__all__ = ["AzureStore"]
+
+
+class AzureStore(CloudStore):
+    """A blob, or the blobs with a prefix, in a container of Azure."""
+
+    put_limit = 5000 * 2**20
+
+    def _translate(self, error: Exception, name: str) -> Exception:
+        # Whoever writes a blob discards the parts that others have sent for it.
+        if getattr(error, "error_code", None) == "InvalidBlockList":
+            return conflict(where(self.url, name))
+        return super()._translate(error, name)
+
+    async def _get(self, fs: Any, path: str, start: int, stop: int, expected: str | None) -> tuple[bytes, Stamp]:
+        container, key, version = fs.split_path(path)
+        asked = {"offset": start, "length": stop - start, "version_id": version, **_condition(expected)}
+        async with fs.service_client.get_blob_client(container, key) as blob:
+            stream = await blob.download_blob(**asked, **fs._timeout_kwargs)
+            content = await stream.readall()
+        size = stream.properties.content_range.rpartition("/")[2]
+        return content, Stamp(int(size), stream.properties.etag)
+
+    async def _ask(self, fs: Any, path: str) -> Stamp:
+        container, key, version = fs.split_path(path)
+        async with fs.service_client.get_blob_client(container, key) as blob:
+            found = await blob.get_blob_properties(version_id=version, **fs._timeout_kwargs)
+        return Stamp(found.size, found.etag)
+
+    async def _send(self, fs: Any, path: str, content: bytes, expected: str | None) -> str:
+        from azure.core.exceptions import ResourceExistsError
+
+        async with _blob(fs, path) as blob:
+            try:
+                made = await blob.upload_blob(
+                    content, overwrite=True, max_concurrency=self.uploads, **_condition(expected), **fs._timeout_kwargs
+                )
+            except ResourceExistsError:
+                # The parts of an upload that was not completed may count as a blob, but not for who completes one.
+                if expected != ABSENT or await blob.exists(**fs._timeout_kwargs):
+                    raise
+                begun = await self._begin(fs, path, expected)
+                part = await self._send_part(fs, path, begun, Part(0, 0, content, len(content)))
+                return await self._finish(fs, path, begun, [part], expected)
+        etag: str = made["etag"]
+        return etag
+
+    async def _begin(self, fs: Any, path: str, expected: str | None) -> str:
+        return os.urandom(8).hex()
+
+    async def _send_part(self, fs: Any, path: str, begun: str, part: Part) -> str:
+        ident = base64.b64encode(f"{begun}{part.number:08}".encode()).decode()
+        async with _blob(fs, path) as blob:
+            await blob.stage_block(ident, part.content, **fs._timeout_kwargs)
+        return ident
+
+    async def _finish(self, fs: Any, path: str, begun: str, sent: list[str], expected: str | None) -> str:
+        from azure.storage.blob import BlobBlock
+
+        async with _blob(fs, path) as blob:
+            made = await blob.commit_block_list(
+                [BlobBlock(ident) for ident in sent], **_condition(expected), **fs._timeout_kwargs
+            )
+        etag: str = made["etag"]
+        return etag
+
+    async def _abort(self, fs: Any, path: str, begun: str) -> None:
+        """Leave the parts to Azure, which drops them after a week."""
+
+    async def _remove(self, fs: Any, paths: Sequence[str]) -> None:
+        async def remove(path: str) -> None:
+            async with _blob(fs, path) as blob:
+                await blob.delete_blob(**fs._timeout_kwargs)
+
+        await remove_each(map(remove, paths))
+
+
+def _blob(fs: Any, path: str) -> Any:
+    return fs.service_client.get_blob_client(*fs.split_path(path)[:2])
+
+
+def _condition(expected: str | None) -> dict[str, Any]:
+    from azure.core import MatchConditions
+
+    if expected is None:
+        return {}
+    if expected == ABSENT:
+        return {"match_condition": MatchConditions.IfMissing}
+    return {"match_condition": MatchConditions.IfNotModified, "etag": expected}

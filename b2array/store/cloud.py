@@ -1,0 +1,255 @@
+"""Stores in object stores whose servers compare while they write: commits are conditional requests.
+
+A cloud is a subclass with its requests: `S3Store`, `GcsStore`, `AzureStore`. They are sent through the cloud's file
+system of fsspec, which brings options, credentials and retries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import os
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from hashlib import blake2b
+from types import NoneType
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+
+from b2array.buffers import Buffer
+from b2array.errors import B2ArrayError, ConflictError, LimitError
+from b2array.store import upload
+from b2array.store.base import COMPARE_AND_SWAP, Head, Stamp, conflict, join_pieces, where
+from b2array.store.remote import CONNECTIONS, FsspecStore, join, status_of
+from b2array.store.spans import Span
+
+__all__ = ["ABSENT", "CloudStore", "Part", "remove_each"]
+
+T = TypeVar("T")
+
+ABSENT: Final = ""
+"""The version of an object that does not exist, as a condition for writing."""
+
+_HIDING = os.urandom(16)  # without it, somebody could find a short password by trying
+
+
+class Part(NamedTuple):
+    """A part of an object: its number from 0, where it starts, and its bytes; the size of the object if it ends it."""
+
+    number: int
+    start: int
+    content: bytes
+    total: int | None
+
+    @property
+    def stop(self) -> int:
+        """Where the part ends."""
+        return self.start + len(self.content)
+
+
+class CloudStore(FsspecStore):
+    """An object or prefix in a bucket of a server that honours conditional requests.
+
+    It needs no permission to list. It creates and replaces by conditional requests, so that no update is lost.
+    """
+
+    guarantee = COMPARE_AND_SWAP
+
+    put_limit: ClassVar[int]
+    """The most bytes that one conditional request can write."""
+
+    uploads: ClassVar[int] = 4
+    """How many parts of an object are sent at the same time."""
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
+        super().__init__(url, storage_options)
+        # Equal stores share what is cached. Stores whose options are not plain are never known to be equal.
+        asked = repr((url, sorted(self._options.items()))) if _plain(self._options) else os.urandom(16).hex()
+        self._ident = blake2b(asked.encode(), key=_HIDING, digest_size=16).hexdigest()
+
+    # The requests of a cloud. A version that is expected may be `ABSENT`; None sets no condition.
+
+    @abstractmethod
+    async def _get(self, fs: Any, path: str, start: int, stop: int, expected: str | None) -> tuple[bytes, Stamp]:
+        """Read a range of an object."""
+
+    @abstractmethod
+    async def _ask(self, fs: Any, path: str) -> Stamp:
+        """Read the state of an object."""
+
+    @abstractmethod
+    async def _send(self, fs: Any, path: str, content: bytes, expected: str | None) -> str:
+        """Write an object; return its version."""
+
+    @abstractmethod
+    async def _begin(self, fs: Any, path: str, expected: str | None) -> Any:
+        """Begin an upload in parts; return what names it."""
+
+    @abstractmethod
+    async def _send_part(self, fs: Any, path: str, begun: Any, part: Part) -> Any:
+        """Write a part; return what names it."""
+
+    @abstractmethod
+    async def _finish(self, fs: Any, path: str, begun: Any, sent: list[Any], expected: str | None) -> str:
+        """Make the object of its parts; return its version."""
+
+    @abstractmethod
+    async def _abort(self, fs: Any, path: str, begun: Any) -> None:
+        """Discard an upload."""
+
+    @abstractmethod
+    async def _remove(self, fs: Any, paths: Sequence[str]) -> None:
+        """Remove objects, if they exist."""
+
+    # What they have in common.
+
+    def _wait(self, name: str, request: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Send a request about an object, and wait for the answer."""
+        from fsspec.asyn import sync
+
+        def send(fs: Any, path: str) -> T:
+            answer: T = sync(fs.loop, request, fs, path, *args)
+            return answer
+
+        return self._call(name, send)
+
+    def _translate(self, error: Exception, name: str) -> Exception:
+        place = where(self.url, name)
+        # No file system looks before it writes: what exists has failed a condition.
+        if isinstance(error, FileExistsError):
+            return conflict(place)
+        failure = super()._translate(error, name)
+        forbidden = status_of(error) in (401, 403) or str(failure).startswith("Forbidden")
+        if isinstance(failure, B2ArrayError | TypeError | ValueError) or (
+            isinstance(failure, OSError) and not (forbidden and type(failure) is OSError)
+        ):
+            return failure
+        # The clients have errors of their own; callers rely on OSError.
+        text = f"{place}: {failure}"
+        translated = PermissionError(errno.EACCES, text) if forbidden else OSError(text)
+        translated.__cause__ = failure
+        return translated
+
+    def _gets(self, spans: Sequence[Span], expected: str | None) -> list[tuple[bytes, Stamp] | BaseException]:
+        def get_all(fs: Any, _: str) -> Awaitable[list[tuple[bytes, Stamp] | BaseException]]:
+            root = self._connect()[1]
+            return at_once(self._get(fs, join(root, name), start, stop, expected) for name, start, stop in spans)
+
+        return self._wait(spans[0].name, get_all)
+
+    def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
+        return [found if isinstance(found, BaseException) else found[0] for found in self._gets(spans, expected)]
+
+    def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
+        spans = [Span(name, offset, offset + nbytes) for name in names]
+        return [
+            self._head(span, found) if isinstance(found, BaseException) else self._identified(span.name, *found)
+            for span, found in zip(spans, self._gets(spans, None), strict=True)
+        ]
+
+    def _identified(self, name: str, data: bytes, stamp: Stamp) -> Head:
+        return Head(memoryview(bytearray(data)), stamp, f"{self._ident}/{name} {stamp.version}")
+
+    def stamp(self, name: str) -> Stamp:
+        return self._wait(name, self._ask)
+
+    def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
+        content = upload.split(data)
+        try:
+            if isinstance(content, bytes):
+                return self._write_whole(name, content, ABSENT)
+            if self._version(name) is None:
+                return self._write_parts(name, content, ABSENT)
+        except ConflictError:
+            pass
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), where(self.url, name))
+
+    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
+        place = where(self.url, name)
+        content = upload.split(data) if expected is None else join_pieces(data)
+        if not isinstance(content, bytes):
+            return self._write_parts(name, content, None)
+        if len(content) > self.put_limit:
+            raise LimitError(f"{place}: {len(content)} bytes are too many to replace an object in one request")
+        try:
+            return self._write_whole(name, content, expected)
+        except FileNotFoundError:
+            if expected is None:
+                raise
+        raise conflict(place)
+
+    def _write_whole(self, name: str, content: bytes, expected: str | None) -> Stamp:
+        version = self._wait(name, self._send, content, expected)
+        self._forget(name)
+        return Stamp(len(content), version)
+
+    def _write_parts(self, name: str, contents: Iterator[bytes], expected: str | None) -> Stamp:
+        begun = self._wait(name, self._begin, expected)
+
+        def send(part: Part) -> Any:
+            return self._wait(name, self._send_part, begun, part)
+
+        try:
+            sent: list[Any] = []
+            parts = _parts(contents)
+            with ThreadPoolExecutor(self.uploads) as threads:
+                while some := list(itertools.islice(parts, self.uploads)):
+                    sent += threads.map(send, some)
+                    nbytes = some[-1].stop
+                    some.clear()  # frees them before the next ones are made
+            version = self._wait(name, self._finish, begun, sent, expected)
+        except BaseException:
+            with suppress(Exception):  # the cloud removes parts that stay behind, or a rule of the bucket does
+                self._wait(name, self._abort, begun)
+            raise
+        self._forget(name)
+        return Stamp(nbytes, version)
+
+    def _forget(self, name: str) -> None:
+        """Let the file system list again what it has listed."""
+        self._call(name, lambda fs, path: fs.invalidate_cache(fs._parent(path)))
+
+    def delete(self, names: Iterable[str]) -> None:
+        asked = list(names)
+        self._wait("", lambda fs, root: self._remove(fs, [join(root, name) for name in asked]))
+
+
+async def at_once(requests: Iterable[Awaitable[T]]) -> list[T | BaseException]:
+    """Wait for requests, some at the same time; an error is the answer of its request."""
+    limit = asyncio.Semaphore(CONNECTIONS)
+
+    async def answer(request: Awaitable[T]) -> T:
+        async with limit:
+            return await request
+
+    return await asyncio.gather(*map(answer, requests), return_exceptions=True)
+
+
+async def remove_each(requests: Iterable[Awaitable[object]]) -> None:
+    """Wait for requests that remove objects. What is not there is removed."""
+    for answer in await at_once(requests):
+        if isinstance(answer, BaseException) and not isinstance(answer, FileNotFoundError) and status_of(answer) != 404:
+            raise answer
+
+
+def _parts(contents: Iterator[bytes]) -> Iterator[Part]:
+    """Yield the parts of an object; the last one says how large the object is."""
+    start, ahead = 0, next(contents)
+    for number in itertools.count():
+        content, ahead = ahead, next(contents, b"")
+        stop = start + len(content)
+        yield Part(number, start, content, None if ahead else stop)
+        if not ahead:
+            return
+        start = stop
+
+
+def _plain(value: object) -> bool:
+    """Whether equal texts of values mean equal values."""
+    if isinstance(value, dict):
+        return _plain([*value, *value.values()])
+    if isinstance(value, list | tuple):
+        return all(map(_plain, value))
+    return type(value) in (str, bytes, bool, int, float, NoneType)

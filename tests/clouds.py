@@ -1,0 +1,261 @@
+"""The object stores that the tests run against, and a gate in front of them that loses and refuses requests."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from http.server import BaseHTTPRequestHandler
+from urllib.parse import urlsplit
+
+import pytest
+from gcs_server import gcs_server
+from servers import Server, s3_server
+
+KINDS = ("s3", "gcs", "azure")
+
+AZURE_ACCOUNT = "devstoreaccount1"
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""Those that Azurite's documentation names for everybody."""
+
+
+def skip(reason: str) -> None:
+    """Skip a test whose server is not there; fail where all servers are required, as in CI."""
+    if os.environ.get("B2ARRAY_ALL_SERVERS"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@dataclass
+class Cloud:
+    """A server, and how file systems of fsspec reach it."""
+
+    kind: str
+    protocol: str
+    options: dict[str, object]
+    endpoint: str
+
+    @property
+    def fs(self) -> object:
+        """A file system for it, which remembers no listings."""
+        import fsspec
+
+        return fsspec.filesystem(self.protocol, **self.options, use_listings_cache=False)
+
+    def make_bucket(self, name: str) -> str:
+        """Make a bucket; returns its URL."""
+        if self.kind == "s3":
+            self.fs.call_s3("create_bucket", Bucket=name)
+        elif self.kind == "gcs":
+            self.fs.call("POST", "b", project="loopback", json={"name": name})
+        else:
+            self.fs.mkdir(name)
+        return f"{self.protocol}://{name}"
+
+    def through(self, endpoint: str, **options: object) -> dict[str, object]:
+        """Return the options to reach the server by another endpoint."""
+        if self.kind == "azure":
+            return {"connection_string": connection_string(endpoint), **options}
+        return {**self.options, "endpoint_url": endpoint, **options}
+
+
+def connection_string(endpoint: str) -> str:
+    """Return what Azure's client asks for."""
+    return (
+        f"DefaultEndpointsProtocol=http;AccountName={AZURE_ACCOUNT};AccountKey={AZURE_KEY};"
+        f"BlobEndpoint={endpoint}/{AZURE_ACCOUNT};"
+    )
+
+
+@contextmanager
+def cloud(kind: str) -> Iterator[Cloud]:
+    """Run the server of a kind."""
+    if kind == "azure":
+        pytest.importorskip("adlfs")
+        with azurite() as endpoint:
+            yield Cloud(kind, "az", {"connection_string": connection_string(endpoint)}, endpoint)
+        return
+    pytest.importorskip({"s3": "s3fs", "gcs": "gcsfs"}[kind])
+    with {"s3": s3_server, "gcs": gcs_server}[kind]() as options:
+        yield Cloud(kind, {"s3": "s3", "gcs": "gs"}[kind], options, options["endpoint_url"])
+
+
+@contextmanager
+def azurite() -> Iterator[str]:
+    """Run Azurite in a process of its own; gives its URL."""
+    command = shutil.which("azurite-blob")
+    if command is None:
+        skip("needs Azurite: npm install azurite, and its node_modules/.bin in the PATH")
+    options = "--blobHost 127.0.0.1 --blobPort 0 --inMemoryPersistence --skipApiVersionCheck --silent"
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        subprocess.Popen(
+            [command, *options.split()],
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process,
+    ):
+        try:
+            for line in process.stdout:
+                if "listens on" in line or "listening at" in line:
+                    yield line[line.index("http://") :].split()[0]
+                    break
+            else:
+                raise RuntimeError(f"Azurite ended with status {process.wait()}")
+        finally:
+            process.terminate()
+
+
+class Gate:
+    """Stands in front of a server, numbers requests, and does to some of them what networks and servers do.
+
+    The rule says what becomes of a request: None (it passes), a status to answer with, "dropped" (it does not arrive),
+    "lost" (it arrives, its answer does not), "denied" (it arrives, and the answer is that it may not), "twice" (it
+    arrives twice), "late" (it arrives when the client has given up), or "held" (the answer is that it may not, but it
+    arrives when `release` is called). A function is called for what becomes of it.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self.upstream = urlsplit(endpoint)
+        self.lock = threading.Lock()
+        self.under_way = 0
+        self.held: list[Callable[[], object]] = []
+        self.late = 0.6
+        self.arm()
+
+    def arm(self, rule: Callable[[int, str], object] = lambda number, what: None) -> None:
+        """Begin to count again, by another rule."""
+        with self.lock:
+            self.rule, self.asked, self.fired, self.paused = rule, list[str](), 0, False
+
+    def wait(self) -> None:
+        """Wait until no request is under way."""
+        while self.under_way:
+            time.sleep(0.01)
+
+    def release(self) -> None:
+        """Let requests that were held arrive."""
+        while self.held:
+            self.held.pop(0)()
+
+    def judge(self, what: str) -> object:
+        """Count a request, given by its method and path, and return what becomes of it."""
+        with self.lock:
+            if self.paused:
+                return None
+            fate = self.rule(len(self.asked), what)
+            self.asked.append(what)
+            self.fired += fate is not None
+            return fate
+
+
+class _GateHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    gate: Gate
+    upstream: http.client.HTTPConnection | None = None
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        with self.gate.lock:
+            self.gate.under_way += 1
+        try:
+            self._do(self.gate.judge(f"{self.command} {self.path}"), body)
+        finally:
+            with self.gate.lock:
+                self.gate.under_way -= 1
+
+    def _do(self, fate: object, body: bytes) -> None:
+        if callable(fate):
+            fate = fate()
+        if fate == "denied":
+            self._pass_on(body)
+            fate = 403
+        if fate == "held":
+            self.gate.held.append(partial(self._arrive, body))
+            fate, self.close_connection = 403, True  # another request would take the place of this one
+        if isinstance(fate, int):
+            self.send_response(fate)
+            self.send_header("Content-Length", "0")
+            if self.close_connection:
+                self.send_header("Connection", "close")
+            self.end_headers()
+            return
+        self.close_connection = fate in ("dropped", "lost", "late")
+        if fate == "dropped":
+            return
+        if fate == "late":
+            time.sleep(self.gate.late)
+        if fate == "twice":
+            self._pass_on(body)
+        answer, content = self._pass_on(body)
+        if not self.close_connection:
+            self.send_response(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in ("connection", "transfer-encoding", "content-length", "keep-alive"):
+                    self.send_header(name, value)
+            length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(content))
+            self.send_header("Content-Length", length or "0")
+            self.end_headers()
+            self.wfile.write(content)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _serve
+
+    def _pass_on(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
+        for attempt in range(2):
+            if self.upstream is None:
+                at = self.gate.upstream
+                self.upstream = http.client.HTTPConnection(at.hostname, at.port, timeout=60)
+            try:
+                self.upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+                for name, value in self.headers.items():
+                    if name.lower() not in ("connection", "expect"):
+                        self.upstream.putheader(name, value)
+                self.upstream.endheaders(body or None)
+                answer = self.upstream.getresponse()
+                return answer, answer.read()
+            except (http.client.RemoteDisconnected, ConnectionError):  # the server has closed an idle connection
+                self.upstream.close()
+                self.upstream = None
+                if attempt:
+                    raise
+        raise AssertionError
+
+    def _arrive(self, body: bytes) -> None:
+        self._pass_on(body)
+        self.upstream.close()
+
+    def finish(self) -> None:
+        with suppress(OSError):
+            super().finish()
+        if self.upstream is not None:
+            self.upstream.close()
+
+
+@contextmanager
+def gate_to(cloud: Cloud) -> Iterator[tuple[Gate, str]]:
+    """Stand in front of a server; gives the gate and its URL."""
+    gate = Gate(cloud.endpoint)
+    server = Server(("127.0.0.1", 0), type("GateHandler", (_GateHandler,), {"gate": gate}))
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield gate, f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,386 @@
+"""The same on every object store whose server compares while it writes: faults, kills, forks, processes, requests.
+
+What stores do in order is in `store/test_base.py` and `store/test_upload.py`, and what writers do to each other in
+`test_contention.py`, for all of them, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import pytest
+from clouds import KINDS, Cloud, Gate, gate_to
+from stories import ChunkStory, Contents, Story
+
+import b2array
+from b2array import config
+from b2array.errors import B2ArrayError, ConflictError
+from b2array.store import upload
+from b2array.store.open import open_store
+from b2array.store.secrets import secrets
+from b2array.store.spans import Span
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is written anew with every change")
+forking = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+
+TIMEOUT = 0.3
+"""Seconds after which clients give up, in tests in which answers come late."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_no_cache() -> Iterator[None]:
+    with config.using(threads=1, cache_bytes=0):
+        yield
+
+
+@pytest.fixture
+def gate(cloud: Cloud) -> Iterator[tuple[Gate, dict[str, object]]]:
+    """Stand in front of a server; gives the gate and the options to pass it."""
+    with gate_to(cloud) as (gate, endpoint):
+        yield gate, cloud.through(endpoint)
+
+
+@pytest.fixture
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients try again at once."""
+    sleep = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda _seconds, *args: sleep(0, *args))
+
+
+def impatient(cloud: Cloud, options: dict[str, object]) -> dict[str, object]:
+    """Let clients give up soon."""
+    import aiohttp
+
+    added = {
+        "s3": {"config_kwargs": {"read_timeout": TIMEOUT}},
+        "gcs": {"requests_timeout": aiohttp.ClientTimeout(total=TIMEOUT)},
+        "azure": {"read_timeout": TIMEOUT},
+    }
+    return {**options, **added[cloud.kind]}
+
+
+# ---- requests that fail ----
+
+FATES = {500: 7, 503: 7, 429: 7, 403: 7, "dropped": 7, "lost": 7, "denied": 7, "twice": 5, "late": 23}
+"""What becomes of requests, and of how many one."""
+
+
+def told(kind: type[Story], root: str) -> list[Contents]:
+    """Return what is found before the first step of a story and after each."""
+    story, states = kind(f"memory://{root}/{kind.__name__}", "sparse"), [None]
+    for step in story.STEPS:
+        getattr(story, step)()
+        states.append(story.found())
+    return states
+
+
+@pytest.mark.usefixtures("_hurry")
+@pytest.mark.parametrize("kind", [Story, ChunkStory])
+def test_whatever_becomes_of_requests_each_change_happens_or_does_not(cloud, cloud_url, gate, kind, tmp_path, torture):
+    (gate, options), states = gate, told(kind, tmp_path.name)
+    # The usual number covers all that may happen between the places; a nightly one covers it at every request.
+    first = KINDS.index(cloud.kind) + (kind is Story)
+    chosen = FATES if torture > 50 else dict.fromkeys(["lost", *[*FATES][first % 3 :: 3]])
+    for fate in chosen:
+        for offset in range(FATES[fate]) if torture > 50 else [1 + len(str(fate)) % 5]:
+            url = f"{cloud_url}/{kind.__name__}-{fate}-{offset}"
+            story = kind(url, "sparse", impatient(cloud, options) if fate == "late" else options)
+            gate.arm(lambda number, _, offset=offset, fate=fate: fate if number % FATES[fate] == offset else None)
+            try_all(story, states, gate, cloud.options, late=fate == "late")
+            assert gate.fired >= 1, fate
+
+
+def try_all(story: Story, states: list[Contents], gate: Gate, options: dict[str, object], *, late: bool) -> None:
+    """Do everything, again if something fails; and look past the gate whether it has happened."""
+    looking = type(story)(story.url, story.layout, options)
+    for step, before, after in zip(story.STEPS, states, states[1:], strict=False):
+        failure = None
+        try:
+            getattr(story, step)()
+        except (OSError, B2ArrayError) as error:
+            failure = error
+        gate.wait()
+        found = looking.found()
+        if failure is None:
+            assert found == after, step
+            continue
+        assert found in ([before, after] if late else [before]), (step, failure)
+        gate.paused = True
+        if found == after != before:
+            story.reopen()
+        else:
+            getattr(story, step)()
+            assert looking.found() == after, step
+        gate.paused = False
+
+
+@pytest.mark.usefixtures("_hurry")
+@pytest.mark.parametrize("fate", [503, "lost", "twice"])
+def test_an_upload_in_parts_survives_requests_that_fail(cloud, cloud_url, gate, fate, monkeypatch):
+    gate, options = gate
+    part = (5 if cloud.kind == "s3" else 1) * 2**20  # what a server takes at least
+    monkeypatch.setattr(upload, "PART", part)
+    monkeypatch.setattr(upload, "WHOLE", part)
+    content = np.random.default_rng(0).bytes(part * 5 // 2)
+    store = open_store(f"{cloud_url}/big", storage_options=options)
+    for at in range(3 if fate == "lost" else 1):
+        gate.arm(lambda number, what, at=at: fate if number % 3 == at and not what.startswith("HEAD") else None)
+        done = None
+        try:
+            done = store.create(str(at), iter([content]))
+        except OSError:
+            # The answer to the last request was lost, and what it had made was in the way when it was sent again.
+            assert fate != 503
+        gate.arm()
+        assert done in (None, store.stamp(str(at)))
+        (found,) = store.read([Span(str(at), 0, len(content))])
+        assert found == content
+
+
+def holding(name: str) -> Callable[[int, str], object]:
+    """Return a rule that holds requests that write an object."""
+    return lambda _, what: "held" if name in what and not what.startswith(("GET", "HEAD")) else None
+
+
+def test_a_commit_whose_request_arrives_after_it_has_failed_takes_effect_as_a_whole(cloud, cloud_url, gate):
+    gate, options = gate
+    url = f"{cloud_url}/a.b2nd"
+    data = np.random.default_rng(0).integers(0, 9, (4, 40))
+
+    def check(expected: np.ndarray) -> None:
+        assert np.array_equal(b2array.open(url, storage_options=cloud.options)[...], expected)
+        assert b2array.verify(url, deep=True, storage_options=cloud.options).ok
+
+    gate.arm(holding("chunks.b2frame"))
+    with pytest.raises(OSError, match=r".") as caught:
+        b2array.asarray(data, url=url, chunks=(1, 40), storage_options=options)
+    assert isinstance(caught.value, PermissionError)
+    gate.release()
+    check(data)
+    a = b2array.open(url, "r+", storage_options=options)
+    with pytest.raises(PermissionError):
+        a[...] = data + 1
+    check(data)
+    gate.release()
+    check(data + 1)
+    gate.arm()
+    a[0] = 0
+    data[0] = -1
+    check(data + 1)
+
+
+def test_a_group_transaction_whose_request_arrives_after_it_has_failed_takes_effect_as_a_whole(cloud, cloud_url, gate):
+    gate, options = gate
+    url = f"{cloud_url}/g.b2d"
+    made = b2array.open_group(url, "w", storage_options=cloud.options)
+    made.create("a", data=np.arange(40).reshape(4, 10), chunks=(1, 10), layout="sparse")
+    group = b2array.open_group(url, "r+", storage_options=options)
+
+    def transact() -> None:
+        with group.transaction() as changes:
+            changes["a"][...] = 7
+            changes.create("b", data=np.full((4, 10), 8), layout="sparse")
+            gate.arm(holding(".b2group"))
+
+    with pytest.raises(PermissionError):
+        transact()
+    gate.release()
+    gate.arm()
+    found = b2array.open_group(url, "r+", storage_options=cloud.options)
+    assert (found["a"][...] == 7).all()
+    assert (found["b"][...] == 8).all()
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_request_that_is_not_allowed_is_a_permission_error_without_secrets(cloud, cloud_url, gate, status):
+    gate, options = gate
+    store = open_store(f"{cloud_url}/a", storage_options=options)
+    store.create("x", b"content")
+    gate.arm(lambda *_: status)
+    for ask in (
+        lambda: store.stamp("x"),
+        lambda: store.read([Span("x", 0, 3)]),
+        lambda: store.create("y", b"content"),
+        lambda: store.replace("x", b"new", expected="1"),
+    ):
+        with pytest.raises(PermissionError) as caught:
+            ask()
+        assert not any(secret in str(caught.value) for secret in secrets(store.url, options) if secret != "anon")
+    gate.arm()
+    assert store.stamp("x").size == 7
+
+
+def test_a_bucket_that_does_not_exist_is_that_error(cloud):
+    url = f"{cloud.protocol}://no-such-bucket-at-all/a.b2nd"
+    with pytest.raises(FileNotFoundError):
+        b2array.open(url, storage_options=cloud.options)
+    with pytest.raises(FileNotFoundError):
+        b2array.zeros((4,), "i4", url=url, storage_options=cloud.options)
+    with pytest.raises(FileNotFoundError):
+        open_store(url, storage_options=cloud.options).create("", iter([bytes(upload.WHOLE), b"x"]))
+
+
+# ---- how many requests ----
+
+
+def test_each_operation_is_one_request(cloud, cloud_url, gate):
+    gate, options = gate
+    store = open_store(f"{cloud_url}/a", storage_options=options)
+    stamp = store.create("x", b"0123456789")
+    counts = []
+
+    def count(verb: Callable[[], object]) -> object:
+        gate.arm()
+        try:
+            return verb()
+        finally:
+            counts.append(len(gate.asked))
+
+    stamp = count(lambda: store.replace("x", b"9876543210", expected=stamp.version))
+    assert count(lambda: store.stamp("x")) == stamp
+    assert count(lambda: store.read([Span("x", 2, 4)], expected=stamp.version)) == [b"76"]
+    missing, head = count(lambda: store.head(["", "x"], 100))
+    assert (head.stamp, bytes(head.data)) == (stamp, b"9876543210")
+    assert isinstance(missing, FileNotFoundError)
+    with pytest.raises(ConflictError):
+        count(lambda: store.replace("x", b"", expected="1" if cloud.kind == "gcs" else '"1"'))
+    with pytest.raises(FileExistsError):
+        count(lambda: store.create("x", b""))
+    count(lambda: store.delete(["x"]))
+    # Azure is asked whether an upload that was not completed is all that is in the way of a creation.
+    assert counts == [1, 1, 1, 2, 1, 2 if cloud.kind == "azure" else 1, 1]
+
+
+# ---- killed writers ----
+
+
+def number_commits(url: str, options: dict[str, object], first: int) -> None:
+    """Make commit after commit, each of which gives every item the number of the commit."""
+    a = b2array.open(url, mode="r+", storage_options=options)
+    for number in range(first, first + 100):
+        with a.transaction():
+            a[:3] = number
+            a[3:] = number
+            a.attrs["number"] = number
+    os._exit(3)
+
+
+def in_a_fork(function: Callable[..., object], *args: object) -> multiprocessing.Process:
+    """Begin to run a function in a forked process."""
+    process = multiprocessing.get_context("fork").Process(target=function, args=args)
+    process.start()
+    return process
+
+
+@forking
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_writer_that_is_killed_at_a_request_leaves_a_committed_state(cloud, cloud_url, gate, layout, torture):
+    gate, options = gate
+    url = f"{cloud_url}/a.b2nd"
+    rng = random.Random(f"{cloud.kind} {layout} {torture}")
+    b2array.zeros((6, 40), "i8", url=url, chunks=(2, 40), layout=layout, storage_options=cloud.options)
+    number = 0
+    for _ in range(max(3, torture // 16)):
+        last, arrives = rng.randrange(3, 30), rng.random() < 0.5
+        process: list[multiprocessing.Process] = []
+
+        def kill(process=process, arrives=arrives):
+            os.kill(process[0].pid, signal.SIGKILL)
+            return None if arrives else "dropped"
+
+        gate.arm(lambda count, _, last=last, kill=kill: kill if count == last else None)
+        with gate.lock:  # no request is judged before its process is known
+            process.append(in_a_fork(number_commits, url, options, number + 1))
+        process[0].join(60)
+        assert process[0].exitcode == -signal.SIGKILL
+        gate.wait()
+        a = b2array.open(url, storage_options=cloud.options)
+        found = a[...]
+        assert found.min() == found.max() == a.attrs.get("number", 0)
+        assert number <= found.min() <= number + last
+        number = int(found.min())
+        assert b2array.verify(url, deep=True, storage_options=cloud.options).ok
+    b2array.vacuum(url, grace=0, storage_options=cloud.options)
+    a = b2array.open(url, mode="r+", storage_options=cloud.options)
+    a[...] = -1
+    assert (b2array.open(url, storage_options=cloud.options)[...] == -1).all()
+    assert number > 0
+
+
+# ---- processes and threads ----
+
+
+def count_up(url: str, options: dict[str, object], rounds: int) -> None:
+    """Add one to an item in transactions, each of which is repeated until it succeeds."""
+    a = b2array.open(url, mode="r+", storage_options=options)
+    done = 0
+    while done < rounds:
+        try:
+            with a.transaction():
+                a[0, 0] = a[0, 0] + 1
+        except ConflictError:
+            a.refresh()
+        else:
+            done += 1
+    os._exit(0)
+
+
+@forking
+def test_no_update_is_lost_between_processes(cloud, cloud_url):
+    url = f"{cloud_url}/a.b2nd"
+    held = b2array.zeros((2, 40), "i8", url=url, chunks=(1, 40), storage_options=cloud.options)
+    processes = [in_a_fork(count_up, url, cloud.options, 6) for _ in range(3)]
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    held.refresh()
+    assert held[0, 0] == 18
+
+
+@forking
+def test_a_forked_child_goes_on_with_the_handle(cloud, cloud_url):
+    url = f"{cloud_url}/a.b2nd"
+    a = b2array.zeros((20, 10), "i8", url=url, chunks=(5, 10), storage_options=cloud.options)
+    child = in_a_fork(partial(a.__setitem__, 0, 5))
+    child.join(60)
+    assert child.exitcode == 0
+    a[10] = 6
+    assert a[[0, 10], 0].tolist() == [5, 6]
+
+
+def test_it_works_while_an_event_loop_runs(cloud, cloud_url):
+    url = f"{cloud_url}/a.b2nd"
+
+    async def work() -> np.ndarray:
+        b2array.zeros((4, 10), "i8", url=url, chunks=(1, 10), storage_options=cloud.options)[1] = 1
+        await asyncio.sleep(0)
+        return b2array.open(url, storage_options=cloud.options)[:, 0]
+
+    assert asyncio.run(work()).tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "protocols"),
+    [("s3", ["s3", "s3a"]), ("gcs", ["gs", "gcs"]), ("azure", ["az", "abfs", "abfss"]), ("s3", ["my-cloud"])],
+)
+def test_what_decides_is_the_file_system_that_serves_a_protocol(cloud_of, kind, protocols, monkeypatch):
+    import fsspec
+
+    cloud = cloud_of(kind)
+
+    class Mine(type(cloud.fs)):
+        protocol = "my-cloud"
+
+    fsspec.register_implementation("my-cloud", Mine, clobber=True)
+    for protocol in protocols:
+        store = open_store(f"{protocol}://bucket/a", storage_options=cloud.options)
+        assert store.guarantee == "compare-and-swap"
+        assert type(store) is type(open_store(f"{cloud.protocol}://bucket/a", storage_options=cloud.options))
