@@ -13,6 +13,7 @@ from b2array import threads
 from b2array.buffers import scratch
 from b2array.compute.mapping import Digit, Mapping
 from b2array.engine.read import read, read_item
+from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import Source
 from b2array.format.index import SPECIALS
 from b2array.grid.layout import Layout
@@ -111,6 +112,8 @@ def _cut(source: Source, layout: Layout, mapping: Mapping, *, merge: bool) -> tu
         In cells whose items are all the same one, by the index, what it says.
     """
     digits, frame = mapping.digits, source.state.frame
+    # A transaction notes which chunks were read, and the index does not tell what it keeps open.
+    merge = merge and isinstance(source, Snapshot)
     merge = merge and layout.itemsize == frame.typesize and layout.dtype.kind != "V"
     merge = merge and not source.state.annotations.lost and bool(frame.offsets.min() < 0)
     if merge and frame.offsets[0] in SPECIALS and (frame.offsets == frame.offsets[0]).all():

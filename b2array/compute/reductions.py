@@ -108,8 +108,9 @@ def reduce(
         valid = np.broadcast_to(given["where"], a.shape)
         given["where"] = np.ones((), valid.dtype)
     # What NumPy makes of one item: the type of the result, or an error.
-    with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
-        model = np.asarray(function(np.zeros((1,) * a.ndim, a.dtype), axis=axis, keepdims=True, **given))
+    options = given | ({"ddof": 0} if "ddof" in given else {})
+    with np.errstate(all="ignore"):
+        model = np.asarray(function(np.zeros((1,) * a.ndim, a.dtype), axis=axis, keepdims=True, **options))
     # NumPy reduces an array without dimensions along axis 0, too.
     everything = axis is None or not a.ndim
     reduced = range(a.ndim) if everything else np.lib.array_utils.normalize_axis_tuple(axis, a.ndim)
