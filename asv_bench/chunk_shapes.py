@@ -67,7 +67,7 @@ def main() -> None:
                     taken: dict[str, list[float]] = {name: [] for name in arrays}
                     for index in rng.integers(0, shape[axis], options.runs).tolist():
                         key = (slice(None),) * axis + (index,)
-                        plane = np.ascontiguousarray(data[key])
+                        plane = np.array(data[key])
                         for name, array in arrays.items():
                             begun = time.perf_counter()
                             if write:

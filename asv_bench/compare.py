@@ -1,11 +1,12 @@
 """b2array beside python-blosc2, zarr (sharded and not), h5py and tensorstore: the same data and the same verbs.
 
-    python asv_bench/compare.py [--quick] [--equal] [--data NAME ...] [--codec NAME] [--rounds N] [--plot FILE]
+    python asv_bench/compare.py [--quick] [--equal] [--data NAME ...] [--codec NAME] [--rounds N] [--json FILE]
 
 Each library works with its own defaults; with ``--equal``, with the same chunks, blocks, codec and level, and the two
 Blosc2 libraries then read one file, which python-blosc2 has written. Every verb is tried in turns, by wall clock and
 by processor time, and the tables give medians; a ratio below 1 means that b2array takes less. Files are in a temporary
-directory, in the system's memory, which is removed at the end. Nobody else should use the machine meanwhile.
+directory, in the system's memory, which is removed at the end. Nothing else should use the machine meanwhile. plot.py
+draws what ``--json`` writes.
 """
 
 from __future__ import annotations
@@ -343,25 +344,6 @@ def lines(title: str, rows: Rows) -> Iterator[str]:
         yield f"{label:26}{own[0] * scale:>9.2f} {unit}" + "".join(cells)
 
 
-def plot(results: dict[str, Rows], path: Path) -> None:
-    """Draw the ratios of wall clock: one line a verb, one mark a library, b2array at 1."""
-    import matplotlib.pyplot as plt
-
-    first = next(iter(results.values()))
-    labels = [label for label in first if label not in ("size", "import")][::-1]
-    figure, axes = plt.subplots(figsize=(8, 0.28 * len(labels) + 1.2))
-    axes.axvline(1, color="#d9480f", linewidth=2)
-    for library in LIBRARIES[1:]:
-        ratios = [first[label][library.name][0] / first[label]["b2array"][0] for label in labels]
-        axes.plot(ratios, range(len(labels)), "o", label=library.name, alpha=0.8)
-    axes.set_xscale("log")
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_xlabel("time relative to b2array (right of the line: b2array is faster)")
-    axes.grid(axis="x", alpha=0.3)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.06), ncols=5, frameon=False)
-    figure.savefig(path, bbox_inches="tight", transparent=False, metadata={"Date": None})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a small field and few rounds")
@@ -371,7 +353,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="samples of each value")
     parser.add_argument("--threads", type=int, help="of b2array and python-blosc2; by default what each chooses")
     parser.add_argument("--json", type=Path, help="write all medians here")
-    parser.add_argument("--plot", type=Path, help="draw the ratios of the first field here, as SVG")
     chosen = parser.parse_args()
     rounds = chosen.rounds or (3 if chosen.quick else 15)
     if chosen.threads:
@@ -399,8 +380,6 @@ def main() -> None:
     print("\nimport, seconds:", {name: round(wall, 3) for name, (wall, _) in imports(rounds).items()})
     if chosen.json:
         chosen.json.write_text(json.dumps(results, indent=1))
-    if chosen.plot:
-        plot(results, chosen.plot)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """A NumPy-compatible chunked array store in the Blosc2 formats."""
 
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from b2array import config, errors
 from b2array.array.array import NDArray
@@ -22,7 +24,7 @@ from b2array.array.creation import (
     zeros,
     zeros_like,
 )
-from b2array.array.opening import create_schunk, from_bytes, open, open_schunk
+from b2array.array.opening import create_schunk, from_bytes, open_schunk
 from b2array.array.schunk import SChunk
 from b2array.array.sequences import arange, eye, fromiter, linspace
 from b2array.codec import codecs, filters
@@ -44,6 +46,7 @@ from b2array.compute.nan import (
 if TYPE_CHECKING:
     from b2array import bloscpack
     from b2array.array.appender import Appender
+    from b2array.group.addressing import open
     from b2array.group.group import Group, open_group
     from b2array.tools.convert import convert
     from b2array.tools.repair import repair
@@ -112,12 +115,23 @@ _LAZY = {
     "Group": "group.group",
     "bloscpack": "bloscpack",
     "convert": "tools.convert",
+    "open": "group.addressing",
     "open_group": "group.group",
     "repack": "tools.vacuum",
     "repair": "tools.repair",
     "vacuum": "tools.vacuum",
     "verify": "tools.verify",
 }
+
+
+class _Array(ModuleType):
+    """The package ``b2array.array``, which people call who know ``numpy.array``."""
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("b2array.array is a package: b2array.asarray stores an array, b2array.open opens one")
+
+
+sys.modules["b2array.array"].__class__ = _Array
 
 
 def __getattr__(name: str) -> Any:

@@ -1,15 +1,20 @@
 """Settings of the whole process, read at the moment they are needed.
 
-Assign to the names of this module (``b2array.config.threads = 4``), or change them for a while with `using`.
+Assign to the names of this module (``b2array.config.threads = 4``), or change them for a while with `using`. A value
+that a setting cannot have is refused.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
 
 __all__ = [
     "Limits", "cache_bytes", "coalesce_gap", "durable", "limits", "retries", "threads", "using", "verify",
@@ -66,12 +71,57 @@ retries: int = 5
 limits: Limits = Limits()
 """Bounds on sizes that are read from files."""
 
-_NAMES = ("cache_bytes", "coalesce_gap", "durable", "limits", "retries", "threads", "verify", "write_buffer_bytes")
+_Check = Callable[[Any], bool]
+_NUMBER = (int, np.integer)
+
+
+def _at_least(low: int) -> _Check:
+    return lambda value: isinstance(value, _NUMBER) and not isinstance(value, bool) and int(value) >= low
+
+
+_SETTINGS: Final[dict[str, tuple[str, _Check]]] = {
+    "cache_bytes": ("a number of bytes, 0 or more", _at_least(0)),
+    "coalesce_gap": ("a number of bytes, 0 or more", _at_least(0)),
+    "durable": ("'off', 'ordered' or 'full'", lambda value: value in ("ordered", "full", "off", True, False)),
+    "limits": ("a b2array.config.Limits", lambda value: isinstance(value, Limits)),
+    "retries": ("a whole number, 0 or more", _at_least(0)),
+    "threads": ("a whole number, 1 or more", _at_least(1)),
+    "verify": ("'always' or 'never'", lambda value: isinstance(value, str) and value in ("always", "never")),
+    "write_buffer_bytes": ("a number of bytes, 0 or more", _at_least(0)),
+}
+"""What a setting can be, in words and as a test."""
+
+
+def _check(name: str, value: Any) -> None:
+    if name not in _SETTINGS:
+        raise AttributeError(f"b2array.config has no setting {name!r}; there are {', '.join(_SETTINGS)}")
+    words, fits = _SETTINGS[name]
+    if not fits(value):
+        raise ValueError(f"b2array.config.{name} must be {words}, not {value!r}")
+
+
+class _Settings(ModuleType):
+    """A module that checks what is assigned to its names."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("__"):
+            _check(name, value)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Settings
 
 
 @contextmanager
 def using(**settings: Any) -> Iterator[None]:
     """Change settings for the length of a ``with`` block.
+
+    Raises
+    ------
+    TypeError
+        There is no such setting.
+    ValueError
+        It cannot have this value.
 
     Examples
     --------
@@ -80,9 +130,11 @@ def using(**settings: Any) -> Iterator[None]:
     ...     config.cache_bytes
     0
     """
-    unknown = sorted(set(settings) - set(_NAMES))
+    unknown = sorted(set(settings) - set(_SETTINGS))
     if unknown:
-        raise TypeError(f"unknown settings {', '.join(unknown)}; there are {', '.join(_NAMES)}")
+        raise TypeError(f"unknown settings {', '.join(unknown)}; there are {', '.join(_SETTINGS)}")
+    for name, value in settings.items():
+        _check(name, value)
     before = {name: globals()[name] for name in settings}
     globals().update(settings)
     try:

@@ -6,6 +6,8 @@ broadcast) raise what NumPy raises, and errors of the storage backend pass throu
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -22,6 +24,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+_INNER = ("b2array", "contextlib")
 
 
 class B2ArrayError(Exception):
@@ -58,6 +62,14 @@ class ConflictError(B2ArrayError):
 
 class LimitError(B2ArrayError, ValueError):
     """A size exceeds what the format or `b2array.config.limits` allows."""
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn, and point at the line that called this package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def located(where: str, verb: Callable[[], T]) -> T:

@@ -1,79 +1,105 @@
 """Configuration of Sphinx."""
 
 import inspect
+import re
 import sys
-from collections import defaultdict
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
+from pydoc import locate
+from typing import Any, ClassVar
 
+from docutils import nodes
+from docutils.parsers.rst import Directive, directives
+from sphinx import addnodes
 from sphinx.application import Sphinx
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import b2array
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS.parent))
 
 project = "b2array"
 author = "The b2array developers"
 copyright = "2026, The b2array developers"
 release = version = metadata.version("b2array")
 
-extensions = ["numpydoc", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
+source_suffix = {".rst": "restructuredtext"}
 default_role = "py:obj"
-python_maximum_signature_line_length = 88
+python_maximum_signature_line_length = 72
 
-autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+autosummary_generate = False
 numpydoc_class_members_toctree = False
 numpydoc_show_class_members = False
 
-html_theme = "pydata_sphinx_theme"
+html_theme = "furo"
 html_title = f"b2array {release}"
+html_static_path = ["_static"]
+html_css_files = ["b2array.css"]
 html_show_sourcelink = False
-html_theme_options = {"show_prev_next": False, "secondary_sidebar_items": ["page-toc"]}
+html_copy_source = False
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#1864ab", "color-brand-content": "#1864ab"},
+    "dark_css_variables": {"color-brand-primary": "#74c0fc", "color-brand-content": "#74c0fc"},
+}
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
 
 
-def directive(name: str, value: object) -> str:
-    """Return the reStructuredText that documents one public name."""
-    if isinstance(value, ModuleType):
-        return f".. automodule:: {value.__name__}\n   :members:\n"
-    if not inspect.isclass(value):
-        return f".. autofunction:: b2array.{name}\n"
-    if issubclass(value, Exception):
-        return f".. autoexception:: b2array.{name}\n   :show-inheritance:\n"
-    options = ":members:", ":inherited-members:", ":special-members: __getitem__, __setitem__, __array__"
-    return "\n   ".join([f".. autoclass:: b2array.{name}", *options, ""])
+class Drawing(Directive):
+    """Put a drawing into the page itself, where it follows the light or dark colours of the page."""
+
+    required_arguments = 1
+    option_spec: ClassVar[dict[str, Any]] = {"alt": directives.unchanged_required}
+
+    def run(self) -> list[nodes.Node]:
+        """Return the drawing as HTML."""
+        path = DOCS / "drawings" / f"{self.arguments[0]}.svg"
+        self.state.document.settings.record_dependencies.add(str(path))
+        svg = path.read_text(encoding="utf-8")
+        svg = svg.replace("<svg ", f'<svg role="img" aria-label="{self.options["alt"]}" ', 1)
+        return [nodes.raw("", f'<div class="drawing">{svg}</div>', format="html")]
 
 
-def home(value: object) -> str:
-    """Return the module that defines a public name."""
-    return value.__name__ if isinstance(value, ModuleType) else value.__module__
+def documented(block: re.Match[str]) -> str:
+    """Return a table of the names in a block of the reference, and the documentation of each."""
+    names = [name.removeprefix("b2array.") for name in block["names"].split()]
+    table = [f"   {'~' * name.startswith('tools.')}{name}" for name in names]
+    return "\n".join([".. autosummary::", "   :nosignatures:", "", *table, "", *map(directive, names), ""])
 
 
-def reference() -> str:
-    """Return the sections of the reference: what ``b2array.__all__`` holds, by the module that defines it."""
-    public = {name: getattr(b2array, name) for name in b2array.__all__ if not name.startswith("_")}
-    sections = defaultdict(list)
-    for name, value in sorted(public.items(), key=lambda item: not isinstance(item[1], ModuleType)):
-        sections[home(value)].append(directive(name, value))
-    return "\n".join(section(module, sections[module]) for module in sorted(sections))
+def directive(name: str) -> str:
+    """Return the reStructuredText that documents a public name of b2array, such as ``NDArray.append``."""
+    path, _, member = f"b2array.{name}".rpartition(".")
+    owner = locate(path)
+    value = getattr(owner, member)
+    if inspect.isclass(value):
+        kind = "autoexception" if issubclass(value, Exception) else "autoclass"
+    elif not inspect.isclass(owner):
+        kind = "autofunction" if callable(value) else "autodata"
+    elif isinstance(inspect.getattr_static(owner, member), property):
+        kind = "autoproperty"
+    else:
+        kind = "automethod" if callable(value) else "autoattribute"
+    options = {"autoexception": "   :show-inheritance:\n", "autodata": "   :no-value:\n"}.get(kind, "")
+    return f".. {kind}:: b2array.{name}\n{options}"
 
 
-def section(module: str, directives: list[str]) -> str:
-    """Return one section, with the first paragraph of the module's docstring unless all of it follows."""
-    title = module.removeprefix("b2array.")
-    whole = directives[0].startswith(".. automodule::")
-    summary = "" if whole else inspect.getdoc(sys.modules[module]).partition("\n\n")[0]
-    return "\n".join([title, "-" * len(title), "", summary, "", *directives])
+def expand(_app: Sphinx, _docname: str, source: list[str]) -> None:
+    """Fill in the blocks ``.. documented::`` of the reference."""
+    source[0] = re.sub(r"^\.\. documented::\n\n(?P<names>(?: {3}\S+\n)+)", documented, source[0], flags=re.MULTILINE)
 
 
-def fill_in_reference(_app: Sphinx, docname: str, source: list[str]) -> None:
-    """Put the reference where the page asks for it."""
-    if docname == "api":
-        source[0] = source[0].replace(".. reference", reference())
+def name_plainly(_app: Sphinx, domain: str, _kind: str, content: addnodes.desc_content) -> None:
+    """Leave out modules that nobody imports from: what functions return is documented, its home is not public."""
+    if domain == "py":
+        for node in list(content.parent.findall(addnodes.desc_addname)):
+            if node.astext().startswith("b2array.tools."):
+                node.parent.remove(node)
 
 
 def setup(app: Sphinx) -> None:
     """Connect the event handlers."""
-    app.connect("source-read", fill_in_reference)
+    app.add_directive("drawing", Drawing)
+    app.connect("source-read", expand)
+    app.connect("object-description-transform", name_plainly)

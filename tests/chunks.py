@@ -193,14 +193,14 @@ def vl_chunk(blocks, typesize=1, cparams=CParams("zstd")):  # noqa: B008
     records = []
     for data in datas:
         filtered = filters.forward(pipeline, data.reshape(1, -1), reference=data, first=True).reshape(-1)
-        task = encode._Task(filtered, width, len(data), cparams, False, pipeline)
+        task = encode.Task(filtered, width, len(data), cparams, False, pipeline)
         payload = encode._payload(task, filtered, None)
         if payload is None or len(payload) >= len(data):
             payload = filtered.tobytes()
         records.append(struct.pack("<i", len(data)) + bytes(payload))
     lengths = [32 + 4 * len(records), *map(len, records)]
-    task = encode._Task(datas[0], width, len(records), cparams, False, pipeline)
-    header = encode._header(task, sum(lengths))
+    task = encode.Task(datas[0], width, len(records), cparams, False, pipeline)
+    header = encode.header_of(task, sum(lengths))
     header = replace(header, nbytes=sum(map(len, datas)), version=VERSION_VL_BLOCKS, flags2=FLAG2_VL_BLOCKS)
     return b"".join((header.pack(), np.cumsum(lengths[:-1], dtype="<i4").tobytes(), *records))
 

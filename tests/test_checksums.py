@@ -88,7 +88,7 @@ def intact(request, tmp_path_factory):
 
 
 @given(data=st.data(), by=st.integers(1, 255))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_flipped_byte_gives_an_error_or_the_right_data(intact, data, by):
     files, expected = intact
     name = data.draw(st.sampled_from(sorted(files)))

@@ -95,7 +95,7 @@ def test_whatever_becomes_of_requests_each_change_happens_or_does_not(cloud, clo
             story = kind(url, "sparse", impatient(cloud, options) if fate == "late" else options)
             gate.arm(lambda number, _, offset=offset, fate=fate: fate if number % FATES[fate] == offset else None)
             try_all(story, states, gate, cloud.options, late=fate == "late")
-            assert gate.fired >= 1, fate
+            assert gate.fired or len(gate.asked) <= offset, fate  # a story may be shorter
 
 
 def try_all(story: Story, states: list[Contents], gate: Gate, options: dict[str, object], *, late: bool) -> None:

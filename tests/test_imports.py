@@ -30,11 +30,12 @@ ALLOWED = {
     "codec": {"threads"},
     "format": {"codec", "grid"},
     "engine": {"codec", "format", "grid", "store", "threads"},
+    "display": {"engine", "grid", "store"},
     "workers": {"codec", "engine", "format", "grid", "store"},
     "bloscpack": {"codec", "format", "grid", "store", "threads"},
     "compute": {"engine", "format", "grid", "threads"},
-    "array": {"codec", "compute", "engine", "format", "grid", "store", "threads", "workers"},
-    "group": {"array", "engine", "format", "store"},
+    "array": {"codec", "compute", "display", "engine", "format", "grid", "store", "threads", "workers"},
+    "group": {"array", "display", "engine", "format", "store"},
     "xarray_io": {"array", "engine", "format", "group", "store", "workers"},
 }
 

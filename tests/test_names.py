@@ -27,8 +27,9 @@ assert "__version__" in dir(b2array)
 def test_public_modules_are_reachable() -> None:
     script = """
 import b2array
+from types import ModuleType
 for name in ("codecs", "filters", "config", "errors", "bloscpack"):
-    assert type(getattr(b2array, name)).__name__ == "module", name
+    assert isinstance(getattr(b2array, name), ModuleType), name
 import b2array.xarray_io
 assert b2array.xarray_io.to_b2array
 """

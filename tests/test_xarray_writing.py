@@ -237,6 +237,15 @@ def test_a_region_leaves_indexes_and_is_found_by_them(url: Path) -> None:
     assert reopened(url).t.values.tolist() == [10, 20, 30, 40, 50]
 
 
+def test_a_region_found_by_one_coordinate_leaves_the_other_indexes(url: Path) -> None:
+    ds = xr.Dataset({"a": (("t", "x"), np.zeros((4, 2)))}, {"t": [1, 2, 3, 4], "x": [5, 6]})
+    to_b2array(ds, url)
+    to_b2array(ds.isel(t=slice(1, 3)) + 1, url, region={"t": "auto"})
+    assert reopened(url).a.values.sum(1).tolist() == [0, 2, 2, 0]
+    with pytest.raises(ValueError, match="'x'"):
+        to_b2array(ds.isel(t=slice(1, 3)), url, region={"t": slice(1, 3)})
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_dimensions_in_another_order_are_turned(url: Path, chunked: bool) -> None:
     values = np.arange(12.0).reshape(3, 4)

@@ -14,6 +14,7 @@ dask_chunks  cuts that respect chunks
 shared       values that many tasks share
 appender     output step by step
 array        `NDArray`, which inherits `items.Indexed` <- `described.Described` <- `opened.Opened`, `compute.Readable`
+following    `Follower`: a handle that always shows the last commit
 sequences    `arange`, `linspace`, `eye`, `fromiter`
 schunk       `SChunk`
 opening      `open`, `open_schunk`, `create_schunk`

@@ -24,7 +24,7 @@ from b2array.array.options import (
     check_keywords,
 )  # fmt: skip
 from b2array.array.streaming import is_sliceable
-from b2array.codec.cparams import CParams
+from b2array.codec.cparams import AnyCParams
 from b2array.engine.handle import Handle
 from b2array.engine.transaction import Transaction
 from b2array.grid.layout import extents
@@ -47,7 +47,7 @@ def create(
     chunks: Extents = "auto",
     blocks: Extents = "auto",
     fill_value: Any = 0,
-    cparams: CParams | None = None,
+    cparams: AnyCParams = None,
     layout: Kind = "auto",
     dims: Sequence[str | None] | None = None,
     attrs: Mapping[str, Any] | None = None,
@@ -72,8 +72,8 @@ def create(
         the whole axis, "auto", or the size that a chunk is to have, such as "8MB".
     fill_value : scalar, default 0
         What items are that are never written; a tuple for a type with fields.
-    cparams : CParams, optional
-        How chunks are compressed.
+    cparams : CParams, str or mapping, optional
+        How chunks are compressed; the name of a codec, such as "lz4", and what python-blosc2 takes will do, too.
     layout : {"auto", "contiguous", "sparse"}
         One file, or a directory with a file a chunk; "auto": one file on local paths, else a directory.
     dims : sequence of str or None, optional
@@ -260,7 +260,7 @@ def copy(
     casting: Casting = "unsafe",
     chunks: Extents = None,
     blocks: Extents = None,
-    cparams: CParams | None = None,
+    cparams: AnyCParams = None,
     layout: Kind = "auto",
     overwrite: bool = False,
     interop: bool = True,

@@ -92,27 +92,33 @@ class Described(Opened, Readable):
     @property
     def info(self) -> display.Info:
         """A description that prints as a table."""
-        frame = self._handle.frame
-        return display.Info(
-            {
-                "url": self.url,
-                "mode": self.mode,
-                "layout": frame.frame_type.name.lower(),
-                "commits": self._handle.store.guarantee,
-                "shape": self.shape,
-                "dtype": str(self.dtype),
-                "chunks": self.chunks,
-                "blocks": self.blocks,
-                "grid": self.grid_shape,
-                "fill value": self.fill_value,
-                "dims": self.dims,
-                "codec": display.codec(self.cparams),
-                "filters": display.filters(self.cparams),
-                "nbytes": display.nbytes(self.nbytes),
-                "cbytes": display.nbytes(self.cbytes),
-                "ratio": f"{self.cratio:.2f}",
-                "metalayers": ", ".join(name for name, _ in frame.metalayers),
-                "fingerprint": frame.fingerprint.hex() if frame.fingerprint_type else "none",
-                "generation": self.generation,
-            }
-        )
+        frame, attrs = self._handle.frame, self._shown_attrs()
+        rows = {
+            "url": self.url,
+            "mode": self.mode,
+            "layout": frame.frame_type.name.lower(),
+            "commits": self._handle.store.guarantee,
+            "shape": self.shape,
+            "dtype": str(self.dtype),
+            "chunks": self.chunks,
+            "blocks": self.blocks,
+            "grid": self.grid_shape,
+            "fill value": self.fill_value,
+            "dims": self.dims,
+            "codec": display.codec(self.cparams),
+            "filters": display.filters(self.cparams),
+            "nbytes": display.nbytes(self.nbytes),
+            "cbytes": display.nbytes(self.cbytes),
+            "ratio": f"{self.cratio:.2f}",
+            "metalayers": ", ".join(name for name, _ in frame.metalayers),
+            "fingerprint": frame.fingerprint.hex() if frame.fingerprint_type else "none",
+            "generation": self.generation,
+            "attrs": ", ".join(f"{name}={value!r}" for name, value in attrs.items()) or "none",
+        }
+        return display.Info(rows, lambda: display.array_page(rows, self._layout, attrs))
+
+    def _shown_attrs(self) -> dict[str, Any]:
+        try:
+            return dict(self.attrs)
+        except (FormatError, UnsupportedError) as error:
+            return {"cannot be read": str(error)}

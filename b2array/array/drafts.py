@@ -42,7 +42,10 @@ class Draft(NamedTuple):
 def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Draft:
     """Begin an array of zeros. Everything that can be wrong is checked before the place is looked at."""
     layout = _layout(shape, dtype, options.chunks, options.blocks)
-    params = _checked_params(given_or_default(options.cparams), layout, interop=options.interop)
+    params = given_or_default(options.cparams)
+    if options.cparams is None and layout.dtype.kind == "U":
+        params = replace(params, filters_meta=(4,))  # the bytes of a character, not of an item, belong together
+    _check_params(params, layout, interop=options.interop)
     fill = _fill_bytes(options.fill_value, layout.dtype)
     names = _checked_dims(options.dims, layout.ndim)
     metalayers = encoded_metalayers(options.meta)
@@ -114,7 +117,10 @@ def _layout(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Lay
 
 def known_dtype(dtype: npt.DTypeLike | None) -> npt.DTypeLike | None:
     """Return a type for a name of the package ml_dtypes, whether or not that is imported already."""
-    return (dtypes.extension_dtype(dtype) or dtype) if isinstance(dtype, str) else dtype
+    if not isinstance(dtype, str):
+        return dtype
+    dtypes.require_extension(dtype)
+    return dtypes.extension_dtype(dtype) or dtype
 
 
 def _checked_dims(dims: Sequence[str | None] | None, ndim: int) -> tuple[str | None, ...] | None:
@@ -127,14 +133,13 @@ def _checked_dims(dims: Sequence[str | None] | None, ndim: int) -> tuple[str | N
     return tuple(dims)
 
 
-def _checked_params(params: CParams, layout: Layout, *, interop: bool) -> CParams:
+def _check_params(params: CParams, layout: Layout, *, interop: bool) -> None:
     width = layout.itemsize if layout.itemsize <= 255 else 1
     filters.check(
         filters.Pipeline(params.filter_slots, params.meta_slots, width, blockshape=layout.blocks), encode=True
     )
     if interop:
         _check_interop(params, layout)
-    return params
 
 
 def _check_interop(params: CParams, layout: Layout) -> None:

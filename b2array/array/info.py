@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from b2array.codec import codecs
 from b2array.codec import filters as filter_names
 from b2array.codec.cparams import CParams
+from b2array.display.drawing import draw
+from b2array.display.tables import beside, folded, short, size, table, titled
+from b2array.grid.layout import Layout
 
-__all__ = ["Info", "codec", "filters", "nbytes"]
-
-_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
+__all__ = ["Info", "array_page", "codec", "filters", "nbytes"]
 
 
 class Info(Mapping[str, Any]):
-    """Names and values that print as a table, in a terminal and in a notebook."""
+    """Names and values that print as a table, in a terminal and in a notebook; there `page` can say more."""
 
-    def __init__(self, rows: Mapping[str, Any]) -> None:
+    def __init__(self, rows: Mapping[str, Any], page: Callable[[], str] | None = None) -> None:
         self._rows = dict(rows)
+        self._page = page
 
     def __getitem__(self, name: str) -> Any:
         return self._rows[name]
@@ -34,14 +37,33 @@ class Info(Mapping[str, Any]):
         return "\n".join(f"{name:<{width}} : {value}" for name, value in self._rows.items())
 
     def _repr_html_(self) -> str:
-        from html import escape  # takes longer to import than most of this package
+        return table(self._rows) if self._page is None else self._page()
 
-        left = 'style="text-align: left"'
-        rows = (
-            f"<tr><th {left}>{escape(name)}</th><td {left}>{escape(str(value))}</td></tr>"
-            for name, value in self._rows.items()
-        )
-        return f"<table>{''.join(rows)}</table>"
+
+def array_page(rows: Mapping[str, Any], layout: Layout, attrs: Mapping[str, Any]) -> str:
+    """Return the page of an array: what it is, its attributes, a drawing of its chunks and blocks."""
+    extents, cbytes = (layout.shape, layout.chunks, layout.blocks), int(rows["cbytes"].split()[0])
+    main: dict[str, Any] = {
+        "shape": tuple(map(str, extents)),
+        "size": tuple(size(math.prod(each) * layout.itemsize) for each in extents),
+        "number": ("", f"{layout.nchunks} in all", f"{layout.nblocks} a chunk"),
+        "dtype": rows["dtype"],
+        "stored": f"{size(cbytes)}, ratio {rows['ratio']}" if cbytes else "nothing: all items are the fill value",
+        "codec": f"{rows['codec']}; {rows['filters']}",
+    }
+    if rows["dims"]:
+        main["dims"] = ", ".join(str(name) for name in rows["dims"])
+    first = tuple((0, min(c, n)) for c, n in zip(layout.chunks, layout.shape, strict=True))
+    parts = [beside(
+        table(main, ("array", "chunk", "block")),
+        draw(layout.shape, layout.chunks, shaded=[first], names=rows["dims"]),
+        draw(layout.chunks, layout.blocks, shaded=[tuple((0, c) for c in layout.chunks)]),
+    )]  # fmt: skip
+    if attrs:
+        parts.append(folded(f"attributes ({len(attrs)})", table({name: short(value) for name, value in attrs.items()})))
+    shown = ("shape", "chunks", "blocks", "grid", "dtype", "ratio", "codec", "filters", "dims", "url", "attrs")
+    parts.append(folded("more", table({name: value for name, value in rows.items() if name not in shown})))
+    return titled("b2array.NDArray", rows["url"], parts)
 
 
 def codec(cparams: CParams) -> str:
@@ -67,7 +89,4 @@ def nbytes(count: int) -> str:
     >>> nbytes(1536), nbytes(12)
     ('1536 (1.5 KiB)', '12')
     """
-    if count < 1024:
-        return str(count)
-    power = min((count.bit_length() - 1) // 10, len(_UNITS))
-    return f"{count} ({count / 1024**power:.1f} {_UNITS[power - 1]})"
+    return str(count) if count < 1024 else f"{count} ({size(count)})"

@@ -14,6 +14,7 @@ from b2array.array.described import Described
 from b2array.compute.indexers import Indexer, Select, chunk_key
 from b2array.compute.mapping import Mapping
 from b2array.compute.readable import View
+from b2array.display.reading import Reading, explained
 from b2array.engine import resize
 from b2array.engine.handle import Handle
 from b2array.engine.read import read, read_item
@@ -76,6 +77,64 @@ class Indexed(Described):
         (array([[7, 7, 7, 7]], dtype=int32), (3, 4))
         """
         return Indexer(self, lambda key, shape: select(chunk_key(key, shape, self.chunks), shape))
+
+    def explain(self, key: Any) -> Reading:
+        """Say what ``a[key]`` would read now: chunks, blocks, requests and bytes.
+
+        In a notebook the blocks that it touches are drawn. What the cache of blocks has is not counted. No item is
+        read; heads of chunks are, where neither the frame nor an earlier read tells how large their blocks are.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray(np.random.default_rng(0).normal(size=(400, 400)), chunks=(200, 200), blocks=(50, 100))
+        >>> plan = a.explain(np.s_[0, :150])
+        >>> plan.chunks, plan.blocks, plan.share < 0.1
+        (1, 2, True)
+        """
+        source = self._handle.source
+        layout = source.state.require_layout()
+        rest, _ = fields(key, layout.dtype)
+        return explained(source, layout, select(rest, layout.shape), self.dims)
+
+    def read_direct(self, out: npt.NDArray[Any], key: Any = ...) -> npt.NDArray[Any]:
+        """Read into an array that is there, as loops do that read again and again, and return it.
+
+        Parameters
+        ----------
+        out : ndarray
+            C-contiguous, of the shape that ``a[key]`` has and of the array's type.
+        key : optional
+            What to read; all of it by default. Names of fields are not taken.
+
+        Raises
+        ------
+        ValueError, TypeError
+            `out` cannot take the items.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a, out = b2array.asarray(np.arange(12).reshape(3, 4)), np.empty(4, int)
+        >>> for row in range(3):
+        ...     print(a.read_direct(out, row).sum())
+        6
+        22
+        38
+        """
+        source = self._handle.source
+        while True:
+            try:
+                layout = source.state.require_layout()
+                wanted = select(key, layout.shape)
+                if out.dtype != layout.dtype:
+                    raise TypeError(f"out must be of type {layout.dtype}, not {out.dtype}")
+                if out.shape != wanted.shape or not (out.flags.c_contiguous and out.flags.writeable):
+                    raise ValueError(f"out must be C-contiguous and of shape {wanted.shape}, not {out.shape}")
+                read(source, layout, wanted.positions, wanted.axes, wanted.view(out))
+                return out  # noqa: TRY300 - the loop ends here
+            except (FormatError, UnsupportedError, ConflictError) as error:
+                source = self._handle.recover(source, error)
 
     def _get(self, key: Any, rule: Select) -> Any:
         source = self._handle.source

@@ -83,6 +83,45 @@ class Opened:
         with self._handle.transaction():
             yield self
 
+    @contextmanager
+    def lock(self) -> Iterator[Self]:
+        """Let all other writers wait while the ``with`` block reads, computes and writes; begin with the last commit.
+
+        Each change in the block is a commit, unless a `transaction` joins them. Threads that share the handle wait,
+        too. It works where commits rely on a lock: on local files and in memory. Elsewhere a change that another
+        writer came in between raises ConflictError.
+
+        Raises
+        ------
+        UnsupportedError
+            There are no locks in this place.
+        ValueError
+            The block would be inside another one, or inside a transaction.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray([1, 2, 3])
+        >>> with a.lock():
+        ...     total = a[...].sum()
+        ...     a.append([total])
+        (4,)
+        """
+        handle = self._handle
+        handle.require_writable()
+        if handle.store.guarantee != "lock":
+            raise UnsupportedError(f"{self.url}: there are no locks in this place; changes are compared when committed")
+        with handle.mutex:
+            if handle.locked or handle.in_transaction:
+                raise ValueError("the lock is held already, or a transaction is under way on this handle")
+            with handle.store.lock(handle.snapshot.name):
+                handle.refresh()
+                handle.locked = True
+                try:
+                    yield self
+                finally:
+                    handle.locked = False
+
     def refresh(self) -> None:
         """Show what others have committed since this handle was opened or last changed something."""
         self._handle.refresh()

@@ -12,7 +12,7 @@ from b2array.array.options import Url
 from b2array.array.placing import encoded_metalayers, place_new
 from b2array.array.schunk import SChunk
 from b2array.buffers import Buffer
-from b2array.codec.cparams import CParams, given_or_default
+from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
@@ -103,7 +103,7 @@ def create_schunk(
     chunksize: int,
     typesize: int = 1,
     blocksize: int = 0,
-    cparams: CParams | None = None,
+    cparams: AnyCParams = None,
     meta: Mapping[str, Any] | None = None,
     layout: Literal["auto", "contiguous", "sparse"] = "auto",
     overwrite: bool = False,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, SupportsIndex
 
-from b2array.codec.cparams import CParams
+from b2array.codec.cparams import AnyCParams, given_or_default
 
 __all__ = [
     "OPTIONS",
@@ -45,7 +45,7 @@ class ArrayOptions:
     chunks: Extents = None
     blocks: Extents = None
     fill_value: Any = UNSET
-    cparams: CParams | None = None
+    cparams: AnyCParams = None
     layout: Kind = "auto"
     dims: Sequence[str | None] | None = None
     attrs: Mapping[str, Any] | None = None
@@ -53,6 +53,10 @@ class ArrayOptions:
     overwrite: bool = False
     interop: bool = True
     storage_options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.cparams is not None:
+            object.__setattr__(self, "cparams", given_or_default(self.cparams))
 
 
 OPTIONS: Final = frozenset(field.name for field in fields(ArrayOptions))

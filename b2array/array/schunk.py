@@ -6,8 +6,8 @@ Sources: "Blosc2 Contiguous Frame Format" and "Blosc2 Sparse Frame Format".
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from b2array.codec.header import Special
 from b2array.engine import edits
 from b2array.engine.attributes import Attributes
 from b2array.engine.fetch import each_chunk, fetch
+from b2array.engine.handle import Handle
+from b2array.engine.snapshot import load
 from b2array.engine.source import ChunkRequest, Source
 from b2array.engine.transaction import Transaction, copied
 from b2array.errors import ConflictError, FormatError, UnsupportedError, located_error
@@ -144,6 +146,27 @@ class SChunk(Opened):
         """Return the items from `start` to `stop`, as slicing counts them."""
         return self._read(lambda source: _items(source, slice(start, stop)))
 
+    def __getitem__(self, key: int | slice) -> bytes:
+        """Return the bytes of an item, or of a slice of items without step."""
+        count = self.nbytes // self.typesize
+        if isinstance(key, slice):
+            if key.step not in (None, 1):
+                raise ValueError(f"a slice of a super-chunk has no step, not {key.step}")
+            return self.get_slice(*key.indices(count)[:2])
+        n = operator.index(key)
+        if not -count <= n < count:
+            raise IndexError(f"index {n} is out of bounds for {count} items")
+        return self.get_slice(n % count, n % count + 1)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Give the data of one chunk after the other."""
+        return map(self.decompress_chunk, range(self.nchunks))
+
+    @classmethod
+    def from_bytes(cls, buf: Buffer) -> Self:
+        """Open a contiguous frame in memory, as `to_bytes` makes it; it can be read only."""
+        return cls(Handle(load(MemoryStore({"": bytes(buf)})), "r"))
+
     def to_bytes(self) -> bytes:
         """Return everything as one contiguous frame; the chunks are copied, not compressed again."""
         target = MemoryStore()
@@ -176,6 +199,32 @@ class SChunk(Opened):
         if not flat.nbytes:
             raise ValueError("a chunk needs at least one byte of data")
         return encode.encode(flat, typesize=self.typesize, blocksize=self.blocksize, cparams=self.cparams)
+
+    def fill_special(self, nitems: int, value: Any = 0) -> int:
+        """Append items that are all the same, which takes next to no room; returns the number of chunks.
+
+        Parameters
+        ----------
+        nitems : int
+            How many, in whole chunks but for the last.
+        value : bytes, scalar, or 0
+            The item: `bytes`, or what NumPy gives as many bytes as an item has; NaN for floats.
+        """
+        if not self.chunksize:
+            raise ValueError("the chunks of this super-chunk have no common size")
+        item = value if isinstance(value, bytes) else np.asarray(value).tobytes()
+        item = bytes(self.typesize) if not any(item) else item
+        if len(item) != self.typesize:
+            raise ValueError(f"an item has {self.typesize} bytes, not {len(item)}; give it as bytes or a NumPy scalar")
+        whole, rest = divmod(operator.index(nitems) * self.typesize, self.chunksize)
+        lengths = [self.chunksize] * whole + [rest] * bool(rest)
+        made = [encode.special_chunk(item, n, typesize=self.typesize, blocksize=self.blocksize) for n in lengths]
+
+        def append(new: Transaction) -> None:
+            for chunk in made:
+                edits.insert(new, new.frame.nchunks, chunk, edits.check_chunk(chunk))
+
+        return self._edit(append, anywhere=True)
 
     def append_chunk(self, buf: Buffer) -> int:
         """Append a chunk; returns the number of chunks.

@@ -13,7 +13,6 @@ Source: "RFC for the new Bloscpack Header", and the files that Bloscpack 0.16 wr
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -25,7 +24,8 @@ from b2array.bloscpack.header import Description, Order
 from b2array.bloscpack.reader import Reader, Url, open, read_header, store_of
 from b2array.bloscpack.writer import PackOptions, Writer, content, more_content, rewrite
 from b2array.buffers import Buffer
-from b2array.codec.cparams import CParams, given_or_default
+from b2array.codec.cparams import AnyCParams, given_or_default
+from b2array.errors import warn
 
 __all__ = ["Reader", "Writer", "append", "create", "open", "pack", "unpack"]
 
@@ -38,7 +38,7 @@ def pack(
     offsets: bool = True,
     chunk_size: int | None = None,
     metadata: Mapping[str, Any] | None = None,
-    cparams: CParams | None = None,
+    cparams: AnyCParams = None,
     version: Literal[2, 3] = 3,
     max_app_chunks: int | None = None,
     overwrite: bool = False,
@@ -115,7 +115,7 @@ def create(
     offsets: bool = True,
     chunk_size: int | None = None,
     metadata: Mapping[str, Any] | None = None,
-    cparams: CParams | None = None,
+    cparams: AnyCParams = None,
     version: Literal[2, 3] = 3,
     max_app_chunks: int | None = None,
     overwrite: bool = False,
@@ -195,13 +195,11 @@ def unpack(
             return reader.read()
         data, error = reader.read_intact()
     if error is not None:
-        warnings.warn(f"the file is damaged; the data before the damage are returned: {error}", stacklevel=2)
+        warn(f"the file is damaged; the data before the damage are returned: {error}")
     return data
 
 
-def append(
-    url: Url, x: Any, *, cparams: CParams | None = None, storage_options: Mapping[str, Any] | None = None
-) -> None:
+def append(url: Url, x: Any, *, cparams: AnyCParams = None, storage_options: Mapping[str, Any] | None = None) -> None:
     """Add bytes, or rows of an array, to a Bloscpack file.
 
     The file is replaced by a longer one as the last step, so that a failure, or a program that is killed, leaves it as

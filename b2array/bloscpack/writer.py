@@ -33,7 +33,7 @@ from b2array.bloscpack.reader import Reader, Url
 from b2array.buffers import Buffer
 from b2array.codec import cblosc
 from b2array.codec.codecs import codec_name
-from b2array.codec.cparams import CParams, given_or_default
+from b2array.codec.cparams import AnyCParams, CParams, given_or_default
 from b2array.codec.header import CODEC_FORMATS, FilterId
 from b2array.errors import LimitError, UnsupportedError
 from b2array.grid.assignment import check_unmasked
@@ -78,7 +78,7 @@ class PackOptions:
     offsets: bool = True
     chunk_size: int | None = None
     metadata: Mapping[str, Any] | None = None
-    cparams: CParams | None = None
+    cparams: AnyCParams = None
     version: int = 3
     max_app_chunks: int | None = None
     overwrite: bool = False
@@ -92,7 +92,7 @@ class _ChunkEncoder:
     """
 
     def __init__(
-        self, cparams: CParams | None, itemsize: int, size: int, checksum: int, put: Callable[..., int],
+        self, cparams: AnyCParams, itemsize: int, size: int, checksum: int, put: Callable[..., int],
         offsets: Iterable[int] = (),
     ) -> None:  # fmt: skip
         cparams = given_or_default(cparams)

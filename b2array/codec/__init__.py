@@ -8,8 +8,8 @@ cparams   `CParams`, how chunks are compressed
 cblosc    C-Blosc 1 as the engine: many blocks in one call
 streams   the streams in a block; runs, which C-Blosc 1 does not know
 codecs    streams <-> payloads, codec by codec; registered codecs
-splice    other blocks into a chunk; the streams of the rest are copied
 filters   blocks before they are compressed; registered filters
+splice    other blocks into a chunk; the streams of the rest are copied
 lazy      chunks without their data, as the C library hands them out
 
 To decode, `decode` parses the head, checks that the streams can hold the sizes that they claim, and makes a plan: which

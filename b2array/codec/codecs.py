@@ -381,7 +381,7 @@ def _encode_lz4hc(data: Buffer, clevel: int, dictionary: bytes | None) -> bytes:
 def _need_lz4_block() -> ModuleType:
     lz4_block = _lz4_block()
     if lz4_block is None:
-        raise UnsupportedError("LZ4 dictionaries need the extra lz4: pip install b2array[lz4]")
+        raise UnsupportedError("LZ4 dictionaries need the package lz4: pip install 'b2array[lz4]'")
     return lz4_block
 
 
@@ -391,7 +391,10 @@ def require(codec: int) -> MakeCodec:
         raise ValueError("BloscLZ streams are coded inside a Blosc1 chunk, not one by one")
     make = _registry.get(codec)
     if make is None:
-        raise UnsupportedError(f"{codec_name(codec)} is not built in; register it with b2array.codecs.register")
+        raise UnsupportedError(
+            f"{codec_name(codec)} is not built in; b2array.codecs.register({codec}, make) adds it, "
+            "where make returns a numcodecs codec"
+        )
     return make
 
 

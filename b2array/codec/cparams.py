@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum, IntEnum
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from b2array.codec import codecs, filters
 from b2array.codec.header import NFILTERS, NO_FILTERS, CodecId, FilterId
 
-__all__ = ["CParams", "SplitMode", "given_or_default"]
+__all__ = ["AnyCParams", "CParams", "SplitMode", "given_or_default"]
 
 SplitMode = Literal["auto", "always", "never", "blosc2"]
 
@@ -122,21 +123,61 @@ class CParams:
         return fast and FilterId.SHUFFLE in self.filter_slots and whole_items and block_nbytes // typesize >= 32
 
 
-def given_or_default(cparams: CParams | None) -> CParams:
-    """Return the parameters, the default ones for None.
+AnyCParams = CParams | str | Mapping[str, Any] | None
+"""What functions take: parameters, the name of a codec, or what python-blosc2 takes."""
+
+
+def given_or_default(cparams: AnyCParams) -> CParams:
+    """Return the parameters that a user gave, the default ones for None.
+
+    Parameters
+    ----------
+    cparams : CParams, str, mapping, blosc2.CParams or None
+        A str is the name of a codec. A mapping has names and values of `CParams`, or those that python-blosc2 takes; of
+        these, what the array decides (``typesize``, ``blocksize``) and ``tuner`` are ignored.
 
     Raises
     ------
     TypeError
-        The argument is something else, such as the mapping that python-blosc2 takes.
+        The argument is something else.
+
+    Examples
+    --------
+    >>> given_or_default("lz4").codec, given_or_default({"clevel": 9, "filters": [0, 2]}).filters
+    ('lz4', ('bitshuffle',))
     """
     if cparams is None:
         return CParams()
-    if not isinstance(cparams, CParams):
-        raise TypeError(f"cparams must be a b2array.CParams, not {type(cparams).__name__}")
-    return cparams
+    if isinstance(cparams, CParams):
+        return cparams
+    if isinstance(cparams, str):
+        return CParams(cparams)
+    if type(cparams).__module__.partition(".")[0] == "blosc2":
+        cparams = vars(cparams)
+    if not isinstance(cparams, Mapping):
+        raise TypeError(f"cparams must be a b2array.CParams, a codec's name or a dict, not {type(cparams).__name__}")
+    given = {name: _plain(value) for name, value in cparams.items() if name not in _OF_THE_ARRAY}
+    if unknown := given.keys() - {each.name for each in fields(CParams) if each.init}:
+        raise TypeError(f"cparams has no {', '.join(sorted(map(str, unknown)))} (see b2array.CParams)")
+    if isinstance(given.get("filters"), list | tuple):
+        metas = [*given.get("filters_meta", ()), *NO_FILTERS][: len(given["filters"])]
+        used = [(fid, meta) for fid, meta in zip(given["filters"], metas, strict=True) if fid]
+        given |= {"filters": tuple(fid for fid, _ in used), "filters_meta": tuple(meta for _, meta in used)}
+    if isinstance(mode := given.get("splitmode"), int):
+        given["splitmode"] = _SPLITMODES.get(mode, mode)
+    return CParams(**given | {"use_dict": bool(given.get("use_dict", False))})
 
 
+def _plain(value: Any) -> Any:
+    """Return the number of a member of python-blosc2's enumerations."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+_OF_THE_ARRAY = ("typesize", "blocksize", "tuner")
+_SPLITMODES: dict[int, SplitMode] = {1: "always", 2: "never", 3: "auto", 4: "blosc2"}
+"""What python-blosc2's numbers are in a frame."""
 _BYTEDELTAS = (FilterId.BYTEDELTA, FilterId.BYTEDELTA_BUGGY)
 _SPLIT_BY_BLOSC1 = (CodecId.BLOSCLZ, CodecId.LZ4, CodecId.LZ4HC, CodecId.ZLIB)
 

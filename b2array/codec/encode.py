@@ -12,13 +12,14 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from b2array.buffers import Buffer
 from b2array.codec import cblosc, codecs, filters
-from b2array.codec.cparams import CParams, given_or_default
+from b2array.codec.cparams import AnyCParams, CParams, given_or_default
 from b2array.codec.header import (
     BLOSC1_HEADER_LEN,
     BLOSC2_FLAG_DICT,
@@ -146,16 +147,16 @@ def plain(task: Task) -> bytes:
     return _fused(task) or _streamed(task)
 
 
-def compress(buf: Buffer | Bytes, *, typesize: int = 1, cparams: CParams | None = None) -> bytes:
+def compress(buf: Buffer | npt.NDArray[Any], *, typesize: int | None = None, cparams: AnyCParams = None) -> bytes:
     r"""Compress a buffer to one Blosc2 chunk.
 
     Parameters
     ----------
     buf : bytes-like or ndarray
         Up to 2147483615 bytes; an array is read in C order.
-    typesize : int, default 1
-        Size of an item in bytes, for the filters and the split into streams.
-    cparams : CParams, optional
+    typesize : int, optional
+        Size of an item in bytes, for the filters and the split into streams; by default that of the buffer's items.
+    cparams : CParams, str or mapping, optional
         How to compress; zstd with shuffle by default.
 
     Raises
@@ -174,6 +175,8 @@ def compress(buf: Buffer | Bytes, *, typesize: int = 1, cparams: CParams | None 
     >>> b2array.decompress(chunk)[:4]
     b'\x00\x01\x02\x03'
     """
+    if typesize is None:
+        typesize = (buf if isinstance(buf, np.ndarray) else memoryview(buf)).itemsize
     return encode(buf, typesize=typesize, cparams=given_or_default(cparams))
 
 

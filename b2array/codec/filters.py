@@ -25,7 +25,7 @@ from numcodecs.compat import ensure_bytes
 from b2array.codec.header import NFILTERS, VERSION_BLOSC1, VERSION_STABLE, FilterId
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 
-__all__ = ["Pipeline", "backward", "check", "filter_id", "filter_name", "forward", "needs_reference", "register"]
+__all__ = ["Pipeline", "backward", "check", "filter_id", "filter_name", "forward", "register"]
 
 Bytes = npt.NDArray[np.uint8]
 MakeFilter = Callable[[int, int, tuple[int, ...] | None], Codec]
@@ -134,11 +134,6 @@ def register(filter_id: int, make: MakeFilter) -> None:
     _registry[number] = make
 
 
-def needs_reference(pipeline: Pipeline) -> bool:
-    """Whether decoding a block needs block 0 of its chunk."""
-    return FilterId.DELTA in pipeline.filters
-
-
 def check(pipeline: Pipeline, *, encode: bool = False) -> None:
     """Check that a pipeline can be undone; with `encode` also that it can be applied.
 
@@ -153,8 +148,10 @@ def check(pipeline: Pipeline, *, encode: bool = False) -> None:
         return
     for slot in _slots(pipeline, None):
         if slot.filter not in _FILTERS and slot.filter not in _registry:
-            hint = "register it with b2array.filters.register"
-            raise UnsupportedError(f"{filter_name(slot.filter)} is not built in; {hint}")
+            raise UnsupportedError(
+                f"{filter_name(slot.filter)} is not built in; b2array.filters.register({slot.filter}, make) adds it, "
+                "where make returns a numcodecs codec"
+            )
         if encode and slot.filter in _CELL_FILTERS:
             raise UnsupportedError(f"{filter_name(slot.filter)} can be read but not written")
         if slot.filter in _CELL_FILTERS:
@@ -177,7 +174,7 @@ def forward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = None
     data of block 0 as `reference`.
     """
     check(pipeline, encode=True)
-    if needs_reference(pipeline):
+    if FilterId.DELTA in pipeline.filters:  # its blocks refer to block 0
         if first:
             head = _apply(pipeline, blocks[:1], None)
             rest = forward(pipeline, blocks[1:], reference=blocks[0]) if len(blocks) > 1 else blocks[1:]
@@ -197,7 +194,7 @@ def backward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = Non
     Raises FormatError if the filters do not fit the blocks, and the errors of `check`.
     """
     check(pipeline)
-    if needs_reference(pipeline):
+    if FilterId.DELTA in pipeline.filters:  # its blocks refer to block 0
         if first:
             head = _apply(pipeline, blocks[:1], None, undo=True)
             rest = backward(pipeline, blocks[1:], reference=head[0]) if len(blocks) > 1 else blocks[1:]

@@ -15,7 +15,8 @@ __all__ = ["Attributes"]
 class Attributes(MutableMapping[str, Any]):
     """The variable-length metalayers of a frame: names and values, each assignment a commit.
 
-    Values are what msgpack takes, and complex numbers, sets, tuples and arrays as python-blosc2 writes them.
+    Values are what msgpack takes, dates and time spans, and complex numbers, sets, tuples and arrays as python-blosc2
+    writes them.
     """
 
     __slots__ = ("_handle",)
@@ -55,6 +56,9 @@ class Attributes(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._handle.described.state.attr_names)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
 
     def __repr__(self) -> str:
         return repr(dict(self))

@@ -2,7 +2,7 @@
 
 Whole chunks take one wave of requests. So do blocks whose chunk's head was read before, and those whose sizes the frame
 notes. Other blocks take two waves: one for the heads of their chunks, one for the blocks. What is needed of a chunk is
-written once, in `_steps`, as if it were read alone; `fetch` puts what many chunks ask for into one wave.
+written once, in `steps_of`, as if it were read alone; `fetch` puts what many chunks ask for into one wave.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from b2array.format.annotations import Sizes, block_bounds
 from b2array.store.base import join_views, stale_reader, too_short, where
 from b2array.store.spans import Span, plan_packed_read, plan_scatter_read
 
-__all__ = ["chunk_number", "each_chunk", "fetch"]
+__all__ = ["Ask", "chunk_number", "each_chunk", "fetch", "steps_of"]
 
 _CHUNK_NAME = re.compile("([0-9A-F]{8})[.]chunk")
 _FREE = 4096
@@ -44,16 +44,17 @@ Int64Array = npt.NDArray[np.int64]
 Numbers = Sequence[int] | Int64Array
 
 
-class _Ask(NamedTuple):
+class Ask(NamedTuple):
     """Bytes to read into one buffer of `nbytes` bytes, each span to its place.
 
-    With `clip`, there is one span, and fewer bytes come if the object ends inside it.
+    With `clip`, fewer bytes of the one span come if the object ends inside it. `leads`: they tell what to read next.
     """
 
     spans: list[Span]
     places: list[int]
     nbytes: int
     clip: bool = False
+    leads: bool = False
 
 
 class _Planned(NamedTuple):
@@ -61,12 +62,12 @@ class _Planned(NamedTuple):
 
     head: ChunkHead
     numbers: Numbers
-    ask: _Ask
+    ask: Ask
     positions: list[int]
     margin: int = 0
 
 
-Steps = Generator[_Ask, memoryview, Stored]
+Steps = Generator[Ask, memoryview, Stored]
 
 
 def fetch(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
@@ -125,7 +126,7 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
                 planned = wanted.plan_blocks(wanted.cached.head)
                 if planned is not None:
                     return wanted.take_blocks(planned, source.gather(*planned.ask[:3]))
-    steps = _steps(source, request)
+    steps = steps_of(source, request)
     try:
         ask = next(steps)
         while True:
@@ -147,7 +148,7 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
 def _read_together(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
     """Read many chunks, with one wave of requests for each step."""
     found: list[Stored | None] = [None] * len(requests)
-    waiting: list[tuple[int, Steps, _Ask]] = []
+    waiting: list[tuple[int, Steps, Ask]] = []
 
     def go_on(i: int, steps: Steps, outcome: memoryview | FormatError | None) -> None:
         try:
@@ -162,7 +163,7 @@ def _read_together(source: Source, requests: Sequence[ChunkRequest]) -> list[Sto
             raise _located(source, requests[i].chunk, error) from error
 
     for i, request in enumerate(requests):
-        go_on(i, _steps(source, request), None)
+        go_on(i, steps_of(source, request), None)
     while waiting:
         asked, waiting = waiting, []
         try:
@@ -174,14 +175,14 @@ def _read_together(source: Source, requests: Sequence[ChunkRequest]) -> list[Sto
     return [stored for stored in found if stored is not None]
 
 
-def _joined(source: Source, ask: _Ask, views: list[memoryview]) -> memoryview | FormatError:
+def _joined(source: Source, ask: Ask, views: list[memoryview]) -> memoryview | FormatError:
     for (name, start, stop), view in zip(ask.spans, views, strict=True):
         if len(view) < stop - start and not ask.clip:
             return too_short(where(source.url, name), start, stop, len(view))
     return join_views(views)
 
 
-def _refuse_missing(source: Source, asked: list[tuple[int, _Ask]], error: FileNotFoundError) -> NoReturn:
+def _refuse_missing(source: Source, asked: list[tuple[int, Ask]], error: FileNotFoundError) -> NoReturn:
     """Raise the error of a chunk whose file does not exist; the given one if the whole frame is gone."""
     names = [(n, ask.spans[0].name) for n, ask in asked]
     n, name = next((each for each in names if str(error.filename or "").endswith(each[1] or "\0")), names[0])
@@ -196,7 +197,7 @@ def _located(source: Source, n: int, error: B2ArrayError) -> B2ArrayError:
     return located_error(f"{found_in}, {location.name}" if in_file else found_in, error)
 
 
-def _steps(source: Source, request: ChunkRequest) -> Steps:
+def steps_of(source: Source, request: ChunkRequest) -> Steps:
     """Yield what to read next of a chunk, receive it, and return the chunk."""
     location = source.place(request.chunk)
     if not isinstance(location, Location):
@@ -221,10 +222,10 @@ def _steps(source: Source, request: ChunkRequest) -> Steps:
         # Only instrumented chunks are larger. Bytes behind the chunk are ignored.
         return (yield from wanted.whole((nbytes if nbytes is not None else 2**31) + HEADER_LEN))
     head_nbytes = HEADER_LEN + 4 * nblocks + (4 + MAX_DICT_NBYTES) * source.frame.use_dict
-    view = yield wanted.ask(0, max(head_nbytes, _FREE))
+    view = yield wanted.ask(0, max(head_nbytes, _FREE))._replace(leads=True)
     head_nbytes = chunk.head_nbytes(view)
     if head_nbytes > len(view):
-        view = yield wanted.ask(0, head_nbytes)
+        view = yield wanted.ask(0, head_nbytes)._replace(leads=True)
     head = wanted.unpack_head(view)
     is_all = len(view) >= head.header.cbytes
     rest = wanted.take_whole(head, view) if is_all else wanted.some_blocks(head, bytes(view[:head_nbytes]))
@@ -263,11 +264,11 @@ class _Chunk:
         nbytes = frame.chunk_nbytes(self.number)
         return -(-nbytes // frame.blocksize) if nbytes and frame.blocksize else 0
 
-    def ask(self, start: int, stop: int) -> _Ask:
+    def ask(self, start: int, stop: int) -> Ask:
         """Ask for bytes of the chunk, counted from its start; for fewer if it has to end before."""
         name, base, end = self.location
         stop = base + stop if end < 0 else min(base + stop, end)
-        return _Ask([Span(name, base + start, stop)], [0], stop - base - start, clip=end < 0)
+        return Ask([Span(name, base + start, stop)], [0], stop - base - start, clip=end < 0)
 
     def unpack_head(self, view: memoryview) -> ChunkHead:
         """Unpack a head, which must be what the frame says."""
@@ -347,7 +348,7 @@ class _Chunk:
 
     def _plan_packed(
         self, starts: list[int], stops: list[int], cbytes: int, nblocks: int
-    ) -> tuple[_Ask, list[int]] | None:
+    ) -> tuple[Ask, list[int]] | None:
         lead = cblosc.margin_in_front(len(starts))
         if self.record_due:
             starts, stops = self._with_record(starts, stops, cbytes, nblocks)
@@ -362,7 +363,7 @@ class _Chunk:
     ) -> tuple[list[int], list[int]]:
         return [*starts, cbytes], [*stops, cbytes + checksums.record_nbytes(nblocks)]
 
-    def _ask_ranges(self, ranges: list[tuple[int, int]], places: list[int], nbytes: int) -> _Ask:
+    def _ask_ranges(self, ranges: list[tuple[int, int]], places: list[int], nbytes: int) -> Ask:
         name, base, end = self.location
         last = base + ranges[-1][1]
         if 0 <= end < last:
@@ -370,7 +371,7 @@ class _Chunk:
         spans = []
         for start, stop in ranges:
             spans.append(Span(name, base + start, base + stop))
-        return _Ask(spans, places, nbytes)
+        return Ask(spans, places, nbytes)
 
     def take_blocks(self, planned: _Planned, region: memoryview, head_bytes: bytes = b"") -> Stored:
         """Compare blocks with their checksums."""
@@ -390,7 +391,7 @@ class _Chunk:
 
     # A chunk whose sizes are noted.
 
-    def by_sizes(self, sizes: Sizes) -> Generator[_Ask, memoryview, Stored | None]:
+    def by_sizes(self, sizes: Sizes) -> Generator[Ask, memoryview, Stored | None]:
         """Read head and wanted blocks at once, from where the noted sizes put them; None if they do not say it."""
         cbytes = int(sizes[0])
         if self.location.stop >= 0 and self.location.start + cbytes > self.location.stop:
@@ -409,7 +410,7 @@ class _Chunk:
             return (yield from self.whole(cbytes, len(bounds) - 1))
         ask, positions = planned
         name, base, _ = self.location
-        view = yield _Ask([Span(name, base, base + front), *ask.spans], [], front + ask.nbytes)
+        view = yield Ask([Span(name, base, base + front), *ask.spans], [], front + ask.nbytes)
         head_bytes = bytes(view[:front])
         head = self.unpack_head(view[:front])
         needed = chunk.needed_blocks(head, numbers.tolist())

@@ -48,6 +48,8 @@ class Handle:
         What chunks are read from: the transaction under way, or the committed state.
     described : Source or Summary
         The source, or what describes it before it is read.
+    locked : bool
+        Whether the holder of the mutex has the store's lock, too.
     mutex : Mutex
         Held while the handle commits, and by changes that join a transaction.
     before_commit : callable or None
@@ -59,7 +61,17 @@ class Handle:
         The frame cannot be changed, and `mode` is "r+".
     """
 
-    __slots__ = ("_mode", "_snapshot", "_transaction", "before_commit", "described", "mutex", "source", "store")
+    __slots__ = (
+        "_mode",
+        "_snapshot",
+        "_transaction",
+        "before_commit",
+        "described",
+        "locked",
+        "mutex",
+        "source",
+        "store",
+    )
 
     source: Source
     described: Source | Summary
@@ -74,6 +86,7 @@ class Handle:
         self._mode: Mode = mode
         self._show(snapshot)
         self.mutex = Mutex()
+        self.locked = False
         self.before_commit: Callable[[], object] | None = None
 
     def _show(self, snapshot: Snapshot, transaction: Transaction | None = None) -> None:
@@ -186,7 +199,8 @@ class Handle:
         locks.enter_context(self.mutex)
         if self._transaction is not None:
             return False
-        locks.enter_context(self.store.lock(self._snapshot.name))
+        if not self.locked:
+            locks.enter_context(self.store.lock(self._snapshot.name))
         self.refresh()
         return True
 
@@ -308,7 +322,7 @@ class Handle:
             current = reload(self._snapshot)
             if current.generation == self._snapshot.generation:
                 self._show(current, self._transaction)
-        return Transaction(self.store, self._snapshot, locked=locked)
+        return Transaction(self.store, self._snapshot, locked=locked or self.locked)
 
     def at_snapshot(self, mode: Mode = "r") -> Handle:
         """Return another handle that shows the committed state, and keeps doing so whatever this one commits.

@@ -33,7 +33,7 @@ from b2array.grid.layout import Layout
 from b2array.grid.partition import Axes, Part, Positions, put, take
 from b2array.grid.tiling import Step, Tiling, parts_of_chunks, tiling_of, tiling_of_points
 
-__all__ = ["read", "read_item"]
+__all__ = ["ChunkRead", "Reader", "prepare", "read", "read_item"]
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -46,7 +46,7 @@ _WINDOW_NBYTES = 8 * 2**20
 _WINDOW_CHUNKS = 4096
 _WINDOWS_UNDER_WAY = 4
 """This many windows are requested before the first one has arrived, so that they do not wait for each other."""
-_CACHED_SHARE = 4
+_SHARE = 4
 """A read goes through the cache only if its result is at most one part in this many of the cache."""
 
 
@@ -75,10 +75,7 @@ def read(
     """
     if not box.size:
         return
-    key = _cache_key(source) if max(box.nbytes, nbytes) <= config.cache_bytes // _CACHED_SHARE else None
-    by_slices = axes is None and np.ndarray not in map(type, positions)
-    context = _context(source.frame.codec, source.frame.codec_meta, layout.blocks)
-    reader = _Reader(source, layout, context, key, box, axes, by_slices)
+    reader = prepare(source, layout, positions, axes, box, nbytes)
     chunks = parts_of_chunks(layout, positions, axes)
     if source.buffer is not None:
         chunks = filterfalse(reader.copy_open, chunks)
@@ -90,6 +87,17 @@ def read(
     else:
         for _ in threads.spread(lambda pair: reader.finish(*pair), reader.fetched(chain(first, chunks))):
             pass
+
+
+def prepare(
+    source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array, nbytes: int = 0
+) -> Reader:
+    """Return what plans and carries out a read; see `read`."""
+    is_small = max(box.nbytes, nbytes) <= config.cache_bytes // _SHARE
+    key = source.cache_key if isinstance(source, Snapshot) and is_small else None
+    by_slices = axes is None and np.ndarray not in map(type, positions)
+    context = _context(source.frame.codec, source.frame.codec_meta, layout.blocks)
+    return Reader(source, layout, context, key, box, axes, by_slices)
 
 
 def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
@@ -118,7 +126,7 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
     found = {} if key is None else cache.blocks.get_many((key, number), (block,))
     if not found:
         (stored,) = fetch(source, (ChunkRequest(number, (block,)),))
-        reader = _Reader(
+        reader = Reader(
             source, layout, _context(source.frame.codec, source.frame.codec_meta, layout.blocks), key, _NO_BOX
         )
         header = stored.head.header
@@ -161,7 +169,7 @@ def _value(stored: Stored, dtype: np.dtype[Any]) -> Array:
     return np.frombuffer(item, dtype).reshape(())
 
 
-class _ChunkRead(NamedTuple):
+class ChunkRead(NamedTuple):
     """What is read of one chunk: what the cache has of it, and the blocks to fetch."""
 
     number: int
@@ -172,7 +180,7 @@ class _ChunkRead(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Reader:
+class Reader:
     """What the chunks of one read share."""
 
     source: Source
@@ -185,7 +193,7 @@ class _Reader:
 
     def run(self, chunk: tuple[int, Part], *, alone: bool = False) -> None:
         """Read one chunk; with `alone`, in several threads."""
-        job = self._plan(*chunk)
+        job = self.plan(*chunk)
         stored = fetch(self.source, (ChunkRequest(job.number, job.wanted),))[0] if job.wanted else None
         self.finish(job, stored, alone=alone)
 
@@ -195,28 +203,29 @@ class _Reader:
         buffer = self.source.buffer
         if buffer is None or number not in buffer.chunks:
             return False
-        job = self._plan(number, part)
+        job = self.plan(number, part)
         with buffer.mutex:
             found = buffer.chunks.get(number)
             if found is not None:
                 self.finish(job._replace(found=found.entries(job.tiling.numbers)), None)
         return found is not None
 
-    def fetched(self, chunks: Iterator[tuple[int, Part]]) -> Iterator[tuple[_ChunkRead, Stored | None]]:
+    def fetched(self, chunks: Iterator[tuple[int, Part]]) -> Iterator[tuple[ChunkRead, Stored | None]]:
         """Fetch chunks in bounded windows, each in one batch of requests, and a few of them at the same time."""
-        for window in threads.ahead(self._fetch_window, self._windows(chunks), _WINDOWS_UNDER_WAY):
+        for window in threads.ahead(self._fetch_window, self.windows(chunks), _WINDOWS_UNDER_WAY):
             yield from window
             del window  # its memory is free while the next one is awaited
 
-    def _fetch_window(self, jobs: list[_ChunkRead]) -> list[tuple[_ChunkRead, Stored | None]]:
+    def _fetch_window(self, jobs: list[ChunkRead]) -> list[tuple[ChunkRead, Stored | None]]:
         stored = iter(fetch(self.source, [ChunkRequest(job.number, job.wanted) for job in jobs if job.wanted]))
         return [(job, next(stored) if job.wanted else None) for job in jobs]
 
-    def _windows(self, chunks: Iterator[tuple[int, Part]]) -> Iterator[list[_ChunkRead]]:
-        jobs: list[_ChunkRead] = []
+    def windows(self, chunks: Iterator[tuple[int, Part]]) -> Iterator[list[ChunkRead]]:
+        """Plan chunks in windows; what a window reads is asked for in one batch."""
+        jobs: list[ChunkRead] = []
         nbytes = 0
         for chunk in chunks:
-            job = self._plan(*chunk)
+            job = self.plan(*chunk)
             jobs.append(job)
             nbytes += self._nbytes_to_come(job.number, len(job.wanted))
             if nbytes >= _WINDOW_NBYTES or len(jobs) >= _WINDOW_CHUNKS:
@@ -231,10 +240,10 @@ class _Reader:
             return int(sizes[0]) * nblocks // self.layout.nblocks
         return 0 if isinstance(self.source.place(n), Special) else nblocks * self.layout.block_nbytes
 
-    def _plan(self, number: int, part: Part) -> _ChunkRead:
+    def plan(self, number: int, part: Part) -> ChunkRead:
         """Decide how to read a chunk, and ask the cache for its blocks."""
         layout = self.layout
-        length = decode.group_length(layout.block_nbytes)
+        length = decode.GROUP_NBYTES // layout.block_nbytes or 1
         if self.by_slices:
             tiling = tiling_of(layout, cast(Slices, part.inside), length)
         else:
@@ -249,7 +258,7 @@ class _Reader:
                 wanted = [n for n in tiling.numbers if n not in found]
         if wanted and not self.source.is_local and len(wanted) == self._ninhabited(part.coords):
             wanted = range(layout.nblocks)
-        return _ChunkRead(number, part, tiling, found, wanted)
+        return ChunkRead(number, part, tiling, found, wanted)
 
     def _ninhabited(self, coords: Sequence[int]) -> int:
         """Count the blocks of a chunk that are not all padding."""
@@ -257,14 +266,14 @@ class _Reader:
         extents = zip(coords, layout.shape, layout.chunks, layout.blocks, strict=True)
         return math.prod(-(-min(c, n - coord * c) // b) for coord, n, c, b in extents)
 
-    def finish(self, job: _ChunkRead, stored: Stored | None, *, alone: bool = False) -> None:
+    def finish(self, job: ChunkRead, stored: Stored | None, *, alone: bool = False) -> None:
         """Decode and copy one chunk; `stored` has the blocks that the cache does not have."""
         try:
             self._copy(job, stored, alone=alone)
         except (FormatError, UnsupportedError) as error:
             raise located_error(f"chunk {job.number} of {self.source.url}", error) from error
 
-    def _copy(self, job: _ChunkRead, stored: Stored | None, *, alone: bool) -> None:
+    def _copy(self, job: ChunkRead, stored: Stored | None, *, alone: bool) -> None:
         layout, steps = self.layout, job.tiling.steps
         reference = None
         if stored is not None:
@@ -321,7 +330,7 @@ class _Reader:
             cache.blocks.add((self.cache_key, number), blocks, tile, room[0])
         return {block: Entry(tile, block) for block in blocks}
 
-    def _copy_step(self, job: _ChunkRead, step: Step, stored: Stored | None, reference: Bytes | None) -> None:
+    def _copy_step(self, job: ChunkRead, step: Step, stored: Stored | None, reference: Bytes | None) -> None:
         if not self.by_slices:
             items = self._items(job, step, stored, reference)
             for row, part in enumerate(step.parts):
@@ -342,7 +351,7 @@ class _Reader:
                 grid = self._items(job, step, stored, reference).reshape(step.counts + job.tiling.shape)
             target[...] = grid[cast(Any, (*copy.source, ...))]
 
-    def _items(self, job: _ChunkRead, step: Step, stored: Stored | None, reference: Bytes | None) -> Array:
+    def _items(self, job: ChunkRead, step: Step, stored: Stored | None, reference: Bytes | None) -> Array:
         """Return what is needed of the blocks of a step, one behind the other."""
         layout, numbers, found = self.layout, step.numbers, job.found
         within, narrow = job.tiling.within or (), job.tiling.within is not None

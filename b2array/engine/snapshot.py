@@ -16,11 +16,11 @@ from b2array.buffers import Buffer
 from b2array.codec.header import Special
 from b2array.engine.source import FRAME_NAME, CachedHead, Location, Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
-from b2array.format import frame, index
+from b2array.format import foreign, frame, index
 from b2array.format.frame import FINGERPRINT_NBYTES, Frame
 from b2array.format.header import FrameType, header_nbytes, unpack_header
 from b2array.format.state import State, parse
-from b2array.store.base import Head, KnownBytes, Store, where, with_known_bytes
+from b2array.store.base import Head, KnownBytes, Store, read_whole, says_more, where, with_known_bytes
 from b2array.store.spans import Span
 
 __all__ = ["Snapshot", "load", "reload", "restore", "unchanged"]
@@ -206,13 +206,13 @@ def restore(store: Store, data: Buffer, version: str | None, unique: str = "") -
 
 def _refusal(store: Store, errors: Sequence[object]) -> Exception:
     absent = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-    other = next((error for error in errors if isinstance(error, Exception) and not isinstance(error, absent)), None)
-    if other is not None:
-        return other
+    for error in errors:
+        if isinstance(error, Exception) and (says_more(error) or not isinstance(error, absent)):
+            return error
+    if any(not isinstance(head, Exception) for head in store.head(foreign.ZARR, 1)):
+        return FileNotFoundError(foreign.zarr_text(store.url))
     if any(isinstance(error, IsADirectoryError) for error in errors):
-        return FileNotFoundError(
-            f"{store.url} is a directory without {FRAME_NAME}: no sparse frame (see b2array.open_group)"
-        )
+        return FileNotFoundError(f"{store.url} is a directory without {FRAME_NAME}: no sparse frame")
     if store.is_prefix:
         return FileNotFoundError(f"{where(store.url, FRAME_NAME)} does not exist: no sparse frame")
     return FileNotFoundError(f"{store.url} does not exist")
@@ -222,7 +222,7 @@ def _parse(store: Store, name: str, start: int, data: memoryview, version: str |
     try:
         header_len = header_nbytes(data)
         if header_len > len(data):
-            (data,) = store.read([Span(name, start, start + header_len)], expected=version)
+            data = read_whole(store, Span(name, start, start + header_len), version)
         head = unpack_header(data)
         if head.frame_type != (FrameType.SPARSE if name else FrameType.CONTIGUOUS):
             raise _wrong_kind(head.frame_type)
@@ -230,7 +230,7 @@ def _parse(store: Store, name: str, start: int, data: memoryview, version: str |
         if stop <= len(data):
             tail = data[first:stop]
         else:
-            (tail,) = store.read([Span(name, start + first, start + stop)], expected=version)
+            tail = read_whole(store, Span(name, start + first, start + stop), version)
         found = frame.unpack(data, tail, head)
     except (FormatError, UnsupportedError) as error:
         raise located_error(store.url, error) from error

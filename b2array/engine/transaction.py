@@ -7,7 +7,6 @@ contiguous one gets it appended and then, in one small write, a header that poin
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -25,7 +24,7 @@ from b2array.engine.replacing import discard, take_place
 from b2array.engine.snapshot import Snapshot, load, reload
 from b2array.engine.source import Location, Source
 from b2array.engine.staging import Staging
-from b2array.errors import B2ArrayError, ConflictError, FormatError
+from b2array.errors import B2ArrayError, ConflictError, FormatError, warn
 from b2array.format import fingerprint, frame, index
 from b2array.format.annotations import LAYER, UNSIZED, Annotations, merged, packed_sizes
 from b2array.format.checksums import record_nbytes
@@ -283,7 +282,7 @@ class Transaction(Overlay):
             pieces = (made.header, made.tail)
             return self._swap(made, lambda: self.store.replace(self.name, pieces, expected=current.version).version)
         if not self.store.appendable:
-            warnings.warn(f"{self.url}: one file in this store is written anew with every change", stacklevel=2)
+            warn(f"{self.url}: one file in this store is written anew with every change")
             return self._rewrite(current)
         made = self._prepared(current.frame.frame_len - current.frame.header_len)
         if self._compacting or not self._fits(current, made):

@@ -20,6 +20,7 @@ from b2array.codec.cparams import CParams
 from b2array.codec.header import ChunkHeader
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError, UnsupportedError
+from b2array.format.attributes import UNREADABLE
 
 __all__ = [
     "LAYER", "MAX_SIZES_NBYTES", "UNSIZED", "Annotations", "Sizes", "block_bounds", "merged", "pack_sizes",
@@ -41,9 +42,6 @@ _KEYS = ("fill", "dims", "dtype", "next", "attrs", "lost", "sizes")
 _MERGED = ("fill", "dims", "dtype", "unknown")
 _SIZES_CPARAMS = CParams("zstd")
 _MAX_CHUNK_SIZES_NBYTES = 16 * MAX_SIZES_NBYTES
-_UNREADABLE = (
-    ValueError, TypeError, LookupError, ArithmeticError, MemoryError, RecursionError, msgpack.UnpackException,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class Annotations:
         """
         try:
             layer = msgpack.unpackb(buf, strict_map_key=False)
-        except _UNREADABLE:
+        except UNREADABLE:
             return cls()
         if not isinstance(layer, dict) or not _is_number(layer.get("v"), 1):
             return cls()

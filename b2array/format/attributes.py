@@ -6,6 +6,7 @@ list that starts with ``"__tuple__"``.
 
 from __future__ import annotations
 
+import datetime as dt
 import struct
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,15 +21,18 @@ from b2array.buffers import Buffer
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import dtypes
 
-__all__ = ["decode_attr", "encode_attr"]
+__all__ = ["UNREADABLE", "decode_attr", "encode_attr"]
 
 _COMPLEX = struct.Struct(">2d")
 _EXT_COMPLEX, _EXT_SET, _EXT_NDARRAY = 44, 45, 46
 _TUPLE = "__tuple__"
 _MAX_DEPTH = 32
-_UNREADABLE = (
+_FIRST, _LAST = -62_135_596_800, 253_402_300_800  # the years 1 to 9999
+_TIMES = {dt.datetime: "M8[us]", dt.date: "M8[D]", dt.timedelta: "m8[us]"}
+UNREADABLE = (
     ValueError, TypeError, LookupError, ArithmeticError, MemoryError, RecursionError, msgpack.UnpackException,
 )  # fmt: skip
+"""What msgpack and the conversions of its values raise on damaged bytes."""
 
 
 def encode_attr(value: object) -> bytes:
@@ -38,8 +42,9 @@ def encode_attr(value: object) -> bytes:
     ----------
     value : object
         None, bool, int, float, complex, str, bytes, list, tuple, set, dict with keys of str or bytes, NumPy scalar or
-        array (of objects too, if they are such values), `msgpack.ExtType`, and nestings of these. A list that starts
-        with ``"__tuple__"`` comes back as a tuple.
+        array (of objects too, if they are such values), date, time span, `msgpack.ExtType`, and nestings of these. A
+        list that starts with ``"__tuple__"`` comes back as a tuple, a `datetime.datetime` with a time zone in UTC, and
+        other dates and spans of the module `datetime` as NumPy's.
 
     Raises
     ------
@@ -76,12 +81,12 @@ def _encode(value: object) -> bytes:
 def _encode_other(value: object) -> object:
     """Return what msgpack can take instead of a value that it cannot."""
     for kinds, convert in _FORMS:
-        if isinstance(value, kinds) and not isinstance(value, np.timedelta64):
+        if isinstance(value, kinds):
             return convert(value)
     raise TypeError(f"{type(value).__name__} has no form in msgpack")
 
 
-def _encode_ndarray(array: NDArray[Any]) -> bytes:
+def _encode_ndarray(array: NDArray[Any], **more: bool) -> bytes:
     dtype, shape = array.dtype, list(array.shape)
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError("masked arrays would lose their mask")
@@ -90,11 +95,19 @@ def _encode_ndarray(array: NDArray[Any]) -> bytes:
     spec = {"str": dtype.str} if dtype.fields is None else {"descr": dtype.descr}
     if _unpack_dtype(spec) != dtype:
         raise TypeError(f"arrays of type {dtype} would change their type")
-    return _encode({"dtype": spec, "shape": shape, "data": array.tobytes()})
+    return _encode({"dtype": spec, "shape": shape, "data": array.tobytes(), **more})
+
+
+def _encode_time(value: Any) -> object:
+    if isinstance(value, dt.datetime) and value.tzinfo is not None:
+        return msgpack.Timestamp.from_datetime(value)
+    item = np.asarray(value, _TIMES.get(type(value)))
+    return msgpack.ExtType(_EXT_NDARRAY, _encode_ndarray(item, scalar=True))
 
 
 _FORMS: tuple[tuple[type | tuple[type, ...], Callable[[Any], object]], ...] = (
     (tuple, lambda value: [_TUPLE, *value]),
+    ((dt.date, dt.timedelta, np.datetime64, np.timedelta64), _encode_time),
     (np.ndarray, lambda value: msgpack.ExtType(_EXT_NDARRAY, _encode_ndarray(value))),
     ((complex, np.complexfloating), lambda value: msgpack.ExtType(_EXT_COMPLEX, _COMPLEX.pack(value.real, value.imag))),
     ((set, frozenset), lambda value: msgpack.ExtType(_EXT_SET, _encode(list(value)))),
@@ -113,14 +126,30 @@ def _decode(buf: Buffer, depth: int, *, strict: bool) -> Any:
         raise FormatError(f"expected at most {_MAX_DEPTH} extension types inside each other, found more")
     hook = partial(_decode_ext, depth=depth + 1, strict=strict)
     try:
-        return msgpack.unpackb(buf, list_hook=_decode_list, ext_hook=hook, strict_map_key=strict)
+        return _decode_time(
+            msgpack.unpackb(buf, list_hook=_decode_list, object_hook=_decode_dict, ext_hook=hook, strict_map_key=strict)
+        )
     except (FormatError, UnsupportedError):
         raise
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise FormatError(f"expected a msgpack value, found {error!r:.80}") from None
 
 
+def _decode_time(value: Any) -> Any:
+    """Turn a time into a `datetime.datetime`, if that can be as exact."""
+    if not isinstance(value, msgpack.Timestamp):
+        return value
+    nanoseconds = value.to_unix_nano()
+    exact = nanoseconds % 1000 == 0 and _FIRST <= nanoseconds // 10**9 < _LAST
+    return value.to_datetime() if exact else value
+
+
+def _decode_dict(items: dict[Any, Any]) -> dict[Any, Any]:
+    return {name: _decode_time(value) for name, value in items.items()}
+
+
 def _decode_list(items: list[Any]) -> list[Any] | tuple[Any, ...]:
+    items = list(map(_decode_time, items))
     return tuple(items[1:]) if items and isinstance(items[0], str) and items[0] == _TUPLE else items
 
 
@@ -136,7 +165,7 @@ def _decode_ext(code: int, data: bytes, *, depth: int, strict: bool) -> Any:
     return msgpack.ExtType(code, data)
 
 
-def _decode_ndarray(payload: object) -> NDArray[Any]:
+def _decode_ndarray(payload: object) -> Any:
     shape, values, dtype, data = (_get(payload, key) for key in ("shape", "values", "dtype", "data"))
     if not (isinstance(shape, list | tuple) and all(type(extent) is int and extent >= 0 for extent in shape)):
         raise FormatError(f"expected extents, found {shape!r:.80}")
@@ -151,7 +180,8 @@ def _decode_ndarray(payload: object) -> NDArray[Any]:
     made = _unpack_dtype(dtype)
     if not (isinstance(data, bytes) and len(data) == count * made.itemsize):
         raise FormatError(f"expected the bytes of {count} items, found {data!r:.80}")
-    return np.frombuffer(data, made).reshape(shape)
+    found = np.frombuffer(data, made).reshape(shape)
+    return found[()] if _get(payload, "scalar") is True else found
 
 
 def _unpack_dtype(spec: object) -> np.dtype[Any]:

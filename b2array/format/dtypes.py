@@ -6,6 +6,8 @@ Source: "B2ND Metalayer Format" of the Blosc2 documentation, and the text that p
 from __future__ import annotations
 
 import ast
+import re
+from importlib.util import find_spec
 from typing import Any, cast
 
 import numpy as np
@@ -13,8 +15,9 @@ import numpy as np
 from b2array import config
 from b2array.errors import FormatError, LimitError, UnsupportedError
 
-__all__ = ["dtype_text", "extension_dtype", "extension_name", "make_dtype", "parse_dtype"]
+__all__ = ["dtype_text", "extension_dtype", "extension_name", "make_dtype", "parse_dtype", "require_extension"]
 
+_EXTENSION = re.compile(r"bfloat16|u?int[24]|float[468]_e\dm\d\w*")
 _STORABLE_KINDS = "biufcmMSUV"
 _NOT_A_DTYPE = (TypeError, ValueError, SyntaxError, LookupError, ArithmeticError, MemoryError, RecursionError, Warning)
 
@@ -37,6 +40,7 @@ def parse_dtype(text: str) -> np.dtype[Any]:
         dtype = np.dtype(text)
     except _NOT_A_DTYPE:
         extension = extension_dtype(text)
+        require_extension(text)
         return _parse_literal(text) if extension is None else extension
     _check_dtype(dtype, dtype)
     return dtype
@@ -64,6 +68,12 @@ def extension_dtype(name: str) -> np.dtype[Any] | None:
         return None
     found = getattr(ml_dtypes, name, None) if name.isidentifier() else None
     return np.dtype(found) if isinstance(found, type) and issubclass(found, np.generic) else None
+
+
+def require_extension(name: str) -> None:
+    """Raise UnsupportedError if a type is one of the package ml_dtypes, and that is not installed."""
+    if _EXTENSION.fullmatch(name) and find_spec("ml_dtypes") is None:
+        raise UnsupportedError(f"the type {name} needs the package ml_dtypes: pip install 'b2array[ml-dtypes]'")
 
 
 def extension_name(dtype: np.dtype[Any]) -> str | None:

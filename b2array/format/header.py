@@ -18,7 +18,7 @@ from b2array.codec.filters import Pipeline, check_dropped_bits
 from b2array.codec.header import NFILTERS, NO_FILTERS, CodecId
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError, UnsupportedError
-from b2array.format import metalayers
+from b2array.format import foreign, metalayers
 from b2array.format.metalayers import Layers
 
 __all__ = [
@@ -154,15 +154,10 @@ class Header:
 
     @property
     def tail_start(self) -> int:
-        """Where the tail (index and trailer) starts, in bytes from the start of the frame."""
+        """Where the tail (index and trailer) starts, in bytes from the start of the frame. It ends at `frame_len`."""
         if self.frame_type == FrameType.SPARSE or self.nbytes == 0:
             return self.header_len
         return self.header_len + self.cbytes
-
-    @property
-    def tail_stop(self) -> int:
-        """Where the tail ends: the end of the frame."""
-        return self.frame_len
 
     @property
     def splitmode(self) -> SplitMode:
@@ -206,11 +201,10 @@ def check_filters(cparams: CParams, typesize: int) -> None:
 
 def header_nbytes(buf: Buffer) -> int:
     """Return how long the header is whose first bytes are `buf`; 15 of them are enough."""
+    if bytes(buf[2:10]) != _MAGIC:
+        raise FormatError(f"expected a Blosc2 frame, found {foreign.described(buf)}")
     if len(buf) < 15:
         raise FormatError(f"expected the first 15 bytes of a frame header, found {len(buf)} bytes")
-    magic = bytes(buf[2:10])
-    if magic != _MAGIC:
-        raise FormatError(f"expected the magic {_MAGIC!r} of a frame, found {magic!r}")
     (header_len,) = struct.unpack_from(">i", buf, 11)
     smallest, limit = FIXED_LEN + _MIN_LAYERS_LEN, config.limits.metadata_nbytes
     if not smallest <= header_len <= limit:

@@ -7,7 +7,6 @@ asked for. After that each commit hands on the next state, without parsing its o
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from b2array import config
 from b2array.codec import decode, encode
-from b2array.errors import FormatError, LimitError, UnsupportedError
+from b2array.errors import FormatError, LimitError, UnsupportedError, warn
 from b2array.format import b2nd, dtypes, frame
 from b2array.format.annotations import LAYER, UNSIZED, Annotations, Sizes, pack_sizes, unpack_sizes
 from b2array.format.b2nd import GEOMETRIES
@@ -244,7 +243,7 @@ def layers_with(layers: Layers, annotations: Annotations, url: str) -> Layers:
         if annotations.attrs:
             names = ", ".join(repr(name) for name, _ in annotations.attrs)
             raise LimitError(f"{url} has {len(others)} variable-length metalayers: no room for {names}")
-        warnings.warn(f"{url} has {len(others)} variable-length metalayers: no room for b2array's own", stacklevel=2)
+        warn(f"{url} has {len(others)} variable-length metalayers: no room for b2array's own")
         return others
     return (*others, (LAYER, frame.pack_vlmeta(annotations.pack())))
 

@@ -1,5 +1,6 @@
 """Named arrays below one URL, changed together by one commit.
 
+addressing   `open`, and the groups that a URL leads through
 group        `Group` and `open_group`, the mapping that users hold
 attributes   a group's attributes as a mapping
 transaction  several members, one commit: prepare, replace the manifest, apply
@@ -9,5 +10,6 @@ redo         the redo log in a manifest: read members through it, apply it
 summaries    opening members from what the manifest says of them
 manifest     names, paths, and the object that lists members and changes (no I/O)
 archive      members in a `.b2z` archive, for reading
+tree         how groups are shown
 embedded     members inside one frame (`.b2e`), for reading
 """

@@ -92,5 +92,8 @@ class Attrs(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(self._layers())
 
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
     def __repr__(self) -> str:
         return repr(dict(self))

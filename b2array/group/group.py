@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from html import escape
+from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -18,12 +18,14 @@ from b2array.array.schunk import SChunk
 from b2array.engine.handle import Mode
 from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import FormatError, ReadOnlyError
+from b2array.format import foreign
 from b2array.group import whole
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.directory import Directory, Kind, copy_of
-from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name
+from b2array.group.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, check_name
 from b2array.group.transaction import Transaction
+from b2array.group.tree import Tree, branches, nested, tree_of
 from b2array.store.base import Store
 
 __all__ = ["Group", "open_group"]
@@ -100,11 +102,14 @@ def _is_archive(store: Store) -> bool:
     if isinstance(head, Exception):
         return False
     if bytes(head.data[2:9]) == b"b2frame":
+        outer, _, last = store.url.rpartition("/")
+        if last == EMBEDDED:
+            raise FormatError(f"{store.url} is where a group keeps small members; open the group {outer}")
         raise FormatError(f"{store.url}: expected a group, found a frame (see b2array.open)")
     if bytes(head.data[:4]) in MAGIC:
         return True
     if store.appendable or store.url.endswith(".b2z"):
-        raise FormatError(f"{store.url}: expected a directory or a zip archive, found another file")
+        raise FormatError(f"{store.url}: expected a directory or a zip archive, found {foreign.described(head.data)}")
     return False
 
 
@@ -228,18 +233,14 @@ class Group(MutableMapping[str, Any]):
         Examples
         --------
         >>> group = open_group("memory://tree.b2d", "w")
-        >>> for name in ("a/x", "a/y", "b"):
-        ...     _ = group.create(name, (2,))
+        >>> group["a/x"] = group["b"] = [1]
         >>> print(group.tree())
         /
         ├── a
-        │   ├── x
-        │   └── y
+        │   └── x
         └── b
         """
-        return "\n".join([f"/{self.name}", *_branches(_nested(self._shown()))])
-
-    # Changing.
+        return "\n".join([f"/{self.name}", *branches(nested(dict.fromkeys(self._shown())))])
 
     def _writable(self) -> Directory | Transaction:
         return writable(self._home, self._mode, self.url)
@@ -457,16 +458,20 @@ class Group(MutableMapping[str, Any]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    __hash__ = object.__hash__
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __repr__(self) -> str:
         return f"<b2array.Group {self.url}: {len(self)} members>"
 
+    @property
+    def info(self) -> Tree:
+        """The members and groups as a tree; with shapes, types and sizes, if there are no more than 100."""
+        return tree_of(self, self._shown(), self._below(), partial(_opened, self._home, mode="r", lazy=True))
+
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(self.tree())}</pre>"
+        return self.info._repr_html_()
+
+    _ipython_key_completions_ = MutableMapping.keys
 
 
 def _opened(home: Home, path: str, mode: Mode, *, lazy: bool = False) -> NDArray | SChunk:
@@ -474,20 +479,3 @@ def _opened(home: Home, path: str, mode: Mode, *, lazy: bool = False) -> NDArray
     held = home.open(path, mode) if directory is None else directory.open_lazily(path)
     is_array = path.endswith(ARRAY) or held.described.state.frame.metalayer("b2nd") is not None
     return NDArray(held) if is_array else SChunk(held)
-
-
-def _nested(names: Iterator[str]) -> dict[str, Any]:
-    root: dict[str, Any] = {}
-    for name in names:
-        node = root
-        for part in filter(None, name.split("/")):
-            node = node.setdefault(part, {})
-    return root
-
-
-def _branches(tree: Mapping[str, Any]) -> Iterator[str]:
-    for n, (name, inner) in enumerate(tree.items(), 1):
-        last = n == len(tree)
-        yield ("└── " if last else "├── ") + name
-        for line in _branches(inner):
-            yield ("    " if last else "│   ") + line

@@ -11,6 +11,7 @@ from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, me
 from b2array.group.redo import ABSENT
 from b2array.group.transaction import Transaction
 from b2array.store.atomic import require_free
+from b2array.store.base import says_more
 
 __all__ = ["check_replaceable", "clear", "complete", "consolidate", "exists", "initialise"]
 
@@ -21,7 +22,7 @@ def exists(group: Directory) -> bool:
     if any(not isinstance(head, Exception) for head in heads):
         return True
     for error in heads:
-        if isinstance(error, Exception) and not isinstance(error, ABSENT):
+        if isinstance(error, Exception) and (says_more(error) or not isinstance(error, ABSENT)):
             raise error
     try:
         files = group.store.walk()

@@ -284,6 +284,10 @@ class LocalStore(Store):
                 disk.flush(file, "ordered", "full")
                 stamp = _local_stamp(os.fstat(file.fileno()))
             yield temporary, stamp
+        except OSError as error:
+            if error.filename == temporary:
+                error.filename = path  # the name that the caller knows
+            raise
         finally:
             with suppress(OSError):  # usually it was renamed; if it stays, it does no harm
                 os.unlink(temporary)

@@ -28,6 +28,7 @@ _KINDS = {
 """Modules and classes by protocol. They are imported when they are first needed: many programs use local files only."""
 _CLOUDS = {"adlfs.spec": "azure.AzureStore", "gcsfs.core": "gcs.GcsStore", "s3fs.core": "s3.S3Store"}
 """The same by the module of a file system that can send conditional requests, for whatever protocols it is."""
+_EXTRAS = {"http": "http", "https": "http", "s3": "s3", "s3a": "s3"}
 
 
 def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Store:
@@ -69,5 +70,7 @@ def _file_system(url: str) -> type:
         except ValueError:
             raise UnsupportedError(f"{redact(url)}: fsspec knows no protocol {protocol!r}") from None
         except ImportError as error:
-            raise UnsupportedError(f"{redact(url)}: a package is not installed: {error}") from error
+            extra = _EXTRAS.get(protocol)
+            hint = f": pip install 'b2array[{extra}]'" if extra else ""
+            raise UnsupportedError(f"{redact(url)}: a package is not installed: {error}{hint}") from error
     return kinds[0]

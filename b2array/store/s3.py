@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import Any
 
 from b2array.errors import UnsupportedError
-from b2array.store.base import Stamp
+from b2array.store.base import Stamp, where
 from b2array.store.cloud import ABSENT, CloudStore, Part
 
 __all__ = ["S3Store"]
@@ -18,6 +19,14 @@ class S3Store(CloudStore):
     """An object or prefix in a bucket of S3, or of another server that honours ``If-Match``."""
 
     put_limit = 5 * 2**30
+
+    def _translate(self, error: Exception, name: str) -> Exception:
+        answer = getattr(error.__cause__, "response", None)
+        if isinstance(answer, dict) and answer.get("Error", {}).get("Code") == "NoSuchBucket":
+            fs, root = self._connect()
+            missing = f"there is no bucket {fs.split_path(root)[0]!r}"
+            return FileNotFoundError(errno.ENOENT, missing, where(self.url, name))
+        return super()._translate(error, name)
 
     async def _get(self, fs: Any, path: str, start: int, stop: int, expected: str | None) -> tuple[bytes, Stamp]:
         from s3fs.core import _error_wrapper

@@ -83,7 +83,7 @@ def survey(held: Snapshot) -> Survey:
         chunks += found
         records += nbytes
     head = held.frame
-    frame_nbytes = head.header_len + head.tail_stop - head.tail_start
+    frame_nbytes = head.header_len + head.frame_len - head.tail_start
     # Several numbers may have the same chunk.
     stored = {(each.file, each.offset): each.cbytes for each in chunks if each.offset is not None}
     live = sum(stored.values()) + records
@@ -190,7 +190,7 @@ def fields(held: Snapshot) -> Iterator[Field]:
     header = bytes(held.read([Span(held.name, held.start, held.start + head.header_len)])[0])
     yield from rows("header", header, 0, HEADER_FIELDS)
     yield from _layers("header", header, _FIRST_LAYERS, head.metalayers, 0)
-    start, stop = head.tail_start, head.tail_stop
+    start, stop = head.tail_start, head.frame_len
     tail = bytes(held.read([Span(held.name, held.start + start, held.start + stop)])[0])
     (trailer_len,) = struct.unpack_from(">I", tail, len(tail) - 22)
     border = len(tail) - trailer_len

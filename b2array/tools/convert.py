@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, Literal
@@ -16,8 +15,8 @@ import numpy.typing as npt
 from b2array import bloscpack
 from b2array.array import opening
 from b2array.buffers import Buffer
-from b2array.codec.cparams import CParams, given_or_default
-from b2array.errors import B2ArrayError, FormatError
+from b2array.codec.cparams import AnyCParams, given_or_default
+from b2array.errors import B2ArrayError, FormatError, warn
 from b2array.grid.chunking import automatic
 from b2array.grid.partition import boxes
 from b2array.progress import track
@@ -77,7 +76,7 @@ def convert(
     dst_format: Name | None = None,
     chunks: Sequence[int] | None = None,
     blocks: Sequence[int] | None = None,
-    cparams: CParams | None = None,
+    cparams: AnyCParams = None,
     layout: Literal["auto", "contiguous", "sparse"] = "auto",
     overwrite: bool = False,
     verify: bool = False,
@@ -156,7 +155,7 @@ def convert(
 
 
 def _settings(
-    source: Source, chunks: Sequence[int] | None, blocks: Sequence[int] | None, cparams: CParams | None, layout: str,
+    source: Source, chunks: Sequence[int] | None, blocks: Sequence[int] | None, cparams: AnyCParams, layout: str,
     overwrite: bool, storage_options: Mapping[str, Any] | None, options: Mapping[str, Any], target: Format,
 ) -> Settings:  # fmt: skip
     known = {"zarr": {"zarr_format"}, "blp": {"checksum", "offsets", "chunk_size", "max_app_chunks"}}
@@ -183,7 +182,7 @@ def _warn_of_loss(source: Source, target: Format, url: str) -> None:
     }
     lost = [name for name, there in has.items() if there and name not in target.keeps]
     if lost:
-        warnings.warn(f"{redact(url)}: a .{target.name} file has no place for {' and '.join(lost)}", stacklevel=3)
+        warn(f"{redact(url)}: a .{target.name} file has no place for {' and '.join(lost)}")
 
 
 def _regions(source: Source, target: Format, settings: Settings) -> list[Box]:
@@ -296,7 +295,7 @@ def is_array(url: str, storage_options: Storage) -> bool:
 
 
 def pack_bytes(
-    src: str, dst: str, *, cparams: CParams | None, overwrite: bool, verify: bool, progress: bool,
+    src: str, dst: str, *, cparams: AnyCParams, overwrite: bool, verify: bool, progress: bool,
     storage_options: Storage, **options: Any,
 ) -> None:  # fmt: skip
     """Write the bytes of a file to a Bloscpack file."""

@@ -15,7 +15,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import xarray as xr
+try:
+    import xarray as xr
+except ImportError:
+    raise ModuleNotFoundError("b2array.xarray_io needs the package xarray: pip install 'b2array[xarray]'") from None
 
 from b2array.xarray_io.backend import Backend
 from b2array.xarray_io.writing import to_b2array

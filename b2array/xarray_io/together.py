@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
@@ -16,11 +15,11 @@ from b2array.array.array import NDArray
 from b2array.array.dask import Region, Write
 from b2array.array.shared import Shared
 from b2array.engine.transaction import Transaction
-from b2array.errors import ConflictError
+from b2array.errors import ConflictError, warn
 from b2array.group import group
 from b2array.progress import track
 from b2array.workers import distributed
-from b2array.workers.distributed import Entry, Job
+from b2array.workers.distributed import Job
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -83,17 +82,17 @@ def later(parts: Iterable[Part], url: str, options: Mapping[str, Any]) -> Delaye
     return dask.final(writes, name, _commit, shared)
 
 
-def _commit(found: list[list[list[Entry]]], shared: Shared[tuple[str, dict[str, Any], list[str], list[Job]]]) -> None:
+def _commit(put: Sequence[Any], shared: Shared[tuple[str, dict[str, Any], list[str], list[Job]]]) -> None:
     url, options, names, jobs = shared.value
     home = group.open_group(url, "r+", storage_options=options)
     with home.transaction() as changes:
-        for name, job, entries in zip(names, jobs, found, strict=True):
+        for name, job, entries in zip(names, jobs, dask.gathered(put), strict=True):
             array = changes[name]
             whole = tuple(slice(0, part.stop - part.start) for part in job.region)
             moved = job.base is None or array.generation != job.base.generation
             if array._layout != job.layout or (moved and not job.covers(whole)):
                 raise ConflictError(f"{array.url} has changed since this write to a part of it began")
-            distributed.join(job, [entry for each in entries for entry in each], _draft(array))
+            distributed.join(job, entries, _draft(array))
 
 
 def _draft(array: NDArray) -> Transaction:
@@ -130,11 +129,10 @@ def _aligned(parts: Iterable[Part]) -> list[Part]:
             part = part._replace(values=part.values.rechunk(cut))  # noqa: PLW2901
         found.append(part)
     if nbytes >= _WORTH_A_WARNING:
-        warnings.warn(
+        warn(
             f"the dask chunks of {moved} do not consist of whole stored chunks: {nbytes / 1e6:.1f} MB move between "
             "tasks",
             PerformanceWarning,
-            stacklevel=dask.outer_level(),
         )
     return found
 

@@ -152,7 +152,7 @@ def test_names_of_fields_are_refused_as_numpy_refuses_them():
                 target[name] = 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.data(), arrays([RECORD, SPARSE_FIELDS, NESTED]))
 def test_a_key_with_names_selects_what_numpy_selects_with_one_key_after_the_other(data, pair):
     array, values = pair

@@ -50,7 +50,7 @@ def boxes(draw, shape):
 
 
 @given(st.data(), st.sampled_from([0, 2**26]), st.sampled_from([1, 2]), st.sampled_from(["lz4", "zstd"]))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_box_is_read_and_written(data, cache_bytes, threads, codec):
     shape, chunks, blocks = data.draw(geometries())
     values = np.random.default_rng(0).integers(0, 9, shape)

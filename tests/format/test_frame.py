@@ -31,7 +31,7 @@ PLAIN = {"typesize": 4, "nthreads": 1}
 
 def read(raw: bytes) -> Frame:
     header = unpack_header(raw)
-    return frame.unpack(raw[: header.header_len], raw[header.tail_start : header.tail_stop])
+    return frame.unpack(raw[: header.header_len], raw[header.tail_start : header.frame_len])
 
 
 # --- what stock writes ---------------------------------------------------------------------------------------------
@@ -433,7 +433,7 @@ def test_a_frame_survives_packing(made: Frame) -> None:
         made = replace(made, cbytes=abs(made.cbytes) if made.nchunks else 0)
     packed = frame.pack(made)
     header = unpack_header(packed.header + b"chunks")
-    assert header.tail_stop - header.tail_start == len(packed.tail)
+    assert header.frame_len - header.tail_start == len(packed.tail)
     back = frame.unpack(packed.header, packed.tail + b"garbage")
     computed = {"offsets", "metalayers", "format_version", "header_len", "frame_len", "fingerprint", "fingerprint_type"}
     for field in fields(Frame):

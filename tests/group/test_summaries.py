@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import blosc2
+import dask.array as da
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -400,6 +401,9 @@ def test_on_s3_a_writer_through_the_group_takes_back_the_summary_first(
     assert _records(open_group(url, storage_options=s3_options))["a.b2nd"] is not None
     held.append(np.ones((1, 2)))
     held.append(np.ones((1, 2)))
+    deep = writer["deep/b"]
+    deep.store(da.ones((3, 2)), slice(0, 3), scheduler="sync")
+    assert _records(open_group(url, storage_options=s3_options))["deep/b.b2nd"] is None
     writer.attrs["n"] = 2
     group = open_group(url, storage_options=s3_options)
     assert _records(group)["a.b2nd"] is None

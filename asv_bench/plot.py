@@ -1,0 +1,108 @@
+"""Draw the pictures of the documentation's page about performance.
+
+    python asv_bench/compare.py --json defaults.json
+    python asv_bench/compare.py --equal --json equal.json
+    python asv_bench/plot.py defaults.json equal.json
+
+Takes the medians of the first field of each file, puts their ratios into docs/measured.json, and draws speed.svg,
+equal.svg and requests.svg in docs/drawings from that file. Without arguments it only draws. Ratios are those of
+processor time, which depends less than the clock on what else a machine does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parents[1] / "docs"
+MEASURED = DOCS / "measured.json"
+_COLOURS = {"blosc2": "cold", "zarr": "hot", "zarr, shards": "warm on-hot", "h5py": "new", "tensorstore": "soft"}
+_NAMES = {"blosc2": "python-blosc2"}
+_LEFT, _RIGHT, _LEAST, _MOST = 200, 740, 0.1, 100
+
+
+def ratios(rows: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
+    """Return the processor time of each other library over that of b2array, by row."""
+    return {
+        label: {name: round(row[name][1] / row["b2array"][1], 2) for name in _COLOURS}
+        for label, row in rows.items()
+        if label != "size"
+    }
+
+
+def place(ratio: float) -> float:
+    """Return where a ratio stands on the axis, which is logarithmic."""
+    share = math.log(min(max(ratio, _LEAST), _MOST) / _LEAST) / math.log(_MOST / _LEAST)
+    return round(_LEFT + share * (_RIGHT - _LEFT), 1)
+
+
+def speed(drawing: Any, rows: dict[str, dict[str, float]]) -> Any:
+    """Draw a line a row, with a mark for each library, and b2array at 1."""
+    p = drawing(760, 96 + 22 * len(rows))
+    bottom = 62 + 22 * len(rows)
+    p.text(place(1) - 10, 50, "the other takes less", "soft small", "end")
+    p.text(place(1) + 10, 50, "b2array takes less", "soft small")
+    for n, (name, colour) in enumerate(_COLOURS.items()):
+        p.rect(10 + 128 * n, 8, 12, 12, colour, 'rx="6"')
+        p.text(28 + 128 * n, 19, _NAMES.get(name, name), "ink small")
+    for ratio in (0.1, 0.3, 1, 3, 10, 30, 100):
+        p.line((place(ratio), 58), (place(ratio), bottom), kind=f"none on-{'ink' if ratio == 1 else 'line'}")
+        p.text(place(ratio), bottom + 16, f"{ratio:g}", "soft small", "middle")
+    p.text(
+        (_LEFT + _RIGHT) / 2,
+        bottom + 32,
+        "processor time of the other / processor time of b2array",
+        "soft small",
+        "middle",
+    )
+    for n, (label, row) in enumerate(rows.items()):
+        y = 70 + 22 * n
+        p.text(10, y + 4, label, "ink small")
+        p.line((_LEFT, y), (_RIGHT, y), kind="none on-line", more='stroke-width="0.5"')
+        for name, ratio in row.items():
+            p.rect(place(ratio) - 5.5, y - 5.5, 11, 11, _COLOURS[name], 'rx="6" opacity="0.85"')
+    return p
+
+
+def requests(drawing: Any, rows: dict[str, dict[str, list[float]]]) -> Any:
+    """Draw milliseconds and requests of reads from an object store."""
+    libraries = list(next(iter(rows.values())))
+    p = drawing(760, 30 + 70 * len(rows))
+    longest = max(ms for each in rows.values() for _, ms in each.values())
+    for n, (label, each) in enumerate(rows.items()):
+        y = 14 + 70 * n
+        p.text(10, y + 32, label, "ink bold")
+        for k, library in enumerate(libraries):
+            number, ms = each[library]
+            width = round(400 * ms / longest, 1)
+            p.rect(70, y + 19 * k, width, 16, ("new", "block", "dead")[k])
+            p.text(76 + width, y + 19 * k + 12, f"{library}: {ms:g} ms, {number:g} requests", "soft small")
+    return p
+
+
+def pictures() -> dict[str, str]:
+    """Return the pictures of what was measured."""
+    measured = json.loads(MEASURED.read_text(encoding="utf-8"))
+    drawing = runpy.run_path(str(DOCS / "drawings.py"))["Picture"]
+    draws = {"speed": speed, "equal": speed, "requests": requests}
+    return {name: draw(drawing, measured[name]).svg() for name, draw in draws.items() if name in measured}
+
+
+def main() -> None:
+    """Take over what was measured, and draw it."""
+    if sys.argv[1:]:
+        measured = json.loads(MEASURED.read_text(encoding="utf-8"))
+        for name, path in zip(("speed", "equal"), sys.argv[1:], strict=False):
+            results = json.loads(Path(path).read_text(encoding="utf-8"))
+            measured[name] = ratios(next(iter(results.values())))
+        MEASURED.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+    for name, svg in pictures().items():
+        (DOCS / "drawings" / f"{name}.svg").write_text(svg, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Drawings of arrays that are cut along a grid, as SVG.
+
+One dimension is a strip, two are a rectangle, three a box seen from the front, above and the right. More are drawn as
+several of these, side by side. Lines and text have the colour of the text around, so that they show on light and dark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import NamedTuple
+
+__all__ = ["Box", "draw", "merged"]
+
+Box = tuple[tuple[int, int], ...]
+"""First and last (exclusive) item along each dimension."""
+
+_SIZE = 150.0
+_THIN = 0.1
+"""The shortest side has at least this part of the longest."""
+_STRIP = 24.0
+_DEEP = (0.42, 0.32)
+"""How far to the right and up the axis goes that leads away from the viewer."""
+_LINES = 40
+_SOLIDS = 400
+_FACES = ("#f28e2b", "#f7b46f", "#c96d12")  # front, above, right
+_SHADE = "#4e79a7"
+
+Point = tuple[float, float]
+
+
+class _Frame(NamedTuple):
+    """Where the items of up to three dimensions are in the drawing, which is `width` by `height`."""
+
+    shape: tuple[int, int, int]
+    sides: tuple[float, float, float]
+    deep: bool
+
+    @property
+    def width(self) -> float:
+        return self.sides[2] + _DEEP[0] * self.sides[0] * self.deep
+
+    @property
+    def height(self) -> float:
+        return self.sides[1] + _DEEP[1] * self.sides[0] * self.deep
+
+    def point(self, items: Sequence[float]) -> Point:
+        a, b, c = (side * i / n if n else 0.0 for side, i, n in zip(self.sides, items, self.shape, strict=True))
+        return c + _DEEP[0] * a * self.deep, b + _DEEP[1] * (self.sides[0] - a) * self.deep
+
+    def faces(self, box: Box) -> list[list[Point]]:
+        """Return the corners of the sides of a box that can be seen: in front, above, to the right."""
+        (a, far), (b, low), (c, right) = box
+        corners = [[(a, b, c), (a, b, right), (a, low, right), (a, low, c)]]
+        if self.deep:
+            corners += [[(a, b, c), (a, b, right), (far, b, right), (far, b, c)]]
+            corners += [[(a, b, right), (far, b, right), (far, low, right), (a, low, right)]]
+        return [[self.point(corner) for corner in face] for face in corners]
+
+
+def draw(
+    shape: Sequence[int], cut: Sequence[int], *, solid: Iterable[Box] = (), shaded: Iterable[Box] = (),
+    names: Sequence[str | None] | None = None,
+) -> str:  # fmt: skip
+    """Draw an array that is cut every so many items.
+
+    Parameters
+    ----------
+    shape, cut : sequence of int
+        Extents of the array, and of the parts into which it is cut.
+    solid, shaded : iterable of Box
+        Parts to draw in colour, and parts to tint.
+    names : sequence of str or None, optional
+        Names of the dimensions.
+
+    Returns
+    -------
+    str
+        An ``<svg>`` element.
+    """
+    ndim, solid, shaded = len(shape), list(solid), list(shaded)
+    labels = [f"{name or ''} {n}".strip() for name, n in zip(names or [None] * ndim, shape, strict=True)]
+    starts = range(ndim, 0, -3)
+    groups = [slice(max(0, stop - 3), stop) for stop in starts][::-1] or [slice(0, 0)]
+    pieces, x, height = [], 0.0, 0.0
+    for axes in groups:
+        drawn, width, high = _group(
+            shape[axes], cut[axes], _projected(solid, axes), _projected(shaded, axes), labels[axes]
+        )
+        pieces.append(f'<g transform="translate({x:.0f},0)">{drawn}</g>')
+        x, height = x + width, max(height, high)
+    style = "color: inherit; font: 11px sans-serif; overflow: visible"
+    return f'<svg width="{x:.0f}" height="{height:.0f}" style="{style}" role="img">{"".join(pieces)}</svg>'
+
+
+def _projected(boxes: Iterable[Box], axes: slice) -> list[Box]:
+    return merged(dict.fromkeys(box[axes] for box in boxes))
+
+
+def merged(boxes: Iterable[Box]) -> list[Box]:
+    """Join boxes that touch each other along one dimension and are alike in the others.
+
+    Examples
+    --------
+    >>> merged([((0, 2), (0, 2)), ((0, 2), (2, 4)), ((2, 4), (0, 4))])
+    [((0, 4), (0, 4))]
+    """
+    found = list(boxes)
+    for axis in reversed(range(len(found[0]) if found else 0)):
+        joined: list[Box] = []
+        for box in sorted(found, key=lambda each: (each[:axis], each[axis + 1 :], each[axis])):
+            last = joined[-1] if joined else None
+            alike = last is not None and last[:axis] == box[:axis] and last[axis + 1 :] == box[axis + 1 :]
+            if last is not None and alike and last[axis][1] >= box[axis][0]:
+                joined[-1] = (*box[:axis], (last[axis][0], max(last[axis][1], box[axis][1])), *box[axis + 1 :])
+            else:
+                joined.append(box)
+        found = joined
+    if len(found) > _SOLIDS:  # too many to tell one from the other
+        found = [tuple((min(i for i, _ in ends), max(j for _, j in ends)) for ends in zip(*found, strict=True))]
+    return found
+
+
+def _group(
+    shape: Sequence[int], cut: Sequence[int], solid: list[Box], shaded: list[Box], labels: Sequence[str]
+) -> tuple[str, float, float]:
+    """Draw up to three dimensions; return the drawing, its width and its height."""
+    missing = 3 - len(shape)
+    longest = max([*shape, 1])
+    sides = [_SIZE * max(n / longest, _THIN) for n in shape]
+    full = _Frame((*[1] * missing, *shape), (*[_STRIP] * missing, *sides), deep=missing == 0)  # type: ignore[arg-type]
+    cuts = [*[1] * missing, *cut]
+    whole: Box = tuple((0, n) for n in full.shape)
+
+    def padded(boxes: Iterable[Box]) -> list[Box]:
+        return [(*[(0, 1)] * missing, *box) for box in boxes]
+
+    parts = [_polygon(face, _SHADE, 0.12) for face in full.faces(whole)]
+    parts += [_polygon(face, _SHADE, 0.45) for box in padded(shaded) for face in full.faces(box)]
+    # What is nearer is drawn later.
+    for box in sorted(padded(solid), key=lambda each: (-each[0][0], -each[1][0], each[2][0])):
+        parts += [_polygon(face, colour, 1) for face, colour in zip(full.faces(box), _FACES, strict=False)]
+    parts += [_line(start, stop, 0.45) for start, stop in _lines(full, cuts)]
+    parts += [_polygon(face, "none", 1, outline=True) for face in full.faces(whole)]
+    parts += _labels(full, labels)
+    inside = f'<g transform="translate(6,6)">{"".join(parts)}</g>'
+    right = 8 + 7 * max([len(label) for label in labels[-3:-1]], default=0) if len(labels) > 1 else 0
+    return inside, full.width + 18 + min(right, 120), full.height + 12 + (18 if labels else 0)
+
+
+def _lines(full: _Frame, cuts: Sequence[int]) -> Iterable[tuple[Point, Point]]:
+    """Yield the lines along which the faces are cut; of many, every other or third or ... one."""
+    a, b, c = (_borders(n, step) for n, step in zip(full.shape, cuts, strict=True))
+    far, low, right = full.shape
+    yield from ((full.point((0, i, 0)), full.point((0, i, right))) for i in b)
+    yield from ((full.point((0, 0, i)), full.point((0, low, i))) for i in c)
+    if full.deep:
+        yield from ((full.point((i, 0, 0)), full.point((i, 0, right))) for i in a)
+        yield from ((full.point((0, 0, i)), full.point((far, 0, i))) for i in c)
+        yield from ((full.point((i, 0, right)), full.point((i, low, right))) for i in a)
+        yield from ((full.point((0, i, right)), full.point((far, i, right))) for i in b)
+
+
+def _borders(n: int, step: int) -> list[int]:
+    borders = range(step, n, step) if step else range(0)
+    return list(borders[:: max(1, math.ceil(len(borders) / _LINES))])
+
+
+def _labels(full: _Frame, labels: Sequence[str]) -> list[str]:
+    far, low, right = full.shape
+    found = []
+    if labels:
+        x, y = full.point((0, low, right / 2))
+        found.append(_text(labels[-1], x, y + 14, "middle"))
+    if len(labels) > 1:
+        x, y = full.point((far, low / 2, right))
+        found.append(_text(labels[-2], x + 5, y + 4, "start"))
+    if len(labels) > 2:
+        x, y = full.point((far / 2, low, right))
+        found.append(_text(labels[-3], x + 5, y + 10, "start"))
+    return found
+
+
+def _text(text: str, x: float, y: float, anchor: str) -> str:
+    short = text if len(text) <= 18 else f"{text[:8]}…{text[-8:]}"
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="currentColor">{escape(short)}</text>'
+
+
+def _polygon(points: Sequence[Point], colour: str, opacity: float, *, outline: bool = False) -> str:
+    corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    stroke = ' stroke="currentColor" stroke-width="1.2" stroke-linejoin="round"' if outline else ""
+    return f'<polygon points="{corners}" fill="{colour}" fill-opacity="{opacity}"{stroke}/>'
+
+
+def _line(start: Point, stop: Point, opacity: float) -> str:
+    (x1, y1), (x2, y2) = start, stop
+    ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+    return f'<line {ends} stroke="currentColor" stroke-width="0.7" stroke-opacity="{opacity}"/>'

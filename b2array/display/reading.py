@@ -1,0 +1,155 @@
+"""What a selection will read: the engine's own plan, counted instead of carried out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from b2array import config
+from b2array.display.drawing import Box, draw
+from b2array.display.tables import beside, size, table, titled
+from b2array.engine.fetch import Ask, steps_of
+from b2array.engine.read import ChunkRead, Reader, prepare
+from b2array.engine.snapshot import Snapshot
+from b2array.engine.source import ChunkRequest, Source
+from b2array.grid.layout import Layout
+from b2array.grid.selection import Selection
+from b2array.grid.tiling import parts_of_chunks
+from b2array.store.spans import coalesce
+
+__all__ = ["Reading", "explained"]
+
+_LIMIT = 16 * 2**20
+"""Stores ask for at most this many bytes at once, but for one block."""
+_MOST_BLOCKS = 4096
+"""Of more blocks only their chunks are drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a selection reads. It prints as a table, and in notebooks with a drawing.
+
+    Attributes
+    ----------
+    chunks, blocks : int
+        How many are touched.
+    cached : int
+        How many of the blocks are in the cache, and are not read.
+    requests : int
+        Reads from the file, or requests to the store.
+    nbytes : int
+        Bytes that these read.
+    result_nbytes : int
+        Bytes of the selected items.
+    share : float
+        `nbytes` over the compressed size of the array.
+    """
+
+    chunks: int
+    blocks: int
+    cached: int
+    requests: int
+    nbytes: int
+    result_nbytes: int
+    share: float
+    _url: str
+    _layout: Layout
+    _names: Sequence[str | None] | None
+    _touched: list[Box]
+    _around: list[Box]
+
+    def _rows(self) -> dict[str, str]:
+        cached = f", {self.cached} of them in the cache" if self.cached else ""
+        layout = self._layout
+        extents = list(zip(layout.shape, layout.chunks, layout.blocks, strict=True))
+        nblocks = math.prod(n // c * -(-c // b) + -(-(n % c) // b) for n, c, b in extents if c)
+        whole = math.prod(layout.shape) * layout.itemsize
+        return {
+            "chunks": f"{self.chunks} of {layout.nchunks}",
+            "blocks": f"{self.blocks} of {nblocks}{cached}",
+            "requests": str(self.requests),
+            "bytes read": f"{size(self.nbytes)}, {self.share:.2%} of the array as it is stored",
+            "result": f"{size(self.result_nbytes)}, {self.result_nbytes / max(1, whole):.2%} of the items",
+        }
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name:<10} : {value}" for name, value in self._rows().items())
+
+    def _repr_html_(self) -> str:
+        layout = self._layout
+        picture = draw(layout.shape, layout.chunks, solid=self._touched, shaded=self._around, names=self._names)
+        return titled("reading", self._url, [beside(table(self._rows()), picture)])
+
+
+def explained(source: Source, layout: Layout, selection: Selection, names: Sequence[str | None] | None) -> Reading:
+    """Return what the engine would do now to read a selection. Only heads of chunks are read, where it needs them."""
+    box = np.broadcast_to(np.empty((), layout.dtype), selection.box)
+    positions, axes = selection.positions, selection.axes
+    reader = prepare(source, layout, positions, axes, box)
+    chunks = blocks = cached = requests = nbytes = 0
+    touched: list[Box] = []
+    around: list[Box] = []
+    for window in _windows(reader, positions, axes) if box.size else ():
+        for job in window:
+            numbers = job.tiling.numbers
+            chunks, blocks, cached = chunks + 1, blocks + len(numbers), cached + len(job.found)
+            corner = tuple(i * c for i, c in zip(job.part.coords, layout.chunks, strict=True))
+            around.append(_box(corner, layout.chunks, layout))
+            if blocks <= _MOST_BLOCKS:
+                coords = np.unravel_index(numbers, layout.block_grid) if layout.ndim else ()
+                for place in zip(*coords, strict=True) if coords else [()]:
+                    start = [a + int(i) * b for a, i, b in zip(corner, place, layout.blocks, strict=True)]
+                    touched.append(_box(start, layout.blocks, layout))
+        for count, length in _asked(
+            source, [ChunkRequest(job.number, job.wanted) for job in window if len(job.wanted)]
+        ):
+            requests, nbytes = requests + count, nbytes + length
+    share = nbytes / source.frame.cbytes if source.frame.cbytes else 0.0
+    drawn = touched if blocks <= _MOST_BLOCKS else around
+    return Reading(
+        chunks, blocks, cached, requests, nbytes, box.nbytes, share, source.url, layout, names, drawn, around
+    )  # fmt: skip
+
+
+def _box(start: Sequence[int], extents: Sequence[int], layout: Layout) -> Box:
+    return tuple((min(i, n), min(i + e, n)) for i, e, n in zip(start, extents, layout.shape, strict=True))
+
+
+def _windows(reader: Reader, positions: Any, axes: Any) -> Iterator[list[ChunkRead]]:
+    """Yield the chunks whose bytes are asked for together."""
+    chunks = parts_of_chunks(reader.layout, positions, axes)
+    return ([reader.plan(*each)] for each in chunks) if reader.source.is_local else reader.windows(chunks)
+
+
+def _asked(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[int, int]]:
+    """Yield for each wave how many requests it makes, and their bytes."""
+    if isinstance(source, Snapshot):
+        apart = replace(source)  # what is learnt here about heads would make the read cheaper
+        apart.heads.update(source.heads)
+        source = apart
+    running = [(steps_of(source, request), memoryview(b"")) for request in requests]
+    while running:
+        wave = []
+        for steps, view in running:
+            try:
+                wave.append((steps, steps.send(view) if view else next(steps)))
+            except StopIteration:
+                continue
+        leading = [(steps, ask) for steps, ask in wave if ask.leads]
+        views = source.read([ask.spans[0] for _, ask in leading], clip=True) if leading else []
+        missing = sum(ask.nbytes - len(view) for (_, ask), view in zip(leading, views, strict=True))
+        count, nbytes = _counted(source, [ask for _, ask in wave])
+        yield count, nbytes - missing
+        running = [(steps, view) for (steps, _), view in zip(leading, views, strict=True)]
+
+
+def _counted(source: Source, asks: Sequence[Ask]) -> tuple[int, int]:
+    if source.is_local:
+        each = [coalesce(ask.spans, 0 if not ask.clip else config.coalesce_gap) for ask in asks]
+        return sum(map(len, each)), sum(stop - start for ask in asks for _, start, stop in ask.spans)
+    found = [span for span, _ in coalesce([span for ask in asks for span in ask.spans], config.coalesce_gap, _LIMIT)]
+    return sum(stop > start for _, start, stop in found), sum(stop - start for _, start, stop in found)

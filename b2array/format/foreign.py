@@ -1,0 +1,52 @@
+"""Files that hold no frame: what their first bytes say they are, and what opens them (no I/O)."""
+
+from __future__ import annotations
+
+from b2array.buffers import Buffer
+
+__all__ = ["ZARR", "described", "zarr_text"]
+
+_CONVERT = "b2array.convert stores it as an array"
+_MAGICS = (
+    (b"\x93NUMPY", "a .npy file, which numpy.load opens; " + _CONVERT),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file, which h5py opens; " + _CONVERT),
+    (b"CDF", "a netCDF file of version 3, which xarray opens"),
+    (b"blpk", "a Bloscpack file, which b2array.bloscpack.open opens"),
+    (b"\x9e\xa8b2frame\0", "a Blosc2 frame, which b2array.open opens"),
+    (b"\x80", "a pickle, which is not safe to open"),
+    (b"\x1f\x8b", "a file packed by gzip"),
+    (b"\x28\xb5\x2f\xfd", "a file packed by zstd"),
+    (b"PAR1", "a Parquet file"),
+    (b"ARROW1", "a Feather file"),
+    (b"II*\0", "a TIFF image"),
+    (b"MM\0*", "a TIFF image"),
+)
+ZARR = ("zarr.json", ".zarray", ".zgroup")
+"""Files of which one is in every directory of Zarr."""
+
+
+def described(buf: Buffer) -> str:
+    """Say what a file is, by its first bytes, and what opens it.
+
+    Examples
+    --------
+    >>> described(b""), described(b"x,y")
+    ('an empty file', "text, b'x,y'")
+    """
+    start = bytes(buf[:64])
+    if not start:
+        return "an empty file"
+    if start[:4] in (b"PK\3\4", b"PK\5\6"):
+        if start[30:].partition(b".npy")[1]:
+            return "a .npz file, which numpy.load opens"
+        return "a zip archive; b2array.open opens those of python-blosc2 (.b2z)"
+    known = next((what for magic, what in _MAGICS if start.startswith(magic)), "")
+    if known:
+        return known
+    is_text = all(32 <= byte < 127 or byte in b"\t\r\n" for byte in start)
+    return f"{'text, ' * is_text}{start[:16]!r}"
+
+
+def zarr_text(url: str) -> str:
+    """Say that a directory belongs to Zarr."""
+    return f"{url} is a directory of Zarr, which zarr.open opens; {_CONVERT}"

@@ -1,0 +1,266 @@
+"""`open`: what a URL names, an array, a super-chunk or a group, and the groups that a URL leads through."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array import config
+from b2array.array import creation
+from b2array.array.array import NDArray
+from b2array.array.following import Follower
+from b2array.array.options import Shape, Url
+from b2array.array.schunk import SChunk
+from b2array.engine import snapshot
+from b2array.engine.handle import Handle, Mode
+from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located_error
+from b2array.format import dtypes
+from b2array.group.archive import MAGIC
+from b2array.group.group import Group, open_group
+from b2array.group.manifest import EMBEDDED, MANIFEST, SUFFIXES
+from b2array.store.base import Head
+from b2array.store.local import LocalStore
+from b2array.store.open import open_store
+
+__all__ = ["Place", "group_of", "open"]
+
+AnyMode = Literal["r", "r+", "a", "w", "w-", "x"]
+Storage = Mapping[str, Any] | None
+
+_MODES = ("r", "r+", "a", "w", "w-", "x")
+_TENSOR = "__pack_tensor__"
+"""The attribute in which python-blosc2's `save_array` and `save_tensor` keep shape and type."""
+_LISTED = 8
+
+
+def open(
+    url: Url,
+    mode: AnyMode = "r",
+    *,
+    offset: int = 0,
+    follow: bool = False,
+    shape: Shape | None = None,
+    dtype: npt.DTypeLike = float,
+    storage_options: Storage = None,
+    **options: Any,
+) -> Any:
+    """Open an array, a group, or a super-chunk, whichever is there.
+
+    Parameters
+    ----------
+    url : str or os.PathLike
+        A file, a directory, or what fsspec understands. A member of a group is a path below it, with or without the
+        ending of its file: ``run.b2d/air/temperature``, ``run.b2z/air/temperature`` or ``run.b2z#air/temperature``.
+    mode : {"r", "r+", "a", "w", "w-", "x"}
+        "r": read; "r+": read and change; "a": the same, and make what is not there; "w": make, and replace what is
+        there; "w-" and "x": make where nothing is. What is made is an array if there is a `shape`, else a group.
+    offset : int, default 0
+        Where a frame begins in its file, in bytes.
+    follow : bool, default False
+        Whether the array shows what others commit, without `refresh`. Everything that it is asked then looks at the
+        store first.
+    shape, dtype, **options
+        Of a new array; see `create`.
+    storage_options : mapping, optional
+        For fsspec.
+
+    Returns
+    -------
+    NDArray, Group or SChunk
+        What python-blosc2's ``save_array`` and ``save_tensor`` wrote is read into memory, and can only be read.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is nothing.
+    FileExistsError
+        There is something already.
+    FormatError
+        It is of no kind that is known here.
+    UnsupportedError
+        The frame is of a kind that is not known here, or its chunks do not hold the array's values.
+    ReadOnlyError
+        It can only be read.
+
+    Examples
+    --------
+    >>> a = open("memory://opened.b2d/x", "w", shape=3, dtype="i2")
+    >>> open("memory://opened.b2d/x").shape
+    (3,)
+    """
+    if mode not in _MODES:
+        raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, not {mode!r}")
+    if options and shape is None:
+        raise TypeError(f"open() takes {', '.join(sorted(options))} for new arrays only, which have a shape")
+    if offset and mode != "r":
+        raise ReadOnlyError("a frame inside a larger file can only be read")
+    if mode in ("w", "w-", "x"):
+        return _made(url, mode, shape, dtype, storage_options, options)
+    existing: Mode = "r" if mode == "r" else "r+"
+    try:
+        held = snapshot.load(open_store(url, storage_options=storage_options), start=offset)
+    except (FileNotFoundError, FormatError) as error:
+        foreign = isinstance(error, FormatError)
+        try:
+            found = None if offset else _in_group(url, existing, storage_options, foreign=foreign)
+        except FileNotFoundError:
+            if mode != "a":
+                raise
+            found = None
+        if found is None and mode == "a" and not foreign:
+            return _made(url, mode, shape, dtype, storage_options, options)
+        if found is None:
+            raise
+        return NDArray(Follower(found._handle.snapshot, existing)) if follow and isinstance(found, NDArray) else found
+    handle = Follower(held, existing) if follow else Handle(held, existing)
+    return NDArray(handle) if held.state.layout is not None else _face(handle)
+
+
+def _made(
+    url: Url, mode: AnyMode, shape: Shape | None, dtype: npt.DTypeLike, storage_options: Storage,
+    options: dict[str, Any],
+) -> NDArray | Group:  # fmt: skip
+    overwrite, place = mode == "w", group_of(url, storage_options)
+    if shape is None and os.fsdecode(url).endswith(SUFFIXES):
+        raise ValueError(f"{open_store(url).url}: mode {mode!r} makes a new array only if it is told its shape=")
+    if place is None or not place.name:
+        if shape is None:
+            return open_group(url, "w" if overwrite else "x", storage_options=storage_options)
+        options |= {"overwrite": overwrite, "storage_options": storage_options}
+        return creation.create(url, shape, dtype, **options)
+    group = open_group(place.group, "r+", storage_options=storage_options)
+    if shape is not None:
+        return group.create(place.name, shape, dtype, overwrite=overwrite, **options)
+    if place.name in group:
+        if not overwrite or not isinstance(group[place.name], Group):
+            raise FileExistsError(f"{group.url}: there is a member {place.name!r}, and a group cannot replace it")
+        del group[place.name]
+    return group.require_group(place.name)
+
+
+def _face(handle: Handle) -> NDArray | SChunk:
+    """Return what a frame is to users."""
+    state = handle.source.state
+    if state.layout is not None or {"b2nd", "caterva"} & dict(state.frame.metalayers).keys():
+        return NDArray(handle)
+    held = SChunk(handle)
+    return _tensor(held) if _TENSOR in held.vlmeta else held
+
+
+def _tensor(held: SChunk) -> NDArray:
+    """Return the array whose bytes, in C order, a super-chunk holds."""
+    if held.mode != "r":
+        raise ReadOnlyError(f"{held.url} holds what blosc2.save_array wrote, which can only be read; copy it")
+    try:
+        _, shape, spec = held.vlmeta[_TENSOR]
+        dtype = dtypes.make_dtype(spec if isinstance(spec, str) else [tuple(field) for field in spec])
+        nbytes = math.prod(shape) * dtype.itemsize
+    except B2ArrayError as error:
+        raise located_error(held.url, error) from error
+    except (ValueError, TypeError) as error:
+        raise FormatError(f"{held.url}: expected shape and type of an array in {_TENSOR!r}: {error}") from None
+    if nbytes != held.nbytes or any(type(extent) is not int or extent < 0 for extent in shape):
+        raise FormatError(f"{held.url}: expected an array of {held.nbytes} bytes, found {shape} items of {dtype}")
+    if nbytes > config.limits.chunk_nbytes:
+        raise LimitError(f"{held.url}: {nbytes} bytes would be read into memory (see b2array.open_schunk)")
+    items = np.frombuffer(held.get_slice(), dtype).reshape(shape)
+    return NDArray(creation.asarray(items)._handle.at_snapshot())
+
+
+# Groups.
+
+
+class Place(NamedTuple):
+    """The URL of a group, and a name in it; the group itself has the empty name."""
+
+    group: str
+    name: str
+
+
+def group_of(url: Url, storage_options: Storage = None) -> Place | None:
+    """Return the innermost group or archive that a URL is or leads through; None if there is none.
+
+    Only what is marked as a group is found: a directory or prefix with a manifest or an embedding frame, and a zip
+    archive. All places are asked in one wave of requests. The name has no ending of a file, and need not exist.
+
+    Examples
+    --------
+    >>> _ = open_group("memory://outer/run.b2d", "w")
+    >>> group_of("memory://outer/run.b2d/air/temperature.b2nd")
+    Place(group='memory://outer/run.b2d', name='air/temperature')
+    """
+    outer, mark, fragment = os.fsdecode(url).rpartition("#")
+    if mark and (place := group_of(outer, storage_options)) is not None:
+        return Place(place.group, _plain(f"{place.name}/{fragment}".strip("/")))
+    front, parts, back = _cut(url)
+    if not parts:
+        return None
+    lengths = range(len(parts), 0, -1)
+    signs = ("", MANIFEST, EMBEDDED)
+    names = ["/".join(filter(None, (*parts[1:n], sign))) for n in lengths for sign in signs]
+    heads = open_store(f"{front}{parts[0]}/{back}", storage_options=storage_options).head(names, 16)
+    for n, *found in zip(lengths, *(heads[i :: len(signs)] for i in range(len(signs))), strict=True):
+        archive, *marks = found
+        is_archive = isinstance(archive, Head) and bytes(archive.data[:4]) in MAGIC
+        if is_archive or any(isinstance(each, Head) for each in marks):
+            return Place(f"{front}{'/'.join(parts[:n])}{back}", _plain("/".join(parts[n:])))
+    return None
+
+
+def _plain(name: str) -> str:
+    """Return the name of a member without the ending of its file."""
+    ending = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
+    return name.removesuffix(ending)
+
+
+def _cut(url: Url) -> tuple[str, list[str], str]:
+    """Cut a URL into what stands before its path, the parts of the path, and what stands behind."""
+    store = open_store(url)
+    if isinstance(store, LocalStore):
+        drive, path = os.path.splitdrive(store.url)
+        return f"{drive}{os.sep}", path.replace(os.sep, "/").strip("/").split("/"), ""
+    links = os.fsdecode(url).split("::")
+    at = next(n for n, link in enumerate(links) if "://" in link)
+    base, mark, query = links[at].partition("?")
+    scheme, _, path = base.partition("://")
+    front = "::".join([*links[:at], f"{scheme}://"])
+    return front, [part for part in path.split("/") if part], "::".join([f"{mark}{query}", *links[at + 1 :]])
+
+
+def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool) -> Any:
+    """Open a group or a member of one; None if the URL leads to neither. What is `foreign` may be an archive."""
+    place = group_of(url, storage_options)
+    if place is None:
+        return None if foreign else _unmarked(url, mode, storage_options)
+    if foreign and place.name and "#" not in os.fsdecode(url):
+        return None
+    group = open_group(place.group, mode, storage_options=storage_options)
+    if foreign and not len(group) and not group.url.endswith(".b2z"):
+        return None  # other programs make zip archives, too
+    try:
+        return group[place.name] if place.name else group
+    except KeyError:
+        names = [*group]
+        listed = ", ".join(names[:_LISTED]) + ", ..." * (len(names) > _LISTED)
+        raise FileNotFoundError(f"{group.url} has no member {place.name!r}; it has {listed or 'no members'}") from None
+
+
+def _unmarked(url: Url, mode: Mode, storage_options: Storage) -> Any:
+    """Open a frame that is named without the ending of its file, or a directory of arrays that nothing marks."""
+    front, parts, back = _cut(url)
+    for suffix in SUFFIXES:
+        store = open_store(f"{front}{'/'.join(parts)}{suffix}{back}", storage_options=storage_options)
+        try:
+            return _face(Handle(snapshot.load(store), mode))
+        except (FileNotFoundError, PermissionError):
+            continue
+    try:
+        group = open_group(url, mode, storage_options=storage_options)
+    except (FileNotFoundError, FormatError, UnsupportedError, PermissionError, ReadOnlyError):
+        return None
+    return group if len(group) else None

@@ -1,0 +1,105 @@
+"""How groups are shown: a tree of members with shapes, types and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from html import escape
+from typing import Any
+
+from b2array.array.array import NDArray
+from b2array.array.schunk import SChunk
+from b2array.display.tables import folded, short, size, table, titled
+from b2array.errors import B2ArrayError
+from b2array.group.manifest import ATTRS
+
+__all__ = ["Tree", "branches", "nested", "tree_of"]
+
+_SHOWN = 100
+"""Of larger groups only the names are shown, because each member would be opened to be described."""
+
+
+class Tree:
+    """A group that prints as a tree.
+
+    Parameters
+    ----------
+    url, name : str
+        Where the group is, and its name in the outermost one.
+    members : mapping
+        What is in and below the group by name: an open array, a super-chunk, an error, or None if it is not described.
+    attrs : mapping
+        The group's attributes.
+    """
+
+    def __init__(self, url: str, name: str, members: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
+        self._url, self._name = url, name
+        self._members, self._attrs = dict(members), dict(attrs)
+
+    def __repr__(self) -> str:
+        return "\n".join([f"/{self._name}", *branches(nested(self._members), _described)])
+
+    def _repr_html_(self) -> str:
+        parts = [_items(nested(self._members))]
+        if self._attrs:
+            attrs = {name: short(value) for name, value in self._attrs.items()}
+            parts.insert(0, folded(f"attributes ({len(attrs)})", table(attrs)))
+        return titled("b2array.Group", self._url, parts)
+
+
+def tree_of(
+    group: Any, names: Iterable[str], paths: Mapping[str, str], opened: Callable[[str], NDArray | SChunk]
+) -> Tree:
+    """Open the members, given by their names and paths, and return the tree."""
+    members: dict[str, Any] = dict.fromkeys(filter(None, names))
+    for member, path in paths.items() if len(paths) <= _SHOWN else ():
+        if member.rpartition("/")[2] != ATTRS:
+            try:
+                members[member] = opened(path)
+            except (B2ArrayError, OSError) as error:  # one damaged member does not hide the others
+                members[member] = error
+    return Tree(group.url, group.name, members, group.attrs)
+
+
+def nested(members: Mapping[str, Any]) -> dict[str, Any]:
+    """Return names with slashes as mappings in mappings; what a name stands for is under the empty name."""
+    root: dict[str, Any] = {}
+    for name, member in members.items():
+        node = root
+        for part in filter(None, name.split("/")):
+            node = node.setdefault(part, {})
+        if member is not None:
+            node[""] = member
+    return root
+
+
+def branches(tree: Mapping[str, Any], described: Callable[[Any], str] | None = None) -> Iterator[str]:
+    """Yield the lines of a tree of names, with what there is to say of each member."""
+    inner = {name: node for name, node in tree.items() if name}
+    width = max(map(len, inner), default=0)
+    for n, (name, node) in enumerate(inner.items(), 1):
+        last, member = n == len(inner), node.get("")
+        text = "" if described is None or member is None else described(member)
+        yield ("└── " if last else "├── ") + (f"{name:<{width}}  {text}" if text else name)
+        for line in branches(node, described):
+            yield ("    " if last else "│   ") + line
+
+
+def _described(member: Any) -> str:
+    if isinstance(member, NDArray):
+        return f"{member.shape} {member.dtype}, {size(member.nbytes)}, stored in {size(member.cbytes)}"
+    if isinstance(member, SChunk):
+        return f"{member.nchunks} chunks, {size(member.nbytes)}, stored in {size(member.cbytes)}"
+    return f"cannot be read: {member}"
+
+
+def _items(tree: Mapping[str, Any]) -> str:
+    parts = []
+    for name, node in tree.items():
+        member = node.get("") if name else None
+        if isinstance(member, NDArray):
+            parts.append(folded(f"{name}  {_described(member)}", member._repr_html_()))
+        elif name and not any(node):
+            parts.append(f"<div>{escape(name)} {escape(_described(member)) if member is not None else ''}</div>")
+        elif name:
+            parts.append(f'<details open=""><summary><b>{escape(name)}</b></summary>{_items(node)}</details>')
+    return f'<div style="margin-left: 1.2em">{"".join(parts)}</div>'

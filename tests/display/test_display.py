@@ -1,0 +1,276 @@
+"""What people see of arrays and groups, and that the plan of a read is what the read does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import blosc2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from servers import RangeServer
+
+import b2array
+from b2array import config
+from b2array.display.drawing import Box, draw, merged
+from b2array.store.local import LocalStore, _File
+
+X = np.random.default_rng(0).normal(size=(60, 80))
+
+
+@pytest.fixture(autouse=True)
+def _no_cache() -> Any:
+    with config.using(cache_bytes=0, threads=1):
+        yield
+
+
+@pytest.fixture
+def a(tmp_path: Path) -> b2array.NDArray:
+    attrs = {"unit": "<K>", "long": "x" * 500}
+    return b2array.asarray(
+        X, url=tmp_path / "a.b2nd", chunks=(20, 30), blocks=(5, 10), dims=("lat", "lon"), attrs=attrs
+    )  # fmt: skip
+
+
+def parsed(html: str) -> ET.Element:
+    return ET.fromstring(html)
+
+
+def texts(html: str) -> str:
+    return " ".join(" ".join(parsed(html).itertext()).split())
+
+
+# Pages.
+
+
+def test_a_page_says_what_an_array_is(a: b2array.NDArray) -> None:
+    html = a._repr_html_()
+    said = texts(html)
+    for word in (
+        "(60, 80)",
+        "(20, 30)",
+        "(5, 10)",
+        "37.5 KiB",
+        "float64",
+        "lat 60",
+        "lon 80",
+        "unit",
+        "<K>",
+        "shuffle",
+    ):
+        assert word in said, word
+    assert "x" * 101 not in said
+    before, _, more = html.partition("<summary>more</summary>")
+    for word in ("fingerprint", "generation", "commits"):
+        assert word not in before
+        assert word in more
+
+
+def test_the_page_and_the_line_of_an_array_read_nothing(a: b2array.NDArray, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("this reads")
+
+    for name in ("read", "gather", "head", "stamp"):
+        monkeypatch.setattr(LocalStore, name, refuse)
+    assert "\n" not in repr(a)
+    assert len(a._repr_html_()) < 20_000
+    assert "unit='<K>'" in repr(a.info)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 4), (0, 4), (3, 4, 5), (2, 3, 4, 5), (1,) * 8, (10**6, 10**6)])
+def test_arrays_of_any_shape_have_a_page(shape: tuple[int, ...]) -> None:
+    array = b2array.zeros(shape, "i2")
+    assert len(list(parsed(array._repr_html_()).iter("svg"))) == 2
+    assert "nothing: all items are the fill value" in array._repr_html_()
+
+
+def test_damaged_attributes_do_not_hide_the_rest(a: b2array.NDArray, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(*_: object) -> object:
+        raise b2array.errors.FormatError("expected a msgpack value")
+
+    monkeypatch.setattr("b2array.engine.attributes.decode_attr", damaged)
+    assert "cannot be read" in texts(a._repr_html_())
+    assert a.info["shape"] == (60, 80)
+
+
+def test_colours_suit_light_and_dark_pages(a: b2array.NDArray) -> None:
+    for svg in parsed(a._repr_html_()).iter("svg"):
+        strokes = {each.get("stroke") for each in svg.iter() if each.get("stroke")}
+        assert strokes == {"currentColor"}
+        assert all(each.get("fill") == "currentColor" for each in svg.iter("text"))
+
+
+# Drawings.
+
+
+def areas(svg: str, colour: str) -> list[list[tuple[float, float]]]:
+    found = [
+        each for each in parsed(svg).iter("polygon") if each.get("fill") == colour and each.get("fill-opacity") == "1"
+    ]
+    return [[tuple(map(float, point.split(","))) for point in str(each.get("points")).split()] for each in found]  # type: ignore[misc]
+
+
+def test_a_rectangle_is_drawn_where_its_items_are() -> None:
+    svg = draw((10, 20), (5, 5), solid=[((0, 5), (10, 20))])
+    assert areas(svg, "#f28e2b") == [[(75, 0), (150, 0), (150, 37.5), (75, 37.5)]]
+    assert len(list(parsed(svg).iter("line"))) == 1 + 3
+
+
+def test_a_box_shows_three_sides_and_its_lines() -> None:
+    svg = draw((4, 4, 4), (2, 2, 2), solid=[((0, 2), (0, 2), (0, 2))])
+    assert [len(areas(svg, colour)) for colour in ("#f28e2b", "#f7b46f", "#c96d12")] == [1, 1, 1]
+    assert len(list(parsed(svg).iter("line"))) == 6
+
+
+def test_many_chunks_are_few_lines() -> None:
+    assert len(list(parsed(draw((10**9,), (1,))).iter("line"))) <= 40
+
+
+def test_more_dimensions_are_drawn_side_by_side() -> None:
+    assert len(list(parsed(draw((2,) * 7, (1,) * 7)).iter("g"))) == 2 * 3
+
+
+@given(st.sets(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1))
+@settings(max_examples=50)
+def test_merged_boxes_cover_the_same_items(cells: set[tuple[int, int]]) -> None:
+    boxes: list[Box] = [((i, i + 1), (j, j + 1)) for i, j in cells]
+    found = [(i, j) for (a, b), (c, d) in merged(boxes) for i in range(a, b) for j in range(c, d)]
+    assert sorted(found) == sorted(cells)
+
+
+# What a selection will read.
+
+KEYS = [
+    np.s_[0, 0],
+    np.s_[:],
+    np.s_[3:17, ::40],
+    np.s_[21, :],
+    np.s_[[1, 30, 59], [2, 40, 79]],
+    np.s_[50:, 70:],
+    np.s_[5:5],
+]
+
+
+def local(path: Path, http: RangeServer) -> tuple[str, Callable[[], tuple[int, int]]]:
+    counted = [0, 0]
+    read_into, read = _File.read_into, _File.read
+
+    def counting(self: _File, views: list[memoryview], start: int) -> None:
+        counted[0] += 1
+        counted[1] += sum(map(len, views))
+        read_into(self, views, start)
+
+    _File.read_into = counting  # type: ignore[method-assign]
+
+    def total() -> tuple[int, int]:
+        _File.read_into = read_into  # type: ignore[method-assign]
+        assert _File.read is read
+        return counted[0], counted[1]
+
+    return str(path), total
+
+
+def remote(path: Path, http: RangeServer) -> tuple[str, Callable[[], tuple[int, int]]]:
+    http.requests.clear()
+
+    def total() -> tuple[int, int]:
+        ranges = [re.fullmatch(r"bytes=(\d+)-(\d+)", str(header)) for _, _, header in http.requests]
+        return len(ranges), sum(int(found[2]) + 1 - int(found[1]) for found in ranges if found)
+
+    return f"{http.url}/a.b2nd", total
+
+
+@pytest.mark.parametrize("writer", ["b2array", "blosc2"])
+@pytest.mark.parametrize("place", [local, remote])
+@pytest.mark.parametrize("key", KEYS, ids=str)
+def test_the_plan_of_a_read_is_what_the_read_does(
+    tmp_path: Path, http: RangeServer, place: Any, key: Any, writer: str
+) -> None:
+    path = tmp_path / "a.b2nd"
+    if writer == "b2array":
+        b2array.asarray(X, url=path, chunks=(20, 30), blocks=(5, 10))
+    else:
+        blosc2.asarray(X, urlpath=str(path), chunks=(20, 30), blocks=(5, 10))
+    http.objects["a.b2nd"] = path.read_bytes()
+    array = b2array.open(path if place is local else f"{http.url}/a.b2nd")
+    plan = array.explain(key)
+    _, counted = place(path, http)
+    try:
+        values = array[key]
+    finally:
+        found = counted()
+    assert (plan.requests, plan.nbytes) == found
+    assert plan.result_nbytes == values.nbytes
+    assert plan.share == plan.nbytes / array.cbytes
+    again = array.explain(key)
+    assert again.nbytes <= plan.nbytes
+    parsed(plan._repr_html_())
+
+
+def test_a_plan_counts_chunks_and_blocks_and_draws_them(a: b2array.NDArray) -> None:
+    plan = a.explain(np.s_[3:17, ::40])
+    assert (plan.chunks, plan.blocks, plan.cached) == (2, 8, 0)
+    assert re.search(
+        r"chunks +: 2 of 9\nblocks +: 8 of 96\nrequests +: \d+\nbytes read : .* %? ?of the array", repr(plan)
+    )
+    assert len(areas(draw_of(plan), "#f28e2b")) == 2
+
+
+def draw_of(plan: Any) -> str:
+    (svg,) = parsed(plan._repr_html_()).iter("svg")
+    return ET.tostring(svg, encoding="unicode")
+
+
+def test_what_the_cache_has_is_not_read(a: b2array.NDArray, tmp_path: Path) -> None:
+    with config.using(cache_bytes=2**24):
+        held = b2array.open(tmp_path / "a.b2nd")
+        before = held.explain(np.s_[:5, :20])
+        held[:5, :20]
+        after = held.explain(np.s_[:5, :20])
+    assert (before.cached, before.blocks) == (0, 2)
+    assert (after.cached, after.blocks, after.requests, after.nbytes) == (2, 2, 0, 0)
+    assert "2 of them in the cache" in repr(after)
+
+
+def test_chunks_without_data_are_not_read_and_scalars_have_a_plan() -> None:
+    assert b2array.zeros((100, 100), chunks=(10, 10)).explain(np.s_[:]).requests == 0
+    assert b2array.asarray(5.0).explain(()).blocks == 1
+    with pytest.raises(IndexError):
+        b2array.zeros(3).explain(7)
+
+
+# Groups.
+
+
+def test_a_group_is_a_tree_with_shapes_types_and_sizes(tmp_path: Path) -> None:
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    group["air/x"], group["air/long name"], group["y"] = X, X[:3], np.zeros(3, "i2")
+    group.attrs["title"] = "<hello>"
+    lines = repr(group.info).splitlines()
+    assert lines[0] == "/"
+    assert lines[2].startswith("│   ├── long name  (3, 80) float64, 1.9 KiB, stored in ")
+    assert lines[3].startswith("│   └── x          (60, 80) float64, 37.5 KiB, stored in ")
+    assert lines[4].startswith("└── y    (3,) int16, 6 bytes, stored in ")
+    assert group.tree() == "/\n├── air\n│   ├── long name\n│   └── x\n└── y"
+    said = texts(group._repr_html_())
+    for word in ("air", "x (60, 80) float64", "title", "<hello>"):
+        assert word in said, word
+    (tmp_path / "g.b2d" / "air" / "x.b2nd").write_bytes(b"damaged")
+    assert "cannot be read: " in repr(group.info)
+    assert "y (3,) int16" in texts(group._repr_html_())
+    assert repr(group["air"].info).splitlines()[0] == "/air"
+
+
+def test_keys_complete() -> None:
+    group = b2array.open_group("memory://completed.b2d", "w")
+    group["air/x"] = X
+    group.attrs["title"] = 1
+    group["air/x"].attrs["unit"] = "K"
+    assert list(group._ipython_key_completions_()) == ["air"]
+    assert group.attrs._ipython_key_completions_() == ["title"]
+    assert group["air/x"].attrs._ipython_key_completions_() == ["unit"]

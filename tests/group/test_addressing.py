@@ -1,0 +1,206 @@
+"""What one URL opens: arrays, groups, members, super-chunks, and the modes that make them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import blosc2
+import numpy as np
+import pytest
+from servers import RangeServer
+
+import b2array
+from b2array import Group, NDArray, SChunk
+from b2array.errors import FormatError, LimitError, ReadOnlyError
+from b2array.group.addressing import group_of
+
+X = np.arange(12.0).reshape(3, 4)
+
+
+@pytest.fixture(params=["local", "memory"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path) if request.param == "local" else f"memory://{tmp_path.name}"
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> str:
+    with blosc2.TreeStore(str(tmp_path / "run.b2z"), mode="w") as tree:
+        tree["/air/x"] = X
+    return str(tmp_path / "run.b2z")
+
+
+def test_a_group_opens_as_a_group_and_its_members_by_path(root: str) -> None:
+    with b2array.open_group(f"{root}/run.b2d", "w") as group:
+        group.create("air/x", data=X)
+        group["air"].attrs["place"] = "roof"
+    assert list(b2array.open(f"{root}/run.b2d")) == ["air"]
+    inner = b2array.open(f"{root}/run.b2d/air")
+    assert isinstance(inner, Group)
+    assert (inner.name, inner.attrs["place"]) == ("air", "roof")
+    for name in ("air/x", "air/x.b2nd", "air/x/"):
+        assert np.array_equal(b2array.open(f"{root}/run.b2d/{name}")[:], X), name
+    assert np.array_equal(b2array.open(f"{root}/run.b2d#air/x")[:], X)
+    with pytest.raises(FileNotFoundError, match=r"run\.b2d has no member 'air/y'; it has air"):
+        b2array.open(f"{root}/run.b2d/air/y")
+
+
+def test_a_member_can_be_changed(root: str) -> None:
+    b2array.open_group(f"{root}/run.b2d", "w").create("x", data=X)
+    b2array.open(f"{root}/run.b2d/x", "r+")[0, 0] = 7
+    assert b2array.open(f"{root}/run.b2d/x")[0, 0] == 7
+
+
+def test_members_of_archives_are_reached_by_path_and_by_fragment(archive: str) -> None:
+    assert list(b2array.open(archive)) == ["air"]
+    for url in (f"{archive}/air/x", f"{archive}#air/x", f"{archive}#/air/x", f"{archive}/air/x.b2nd"):
+        assert np.array_equal(b2array.open(url)[:], X), url
+    assert isinstance(b2array.open(f"{archive}#air"), Group)
+    with pytest.raises(ReadOnlyError, match="archive"):
+        b2array.open(f"{archive}/air/x", "r+")
+
+
+def test_members_of_an_archive_behind_a_query_are_read_over_http(archive: str, http: RangeServer) -> None:
+    http.objects["data/run.b2z"] = Path(archive).read_bytes()
+    for url in (f"{http.url}/data/run.b2z?key=1#air/x", f"{http.url}/data/run.b2z/air/x?key=1"):
+        assert np.array_equal(b2array.open(url)[:], X)
+
+
+def test_a_frame_is_found_without_its_ending(root: str) -> None:
+    b2array.save(f"{root}/x.b2nd", X)
+    assert np.array_equal(b2array.open(f"{root}/x")[:], X)
+
+
+def test_a_name_with_a_number_sign_is_a_name_first(tmp_path: Path) -> None:
+    b2array.save(tmp_path / "a#b.b2nd", X)
+    assert b2array.open(tmp_path / "a#b.b2nd").shape == (3, 4)
+
+
+def test_a_directory_of_arrays_without_a_mark_is_a_group(tmp_path: Path) -> None:
+    b2array.save(tmp_path / "bare" / "x.b2nd", X)
+    assert list(b2array.open(tmp_path / "bare")) == ["x"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="empty is a directory"):
+        b2array.open(tmp_path / "empty")
+
+
+def test_the_place_of_a_url_is_its_innermost_group(tmp_path: Path) -> None:
+    for name in ("outer.b2d", "outer.b2d/inner.b2d"):
+        b2array.open_group(tmp_path / name, "w")
+    outer = str(tmp_path / "outer.b2d")
+    assert group_of(f"{outer}/inner.b2d/a/x.b2nd") == (f"{outer}/inner.b2d", "a/x")
+    assert group_of(f"{outer}/a#x") == (outer, "a/x")
+    assert group_of(outer) == (outer, "")
+    assert group_of(tmp_path / "x") is None
+    assert group_of("memory://nowhere/at/all?a=1") is None
+
+
+def test_a_super_chunk_opens_as_one(tmp_path: Path) -> None:
+    blosc2.SChunk(data=b"1234", urlpath=str(tmp_path / "s.b2frame"), mode="w")
+    held = b2array.open(tmp_path / "s.b2frame")
+    assert isinstance(held, SChunk)
+    assert held.get_slice() == b"1234"
+
+
+@pytest.mark.parametrize("items", [X, np.array(["ab", "c"]), np.zeros(2, [("a", "<i2"), ("b", "<f4", (2,))])])
+def test_what_save_array_wrote_is_an_array(tmp_path: Path, items: Any) -> None:
+    path = str(tmp_path / "a.bl2")
+    blosc2.save_array(items, path, mode="w")
+    held = b2array.open(path)
+    assert isinstance(held, NDArray)
+    assert held.dtype == items.dtype
+    assert np.array_equal(held[...], items)
+    with pytest.raises(ReadOnlyError):
+        held[0] = items[0]
+    with pytest.raises(ReadOnlyError, match="save_array"):
+        b2array.open(path, "r+")
+
+
+def test_shapes_that_do_not_fit_a_saved_array_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "a.bl2")
+    blosc2.save_array(np.arange(13.0), path, mode="w", chunksize=80)
+    monkeypatch.setattr(b2array.config, "limits", b2array.config.Limits(chunk_nbytes=96))
+    with pytest.raises(LimitError, match="104 bytes would be read into memory"):
+        b2array.open(path)
+    b2array.open_schunk(path, "r+").vlmeta["__pack_tensor__"] = ("numpy", (10**6, 10**6), "<f8")
+    with pytest.raises(FormatError, match="expected an array of 104 bytes"):
+        b2array.open(path)
+
+
+# Modes.
+
+
+@pytest.mark.parametrize("name", ["x.b2nd", "run.b2d/x"])
+def test_modes_for_arrays(root: str, name: str) -> None:
+    b2array.open_group(f"{root}/run.b2d", "w")
+    url = f"{root}/{name}"
+    for mode in ("r", "r+"):
+        with pytest.raises(FileNotFoundError):
+            b2array.open(url, mode)
+    a = b2array.open(url, "a", shape=3, dtype="i2", fill_value=1)
+    assert (a.shape, a.dtype, a[0], a.mode) == ((3,), np.dtype("i2"), 1, "r+")
+    for mode in ("x", "w-"):
+        with pytest.raises(FileExistsError):
+            b2array.open(url, mode, shape=4)
+    assert b2array.open(url, "a", shape=99).shape == (3,)
+    assert b2array.open(url, "w", shape=4).shape == (4,)
+    assert b2array.open(url).shape == (4,)
+    assert "x" in b2array.open(f"{root}/run.b2d") or name == "x.b2nd"
+
+
+def test_modes_for_groups(root: str) -> None:
+    url = f"{root}/run.b2d"
+    b2array.open(url, "a")["x"] = X
+    assert list(b2array.open(url, "a")) == ["x"]
+    with pytest.raises(FileExistsError):
+        b2array.open(url, "w-")
+    b2array.open(f"{url}/air", "a")["y"] = X
+    assert list(b2array.open(f"{url}/air", "w")) == []
+    with pytest.raises(FileExistsError, match="'x', and a group cannot replace it"):
+        b2array.open(f"{url}/x", "w")
+    assert list(b2array.open(url, "w")) == []
+
+
+def test_a_slip_in_the_mode_or_its_options_is_named(tmp_path: Path) -> None:
+    b2array.save(tmp_path / "x.b2nd", X)
+    with pytest.raises(ValueError, match="mode must be one of 'r', 'r\\+', 'a', 'w'"):
+        b2array.open(tmp_path / "x.b2nd", "rb")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="only if it is told its shape="):
+        b2array.open(tmp_path / "x.b2nd", "w")
+    with pytest.raises(TypeError, match="takes chunks for new arrays only"):
+        b2array.open(tmp_path / "x.b2nd", chunks=(1, 1))
+    assert np.array_equal(b2array.load(tmp_path / "x.b2nd"), X)
+
+
+# Following.
+
+
+@pytest.mark.parametrize("name", ["x.b2nd", "run.b2d/x"])
+def test_a_handle_can_follow_other_writers(root: str, name: str) -> None:
+    b2array.open_group(f"{root}/run.b2d", "w")
+    writer = b2array.open(f"{root}/{name}", "w", shape=(2,), dtype="i4")
+    still, live = b2array.open(f"{root}/{name}"), b2array.open(f"{root}/{name}", follow=True)
+    writer.append([5, 6])
+    writer.attrs["step"] = 1
+    assert (live.shape, live[-1], live.attrs["step"]) == ((4,), 6, 1)
+    writer[0] = 9
+    assert live[...].tolist() == [9, 0, 5, 6]
+    assert still[...].tolist() == [0, 0]
+
+
+def test_a_follower_can_write_and_its_transaction_stands_still(tmp_path: Path) -> None:
+    a = b2array.open(tmp_path / "x.b2nd", "w", shape=(2,), dtype="i4")
+    b = b2array.open(tmp_path / "x.b2nd", "r+", follow=True)
+    with b.transaction():
+        b[0] = 1
+        a.attrs["seen"] = True
+        assert "seen" not in b.attrs
+        assert b[0] == 1
+    assert (b[0], b.attrs["seen"]) == (1, True)
+
+
+def test_a_group_that_was_moved_opens_where_it_is(tmp_path: Path) -> None:
+    b2array.open_group(tmp_path / "a.b2d", "w")["x"] = X
+    shutil.move(tmp_path / "a.b2d", tmp_path / "b.b2d")
+    assert b2array.open(tmp_path / "b.b2d/x").shape == (3, 4)

@@ -1,0 +1,253 @@
+"""First mistakes: foreign and damaged files, missing packages, wrong settings; each answer says what to do."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import os
+import re
+import sys
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+import b2array
+from b2array import config
+from b2array.errors import FormatError, UnsupportedError, warn
+
+X = np.arange(100.0)
+
+
+def write_hdf5(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file["x"] = X
+
+
+def write_npz(path: Path) -> None:
+    with path.open("wb") as file:
+        np.savez(file, x=X)
+
+
+def write_zip(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("readme.txt", "hello")
+
+
+def npy() -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, X)
+    return buffer.getvalue()
+
+
+FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "npy": (lambda path: path.write_bytes(npy()), r"a \.npy file, which numpy\.load opens; b2array\.convert"),
+    "npz": (write_npz, r"a \.npz file, which numpy\.load opens"),
+    "hdf5": (write_hdf5, r"an HDF5 file, which h5py opens; b2array\.convert"),
+    "blp": (lambda path: b2array.bloscpack.pack(X, path), r"a Bloscpack file, which b2array\.bloscpack\.open opens"),
+    "zip": (write_zip, r"a zip archive"),
+    "empty": (lambda path: path.write_bytes(b""), "an empty file"),
+    "text": (lambda path: path.write_text("x,y\n1,2\n"), r"text, b'x,y\\n1,2\\n'"),
+    "bytes": (lambda path: path.write_bytes(bytes(range(200))), r"b'\\x00\\x01"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_file_of_another_kind_is_named(tmp_path: Path, kind: str) -> None:
+    write, what = FOREIGN[kind]
+    write(tmp_path / "a.b2nd")
+    for verb in (b2array.open, b2array.open_schunk, b2array.load):
+        with pytest.raises(FormatError, match=rf"a\.b2nd: expected a Blosc2 frame, found {what}"):
+            verb(tmp_path / "a.b2nd")
+
+
+def test_a_directory_of_zarr_is_named(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    zarr.save(tmp_path / "a.zarr", X)
+    for verb in (b2array.open, b2array.load):
+        with pytest.raises(
+            FileNotFoundError, match=r"a\.zarr is a directory of Zarr, which zarr\.open opens; b2array\."
+        ):
+            verb(tmp_path / "a.zarr")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+def test_a_file_that_was_cut_says_so(tmp_path: Path, share: float) -> None:
+    b2array.save(tmp_path / "a.b2nd", np.random.default_rng(0).normal(size=3000))
+    content = (tmp_path / "a.b2nd").read_bytes()
+    (tmp_path / "a.b2nd").write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(FormatError, match=r"the file is cut off \(b2array\.repair saves what is left\)"):
+        b2array.open(tmp_path / "a.b2nd")
+
+
+def test_the_embedding_frame_leads_to_its_group(tmp_path: Path) -> None:
+    b2array.open_group(tmp_path / "g.b2d", "w")["x"] = X
+    with pytest.raises(FormatError, match=r"is where a group keeps small members; open the group .*g\.b2d$"):
+        b2array.open_group(tmp_path / "g.b2d" / "embed.b2e")
+    assert isinstance(b2array.open(tmp_path / "g.b2d" / "embed.b2e"), b2array.SChunk)
+
+
+def test_a_missing_bucket_is_named(s3_options: dict[str, Any]) -> None:
+    for verb in (b2array.open, b2array.open_group, lambda url, **options: b2array.zeros(3, url=url, **options)):
+        with pytest.raises(FileNotFoundError, match="there is no bucket 'nowhere-at-all'"):
+            verb("s3://nowhere-at-all/x.b2nd", storage_options=s3_options)
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a directory that cannot be written")
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    b2array.save(tmp_path / "a.b2nd", X)
+    for url in (f"/proc/{os.getpid()}/x.b2nd", str(tmp_path / "a.b2nd" / "x.b2nd")):
+        with pytest.raises(OSError, match=f"{re.escape(url)}'$"):
+            b2array.save(url, X)
+
+
+# Missing packages.
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    def hide(package: str) -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, package, None)
+
+    return hide
+
+
+def test_dask_is_asked_for_by_its_extra(without: Callable[[str], None]) -> None:
+    a = b2array.zeros(3)
+    without("dask")
+    for verb in (a.to_dask, lambda: a.store(X), lambda: b2array.from_dask(X)):
+        with pytest.raises(ModuleNotFoundError, match=r"pip install 'b2array\[dask\]'$"):
+            verb()
+
+
+@pytest.mark.parametrize(("url", "extra"), [
+    ("s3://x/a.b2nd", "s3"), ("https://x/a.b2nd", "http"), ("simplecache::s3://x/a.b2nd", "s3"),
+])  # fmt: skip
+def test_protocols_are_asked_for_by_their_extras(monkeypatch: pytest.MonkeyPatch, url: str, extra: str) -> None:
+    def absent(protocol: str) -> None:
+        if protocol != "simplecache":
+            raise ImportError("Install something else")
+
+    monkeypatch.setattr(sys.modules["fsspec.registry"], "get_filesystem_class", absent)
+    with pytest.raises(UnsupportedError, match=rf"Install something else: pip install 'b2array\[{extra}\]'$"):
+        b2array.open(url)
+
+
+def test_xarray_is_asked_for_by_its_extra(without: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "b2array.xarray_io", raising=False)
+    without("xarray")
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'b2array\[xarray\]'$"):
+        __import__("b2array.xarray_io")
+
+
+def test_types_of_ml_dtypes_are_asked_for_by_their_extra(without: Callable[[str], None]) -> None:
+    without("ml_dtypes")
+    for name in ("bfloat16", "float8_e4m3fn", "int4"):
+        with pytest.raises(UnsupportedError, match=rf"{name} needs .* pip install 'b2array\[ml-dtypes\]'$"):
+            b2array.zeros(3, name)
+    with pytest.raises(TypeError, match="bfloat17"):
+        b2array.zeros(3, "bfloat17")
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(("name", "value", "words"), [
+    ("verify", False, "'always' or 'never', not False"), ("verify", "no", "'always' or 'never'"),
+    ("threads", "4", "1 or more, not '4'"), ("threads", 0, "1 or more"), ("threads", True, "1 or more"),
+    ("cache_bytes", -1, "0 or more"), ("cache_bytes", "1GB", "number of bytes"), ("retries", 1.5, "whole number"),
+    ("durable", "yes", "'off', 'ordered' or 'full'"), ("limits", {}, "Limits"), ("coalesce_gap", None, "0 or more"),
+])  # fmt: skip
+def test_settings_are_checked_when_they_are_assigned(name: str, value: Any, words: str) -> None:
+    before = getattr(config, name)
+    with pytest.raises(ValueError, match=rf"config\.{name} must be .*{words}"):
+        setattr(config, name, value)
+    with pytest.raises(ValueError, match=rf"config\.{name} must be .*{words}"), config.using(**{name: value}):
+        pass
+    assert getattr(config, name) is before
+
+
+def test_a_setting_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(AttributeError, match=r"no setting 'thread'; there are cache_bytes, .*threads"):
+        config.thread = 4  # type: ignore[attr-defined]
+    with config.using(threads=np.int64(2), durable=True):
+        assert (config.threads, config.durable) == (2, True)
+
+
+# Warnings, and names that do not exist.
+
+
+def test_warnings_point_at_the_line_that_called(tmp_path: Path) -> None:
+    a = b2array.asarray(X, url="memory://warned.b2nd", layout="contiguous")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        a[0] = 1
+        b2array.convert("memory://warned.b2nd", tmp_path / "a.npy")
+        with a.transaction():
+            a.attrs["x"] = 1
+        b2array.convert("memory://warned.b2nd", tmp_path / "b.npy")
+        warn("directly")
+    assert {each.filename for each in caught} == {__file__}
+    assert len(caught) >= 4
+
+
+def test_array_is_no_function() -> None:
+    with pytest.raises(TypeError, match=r"b2array\.asarray stores an array, b2array\.open opens one"):
+        b2array.array([1, 2])  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("kind", ["codec", "filter"])
+def test_codecs_and_filters_of_others_are_named_with_how_to_register_them(kind: str) -> None:
+    registry: Any = b2array.codecs if kind == "codec" else b2array.filters
+    cparams = {"codec": 201} if kind == "codec" else {"filters": (201,)}
+    registry.register(201, lambda *_: __import__("numcodecs").BZ2() if kind == "codec" else Same())
+    chunk = b2array.compress(X, cparams=cparams)
+    registry._registry.pop(201)
+    with pytest.raises(UnsupportedError, match=rf"{kind} 201 is not built in; b2array\.{kind}s\.register\(201, make\)"):
+        b2array.decompress(chunk)
+
+
+class Same:
+    """A filter that changes nothing."""
+
+    def encode(self, data: bytes) -> bytes:
+        return data
+
+    decode = encode
+
+
+def test_chunks_of_arrays_have_the_size_of_their_items() -> None:
+    values = np.arange(10**6)
+    chunk = b2array.compress(values)
+    assert len(chunk) == len(b2array.compress(values.tobytes(), typesize=8)) < 20_000
+    assert len(b2array.compress(memoryview(values))) == len(chunk)
+    assert b2array.decompress(chunk) == values.tobytes()
+
+
+def test_times_are_attributes() -> None:
+    a = b2array.zeros(3)
+    utc, naive = dt.datetime(2026, 7, 5, 12, 30, 1, 5, dt.UTC), dt.datetime(1960, 1, 2, 3, 4, 5, 6)  # noqa: DTZ001
+    offset = dt.timezone(dt.timedelta(hours=2))
+    for value, expected in (
+        (np.datetime64("2026-07-05T12:30", "ns"), np.datetime64("2026-07-05T12:30", "ns")),
+        (np.datetime64("NaT"), np.datetime64("NaT")),
+        (np.timedelta64(5, "D"), np.timedelta64(5, "D")),
+        (naive, np.datetime64(naive, "us")),
+        (dt.date(2026, 7, 5), np.datetime64("2026-07-05", "D")),
+        (dt.timedelta(seconds=5), np.timedelta64(5_000_000, "us")),
+        (utc, utc),
+        (utc.astimezone(offset), utc),
+    ):
+        a.attrs["t"] = {"at": [value]}
+        (found,) = a.attrs["t"]["at"]
+        assert type(found) is type(expected), value
+        assert found == expected or (found != found and expected != expected), value
+        if isinstance(found, np.generic):
+            assert found.dtype == expected.dtype  # type: ignore[union-attr]
