@@ -26,10 +26,22 @@ from b2array.array.creation import (
 )
 from b2array.array.opening import create_schunk, from_bytes, open_schunk
 from b2array.array.schunk import SChunk
+from b2array.array.sequences import arange, eye, fromiter, linspace
 from b2array.codec import codecs, filters
 from b2array.codec.cparams import CParams
 from b2array.codec.decode import decompress
 from b2array.codec.encode import compress
+from b2array.compute.nan import (
+    nanargmax,
+    nanargmin,
+    nanmax,
+    nanmean,
+    nanmin,
+    nanprod,
+    nanstd,
+    nansum,
+    nanvar,
+)
 
 if TYPE_CHECKING:
     from b2array import bloscpack
@@ -49,6 +61,7 @@ __all__ = [
     "Group",
     "NDArray",
     "SChunk",
+    "arange",
     "asarray",
     "bloscpack",
     "codecs",
@@ -62,13 +75,25 @@ __all__ = [
     "empty",
     "empty_like",
     "errors",
+    "eye",
     "filters",
     "from_blocks",
     "from_bytes",
     "from_dask",
+    "fromiter",
     "full",
     "full_like",
+    "linspace",
     "load",
+    "nanargmax",
+    "nanargmin",
+    "nanmax",
+    "nanmean",
+    "nanmin",
+    "nanprod",
+    "nanstd",
+    "nansum",
+    "nanvar",
     "ones",
     "ones_like",
     "open",

@@ -33,7 +33,8 @@ ALLOWED = {
     "display": {"engine", "grid", "store"},
     "workers": {"codec", "engine", "format", "grid", "store"},
     "bloscpack": {"codec", "format", "grid", "store", "threads"},
-    "array": {"codec", "display", "engine", "format", "grid", "store", "threads", "workers"},
+    "compute": {"engine", "format", "grid", "threads"},
+    "array": {"codec", "compute", "display", "engine", "format", "grid", "store", "threads", "workers"},
     "group": {"array", "display", "engine", "format", "store"},
     "xarray_io": {"array", "engine", "format", "group", "store", "workers"},
 }
@@ -43,7 +44,7 @@ OPTIONAL = {
     "aiobotocore": {"store.s3"},
     "azure": {"store.azure"},
     "botocore": {"store.s3"},
-    "dask": {"array.array", "array.creation", "array.dask", "xarray_io.together"},
+    "dask": {"array.array", "array.creation", "array.dask", "compute.readable", "xarray_io.together"},
     "distributed": {"array.dask"},
     "h5py": {"tools.hdf5"},
     "lz4": {"codec.codecs"},

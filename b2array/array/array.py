@@ -33,9 +33,9 @@ class NDArray(Indexed):
     assignment is one commit, unless it is part of a `transaction`. A handle shows one committed state: its own commits
     move it on, those of others are seen after `refresh`. Threads may share a handle.
 
-    What is read is a copy: assign to the handle, not to what it returned. There are no operators: ``a == b`` of two
-    handles asks whether they are the same one, and ``a[...] == b[...]`` compares items. NumPy's functions, and
-    operators with a NumPy array on one side, read the whole array.
+    What is read is a copy: assign to the handle, not to what it returned. Operators act on all items, as on ``a[...]``,
+    and return NumPy arrays. Reductions, which NumPy's functions such as `numpy.mean` call, go chunk by chunk, and views
+    (`T`, `view`, `reshape`) read what they are asked for. Other functions of NumPy read the whole array.
 
     Names of fields stand with the rest of the key between the brackets: ``a["x"]``, ``a["x", 1:3] = 0``,
     ``a[5, ["x", "y"]]``. What is read by name is read-only: NumPy's ``a["x"][1:3] = 0`` raises here, as it cannot reach
@@ -51,6 +51,8 @@ class NDArray(Indexed):
     """
 
     __slots__ = ()
+
+    _graph = staticmethod(dask.to_dask)
 
     def __repr__(self) -> str:
         return f"<b2array.NDArray {self.url} shape={self.shape} dtype={self.dtype} chunks={self.chunks}>"

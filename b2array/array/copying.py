@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from b2array import progress
 from b2array.array.described import Described
 from b2array.array.drafts import Draft, aborting, known_dtype, new_draft, put
-from b2array.array.options import OPTIONS, UNSET, ArrayOptions, Casting, Url, check_keywords
+from b2array.array.options import OPTIONS, UNSET, ArrayOptions, Casting, Shape, Url, check_keywords
 from b2array.array.placing import place_new
 from b2array.array.streaming import Sliceable, boxes, is_sliceable, piece
 from b2array.engine import resize, transaction
@@ -29,7 +29,7 @@ from b2array.grid.chunking import automatic
 from b2array.grid.layout import Layout
 from b2array.progress import Progress
 
-__all__ = ["CopyOptions", "copied", "copy_options", "holding", "joined"]
+__all__ = ["CopyOptions", "computed", "copied", "copy_options", "holding", "joined"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +160,20 @@ def holding(x: Any, url: Url | None, dtype: npt.DTypeLike | None, options: Array
 
 
 def _streamed(x: Sliceable, url: Url | None, dtype: np.dtype[Any], options: ArrayOptions) -> Transaction:
-    draft = new_draft(url, x.shape, dtype, options)
+    return computed(x.shape, dtype, lambda box: piece(x, box, dtype), url, options)
+
+
+def computed(
+    shape: Shape, dtype: npt.DTypeLike, compute: Callable[[tuple[slice, ...]], Any], url: Url | None,
+    options: ArrayOptions,
+) -> Transaction:  # fmt: skip
+    """Return the transaction of an array whose items a function computes box by box; None stands for the fill value."""
+    draft = new_draft(url, shape, dtype, options)
     with aborting(draft.transaction):
         for box in boxes(draft.layout):
-            put(*draft, box, piece(x, box, dtype))
+            values = compute(box)
+            if values is not None:
+                put(*draft, box, values)
     return draft.transaction
 
 

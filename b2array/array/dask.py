@@ -23,6 +23,7 @@ from b2array.array.frozen import Frozen, one_thread, register_sizeof
 from b2array.array.items import Indexed
 from b2array.array.options import ArrayOptions, Url
 from b2array.array.shared import Shared
+from b2array.compute.readable import Readable
 from b2array.engine.handle import Handle
 from b2array.engine.transaction import Transaction
 from b2array.errors import ReadOnlyError, warn
@@ -53,7 +54,7 @@ def _require_dask() -> None:
         raise ModuleNotFoundError("dask arrays need the package dask: pip install 'b2array[dask]'") from None
 
 
-def to_dask(a: Indexed, chunks: Any = "auto") -> da.Array:
+def to_dask(a: Readable, chunks: Any = "auto") -> da.Array:
     """Return a dask array that reads `a` as it is committed now; see `NDArray.to_dask`."""
     _require_dask()
     import dask.array as da
@@ -66,7 +67,8 @@ def to_dask(a: Indexed, chunks: Any = "auto") -> da.Array:
     if not automatic and dask_chunks.aligned(cut, a.chunks, [0] * a.ndim) != cut:
         parts = dask_chunks.pieces(cut, _cut(a.chunks, a))
         warn(
-            f"chunks {_brief(cut)} do not align with the stored ones {a.chunks}: {a.nchunks} stored chunks are read in "
+            f"chunks {_brief(cut)} do not align with the stored ones {a.chunks}: "
+            f"{math.prod(map(len, _cut(a.chunks, a)))} stored chunks are read in "
             f"{parts} parts, and blocks on the borders several times",
             PerformanceWarning,
         )
@@ -75,7 +77,7 @@ def to_dask(a: Indexed, chunks: Any = "auto") -> da.Array:
     return cast("da.Array", da.from_array(frozen, chunks=cut, name=name, meta=meta))
 
 
-def grouped_auto(a: Indexed) -> dask_chunks.Cut:
+def grouped_auto(a: Readable) -> dask_chunks.Cut:
     """Cut an array into pieces as large as dask's setting ``array.chunk-size`` permits."""
     import dask
     from dask.utils import parse_bytes
@@ -84,7 +86,7 @@ def grouped_auto(a: Indexed) -> dask_chunks.Cut:
     return dask_chunks.grouped(a.shape, a.chunks, a.blocks, a.itemsize, limit)
 
 
-def _cut(chunks: Any, a: Indexed) -> dask_chunks.Cut:
+def _cut(chunks: Any, a: Readable) -> dask_chunks.Cut:
     from dask.array.core import normalize_chunks
 
     return cast(dask_chunks.Cut, normalize_chunks(chunks, a.shape, dtype=a.dtype, previous_chunks=a.chunks))

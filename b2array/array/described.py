@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from b2array.array import info as display
 from b2array.array.opened import Opened
+from b2array.compute.readable import Readable
 from b2array.engine.attributes import Attributes
 from b2array.engine.handle import Handle
 from b2array.errors import FormatError, UnsupportedError, located_error
@@ -17,7 +17,7 @@ from b2array.grid.layout import Layout
 __all__ = ["Described"]
 
 
-class Described(Opened):
+class Described(Opened, Readable):
     """The part of `b2array.NDArray` that neither reads nor writes items."""
 
     __slots__ = ()
@@ -42,26 +42,6 @@ class Described(Opened):
     def dtype(self) -> np.dtype[Any]:
         """Type of the items."""
         return self._layout.dtype
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return self._layout.ndim
-
-    @property
-    def size(self) -> int:
-        """Number of items."""
-        return math.prod(self.shape)
-
-    @property
-    def itemsize(self) -> int:
-        """Size of an item in bytes."""
-        return self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all items in bytes, without padding and compression."""
-        return self.size * self.itemsize
 
     @property
     def cratio(self) -> float:

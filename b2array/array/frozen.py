@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config, threads
-from b2array.array.described import Described
-from b2array.array.items import Indexed
 from b2array.array.shared import Shared
+from b2array.compute.readable import Readable
 
 __all__ = ["Frozen", "one_thread", "register_sizeof"]
 
@@ -34,7 +33,7 @@ class Frozen:
 
     Parameters
     ----------
-    array : Indexed
+    array : Readable
 
     Raises
     ------
@@ -44,13 +43,13 @@ class Frozen:
 
     __slots__ = ("_shared",)
 
-    def __init__(self, array: Indexed) -> None:
+    def __init__(self, array: Readable) -> None:
         held = array._handle.at_snapshot()
-        held_name = ("array", held.url, held.snapshot.start, held.snapshot.version, held.generation)
-        self._shared = Shared(repr(held_name), type(array)(held))
+        shown = array._showing(held)
+        self._shared = Shared(repr(("array", held.snapshot.version, *shown.__dask_tokenize__())), shown)
 
     @property
-    def array(self) -> Indexed:
+    def array(self) -> Readable:
         """The handle that reads."""
         return self._shared.value
 
@@ -83,7 +82,7 @@ class Frozen:
             return self.array.__array__(dtype, copy)
 
     def __repr__(self) -> str:
-        return f"<b2array.Frozen {self.array.url}>"
+        return f"<b2array.Frozen {self.array._handle.url}>"
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         return self.array.__dask_tokenize__()
@@ -92,7 +91,7 @@ class Frozen:
         return _frozen, (self._shared,)
 
 
-def _frozen(shared: Shared[Indexed]) -> Frozen:
+def _frozen(shared: Shared[Readable]) -> Frozen:
     frozen = Frozen.__new__(Frozen)
     frozen._shared = shared
     return frozen
@@ -100,11 +99,11 @@ def _frozen(shared: Shared[Indexed]) -> Frozen:
 
 def register_sizeof(sizeof: Any) -> None:
     """Tell dask how much memory handles take: their index, not their data."""
-    sizeof.register(Described, _sizeof)
+    sizeof.register(Readable, _sizeof)
     sizeof.register(Frozen, lambda frozen: _sizeof(frozen.array))
 
 
-def _sizeof(array: Indexed) -> int:
+def _sizeof(array: Readable) -> int:
     frame = array._handle.frame
     layers = sum(len(content) for _, content in (*frame.metalayers, *frame.vlmetalayers))
     return int(frame.offsets.nbytes) + layers + sys.getsizeof(array)

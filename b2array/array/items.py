@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 import numpy as np
@@ -11,20 +11,20 @@ import numpy.typing as npt
 
 from b2array import threads
 from b2array.array.described import Described
-from b2array.array.indexers import Indexer, Select, chunk_key
+from b2array.compute.indexers import Indexer, Select, chunk_key
+from b2array.compute.mapping import Mapping
+from b2array.compute.readable import View
 from b2array.display.reading import Reading, explained
 from b2array.engine import resize
+from b2array.engine.handle import Handle
 from b2array.engine.read import read, read_item
 from b2array.engine.write import chunk_box, write
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
 from b2array.grid import assignment
 from b2array.grid.layout import Layout
-from b2array.grid.selection import Selection, check_entries, fields, item, orthogonal, select, vectorised
+from b2array.grid.selection import Selection, check_entries, fields, item, select
 
 __all__ = ["Indexed"]
-
-_ROWS_NBYTES = 32 * 2**20
-"""Iteration reads at most this many bytes ahead."""
 
 
 class Indexed(Described):
@@ -61,32 +61,6 @@ class Indexed(Described):
                 selection, box, names = arranged if now == before else _arranged(key, value, rule, now)
                 if box.size:
                     write(transaction, now, selection.positions, selection.axes, box, names)
-
-    @property
-    def oindex(self) -> Indexer:
-        """Orthogonal indexing, get and set: index arrays and masks, of one dimension, each select along their own axis.
-
-        Examples
-        --------
-        >>> import b2array
-        >>> a = b2array.asarray(np.arange(12).reshape(3, 4))
-        >>> a.oindex[[0, 2], [True, False, False, True]].tolist()
-        [[0, 3], [8, 11]]
-        """
-        return Indexer(self, orthogonal)
-
-    @property
-    def vindex(self) -> Indexer:
-        """Indexing by points, get and set: index arrays are broadcast, and their dimensions always come first.
-
-        Examples
-        --------
-        >>> import b2array
-        >>> a = b2array.asarray(np.arange(24).reshape(2, 3, 4))
-        >>> a.vindex[[0, 1], :, [3, 0]].shape, a.vindex[:, [0, 2, 1]].shape
-        ((2, 3), (3, 2, 4))
-        """
-        return Indexer(self, vectorised)
 
     @property
     def chunk_view(self) -> Indexer:
@@ -186,48 +160,6 @@ class Indexed(Described):
             found.flags.writeable = False
         return found
 
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        if copy is False:
-            raise ValueError("an array in chunks cannot be seen as a NumPy array without a copy")
-        result: npt.NDArray[Any] = self[...]
-        return result if dtype is None else result.astype(dtype, copy=False)
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of unsized object")
-        return self.shape[0]
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self.shape:
-            raise TypeError("iteration over a 0-d array")
-        return self._rows()
-
-    def _rows(self) -> Iterator[Any]:
-        # One read serves as many rows as a chunk has, if they are not too large together.
-        row_nbytes = max(1, self.nbytes // max(1, len(self)))
-        step = max(1, min(self.chunks[0], _ROWS_NBYTES // row_nbytes))
-        for start in range(0, len(self), step):
-            yield from self[start : start + step]
-
-    def _item(self) -> npt.NDArray[Any]:
-        """Return an array that converts to a number, or fails to, as this one's items in memory do."""
-        return self[...] if self.size == 1 else np.broadcast_to(np.zeros((), self.dtype), self.shape)
-
-    def __bool__(self) -> bool:
-        return bool(self._item())
-
-    def __int__(self) -> int:
-        return int(self._item())
-
-    def __float__(self) -> float:
-        return float(self._item())
-
-    def __complex__(self) -> complex:
-        return complex(self._item())
-
-    def __index__(self) -> int:
-        return self._item().__index__()
-
     def iter_chunks(self) -> Iterator[tuple[tuple[slice, ...], npt.NDArray[Any]]]:
         """Read the array chunk by chunk, in C order of the grid.
 
@@ -257,6 +189,15 @@ class Indexed(Described):
             return box, resize.read_box(source, layout, box)
 
         return threads.spread(chunk, np.ndindex(*layout.grid_shape))
+
+    def _mapping(self, shape: tuple[int, ...]) -> Mapping:
+        return Mapping.of(shape)
+
+    def _view(self, mapping: Mapping) -> View:
+        return View(self, mapping)
+
+    def _showing(self, handle: Handle) -> Self:
+        return type(self)(handle)
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         if self._handle.in_transaction:

@@ -50,7 +50,9 @@ _SHARE = 4
 """A read goes through the cache only if its result is at most one part in this many of the cache."""
 
 
-def read(source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array) -> None:
+def read(
+    source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array, nbytes: int = 0
+) -> None:
     """Fill `box` with the selected items.
 
     Parameters
@@ -63,6 +65,8 @@ def read(source: Source, layout: Layout, positions: tuple[Positions, ...], axes:
         The selection, as `b2array.grid.partition.parts` takes it.
     box : ndarray
         One dimension a group of the selection, of the array's dtype.
+    nbytes : int, default 0
+        Size in bytes of a larger read that this is a part of.
 
     Raises
     ------
@@ -71,7 +75,7 @@ def read(source: Source, layout: Layout, positions: tuple[Positions, ...], axes:
     """
     if not box.size:
         return
-    reader = prepare(source, layout, positions, axes, box)
+    reader = prepare(source, layout, positions, axes, box, nbytes)
     chunks = parts_of_chunks(layout, positions, axes)
     if source.buffer is not None:
         chunks = filterfalse(reader.copy_open, chunks)
@@ -85,9 +89,12 @@ def read(source: Source, layout: Layout, positions: tuple[Positions, ...], axes:
             pass
 
 
-def prepare(source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array) -> Reader:
+def prepare(
+    source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array, nbytes: int = 0
+) -> Reader:
     """Return what plans and carries out a read; see `read`."""
-    key = source.cache_key if isinstance(source, Snapshot) and box.nbytes <= config.cache_bytes // _SHARE else None
+    is_small = max(box.nbytes, nbytes) <= config.cache_bytes // _SHARE
+    key = source.cache_key if isinstance(source, Snapshot) and is_small else None
     by_slices = axes is None and np.ndarray not in map(type, positions)
     context = _context(source.frame.codec, source.frame.codec_meta, layout.blocks)
     return Reader(source, layout, context, key, box, axes, by_slices)

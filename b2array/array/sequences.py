@@ -1,0 +1,146 @@
+"""Making arrays of numbers that follow a rule, or come one by one, which need not fit into memory."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.array import copying
+from b2array.array.array import NDArray
+from b2array.array.options import Url, array_options
+from b2array.engine.handle import Handle
+
+__all__ = ["arange", "eye", "fromiter", "linspace"]
+
+_ITEMS = 2**16
+
+
+def arange(
+    start: Any, stop: Any = None, step: Any = 1, dtype: npt.DTypeLike | None = None, *, url: Url | None = None,
+    **options: Any,
+) -> NDArray:  # fmt: skip
+    """Make an array of numbers at equal distances, as `numpy.arange`.
+
+    Parameters
+    ----------
+    start, stop, step, dtype
+        As in NumPy.
+    url : str or os.PathLike, optional
+        Where to; in memory if left out.
+    **options
+        What else `b2array.create` takes.
+
+    Examples
+    --------
+    >>> arange(10, 0, -3)[...]
+    array([10,  7,  4,  1])
+    """
+    start, stop = (0, start) if stop is None else (start, stop)
+    # NumPy, too, goes on from the first two.
+    length = max(0, math.ceil((stop - start) / step))
+    kind = np.dtype(np.result_type(start, stop, step) if dtype is None else dtype)
+    first, second = np.asarray([start, start + step], kind).astype("f4" if kind == "f2" else kind)
+
+    def compute(box: tuple[slice, ...]) -> Any:
+        return first + np.arange(box[0].start, box[0].stop).astype(first.dtype) * (second - first)
+
+    return _new(copying.computed((length,), kind, compute, url, array_options("arange", options)))
+
+
+def linspace(
+    start: Any, stop: Any, num: SupportsIndex = 50, *, endpoint: bool = True, dtype: npt.DTypeLike | None = None,
+    url: Url | None = None, **options: Any,
+) -> NDArray:  # fmt: skip
+    """Make an array of `num` numbers at equal distances from `start` to `stop`, as `numpy.linspace`.
+
+    The last one is `stop`, unless `endpoint` is False. Other parameters as for `arange`.
+
+    Examples
+    --------
+    >>> linspace(0, 1, 5)[...]
+    array([0.  , 0.25, 0.5 , 0.75, 1.  ])
+    """
+    # NumPy checks the arguments, and knows the type of the result.
+    model = np.linspace(start, stop, min(operator.index(num), 1), endpoint=endpoint, dtype=dtype)
+    length, wide = operator.index(num), np.result_type(start, stop, float(num))
+    parts, delta = max(1, length - endpoint), np.subtract(stop, start, dtype=wide)
+
+    def compute(box: tuple[slice, ...]) -> Any:
+        steps = np.arange(box[0].start, box[0].stop).astype(wide)
+        values = (steps * (delta / parts) if delta / parts else steps / parts * delta) + start
+        if endpoint and box[0].stop == length > 1:
+            values[-1] = stop
+        return np.floor(values) if model.dtype.kind in "iu" else values
+
+    return _new(copying.computed((length,), model.dtype, compute, url, array_options("linspace", options)))
+
+
+def eye(
+    N: SupportsIndex, M: SupportsIndex | None = None, k: SupportsIndex = 0,  # noqa: N803 - as in NumPy
+    dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Any,
+) -> NDArray:  # fmt: skip
+    """Make an array of zeros with ones on the diagonal `k`, as `numpy.eye`; other parameters as for `arange`.
+
+    Examples
+    --------
+    >>> eye(2, 3, k=1, dtype="i4")[...].tolist()
+    [[0, 1, 0], [0, 0, 1]]
+    """
+
+    def compute(box: tuple[slice, ...]) -> Any:
+        rows, columns = box
+        offset = operator.index(k) + rows.start - columns.start
+        n, m = rows.stop - rows.start, columns.stop - columns.start
+        return np.eye(n, m, offset, dtype) if -n < offset < m else None
+
+    shape = operator.index(N), operator.index(N if M is None else M)
+    return _new(copying.computed(shape, dtype, compute, url, array_options("eye", options)))
+
+
+def fromiter(
+    iter: Iterable[Any], dtype: npt.DTypeLike, count: SupportsIndex = -1, *, url: Url | None = None,
+    **options: Any,
+) -> NDArray:  # fmt: skip
+    """Make an array of one dimension of items that come one by one, as `numpy.fromiter`, in one commit.
+
+    No more than a chunk is in memory at a time. Other parameters as for `arange`.
+
+    Parameters
+    ----------
+    iter : iterable
+        The items.
+    dtype : dtype-like
+        Their type.
+    count : int, default -1
+        How many to take; -1: all.
+
+    Examples
+    --------
+    >>> fromiter((n * n for n in range(5)), "i4")[...]
+    array([ 0,  1,  4,  9, 16], dtype=int32)
+    """
+    wanted, items = operator.index(count), builtins.iter(iter)
+
+    def blocks() -> Iterator[npt.NDArray[Any]]:
+        done = 0
+        while True:
+            most = _ITEMS if wanted < 0 else min(_ITEMS, wanted - done)
+            yield (found := np.fromiter(islice(items, most), dtype))
+            done += len(found)
+            if len(found) < most or done == wanted:
+                break
+        if done < wanted:
+            raise ValueError(f"iterator too short: Expected {wanted} but iterator had only {done} items.")
+
+    return _new(copying.joined(blocks(), url, 0, None, array_options("fromiter", options)))
+
+
+def _new(transaction: Any) -> NDArray:
+    return NDArray(Handle(transaction.commit(), "r+"))

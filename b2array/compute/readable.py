@@ -1,0 +1,364 @@
+"""`Readable`: what an array and a view of it have in common, which is all that reads; and `View`."""
+
+from __future__ import annotations
+
+import operator
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.compute import pieces
+from b2array.compute.indexers import Indexer, Select
+from b2array.compute.mapping import Mapping
+from b2array.compute.operators import Operators
+from b2array.compute.reductions import Axis, reduce
+from b2array.engine.handle import Handle
+from b2array.errors import ConflictError, FormatError, UnsupportedError
+from b2array.grid.selection import fields, orthogonal, select, vectorised
+
+if TYPE_CHECKING:
+    import dask.array as da
+
+__all__ = ["Readable", "View"]
+
+_ROWS_NBYTES = 32 * 2**20
+"""Iteration reads at most this many bytes ahead."""
+
+
+class Readable(Operators):
+    """What reads the items of an array, or of a view of it."""
+
+    __slots__ = ()
+
+    _handle: Handle
+
+    @property
+    @abstractmethod
+    def chunks(self) -> tuple[int, ...]:
+        """Extents in items of what is best read at once."""
+
+    @property
+    @abstractmethod
+    def blocks(self) -> tuple[int, ...]:
+        """Extents in items of what can be read alone."""
+
+    @abstractmethod
+    def _get(self, key: Any, rule: Select) -> Any: ...
+
+    @abstractmethod
+    def _set(self, key: Any, value: Any, rule: Select) -> None: ...
+
+    @abstractmethod
+    def _mapping(self, shape: tuple[int, ...]) -> Mapping:
+        """Return what is shown of the array, which has this shape now."""
+
+    @abstractmethod
+    def _view(self, mapping: Mapping) -> View:
+        """Return another view of the array."""
+
+    @abstractmethod
+    def _showing(self, handle: Handle) -> Self:
+        """Return the same of another state."""
+
+    @abstractmethod
+    def __dask_tokenize__(self) -> tuple[Any, ...]: ...
+
+    @property
+    def oindex(self) -> Indexer:
+        """Orthogonal indexing, get and set: index arrays and masks, of one dimension, each select along their own axis.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray(np.arange(12).reshape(3, 4))
+        >>> a.oindex[[0, 2], [True, False, False, True]].tolist()
+        [[0, 3], [8, 11]]
+        """
+        return Indexer(self, orthogonal)
+
+    @property
+    def vindex(self) -> Indexer:
+        """Indexing by points, get and set: index arrays are broadcast, and their dimensions always come first.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray(np.arange(24).reshape(2, 3, 4))
+        >>> a.vindex[[0, 1], :, [3, 0]].shape, a.vindex[:, [0, 2, 1]].shape
+        ((2, 3), (3, 2, 4))
+        """
+        return Indexer(self, vectorised)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            raise ValueError("an array in chunks cannot be seen as a NumPy array without a copy")
+        result: npt.NDArray[Any] = self[...]
+        return result if dtype is None else result.astype(dtype, copy=False)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of unsized object")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise TypeError("iteration over a 0-d array")
+        return self._rows()
+
+    def _rows(self) -> Iterator[Any]:
+        # One read serves as many rows as a chunk has, if they are not too large together.
+        row_nbytes = max(1, self.nbytes // max(1, len(self)))
+        step = max(1, min(self.chunks[0], _ROWS_NBYTES // row_nbytes))
+        for start in range(0, len(self), step):
+            yield from self[start : start + step]
+
+    def _item(self) -> npt.NDArray[Any]:
+        """Return an array that converts to a number, or fails to, as this one's items in memory do."""
+        return self[...] if self.size == 1 else np.broadcast_to(np.zeros((), self.dtype), self.shape)
+
+    def __bool__(self) -> bool:
+        return bool(self._item())
+
+    def __int__(self) -> int:
+        return int(self._item())
+
+    def __float__(self) -> float:
+        return float(self._item())
+
+    def __complex__(self) -> complex:
+        return complex(self._item())
+
+    def __index__(self) -> int:
+        return self._item().__index__()
+
+    # Views.
+
+    @property
+    def T(self) -> View:  # noqa: N802 - as in NumPy
+        """A lazy view with the axes in reverse order.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray(np.arange(6).reshape(2, 3))
+        >>> a.T[1], a.T.shape
+        (array([1, 4]), (3, 2))
+        """
+        return self.transpose()
+
+    @property
+    def view(self) -> Slicer:
+        """Lazy views of a part: ``a.view[10:20, ::2]`` reads nothing. Takes integers, slices, Ellipsis and None."""
+        return Slicer(self)
+
+    def _shown(self) -> Mapping:
+        return self._mapping(self._handle.source.state.require_layout().shape)
+
+    def transpose(self, *axes: Any) -> View:
+        """Return a lazy view with another order of the axes, as `numpy.transpose`."""
+        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
+        order = range(self.ndim)[::-1] if order is None else np.lib.array_utils.normalize_axis_tuple(order, self.ndim)
+        if len(order) != self.ndim:
+            raise ValueError("axes don't match array")
+        return self._view(self._shown().transposed(order))
+
+    def squeeze(self, axis: Axis = None) -> View:
+        """Return a lazy view without axes of length 1, as `numpy.squeeze`."""
+        ones = {k for k, n in enumerate(self.shape) if n == 1}
+        gone = ones if axis is None else set(np.lib.array_utils.normalize_axis_tuple(axis, self.ndim))
+        if not gone <= ones:
+            raise ValueError("cannot select an axis to squeeze out which has size not equal to one")
+        return self._view(self._shown().reshaped(tuple(n for k, n in enumerate(self.shape) if k not in gone)))
+
+    def reshape(self, *shape: Any, order: str = "C") -> View:
+        """Return a lazy view that splits and joins whole axes, as `numpy.reshape`.
+
+        Raises
+        ------
+        ValueError
+            The sizes differ, or items would be rearranged otherwise.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray(np.arange(24).reshape(4, 6))
+        >>> a.reshape(2, 2, -1).shape, a.reshape(-1)[7:10]
+        ((2, 2, 6), array([7, 8, 9]))
+        """
+        if order != "C":
+            raise ValueError(f"a view is reshaped in C order only, not {order!r}; a[...].reshape() reads the items")
+        wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+        extents = [operator.index(n) for n in wanted]
+        rest = int(np.prod([n for n in extents if n != -1], dtype=object))
+        if extents.count(-1) == 1 and rest:
+            extents[extents.index(-1)] = self.size // rest
+        return self._view(self._shown().reshaped(tuple(extents)))
+
+    # Reductions.
+
+    def sum(self, axis: Axis = None, dtype: Any = None, out: None = None, **options: Any) -> Any:
+        """Return the sum of the items, chunk by chunk in bounded memory; parameters as for `numpy.sum`.
+
+        Like all reductions: NumPy's functions call them, ``np.sum(a)`` this one, and the results are NumPy's.
+
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+            Along which axes; by default all.
+        dtype : dtype-like, optional
+            Of the result.
+        out : None
+            Results are new arrays.
+        **options
+            `keepdims`, `initial`, `where` as in NumPy; `progress`: show on stderr how far it has come.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray(np.arange(6).reshape(2, 3))
+        >>> a.sum(axis=0), np.max(a, where=a < 4, initial=0)
+        (array([3, 5, 7]), np.int64(3))
+        """
+        return reduce(self, "sum", axis, dtype, out, **options)
+
+    def prod(self, axis: Axis = None, dtype: Any = None, out: None = None, **options: Any) -> Any:
+        """Return the product of the items, chunk by chunk; see `numpy.prod`."""
+        return reduce(self, "prod", axis, dtype, out, **options)
+
+    def mean(self, axis: Axis = None, dtype: Any = None, out: None = None, **options: Any) -> Any:
+        """Return the mean of the items, chunk by chunk; see `numpy.mean`."""
+        return reduce(self, "mean", axis, dtype, out, **options)
+
+    def std(self, axis: Axis = None, dtype: Any = None, out: None = None, **options: Any) -> Any:
+        """Return the standard deviation of the items, chunk by chunk; see `numpy.std`."""
+        return reduce(self, "std", axis, dtype, out, **options)
+
+    def var(self, axis: Axis = None, dtype: Any = None, out: None = None, **options: Any) -> Any:
+        """Return the variance of the items, chunk by chunk; see `numpy.var`."""
+        return reduce(self, "var", axis, dtype, out, **options)
+
+    def min(self, axis: Axis = None, out: None = None, **options: Any) -> Any:
+        """Return the smallest item, chunk by chunk; see `numpy.min`."""
+        return reduce(self, "min", axis, None, out, **options)
+
+    def max(self, axis: Axis = None, out: None = None, **options: Any) -> Any:
+        """Return the largest item, chunk by chunk; see `numpy.max`."""
+        return reduce(self, "max", axis, None, out, **options)
+
+    def any(self, axis: Axis = None, out: None = None, **options: Any) -> Any:
+        """Return whether any item is true, chunk by chunk; see `numpy.any`."""
+        return reduce(self, "any", axis, None, out, **options)
+
+    def all(self, axis: Axis = None, out: None = None, **options: Any) -> Any:
+        """Return whether all items are true, chunk by chunk; see `numpy.all`."""
+        return reduce(self, "all", axis, None, out, **options)
+
+    def argmin(self, axis: Axis = None, out: None = None, **options: Any) -> Any:
+        """Return where the smallest item is, chunk by chunk; see `numpy.argmin`."""
+        return reduce(self, "argmin", axis, None, out, **options)
+
+    def argmax(self, axis: Axis = None, out: None = None, **options: Any) -> Any:
+        """Return where the largest item is, chunk by chunk; see `numpy.argmax`."""
+        return reduce(self, "argmax", axis, None, out, **options)
+
+    def count_nonzero(self, axis: Axis = None, **options: Any) -> Any:
+        """Return how many items are not zero, chunk by chunk; see `numpy.count_nonzero`."""
+        return reduce(self, "count_nonzero", axis, **options)
+
+
+class Slicer:
+    """Makes lazy views of parts of an array or a view."""
+
+    __slots__ = ("_shown",)
+
+    def __init__(self, shown: Readable) -> None:
+        self._shown = shown
+
+    def __getitem__(self, key: Any) -> View:
+        return self._shown._view(self._shown._shown().sliced(key))
+
+
+class View(Readable):
+    """A lazy, read-only view of an array: a part of it, or another arrangement.
+
+    It shows what the handle of its array shows, and reads what is asked for. An array that gets another shape makes its
+    views useless.
+    """
+
+    __slots__ = ("__weakref__", "_array", "_fixed")
+
+    def __init__(self, array: Any, mapping: Mapping) -> None:
+        self._array = array
+        self._fixed = mapping
+
+    @property
+    def _handle(self) -> Handle:  # type: ignore[override]
+        return cast(Handle, self._array._handle)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents in items."""
+        return self._fixed.lengths
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the items."""
+        return cast(np.dtype[Any], self._array.dtype)
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Extents in items of what about one chunk of the array holds."""
+        return self._fixed.covering(self._array.chunks)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Extents in items of what about one block of the array holds."""
+        return self._fixed.covering(self._array.blocks)
+
+    def to_dask(self, chunks: Any = "auto") -> da.Array:
+        """Return a dask array that reads what is committed now; parameters as for `NDArray.to_dask`."""
+        return cast("da.Array", self._array._graph(self, chunks))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._get(key, select)
+
+    def _set(self, *_: Any) -> None:
+        raise ValueError("assignment destination is read-only")
+
+    __setitem__ = _set
+
+    def _get(self, key: Any, rule: Select) -> Any:
+        rest, names = fields(key, self.dtype)
+        selection = rule(rest, self.shape)
+        result: Any = np.empty(selection.shape, self.dtype)
+        source = self._handle.source
+        while True:
+            try:
+                layout = source.state.require_layout()
+                pieces.fill(source, layout, self._mapping(layout.shape), selection, result)
+                break
+            except (FormatError, UnsupportedError, ConflictError) as error:
+                source = self._handle.recover(source, error)
+        if selection.kind == "scalar":
+            result = result[()]
+        return result if names is None else result[names]
+
+    def _mapping(self, shape: tuple[int, ...]) -> Mapping:
+        if shape != self._fixed.shape:
+            raise ValueError(f"this is a view of an array of shape {self._fixed.shape}, which has become {shape}")
+        return self._fixed
+
+    def _view(self, mapping: Mapping) -> View:
+        return View(self._array, mapping)
+
+    def _showing(self, handle: Handle) -> View:
+        return View(self._array._showing(handle), self._fixed)
+
+    def __repr__(self) -> str:
+        return f"<b2array.View of {self._handle.url} shape={self.shape} dtype={self.dtype}>"
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return *self._array.__dask_tokenize__(), self._fixed

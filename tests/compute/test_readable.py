@@ -1,0 +1,170 @@
+"""Views show what NumPy's would, read no more than is asked for, and are lazy."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from arrays import DTYPES, items, outcome, same
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keys import keys, orthogonal_keys
+from views import changed, shown
+
+import b2array
+from b2array.compute import pieces
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from(DTYPES))
+def test_reading_a_view_is_reading_numpys(data, dtype):
+    array, values = data.draw(shown(dtype, items))
+    for _ in range(4):
+        assert same(np.asarray(array), np.ascontiguousarray(values) if values.ndim else values)
+        key = data.draw(keys(values.shape))
+        assert same(outcome(lambda: array[key]), outcome(lambda: values[key])), key  # noqa: B023
+        array, values = data.draw(changed(array, values))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_orthogonal_and_pointwise_indexing_work_on_views(data):
+    array, values = data.draw(shown(np.dtype("i4"), items))
+    whole = b2array.asarray(values)
+    if isinstance(array, b2array.NDArray):
+        array = array.view[...]
+    key = data.draw(orthogonal_keys(values.shape))
+    assert same(outcome(lambda: array.oindex[key]), outcome(lambda: whole.oindex[key]))
+    key = data.draw(keys(values.shape))
+    assert same(outcome(lambda: array.vindex[key]), outcome(lambda: whole.vindex[key]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_dask_reads_what_a_view_shows(data):
+    pytest.importorskip("dask")
+    array, values = data.draw(shown(np.dtype("f8"), items))
+    assert same(
+        np.asarray(array.to_dask().compute(scheduler="synchronous")), np.ascontiguousarray(values).reshape(values.shape)
+    )
+
+
+@pytest.fixture
+def cube():
+    values = np.arange(24 * 30 * 8.0).reshape(24, 30, 8)
+    return b2array.asarray(values, chunks=(6, 10, 4), blocks=(3, 5, 2)), values
+
+
+def test_a_view_reads_the_items_that_are_asked_for_and_no_others(cube, monkeypatch):
+    array, values = cube
+    asked = []
+
+    def read(source, layout, positions, axes, box, nbytes):
+        asked.append(box.size)
+        plain(source, layout, positions, axes, box, nbytes)
+
+    plain = pieces.read
+    monkeypatch.setattr(pieces, "read", read)
+    view = array.view[10:20, ::2].T
+    assert view.shape == (8, 15, 10)
+    joined, split = array.reshape(720, 8), array.reshape(4, 6, 30, 2, 4).T
+    assert asked == []
+    found = [
+        (view[3, 4], values[10:20, ::2].T[3, 4]),
+        (joined[29:33, 2], values.reshape(720, 8)[29:33, 2]),
+        (joined[[700, 3, 3]], values.reshape(720, 8)[[700, 3, 3]]),
+        (split[1, 1, 5:7, ::2, 3], values.reshape(4, 6, 30, 2, 4).T[1, 1, 5:7, ::2, 3]),
+    ]
+    assert all(same(ours, np.ascontiguousarray(theirs)) for ours, theirs in found)
+    assert asked == [ours.size for ours, _ in found]
+
+
+def test_a_view_shows_what_its_array_becomes_and_refuses_another_shape(cube):
+    array, values = cube
+    view = array.T.view[1]
+    array[...] = -values
+    assert same(view[...], np.ascontiguousarray(-values.T[1]))
+    with pytest.raises(ValueError, match="assignment destination is read-only"):
+        view[0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        view.oindex[[0]] = 1
+    array.resize((24, 30, 9))
+    with pytest.raises(ValueError, match=r"view of an array of shape \(24, 30, 8\), which has become \(24, 30, 9\)"):
+        view[...]
+    with pytest.raises(ValueError, match="has become"):
+        view.sum()
+
+
+def test_numpys_functions_make_views(cube):
+    array, values = cube
+    for found, expected in (
+        (np.transpose(array, (2, 0, 1)), np.transpose(values, (2, 0, 1))),
+        (np.squeeze(array.view[:1]), values[0]),
+        (np.squeeze(array.view[:, None, :1], axis=2), values[:, None, 0]),
+        (np.reshape(array, (24, -1)), values.reshape(24, -1)),
+        (np.reshape(array, -1), values.reshape(-1)),
+        (array.reshape((8, 90, 8)), values.reshape(8, 90, 8)),
+        (array.transpose(1, 0, 2), values.transpose(1, 0, 2)),
+        (array.transpose(), values.T),
+    ):
+        assert isinstance(found, b2array.compute.readable.View)
+        assert same(found[...], np.ascontiguousarray(expected))
+        assert (found.nbytes, found.ndim, len(found)) == (expected.nbytes, expected.ndim, len(expected))
+    assert same(list(array.T.view[0])[3], values.T[0][3])
+    assert same(np.array(array.T, "f4"), np.array(values.T, "f4"))
+
+
+@pytest.mark.parametrize(
+    ("action", "error", "text"),
+    [
+        (lambda a: a.transpose(0, 1), ValueError, "axes don't match array"),
+        (lambda a: a.transpose(0, 1, 1), ValueError, "repeated axis"),
+        (lambda a: a.transpose(0, 1, 3), ValueError, "axis 3 is out of bounds for array of dimension 3"),
+        (lambda a: a.squeeze(0), ValueError, "size not equal to one"),
+        (lambda a: a.reshape(7, -1), ValueError, r"cannot reshape array of size 5760 into shape \(7,"),
+        (lambda a: a.reshape(-1, -1), ValueError, "cannot reshape"),
+        (lambda a: a.reshape(16, 45, 8), ValueError, r"whole axes only, .* a\[\.\.\.\]\.reshape\(\) reads"),
+        (lambda a: a.reshape(5760, order="F"), ValueError, "in C order only"),
+        (lambda a: a.view[[0, 1]], IndexError, "a view takes integers, slices"),
+        (lambda a: a.view[24], IndexError, "index 24 is out of bounds for axis 0 with size 24"),
+        (lambda a: a.view[0, 0, 0, 0], IndexError, "too many indices"),
+        (lambda a: a.reshape(720, 8).view[1:50], ValueError, "axis 0 joins axes .* whole rows of 30"),
+    ],
+)  # fmt: skip
+def test_what_no_view_can_show_is_refused_with_numpys_words_or_a_way_out(cube, action, error, text):
+    with pytest.raises(error, match=text):
+        action(cube[0])
+
+
+def test_rows_of_joined_axes_stay_lazy(cube):
+    array, values = cube
+    joined, expected = array.reshape(720, 8), values.reshape(720, 8)
+    for key in (slice(30, 90), slice(None, None, -1), 95, slice(719, None), slice(5, 5), slice(89, 29, -1)):
+        assert same(joined.view[key][...], np.ascontiguousarray(expected[key]))
+
+
+def test_views_go_to_other_processes_and_to_dask_xarray_and_plots(cube, tmp_path):
+    values = cube[1]
+    b2array.asarray(values, url=tmp_path / "a.b2nd", chunks=(6, 10, 4))
+    view = b2array.open(tmp_path / "a.b2nd").T.view[2:5]
+    assert same(pickle.loads(pickle.dumps(view))[...], view[...])
+    da, xr = pytest.importorskip("dask.array"), pytest.importorskip("xarray")
+    lazy = view.to_dask()
+    assert isinstance(lazy, da.Array)
+    assert lazy.chunks == ((3,), (30,), (24,))
+    assert view.to_dask().name == lazy.name != b2array.open(tmp_path / "a.b2nd").T.view[1:4].to_dask().name
+    assert (xr.DataArray(lazy, dims=("z", "y", "x")).mean("x").values == values.T[2:5].mean(axis=2)).all()
+    assert (xr.DataArray(view).values == values.T[2:5]).all()
+
+
+def test_fields_of_a_view_are_read_by_name():
+    values = np.zeros((3, 4), [("x", "i4"), ("y", "f8")])
+    values["x"] = np.arange(12).reshape(3, 4)
+    view = b2array.asarray(values).T
+    assert view["x"].tolist() == values["x"].T.tolist()
+    assert view[1:3, "x", 0].tolist() == [1, 2]
+    with pytest.raises(ValueError, match="no field of name z"):
+        view["z"]
+    with pytest.raises(ValueError, match="read-only"):
+        view["x"] += 1
