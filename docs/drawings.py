@@ -505,7 +505,7 @@ def packages() -> Picture:
         [("tools", "the program; verify, repair, convert", 420), ("xarray_io", "datasets and trees", 210)],
         [("group", "named arrays, one commit", 632)],
         [("array", "what users hold: NDArray and the functions that make one", 632)],
-        [("display", "how it is shown", 315), ("workers", "one commit by many workers", 315)],
+        [("display", "tables", 200), ("compute", "reductions, views", 216), ("workers", "one commit", 212)],
         [("engine", "where format meets store: read, write, commit", 420), ("bloscpack", ".blp files", 210)],
         [("format", "what a frame says; no I/O", 632)],
         [("codec", "one chunk and its items; no I/O", 632)],
