@@ -259,7 +259,7 @@ def test_each_does_not_wait_for_threads_that_are_busy_elsewhere() -> None:
 
 
 def test_the_number_of_threads_can_change() -> None:
-    for threads in (1, 3, 0):
+    for threads in (1, 3, 2):
         with config.using(threads=threads):
             assert workers.width() == max(1, threads)
             assert list(workers.spread(str, range(5))) == list("01234")

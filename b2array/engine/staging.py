@@ -38,6 +38,8 @@ CHECKED_AFTER = 3600.0
 
 _TOMBSTONE = b"\xff" * HEADER_LEN
 _LOWEST_CODE = -(2**32)
+_REFUSALS = 8
+"""A file that another writer removed is no reason to give up: only where all are refused, no file can be made."""
 """Below are the index entries that stand for special values."""
 
 
@@ -116,7 +118,8 @@ class Staging:
             return -len(self._extents), record
 
     def _file(self, buf: bytes, head: ChunkHead) -> tuple[int, bytes]:
-        while True:
+        refused = 0
+        while refused < _REFUSALS:
             with self._mutex:
                 number = self.next
                 self.next += 1
@@ -124,8 +127,14 @@ class Staging:
             try:
                 self._store.create(index.chunk_name(number), (buf, record))
             except FileExistsError:
+                # Another writer's chunk; but if there is none, no other number will do either.
+                (found,) = self._store.head([index.chunk_name(number)], 1)
+                refused = refused + 1 if isinstance(found, Exception) else 0
                 continue
             return number, record
+        raise ConflictError(
+            f"{self._store.url}: expected a directory for chunks, found that another writer replaced it"
+        )
 
     def reserve(self, count: int) -> int:
         """Set numbers aside; returns the first."""

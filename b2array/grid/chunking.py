@@ -71,7 +71,7 @@ def automatic(
     >>> automatic((365, 720, 1440), 4, chunks=(1, -1, -1))
     ((1, 720, 1440), (1, 90, 360))
     >>> automatic((365, 720, 1440), 4, chunks="1MB")
-    ((8, 120, 360), (2, 120, 180))
+    ((2, 240, 360), (2, 120, 180))
     """
     outer = tuple(as_int(n) for n in shape)
     extents = outer + tuple(inner)

@@ -239,8 +239,9 @@ def test_saving_replaces_and_loading_reads_everything(tmp_path):
 
 def test_a_super_chunk_is_no_array_and_says_so(tmp_path):
     b2array.create_schunk(tmp_path / "a", chunksize=8)
+    assert isinstance(b2array.open(tmp_path / "a"), b2array.SChunk)
     with pytest.raises(FormatError, match="open_schunk"):
-        b2array.open(tmp_path / "a")
+        b2array.load(tmp_path / "a")
 
 
 def test_an_index_larger_than_the_limit_is_refused_before_memory_is_taken():
