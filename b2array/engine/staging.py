@@ -38,9 +38,9 @@ CHECKED_AFTER = 3600.0
 
 _TOMBSTONE = b"\xff" * HEADER_LEN
 _LOWEST_CODE = -(2**32)
-_REFUSALS = 8
-"""A file that another writer removed is no reason to give up: only where all are refused, no file can be made."""
 """Below are the index entries that stand for special values."""
+_REFUSALS = 8
+"""Names that are refused one after the other although there is no such file; one alone may just have been removed."""
 
 
 class Staging:
