@@ -74,16 +74,9 @@ class Staging:
         self._mutex = threading.Lock()
 
     def put(self, buf: bytes, nblocks: int, head: ChunkHead | None = None) -> int:
-        """Put a chunk where it will stay, and return its code.
+        """Put a chunk where it will stay, and return its code. A record of sizes has a column for each of `nblocks`.
 
-        Parameters
-        ----------
-        buf : bytes
-            The chunk. One of zeros or NaN becomes one of a repeated value, which other readers can read in parts.
-        nblocks : int
-            Number of columns of block sizes in the transaction's record of sizes.
-        head : ChunkHead, optional
-            The chunk's head, if it is known.
+        A chunk of zeros or NaN becomes one of a repeated value, which other readers can read in parts.
         """
         self.require_open()
         head = head or chunk.unpack_head(buf)
@@ -132,9 +125,7 @@ class Staging:
                 refused = refused + 1 if isinstance(found, Exception) else 0
                 continue
             return number, record
-        raise ConflictError(
-            f"{self._store.url}: expected a directory for chunks, found that another writer replaced it"
-        )
+        raise ConflictError(f"{self._store.url}: expected a directory for chunks, which another writer has replaced")
 
     def reserve(self, count: int) -> int:
         """Set numbers aside; returns the first."""
