@@ -39,8 +39,6 @@ CHECKED_AFTER = 3600.0
 _TOMBSTONE = b"\xff" * HEADER_LEN
 _LOWEST_CODE = -(2**32)
 """Below are the index entries that stand for special values."""
-_REFUSALS = 8
-"""Names that are refused one after the other although there is no such file; one alone may just have been removed."""
 
 
 class Staging:
@@ -111,8 +109,7 @@ class Staging:
             return -len(self._extents), record
 
     def _file(self, buf: bytes, head: ChunkHead) -> tuple[int, bytes]:
-        refused = 0
-        while refused < _REFUSALS:
+        while True:
             with self._mutex:
                 number = self.next
                 self.next += 1
@@ -120,12 +117,8 @@ class Staging:
             try:
                 self._store.create(index.chunk_name(number), (buf, record))
             except FileExistsError:
-                # Another writer's chunk; but if there is none, no other number will do either.
-                (found,) = self._store.head([index.chunk_name(number)], 1)
-                refused = refused + 1 if isinstance(found, Exception) else 0
                 continue
             return number, record
-        raise ConflictError(f"{self._store.url}: expected a directory for chunks, which another writer has replaced")
 
     def reserve(self, count: int) -> int:
         """Set numbers aside; returns the first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -59,7 +60,12 @@ class SharedMemoryStore(FsspecStore):
 
     def _put(self, name: str, content: bytes, **options: Any) -> Stamp:
         with _shared_memory:
-            return super()._put(name, content, **options)
+            try:
+                return super()._put(name, content, **options)
+            except FileExistsError:
+                if self._version(name) is None:  # what exists is a file above it; disks say so
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), where(self.url, name)) from None
+                raise
 
     def _put_parts(self, name: str, parts: Iterator[bytes], *, exclusive: bool) -> Stamp:
         from fsspec.implementations.memory import MemoryFile
