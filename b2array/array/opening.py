@@ -27,27 +27,9 @@ __all__ = ["create_schunk", "from_bytes", "open", "open_schunk"]
 
 
 def open(url: Url, mode: Mode = "r", *, offset: int = 0, storage_options: Mapping[str, Any] | None = None) -> NDArray:
-    """Open an array.
+    """Open an array and nothing else; `b2array.open`, whose parameters these are, also knows what other things are.
 
-    Parameters
-    ----------
-    url : str or os.PathLike
-        A file, a directory with a sparse frame, or what fsspec understands.
-    mode : {"r", "r+"}
-        For reading, or for reading and changing.
-    offset : int, default 0
-        Where the frame begins in the file, in bytes.
-    storage_options : mapping, optional
-        For fsspec.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is nothing.
-    FormatError
-        It is not a frame, or one without an array.
-    UnsupportedError
-        The frame is of a kind that is not known here, or its chunks do not hold the array's values.
+    Raises what it raises, and FormatError for a frame without an array.
     """
     if offset and mode != "r":
         raise ReadOnlyError("a frame inside a larger file can only be read")

@@ -9,14 +9,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from b2array.codec.header import FIELDS as CHUNK_FIELDS
-from b2array.codec.header import ChunkHeader, Special
+from b2array.codec.header import ChunkHeader, HeaderField, Special
 from b2array.config import HEADER_LEN
 from b2array.engine.fetch import chunk_number
 from b2array.engine.snapshot import Snapshot
@@ -199,6 +198,14 @@ def fields(held: Snapshot) -> Iterator[Field]:
     yield from _trailer(head, tail[border:], start + border)
 
 
+def placed(table: Iterable[HeaderField]) -> Iterator[tuple[str, int, str, str]]:
+    """Yield name, position, struct format and meaning of little-endian fields that follow each other without gaps."""
+    at = 0
+    for field in table:
+        yield field.name, at, f"<{field.format}", field.meaning
+        at += struct.calcsize(f"<{field.format}")
+
+
 def rows(part: str, buf: bytes, base: int, table: Iterable[tuple[str, int, str, str]]) -> Iterator[Field]:
     """Yield the fields of a table: name, position in `buf`, struct format, meaning. `buf` begins at `base`."""
     for name, at, code, meaning in table:
@@ -247,9 +254,7 @@ _LAYERS = {
 
 def _index(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
     length = ChunkHeader.unpack(buf).header_len
-    sizes = [struct.calcsize(field.format) for field in CHUNK_FIELDS]
-    placed = zip(CHUNK_FIELDS, accumulate(sizes, initial=0), strict=False)
-    yield from rows("index", buf, base, [(f.name, at, f"<{f.format}", f.meaning) for f, at in placed if at < length])
+    yield from rows("index", buf, base, (row for row in placed(CHUNK_FIELDS) if row[1] < length))
     what = "file of the chunk" if head.frame_type == FrameType.SPARSE else "from the end of the header"
     # The offsets are compressed together, so a single one has no bytes of its own in the file.
     for n in range(head.nchunks):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from statistics import median
 from typing import Any, NamedTuple
@@ -23,7 +22,6 @@ from b2array.bloscpack.header import (
     VERSION1_FIELDS,
     digest_size,
 )
-from b2array.codec.header import HeaderField
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
 from b2array.engine.snapshot import Snapshot
@@ -339,22 +337,14 @@ def raw_fields(url: str, storage_options: Storage) -> Iterator[anatomy.Field]:
         yield from anatomy.fields(frame_of(url, storage_options))
 
 
-def _placed(table: Sequence[HeaderField]) -> Iterator[tuple[str, int, str, str]]:
-    """Yield name, position, struct format and meaning of fields that follow each other without gaps."""
-    at = 0
-    for field in table:
-        yield field.name, at, f"<{field.format}", field.meaning
-        at += struct.calcsize(f"<{field.format}")
-
-
 def _bloscpack_fields(f: bloscpack.Reader) -> Iterator[anatomy.Field]:
     """Yield every field before the chunks, in the order of the file."""
     raw = f.head_bytes()
     table = VERSION1_FIELDS if f.header.version == 1 else HEADER_FIELDS
-    yield from anatomy.rows("header", raw, 0, _placed(table))
+    yield from anatomy.rows("header", raw, 0, anatomy.placed(table))
     meta, at = f.meta_head, f.header.length
     if meta is not None:
-        yield from anatomy.rows("metadata", raw[at:], at, _placed(META_FIELDS))
+        yield from anatomy.rows("metadata", raw[at:], at, anatomy.placed(META_FIELDS))
         at += META_HEADER_LEN
         for name, nbytes, meaning in (
             ("metadata", meta.meta_comp_size, "their content"),
