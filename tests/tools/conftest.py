@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from damage import LAYOUTS
 
-from b2array import config
+from b2array import __main__, config
 
 
 @pytest.fixture
@@ -21,3 +21,21 @@ def layout(request):
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "a.b2nd"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Give a function that runs a command in an empty directory; returns exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "dumb")
+    # A program begins with nothing in its cache.
+    monkeypatch.setattr(config, "cache_bytes", 0)
+
+    def call(*arguments):
+        capsys.readouterr()
+        code = __main__.main(list(arguments))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call

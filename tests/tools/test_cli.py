@@ -34,24 +34,6 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Give a function that runs a command in an empty directory; returns exit code, output and errors."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("TERM", "dumb")
-    # A program begins with nothing in its cache.
-    monkeypatch.setattr(b2array.config, "cache_bytes", 0)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = __main__.main(list(arguments))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture
 def waves(tmp_path: Path) -> np.ndarray:
     """Make the array waves.b2nd."""
     x = np.arange(1200.0).reshape(30, 40)

@@ -14,24 +14,8 @@ import pytest
 from damage import flip, place
 
 import b2array
-from b2array import __main__
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Give a function that runs a command in an empty directory; returns exit code, output and errors."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(b2array.config, "cache_bytes", 0)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = __main__.main(list(arguments))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 def make(url: str, **options: Any) -> None:
