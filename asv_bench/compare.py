@@ -20,7 +20,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
@@ -33,6 +32,7 @@ import numpy as np
 import tensorstore
 import zarr
 from benchmarks import BLOCKS, CHUNKS, DATA
+from timing import Times, in_turns
 
 import b2array
 from b2array import config
@@ -42,7 +42,6 @@ SHAPE = (128, 256, 512)
 QUICK = (64, 128, 256)
 CLEVEL = 5
 
-Times = tuple[float, float]  # seconds by wall clock and of processor time
 Rows = dict[str, dict[str, Times]]
 
 
@@ -176,16 +175,7 @@ class Field:
 
     def turns(self, label: str, verbs: dict[str, Callable[[int], Any]], rounds: int | None = None) -> None:
         """Time each verb in turns; a verb is called with the number of the round and returns what is not timed."""
-        samples: dict[str, list[Times]] = {name: [] for name in verbs}
-        order = list(verbs)
-        for number in range(rounds or self.rounds):
-            for name in order:
-                verb = verbs[name](number)
-                wall, cpu = time.perf_counter(), time.process_time()
-                verb()
-                samples[name].append((time.perf_counter() - wall, time.process_time() - cpu))
-            order.append(order.pop(0))
-        self.rows[label] = {name: tuple(map(median, zip(*each, strict=True))) for name, each in samples.items()}
+        self.rows[label] = in_turns(verbs, rounds or self.rounds)
 
     def writes(self) -> dict[str, Path]:
         """Write the whole field; returns the path of each library's last file."""

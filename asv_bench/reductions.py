@@ -13,16 +13,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from statistics import median
 
 import numpy as np
+from timing import in_turns
 
 import b2array
 
 DTYPES = ("f4", "f8")
 CODECS = ("lz4", "zstd")
 ACTIONS = ("read", "mean", "blosc2")
+
+
+def prepared(action: str, path: str, _: int) -> Callable[[], int]:
+    return partial(act, action, path)
 
 
 def act(action: str, path: str) -> int:
@@ -84,14 +90,8 @@ def main() -> None:
             for dtype in DTYPES:
                 path = Path(home) / "a.b2nd"
                 write(path, codec, dtype, given.mb)
-                times: dict[str, list[tuple[float, float]]] = {action: [] for action in ACTIONS}
-                for _ in range(given.times):
-                    for action in ACTIONS:
-                        wall, cpu = time.perf_counter(), time.process_time()
-                        act(action, str(path))
-                        times[action].append((time.perf_counter() - wall, time.process_time() - cpu))
-                for action in ACTIONS:
-                    wall, cpu = (median(column) for column in zip(*times[action], strict=True))
+                verbs = {action: partial(prepared, action, str(path)) for action in ACTIONS}
+                for action, (wall, cpu) in in_turns(verbs, given.times).items():
                     most = peak(action, str(path))
                     print(f"| {codec} | {dtype} | {action} | {wall:.2f} | {cpu:.2f} | {most} |", flush=True)
     start = time.perf_counter()

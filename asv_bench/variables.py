@@ -10,16 +10,15 @@ import argparse
 import gc
 import pickle
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import xarray as xr
 import zarr
+from timing import in_turns
 
 import b2array
 from b2array.array import shared
@@ -49,17 +48,16 @@ def members(group: Any) -> list[Any]:
 
 def timed(verbs: dict[str, Verb], rounds: int) -> dict[str, tuple[float, float]]:
     """Return medians of wall and processor time in milliseconds."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in verbs}
-    for _ in range(rounds):
-        for name, verb in verbs.items():
+
+    def collected(verb: Verb) -> Callable[[int], Verb]:
+        def prepared(_: int) -> Verb:
             gc.collect()
-            wall, processor = time.perf_counter(), time.process_time()
-            verb()
-            found[name].append((time.perf_counter() - wall, time.process_time() - processor))
-    return {
-        name: (1e3 * median(wall for wall, _ in each), 1e3 * median(processor for _, processor in each))
-        for name, each in found.items()
-    }
+            return verb
+
+        return prepared
+
+    found = in_turns({name: collected(verb) for name, verb in verbs.items()}, rounds)
+    return {name: (1e3 * wall, 1e3 * processor) for name, (wall, processor) in found.items()}
 
 
 def main() -> None:
