@@ -150,7 +150,7 @@ def _put_in_turn(parts: Sequence[Part], url: str, progress: bool, scheduler: Any
     name = f"b2array-values-{uuid4().hex}"
     optimized = HighLevelGraph.from_collections(name, dict(da.Array.__dask_optimize__(graph, keys)))
     pieces = heapq.merge(*(_pieces(n, part) for n, part in enumerate(parts)))
-    with track(len(keys), f"storing {url}", progress, unit="items") as shown:
+    with track(len(keys), "storing", progress, unit="items") as shown:
         for batch in _batches(pieces, [part.values.dtype.itemsize for part in parts]):
             found = compute(*(Delayed(piece.key, optimized, layer=name) for piece in batch), **options)
             for piece, values in zip(batch, found, strict=True):
