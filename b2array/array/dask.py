@@ -289,7 +289,7 @@ class Write:
 
     def computed(self, progress: bool, scheduler: Any) -> list[Entry]:
         """Compute all values, and return what is to be committed."""
-        (entries,) = computed([self], self.job.store.url, progress, scheduler)
+        (entries,) = computed([self], progress, scheduler)
         return entries
 
     def _committing(self, *, frozen: bool) -> Delayed:
@@ -308,7 +308,7 @@ class Write:
         )  # fmt: skip
 
 
-def computed(writes: Sequence[Write], url: str, progress: bool, scheduler: Any) -> list[list[Entry]]:
+def computed(writes: Sequence[Write], progress: bool, scheduler: Any) -> list[list[Entry]]:
     """Compute the values of writes in one graph, in which what they share is done once.
 
     Parameters

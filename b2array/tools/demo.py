@@ -25,7 +25,7 @@ from b2array.engine.handle import Handle
 from b2array.store.base import Head, merge
 from b2array.store.local import LocalStore
 from b2array.store.spans import Span
-from b2array.tools.verify import verify
+from b2array.tools.verify import verify_frame
 
 __all__ = ["main", "ripples"]
 
@@ -182,7 +182,7 @@ def _kill_a_writer(path: Path, field: Field) -> None:
         writer.kill()
     written = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")) - before
     a = opening.open(path)
-    report, seconds = _timed(lambda: verify(path, deep=True))
+    report, seconds = _timed(lambda: verify_frame(path, deep=True))
     if not (written > 0 and report.ok and np.array_equal(a, field)):
         raise RuntimeError("the array differs from what was stored before the writer was killed")
     print("\nAnother process overwrote half of the array. It was killed before the last step of its commit,")

@@ -75,7 +75,15 @@ class Failure(Result):
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The results for the members of a group, by name."""
+    """The results for the members of a group.
+
+    Parameters
+    ----------
+    url : str
+        The group, without secrets.
+    members : mapping of str to Report
+        The result for each member by its name. The name of a group, which has attributes, ends with a slash.
+    """
 
     url: str
     members: Mapping[str, Result]
