@@ -1,4 +1,4 @@
-"""`demo`: store a simulation, read it in parts, survive a writer that is killed, and compare with other libraries."""
+"""`demo`: store a simulation, read it in parts, and survive a writer that is killed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -20,11 +18,6 @@ import numpy.typing as npt
 from b2array import config
 from b2array.array import creation, opening
 from b2array.array.array import NDArray
-from b2array.engine import snapshot
-from b2array.engine.handle import Handle
-from b2array.store.base import Head, merge
-from b2array.store.local import LocalStore
-from b2array.store.spans import Span
 from b2array.tools.verify import verify
 
 __all__ = ["main", "ripples"]
@@ -62,20 +55,18 @@ def main(steps: int = 160, side: int = 384) -> None:
     _line("simulate", f"{steps} steps on {side} x {side} points of {field.dtype}: {_bytes(field.nbytes)}", seconds)
     with TemporaryDirectory(prefix="b2array-demo-") as directory, config.using(cache_bytes=0):
         path = Path(directory) / "pond.b2nd"
-        stored, writing = _timed(lambda: creation.asarray(field, url=path))
+        stored, seconds = _timed(lambda: creation.asarray(field, url=path))
         nbytes = path.stat().st_size
-        _line("store", f"pond.b2nd: {_bytes(nbytes)}, {field.nbytes / nbytes:.1f} times smaller", writing)
+        _line("store", f"pond.b2nd: {_bytes(nbytes)}, {field.nbytes / nbytes:.1f} times smaller", seconds)
         stored.close()
 
-        store = _CountingStore(path)
-        a, seconds = _timed(lambda: NDArray(Handle(snapshot.load(store), "r")))
-        _line("open", f"{_bytes(store.count())} read, to know where everything is", seconds)
+        a, seconds = _timed(lambda: opening.open(path))
+        _line("open", "to know where everything is", seconds)
         print(f"          chunks of {_shape(a.chunks)}, each of blocks of {_shape(a.blocks)}\n")
-        _read_parts(a, store, nbytes, field)
+        _read_parts(a, nbytes, field)
         print(f"\nThe pond at step {steps // 2}, read from the file:\n")
         print(*_drawn(a[steps // 2]), sep="\n")
         _kill_a_writer(path, field)
-        _compare(field, a, path, writing, nbytes)
         a.close()
 
 
@@ -118,15 +109,13 @@ def ripples(steps: int, side: int) -> Field:
     return field
 
 
-def _read_parts(a: NDArray, store: _CountingStore, file_nbytes: int, field: Field) -> None:
+def _read_parts(a: NDArray, file_nbytes: int, field: Field) -> None:
     print(f"{'read':<28}{'what it is':<22}{'result':>10}{'from the file':>19}{'time':>9}\n{_RULE}")
     costs: dict[str, tuple[int, float]] = {}
     for part in _parts(a.shape):
-        store.count()
-        expected = field[part.key]
+        expected, nbytes = field[part.key], a.explain(part.key).nbytes
         if not np.array_equal(a[part.key], expected):
             raise RuntimeError(f"{part.text} differs from what was stored")
-        nbytes = store.count()
         seconds = _repeated(partial(a.__getitem__, part.key))
         costs[part.meaning] = nbytes, seconds
         share = f"{_bytes(nbytes)} {nbytes / file_nbytes:>7.2%}"
@@ -187,73 +176,6 @@ def _kill_a_writer(path: Path, field: Field) -> None:
         raise RuntimeError("the array differs from what was stored before the writer was killed")
     print("\nAnother process overwrote half of the array. It was killed before the last step of its commit,")
     print(f"with {_bytes(written)} written. All checksums fit ({_time(seconds)}), and every item is as it was.")
-
-
-def _compare(field: Field, a: NDArray, path: Path, writing: float, nbytes: int) -> None:
-    """Do the same with other libraries, as far as they are installed."""
-    rows = [_row("b2array", writing, nbytes, opening.open(path), field)]
-    for name, write in (("blosc2", _with_blosc2), ("zarr", _with_zarr)):
-        with suppress(ImportError):
-            other = path.with_name(f"other-{name}")
-            opened, seconds = _timed(partial(write, import_module(name), field, a, other))
-            files = other.rglob("*") if other.is_dir() else [other]
-            nbytes = sum(file.stat().st_size for file in files if file.is_file())
-            rows.append(_row(name, seconds, nbytes, opened, field))
-    if len(rows) == 1:
-        print("\nWith blosc2 or zarr installed, this demonstration measures them, too.")
-        return
-    print("\nThe same with other libraries, in the same chunks; zarr compresses as it does by default:")
-    titles = ("store", "size", "item", "all steps", "box", "step", "everything")
-    print(f"{'':<11}" + "".join(f"{title:>11}" for title in titles) + f"\n{_RULE}")
-    for name, *cells in rows:
-        print(f"{name:<11}" + "".join(f"{cell:>11}" for cell in cells))
-
-
-def _row(name: str, writing: float, nbytes: int, opened: Any, field: Field) -> list[str]:
-    reads = [_time(_repeated(partial(opened.__getitem__, part.key))) for part in _parts(field.shape)]
-    return [name, _time(writing), _bytes(nbytes), *reads]
-
-
-def _with_blosc2(blosc2: Any, field: Field, a: NDArray, path: Path) -> Any:
-    cparams = {"codec": blosc2.Codec.ZSTD, "clevel": a.cparams.clevel}
-    blosc2.asarray(field, urlpath=str(path), mode="w", chunks=a.chunks, blocks=a.blocks, cparams=cparams)
-    return blosc2.open(str(path), mode="r")
-
-
-def _with_zarr(zarr: Any, field: Field, a: NDArray, path: Path) -> Any:
-    zarr.create_array(path, data=field, chunks=a.chunks)
-    return zarr.open_array(path, mode="r")
-
-
-class _CountingStore(LocalStore):
-    """A file that counts the bytes that are read from it."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        # Several threads can append to a list at once.
-        self._counts: list[int] = []
-
-    def count(self) -> int:
-        """Return the number of bytes that were read since the last call."""
-        counts, self._counts = self._counts, []
-        return sum(counts)
-
-    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
-        # Ranges that are close to each other are read together with the bytes between them.
-        self._counts += (span.stop - span.start for span, _ in merge(self.url, spans, limit=2**31))
-        return super().read(spans, expected=expected, clip=clip)
-
-    def gather(
-        self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
-    ) -> memoryview:
-        view = super().gather(spans, places, nbytes, expected=expected)
-        self._counts += (span.stop - span.start for span in spans)
-        return view
-
-    def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
-        heads = super().head(names, nbytes, offset=offset)
-        self._counts += (len(head.data) for head in heads if isinstance(head, Head))
-        return heads
 
 
 def _timed(verb: Callable[[], T]) -> tuple[T, float]:
