@@ -21,6 +21,7 @@ os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 # How long an example takes says more about what else the machine does.
 settings.register_profile("b2array", deadline=None)
+settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("b2array")
 
 
@@ -31,14 +32,10 @@ LONG = {"--torture": 50, "--hostile": 60, "--power": 60}
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the tests of kills, power failures and damaged inputs take longer."""
     parser.addoption("--torture", type=int, default=LONG["--torture"], help="how often to kill a writer of each kind")
-    parser.addoption(
-        "--torture-seed", type=int, help="what the moments of kills are drawn from; else another each time"
-    )
+    parser.addoption("--torture-seed", type=int, help="what the moments of kills are drawn from")
     parser.addoption("--hostile", type=int, default=LONG["--hostile"], help="how many damaged inputs each parser gets")
     parser.addoption("--hostile-seed", type=int, default=0, help="what the damage is drawn from")
-    parser.addoption(
-        "--power", type=int, default=LONG["--power"], help="how many random states of the disk for a story"
-    )
+    parser.addoption("--power", type=int, default=LONG["--power"], help="how many random states of a disk to try")
     parser.addoption("--power-seed", type=int, default=1, help="which ones")
 
 

@@ -1,7 +1,7 @@
 """Writers are killed at random moments. Afterwards there is exactly one committed state, and nothing is damaged.
 
-``--torture N`` kills N writers of each layout and of a group, N / 4 of other kinds, and N / 8 that write in parallel. So
-``pytest tests/test_torture.py --torture 2500`` kills 10,000.
+``--torture N`` kills N writers of each layout and of a group, N / 4 of other kinds, and N / 8 that write in parallel.
+So ``pytest tests/test_torture.py --torture 2500`` kills 10,000.
 """
 
 from __future__ import annotations
