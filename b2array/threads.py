@@ -58,8 +58,8 @@ def alone(call: Callable[..., R], /, *args: object) -> R:
     """Call a function of `numcodecs.blosc` so that C-Blosc works in this thread, with the given arguments.
 
     On the main thread, and everywhere if the program has set `use_threads` to True, numcodecs lets C-Blosc spread the
-    blocks over threads of its own, a second pool in which damaged data have caused deadlocks. There, environment
-    variables also override the arguments.
+    blocks over threads of its own, a second pool. If one of these threads cannot start, later calls count them wrong:
+    C-Blosc returns wrong bytes or waits for ever. There, environment variables also override the arguments.
     """
     wish = blosc.use_threads
     if wish is None and threading.current_thread() is threading.main_thread():
