@@ -36,7 +36,7 @@ ALLOWED = {
     "compute": {"engine", "format", "grid", "threads"},
     "array": {"codec", "compute", "display", "engine", "format", "grid", "store", "threads", "workers"},
     "group": {"array", "display", "engine", "format", "store"},
-    "xarray_io": {"array", "engine", "format", "group", "store", "workers"},
+    "xarray_io": {"array", "engine", "format", "grid", "group", "store", "workers"},
     "exchange": {"array", "bloscpack", "codec", "engine", "format", "grid", "group", "store"},
 }
 

@@ -170,7 +170,7 @@ def computed(
     """Return the transaction of an array whose items a function computes box by box; None stands for the fill value."""
     draft = new_draft(url, shape, dtype, options)
     with aborting(draft.transaction):
-        for box in boxes(draft.layout):
+        for box in boxes(draft.layout.shape, draft.layout.chunks, draft.layout.itemsize):
             values = compute(box)
             if values is not None:
                 put(*draft, box, values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, Protocol, runtime_checkable
 
@@ -58,17 +58,18 @@ def piece(x: Sliceable, box: tuple[slice, ...], dtype: npt.DTypeLike | None = No
     return values
 
 
-def boxes(layout: Layout) -> Iterator[tuple[slice, ...]]:
-    """Cut an array into boxes of whole chunks, each small enough to be in memory."""
-    steps = list(layout.chunks)
-    for axis in reversed(range(layout.ndim)):
-        fit = max(1, _PIECE_NBYTES // max(1, math.prod(steps) * layout.itemsize))
-        steps[axis] *= min(fit, layout.grid_shape[axis])
-        if steps[axis] < layout.shape[axis]:
+def boxes(
+    shape: Sequence[int], chunks: Sequence[int], itemsize: int, nbytes: int | None = None
+) -> Iterator[tuple[slice, ...]]:
+    """Cut an array into boxes of whole chunks, as many as fit into a number of bytes."""
+    steps, most = [max(1, c) for c in chunks], _PIECE_NBYTES if nbytes is None else nbytes
+    for axis, n in reversed([*enumerate(shape)]):
+        fit = max(1, most // max(1, math.prod(steps) * itemsize))
+        steps[axis] *= min(fit, max(1, -(-n // steps[axis])))
+        if steps[axis] < n:
             break
-    starts = [range(0, n, max(1, step)) for n, step in zip(layout.shape, steps, strict=True)]
-    for start in product(*starts):
-        yield tuple(slice(i, min(i + step, n)) for i, step, n in zip(start, steps, layout.shape, strict=True))
+    for start in product(*(range(0, n, step) for n, step in zip(shape, steps, strict=True))):
+        yield tuple(slice(i, min(i + step, n)) for i, step, n in zip(start, steps, shape, strict=True))
 
 
 def rows(values: Sliceable, layout: Layout, axis: int) -> Iterator[npt.NDArray[Any]]:

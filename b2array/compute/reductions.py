@@ -74,20 +74,10 @@ class _Verb:
     finish: Callable[[_Task, State], Any] = lambda _, state: state[0]
 
 
-_DOC = """Reduce the items as `numpy.{name}` does, chunk by chunk in bounded memory.
+_DOC = """Reduce the items as `numpy.{name}` does and with its arguments, chunk by chunk in bounded memory.
 
-    NumPy's functions call the methods of an array or a view: ``np.sum(a)`` is ``a.sum()``. Results are NumPy's.
-
-    Parameters
-    ----------
-    axis : int or tuple of int, optional
-        Along which axes; by default all.
-    dtype : dtype-like, optional
-        Of the result, where `numpy.{name}` takes it.
-    out : None
-        Results are new arrays.
-    **options
-        `keepdims`, `initial`, `where`, `ddof` as in NumPy; `progress`: show on stderr how far it has come.
+    NumPy's functions call the methods of an array or a view: ``np.sum(a)`` is ``a.sum()``. Results are new arrays:
+    `out` must be None. With ``progress=True``, show on stderr how far it has come.
 
     Examples
     --------

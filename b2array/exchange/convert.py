@@ -8,14 +8,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from b2array import bloscpack
-from b2array.array import opening
+from b2array.array import opening, streaming
 from b2array.array.info import counted
 from b2array.array.info import nbytes as shown_nbytes
 from b2array.buffers import Buffer
@@ -32,7 +31,7 @@ from b2array.store.open import open_store
 from b2array.store.secrets import redact
 
 __all__ = [
-    "Conversion", "convert", "converted", "is_array", "pack_bytes", "regions", "save_intact", "unpack_bytes",
+    "Conversion", "convert", "converted", "is_array", "pack_bytes", "save_intact", "unpack_bytes",
 ]  # fmt: skip
 
 Url = str | os.PathLike[str]
@@ -264,24 +263,7 @@ def _regions(source: Source, target: Format, settings: Settings) -> list[Box]:
     if target.sequential:
         return list(boxes(source.shape, max(1, _BUDGET // source.dtype.itemsize)))
     unit = source.chunks if target.name == "npy" and source.chunks else settings.chunks
-    return regions(source.shape, source.dtype.itemsize, unit)
-
-
-def regions(shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None) -> list[Box]:
-    """Cut an array into boxes to read at once: whole chunks, as many as fit into a bounded number of bytes."""
-    if 0 in shape:
-        return []
-    items = max(1, _BUDGET // itemsize)
-    unit = tuple(chunks or (1,) * len(shape))
-    steps = list(unit)
-    for axis in reversed(range(len(steps))):
-        fitting = max(1, items // math.prod(steps))
-        steps[axis] = min(steps[axis] * fitting, -(-shape[axis] // unit[axis]) * unit[axis])
-    ranges = [range(0, n, step) for n, step in zip(shape, steps, strict=True)]
-    return [
-        tuple(slice(i, min(i + step, n)) for i, step, n in zip(starts, steps, shape, strict=True))
-        for starts in product(*ranges)
-    ]
+    return list(streaming.boxes(source.shape, unit, source.dtype.itemsize, _BUDGET))
 
 
 def _pieces(source: Source, regions: list[Box], advance: Callable[[int], object] = id) -> Iterator[Piece]:

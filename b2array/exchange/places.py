@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from b2array.exchange.groups import building_b2d, building_b2z, tree_group
 from b2array.exchange.hdf5 import MAGIC, building_hdf5, check_hdf5, tree_hdf5
 from b2array.exchange.zarr import building_zarr, check_zarr, tree_zarr, write_zarr
 from b2array.group import whole
+from b2array.group.addressing import group_of
 from b2array.group.archive import MAGIC as ZIP_MAGIC
 from b2array.group.directory import Directory
 from b2array.group.manifest import EMBEDDED, MANIFEST, SUFFIXES
@@ -130,31 +130,14 @@ def _sniff(store: Store) -> Format:
 
 def _member(url: str, storage_options: Storage) -> tuple[Format, str] | None:
     """Find what a path names that does not exist as it stands: a frame, a group, or a member of an outer one."""
-
-    def heads(place: str, *names: str) -> list[Head | Exception]:
-        return open_store(place, storage_options=storage_options).head(["", *names], 16)
-
-    def exists(found: Iterable[Head | Exception]) -> bool:
-        return any(isinstance(each, Head) for each in found)
-
-    if "?" in url or "::" in url:
-        return None
     text = url.rstrip("/")
-    for suffix in SUFFIXES:
-        if exists(heads(text + suffix, FRAME_NAME)):
+    for suffix in SUFFIXES if "?" not in url and "::" not in url else ():
+        heads = open_store(text + suffix, storage_options=storage_options).head(["", FRAME_NAME], 16)
+        if any(isinstance(each, Head) for each in heads):
             return FORMATS["b2nd"], text + suffix
     if "://" in text and whole.exists(Directory(text, storage_options or {})):
         return FORMATS["b2d"], text
-    outer, name = _outer(text)
-    while outer:
-        found = heads(outer, MANIFEST, EMBEDDED)
-        if exists(found):
-            kind = _sniff(open_store(outer, storage_options=storage_options))
-            return (kind, f"{outer}#{name}") if kind.building else None
-        outer, name = _outer(outer, name)
-    return None
-
-
-def _outer(path: str, name: str = "") -> tuple[str, str]:
-    outer, slash, last = path.rpartition("/")
-    return ("" if outer.endswith((":", ":/")) else outer), f"{last}/{name}".rstrip("/") if slash else ""
+    place = group_of(url, storage_options, (*ZIP_MAGIC, MAGIC))
+    if place is None:
+        return None
+    return _sniff(open_store(place.group, storage_options=storage_options)), f"{place.group}#{place.name}"

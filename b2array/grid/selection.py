@@ -63,7 +63,7 @@ class Selection:
     # each merged one consists of, given where one of them merges several.
     merged: tuple[int, ...]
     _order: tuple[int, ...] | None = None
-    _flips: tuple[slice, ...] | None = None
+    flips: tuple[slice, ...] | None = None
     runs: tuple[tuple[int, int], ...] | None = None
 
     def view(self, result: NDArray[Any]) -> NDArray[Any]:
@@ -79,14 +79,14 @@ class Selection:
         if not result.flags.c_contiguous:
             raise ValueError("the result must be C-contiguous")
         boxed = result.reshape(self.merged)
-        if self._order is None and self._flips is None:
+        if self._order is None and self.flips is None:
             return boxed
         return self.arrange(boxed)
 
     def arrange(self, merged: NDArray[Any]) -> NDArray[Any]:
         """Transpose and flip a result whose dimensions are merged into one a group."""
         boxed = merged if self._order is None else merged.transpose(self._order)
-        return boxed if self._flips is None else boxed[self._flips]
+        return boxed if self.flips is None else boxed[self.flips]
 
 
 def item(key: object, shape: tuple[int, ...]) -> list[int] | None:
@@ -389,7 +389,7 @@ def _assemble(slots: list[Slot], kind: Kind) -> Selection:
         kind=kind,
         merged=merged,
         _order=order,
-        _flips=tuple(_FLIP if turn else slice(None) for turn in flipped) if any(flipped) else None,
+        flips=tuple(_FLIP if turn else slice(None) for turn in flipped) if any(flipped) else None,
         runs=tuple(runs) if any(stop - start > 1 for start, stop in runs) else None,
     )
 

@@ -182,11 +182,12 @@ class Place(NamedTuple):
     name: str
 
 
-def group_of(url: Url, storage_options: Storage = None) -> Place | None:
+def group_of(url: Url, storage_options: Storage = None, magics: tuple[bytes, ...] = MAGIC) -> Place | None:
     """Return the innermost group or archive that a URL is or leads through; None if there is none.
 
-    Only what is marked as a group is found: a directory or prefix with a manifest or an embedding frame, and a zip
-    archive. All places are asked in one wave of requests. The name has no ending of a file, and need not exist.
+    Only what is marked as a group is found: a directory or prefix with a manifest or an embedding frame, a zip archive,
+    or another file that begins with one of `magics`. All places are asked in one wave of requests. The name has no
+    ending of a file, and need not exist.
 
     Examples
     --------
@@ -195,7 +196,7 @@ def group_of(url: Url, storage_options: Storage = None) -> Place | None:
     Place(group='memory://outer/run.b2d', name='air/temperature')
     """
     outer, mark, fragment = os.fsdecode(url).rpartition("#")
-    if mark and (place := group_of(outer, storage_options)) is not None:
+    if mark and (place := group_of(outer, storage_options, magics)) is not None:
         return Place(place.group, _plain(f"{place.name}/{fragment}".strip("/")))
     front, parts, back = _cut(url)
     if not parts:
@@ -206,7 +207,7 @@ def group_of(url: Url, storage_options: Storage = None) -> Place | None:
     heads = open_store(f"{front}{parts[0]}/{back}", storage_options=storage_options).head(names, 16)
     for n, *found in zip(lengths, *(heads[i :: len(signs)] for i in range(len(signs))), strict=True):
         archive, *marks = found
-        is_archive = isinstance(archive, Head) and bytes(archive.data[:4]) in MAGIC
+        is_archive = isinstance(archive, Head) and bytes(archive.data).startswith(magics)
         if is_archive or any(isinstance(each, Head) for each in marks):
             return Place(f"{front}{'/'.join(parts[:n])}{back}", _plain("/".join(parts[n:])))
     return None

@@ -28,6 +28,7 @@ from b2array.engine.snapshot import Snapshot
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.formats import Source, Storage, Tree
 from b2array.exchange.places import find
+from b2array.group.tree import branches, nested
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
 from b2array.tools import anatomy
@@ -130,18 +131,9 @@ def row(name: str, member: Mapping[str, Any]) -> tuple[str, ...]:
 
 def drawn(members: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Draw members as a tree, with types, shapes, sizes and ratios."""
-    names = [name for name in members if name]
-    lines: list[tuple[str, ...]] = [("/", "", "", "", "")]
-    open_below: list[bool] = []
-    for n, name in enumerate(names):
-        outer, _, last = name.rpartition("/")
-        depth = name.count("/")
-        more = any(each.rpartition("/")[0] == outer for each in names[n + 1 :])
-        open_below[depth:] = [more]
-        stem = "".join("│   " if each else "    " for each in open_below[:depth]) + ("├── " if more else "└── ")
-        cells = row(last, members[name])
-        lines.append((stem + last, *cells[1:]))
-    yield from table(lines, "<<<>>")
+    cells = {name: ("", *row(name, member)[1:]) for name, member in members.items() if name}
+    lines = (line.split("\t") for line in branches(nested(cells), "\t".join))
+    yield from table([("/", "", "", "", ""), *((stem.rstrip(), *rest) for stem, *rest in lines)], "<<<>>")
 
 
 def _frame(held: Snapshot) -> dict[str, Any]:

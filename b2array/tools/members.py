@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from b2array.array.array import NDArray
 from b2array.array.schunk import SChunk
+from b2array.array.streaming import boxes
 from b2array.engine.snapshot import Snapshot, load
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
-from b2array.exchange.convert import regions
 from b2array.exchange.formats import Format, Storage
 from b2array.exchange.groups import members_of
 from b2array.exchange.places import find
@@ -168,7 +168,7 @@ def _read(kind: Format, address: str, storage_options: Storage, *, progress: boo
             report = Report(where, deep=True, layout=kind.name)
             try:
                 with tree.open(name) as source, track(source.nbytes, "verifying", progress) as shown:
-                    for box in regions(source.shape, source.dtype.itemsize, source.chunks):
+                    for box in boxes(source.shape, source.chunks or (1,) * len(source.shape), source.dtype.itemsize):
                         shown.advance(source.read(box).nbytes)
                 found[name] = report
             except FormatError as error:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from xarray.coding.strings import CharacterArrayCoder, EncodedStringCoder
 from xarray.coding.variables import CFMaskCoder, CFScaleOffsetCoder
 
 from b2array.format.attributes import encode_attr
+from b2array.grid.chunking import automatic
 
 __all__ = ["as_text", "attributes", "encoded", "fitted", "is_dask", "mapped", "marked"]
 
@@ -97,19 +97,20 @@ def _stored(name: str, variable: xr.Variable, width: np.dtype[Any] | None, *, gi
 def _creating(name: str, variable: xr.Variable, *, given: bool) -> dict[str, Any]:
     """Return the part of the encoding that `b2array.create` takes."""
     own = {key: variable.encoding[key] for key in _OWN if variable.encoding.get(key) is not None}
-    chunks, blocks = own.pop("chunks", None), own.pop("blocks", None)
-    if chunks is None or isinstance(chunks, str):
+    parts = {key: own.pop(key) for key in ("chunks", "blocks") if key in own}
+    chunks = parts.get("chunks", "auto")
+    if isinstance(chunks, str) and chunks == "auto":
         return own
-    sizes = (chunks,) * variable.ndim if isinstance(chunks, Integral) else tuple(chunks)
-    if len(sizes) != variable.ndim:
+    try:
+        parts["chunks"], _ = automatic(variable.shape, variable.dtype.itemsize, chunks=chunks)
+    except (TypeError, ValueError) as error:
         if given:
-            raise ValueError(f"variable {name!r}: expected chunks of {variable.ndim} extents, found {chunks}")
-        return own
-    extents = [max(n, 1) if size == -1 else operator.index(size) for n, size in zip(variable.shape, sizes, strict=True)]
-    fits = isinstance(blocks, tuple | list) and len(blocks) == len(extents)
-    if fits and all(b <= c for b, c in zip(blocks, extents, strict=True)):
-        own["blocks"] = tuple(blocks)
-    return {**own, "chunks": tuple(extents)}
+            raise type(error)(f"variable {name!r}: {error}") from None
+        return own  # those of an array that was read, of another shape
+    with suppress(TypeError, ValueError):  # other blocks are chosen for chunks that they do not fit
+        automatic(variable.shape, variable.dtype.itemsize, **parts)
+        return own | parts
+    return own | {"chunks": parts["chunks"]}
 
 
 # Attributes.
