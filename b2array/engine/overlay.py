@@ -88,7 +88,9 @@ class Overlay(Target):
         if self.sparse:
             return Staging(self.store, None, self._first_number())
         path, reserved = self._final.temporary(""), 0
-        if self.base is None and path is not None:
+        if self.base is not None:
+            reserved = self.frame.header_len
+        elif path is not None:
             reserved = len(frame.pack(replace(self.frame, nbytes=0, offsets=self.state.frame.offsets[:0])).header)
         # What ends in memory anyway needs no file on the way there.
         in_memory = self.store.appendable and path is None

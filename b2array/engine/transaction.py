@@ -267,14 +267,25 @@ class Transaction(Overlay):
         made = self._prepared(0)
 
         def write() -> str:
-            path = self._staging.finish(made.header, made.tail, durable=durability() != "off")
-            if path is not None:
-                return self.store.adopt(path, "", exclusive=not self._overwrite).version
             if self._overwrite:
-                return self.store.replace(self.name, self._pieces(made), expected=self._replaces).version
+                return self._replaced_by(made, self._replaces)
+            path = self._finished(made)
+            if path is not None:
+                return self.store.adopt(path, "", exclusive=True).version
             return self.store.create(self.name, self._pieces(made)).version
 
         return self._swap(made, write)
+
+    def _finished(self, made: Prepared) -> str | None:
+        """Complete the file that the new chunks wait in, if they do, and return its path."""
+        return self._staging.finish(made.header, made.tail, durable=durability() != "off")
+
+    def _replaced_by(self, made: Prepared, expected: str | None) -> str:
+        """Replace the old file by a new one, and return the version of that."""
+        path = self._finished(made)
+        if path is not None:
+            return self.store.adopt(path, "", exclusive=False, expected=expected).version
+        return self.store.replace(self.name, self._pieces(made), expected=expected).version
 
     def _publish(self, current: Snapshot) -> Snapshot:
         if self.sparse:
@@ -284,6 +295,12 @@ class Transaction(Overlay):
         if not self.store.appendable:
             warn(f"{self.url}: one file in this store is written anew with every change")
             return self._rewrite(current)
+        # What replaces every chunk is written once, and not a second time behind the old ones.
+        all_new = len(self._touched) == self.state.frame.nchunks and not self.restructured
+        if all_new and self._staging.is_complete(len(current.header)):
+            whole = self._prepared(0)
+            if len(whole.header) == len(current.header) and not _is_mostly_dead(whole.state):
+                return self._swap(whole, lambda: self._replaced_by(whole, current.version))
         made = self._prepared(current.frame.frame_len - current.frame.header_len)
         if self._compacting or not self._fits(current, made):
             return self._rewrite(current)
@@ -304,7 +321,8 @@ class Transaction(Overlay):
         return self._swap(made, extend)
 
     def _append(self, current: Snapshot, made: Prepared) -> None:
-        new = self._staging.pieces(self.state.frame.offsets)
+        data_start = current.frame.frame_len - current.frame.header_len
+        new = self._staging.pieces(self.state.frame.offsets, data_start)
         self.store.append("", current.frame.frame_len, chain(new, (made.tail,)))
 
     def _fits(self, current: Snapshot, made: Prepared) -> bool:
@@ -319,8 +337,7 @@ class Transaction(Overlay):
         """Replace the old file by one with every chunk, and without dead space."""
         with self._whole(self._progress) as new:
             made = new._prepared(0)
-            pieces = new._pieces(made)
-            return self._swap(made, lambda: self.store.replace("", pieces, expected=current.version).version)
+            return self._swap(made, lambda: new._replaced_by(made, current.version))
 
     @contextmanager
     def _whole(self, progress: Progress | None = None) -> Iterator[Transaction]:

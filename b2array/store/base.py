@@ -194,8 +194,11 @@ class Store(ABC):
         """Return the path of a file to make for `adopt`, or None if the store takes no files."""
         return None
 
-    def adopt(self, path: str, name: str, *, exclusive: bool) -> Stamp:  # noqa: ARG002
-        """Rename the file at `path`, from `temporary`, to the object `name`; with `exclusive` only if there is none."""
+    def adopt(self, path: str, name: str, *, exclusive: bool, expected: str | None = None) -> Stamp:  # noqa: ARG002
+        """Rename the file at `path`, from `temporary`, to the object `name`.
+
+        With `exclusive` only if there is none; ConflictError if the object is not the `expected` version.
+        """
         raise UnsupportedError(f"{self.url} takes no files")
 
     def beside(self, *, directory: bool) -> Self | None:  # noqa: ARG002

@@ -254,21 +254,22 @@ class LocalStore(Store):
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
         path = os.path.realpath(self._path(name))
         with self._written_beside(path, data) as (temporary, stamp):
-            with suppress(FileNotFoundError):
-                os.chmod(temporary, os.stat(path).st_mode & 0o7777)
-            if expected is not None and self._version(path) != expected:
-                raise conflict(path)
-            os.replace(temporary, path)
+            self._rename(temporary, path, expected)
         if not name:
             self._file = None
         return stamp
 
     @staticmethod
-    def _version(path: str) -> str | None:
-        try:
-            return _local_stamp(os.stat(path)).version
-        except FileNotFoundError:
-            return None
+    def _rename(temporary: str, path: str, expected: str | None) -> None:
+        """Give a file the name and the mode of another; ConflictError if that is not the `expected` version."""
+        found = None
+        with suppress(FileNotFoundError):
+            status = os.stat(path)
+            found = _local_stamp(status).version
+            os.chmod(temporary, status.st_mode & 0o7777)
+        if expected is not None and found != expected:
+            raise conflict(path)
+        os.replace(temporary, path)
 
     @contextmanager
     def _written_beside(self, path: str, data: Buffer | Iterable[Buffer]) -> Iterator[tuple[str, Stamp]]:
@@ -294,13 +295,13 @@ class LocalStore(Store):
     def temporary(self, name: str) -> str | None:
         return f"{os.path.realpath(self._path(name))}.{os.urandom(8).hex()}{disk.TEMPORARY_SUFFIX}"
 
-    def adopt(self, path: str, name: str, *, exclusive: bool) -> Stamp:
+    def adopt(self, path: str, name: str, *, exclusive: bool, expected: str | None = None) -> Stamp:
         target = os.path.realpath(self._path(name))
         stamp = _local_stamp(os.stat(path))
         if exclusive:
             disk.rename_exclusively(path, target)
         else:
-            os.replace(path, target)
+            self._rename(path, target, expected)
         self.close()
         if durability() == "full":
             disk.sync_directory(os.path.dirname(target))
