@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from bisect import bisect_right
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -117,10 +118,6 @@ class Snapshot(Source):
         found = self.frame.locate(n)
         return found if isinstance(found, Special) else self.place_of(found)
 
-    def may_have_checksums(self, n: int) -> bool:
-        """Say whether a record of checksums must follow chunk `n`, or may: see `Source.may_have_checksums`."""
-        return self.state.may_have_size(n) and (not self.sparse or self.has_checksums(n))
-
     def place_of(self, where: int) -> Location:
         """Return the place that an index entry of a stored chunk stands for."""
         described = self.frame
@@ -132,7 +129,7 @@ class Snapshot(Source):
             ordered = np.append(np.sort(offsets[offsets >= 0]), described.cbytes)
             object.__setattr__(self, "_ordered", ordered)
         base = self.start + described.header_len
-        return Location("", base + where, base + int(ordered[np.searchsorted(ordered, where, side="right")]))
+        return Location("", base + where, base + int(ordered[bisect_right(ordered, where)]))
 
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects; `clip`: fewer where an object ends before."""
