@@ -185,5 +185,6 @@ def extents(starts: Int64Array, end: int) -> Int64Array:
     if len(starts) and (stops > starts).all():  # in order, as most chunks have them
         return stops
     ordered = np.sort(starts)
-    following = np.append(ordered, end)[np.searchsorted(ordered, starts, side="right")]
-    return np.minimum(following, end)
+    following: Int64Array = np.append(ordered, end)[np.searchsorted(ordered, starts, side="right")]
+    np.minimum(following, end, out=following)
+    return following

@@ -19,17 +19,10 @@ import numpy.typing as npt
 from b2array import config, threads
 from b2array.codec import cblosc, chunk, decode, encode
 from b2array.codec.chunk import ChunkHead, Stored
-from b2array.codec.header import MAX_DICT_NBYTES, ChunkHeader, FilterId, Special
+from b2array.codec.header import MAX_DICT_NBYTES, ChunkHeader, FilterId
 from b2array.config import HEADER_LEN
 from b2array.engine.source import CachedHead, ChunkRequest, Location, Source
-from b2array.errors import (
-    B2ArrayError,
-    ChecksumError,
-    ChunkMissingError,
-    FormatError,
-    UnsupportedError,
-    located_error,
-)
+from b2array.errors import B2ArrayError, ChecksumError, ChunkMissingError, FormatError, UnsupportedError, located_error
 from b2array.format import checksums
 from b2array.format.annotations import Sizes, block_bounds
 from b2array.store.base import join_views, stale_reader, too_short, where
@@ -78,19 +71,7 @@ Steps = Generator[Ask, memoryview, Stored]
 
 
 def fetch(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
-    """Read chunks, or some of their blocks, and compare what was read with its checksums.
-
-    Parameters
-    ----------
-    source : Source
-        Where the chunks are.
-    requests : sequence of ChunkRequest
-        Chunk numbers and blocks.
-
-    Returns
-    -------
-    list of Stored
-        One item a request, with at least the wanted blocks in memory.
+    """Read chunks, or at least the blocks of them that are wanted, and compare what was read with its checksums.
 
     Raises
     ------
@@ -211,18 +192,14 @@ def steps_of(source: Source, request: ChunkRequest) -> Steps:
     """Yield what to read next of a chunk, receive it, and return the chunk."""
     location = source.place(request.chunk)
     if not isinstance(location, Location):
-        return Stored.whole(memoryview(_special_chunk(source, request.chunk, location)))
+        frame, nbytes = source.frame, source.frame.chunk_nbytes(request.chunk)
+        if nbytes is None:
+            found = location.name.lower()
+            raise FormatError(f"expected a stored chunk where chunks have sizes of their own, found {found}")
+        made = encode.special_chunk(location, nbytes, typesize=frame.typesize, blocksize=frame.blocksize)
+        return Stored.whole(memoryview(made))
     sizes = None if source.is_local else source.known_sizes(request.chunk)
     return (yield from _Chunk(source, request, location, is_local=source.is_local).steps(sizes))
-
-
-def _special_chunk(source: Source, n: int, special: Special) -> bytes:
-    frame = source.frame
-    nbytes = frame.chunk_nbytes(n)
-    if nbytes is None:
-        found = special.name.lower()
-        raise FormatError(f"expected a stored chunk where chunks have sizes of their own, found {found}")
-    return encode.special_chunk(special, nbytes, typesize=frame.typesize, blocksize=frame.blocksize)
 
 
 class _Chunk:
@@ -381,7 +358,10 @@ class _Chunk:
         last = base + ranges[-1][1]
         if 0 <= end < last:
             raise FormatError(f"expected blocks within {end - base} bytes, found one up to {last - base}")
-        return Ask([Span(name, base + start, base + stop) for start, stop in ranges], places, nbytes)
+        spans = []
+        for start, stop in ranges:
+            spans.append(Span(name, base + start, base + stop))
+        return Ask(spans, places, nbytes)
 
     def take_blocks(self, planned: _Planned, region: memoryview, head_bytes: bytes = b"") -> Stored:
         """Compare blocks with their checksums."""
