@@ -111,7 +111,7 @@ def test_an_assignment(line: Any) -> None:
 def test_a_point_of_a_file_just_opened(cube: Any) -> None:
     # Neither the annotations nor the sizes of blocks are unpacked for it.
     with config.using(cache_bytes=0):
-        within(route(lambda: b2array.open(cube.url)[1, 2, 3]), 1, 1, 0)
+        within(route(lambda: b2array.open(cube.url)[1, 2, 3]), 190, 30, 1)
 
 
 def test_opening(line: Any) -> None:
