@@ -153,7 +153,7 @@ class Indexed(Described):
         while True:
             try:
                 layout = source.state.layout or source.state.require_layout()
-                rest, names = fields(key, layout.dtype)
+                rest, names = (key, None) if layout.dtype.names is None else fields(key, layout.dtype)
                 selection = rule(rest, layout.shape)
                 result: Any = np.empty(selection.shape, layout.dtype)
                 read(source, layout, selection.positions, selection.axes, selection.view(result))

@@ -154,8 +154,6 @@ class Overlay(Target):
         """Say whether a record of its checksums must follow chunk `n`."""
         return super().has_checksums(n) and self._staging.extent(int(self.state.frame.offsets[n])) is None
 
-    may_have_checksums = has_checksums
-
     # Changes.
 
     def put(self, n: int, buf: bytes) -> None:

@@ -128,10 +128,6 @@ class Source(ABC):
         """Say whether a record of its checksums must follow chunk `n`."""
         return bool(self.state.sizes[n, 0])
 
-    def may_have_checksums(self, n: int) -> bool:
-        """Say the same, but do not unpack sizes for it: chunks that have none may be taken for others."""
-        return self.has_checksums(n)
-
     @abstractmethod
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects; `clip`: fewer where an object ends before."""

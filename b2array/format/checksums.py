@@ -92,7 +92,7 @@ def verified_sums(behind: Buffer, head: chunk.ChunkHead, head_bytes: Buffer, *, 
     if len(record.block_crcs) != len(head.starts):
         raise ChecksumError(f"expected a record of {len(head.starts)} blocks, found one of {len(record.block_crcs)}")
     check_head(record, memoryview(head_bytes)[: head.nbytes])
-    return np.array(record.block_crcs, np.uint32)
+    return np.frombuffer(behind, "<u4", len(head.starts), _RECORD_HEAD.size).astype(np.uint32)
 
 
 def check_blocks(

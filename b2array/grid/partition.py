@@ -94,10 +94,9 @@ def parts(
         return iter((Part((), (), ()),))
     bases = (None,) * len(positions) if outside is None else outside
     if axes is None:
-        pieces = [
-            _cut_slice(i, extent, base) if isinstance(i, slice) else _cut_points(i, (extent,), base)
-            for i, extent, base in zip(positions, part_shape, bases, strict=True)
-        ]
+        pieces = []
+        for i, extent, base in zip(positions, part_shape, bases, strict=True):
+            pieces.append(_cut_slice(i, extent, base) if isinstance(i, slice) else _cut_points(i, (extent,), base))
         return map(Part._make, starmap(zip, product(*pieces)))
     return _grouped_parts(positions, part_shape, axes, bases)
 

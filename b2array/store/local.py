@@ -63,12 +63,12 @@ def _unique(path: str, status: os.stat_result) -> str:
 class _File:
     """A descriptor that is closed when the last thread has finished with it, even if the store uses another by then."""
 
-    __slots__ = ("_known", "fd", "path")
+    __slots__ = ("fd", "known", "path")
 
     def __init__(self, fd: int, path: str) -> None:
         self.fd = fd
         self.path = path
-        self._known: set[str] = set()
+        self.known: set[str] = set()
 
     @classmethod
     def open(cls, path: str) -> Self:
@@ -82,10 +82,10 @@ class _File:
 
     def is_of(self, expected: str) -> bool:
         """Return whether this file had that version and has only been appended to since."""
-        if expected not in self._known:
+        if expected not in self.known:
             if not self._has_been(expected):
                 return False
-            self._known.add(expected)
+            self.known.add(expected)
         return True
 
     def _has_been(self, expected: str) -> bool:
@@ -186,7 +186,7 @@ class LocalStore(Store):
                     file.read_into(side_by_side, begin)
                 if file is None or name != opened:
                     file, opened = (not name and self._file) or self._open(name), name
-                    if expected is not None and not file.is_of(expected):
+                    if expected is not None and expected not in file.known and not file.is_of(expected):
                         raise stale_reader(file.path)
                 side_by_side, begin = [], start
             side_by_side.append(buffer[place : place + stop - start])
