@@ -172,7 +172,7 @@ def decoded_blocks(stored, numbers, context=chunk.NO_CONTEXT):
     decode.check_plausible_size(stored, numbers, context=context)
     short = numbers[-1] == header.nblocks - 1
     out = np.empty((len(numbers) - short) * header.block_nbytes + short * header.last_block_nbytes, np.uint8)
-    reference = decode.reference_block(stored, context)
+    reference = decode.accept(stored, numbers, context=context)
     decode.decode_blocks(stored, numbers, out, context=context, reference=reference)
     return out.tobytes()
 
