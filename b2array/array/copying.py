@@ -22,7 +22,6 @@ from b2array.engine.handle import Handle
 from b2array.engine.source import Source
 from b2array.engine.transaction import Transaction
 from b2array.engine.write import rewrite
-from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format.b2nd import GEOMETRIES
 from b2array.grid import assignment
 from b2array.grid.chunking import automatic
@@ -58,12 +57,7 @@ def copied(handle: Handle, url: Url | None, wanted: CopyOptions) -> Transaction:
 
     Chunks are copied as they are where that is possible; else they are encoded again, a few at a time.
     """
-    source = handle.source
-    while True:
-        try:
-            return _copied(source, url, wanted)
-        except (FormatError, UnsupportedError, ConflictError) as error:
-            source = handle.recover(source, error)
+    return handle.reading(lambda source: _copied(source, url, wanted))
 
 
 def _copied(source: Source, url: Url | None, wanted: CopyOptions) -> Transaction:

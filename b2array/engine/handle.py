@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from b2array import config
 from b2array.engine.snapshot import Snapshot, reload
@@ -26,6 +26,7 @@ _PICKLED_NBYTES = 2**16
 """A record of sizes that takes more than this, and serves writers only, stays out of pickles."""
 
 Mode = Literal["r", "r+"]
+T = TypeVar("T")
 
 
 class Handle:
@@ -129,16 +130,10 @@ class Handle:
         return self._snapshot.generation
 
     def recover(self, source: Source, error: B2ArrayError) -> Source:
-        """Return what to read from after an error, or raise the error.
+        """Return what to read from after an error, or raise the error, with the URL if it did not say it.
 
-        A commit through this handle may have taken away what was read; then there is a newer source.
-
-        Raises
-        ------
-        ConflictError
-            Another writer took it away.
-        B2ArrayError
-            The error, with the URL if it did not say it.
+        A commit through this handle may have taken away what was read; then there is a newer source. ConflictError:
+        another writer took it away.
         """
         explained = _explained(source, error)
         if isinstance(explained, FormatError | ConflictError):
@@ -150,6 +145,15 @@ class Handle:
         if explained is error:
             raise error
         raise explained from error
+
+    def reading(self, task: Callable[[Source], T]) -> T:
+        """Return what a task reads; call it again where a commit through this handle took that away meanwhile."""
+        source = self.source
+        while True:
+            try:
+                return task(source)
+            except (FormatError, UnsupportedError, ConflictError) as error:
+                source = self.recover(source, error)
 
     # Changing.
 
