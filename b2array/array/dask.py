@@ -167,7 +167,7 @@ def _store_joining(a: Indexed, x: da.Array, inside: Region, progress: bool, sche
     places = zip(x.to_delayed().ravel().tolist(), slices_from_chunks(x.chunks), strict=True)
     largest = max(1, math.prod(map(max, x.chunks)) * x.dtype.itemsize)
     count = max(1, _JOINING_NBYTES // largest)
-    with track(x.npartitions, f"storing {a.url}", progress, unit="items") as shown:
+    with track(x.npartitions, "storing", progress, unit="items") as shown:
         while batch := list(islice(places, count)):
             for (_, part), values in zip(batch, compute(*(each for each, _ in batch), **options), strict=True):
                 check_piece(values, part)
@@ -275,7 +275,7 @@ class Write:
 
     def computed(self, progress: bool, scheduler: Any) -> list[Entry]:
         """Compute all values, and return what is to be committed."""
-        (entries,) = computed([self], self.job.store.url, progress, scheduler)
+        (entries,) = computed([self], progress, scheduler)
         return entries
 
     def _committing(self, *, frozen: bool) -> Delayed:
@@ -294,9 +294,9 @@ class Write:
         )  # fmt: skip
 
 
-def computed(writes: Sequence[Write], url: str, progress: bool, scheduler: Any) -> list[list[Entry]]:
+def computed(writes: Sequence[Write], progress: bool, scheduler: Any) -> list[list[Entry]]:
     """Compute what is to be committed of writes in one graph, in which what they share is done once."""
-    with track(sum(write.job.nchunks for write in writes), f"storing {url}", progress, unit="chunks") as shown:
+    with track(sum(write.job.nchunks for write in writes), "storing", progress, unit="chunks") as shown:
         return _gathered(writes, scheduler, shown.advance if progress else None)
 
 
