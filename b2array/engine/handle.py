@@ -161,21 +161,14 @@ class Handle:
         """Give a transaction to change, which is then committed; again if another writer came first.
 
         After some attempts other writers have to wait, where the store has locks. A transaction that is under way is
-        joined. To be used as here; the block must not leave the loop, for only its end tells whether it counts::
+        joined. With `anywhere`, the change makes sense although another writer changed metalayers, number or order of
+        the chunks. ConflictError: it does not make sense any more, or there is a transaction under way.
+
+        To be used as here; the block must not leave the loop, for only its end tells whether it counts::
 
             for attempt in handle.changes():
                 with attempt as transaction:
                     ...
-
-        Parameters
-        ----------
-        anywhere : bool, default False
-            Whether the change makes sense if the other writer changed metalayers, number or order of the chunks.
-
-        Raises
-        ------
-        ConflictError
-            The change does not make sense any more, or there is a transaction under way.
         """
         for tried in attempts(self.store):
             if tried == config.retries and self.store.guarantee != COMPARE_AND_SWAP:
@@ -224,15 +217,8 @@ class Handle:
     def change(self, *, locked: bool = False) -> Iterator[Transaction]:
         """Collect changes for one commit, or for the transaction under way; one that raises changes nothing.
 
-        Parameters
-        ----------
-        locked : bool, default False
-            Whether the caller holds the store's lock already.
-
-        Raises
-        ------
-        ConflictError
-            Another writer, or another thread with this handle, changed the same; `changes` tries again then.
+        If `locked`, the caller holds the store's lock already. ConflictError: another writer, or another thread with
+        this handle, changed the same; `changes` tries again then.
         """
         self.require_writable()
         with self.mutex:
@@ -275,14 +261,8 @@ class Handle:
         """Make everything that is changed through this handle inside the ``with`` block one commit.
 
         Threads that write through the handle join in, one at a time, and readings through it show the changes. If the
-        block raises, nothing has happened.
-
-        Raises
-        ------
-        ValueError
-            A transaction is under way already.
-        ConflictError
-            Another writer changed chunks that were read or written in the block. Nothing has happened then.
+        block raises, nothing has happened. Nothing has happened either after a ConflictError: another writer changed
+        chunks that were read or written in the block.
         """
         transaction = self.enter()
         try:
@@ -298,13 +278,7 @@ class Handle:
                 self._show(self._snapshot)
 
     def enter(self, transaction: Transaction | None = None) -> Transaction:
-        """Enter a transaction that the caller commits; `leave` ends it. Raises what `transaction` raises.
-
-        Parameters
-        ----------
-        transaction : Transaction, optional
-            Of a new frame that replaces this one; else the changes are made to this one.
-        """
+        """Enter a transaction, of this frame or of a new one that replaces it. The caller commits it; `leave` ends it."""
         self.require_writable()
         with self.mutex:
             if self._transaction is not None:
@@ -333,13 +307,7 @@ class Handle:
         return Transaction(self.store, self._snapshot, locked=locked or self.locked)
 
     def at_snapshot(self, mode: Mode = "r") -> Handle:
-        """Return another handle that shows the committed state, and keeps doing so whatever this one commits.
-
-        Raises
-        ------
-        ValueError
-            A transaction is under way.
-        """
+        """Return another handle that shows the committed state, and keeps doing so whatever this one commits."""
         if self._transaction is not None:
             raise ValueError("a transaction is under way on this handle; what it changes is not committed yet")
         return Handle(self._snapshot, mode)
