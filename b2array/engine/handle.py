@@ -278,7 +278,7 @@ class Handle:
                 self._show(self._snapshot)
 
     def enter(self, transaction: Transaction | None = None) -> Transaction:
-        """Enter a transaction, of this frame or of a new one that replaces it. The caller commits it; `leave` ends it."""
+        """Enter a transaction, perhaps of a new frame to replace this one; the caller commits it and calls `leave`."""
         self.require_writable()
         with self.mutex:
             if self._transaction is not None:

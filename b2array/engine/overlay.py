@@ -225,7 +225,8 @@ class Overlay(Target):
     def reindex(self, order: npt.ArrayLike, new: State | None = None, **fields: Any) -> None:
         """Give the chunks another order, count or size, and perhaps the state another shape.
 
-        `order` has for each new position the old one, or -1 for a chunk of zeros. `fields` are new values of the frame's.
+        `order` has for each new position the old one, or -1 for a chunk of zeros. `fields` are new values of the
+        frame's.
         """
         old = np.asarray(order, np.int64).reshape(-1)
         state = self.state if new is None else new

@@ -44,8 +44,8 @@ _LOWEST_CODE = -(2**32)
 class Staging:
     """New chunks, each known by a code that stands for it in a transaction's index.
 
-    The code of a chunk in a file is the file's number, of which `first` is the first; that of a spooled one is negative.
-    Without a spool, chunks go into files of their own. Threads may put chunks at the same time.
+    The code of a chunk in a file is the file's number, of which `first` is the first; that of a spooled one is
+    negative. Without a spool, chunks go into files of their own. Threads may put chunks at the same time.
     """
 
     def __init__(self, store: Store, spool: Spool | None, first: int) -> None:
