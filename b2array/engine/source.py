@@ -90,7 +90,7 @@ class Source(ABC):
 
     @abstractmethod
     def place(self, n: int) -> Location | Special:
-        """Return where chunk `n` is, or raise ChunkLostError; in a contiguous frame it may end before the place does."""
+        """Return where chunk `n` is, if it is not lost; in a contiguous frame it may end before the place does."""
 
     def locate(self, n: int) -> Location | Special:
         """Return what `place` returns; for a chunk that is lost perhaps where no chunk is, so that reading fails."""
