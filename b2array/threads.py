@@ -83,16 +83,9 @@ def alone(call: Callable[..., R], /, *args: object) -> R:
 
 
 def spread(task: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Iterator[R]:
-    """Yield ``task(item)`` for each item, in order. Workers compute it a bounded number of items ahead.
+    """Yield ``task(item)`` for each item, in order, computed by workers at most `ahead` items each ahead.
 
-    Parameters
-    ----------
-    task : callable
-        Called once for each item, possibly in another thread.
-    items : iterable
-        Consumed as the work proceeds, always in the calling thread.
-    ahead : int, default 2
-        How many calls for each worker may be running or finished before the caller asks for their results.
+    Items are consumed as the work proceeds, always in the calling thread.
     """
     nworkers, source = width(), iter(items)
     first = list(islice(source, 2)) if nworkers > 1 else []
@@ -135,12 +128,7 @@ def _ended(under_way: Iterable[Future[R]]) -> list[Future[R]]:
 def each(task: Callable[[T], object], items: Iterable[T]) -> None:
     """Call ``task(item)`` for each item, in any order and without results: cheaper than `spread` for small items.
 
-    Parameters
-    ----------
-    task : callable
-        Called once for each item, possibly in another thread. After an error, no further call begins.
-    items : iterable
-        Consumed as the work proceeds, one at a time, possibly in another thread.
+    Items are consumed as the work proceeds, one at a time, possibly in another thread. After an error no call begins.
     """
     nworkers = width()
     source = iter(items)
@@ -184,16 +172,7 @@ def ahead(task: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]
     """Yield ``task(item)`` for each item, in order, with `count` calls running in threads of their own.
 
     For calls that wait rather than compute, such as requests. The threads end with the last result, or when the
-    iterator is closed.
-
-    Parameters
-    ----------
-    task : callable
-        Called once for each item; in this thread if there is only one item, or `count` is 1.
-    items : iterable
-        Consumed as the work proceeds, always in the calling thread.
-    count : int
-        How many calls may be running or finished before the caller asks for their results.
+    iterator is closed. Items are consumed as the work proceeds, always in the calling thread.
     """
     source = iter(items)
     first = list(islice(source, 2))

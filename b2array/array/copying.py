@@ -16,13 +16,12 @@ from b2array.array.described import Described
 from b2array.array.drafts import Draft, aborting, known_dtype, new_draft, put
 from b2array.array.options import OPTIONS, UNSET, ArrayOptions, Casting, Shape, Url, check_keywords
 from b2array.array.placing import place_new
-from b2array.array.streaming import Sliceable, boxes, is_sliceable, piece
+from b2array.array.streaming import boxes, is_sliceable, piece
 from b2array.engine import resize, transaction
 from b2array.engine.handle import Handle
 from b2array.engine.source import Source
 from b2array.engine.transaction import Transaction
 from b2array.engine.write import rewrite
-from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format.b2nd import GEOMETRIES
 from b2array.grid import assignment
 from b2array.grid.chunking import automatic
@@ -58,12 +57,7 @@ def copied(handle: Handle, url: Url | None, wanted: CopyOptions) -> Transaction:
 
     Chunks are copied as they are where that is possible; else they are encoded again, a few at a time.
     """
-    source = handle.source
-    while True:
-        try:
-            return _copied(source, url, wanted)
-        except (FormatError, UnsupportedError, ConflictError) as error:
-            source = handle.recover(source, error)
+    return handle.reading(lambda source: _copied(source, url, wanted))
 
 
 def _copied(source: Source, url: Url | None, wanted: CopyOptions) -> Transaction:
@@ -149,7 +143,8 @@ def holding(x: Any, url: Url | None, dtype: npt.DTypeLike | None, options: Array
         return copied(x._handle, url, CopyOptions(options, dtype))
     dtype = known_dtype(dtype)
     if is_sliceable(x) and np.dtype(dtype or x.dtype).subdtype is None:
-        return _streamed(x, url, np.empty(0, x.dtype).astype(dtype or x.dtype).dtype, options)
+        kind = np.empty(0, x.dtype).astype(dtype or x.dtype).dtype
+        return computed(x.shape, kind, lambda box: piece(x, box, kind), url, options)
     assignment.check_unmasked(x)
     values = np.asarray(x, dtype=dtype)
     draft = new_draft(url, values.shape, values.dtype, options)
@@ -157,10 +152,6 @@ def holding(x: Any, url: Url | None, dtype: npt.DTypeLike | None, options: Array
         if values.size:
             put(*draft, (...,), values)
     return draft.transaction
-
-
-def _streamed(x: Sliceable, url: Url | None, dtype: np.dtype[Any], options: ArrayOptions) -> Transaction:
-    return computed(x.shape, dtype, lambda box: piece(x, box, dtype), url, options)
 
 
 def computed(

@@ -146,7 +146,7 @@ class Indexed(Described):
             read(source, layout, wanted.positions, wanted.axes, wanted.view(out))
             return out
 
-        return self._reading(attempt)
+        return self._handle.reading(attempt)
 
     def _get(self, key: Any, rule: Select) -> Any:
         source = self._handle.source

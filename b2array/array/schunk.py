@@ -24,7 +24,7 @@ from b2array.engine.handle import Handle
 from b2array.engine.snapshot import load
 from b2array.engine.source import ChunkRequest, Source
 from b2array.engine.transaction import Transaction, copied
-from b2array.errors import ConflictError, FormatError, UnsupportedError, located_error
+from b2array.errors import FormatError, UnsupportedError, located_error
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.progress import track
@@ -96,15 +96,6 @@ class SChunk(Opened):
 
     # Reading.
 
-    def _read(self, function: Callable[[Source], T]) -> T:
-        """Call `function` with what is read from; again if a commit through this handle took that away meanwhile."""
-        source = self._handle.source
-        while True:
-            try:
-                return function(source)
-            except (FormatError, UnsupportedError, ConflictError) as error:
-                source = self._handle.recover(source, error)
-
     def decompress_chunk(self, n: int) -> bytes:
         """Return the data of chunk `n`.
 
@@ -120,11 +111,11 @@ class SChunk(Opened):
             number = _number(source, n)
             return _data(source, number, _stored(source, number)).tobytes()
 
-        return self._read(decoded)
+        return self._handle.reading(decoded)
 
     def get_chunk(self, n: int) -> bytes:
         """Return chunk `n` as it is stored."""
-        return self._read(lambda source: bytes(_stored(source, _number(source, n)).region))
+        return self._handle.reading(lambda source: bytes(_stored(source, _number(source, n)).region))
 
     def lazy_chunk(self, n: int) -> bytes:
         """Return chunk `n` without its blocks: header, block starts, and where the blocks are.
@@ -144,7 +135,7 @@ class SChunk(Opened):
 
     def get_slice(self, start: int = 0, stop: int | None = None) -> bytes:
         """Return the items from `start` to `stop`, as slicing counts them."""
-        return self._read(lambda source: _items(source, slice(start, stop)))
+        return self._handle.reading(lambda source: _items(source, slice(start, stop)))
 
     def __getitem__(self, key: int | slice) -> bytes:
         """Return the bytes of an item, or of a slice of items without step."""
@@ -170,7 +161,7 @@ class SChunk(Opened):
     def to_bytes(self) -> bytes:
         """Return everything as one contiguous frame; the chunks are copied, not compressed again."""
         target = MemoryStore()
-        self._read(lambda source: copied(source, target, FrameType.CONTIGUOUS)).commit()
+        self._handle.reading(lambda source: copied(source, target, FrameType.CONTIGUOUS)).commit()
         (view,) = target.read([Span("", 0, target.stamp("").size)])
         return bytes(view)
 

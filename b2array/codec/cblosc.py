@@ -132,15 +132,9 @@ def decode(
 ) -> None:
     """Decode blocks of full size that lie anywhere in `region` into `out`, one behind the other.
 
-    Parameters
-    ----------
-    region : memoryview
-        The bytes around the blocks. If it is writable, this function uses the bytes in front of the blocks as scratch
-        space and restores them, which saves a copy: no other thread may use it at the same time.
-    starts, stops : sequence of int
-        Where each block begins and where it ends at the latest, in bytes from the start of `region`.
-    margin : int, default 0
-        Bytes behind each block that may be overwritten, together with the end of the block; `margin_behind` are enough.
+    `starts` and `stops` say where each block begins and where it ends at the latest. If `region` is writable, the bytes
+    in front of the blocks are used as scratch space and restored, which saves a copy: no other thread may use it at the
+    same time. So may be `margin` bytes behind each block, which are not restored; `margin_behind` are enough.
     """
     if params.fmt == CodecFormat.ZSTD and params.nstreams > 1 and params.neblock <= _LONGEST_ZSTD:
         _decode_split_zstd(params, region, starts, stops, out)

@@ -139,14 +139,7 @@ def decode(
     """Decode the payload of one stream (without its length) to exactly `nbytes` bytes. Not for BloscLZ.
 
     `meta`, `typesize` and `blockshape` are for registered codecs: see `register`. `dictionary` is that of the chunk;
-    only zstd and LZ4 use it.
-
-    Raises
-    ------
-    FormatError
-        The payload does not decode to `nbytes` bytes.
-    UnsupportedError
-        The codec is not registered, or LZ4 has a dictionary and the package lz4 is not installed.
+    only zstd and LZ4 use it, LZ4 through the package lz4.
     """
     built_in = _DECODERS.get(codec)
     if built_in is None:

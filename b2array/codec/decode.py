@@ -80,15 +80,7 @@ def decompress(chunk: Buffer) -> bytes:
 
 
 def decode(buf: Buffer, *, out: Bytes | None = None, context: Context = NO_CONTEXT) -> Bytes:
-    """Decode a whole chunk, into `out` if it is given: contiguous, of exactly the chunk's size.
-
-    Raises
-    ------
-    FormatError
-        The bytes are not a chunk.
-    UnsupportedError
-        The chunk needs a codec or filter that is not there.
-    """
+    """Decode a whole chunk, into `out` if it is given: contiguous, of exactly the chunk's size."""
     stored = Stored.whole(memoryview(buf).cast("B").toreadonly())
     header = stored.head.header
     limit = config.limits.chunk_nbytes
@@ -136,18 +128,10 @@ def accept(stored: Stored, numbers: Numbers, *, context: Context) -> Bytes | Non
 def decode_blocks(
     stored: Stored, numbers: Numbers, out: Bytes, *, context: Context = NO_CONTEXT, reference: Bytes | None = None
 ) -> None:
-    """Decode the blocks `numbers` into `out`, one behind the other.
+    """Decode the blocks `numbers` into `out`, one behind the other; their bytes must be at hand.
 
-    Parameters
-    ----------
-    stored : Stored
-        The chunk; the bytes of the blocks must be at hand.
-    numbers : sequence of int
-        Increasing (a range must have step 1); a short last block can only come last.
-    out : ndarray of uint8
-        Contiguous, exactly as long as the blocks.
-    reference : ndarray of uint8, optional
-        The result of `accept`; needed for DELTA unless block 0 is the first of `numbers`.
+    The numbers increase (a range must have step 1); a short last block can only come last. `reference` is the result of
+    `accept`; DELTA needs it unless block 0 is the first.
     """
     header = stored.head.header
     if header.special:

@@ -29,25 +29,11 @@ def splice(
     old: Stored, numbers: Sequence[int], data: Bytes, *, typesize: int, cparams: CParams,
     blockshape: tuple[int, ...] | None,
 ) -> bytes | None:  # fmt: skip
-    """Return a chunk with some blocks replaced; None if all blocks have to be encoded together.
+    """Return a chunk with blocks replaced by `data`, ascending; None if all blocks have to be encoded together.
 
     That is so if the blocks do not stand for themselves, as with a dictionary; if the chunk was encoded in another way,
-    its level and split aside; and if only a chunk that is raw, or not raw any more, would be small.
-
-    Parameters
-    ----------
-    old : Stored
-        The chunk, with all its bytes. Its blocks all have the size of those in `data`.
-    numbers : sequence of int
-        The blocks to replace, ascending.
-    data : ndarray of uint8, shape (blocks, blocksize)
-        What they hold from now on.
-    typesize : int
-        Size of an item in bytes.
-    cparams : CParams
-        How to encode them.
-    blockshape : tuple of int or None
-        Shape in items of a block.
+    its level and split aside; and if only a chunk that is raw, or not raw any more, would be small. The chunk is there
+    with all its bytes, and all its blocks have the size of those in `data`.
     """
     header = old.head.header
     task = _task(header, data.reshape(-1), typesize, cparams, blockshape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import numpy as np
@@ -16,7 +16,6 @@ from b2array.compute.operators import Operators
 from b2array.compute.reductions import reduction
 from b2array.engine.handle import Handle
 from b2array.engine.source import Source
-from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.grid.selection import fields, orthogonal, select, vectorised
 
 if TYPE_CHECKING:
@@ -55,15 +54,6 @@ class Readable(Operators):
 
     def _view(self, mapping: Mapping) -> View:
         return View(self, mapping)
-
-    def _reading(self, attempt: Callable[[Source], R]) -> R:
-        """Call a function that reads, again where a commit through this handle took away what it read."""
-        source = self._handle.source
-        while True:
-            try:
-                return attempt(source)
-            except (FormatError, UnsupportedError, ConflictError) as error:
-                source = self._handle.recover(source, error)
 
     @abstractmethod
     def _mapping(self, shape: tuple[int, ...]) -> Mapping:
@@ -262,7 +252,7 @@ class View(Readable):
             layout = source.state.require_layout()
             pieces.fill(source, layout, self._mapping(layout.shape), selection, result)
 
-        self._reading(attempt)
+        self._handle.reading(attempt)
         if selection.kind == "scalar":
             result = result[()]
         return result if names is None else result[names]

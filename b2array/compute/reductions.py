@@ -140,7 +140,7 @@ def _reduce(
         task = _Task(lengths, axes, model.dtype, wide, counted, initial, given.get("ddof", 0), skipna)
         return _reduced(source, layout, mapping, task, _VERBS[name], show=name if progress else "")
 
-    found = a._reading(attempt)
+    found = a._handle.reading(attempt)
     shape = [1 if k in reduced else n for k, n in enumerate(a.shape) if keepdims or k not in reduced]
     return found.reshape(shape)[() if not shape else ...]
 

@@ -26,15 +26,7 @@ __all__ = ["check_chunk", "chunk_sizes", "delete", "insert", "reorder", "update"
 
 
 def check_chunk(buf: Buffer) -> ChunkHeader:
-    """Return the header of a chunk that can be put into a frame.
-
-    Raises
-    ------
-    FormatError, UnsupportedError
-        `buf` is not a chunk.
-    ValueError
-        It is lazy, without data, or not exactly one.
-    """
+    """Return the header of a chunk that can be put into a frame: one that is neither lazy nor without data."""
     buf = memoryview(buf).cast("B")
     header = ChunkHeader.unpack(buf)
     if header.lazy:

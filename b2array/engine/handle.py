@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from b2array import config
 from b2array.engine.snapshot import Snapshot, reload
@@ -26,6 +26,7 @@ _PICKLED_NBYTES = 2**16
 """A record of sizes that takes more than this, and serves writers only, stays out of pickles."""
 
 Mode = Literal["r", "r+"]
+T = TypeVar("T")
 
 
 class Handle:
@@ -129,16 +130,10 @@ class Handle:
         return self._snapshot.generation
 
     def recover(self, source: Source, error: B2ArrayError) -> Source:
-        """Return what to read from after an error, or raise the error.
+        """Return what to read from after an error, or raise the error, with the URL if it did not say it.
 
-        A commit through this handle may have taken away what was read; then there is a newer source.
-
-        Raises
-        ------
-        ConflictError
-            Another writer took it away.
-        B2ArrayError
-            The error, with the URL if it did not say it.
+        A commit through this handle may have taken away what was read; then there is a newer source. ConflictError:
+        another writer took it away.
         """
         explained = _explained(source, error)
         if isinstance(explained, FormatError | ConflictError):
@@ -151,27 +146,29 @@ class Handle:
             raise error
         raise explained from error
 
+    def reading(self, task: Callable[[Source], T]) -> T:
+        """Return what a task reads; call it again where a commit through this handle took that away meanwhile."""
+        source = self.source
+        while True:
+            try:
+                return task(source)
+            except (FormatError, UnsupportedError, ConflictError) as error:
+                source = self.recover(source, error)
+
     # Changing.
 
     def changes(self, *, anywhere: bool = False) -> Iterator[AbstractContextManager[Transaction]]:
         """Give a transaction to change, which is then committed; again if another writer came first.
 
         After some attempts other writers have to wait, where the store has locks. A transaction that is under way is
-        joined. To be used as here; the block must not leave the loop, for only its end tells whether it counts::
+        joined. With `anywhere`, the change makes sense although another writer changed metalayers, number or order of
+        the chunks. ConflictError: it does not make sense any more, or there is a transaction under way.
+
+        To be used as here; the block must not leave the loop, for only its end tells whether it counts::
 
             for attempt in handle.changes():
                 with attempt as transaction:
                     ...
-
-        Parameters
-        ----------
-        anywhere : bool, default False
-            Whether the change makes sense if the other writer changed metalayers, number or order of the chunks.
-
-        Raises
-        ------
-        ConflictError
-            The change does not make sense any more, or there is a transaction under way.
         """
         for tried in attempts(self.store):
             if tried == config.retries and self.store.guarantee != COMPARE_AND_SWAP:
@@ -220,15 +217,8 @@ class Handle:
     def change(self, *, locked: bool = False) -> Iterator[Transaction]:
         """Collect changes for one commit, or for the transaction under way; one that raises changes nothing.
 
-        Parameters
-        ----------
-        locked : bool, default False
-            Whether the caller holds the store's lock already.
-
-        Raises
-        ------
-        ConflictError
-            Another writer, or another thread with this handle, changed the same; `changes` tries again then.
+        If `locked`, the caller holds the store's lock already. ConflictError: another writer, or another thread with
+        this handle, changed the same; `changes` tries again then.
         """
         self.require_writable()
         with self.mutex:
@@ -271,14 +261,8 @@ class Handle:
         """Make everything that is changed through this handle inside the ``with`` block one commit.
 
         Threads that write through the handle join in, one at a time, and readings through it show the changes. If the
-        block raises, nothing has happened.
-
-        Raises
-        ------
-        ValueError
-            A transaction is under way already.
-        ConflictError
-            Another writer changed chunks that were read or written in the block. Nothing has happened then.
+        block raises, nothing has happened. Nothing has happened either after a ConflictError: another writer changed
+        chunks that were read or written in the block.
         """
         transaction = self.enter()
         try:
@@ -294,13 +278,7 @@ class Handle:
                 self._show(self._snapshot)
 
     def enter(self, transaction: Transaction | None = None) -> Transaction:
-        """Enter a transaction that the caller commits; `leave` ends it. Raises what `transaction` raises.
-
-        Parameters
-        ----------
-        transaction : Transaction, optional
-            Of a new frame that replaces this one; else the changes are made to this one.
-        """
+        """Enter a transaction, perhaps of a new frame to replace this one; the caller commits it and calls `leave`."""
         self.require_writable()
         with self.mutex:
             if self._transaction is not None:
@@ -329,13 +307,7 @@ class Handle:
         return Transaction(self.store, self._snapshot, locked=locked or self.locked)
 
     def at_snapshot(self, mode: Mode = "r") -> Handle:
-        """Return another handle that shows the committed state, and keeps doing so whatever this one commits.
-
-        Raises
-        ------
-        ValueError
-            A transaction is under way.
-        """
+        """Return another handle that shows the committed state, and keeps doing so whatever this one commits."""
         if self._transaction is not None:
             raise ValueError("a transaction is under way on this handle; what it changes is not committed yet")
         return Handle(self._snapshot, mode)

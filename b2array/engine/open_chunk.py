@@ -65,20 +65,7 @@ class Form:
 
 
 class OpenChunk:
-    """A chunk that is being changed.
-
-    Parameters
-    ----------
-    form : Form
-        How it is cut and encoded.
-    stored : Stored or None
-        The chunk before, with all its bytes; None if it does not matter.
-
-    Raises
-    ------
-    FormatError, UnsupportedError
-        The chunk cannot be read.
-    """
+    """A chunk that is being changed. `stored` is the chunk before, with all its bytes; None if it does not matter."""
 
     __slots__ = ("_blocks", "_stored", "form")
 
@@ -147,18 +134,9 @@ class OpenChunk:
     def put(
         self, part: Part, patch: Patch | None, axes: Axes | None, values: Array, fields: Any, undo: Undo | None
     ) -> None:
-        """Copy values into blocks.
+        """Copy values into blocks of the `part` of the chunk, which is also a `patch` if slices select it.
 
-        Parameters
-        ----------
-        part : Part
-            What is written of the chunk.
-        patch : Patch or None
-            The same, if it is a selection by slices.
-        axes, values, fields
-            As in `b2array.engine.write.write`.
-        undo : list of callables, optional
-            Gets what puts the old values back.
+        `undo` gets functions that put the old values back.
         """
         if patch is not None:
             self.require(patch.numbers, patch.filled if fields is None else None, undo)

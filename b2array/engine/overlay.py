@@ -37,27 +37,10 @@ _SPOOL = "<spool>"
 
 
 class Overlay(Target):
-    """Changes on top of a snapshot, or of nothing for a new frame.
+    """Changes on top of a snapshot `base`, or of nothing for a `new` frame.
 
-    Threads may put chunks at the same time; everything else is for one thread at a time.
-
-    Parameters
-    ----------
-    store : Store
-        Where the changes go.
-    base : Snapshot or None
-        What they are made to.
-    new : State, optional
-        The frame to create if there is no base.
-    overwrite : bool
-        Whether a new frame may replace an old one.
-
-    Raises
-    ------
-    ReadOnlyError
-        The frame lies inside a larger file.
-    UnsupportedError
-        It was written by a later version, which this one cannot follow.
+    Threads may put chunks at the same time; everything else is for one thread at a time. A frame inside a larger file,
+    and one that a later version wrote, cannot be changed.
     """
 
     def __init__(self, store: Store, base: Snapshot | None, new: State | None = None, *, overwrite: bool) -> None:
@@ -240,16 +223,10 @@ class Overlay(Target):
         self.state = self.state.with_annotations(self.state.annotations.with_entries(**{key: value}))
 
     def reindex(self, order: npt.ArrayLike, new: State | None = None, **fields: Any) -> None:
-        """Give the chunks another order, count or size.
+        """Give the chunks another order, count or size, and perhaps the state another shape.
 
-        Parameters
-        ----------
-        order : sequence of int
-            For each new position the old one, or -1 for a chunk of zeros.
-        new : State, optional
-            A state of another shape, which still has the old index.
-        **fields
-            New values of fields of the frame.
+        `order` has for each new position the old one, or -1 for a chunk of zeros. `fields` are new values of the
+        frame's.
         """
         old = np.asarray(order, np.int64).reshape(-1)
         state = self.state if new is None else new

@@ -55,25 +55,9 @@ _SHARE = 4
 def read(
     source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array, nbytes: int = 0
 ) -> None:
-    """Fill `box` with the selected items.
+    """Fill `box`, which has one dimension a group, with the items that `b2array.grid.partition.parts` selects.
 
-    Parameters
-    ----------
-    source : Source
-        Where the chunks are.
-    layout : Layout
-        How they make up the array.
-    positions, axes
-        The selection, as `b2array.grid.partition.parts` takes it.
-    box : ndarray
-        One dimension a group of the selection, of the array's dtype.
-    nbytes : int, default 0
-        Size in bytes of a larger read that this is a part of.
-
-    Raises
-    ------
-    FormatError, UnsupportedError
-        A chunk cannot be read; the message has its number.
+    `nbytes` is the size in bytes of a larger read that this is a part of.
     """
     if not box.size:
         return
@@ -103,15 +87,7 @@ def prepare(
 
 
 def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
-    """Return one item.
-
-    Parameters
-    ----------
-    source, layout
-        As in `read`; the dtype has no fields.
-    where : sequence of int
-        Its position, which must lie within the array.
-    """
+    """Return the item at a position within the array; the dtype has no fields."""
     number = block = position = 0
     for i, n, c, b in zip(where, layout.shape, layout.chunks, layout.blocks, strict=True):
         coord, rest = divmod(i, c)

@@ -36,20 +36,7 @@ Box = tuple[slice, ...]
 
 
 def resize(transaction: Transaction, shape: tuple[int, ...]) -> None:
-    """Give the array another shape; items that come to be are the fill value.
-
-    Parameters
-    ----------
-    transaction : Transaction
-        Holds the array.
-    shape : tuple of int
-        Extents in items.
-
-    Raises
-    ------
-    ValueError, LimitError
-        The shape is not possible.
-    """
+    """Give the array another shape; items that come to be are the fill value."""
     transaction.flush()
     before = copy.copy(transaction)  # shares the chunks, and keeps the old index
     old = transaction.state.require_layout()
@@ -92,17 +79,7 @@ def _torn(transaction: Transaction, old: Layout, new: Layout, item: bytes) -> It
 
 
 def append(transaction: Transaction, values: Array, axis: int) -> None:
-    """Put values behind the last items along an axis.
-
-    Parameters
-    ----------
-    transaction : Transaction
-        Holds the array.
-    values : ndarray
-        Of the array's type and extents, but for the extent along `axis`.
-    axis : int
-        Not negative.
-    """
+    """Put values of the array's type behind the last items along an axis."""
     old = transaction.state.require_layout()
     length = old.shape[axis]
     shape = _with(old.shape, axis, length + values.shape[axis])
@@ -137,17 +114,7 @@ def insert(transaction: Transaction, values: Array, position: int, axis: int) ->
 
 
 def delete(transaction: Transaction, positions: slice | npt.NDArray[np.int64], axis: int) -> None:
-    """Remove positions along an axis.
-
-    Parameters
-    ----------
-    transaction : Transaction
-        Holds the array.
-    positions : slice or ndarray of int64
-        A slice of step 1 with start and stop in bounds; or sorted positions, none twice.
-    axis : int
-        Not negative.
-    """
+    """Remove positions along an axis: a slice of step 1 with start and stop in bounds, or sorted ones, none twice."""
     length = transaction.state.require_layout().shape[axis]
     if isinstance(positions, slice):
         pieces = [_Piece(slice(0, positions.start, 1)), _Piece(slice(positions.stop, length, 1))]
@@ -280,14 +247,7 @@ class Joint(NamedTuple):
 def joint(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int) -> Joint:
     """Check that values can be put behind or between the items of an array, as `numpy.concatenate` does.
 
-    Raises
-    ------
-    numpy.exceptions.AxisError
-        There is no such axis.
-    TypeError
-        The values have a type that cannot be cast safely enough (see `numpy.can_cast`, "same_kind").
-    ValueError
-        They have another number of dimensions, or another extent along an axis that is not `axis`.
+    Their type must be one that NumPy casts as "same_kind".
     """
     axis = np.lib.array_utils.normalize_axis_index(axis, len(shape))
     array = _cast(values, dtype)
@@ -302,24 +262,13 @@ def joint(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int) 
 
 
 def check_joint(url: str, before: Layout, now: Layout, axis: int) -> None:
-    """Refuse an array that another writer has made one that the values do not fit any more.
-
-    Raises
-    ------
-    ConflictError
-        It has another type, or another extent along an axis that is not `axis`.
-    """
+    """Refuse an array that another writer has made one that the values do not fit any more."""
     if now.dtype != before.dtype or _with(now.shape, axis, 0) != _with(before.shape, axis, 0):
         raise ConflictError(f"{url} has become an array of shape {now.shape} and type {now.dtype}")
 
 
 def positions(key: Any, shape: tuple[int, ...], axis: int) -> slice | npt.NDArray[np.int64]:
     """Return the positions that an integer, slice, index array or mask selects along an axis, as `delete` takes them.
-
-    Raises
-    ------
-    IndexError
-        Where NumPy's indexing raises it.
 
     Examples
     --------

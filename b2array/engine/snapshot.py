@@ -33,22 +33,9 @@ _FIRST_READ = 64 * 2**10
 class Snapshot(Source):
     """A frame as it was when it was read.
 
-    Parameters
-    ----------
-    store : Store
-        Where it is.
-    state : State
-        What it says.
-    start : int
-        Where the frame begins in its file, in bytes.
-    version : str or None
-        The store's version of the file.
-    generation : str
-        Changes with every commit.
-    unique : str
-        What the store says of the file as it was read; see `b2array.store.base.Head`.
-    header : bytes
-        The header as it is stored; empty in a snapshot that came out of a pickle, which may lack sizes of blocks.
+    It begins at `start` in its file, of which the store has this `version`, and whose `generation` changes with every
+    commit. `unique` is what the store says of the file; see `b2array.store.base.Head`. `header` are the stored bytes; a
+    snapshot that came out of a pickle has none, and may lack sizes of blocks.
     """
 
     store: Store
@@ -148,15 +135,6 @@ def load(store: Store, *, start: int = 0) -> Snapshot:
 
     One wave of requests finds out whether the store is one file or a directory, a second one is needed only where
     header, index and trailer take more than 64 KiB.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is neither a frame of its own nor one with chunks beside it.
-    FormatError, UnsupportedError
-        What is there is not a frame, or one of a kind that is not known.
-    ValueError
-        The frame would begin before the file does.
     """
     start = operator.index(start)
     if start < 0:

@@ -48,17 +48,7 @@ class CachedHead(NamedTuple):
 
 
 class Source(ABC):
-    """What chunks are read from.
-
-    Attributes
-    ----------
-    store : Store
-        Where the chunks are.
-    state : State
-        What the frame says about them.
-    sparse : bool
-        Whether every chunk has a file of its own.
-    """
+    """What chunks are read from: a store, what the frame says, and whether every chunk has a file of its own."""
 
     __slots__ = ()
 
@@ -100,13 +90,7 @@ class Source(ABC):
 
     @abstractmethod
     def place(self, n: int) -> Location | Special:
-        """Return where chunk `n` is; in a contiguous frame it may end before the place does.
-
-        Raises
-        ------
-        ChunkLostError
-            Repairing the frame could not save it.
-        """
+        """Return where chunk `n` is, if it is not lost; in a contiguous frame it may end before the place does."""
 
     def locate(self, n: int) -> Location | Special:
         """Return what `place` returns; for a chunk that is lost perhaps where no chunk is, so that reading fails."""

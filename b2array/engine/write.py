@@ -37,16 +37,8 @@ def write(
 ) -> None:  # fmt: skip
     """Put the selected items into new chunks.
 
-    Parameters
-    ----------
-    target : Target
-        Takes the chunks.
-    layout, positions, axes
-        As in `b2array.engine.read.read`.
-    values : ndarray
-        One dimension a group of the selection; converted to the array's dtype block by block.
-    fields : str or list of str, optional
-        The fields to change; whole items by default.
+    `values` have one dimension a group of the selection, and are converted to the array's type block by block. Only the
+    `fields` that are named are changed.
     """
     chunks = parts_of_chunks(layout, positions, axes)
     first = list(islice(chunks, 2))
@@ -63,23 +55,9 @@ def write(
 def rewrite(
     target: Target, layout: Layout, numbers: Iterable[int], produce: Callable[[Slices], Array]
 ) -> Iterator[int]:
-    """Make whole chunks from scratch, a few at a time.
+    """Make whole chunks from scratch, a few at a time, and yield the number of each.
 
-    Parameters
-    ----------
-    target : Target
-        Takes the chunks, when the last one is made.
-    layout : Layout
-        How they make up the array.
-    numbers : iterable of int
-        The chunks, in C order of the grid.
-    produce : callable
-        Called in the workers with a box of the array, one slice an axis, for the items in it.
-
-    Yields
-    ------
-    int
-        The number of each chunk that is made.
+    `produce` is called in the workers with a box of the array for the items in it.
     """
     form = Form.of(target.frame, layout)
 

@@ -114,13 +114,7 @@ class Annotations:
         )
 
     def pack(self) -> bytes:
-        """Return the content of the metalayer.
-
-        Raises
-        ------
-        UnsupportedError
-            It came from a later major version.
-        """
+        """Return the content of the metalayer; raise UnsupportedError if it came from a later major version."""
         if self.foreign:
             raise UnsupportedError("the frame was written by a later version of b2array, which this one cannot follow")
         layer: dict[Any, Any] = {"v": _VERSION}

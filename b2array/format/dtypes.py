@@ -119,12 +119,8 @@ def _check_dtype(dtype: np.dtype[Any], whole: np.dtype[Any]) -> None:
 def dtype_text(dtype: np.dtype[Any]) -> str:
     """Return the text that stands for `dtype` in a `b2nd` metalayer: the one python-blosc2 writes.
 
-    Raises
-    ------
-    TypeError
-        The type contains Python objects, has no size, or is no type of NumPy's own.
-    LimitError
-        The text is longer than `b2array.config.limits.dtype_text` bytes.
+    Raises TypeError for Python objects, types without a size and types that are not NumPy's, and LimitError for a text
+    of more than `b2array.config.limits.dtype_text` bytes.
 
     Examples
     --------

@@ -148,13 +148,6 @@ def unpack(header: Buffer, tail: Buffer, known: Header | None = None) -> Frame:
     """Read a frame from its header and its tail, and verify our fingerprint if it has one.
 
     `tail` has the frame's bytes from `Header.tail_start` on. `known` is what `unpack_header` returned for this header.
-
-    Raises
-    ------
-    FormatError
-        A part ends early, sizes contradict each other, the index points outside, or the fingerprint is wrong.
-    UnsupportedError
-        As for `unpack_header`, or the index needs a codec that is not known.
     """
     head = unpack_header(header) if known is None else known
     length = head.frame_len - head.tail_start

@@ -215,13 +215,7 @@ def header_nbytes(buf: Buffer) -> int:
 def unpack_header(buf: Buffer) -> Header:
     """Read the header of a frame. What follows it is not looked at.
 
-    Raises
-    ------
-    FormatError
-        This is no frame, the header ends early (the message says how many bytes it has; so does `header_nbytes`), or
-        its sizes contradict each other.
-    UnsupportedError
-        It announces a later version, another width of the offsets, or another type of frame.
+    If the header ends early, the FormatError says how many bytes it has; so does `header_nbytes`.
     """
     header_len = header_nbytes(buf)
     if len(buf) < header_len:

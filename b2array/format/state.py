@@ -283,13 +283,7 @@ def reshaped(state: State, shape: tuple[int, ...]) -> State:
 
     The index and the size of the data are still those of the old shape. Chunks and blocks stay, except where chunks
     have no extent along some axis, as python-blosc2 writes them for arrays without items: then they are chosen again.
-
-    Raises
-    ------
-    ValueError
-        The shape has another number of dimensions, other extents of the items, or is larger than the format allows.
-    LimitError
-        There would be more chunks than an index can hold.
+    The number of dimensions and the extents of the items cannot change.
     """
     described, layout = state.frame, state.require_layout()
     if len(shape) != layout.ndim:

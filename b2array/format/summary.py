@@ -38,15 +38,7 @@ _NOWHERE = np.array([-1]).tobytes()
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a record says.
-
-    Parameters
-    ----------
-    state : State
-        Layout, annotations and attributes. The index is made up: nothing can be read with it.
-    header : bytes
-    fingerprint : bytes
-    """
+    """What a record says: layout, annotations and attributes. The index is made up: nothing can be read with it."""
 
     state: State
     header: bytes
@@ -64,13 +56,7 @@ def pack(state: State, header: bytes) -> Record | None:
 
 
 def unpack(record: Any) -> Summary:
-    """Read a summary.
-
-    Raises
-    ------
-    FormatError, UnsupportedError
-        This is none, or it describes nothing that a frame could be.
-    """
+    """Read a summary."""
     fine = isinstance(record, list) and len(record) == 3 and all(type(part) is bytes for part in record)
     if not fine or len(record[1]) != frame.FINGERPRINT_NBYTES:
         raise FormatError("expected a header, a fingerprint and annotations in a summary, found something else")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from itertools import accumulate
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -150,14 +151,8 @@ class Group(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Open an array (or a super-chunk), or give a group.
 
-        Raises
-        ------
-        KeyError
-            There is no such member.
-        FormatError, UnsupportedError
-            The member is damaged, or an archive holds it in a way that cannot be read in place.
-        ConflictError
-            A transaction changed it after the group was opened.
+        Raises KeyError if there is no such member, and ConflictError if a transaction changed it since the group was
+        opened.
         """
         try:
             name = check_name(name)
@@ -270,19 +265,15 @@ class Group(MutableMapping[str, Any]):
             raise FileExistsError(f"{self.url}: there is a member {name!r}; overwrite=True replaces it")
         if any(other.startswith(full + "/") for other in members):
             raise FileExistsError(f"{self.url}: there is a group {name!r}")
-        parts = full.split("/")
-        for n in range(1, len(parts)):
-            if (outer := "/".join(parts[:n])) in members:
+        for outer in accumulate(full.split("/")[:-1], "{}/{}".format):
+            if outer in members:
                 raise ValueError(f"{name!r} cannot name a member: {outer!r} is an array, not a group")
         return name
 
     def require_array(self, name: str, shape: Shape, dtype: npt.DTypeLike = float, **options: Any) -> NDArray:
         """Return the array of that name, or make it as `create` does.
 
-        Raises
-        ------
-        TypeError
-            There is something else, or an array of another shape or type.
+        Raises TypeError if there is something else, or an array of another shape or type.
         """
         if name not in self:
             return self.create(name, shape, dtype, **options)

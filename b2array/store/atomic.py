@@ -19,18 +19,9 @@ def require_free(
 ) -> str | None:
     """Return the name of the object that may be replaced, or None; FileExistsError if something must stay.
 
-    Parameters
-    ----------
-    kinds : mapping of str to bytes
-        What may be replaced: names of objects, and the first bytes of each.
-    what : str
-        What such an object is, for messages.
-    overwrite : bool
-        Whether anything may be replaced at all.
-    name : str
-        The object to write; ``""`` cannot be written where there is a directory.
-    alone : bool
-        Whether to refuse a directory that has other files but none of `kinds`.
+    `kinds` are names of objects that may be replaced, with the first bytes of each; messages call them `what`. `name`
+    is the object to write; ``""`` cannot be written where there is a directory. With `alone`, a directory is refused
+    that has other files but none of `kinds`.
     """
     names = sorted({name, *kinds})
     heads = dict(zip(names, store.head(names, max(1, *map(len, kinds.values()))), strict=True))

@@ -123,7 +123,8 @@ def attributes(attrs: Mapping[Any, Any], owner: str) -> dict[str, Any]:
     """
     found = {}
     for name, given in attrs.items():
-        value = np.datetime64(given.replace(tzinfo=None)) if _is_plain_time(given) else given
+        is_plain_time = isinstance(given, datetime) and given.tzinfo is None
+        value = np.datetime64(given.replace(tzinfo=None)) if is_plain_time else given
         if isinstance(value, np.datetime64 | np.timedelta64):
             value = np.asarray(value)
         try:
@@ -134,10 +135,6 @@ def attributes(attrs: Mapping[Any, Any], owner: str) -> dict[str, Any]:
             raise TypeError(f"names of attributes must be text, not {name!r} of {owner}")
         found[name] = value
     return found
-
-
-def _is_plain_time(value: object) -> bool:
-    return isinstance(value, datetime) and value.tzinfo is None
 
 
 # Numbers.
