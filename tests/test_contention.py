@@ -77,6 +77,19 @@ def test_transactions_on_different_chunks_are_merged(opened):
     assert dict(found.attrs) == {"one": 1, "two": 2}
 
 
+def test_transactions_whose_chunks_take_other_room_are_merged(opened):
+    one, two = opened(), opened()
+    noise = np.random.default_rng(0).integers(0, 2**60, SHAPE)
+    one[...] = noise
+    two.refresh()
+    with one.transaction():
+        one[24:] = 5
+        with two.transaction():  # all chunks behind these move
+            two[:8] = np.arange(20)
+    noise[:8], noise[24:] = np.arange(20), 5
+    assert np.array_equal(opened("r")[...], noise)
+
+
 def once(verb: Callable[[], object], monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
     """Call `verb` before the next call of a function or method, and before no other."""
     original, calls = getattr(owner, name), []
