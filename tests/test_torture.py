@@ -254,6 +254,7 @@ def test_writers_go_on_beside_one_that_is_killed(tmp_path, layout, torture, chan
     writers = {}
 
     def begin(me, first):
+        done[me] = first - 1
         child = os.fork()
         if not child:
             gc.freeze()

@@ -189,6 +189,9 @@ class SChunk(Opened):
         flat = np.ascontiguousarray(data).reshape(-1) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         if not flat.nbytes:
             raise ValueError("a chunk needs at least one byte of data")
+        if self.typesize <= 255 and 0 < self.blocksize < flat.nbytes and self.blocksize % self.typesize:
+            where = f"{self.url}: blocks of {self.blocksize} bytes and items of {self.typesize}"
+            raise UnsupportedError(f"{where} can be read but not written")
         return encode.encode(flat, typesize=self.typesize, blocksize=self.blocksize, cparams=self.cparams)
 
     def fill_special(self, nitems: int, value: Any = 0) -> int:

@@ -273,11 +273,12 @@ def unpack_metadata(head: MetaHeader, section: Buffer) -> Any:
     try:
         if head.codec == _ZLIB:
             raw = zlib.decompressobj().decompress(raw, head.meta_size + 1)
-        if len(raw) != head.meta_size:
-            raise FormatError(f"expected {head.meta_size} bytes of metadata, found {len(raw)}")
-        return json.loads(bytes(raw))
-    except (zlib.error, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        found = json.loads(bytes(raw)) if len(raw) == head.meta_size else None
+    except (zlib.error, RecursionError, ValueError) as error:
         raise FormatError(f"expected metadata in JSON, found others: {error}") from error
+    if len(raw) != head.meta_size:
+        raise FormatError(f"expected {head.meta_size} bytes of metadata, found {len(raw)}")
+    return found
 
 
 def pack_metadata(metadata: Any, *, checksum: int = 1, room: int | None = None) -> bytes:

@@ -7,6 +7,7 @@ contiguous one gets it appended and then, in one small write, a header that poin
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -372,10 +373,12 @@ class Transaction(Overlay):
     def _chain(self) -> bytes:
         """Return a digest of the base and the chunks that were put on top of it.
 
-        Without it two frames of equal metadata and unequal data would be taken for the same generation.
+        Without it two frames of equal metadata and unequal data would be taken for the same generation. Where no lock
+        excludes other writers, the salt tells this commit from an equal one that came first.
         """
         base = self.base.generation if self.base is not None else ""
-        return blake2b(base.encode() + self._staging.digest, digest_size=16).digest()
+        salt = b"" if self.store.guarantee == "lock" else os.urandom(16)
+        return blake2b(base.encode() + self._staging.digest, digest_size=16, salt=salt).digest()
 
 
 def _is_mostly_dead(state: State) -> bool:
