@@ -18,6 +18,8 @@ __all__ = ["automatic"]
 
 BLOCK_NBYTES = 128 * 2**10
 CHUNK_NBYTES = 8 * 2**20
+LEAST_CHUNK_NBYTES = 2 * 2**20
+FEW_CHUNKS = 32
 FEW_PARTS = 16
 FEW_BLOCKS = 4
 PARTS = 8
@@ -33,10 +35,10 @@ def automatic(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Choose the shapes of chunks and blocks, the same on every machine.
 
-    Blocks have about 128 KiB (64 KiB to 1 MiB where the array and its items permit), chunks about 8 MiB. Blocks are
-    thin along the first axis, along which most arrays are written and read, and take an equal share of each other
-    axis; axes of at most 16 items stay whole. Chunks consist of whole blocks except where they span the axis. An axis
-    of extent 0 is one that will grow.
+    Blocks have about 128 KiB (64 KiB to 1 MiB where the array and its items permit). Chunks have about a 32nd of the
+    array, 2 to 8 MiB: a small change writes a whole chunk. Blocks are thin along the first axis, along which most
+    arrays are written and read, and take an equal share of each other axis; axes of at most 16 items stay whole. Chunks
+    consist of whole blocks except where they span the axis. An axis of extent 0 is one that will grow.
 
     Parameters
     ----------
@@ -65,7 +67,7 @@ def automatic(
     Examples
     --------
     >>> automatic((1000, 1000), 8)
-    ((1000, 1000), (67, 250))
+    ((201, 1000), (67, 250))
     >>> automatic((0, 720, 1440), 4)
     ((2, 720, 1440), (2, 120, 180))
     >>> automatic((365, 720, 1440), 4, chunks=(1, -1, -1))
@@ -80,7 +82,9 @@ def automatic(
     if any(n < 0 for n in extents):
         raise ValueError("negative dimensions are not allowed")
     size = max(itemsize, 1)
-    chunk, chunk_nbytes = _given("chunks", chunks, outer, CHUNK_NBYTES)
+    share = math.prod(n or GROWING for n in extents) * size // FEW_CHUNKS
+    usual = min(max(share, LEAST_CHUNK_NBYTES), CHUNK_NBYTES)
+    chunk, chunk_nbytes = _given("chunks", chunks, outer, usual)
     chunk += tuple(inner)
     within = tuple(n if c is None else c for c, n in zip(chunk, extents, strict=True))
     block, block_nbytes = _given("blocks", blocks, within[: len(outer)], min(BLOCK_NBYTES, chunk_nbytes))
