@@ -31,7 +31,7 @@ from b2array.codec import codecs, filters
 from b2array.codec.cparams import CParams
 from b2array.codec.decode import decompress
 from b2array.codec.encode import compress
-from b2array.compute.nan import (
+from b2array.compute.reductions import (
     nanargmax,
     nanargmin,
     nanmax,
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from b2array.exchange.convert import convert
     from b2array.group.addressing import open
     from b2array.group.group import Group, open_group
+    from b2array.tools.members import verify
     from b2array.tools.repair import repair
     from b2array.tools.vacuum import repack, vacuum
-    from b2array.tools.verify import verify
 
     __version__: str
 
@@ -120,7 +120,7 @@ _LAZY = {
     "repack": "tools.vacuum",
     "repair": "tools.repair",
     "vacuum": "tools.vacuum",
-    "verify": "tools.verify",
+    "verify": "tools.members",
 }
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -23,9 +24,10 @@ author = "The b2array developers"
 copyright = "2026, The b2array developers"
 release = version = metadata.version("b2array")
 
-extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode"]
+extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
-source_suffix = {".rst": "restructuredtext"}
+source_suffix = {".rst": "restructuredtext", ".ipynb": "myst-nb"}
+nb_execution_mode = "off"
 default_role = "py:obj"
 python_maximum_signature_line_length = 72
 
@@ -100,8 +102,15 @@ def name_plainly(_app: Sphinx, domain: str, _kind: str, content: addnodes.desc_c
                 node.parent.remove(node)
 
 
+def fetch_notebooks(_app: Sphinx) -> None:
+    """Copy the notebooks to where Sphinx looks for pages."""
+    shutil.rmtree(DOCS / "notebooks", ignore_errors=True)
+    shutil.copytree(DOCS.parent / "notebooks", DOCS / "notebooks", ignore=shutil.ignore_patterns(".*"))
+
+
 def setup(app: Sphinx) -> None:
     """Connect the event handlers."""
+    app.connect("builder-inited", fetch_notebooks)
     app.add_directive("drawing", Drawing)
     app.connect("source-read", expand)
     app.connect("object-description-transform", name_plainly)

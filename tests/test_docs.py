@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import json
 import re
 import runpy
 import textwrap
@@ -101,6 +102,25 @@ def test_every_public_name_is_shown_at_work(name: str) -> None:
     shown = "".join(example.source for page in PAGES for example in examples(page))
     # Handles are made by functions, and show themselves.
     assert name in ("Appender", "Group", "NDArray", "SChunk") or f"b2array.{name}" in shown
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_hold_the_outputs_of_one_clean_run(path: Path) -> None:
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert all(cell["metadata"] == {} for cell in notebook["cells"])
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 3
+    # What a page shows of them names no directory of the machine that ran them, and no warning.
+    shown = [output.get("text") or output["data"].get("text/html", ()) for output in outputs]
+    assert not re.search(r"/tmp|/home|\\Users|Warning", "".join(line for lines in shown for line in lines))
+    assert path.stat().st_size < 400_000
+
+
+def test_the_documentation_lists_all_notebooks() -> None:
+    listed = re.findall(r"^   notebooks/(\w+)$", text("index.rst"), re.MULTILINE)
+    assert sorted(listed) == sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 
 
 def documented() -> list[str]:

@@ -167,7 +167,7 @@ def _store_joining(a: Indexed, x: da.Array, inside: Region, progress: bool, sche
     places = zip(x.to_delayed().ravel().tolist(), slices_from_chunks(x.chunks), strict=True)
     largest = max(1, math.prod(map(max, x.chunks)) * x.dtype.itemsize)
     count = max(1, _JOINING_NBYTES // largest)
-    with track(x.npartitions, f"storing {a.url}", progress, unit="items") as shown:
+    with track(x.npartitions, "storing", progress, unit="items") as shown:
         while batch := list(islice(places, count)):
             for (_, part), values in zip(batch, compute(*(each for each, _ in batch), **options), strict=True):
                 check_piece(values, part)
@@ -207,21 +207,7 @@ def _region(region: Any, shape: tuple[int, ...]) -> Region:
 
 
 class Write:
-    """The graph of a write.
-
-    Parameters
-    ----------
-    x : dask.array.Array
-        The values.
-    job : Job
-        Where they go.
-    make : callable
-        Makes what `run` returns of the handle of the new state.
-    resume : bool
-        Whether to keep the chunks that an interrupted write has left.
-    handle : Indexed, optional
-        The array that shows the new state.
-    """
+    """The graph that writes the values `x` as `job` says; `make` makes what `run` returns, of the new handle."""
 
     def __init__(
         self,
@@ -289,7 +275,7 @@ class Write:
 
     def computed(self, progress: bool, scheduler: Any) -> list[Entry]:
         """Compute all values, and return what is to be committed."""
-        (entries,) = computed([self], self.job.store.url, progress, scheduler)
+        (entries,) = computed([self], progress, scheduler)
         return entries
 
     def _committing(self, *, frozen: bool) -> Delayed:
@@ -308,23 +294,9 @@ class Write:
         )  # fmt: skip
 
 
-def computed(writes: Sequence[Write], url: str, progress: bool, scheduler: Any) -> list[list[Entry]]:
-    """Compute the values of writes in one graph, in which what they share is done once.
-
-    Parameters
-    ----------
-    writes : sequence of Write
-    url : str
-        What the progress is shown for.
-    progress : bool
-    scheduler : str, callable or distributed.Client, optional
-
-    Returns
-    -------
-    list of list of Entry
-        For each write what is to be committed.
-    """
-    with track(sum(write.job.nchunks for write in writes), f"storing {url}", progress, unit="chunks") as shown:
+def computed(writes: Sequence[Write], progress: bool, scheduler: Any) -> list[list[Entry]]:
+    """Compute what is to be committed of writes in one graph, in which what they share is done once."""
+    with track(sum(write.job.nchunks for write in writes), "storing", progress, unit="chunks") as shown:
         return _gathered(writes, scheduler, shown.advance if progress else None)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["beside", "folded", "short", "size", "table", "titled"]
+__all__ = ["beside", "folded", "near", "short", "size", "table", "titled"]
 
 _CELL = "text-align: left; padding: 1px 12px 1px 0"
 _LONGEST = 100
@@ -40,7 +41,15 @@ def folded(summary: str, content: str) -> str:
 
 def titled(kind: str, where: str, parts: Iterable[str]) -> str:
     """Return parts below a line with the kind of a thing and its place."""
-    return f"<div><b>{escape(kind)}</b> <code>{escape(where)}</code>{''.join(parts)}</div>"
+    return f"<div><b>{escape(kind)}</b> <code>{escape(near(where))}</code>{''.join(parts)}</div>"
+
+
+def near(where: str) -> str:
+    """Return a place as seen from the current directory, if it is in there."""
+    try:
+        return where.removeprefix(os.path.join(os.getcwd(), ""))  # noqa: PTH109, PTH118 - most places are URLs
+    except FileNotFoundError:  # the current directory was removed
+        return where
 
 
 def size(nbytes: int) -> str:

@@ -33,7 +33,8 @@ from b2array.tools import demo as demonstration
 from b2array.tools import describing
 from b2array.tools import repair as repairing
 from b2array.tools import vacuum as vacuuming
-from b2array.tools.members import change_each, verify_each
+from b2array.tools.members import change_each
+from b2array.tools.members import verify as verify_all
 from b2array.tools.options import (  # fmt: skip
     Checksum,
     Clevel,
@@ -440,7 +441,9 @@ def verify(
     storage: Storage = None,
 ) -> int:
     """Check a frame or a group; exit code 3 if it is damaged."""
-    return _show(verify_each(url, storage_options(storage), deep=deep, progress=shows(progress)), as_json)
+    return _show(
+        verify_all(url, deep=deep, storage_options=storage_options(storage), progress=shows(progress)), as_json
+    )
 
 
 @_command("repair")

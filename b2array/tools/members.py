@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
-from b2array.engine.snapshot import Snapshot
+from b2array.array.array import NDArray
+from b2array.array.schunk import SChunk
+from b2array.engine.snapshot import Snapshot, load
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.exchange.convert import regions
 from b2array.exchange.formats import Format, Storage
 from b2array.exchange.groups import members_of
 from b2array.exchange.places import find
 from b2array.group.archive import Archive
+from b2array.group.group import Group
 from b2array.group.manifest import ATTRS, EMBEDDED, is_embedded
 from b2array.progress import track
 from b2array.store.secrets import redact
 from b2array.tools.results import Failure, Result, Results
-from b2array.tools.verify import Problem, Report, verified, verify
+from b2array.tools.verify import Problem, Report, verified, verify_frame
 
-__all__ = ["change_each", "verify_each"]
+__all__ = ["change_each", "verify"]
 
-Inner = Callable[[str, Callable[[], Snapshot]], Result]
+R = TypeVar("R", bound=Result)
+Inner = Callable[[str, Callable[[], Snapshot]], R]
 """What is done to a frame inside another file; takes where it is, and what opens it."""
 
 
-def change_each(
-    url: str, storage_options: Storage, change: Callable[[str], Result], *, dry_run: bool
-) -> Result | Results:
-    """Change a frame, or every member of a group that has files of its own; a member that fails stops no other.
-
-    Raises
-    ------
-    UnsupportedError
-        It is an archive or a file of another format, which cannot be changed in place.
-    """
+def change_each(url: str, storage_options: Storage, change: Callable[[str], R], *, dry_run: bool) -> R | Results:
+    """Change a frame, or every member of a group that has files of its own; a member that fails stops no other."""
     kind, address = find(url, None, storage_options, exists=True)
     if kind.name == "b2nd":
         return change(address)
@@ -45,16 +43,71 @@ def change_each(
     return _each(address, storage_options, change, None, recover=not dry_run)
 
 
-def verify_each(url: str, storage_options: Storage, *, deep: bool, progress: bool) -> Result | Results:
-    """Verify a frame, or all members of a group; files of other formats are read as a whole."""
-    kind, address = find(url, None, storage_options, exists=True)
+def verify(
+    source: str | os.PathLike[str] | NDArray | SChunk | Group, *, deep: bool = False, storage_options: Storage = None,
+    progress: bool = False,
+) -> Report | Results:  # fmt: skip
+    """Check whether an array is in order, or all arrays of a group, without changing anything.
 
-    def whole(address: str) -> Result:
-        return verify(address, deep=deep, storage_options=storage_options, progress=progress)
+    Header, index and trailer are compared with their fingerprint. Each chunk's head and its checksum record are
+    checked. Where the store can be listed, missing and orphaned files are found too. What is checked is what is stored
+    now, also if a handle shows an earlier state.
 
-    def inner(where: str, load: Callable[[], Snapshot]) -> Result:
+    Parameters
+    ----------
+    source : str, os.PathLike, NDArray, SChunk or Group
+        An array, any other frame, or a group: where it is, or a handle. Files of other formats are read as a whole.
+    deep : bool, default False
+        Whether to read all of each chunk, compare it with its checksums, and decode it.
+    storage_options : mapping, optional
+        For fsspec.
+    progress : bool, default False
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    Report or Results
+        For a group the results for its members. A member that is damaged stops no other.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is nothing: no frame, no chunk and no group.
+    ConflictError
+        Other writers kept changing the frame meanwhile.
+
+    Examples
+    --------
+    >>> import b2array
+    >>> a = b2array.zeros((4, 6), chunks=(2, 6), url="memory://verified/")
+    >>> a[0] = 1
+    >>> report = b2array.verify(a, deep=True)
+    >>> report.ok, report.checked, report.special
+    (True, 1, 1)
+    >>> group = b2array.open_group("memory://group", mode="w")
+    >>> group["level"] = [1, 2, 3]
+    >>> print(b2array.verify(group))
+    memory://group: 1 member
+      member  result    layout  chunks  checksums
+      level   in order  sparse  1       1 of 1 stored chunk
+    """
+
+    def whole(address: str) -> Report:
+        return verify_frame(address, deep=deep, storage_options=storage_options, progress=progress)
+
+    def inner(where: str, load: Callable[[], Snapshot]) -> Report:
         return verified(where, load, deep=deep, progress=progress)
 
+    if isinstance(source, NDArray | SChunk):
+        held = source._handle.snapshot
+        return inner(held.url, lambda: load(held.store, start=held.start))
+    if isinstance(source, Group):
+        home = source._home
+        return _collected(
+            source.url, home.url, source._below(),
+            lambda path: inner(f"{home.url}/{path}", lambda: home.open(path, "r").snapshot),
+        )  # fmt: skip
+    kind, address = find(source, None, storage_options, exists=True)
     if kind.name == "b2nd":
         return whole(address)
     if kind.name in ("b2d", "b2z"):
@@ -63,8 +116,8 @@ def verify_each(url: str, storage_options: Storage, *, deep: bool, progress: boo
 
 
 def _each(
-    address: str, storage_options: Storage, whole: Callable[[str], Result], inner: Inner | None, *, recover: bool
-) -> Result | Results:
+    address: str, storage_options: Storage, whole: Callable[[str], R], inner: Inner[R] | None, *, recover: bool
+) -> R | Results:
     try:
         home, paths, error = members_of(address, storage_options)
     except FileNotFoundError as missing:
@@ -73,7 +126,7 @@ def _each(
         except FileNotFoundError:
             raise missing from None
 
-    def result(path: str) -> Result:
+    def result(path: str) -> R:
         if isinstance(home, Archive) or (is_embedded(path) and inner is not None):
             if inner is None:
                 raise UnsupportedError(f"{home.url} is an archive, which can only be read")
@@ -84,23 +137,30 @@ def _each(
         paths = {name: path for name, path in paths.items() if not is_embedded(path)} | {EMBEDDED: EMBEDDED}
     if list(paths) == [""]:
         return result(paths[""])
+    if recover and error is None and not isinstance(home, Archive):
+        home.recover()
+    return _collected(home.url, home.url, paths, result, error)
+
+
+def _collected(
+    url: str, home: str, paths: Mapping[str, str], result: Callable[[str], Result], error: B2ArrayError | None = None
+) -> Results:
+    """Return the results for members, of which one that fails stops no other."""
     found: dict[str, Result] = {}
     if error is not None:
-        found["/"] = Failure(home.url, str(error), isinstance(error, FormatError))
-    elif recover and not isinstance(home, Archive):
-        home.recover()
+        found["/"] = Failure(home, str(error), isinstance(error, FormatError))
     for member, path in paths.items():
         name = f"{member.removesuffix(ATTRS).rstrip('/')}/" if member.rpartition("/")[2] == ATTRS else member
         try:
             found[name] = result(path)
         except (B2ArrayError, OSError) as failed:
-            found[name] = Failure(f"{home.url}/{path}", str(failed), isinstance(failed, FormatError))
-    return Results(home.url, found)
+            found[name] = Failure(f"{home}/{path}", str(failed), isinstance(failed, FormatError))
+    return Results(url, found)
 
 
-def _read(kind: Format, address: str, storage_options: Storage, *, progress: bool) -> Result | Results:
+def _read(kind: Format, address: str, storage_options: Storage, *, progress: bool) -> Report | Results:
     """Read all arrays of a file of another format, by which its library finds damage."""
-    found: dict[str, Result] = {}
+    found: dict[str, Report] = {}
     url = redact(address)
     with kind.tree(address, storage_options) as tree:
         for name in tree.names:

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from b2array.array.info import Info, counted
+from b2array.display.tables import near
 
 __all__ = ["Failure", "Result", "Results", "first_of", "table"]
 
@@ -46,7 +47,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<li>{escape(line)}</li>" for line in self.lines())
-        head = f"<p>{escape(self.url)}: <b>{escape(self.headline())}</b></p>"
+        head = f"<p>{escape(near(self.url))}: <b>{escape(self.headline())}</b></p>"
         return head + Info(self.rows())._repr_html_() + f"<ul>{lines}</ul>" * bool(lines)
 
 
@@ -74,7 +75,15 @@ class Failure(Result):
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The results for the members of a group, by name."""
+    """The results for the members of a group.
+
+    Parameters
+    ----------
+    url : str
+        The group, without secrets.
+    members : mapping of str to Report
+        The result for each member by its name. The name of a group, which has attributes, ends with a slash.
+    """
 
     url: str
     members: Mapping[str, Result]
@@ -119,7 +128,8 @@ class Results:
         cells += ["".join(f"<td>{escape(text)}</td>" for text in row) for row in rows]
         lines = "".join(f"<li>{escape(line)}</li>" for line in self._lines())
         whole = "".join(f"<tr>{row}</tr>" for row in cells)
-        return f"<p>{escape(self.url)}: <b>{escape(self._headline())}</b></p><table>{whole}</table><ul>{lines}</ul>"
+        title = f"<p>{escape(near(self.url))}: <b>{escape(self._headline())}</b></p>"
+        return f"{title}<table>{whole}</table><ul>{lines}</ul>"
 
 
 def first_of(names: Iterable[str], most: int = 8) -> str:

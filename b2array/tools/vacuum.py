@@ -19,7 +19,7 @@ from b2array.format.header import FrameType
 from b2array.store.base import Listed, Store
 from b2array.store.open import open_store
 from b2array.tools.results import Result, first_of
-from b2array.tools.verify import verify
+from b2array.tools.verify import verify_frame
 from b2array.workers import pending
 
 __all__ = ["Cleanup", "in_seconds", "repack", "vacuum"]
@@ -126,13 +126,7 @@ def _removable(store: Store) -> dict[str, Listed]:
 
 
 def in_seconds(grace: str | float) -> float:
-    """Return a duration in seconds, given as a number of seconds or as text with a unit.
-
-    Raises
-    ------
-    ValueError
-        The text is no duration, or the number is negative.
-    """
+    """Return a duration in seconds, given as a number of seconds or as text with a unit."""
     if isinstance(grace, str):
         found = _DURATION.fullmatch(grace)
         if found is None:
@@ -171,7 +165,7 @@ def repack(
     if held.frame.frame_type == FrameType.SPARSE:
         return Cleanup(held.url, dry_run)
     if dry_run:
-        return Cleanup(held.url, dry_run, (), verify(url, storage_options=storage_options).dead_nbytes)
+        return Cleanup(held.url, dry_run, (), verify_frame(url, storage_options=storage_options).dead_nbytes)
     before = held._handle.store.stamp("").size
     held.repack(progress=progress)
     return Cleanup(held.url, dry_run, (), max(0, before - held._handle.store.stamp("").size))

@@ -39,7 +39,7 @@ from b2array.tools.anatomy import listed
 from b2array.tools.results import Result, first_of
 from b2array.workers import pending
 
-__all__ = ["Findings", "Problem", "Report", "inspect", "verified", "verify"]
+__all__ = ["Findings", "Problem", "Report", "inspect", "verified", "verify_frame"]
 
 _BATCH_NBYTES = 32 * 2**20
 _BATCH_CHUNKS = 256
@@ -82,7 +82,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Report(Result):
-    """The result of `verify`. Sizes are in bytes.
+    """The result of `verify` for an array. Sizes are in bytes.
 
     Parameters
     ----------
@@ -154,42 +154,11 @@ class Report(Result):
         yield from (f"{problem.kind}: {problem.text}" for problem in self.problems)
 
 
-def verify(
+def verify_frame(
     url: str | os.PathLike[str], *, deep: bool = False, storage_options: Mapping[str, Any] | None = None,
     progress: bool = False,
 ) -> Report:  # fmt: skip
-    """Check whether a frame is in order, without changing anything.
-
-    Header, index and trailer are compared with their fingerprint. Each chunk's head and its checksum record are
-    checked. Where the store can be listed, missing and orphaned files are found too.
-
-    Parameters
-    ----------
-    url : str or os.PathLike
-        An array, or any other frame.
-    deep : bool, default False
-        Whether to read all of each chunk, compare it with its checksums, and decode it.
-    storage_options : mapping, optional
-        For fsspec.
-    progress : bool, default False
-        Whether to show a progress bar.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no frame and no chunk.
-    ConflictError
-        Other writers kept changing the frame meanwhile.
-
-    Examples
-    --------
-    >>> import b2array
-    >>> a = b2array.zeros((4, 6), chunks=(2, 6), url="memory://verified/")
-    >>> a[0] = 1
-    >>> report = b2array.verify("memory://verified/", deep=True)
-    >>> report.ok, report.checked, report.special
-    (True, 1, 1)
-    """
+    """Check whether a frame is in order, or what is left of one whose index is missing."""
     store = open_store(url, storage_options=storage_options)
     try:
         return verified(store.url, lambda: load(store), deep=deep, progress=progress)
@@ -200,7 +169,7 @@ def verify(
 
 
 def verified(url: str, open_frame: Callable[[], Snapshot], *, deep: bool, progress: bool) -> Report:
-    """Check a frame, given by what opens it; see `verify`."""
+    """Check a frame, given by what opens it; see `b2array.verify`."""
     return in_one_state(lambda: _verified(Report(url, deep), open_frame, progress=progress))
 
 
@@ -246,23 +215,9 @@ def _dead_nbytes(held: Snapshot, found: Findings) -> int:
 def inspect(
     held: Snapshot, *, deep: bool, files: Mapping[str, Listed] | None = None, progress: bool = False
 ) -> Findings:
-    """Look at every chunk.
+    """Look at every chunk: at its head, its checksum record and one block, or with `deep` at all of it.
 
-    Parameters
-    ----------
-    held : Snapshot
-        The frame. Nothing must have been read through it before.
-    deep : bool
-        Whether to read and decode all of each chunk, or only its head, its checksum record and one block.
-    files : mapping of str to Listed, optional
-        The store's objects, where they can be listed.
-    progress : bool, default False
-        Whether to show a progress bar.
-
-    Raises
-    ------
-    ConflictError
-        Another writer has changed the frame meanwhile.
+    Nothing must have been read through the snapshot before. `files` are the store's objects, where they can be listed.
     """
     inspector = _Inspector(held, deep, files)
     described = held.frame

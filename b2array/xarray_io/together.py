@@ -42,7 +42,7 @@ class Part(NamedTuple):
     values: da.Array
 
 
-def now(parts: Iterable[Part], url: str, progress: bool, scheduler: Any) -> None:
+def now(parts: Iterable[Part], progress: bool, scheduler: Any) -> None:
     """Compute and write everything as part of the transaction that the arrays are in.
 
     Tasks encode what goes into new arrays, wherever they run. What goes into others is computed piece by piece, and
@@ -56,14 +56,14 @@ def now(parts: Iterable[Part], url: str, progress: bool, scheduler: Any) -> None
         else:
             fresh.append((part.array, Write(part.values, job, make=NDArray)))
     if fresh:
-        found = dask.computed([write for _, write in fresh], url, progress, scheduler)
+        found = dask.computed([write for _, write in fresh], progress, scheduler)
         for (array, write), entries in zip(fresh, found, strict=True):
             if array.in_transaction:
                 distributed.join(write.job, entries, _draft(array))
             else:
                 array._handle.replace_state(distributed.commit(write.job, entries))
     if others:
-        _put_in_turn(others, url, progress, scheduler)
+        _put_in_turn(others, progress, scheduler)
 
 
 def later(parts: Iterable[Part], url: str, options: Mapping[str, Any]) -> Delayed:
@@ -137,7 +137,7 @@ def _aligned(parts: Iterable[Part]) -> list[Part]:
     return found
 
 
-def _put_in_turn(parts: Sequence[Part], url: str, progress: bool, scheduler: Any) -> None:
+def _put_in_turn(parts: Sequence[Part], progress: bool, scheduler: Any) -> None:
     """Compute pieces of all arrays, some at a time and those with the same place in line together, and put them."""
     import dask.array as da
     from dask.base import compute
@@ -150,7 +150,7 @@ def _put_in_turn(parts: Sequence[Part], url: str, progress: bool, scheduler: Any
     name = f"b2array-values-{uuid4().hex}"
     optimized = HighLevelGraph.from_collections(name, dict(da.Array.__dask_optimize__(graph, keys)))
     pieces = heapq.merge(*(_pieces(n, part) for n, part in enumerate(parts)))
-    with track(len(keys), f"storing {url}", progress, unit="items") as shown:
+    with track(len(keys), "storing", progress, unit="items") as shown:
         for batch in _batches(pieces, [part.values.dtype.itemsize for part in parts]):
             found = compute(*(Delayed(piece.key, optimized, layer=name) for piece in batch), **options)
             for piece, values in zip(batch, found, strict=True):

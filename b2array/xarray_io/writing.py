@@ -148,7 +148,7 @@ def to_b2array(
                 inner = _inner(target, path, make=task.mode != "r+")
                 parts += _changed(inner, node, asked, task)
         if compute and parts:
-            together.now(parts, target.url, progress, scheduler)
+            together.now(parts, progress, scheduler)
     return None if compute else together.later(parts, os.fspath(url), storage_options or {})
 
 

@@ -54,6 +54,30 @@ def test_a_damaged_member_hides_no_other_and_the_exit_code_is_3(run: Run) -> Non
     assert "z      damaged" in out
 
 
+@pytest.mark.usefixtures("_no_cache")
+def test_python_verifies_what_is_stored_behind_handles_and_urls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make("g.b2d")
+    group = b2array.open_group("g.b2d")
+    array, followed = group["a/x"], b2array.open("g.b2d/a/x", follow=True)
+    chunks = b2array.open_schunk("g.b2d/a/x.b2nd")
+    b2array.convert("g.b2d", "g.b2z")
+    inside = b2array.open("g.b2z")["a/x"]
+    flip(*place(Path("g.b2d/a/x.b2nd"), 2, 60))
+    for each in (array, chunks, followed, "g.b2d/a/x", Path("g.b2d/a/x.b2nd")):
+        assert [problem.chunk for problem in b2array.verify(each, deep=True).problems] == [2]
+    wrong = {"a/": True, "a/x": False, "a/y": True, "z": True}
+    for each in (group, "g.b2d"):
+        assert {name: found.ok for name, found in b2array.verify(each, deep=True).members.items()} == wrong
+    assert not b2array.verify(group["a"], deep=True).ok
+    assert b2array.verify(group["a"], deep=True).members.keys() == {"/", "x", "y"}
+    assert b2array.verify("g.b2z", deep=True).ok
+    assert b2array.verify(inside, deep=True).checked == 4
+    assert b2array.verify(b2array.asarray(np.arange(1000)), deep=True).checked == 1
+
+
 def test_vacuum_and_repack_go_through_all_members(run: Run) -> None:
     make("g.b2d")
     b2array.open("g.b2d/a/x.b2nd", "r+")[...] = 1
