@@ -31,7 +31,7 @@ from b2array.codec import codecs, filters
 from b2array.codec.cparams import CParams
 from b2array.codec.decode import decompress
 from b2array.codec.encode import compress
-from b2array.compute.nan import (
+from b2array.compute.reductions import (
     nanargmax,
     nanargmin,
     nanmax,

@@ -136,10 +136,7 @@ class Appender:
     def commit(self) -> None:
         """Let other handles see all steps that came until now.
 
-        Raises
-        ------
-        ConflictError
-            Another writer changed the array while a transaction was under way; the steps of that transaction are lost.
+        Raises ConflictError if another writer changed the array during a transaction; its steps are lost.
         """
         with self._transaction:
             self._flush()

@@ -240,14 +240,7 @@ def write_regions(
 ) -> NDArray:  # fmt: skip
     """Store an array that comes in parts, in one commit. Items in no part are the fill value.
 
-    Parameters
-    ----------
-    url, shape, dtype
-        As for `create`.
-    regions : iterable of (key, ndarray)
-        Where in the array, by slices, and the items. Fastest where each covers whole chunks.
-    options : ArrayOptions
-        What else `create` takes.
+    Each region is a key of slices and the items. It is fastest where each covers whole chunks.
     """
     return _new(drafts.regions(url, shape, dtype, regions, options))
 

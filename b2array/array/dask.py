@@ -207,21 +207,7 @@ def _region(region: Any, shape: tuple[int, ...]) -> Region:
 
 
 class Write:
-    """The graph of a write.
-
-    Parameters
-    ----------
-    x : dask.array.Array
-        The values.
-    job : Job
-        Where they go.
-    make : callable
-        Makes what `run` returns of the handle of the new state.
-    resume : bool
-        Whether to keep the chunks that an interrupted write has left.
-    handle : Indexed, optional
-        The array that shows the new state.
-    """
+    """The graph that writes the values `x` as `job` says; `make` makes what `run` returns, of the new handle."""
 
     def __init__(
         self,
@@ -309,21 +295,7 @@ class Write:
 
 
 def computed(writes: Sequence[Write], progress: bool, scheduler: Any) -> list[list[Entry]]:
-    """Compute the values of writes in one graph, in which what they share is done once.
-
-    Parameters
-    ----------
-    writes : sequence of Write
-    url : str
-        What the progress is shown for.
-    progress : bool
-    scheduler : str, callable or distributed.Client, optional
-
-    Returns
-    -------
-    list of list of Entry
-        For each write what is to be committed.
-    """
+    """Compute what is to be committed of writes in one graph, in which what they share is done once."""
     with track(sum(write.job.nchunks for write in writes), "storing", progress, unit="chunks") as shown:
         return _gathered(writes, scheduler, shown.advance if progress else None)
 

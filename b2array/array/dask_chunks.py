@@ -25,14 +25,7 @@ def grouped(
 ) -> Cut:  # fmt: skip
     """Cut an array into pieces of whole chunks, or of whole blocks inside a chunk where a chunk exceeds the limit.
 
-    Parameters
-    ----------
-    shape, chunks, blocks : sequence of int
-        Extents in items.
-    itemsize : int
-        Bytes of an item.
-    limit : int
-        Bytes that a piece should have at most; a block that is larger is not cut.
+    The limit is in bytes. A block that is larger is not cut.
 
     Examples
     --------
@@ -75,15 +68,7 @@ def _grown(units: Sequence[int], extents: Sequence[int], room: int) -> list[int]
 
 
 def aligned(cut: Cut, chunks: Sequence[int], starts: Sequence[int]) -> Cut:
-    """Move every inner border of a cut to the nearest border of a chunk.
-
-    Parameters
-    ----------
-    cut : tuple of tuple of int
-    chunks : sequence of int
-        Extents of a chunk.
-    starts : sequence of int
-        Where in the array the cut begins.
+    """Move every inner border of a cut, which begins at `starts` in the array, to the nearest border of a chunk.
 
     Examples
     --------
@@ -124,11 +109,8 @@ def _inner(lengths: tuple[int, ...]) -> set[int]:
 def dividing(cut: Cut, itemsize: int) -> tuple[int, ...] | None:
     """Choose extents of chunks of which the pieces of a cut are whole multiples.
 
-    Returns
-    -------
-    tuple of int or None
-        About as large as automatic chunks and of their form, or else of the form of the pieces; None if the cut is so
-        irregular that this is impossible, or the pieces are much smaller.
+    They are about as large as automatic chunks and of their form, or else of the form of the pieces. Return None if the
+    cut is too irregular for that, or the pieces are much smaller.
 
     Examples
     --------

@@ -29,17 +29,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Frozen:
-    """An array as it is committed now, for graphs.
-
-    Parameters
-    ----------
-    array : Readable
-
-    Raises
-    ------
-    ValueError
-        There is a transaction under way.
-    """
+    """An array as it is committed now, for graphs. ValueError: a transaction is under way."""
 
     __slots__ = ("_shared",)
 

@@ -13,11 +13,11 @@ from b2array import threads
 from b2array.array.described import Described
 from b2array.compute.indexers import Indexer, Select, chunk_key
 from b2array.compute.mapping import Mapping
-from b2array.compute.readable import View
 from b2array.display.reading import Reading, explained
 from b2array.engine import resize
 from b2array.engine.handle import Handle
 from b2array.engine.read import read, read_item
+from b2array.engine.source import Source
 from b2array.engine.write import chunk_box, write
 from b2array.errors import (
     ChunkMissingError,
@@ -89,7 +89,7 @@ class Indexed(Described):
         >>> a.chunk_view[-1, 0], a.chunk_view[1:].shape
         (array([[7, 7, 7, 7]], dtype=int32), (3, 4))
         """
-        return Indexer(self, lambda key, shape: select(chunk_key(key, shape, self.chunks), shape))
+        return self._indexer(lambda key, shape: select(chunk_key(key, shape, self.chunks), shape))
 
     def explain(self, key: Any) -> Reading:
         """Say what ``a[key]`` would read now: chunks, blocks, requests and bytes.
@@ -135,19 +135,18 @@ class Indexed(Described):
         22
         38
         """
-        source = self._handle.source
-        while True:
-            try:
-                layout = source.state.require_layout()
-                wanted = select(key, layout.shape)
-                if out.dtype != layout.dtype:
-                    raise TypeError(f"out must be of type {layout.dtype}, not {out.dtype}")
-                if out.shape != wanted.shape or not (out.flags.c_contiguous and out.flags.writeable):
-                    raise ValueError(f"out must be C-contiguous and of shape {wanted.shape}, not {out.shape}")
-                read(source, layout, wanted.positions, wanted.axes, wanted.view(out))
-                return out  # noqa: TRY300 - the loop ends here
-            except (FormatError, UnsupportedError, ConflictError) as error:
-                source = self._handle.recover(source, error)
+
+        def attempt(source: Source) -> npt.NDArray[Any]:
+            layout = source.state.require_layout()
+            wanted = select(key, layout.shape)
+            if out.dtype != layout.dtype:
+                raise TypeError(f"out must be of type {layout.dtype}, not {out.dtype}")
+            if out.shape != wanted.shape or not (out.flags.c_contiguous and out.flags.writeable):
+                raise ValueError(f"out must be C-contiguous and of shape {wanted.shape}, not {out.shape}")
+            read(source, layout, wanted.positions, wanted.axes, wanted.view(out))
+            return out
+
+        return self._reading(attempt)
 
     def _get(self, key: Any, rule: Select) -> Any:
         source = self._handle.source
@@ -205,9 +204,6 @@ class Indexed(Described):
 
     def _mapping(self, shape: tuple[int, ...]) -> Mapping:
         return Mapping.of(shape)
-
-    def _view(self, mapping: Mapping) -> View:
-        return View(self, mapping)
 
     def _showing(self, handle: Handle) -> Self:
         return type(self)(handle)

@@ -48,15 +48,7 @@ def place_new(
     *,
     overwrite: bool,
 ) -> tuple[Store, FrameType]:
-    """Find the store for a new frame and decide its kind; nothing but a frame or an empty file is ever overwritten.
-
-    Raises
-    ------
-    FileExistsError
-        There is something already, and it is not a frame or may not be overwritten.
-    ValueError
-        The layout has another name, or does not fit the URL.
-    """
+    """Find the store for a new frame and decide its kind; nothing but a frame or an empty file is ever overwritten."""
     if layout not in ("auto", "contiguous", "sparse"):
         raise ValueError(f"layout must be 'auto', 'contiguous' or 'sparse', not {layout!r}")
     if url is None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, SupportsIndex
 
@@ -16,10 +15,12 @@ from b2array.array import copying
 from b2array.array.array import NDArray
 from b2array.array.options import Url, array_options
 from b2array.engine.handle import Handle
+from b2array.engine.transaction import Transaction
 
 __all__ = ["arange", "eye", "fromiter", "linspace"]
 
 _ITEMS = 2**16
+"""How many items are collected at a time."""
 
 
 def arange(
@@ -47,11 +48,10 @@ def arange(
     length = max(0, math.ceil((stop - start) / step))
     kind = np.dtype(np.result_type(start, stop, step) if dtype is None else dtype)
     first, second = np.asarray([start, start + step], kind).astype("f4" if kind == "f2" else kind)
-
-    def compute(box: tuple[slice, ...]) -> Any:
-        return first + np.arange(box[0].start, box[0].stop).astype(first.dtype) * (second - first)
-
-    return _new(copying.computed((length,), kind, compute, url, array_options("arange", options)))
+    return _computed(
+        "arange", (length,), kind, url, options,
+        lambda i: first + np.arange(i.start, i.stop).astype(first.dtype) * (second - first),
+    )  # fmt: skip
 
 
 def linspace(
@@ -72,14 +72,14 @@ def linspace(
     length, wide = operator.index(num), np.result_type(start, stop, float(num))
     parts, delta = max(1, length - endpoint), np.subtract(stop, start, dtype=wide)
 
-    def compute(box: tuple[slice, ...]) -> Any:
-        steps = np.arange(box[0].start, box[0].stop).astype(wide)
+    def compute(i: slice) -> Any:
+        steps = np.arange(i.start, i.stop).astype(wide)
         values = (steps * (delta / parts) if delta / parts else steps / parts * delta) + start
-        if endpoint and box[0].stop == length > 1:
+        if endpoint and i.stop == length > 1:
             values[-1] = stop
         return np.floor(values) if model.dtype.kind in "iu" else values
 
-    return _new(copying.computed((length,), model.dtype, compute, url, array_options("linspace", options)))
+    return _computed("linspace", (length,), model.dtype, url, options, compute)
 
 
 def eye(
@@ -94,53 +94,47 @@ def eye(
     [[0, 1, 0], [0, 0, 1]]
     """
 
-    def compute(box: tuple[slice, ...]) -> Any:
-        rows, columns = box
+    def compute(rows: slice, columns: slice) -> Any:
         offset = operator.index(k) + rows.start - columns.start
         n, m = rows.stop - rows.start, columns.stop - columns.start
         return np.eye(n, m, offset, dtype) if -n < offset < m else None
 
     shape = operator.index(N), operator.index(N if M is None else M)
-    return _new(copying.computed(shape, dtype, compute, url, array_options("eye", options)))
+    return _computed("eye", shape, dtype, url, options, compute)
 
 
 def fromiter(
-    iter: Iterable[Any], dtype: npt.DTypeLike, count: SupportsIndex = -1, *, url: Url | None = None,
-    **options: Any,
-) -> NDArray:  # fmt: skip
+    iter: Iterable[Any], dtype: npt.DTypeLike, count: SupportsIndex = -1, *, url: Url | None = None, **options: Any
+) -> NDArray:
     """Make an array of one dimension of items that come one by one, as `numpy.fromiter`, in one commit.
 
-    No more than a chunk is in memory at a time. Other parameters as for `arange`.
-
-    Parameters
-    ----------
-    iter : iterable
-        The items.
-    dtype : dtype-like
-        Their type.
-    count : int, default -1
-        How many to take; -1: all.
+    No more than a chunk is in memory at a time. Parameters as for `numpy.fromiter` and `arange`.
 
     Examples
     --------
     >>> fromiter((n * n for n in range(5)), "i4")[...]
     array([ 0,  1,  4,  9, 16], dtype=int32)
     """
-    wanted, items = operator.index(count), builtins.iter(iter)
+    wanted = operator.index(count)
+    items = islice(iter, wanted if wanted >= 0 else None)
 
     def blocks() -> Iterator[npt.NDArray[Any]]:
-        done = 0
-        while True:
-            most = _ITEMS if wanted < 0 else min(_ITEMS, wanted - done)
-            yield (found := np.fromiter(islice(items, most), dtype))
-            done += len(found)
-            if len(found) < most or done == wanted:
-                break
-        if done < wanted:
-            raise ValueError(f"iterator too short: Expected {wanted} but iterator had only {done} items.")
+        lengths = [_ITEMS]
+        while lengths[-1] == _ITEMS:
+            yield (found := np.fromiter(islice(items, _ITEMS), dtype))
+            lengths.append(len(found))
+        if (size := sum(lengths[1:])) < wanted:
+            raise ValueError(f"iterator too short: Expected {wanted} but iterator had only {size} items.")
 
     return _new(copying.joined(blocks(), url, 0, None, array_options("fromiter", options)))
 
 
-def _new(transaction: Any) -> NDArray:
+def _computed(
+    name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, url: Url | None, options: Mapping[str, Any],
+    compute: Callable[..., Any],
+) -> NDArray:  # fmt: skip
+    return _new(copying.computed(shape, dtype, lambda box: compute(*box), url, array_options(name, options)))
+
+
+def _new(transaction: Transaction) -> NDArray:
     return NDArray(Handle(transaction.commit(), "r+"))

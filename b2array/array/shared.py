@@ -18,16 +18,10 @@ _mutex = threading.Lock()
 
 
 class Shared(Generic[T]):
-    """A value that never changes, known by a name.
+    """A value that never changes, known by a name, which no different value may have.
 
     A scheduler may pickle what a task depends on for every task, and the index of a large array takes a while. In
     a process that has met the value before, unpickling finds that one.
-
-    Parameters
-    ----------
-    name : str
-        No two different values may have the same.
-    value : object
 
     Examples
     --------

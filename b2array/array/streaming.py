@@ -48,15 +48,7 @@ def is_sliceable(x: Any) -> bool:
 
 
 def piece(x: Sliceable, box: tuple[slice, ...], dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
-    """Read a box of an array.
-
-    Raises
-    ------
-    TypeError
-        Items in it are masked.
-    ValueError
-        The array gives another number of items than its shape says.
-    """
+    """Read a box of an array; raise TypeError for masked items, ValueError for another number of them."""
     found = x[box]
     assignment.check_unmasked(found)
     values = np.asarray(found, dtype)

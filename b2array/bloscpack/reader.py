@@ -360,13 +360,7 @@ class Reader:
         return _shaped(flat[: intact.nbytes], intact), error
 
     def read_bytes(self, start: int, stop: int) -> Bytes:
-        """Return uncompressed bytes in the order of the file.
-
-        Parameters
-        ----------
-        start, stop : int
-            Positions in bytes.
-        """
+        """Return uncompressed bytes in the order of the file."""
         chunks = list(self._chunks.between(start, stop))
         end = chunks[-1].first + chunks[-1].nbytes if chunks else start
         if end < stop:

@@ -146,7 +146,7 @@ def decode(
         _decode_split_zstd(params, region, starts, stops, out)
         return
     # Data with runs have them in nearly every block. If the first block has none, try without looking at the others.
-    of_first = stream_positions(region, starts[0], stops[0], params.nstreams, params.neblock)
+    of_first = stream_positions(region, starts[:1], stops[:1], params.nstreams, params.neblock)
     if all(csize > 0 for _, csize in of_first):
         try:
             _decode_as_is(params, region, starts, stops, out)
@@ -196,14 +196,12 @@ def decode_planes(
     """Decode blocks as `decode` does, but leave them shuffled."""
     neblock = params.neblock
     if params.fmt == CodecFormat.ZSTD:
-        blocks = [out.data[at : at + params.block_nbytes] for at in range(0, out.nbytes, params.block_nbytes)]
-        decode_zstd(region, starts, stops, neblock, blocks)
+        decode_zstd(region, starts, stops, neblock, [out.data])
         return
     if region.readonly and max(stops) - min(starts) > _SPARSE * out.nbytes:
         region, starts, stops = _packed(region, starts, stops, params.block_nbytes + 4 * params.nstreams)
     # Each stream is a block to C-Blosc 1, so that one stream can replace all runs of the same byte.
-    both = zip(starts, stops, strict=True)
-    found = [each for start, stop in both for each in stream_positions(region, start, stop, params.nstreams, neblock)]
+    found = stream_positions(region, starts, stops, params.nstreams, neblock)
     runs = {csize for _, csize in found if csize <= 0}
     encoded_runs = {csize: encoded_run(params.fmt, neblock, -csize) for csize in runs}
     front = margin_in_front(len(found))
@@ -234,7 +232,7 @@ def _expand_runs_in_place(
     ends = []
     nstreams, neblock = params.nstreams, params.neblock
     for start, stop in zip(starts, stops, strict=True):
-        found = stream_positions(region, start, stop, nstreams, neblock)
+        found = stream_positions(region, (start,), (stop,), nstreams, neblock)
         while found and found[0][1] > 0:
             del found[0]
         if found:
@@ -271,7 +269,7 @@ def _raw_chunk(params: Blosc1Params, nblocks: int) -> tuple[memoryview, list[mem
     nbytes = params.block_nbytes
     front = margin_in_front(nblocks)
     cbytes = front + nblocks * (4 + nbytes)
-    raw = _assembly_memory(cbytes)
+    raw = scratch("assembly", cbytes, _MAX_ASSEMBLY).data
     starts = range(front, cbytes, 4 + nbytes)
     raw[:front] = params.header(nblocks * nbytes, cbytes) + struct.pack(f"<{nblocks}i", *starts)
     size = _INT32.pack(nbytes)
@@ -305,9 +303,8 @@ def _runs_in(params: Blosc1Params, region: memoryview, starts: Sequence[int], st
     nstreams, neblock = params.nstreams, params.neblock
     if len(starts) <= _FEW_BLOCKS:
         found = [
-            (block, position, csize)
-            for block, (start, stop) in enumerate(zip(starts, stops, strict=True))
-            for position, csize in stream_positions(region, start, stop, nstreams, neblock)
+            (number // nstreams, position, csize)
+            for number, (position, csize) in enumerate(stream_positions(region, starts, stops, nstreams, neblock))
             if csize <= 0
         ]
     else:
@@ -351,16 +348,12 @@ def _spliced(
             pieces.append(region[cursor:stop])
             position += stop - cursor
     pieces[0] = params.header(nbytes, position) + struct.pack(f"<{len(starts)}i", *new_starts)
-    assembled = _assembly_memory(position)
+    assembled = scratch("assembly", position, _MAX_ASSEMBLY).data
     at = 0
     for piece in pieces:
         assembled[at : at + len(piece)] = piece
         at += len(piece)
     return assembled
-
-
-def _assembly_memory(nbytes: int) -> memoryview:
-    return scratch("assembly", nbytes, _MAX_ASSEMBLY).data
 
 
 def _decompress(chunk: Buffer, out: Bytes) -> None:

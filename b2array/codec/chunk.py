@@ -18,8 +18,7 @@ from b2array.codec.header import MAX_DICT_NBYTES, NAN_BYTES, ChunkHeader, Filter
 from b2array.errors import FormatError, UnsupportedError
 
 __all__ = [
-    "NO_CONTEXT", "ChunkHead", "Context", "Stored", "copy_raw", "extents", "fill", "head_nbytes", "needed_blocks",
-    "unpack_head",
+    "NO_CONTEXT", "ChunkHead", "Context", "Stored", "extents", "fill", "head_nbytes", "needed_blocks", "unpack_head",
 ]  # fmt: skip
 
 Bytes = npt.NDArray[np.uint8]
@@ -152,14 +151,6 @@ def needed_blocks(head: ChunkHead, numbers: Sequence[int] | Int64Array) -> Seque
     if FilterId.DELTA in head.header.filters and head.header.has_streams and 0 not in numbers:
         return (0, *numbers)
     return numbers
-
-
-def copy_raw(region: memoryview, starts: list[int], stops: list[int], out: Bytes) -> None:
-    """Copy blocks that are stored raw into `out`, one behind the other."""
-    position = 0
-    for start, stop in zip(starts, stops, strict=True):
-        out[position : position + stop - start] = np.frombuffer(region[start:stop], np.uint8)
-        position += stop - start
 
 
 def fill(head: ChunkHead, out: Bytes, numbers: Sequence[int] | Int64Array) -> None:

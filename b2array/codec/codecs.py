@@ -17,7 +17,8 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import chain, repeat
 from types import ModuleType
 from typing import Any
 
@@ -308,7 +309,7 @@ def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Sequence[mem
 
 def _zstd_reader(frames: Iterable[Buffer], decompressor: zstandard.ZstdDecompressor) -> Any:
     """Return a file of the decoded frames. It ends with a dot, unless the last frame is cut short."""
-    source: Any = _Frames((*frames, _DOT))
+    source: Any = _Frames(frames)
     return decompressor.stream_reader(source, read_across_frames=True)
 
 
@@ -317,13 +318,13 @@ _DOT = bytes.fromhex("28b52ffd 20 01 090000") + b"."
 
 
 class _Frames:
-    """A file whose every read returns the next frame, which saves joining them."""
+    """A file whose every read returns the next frame, which saves joining them; the dot follows."""
 
     __slots__ = ("read",)
 
     def __init__(self, frames: Iterable[Buffer]) -> None:
-        rest = iter(frames)
-        self.read: Callable[[int], Buffer] = lambda _: next(rest, b"")
+        # The number of bytes that is asked for becomes the default of `next`, which an endless iterator never needs.
+        self.read: Callable[[int], Buffer] = partial(next, chain(frames, (_DOT,), repeat(b"")))
 
 
 def _encode_zstd(data: Buffer, clevel: int, dictionary: bytes | None) -> bytes:

@@ -19,16 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config
-from b2array.buffers import Buffer, scratch
+from b2array.buffers import Buffer
 from b2array.codec import cblosc, codecs, filters
-from b2array.codec.chunk import NO_CONTEXT, ChunkHead, Context, Stored, copy_raw, fill
+from b2array.codec.chunk import NO_CONTEXT, ChunkHead, Context, Stored, fill
 from b2array.codec.header import CODEC_FORMATS, NO_FILTERS, ChunkHeader, CodecFormat, CodecId, FilterId
 from b2array.codec.streams import MIN_STREAM, check_ratio, many_stream_positions
 from b2array.errors import FormatError
 
 __all__ = [
     "Tile", "check_plausible_size", "decode", "decode_blocks", "decode_tile", "decompress",
-    "group_length", "reference_block", "scratch_blocks", "scratch_margins", "vl_blocks",
+    "group_length", "reference_block", "scratch_margins", "vl_blocks",
 ]  # fmt: skip
 
 Bytes = npt.NDArray[np.uint8]
@@ -38,7 +38,6 @@ Numbers = Sequence[int] | Int64Array
 GROUP_NBYTES = 4 * 2**20
 """Blocks are decoded in groups of about this many bytes: a group is still in the cache when it is copied on."""
 
-_MAX_SCRATCH = 4 * GROUP_NBYTES
 _RUNS_NBYTES = 512
 """What the runs of blocks that stay shuffled take in front of the blocks: one stream for each byte that is repeated."""
 _ALWAYS_PLAUSIBLE = 255
@@ -115,11 +114,6 @@ def group_length(block_nbytes: int) -> int:
     return max(1, GROUP_NBYTES // max(1, block_nbytes))
 
 
-def scratch_blocks(nbytes: int) -> Bytes:
-    """Return scratch memory for decoded blocks; see `b2array.buffers.scratch`."""
-    return scratch("blocks", nbytes, _MAX_SCRATCH)
-
-
 def reference_block(stored: Stored, context: Context) -> Bytes | None:
     """Return the decoded first block if the other blocks build on it (DELTA), else None."""
     header = stored.head.header
@@ -153,7 +147,10 @@ def decode_blocks(
     pick = _as_index(numbers)
     starts, stops = stored.starts[pick], stored.stops[pick]
     if header.memcpyed:
-        copy_raw(stored.region, starts.tolist(), stops.tolist(), out)
+        at = 0
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            out[at : at + stop - start] = np.frombuffer(stored.region[start:stop], np.uint8)
+            at += stop - start
         return
     short = numbers[-1] == header.nblocks - 1 and header.last_block_nbytes != header.block_nbytes
     nfull = len(numbers) - short

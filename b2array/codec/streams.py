@@ -34,32 +34,35 @@ _STREAMS_AT_ONCE = 2**18
 Int64Array = npt.NDArray[np.int64]
 
 
-def stream_positions(region: memoryview, start: int, stop: int, nstreams: int, neblock: int) -> list[tuple[int, int]]:
-    """Return the position of the size field of each stream of one block, and its value.
+def stream_positions(
+    region: memoryview, starts: Sequence[int], stops: Sequence[int], nstreams: int, neblock: int
+) -> list[tuple[int, int]]:
+    """Return the position of the size field of each stream, block by block, and its value.
 
-    The plain loop is faster than `many_stream_positions` for few blocks. It raises the same errors.
+    The plain loop is faster than `many_stream_positions` for few blocks. It takes and raises the same.
     """
     found = []
-    position = start
     unpack = _INT32.unpack_from
-    if start < 0:
-        raise FormatError(f"expected streams within a block that ends at byte {stop}, found one at {start}")
-    # Positions only grow, so one comparison at the end is enough.
-    try:
-        for _ in range(nstreams):
-            csize = unpack(region, position)[0]
-            found.append((position, csize))
-            if 0 <= csize <= neblock:
-                position += 4 + csize
-            elif -255 <= csize < 0:
-                _check_token(region[position + 4])
-                position += 5
-            else:
-                raise FormatError(f"expected a stream size of -255 to {neblock}, found {csize}")
-    except (struct.error, IndexError):
-        raise FormatError(f"expected streams within {len(region)} bytes, found one at {position}") from None
-    if position > stop:
-        raise FormatError(f"expected a block that ends at byte {stop}, found streams up to {position}")
+    for start, stop in zip(starts, stops, strict=True):
+        position = start
+        if start < 0:
+            raise FormatError(f"expected streams within a block that ends at byte {stop}, found one at {start}")
+        # Positions only grow, so one comparison at the end is enough.
+        try:
+            for _ in range(nstreams):
+                csize = unpack(region, position)[0]
+                found.append((position, csize))
+                if 0 <= csize <= neblock:
+                    position += 4 + csize
+                elif -255 <= csize < 0:
+                    _check_token(region[position + 4])
+                    position += 5
+                else:
+                    raise FormatError(f"expected a stream size of -255 to {neblock}, found {csize}")
+        except (struct.error, IndexError):
+            raise FormatError(f"expected streams within {len(region)} bytes, found one at {position}") from None
+        if position > stop:
+            raise FormatError(f"expected a block that ends at byte {stop}, found streams up to {position}")
     return found
 
 
@@ -190,14 +193,17 @@ def decode_zstd(
 ) -> None:
     """Decode the zstd streams of blocks, all compressed ones in one go.
 
-    `outs` has a buffer for each block: `neblock` bytes for each of its streams. The other parameters and the errors are
-    those of `many_stream_positions`.
+    `outs` are buffers of equal sizes for all streams in order, `neblock` bytes each: one for all blocks, or one a
+    block. The other parameters and the errors are those of `many_stream_positions`.
     """
     frames: list[Buffer] = []
     places: list[memoryview] = []
-    for start, stop, out in zip(starts, stops, outs, strict=True):
+    count = len(outs[0]) // neblock
+    found = stream_positions(region, starts, stops, count * len(outs) // len(starts), neblock)
+    first = 0
+    for out in outs:
         begin = end = 0
-        for head, csize in stream_positions(region, start, stop, len(out) // neblock, neblock):
+        for head, csize in found[first : first + count]:
             position = head + 4
             end += neblock
             if csize <= 0:
@@ -211,5 +217,6 @@ def decode_zstd(
                 begin = end
         if begin < end:
             places.append(out[begin:end])
+        first += count
     if frames:
         codecs.decode_zstd_frames(frames, neblock, places)

@@ -2,8 +2,7 @@
 
 mapping     what a view shows: positions along its axes -> positions along those of the array
 pieces      an array or a view, piece by piece in workers, or a selection of it as a whole
-reductions  `sum`, `mean`, `argmin`, ...: a state of each piece -> combined -> finished
-nan         `nansum`, `nanmean`, ...: the same without the items that are NaN
+reductions  `sum`, `mean`, `argmin`, ...: also `nansum`, ...: a state of each piece -> combined -> finished
 operators   `+`, `==`, `-a`, ...: as if on `a[...]`, if that fits into memory
 indexers    `oindex`, `vindex`, `chunk_view`
 readable    `Readable`: what arrays and views have in common; `View`

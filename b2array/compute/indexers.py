@@ -4,37 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 
 from b2array.grid.selection import Selection, select
 
-__all__ = ["Indexer", "Select", "chunk_key"]
+__all__ = ["Indexer", "Select", "chunk_key", "refuse"]
 
 Select = Callable[[Any, Sequence[int]], Selection]
 
 
-class _Array(Protocol):
-    def _get(self, key: Any, select: Select) -> Any: ...
-
-    def _set(self, key: Any, value: Any, select: Select) -> None: ...
+def refuse(*_: Any) -> None:
+    """Refuse to assign, as NumPy does."""
+    raise ValueError("assignment destination is read-only")
 
 
 class Indexer:
-    """Reads and writes a handle's array by another rule than its own brackets."""
+    """Reads and writes by the functions that take what stands between its brackets."""
 
-    __slots__ = ("_array", "_select")
+    __slots__ = ("_get", "_set")
 
-    def __init__(self, array: _Array, select: Select) -> None:
-        self._array = array
-        self._select = select
+    def __init__(self, get: Callable[[Any], Any], set: Callable[[Any, Any], None] = refuse) -> None:
+        self._get = get
+        self._set = set
 
     def __getitem__(self, key: Any) -> Any:
-        return self._array._get(key, self._select)
+        return self._get(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._array._set(key, value, self._select)
+        self._set(key, value)
 
 
 def chunk_key(key: Any, shape: Sequence[int], chunks: Sequence[int]) -> tuple[slice, ...]:

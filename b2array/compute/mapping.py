@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from types import EllipsisType
 from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
+import numpy.typing as npt
 
-from b2array.grid import selection
-
-__all__ = ["Digit", "Mapping"]
+__all__ = ["Digit", "Mapping", "taken"]
 
 
 class Digit(NamedTuple):
@@ -31,26 +30,14 @@ class Digit(NamedTuple):
 
 Digits = tuple[Digit, ...]
 
-_NONE = (Digit(0, 0, 0),)
-"""The digits of an axis without positions."""
-
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """What a view shows of an array.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        Shape of the array.
-    starts : tuple of int
-        Where the view begins along each axis of the array.
-    axes : tuple of tuple of Digit
-        The digits of each axis of the view; none where its length is 1.
+    """What a view shows of an array of a shape: where it begins, and the digits of its axes (none: a length of 1).
 
     Examples
     --------
-    >>> turned = Mapping.of((4, 6)).transposed((1, 0))
+    >>> turned = Mapping.of((4, 6)).transposed(1, 0)
     >>> turned.lengths, turned.sliced((slice(None, None, -2), 3)).starts, turned.reshaped((3, 8)).lengths
     ((6, 4), (3, 5), (3, 8))
     """
@@ -74,76 +61,57 @@ class Mapping:
         """The digits of all axes in order."""
         return tuple(digit for digits in self.axes for digit in digits)
 
-    def _with(self, axes: Sequence[Digits], starts: Sequence[int] | None = None) -> Mapping:
-        return Mapping(self.shape, self.starts if starts is None else tuple(starts), tuple(map(_merged, axes)))
+    @property
+    def model(self) -> npt.NDArray[Any]:
+        """An array of the view's shape, of one item in memory, that knows what NumPy accepts."""
+        return np.broadcast_to(np.int8(0), self.lengths)
 
-    def transposed(self, order: Sequence[int]) -> Mapping:
-        """Reorder the axes."""
-        return self._with([self.axes[axis] for axis in order])
+    def transposed(self, *axes: Any) -> Mapping:
+        """Reorder the axes, as `numpy.ndarray.transpose`."""
+        numbered = np.broadcast_to(np.int8(0), range(len(self.axes)))  # the length of an axis is its number
+        return replace(self, axes=tuple(self.axes[axis] for axis in numbered.transpose(*axes).shape))
 
     def reshaped(self, shape: tuple[int, ...]) -> Mapping:
-        """Split and join axes.
-
-        Raises
-        ------
-        ValueError
-            Another number of items, or a split that is not even.
-        """
-        size = math.prod(self.lengths)
-        if math.prod(shape) != size:
-            raise ValueError(f"cannot reshape array of size {size} into shape {shape}")
-        if not size:
-            return self._with([(Digit(0, n, 0),) for n in shape])
+        """Split and join axes; raise ValueError where a split is not even. The number of items stays."""
+        if not math.prod(shape):
+            return replace(self, axes=tuple((Digit(0, n, 0),) for n in shape))
         left = [digit for digit in self.digits if digit.length > 1][::-1]
         axes: list[Digits] = []
         for wanted in shape:
-            n, taken = wanted, []
+            n, digits = wanted, []
             while n > 1:
                 axis, length, step = left.pop()
                 part = math.gcd(n, length)
+                if part < min(length, n):
+                    raise ValueError(
+                        f"a view of shape {self.lengths} splits and joins whole axes only, which shape {shape} "
+                        "does not; a[...].reshape() reads the items"
+                    )
                 if part < length:
-                    if part < n:
-                        raise ValueError(
-                            f"a view of shape {self.lengths} splits and joins whole axes only, which shape {shape} "
-                            "does not; a[...].reshape() reads the items"
-                        )
                     left.append(Digit(axis, length // part, step))
-                taken.append(Digit(axis, part, step * (length // part)))
+                digits.append(Digit(axis, part, step * (length // part)))
                 n //= part
-            axes.append(tuple(taken))
-        return self._with(axes)
+            axes.append(_merged(digits))
+        return replace(self, axes=tuple(axes))
 
     def sliced(self, key: Any) -> Mapping:
-        """Take what a key of integers, slices, Ellipsis and None selects.
-
-        Raises
-        ------
-        IndexError
-            Where NumPy raises it, and for index arrays.
-        ValueError
-            A part of joined axes that is no box of the array.
-        """
-        lengths, starts = self.lengths, list(self.starts)
+        """Take what a key of integers, slices, Ellipsis and None selects; of joined axes, boxes of the array only."""
         entries: list[Any] = [_entry(entry) for entry in (key if isinstance(key, tuple) else (key,))]
-        selection.select(tuple(entries), lengths)
-        missing = len(lengths) - sum(isinstance(entry, int | slice) for entry in entries)
+        self.model[tuple(entries)]  # for NumPy's errors
         place = entries.index(...) if ... in entries else len(entries)
-        entries[place : place + 1] = [slice(None)] * missing
-        axes: list[Digits] = []
-        axis = 0
+        named = sum(isinstance(entry, int | slice) for entry in entries)
+        entries[place : place + 1] = [slice(None)] * (len(self.axes) - named)
+        starts, axes = list(self.starts), list[Digits]()
+        numbers = iter(range(len(self.axes)))
         for entry in entries:
-            if entry is None:
-                axes.append(())
-                continue
-            positions = range(lengths[axis])
-            if isinstance(entry, slice):
-                axes.append(_taken(self.axes[axis], positions[entry], starts, axis))
-            else:
-                # Not a slice: positions[i:i+1] would miss the last one for -1.
-                first = positions[entry]
-                _taken(self.axes[axis], range(first, first + 1), starts, axis)
-            axis += 1
-        return self._with(axes, starts)
+            digits: Digits = ()
+            if entry is not None:
+                axis = next(numbers)
+                part = slice(entry, entry + 1 or None) if isinstance(entry, int) else entry
+                digits = taken(self.axes[axis], range(self.lengths[axis])[part], starts, axis)
+            if not isinstance(entry, int):
+                axes.append(_merged(digits))
+        return Mapping(self.shape, tuple(starts), tuple(axes))
 
     def parts(self, extents: Sequence[int]) -> tuple[int, ...]:
         """Return how far to go along each digit to cover about one part of the array with these extents."""
@@ -152,11 +120,9 @@ class Mapping:
     def covering(self, extents: Sequence[int]) -> tuple[int, ...]:
         """Return the same for the axes of the view."""
         parts = iter(self.parts(extents))
-        found = []
-        for digits in self.axes:
-            first, *_ = [next(parts) for _ in digits] or [1]
-            found.append(first * math.prod(digit.length for digit in digits[1:]))
-        return tuple(found)
+        first = [[next(parts) for _ in digits][:1] for digits in self.axes]
+        rest = [[digit.length for digit in digits[1:]] for digits in self.axes]
+        return tuple(math.prod(part + lengths) for part, lengths in zip(first, rest, strict=True))
 
 
 def _entry(entry: Any) -> int | slice | EllipsisType | None:
@@ -169,18 +135,18 @@ def _entry(entry: Any) -> int | slice | EllipsisType | None:
     )
 
 
-def _taken(digits: Digits, positions: range, starts: list[int], axis: int) -> Digits:
-    """Restrict the digits of an axis to positions along it, and move `starts` to the first one."""
+def taken(digits: Digits, positions: range, starts: list[int], axis: int) -> Digits:
+    """Restrict the digits of axis number `axis` to positions along it, and move `starts` to the first one."""
     if not positions:
-        return _NONE
+        return (Digit(0, 0, 0),)
     inner = math.prod(digit.length for digit in digits[1:])
     first, step, count = positions.start, positions.step, len(positions)
-    found: list[Digit] = []
+    found: Digits = ()
     if count > 1 and len(digits) == 1:
-        found = [Digit(digits[0].axis, count, digits[0].step * step)]
+        found = (Digit(digits[0].axis, count, digits[0].step * step),)
     elif count > 1 and abs(step) == 1 and count % inner == 0 and min(positions) % inner == 0:
-        found = [digit._replace(step=digit.step * step) for digit in digits]
-        found[0] = found[0]._replace(length=count // inner)
+        outer, *rest = (digit._replace(step=digit.step * step) for digit in digits)
+        found = (outer._replace(length=count // inner), *rest)
     elif count > 1:
         raise ValueError(
             f"axis {axis} joins axes of the array: a view takes single positions, or whole rows of {inner}, not "
@@ -189,16 +155,15 @@ def _taken(digits: Digits, positions: range, starts: list[int], axis: int) -> Di
     for digit in reversed(digits):
         first, position = divmod(first, digit.length)
         starts[digit.axis] += digit.step * position
-    return tuple(found)
+    return found
 
 
-def _merged(digits: Digits) -> Digits:
+def _merged(digits: Iterable[Digit]) -> Digits:
     """Put digits together that count on along the same axis, and leave out those that do not count."""
     found: list[Digit] = []
     for axis, length, step in digits:
-        last = found[-1] if found else None
-        if last is not None and last.axis == axis and last.step == step * length != 0:
-            found[-1] = Digit(axis, last.length * length, step)
+        if found and found[-1].axis == axis and found[-1].step == step * length != 0:
+            found[-1] = Digit(axis, found[-1].length * length, step)
         elif length != 1:
             found.append(Digit(axis, length, step))
     return tuple(found)

@@ -23,21 +23,13 @@ __all__ = ["Operators", "free_nbytes"]
 Binary = Callable[[Any, Any], Any]
 
 
-def _compared(verb: Binary) -> Binary:
-    return lambda a, other: _applied(verb, a, other)
-
-
-def _arithmetic(verb: Binary) -> tuple[Binary, Binary, Binary]:
+def _methods(verb: Binary) -> tuple[Binary, Binary, Binary]:
     """Return the methods of an operator with the array on the left, on the right, and in place."""
-    return _compared(verb), _compared(lambda a, other: verb(other, a)), _refuse
+    return lambda a, b: _applied(verb, a, b), lambda a, b: _applied(lambda x, y: verb(y, x), a, b), _refuse
 
 
 def _unary(verb: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def operate(a: Operators) -> Any:
-        _check(a.nbytes)
-        return verb(a[...])
-
-    return operate
+    return lambda a: _applied(lambda x, _: verb(x), a, 0)
 
 
 def _refuse(a: Any, _: object) -> NoReturn:
@@ -83,49 +75,44 @@ class Operators(ABC):
         """Size of all items in bytes, without padding and compression."""
         return self.size * self.itemsize
 
-    __add__, __radd__, __iadd__ = _arithmetic(operator.add)
-    __sub__, __rsub__, __isub__ = _arithmetic(operator.sub)
-    __mul__, __rmul__, __imul__ = _arithmetic(operator.mul)
-    __truediv__, __rtruediv__, __itruediv__ = _arithmetic(operator.truediv)
-    __floordiv__, __rfloordiv__, __ifloordiv__ = _arithmetic(operator.floordiv)
-    __mod__, __rmod__, __imod__ = _arithmetic(operator.mod)
-    __divmod__, __rdivmod__, _ = _arithmetic(divmod)
-    __pow__, __rpow__, __ipow__ = _arithmetic(operator.pow)
-    __matmul__, __rmatmul__, __imatmul__ = _arithmetic(operator.matmul)
-    __lshift__, __rlshift__, __ilshift__ = _arithmetic(operator.lshift)
-    __rshift__, __rrshift__, __irshift__ = _arithmetic(operator.rshift)
-    __and__, __rand__, __iand__ = _arithmetic(operator.and_)
-    __or__, __ror__, __ior__ = _arithmetic(operator.or_)
-    __xor__, __rxor__, __ixor__ = _arithmetic(operator.xor)
-    __lt__, __le__ = _compared(operator.lt), _compared(operator.le)
-    __gt__, __ge__ = _compared(operator.gt), _compared(operator.ge)
-    __eq__, __ne__ = _compared(operator.eq), _compared(operator.ne)
+    __add__, __radd__, __iadd__ = _methods(operator.add)
+    __sub__, __rsub__, __isub__ = _methods(operator.sub)
+    __mul__, __rmul__, __imul__ = _methods(operator.mul)
+    __truediv__, __rtruediv__, __itruediv__ = _methods(operator.truediv)
+    __floordiv__, __rfloordiv__, __ifloordiv__ = _methods(operator.floordiv)
+    __mod__, __rmod__, __imod__ = _methods(operator.mod)
+    __divmod__, __rdivmod__, _ = _methods(divmod)
+    __pow__, __rpow__, __ipow__ = _methods(operator.pow)
+    __matmul__, __rmatmul__, __imatmul__ = _methods(operator.matmul)
+    __lshift__, __rlshift__, __ilshift__ = _methods(operator.lshift)
+    __rshift__, __rrshift__, __irshift__ = _methods(operator.rshift)
+    __and__, __rand__, __iand__ = _methods(operator.and_)
+    __or__, __ror__, __ior__ = _methods(operator.or_)
+    __xor__, __rxor__, __ixor__ = _methods(operator.xor)
+    __lt__, __le__ = _methods(operator.lt)[0], _methods(operator.le)[0]
+    __gt__, __ge__ = _methods(operator.gt)[0], _methods(operator.ge)[0]
+    __eq__, __ne__ = _methods(operator.eq)[0], _methods(operator.ne)[0]
     __hash__ = object.__hash__
     __neg__, __pos__ = _unary(operator.neg), _unary(operator.pos)
     __abs__, __invert__ = _unary(operator.abs), _unary(operator.invert)
 
 
 def _applied(verb: Binary, a: Operators, other: Any) -> Any:
-    ours = isinstance(other, Operators)
-    if not isinstance(other, Operators | np.ndarray) and getattr(other, "__array_priority__", 0) > 0:
-        return NotImplemented  # dask and xarray go on chunk by chunk
-    given = other if isinstance(other, Operators | np.ndarray) or not np.ndim(other) else np.asarray(other)
-    itemsize = max(a.itemsize, given.itemsize if np.ndim(given) else 0)
+    if not isinstance(other, Operators | np.ndarray):
+        if getattr(other, "__array_priority__", 0) > 0:
+            return NotImplemented  # dask and xarray go on chunk by chunk
+        other = np.asarray(other) if np.ndim(other) else other
     try:
-        size = math.prod(np.broadcast_shapes(a.shape, np.shape(given)))
+        size = math.prod(np.broadcast_shapes(a.shape, np.shape(other)))
     except ValueError:
         size = a.size  # of matrices, or an error that NumPy raises below
-    _check(size * itemsize)
-    return verb(a[...], given[...] if ours else given)
-
-
-def _check(nbytes: int) -> None:
-    free = free_nbytes()
+    nbytes, free = size * max(a.itemsize, other.itemsize if np.ndim(other) else 0), free_nbytes()
     if nbytes > free // 2:
         raise MemoryError(
             f"the result would take {nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free: to_dask() computes "
             "chunk by chunk, and so do reductions such as sum() and mean()"
         )
+    return verb(a[...], other[...] if isinstance(other, Operators) else other)
 
 
 def free_nbytes() -> int:

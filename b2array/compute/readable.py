@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import operator
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from b2array.compute import pieces
-from b2array.compute.indexers import Indexer, Select
+from b2array.compute.indexers import Indexer, Select, refuse
 from b2array.compute.mapping import Mapping
 from b2array.compute.operators import Operators
-from b2array.compute.reductions import Axis, reduce
+from b2array.compute.reductions import reduction
 from b2array.engine.handle import Handle
+from b2array.engine.source import Source
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.grid.selection import fields, orthogonal, select, vectorised
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import dask.array as da
 
 __all__ = ["Readable", "View"]
+
+R = TypeVar("R")
 
 _ROWS_NBYTES = 32 * 2**20
 """Iteration reads at most this many bytes ahead."""
@@ -51,13 +53,21 @@ class Readable(Operators):
     @abstractmethod
     def _set(self, key: Any, value: Any, rule: Select) -> None: ...
 
+    def _view(self, mapping: Mapping) -> View:
+        return View(self, mapping)
+
+    def _reading(self, attempt: Callable[[Source], R]) -> R:
+        """Call a function that reads, again where a commit through this handle took away what it read."""
+        source = self._handle.source
+        while True:
+            try:
+                return attempt(source)
+            except (FormatError, UnsupportedError, ConflictError) as error:
+                source = self._handle.recover(source, error)
+
     @abstractmethod
     def _mapping(self, shape: tuple[int, ...]) -> Mapping:
         """Return what is shown of the array, which has this shape now."""
-
-    @abstractmethod
-    def _view(self, mapping: Mapping) -> View:
-        """Return another view of the array."""
 
     @abstractmethod
     def _showing(self, handle: Handle) -> Self:
@@ -65,6 +75,9 @@ class Readable(Operators):
 
     @abstractmethod
     def __dask_tokenize__(self) -> tuple[Any, ...]: ...
+
+    def _indexer(self, rule: Select) -> Indexer:
+        return Indexer(lambda key: self._get(key, rule), lambda key, value: self._set(key, value, rule))
 
     @property
     def oindex(self) -> Indexer:
@@ -77,7 +90,7 @@ class Readable(Operators):
         >>> a.oindex[[0, 2], [True, False, False, True]].tolist()
         [[0, 3], [8, 11]]
         """
-        return Indexer(self, orthogonal)
+        return self._indexer(orthogonal)
 
     @property
     def vindex(self) -> Indexer:
@@ -90,7 +103,7 @@ class Readable(Operators):
         >>> a.vindex[[0, 1], :, [3, 0]].shape, a.vindex[:, [0, 2, 1]].shape
         ((2, 3), (3, 2, 4))
         """
-        return Indexer(self, vectorised)
+        return self._indexer(vectorised)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -150,28 +163,21 @@ class Readable(Operators):
         return self.transpose()
 
     @property
-    def view(self) -> Slicer:
+    def view(self) -> Indexer:
         """Lazy views of a part: ``a.view[10:20, ::2]`` reads nothing. Takes integers, slices, Ellipsis and None."""
-        return Slicer(self)
+        return Indexer(lambda key: self._view(self._shown().sliced(key)))
 
     def _shown(self) -> Mapping:
         return self._mapping(self._handle.source.state.require_layout().shape)
 
     def transpose(self, *axes: Any) -> View:
         """Return a lazy view with another order of the axes, as `numpy.transpose`."""
-        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
-        order = range(self.ndim)[::-1] if order is None else np.lib.array_utils.normalize_axis_tuple(order, self.ndim)
-        if len(order) != self.ndim:
-            raise ValueError("axes don't match array")
-        return self._view(self._shown().transposed(order))
+        return self._view(self._shown().transposed(*axes))
 
-    def squeeze(self, axis: Axis = None) -> View:
+    def squeeze(self, axis: Any = None) -> View:
         """Return a lazy view without axes of length 1, as `numpy.squeeze`."""
-        ones = {k for k, n in enumerate(self.shape) if n == 1}
-        gone = ones if axis is None else set(np.lib.array_utils.normalize_axis_tuple(axis, self.ndim))
-        if not gone <= ones:
-            raise ValueError("cannot select an axis to squeeze out which has size not equal to one")
-        return self._view(self._shown().reshaped(tuple(n for k, n in enumerate(self.shape) if k not in gone)))
+        shown = self._shown()
+        return self._view(shown.reshaped(shown.model.squeeze(axis).shape))
 
     def reshape(self, *shape: Any, order: str = "C") -> View:
         """Return a lazy view that splits and joins whole axes, as `numpy.reshape`.
@@ -190,95 +196,14 @@ class Readable(Operators):
         """
         if order != "C":
             raise ValueError(f"a view is reshaped in C order only, not {order!r}; a[...].reshape() reads the items")
-        wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
-        extents = [operator.index(n) for n in wanted]
-        rest = int(np.prod([n for n in extents if n != -1], dtype=object))
-        if extents.count(-1) == 1 and rest:
-            extents[extents.index(-1)] = self.size // rest
-        return self._view(self._shown().reshaped(tuple(extents)))
+        shown = self._shown()
+        return self._view(shown.reshaped(shown.model.reshape(*shape).shape))
 
-    # Reductions.
+    # Reductions, which NumPy's functions call.
 
-    def sum(self, axis: Axis = None, dtype: Any = None, out: None = None, **options: Any) -> Any:
-        """Return the sum of the items, chunk by chunk in bounded memory; parameters as for `numpy.sum`.
-
-        Like all reductions: NumPy's functions call them, ``np.sum(a)`` this one, and the results are NumPy's.
-
-        Parameters
-        ----------
-        axis : int or tuple of int, optional
-            Along which axes; by default all.
-        dtype : dtype-like, optional
-            Of the result.
-        out : None
-            Results are new arrays.
-        **options
-            `keepdims`, `initial`, `where` as in NumPy; `progress`: show on stderr how far it has come.
-
-        Examples
-        --------
-        >>> import b2array
-        >>> a = b2array.asarray(np.arange(6).reshape(2, 3))
-        >>> a.sum(axis=0), np.max(a, where=a < 4, initial=0)
-        (array([3, 5, 7]), np.int64(3))
-        """
-        return reduce(self, "sum", axis, dtype, out, **options)
-
-    def prod(self, axis: Axis = None, dtype: Any = None, out: None = None, **options: Any) -> Any:
-        """Return the product of the items, chunk by chunk; see `numpy.prod`."""
-        return reduce(self, "prod", axis, dtype, out, **options)
-
-    def mean(self, axis: Axis = None, dtype: Any = None, out: None = None, **options: Any) -> Any:
-        """Return the mean of the items, chunk by chunk; see `numpy.mean`."""
-        return reduce(self, "mean", axis, dtype, out, **options)
-
-    def std(self, axis: Axis = None, dtype: Any = None, out: None = None, **options: Any) -> Any:
-        """Return the standard deviation of the items, chunk by chunk; see `numpy.std`."""
-        return reduce(self, "std", axis, dtype, out, **options)
-
-    def var(self, axis: Axis = None, dtype: Any = None, out: None = None, **options: Any) -> Any:
-        """Return the variance of the items, chunk by chunk; see `numpy.var`."""
-        return reduce(self, "var", axis, dtype, out, **options)
-
-    def min(self, axis: Axis = None, out: None = None, **options: Any) -> Any:
-        """Return the smallest item, chunk by chunk; see `numpy.min`."""
-        return reduce(self, "min", axis, None, out, **options)
-
-    def max(self, axis: Axis = None, out: None = None, **options: Any) -> Any:
-        """Return the largest item, chunk by chunk; see `numpy.max`."""
-        return reduce(self, "max", axis, None, out, **options)
-
-    def any(self, axis: Axis = None, out: None = None, **options: Any) -> Any:
-        """Return whether any item is true, chunk by chunk; see `numpy.any`."""
-        return reduce(self, "any", axis, None, out, **options)
-
-    def all(self, axis: Axis = None, out: None = None, **options: Any) -> Any:
-        """Return whether all items are true, chunk by chunk; see `numpy.all`."""
-        return reduce(self, "all", axis, None, out, **options)
-
-    def argmin(self, axis: Axis = None, out: None = None, **options: Any) -> Any:
-        """Return where the smallest item is, chunk by chunk; see `numpy.argmin`."""
-        return reduce(self, "argmin", axis, None, out, **options)
-
-    def argmax(self, axis: Axis = None, out: None = None, **options: Any) -> Any:
-        """Return where the largest item is, chunk by chunk; see `numpy.argmax`."""
-        return reduce(self, "argmax", axis, None, out, **options)
-
-    def count_nonzero(self, axis: Axis = None, **options: Any) -> Any:
-        """Return how many items are not zero, chunk by chunk; see `numpy.count_nonzero`."""
-        return reduce(self, "count_nonzero", axis, **options)
-
-
-class Slicer:
-    """Makes lazy views of parts of an array or a view."""
-
-    __slots__ = ("_shown",)
-
-    def __init__(self, shown: Readable) -> None:
-        self._shown = shown
-
-    def __getitem__(self, key: Any) -> View:
-        return self._shown._view(self._shown._shown().sliced(key))
+    sum, prod, mean, std, var = map(reduction, ("sum", "prod", "mean", "std", "var"))
+    min, max, argmin, argmax = map(reduction, ("min", "max", "argmin", "argmax"))
+    any, all, count_nonzero = map(reduction, ("any", "all", "count_nonzero"))
 
 
 class View(Readable):
@@ -325,23 +250,19 @@ class View(Readable):
     def __getitem__(self, key: Any) -> Any:
         return self._get(key, select)
 
-    def _set(self, *_: Any) -> None:
-        raise ValueError("assignment destination is read-only")
-
-    __setitem__ = _set
+    __setitem__ = staticmethod(refuse)
+    _set = cast(Any, __setitem__)
 
     def _get(self, key: Any, rule: Select) -> Any:
         rest, names = fields(key, self.dtype)
         selection = rule(rest, self.shape)
         result: Any = np.empty(selection.shape, self.dtype)
-        source = self._handle.source
-        while True:
-            try:
-                layout = source.state.require_layout()
-                pieces.fill(source, layout, self._mapping(layout.shape), selection, result)
-                break
-            except (FormatError, UnsupportedError, ConflictError) as error:
-                source = self._handle.recover(source, error)
+
+        def attempt(source: Source) -> None:
+            layout = source.state.require_layout()
+            pieces.fill(source, layout, self._mapping(layout.shape), selection, result)
+
+        self._reading(attempt)
         if selection.kind == "scalar":
             result = result[()]
         return result if names is None else result[names]

@@ -10,24 +10,25 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array import progress
+from b2array import progress as bars
 from b2array.compute.mapping import Mapping
+from b2array.compute.operators import Operators
 from b2array.compute.pieces import Box, pieces
 from b2array.engine.source import Source
-from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.grid.layout import Layout
 
-__all__ = ["Axis", "reduce"]
+__all__ = [
+    "nanargmax", "nanargmin", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd", "nansum", "nanvar", "reduction",
+]  # fmt: skip
 
 Array = npt.NDArray[Any]
-Axis = int | tuple[int, ...] | None
 State = tuple[Any, ...]
 """Arrays with an extent of 1 along the axes that are reduced, or numbers."""
 
@@ -49,17 +50,14 @@ class _Task:
     ddof: float
     skipna: bool
 
-    def where(self, box: Box, items: Array) -> Any:
-        """Return which items count, True for all."""
+    def where(self, box: Box, items: Array) -> tuple[Any, Any]:
+        """Return which items count, True for all, and how many do."""
         valid: Any = True if self.valid is None else self.valid[box]
         known = ~np.isnan(items) if self.skipna else np.True_
-        return valid if known.all() else valid & known
-
-    def count(self, items: Array, valid: Any) -> Any:
-        """Count the items that count."""
-        if valid is True:
-            return math.prod(items.shape[axis] for axis in self.axes)
-        return np.add.reduce(np.broadcast_to(valid, items.shape), self.axes, np.int64, keepdims=True)
+        if valid is True and known.all():
+            return True, math.prod(items.shape[axis] for axis in self.axes)
+        counted = np.broadcast_to(valid & known, items.shape)
+        return counted, np.add.reduce(counted, self.axes, np.int64, keepdims=True)
 
     def over(self, total: Array, number: Any) -> Any:
         """Divide, as NumPy's nan-variants do without a warning."""
@@ -69,38 +67,60 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class _Verb:
-    """A reduction: a state of the items in a box, one state of two, the result, and the state of `n` equal items."""
+    """A reduction: a state of the items in a box, one state of two, and the result."""
 
     piece: Callable[[_Task, Box, Array], State]
     combine: Callable[[_Task, State, State], State]
     finish: Callable[[_Task, State], Any] = lambda _, state: state[0]
-    repeat: Callable[[State, int], State] = lambda state, _: state
 
 
-def reduce(
-    a: Any, name: str, axis: Any = None, dtype: Any = None, out: object = None, keepdims: bool = False, *,
-    skipna: bool = False, progress: bool = False, **given: Any,
-) -> Any:  # fmt: skip
-    """Reduce an array or a view as NumPy's function `name` does; with `skipna`, as that function's nan-variant.
+_DOC = """Reduce the items as `numpy.{name}` does, chunk by chunk in bounded memory.
+
+    NumPy's functions call the methods of an array or a view: ``np.sum(a)`` is ``a.sum()``. Results are NumPy's.
 
     Parameters
     ----------
-    a : Readable
-    name : str
-    axis, dtype, out, keepdims
-        As in NumPy; `out` must be None.
-    skipna : bool
-        Whether to leave out NaN.
-    progress : bool
-        Whether to show progress on stderr.
-    **given
-        What else the function takes: where, initial, ddof.
+    axis : int or tuple of int, optional
+        Along which axes; by default all.
+    dtype : dtype-like, optional
+        Of the result, where `numpy.{name}` takes it.
+    out : None
+        Results are new arrays.
+    **options
+        `keepdims`, `initial`, `where`, `ddof` as in NumPy; `progress`: show on stderr how far it has come.
+
+    Examples
+    --------
+    >>> import b2array
+    >>> a = b2array.asarray([[1.0, 2.0], [3.0, 6.0]])
+    >>> np.asarray({call}axis=0)).tolist()
+    {example}
     """
-    if out is not None:
-        raise TypeError("reductions return new results: out must be None")
-    if dtype is not None:
-        given["dtype"] = dtype
-    function = getattr(np, f"nan{name}" if skipna else name)
+
+
+def reduction(name: str) -> Callable[..., Any]:
+    """Return the method of this name, or the function for a name that begins with nan."""
+    function, plain = getattr(np, name), name.removeprefix("nan")
+
+    def reduce(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, **options: Any) -> Any:
+        given = options | ({} if dtype is None else {"dtype": dtype})
+        if not isinstance(a, Operators):
+            return function(a, axis=axis, **given, **({} if out is None else {"out": out}))
+        if out is not None:
+            raise TypeError("reductions return new results: out must be None")
+        return _reduce(a, function, plain, axis, skipna=plain != name, **given)
+
+    call = f"b2array.{name}(a, " if plain != name else f"a.{name}("
+    example = function(np.array([[1.0, 2.0], [3.0, 6.0]]), axis=0).tolist()
+    reduce.__name__ = reduce.__qualname__ = name
+    reduce.__doc__ = _DOC.format(name=name, call=call, example=example)
+    return reduce
+
+
+def _reduce(
+    a: Any, function: Callable[..., Any], name: str, axis: Any, keepdims: bool = False, *, skipna: bool,
+    progress: bool = False, **given: Any,
+) -> Any:  # fmt: skip
     if not a.size:
         return function(np.empty(a.shape, a.dtype), axis=axis, keepdims=keepdims, **given)
     valid = None
@@ -115,30 +135,24 @@ def reduce(
     everything = axis is None or not a.ndim
     reduced = range(a.ndim) if everything else np.lib.array_utils.normalize_axis_tuple(axis, a.ndim)
     skipna = skipna and a.dtype.kind in ("fcmM" if name in ("min", "max") else "fc")
-    source = a._handle.source
-    while True:
-        try:
-            layout = source.state.require_layout()
-            task, mapping = _task(a._mapping(layout.shape), reduced, model.dtype, valid, given, skipna=skipna)
-            found = _reduced(source, layout, mapping, task, _VERBS[name], show=name if progress else "")
-            break
-        except (FormatError, UnsupportedError, ConflictError) as error:
-            source = a._handle.recover(source, error)
+    numeric = model.dtype if model.dtype.kind in "biufc" else None
+    wide = {"f2": "f8", "f4": "f8", "c8": "c16"}.get(model.dtype.str[1:], numeric)
+    initial = {"initial": given["initial"]} if given.get("initial") is not None else {}
+
+    def attempt(source: Source) -> Array:
+        layout = source.state.require_layout()
+        mapping = a._mapping(layout.shape)
+        lengths = tuple(digit.length for digit in mapping.digits)
+        of_digits = [axis for axis, digits in enumerate(mapping.axes) for _ in digits]
+        axes = tuple(n for n, axis in enumerate(of_digits) if axis in reduced)
+        # Splitting dimensions of a broadcast array does not copy it.
+        counted = None if valid is None else valid.reshape(lengths)
+        task = _Task(lengths, axes, model.dtype, wide, counted, initial, given.get("ddof", 0), skipna)
+        return _reduced(source, layout, mapping, task, _VERBS[name], show=name if progress else "")
+
+    found = a._reading(attempt)
     shape = [1 if k in reduced else n for k, n in enumerate(a.shape) if keepdims or k not in reduced]
     return found.reshape(shape)[() if not shape else ...]
-
-
-def _task(
-    mapping: Mapping, reduced: Iterable[int], dtype: np.dtype[Any], valid: Any, given: dict[str, Any], *, skipna: bool
-) -> tuple[_Task, Mapping]:
-    lengths = tuple(digit.length for digit in mapping.digits)
-    of_digits = [axis for axis, digits in enumerate(mapping.axes) for _ in digits]
-    axes = tuple(n for n, axis in enumerate(of_digits) if axis in set(reduced))
-    wide = {"f2": "f8", "f4": "f8", "c8": "c16"}.get(dtype.str[1:], dtype if dtype.kind in "biufc" else None)
-    # Splitting dimensions of a broadcast array does not copy it.
-    valid = None if valid is None else valid.reshape(lengths)
-    initial = {"initial": given["initial"]} if given.get("initial") is not None else {}
-    return _Task(lengths, axes, dtype, wide, valid, initial, given.get("ddof", 0), skipna), mapping
 
 
 def _reduced(source: Source, layout: Layout, mapping: Mapping, task: _Task, verb: _Verb, *, show: str) -> Array:
@@ -151,14 +165,14 @@ def _reduced(source: Source, layout: Layout, mapping: Mapping, task: _Task, verb
             if items.size == 1 or any(items.strides):
                 return box, verb.piece(task, box, items)
             one = verb.piece(task, box, items[(slice(0, 1),) * items.ndim])
-            return box, verb.repeat(one, math.prod(items.shape[axis] for axis in task.axes))
+            return box, _repeated(task, verb, one, math.prod(items.shape[axis] for axis in task.axes))
 
     def place(found: tuple[Box, State]) -> Box:
         return tuple(slice(0, 1) if axis in task.axes else i for axis, i in enumerate(found[0]))
 
     result = np.empty([1 if axis in task.axes else n for axis, n in enumerate(task.lengths)], task.dtype)
     nbytes = math.prod(task.lengths) * layout.itemsize
-    with progress.track(nbytes, f"{show} of {source.url}", bool(show)) as shown:
+    with bars.track(nbytes, f"{show} of {source.url}", bool(show)) as shown:
 
         def counted() -> Iterator[tuple[Box, State]]:
             for box, found in pieces(source, layout, mapping, kept, state, merge=task.valid is None):
@@ -182,41 +196,30 @@ def _folded(task: _Task, verb: _Verb, states: Iterable[State]) -> State:
     return stack[0]
 
 
-# Sums and products.
+def _repeated(task: _Task, verb: _Verb, state: State, n: int) -> State:
+    """Combine a state with itself until it stands for `n` boxes with the same items."""
+    found = state
+    for bit in bin(n)[3:]:
+        found = verb.combine(task, found, found)
+        if bit == "1":
+            found = verb.combine(task, found, state)
+    return found
 
 
-def _sum(task: _Task, box: Box, items: Array) -> State:
-    valid = task.where(box, items)
-    return np.add.reduce(items, task.axes, task.wide, keepdims=True, where=valid), task.count(items, valid)
+# Sums, products and means.
 
 
-def _add(_: _Task, a: State, b: State) -> State:
-    return tuple(map(np.add, a, b))
+def _by(ufunc: np.ufunc) -> _Verb:
+    """Return the reduction that a ufunc makes of the items that count; the state has their number, too."""
 
+    def piece(task: _Task, box: Box, items: Array) -> State:
+        valid, number = task.where(box, items)
+        return ufunc.reduce(items, task.axes, task.wide, keepdims=True, where=valid), number
 
-def _begun(ufunc: np.ufunc) -> Callable[[_Task, State], Any]:
-    """Return what takes the initial value into account, which NumPy converts."""
-    return lambda task, state: ufunc.reduce(state[0], task.axes, task.wide, keepdims=True, **task.given)
+    def finish(task: _Task, state: State) -> Any:
+        return ufunc.reduce(state[0], task.axes, task.wide, keepdims=True, **task.given)
 
-
-def _repeat_sum(state: State, n: int) -> State:
-    total, number = state
-    # In complex arithmetic, infinity times a number would be NaN.
-    flat = total.view(total.real.dtype) if total.dtype.kind == "c" else total
-    factor = np.asarray(n).astype(flat.dtype) if flat.dtype.kind in "iu" else n
-    return np.multiply(flat, factor).view(total.dtype), number * n
-
-
-def _prod(task: _Task, box: Box, items: Array) -> State:
-    return (np.multiply.reduce(items, task.axes, task.wide, keepdims=True, where=task.where(box, items)),)
-
-
-def _repeat_prod(state: State, n: int) -> State:
-    (product,) = state
-    if product.dtype.kind not in "iu":
-        return (np.power(product, n),)
-    # Integers wrap around.
-    return (np.full(product.shape, pow(int(product.item()), n, 2**64), np.uint64).astype(product.dtype),)
+    return _Verb(piece, lambda _, a, b: (ufunc(a[0], b[0]), a[1] + b[1]), finish)
 
 
 def _mean(task: _Task, state: State) -> Any:
@@ -230,8 +233,7 @@ def _mean(task: _Task, state: State) -> Any:
 
 
 def _moments(task: _Task, box: Box, items: Array) -> State:
-    valid = task.where(box, items)
-    number = task.count(items, valid)
+    valid, number = task.where(box, items)
     wide = np.result_type(task.wide, items.dtype) if items.dtype.kind == "c" else task.wide
     mean = np.add.reduce(items, task.axes, wide, keepdims=True, where=valid) / np.maximum(number, 1)
     return number, mean, np.add.reduce(_squared(items - mean), task.axes, keepdims=True, where=valid)
@@ -268,26 +270,16 @@ def _extreme(ufunc: np.ufunc, of_known: np.ufunc) -> _Verb:
         chosen = of_known if task.skipna else ufunc
         return (chosen.reduce(items, task.axes, keepdims=True, where=valid, **task.given),)
 
-    def combine(task: _Task, a: State, b: State) -> State:
-        return ((of_known if task.skipna else ufunc)(a[0], b[0]),)
-
     def finish(task: _Task, state: State) -> Any:
         if task.skipna and np.isnan(state[0]).any():
             warnings.warn("All-NaN slice encountered", RuntimeWarning, stacklevel=2)
         return state[0]
 
-    return _Verb(piece, combine, finish)
-
-
-def _logical(function: Callable[..., Any], ufunc: np.ufunc) -> _Verb:
-    def piece(task: _Task, box: Box, items: Array) -> State:
-        return (function(items, axis=task.axes, keepdims=True, where=task.where(box, items)),)
-
-    return _Verb(piece, lambda _, a, b: (ufunc(a[0], b[0]),))
+    return _Verb(piece, lambda task, a, b: ((of_known if task.skipna else ufunc)(a[0], b[0]),), finish)
 
 
 def _count(task: _Task, _: Box, items: Array) -> State:
-    return (np.add.reduce(items.astype(bool), task.axes, np.int64, keepdims=True),)
+    return np.add.reduce(items.astype(bool), task.axes, np.int64, keepdims=True), 0
 
 
 def _position(function: Callable[..., Any], last: float) -> _Verb:
@@ -329,19 +321,18 @@ def _position(function: Callable[..., Any], last: float) -> _Verb:
 
 
 _VERBS = {
-    "sum": _Verb(_sum, _add, _begun(np.add), _repeat_sum),
-    "prod": _Verb(_prod, lambda _, a, b: (a[0] * b[0],), _begun(np.multiply), _repeat_prod),
-    "mean": _Verb(_sum, _add, _mean, _repeat_sum),
-    "var": _Verb(_moments, _combine_moments, _var, lambda state, n: (state[0] * n, state[1], state[2] * n)),
-    "std": _Verb(
-        _moments, _combine_moments, lambda task, state: np.sqrt(_var(task, state)),
-        lambda state, n: (state[0] * n, state[1], state[2] * n),
-    ),
+    "sum": _by(np.add),
+    "prod": _by(np.multiply),
+    "any": _by(np.logical_or),
+    "all": _by(np.logical_and),
+    "count_nonzero": replace(_by(np.add), piece=_count),
+    "mean": replace(_by(np.add), finish=_mean),
+    "var": _Verb(_moments, _combine_moments, _var),
+    "std": _Verb(_moments, _combine_moments, lambda task, state: np.sqrt(_var(task, state))),
     "min": _extreme(np.minimum, np.fmin),
     "max": _extreme(np.maximum, np.fmax),
-    "any": _logical(np.any, np.logical_or),
-    "all": _logical(np.all, np.logical_and),
-    "count_nonzero": _Verb(_count, _add, repeat=lambda state, n: (state[0] * n,)),
     "argmin": _position(np.argmin, np.inf),
     "argmax": _position(np.argmax, -np.inf),
-}  # fmt: skip
+}
+nanargmax, nanargmin, nanmax, nanmin = map(reduction, ("nanargmax", "nanargmin", "nanmax", "nanmin"))
+nanmean, nanprod, nanstd, nansum, nanvar = map(reduction, ("nanmean", "nanprod", "nanstd", "nansum", "nanvar"))

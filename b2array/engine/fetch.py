@@ -22,7 +22,14 @@ from b2array.codec.chunk import ChunkHead, Stored
 from b2array.codec.header import MAX_DICT_NBYTES, FilterId, Special
 from b2array.config import HEADER_LEN
 from b2array.engine.source import CachedHead, ChunkRequest, Location, Source
-from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError, located_error
+from b2array.errors import (
+    B2ArrayError,
+    ChecksumError,
+    ChunkMissingError,
+    FormatError,
+    UnsupportedError,
+    located_error,
+)
 from b2array.format import checksums
 from b2array.format.annotations import Sizes, block_bounds
 from b2array.store.base import join_views, stale_reader, too_short, where
@@ -117,7 +124,7 @@ def each_chunk(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
 
 def _read_alone(source: Source, request: ChunkRequest) -> Stored:
     """Read one chunk, with a call of the store for each step."""
-    location = source.place(request.chunk) if request.blocks is not None else None
+    location = source.locate(request.chunk)
     if isinstance(location, Location):
         wanted = _Chunk(source, request, location, is_local=True)
         if wanted.cached is not None:
@@ -126,7 +133,9 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
                 planned = wanted.plan_blocks(wanted.cached.head)
                 if planned is not None:
                     return wanted.take_blocks(planned, source.gather(*planned.ask[:3]))
-    steps = steps_of(source, request)
+        steps = wanted.steps()
+    else:
+        steps = steps_of(source, request)
     try:
         ask = next(steps)
         while True:
@@ -186,6 +195,7 @@ def _refuse_missing(source: Source, asked: list[tuple[int, Ask]], error: FileNot
     """Raise the error of a chunk whose file does not exist; the given one if the whole frame is gone."""
     names = [(n, ask.spans[0].name) for n, ask in asked]
     n, name = next((each for each in names if str(error.filename or "").endswith(each[1] or "\0")), names[0])
+    source.place(n)  # a lost chunk has no file
     if not name:
         raise error
     raise ChunkMissingError(f"chunk {n} of {source.url}: expected its file {name}, found none") from error
@@ -202,34 +212,8 @@ def steps_of(source: Source, request: ChunkRequest) -> Steps:
     location = source.place(request.chunk)
     if not isinstance(location, Location):
         return Stored.whole(memoryview(_special_chunk(source, request.chunk, location)))
-    wanted = _Chunk(source, request, location, is_local=source.is_local)
-    if wanted.cached is not None:
-        head = wanted.cached.head
-        if request.blocks is None:
-            return (yield from wanted.whole(head.header.cbytes))
-        return (yield from wanted.some_blocks(head, b""))
-    sizes = None if wanted.is_local else source.known_sizes(request.chunk)
-    if sizes is not None:
-        # Sizes that turn out to be wrong were only a hint.
-        with suppress(FormatError, UnsupportedError):
-            stored = yield from wanted.by_sizes(sizes)
-            if stored is not None:
-                return stored
-        wanted = _Chunk(source, request, location, is_local=False, use_cached=False)
-    nblocks = wanted.expected_nblocks()
-    if request.blocks is None or (nblocks == len(request.blocks) and not wanted.is_local):
-        nbytes = source.frame.chunk_nbytes(request.chunk)
-        # Only instrumented chunks are larger. Bytes behind the chunk are ignored.
-        return (yield from wanted.whole((nbytes if nbytes is not None else 2**31) + HEADER_LEN))
-    head_nbytes = HEADER_LEN + 4 * nblocks + (4 + MAX_DICT_NBYTES) * source.frame.use_dict
-    view = yield wanted.ask(0, max(head_nbytes, _FREE))._replace(leads=True)
-    head_nbytes = chunk.head_nbytes(view)
-    if head_nbytes > len(view):
-        view = yield wanted.ask(0, head_nbytes)._replace(leads=True)
-    head = wanted.unpack_head(view)
-    is_all = len(view) >= head.header.cbytes
-    rest = wanted.take_whole(head, view) if is_all else wanted.some_blocks(head, bytes(view[:head_nbytes]))
-    return (yield from rest)
+    sizes = None if source.is_local else source.known_sizes(request.chunk)
+    return (yield from _Chunk(source, request, location, is_local=source.is_local).steps(sizes))
 
 
 def _special_chunk(source: Source, n: int, special: Special) -> bytes:
@@ -246,18 +230,45 @@ class _Chunk:
 
     __slots__ = ("blocks", "cached", "is_local", "location", "number", "record_due", "source")
 
-    def __init__(
-        self, source: Source, request: ChunkRequest, location: Location, *, is_local: bool, use_cached: bool = True
-    ) -> None:
+    def __init__(self, source: Source, request: ChunkRequest, location: Location, *, is_local: bool) -> None:
         self.source, self.is_local = source, is_local
         self.number, self.blocks = request
         self.location = location
-        self.cached = source.heads.get(request.chunk) if use_cached else None
+        self.cached = source.heads.get(request.chunk)
         self.record_due = False
         if self.cached is None or self.cached.sums is None:
-            self.record_due = config.verify != "never" and source.has_checksums(request.chunk)
+            self.record_due = config.verify != "never" and source.may_have_checksums(request.chunk)
         if self.record_due:
             self.cached = None  # it was read while checksums were not compared
+
+    def steps(self, sizes: Sizes | None = None) -> Steps:
+        """Yield what to read next, receive it, and return the chunk; `sizes` are those that are noted."""
+        if self.cached is not None:
+            head = self.cached.head
+            if self.blocks is None:
+                return (yield from self.whole(head.header.cbytes))
+            return (yield from self.some_blocks(head, b""))
+        if sizes is not None:
+            # Sizes that turn out to be wrong were only a hint.
+            with suppress(FormatError, UnsupportedError):
+                stored = yield from self.by_sizes(sizes)
+                if stored is not None:
+                    return stored
+            self.cached = None
+        nblocks, frame = self.expected_nblocks(), self.source.frame
+        if self.blocks is None or (nblocks == len(self.blocks) and not self.is_local):
+            nbytes = frame.chunk_nbytes(self.number)
+            # Only instrumented chunks are larger. Bytes behind the chunk are ignored.
+            return (yield from self.whole((nbytes if nbytes is not None else 2**31) + HEADER_LEN))
+        head_nbytes = HEADER_LEN + 4 * nblocks + (4 + MAX_DICT_NBYTES) * frame.use_dict
+        view = yield self.ask(0, max(head_nbytes, _FREE))._replace(leads=True)
+        head_nbytes = chunk.head_nbytes(view)
+        if head_nbytes > len(view):
+            view = yield self.ask(0, head_nbytes)._replace(leads=True)
+        head = self.unpack_head(view)
+        is_all = len(view) >= head.header.cbytes
+        rest = self.take_whole(head, view) if is_all else self.some_blocks(head, bytes(view[:head_nbytes]))
+        return (yield from rest)
 
     def expected_nblocks(self) -> int:
         frame = self.source.frame
@@ -312,6 +323,10 @@ class _Chunk:
 
     def some_blocks(self, head: ChunkHead, head_bytes: bytes) -> Steps:
         """Read the wanted blocks of a chunk with this head, or all of it if that is not much more."""
+        if self.record_due:
+            record_end = self.location.start + head.header.cbytes + checksums.record_nbytes(len(head.starts))
+            if 0 <= self.location.stop < record_end:  # no room
+                self.record_due = self.source.has_checksums(self.number)
         planned = self.plan_blocks(head)
         if planned is not None:
             return self.take_blocks(planned, (yield planned.ask), head_bytes)
@@ -438,8 +453,10 @@ class _Chunk:
         sums = None
         if self.record_due:
             number = chunk_number(self.location.name)
-            number = -1 if number is None else number
-            sums = checksums.verified_sums(behind, head, head_bytes, number=number)
+            try:
+                sums = checksums.verified_sums(behind, head, head_bytes, number=-1 if number is None else number)
+            except ChecksumError as error:
+                self._require_no_record(error)
         heads = self.source.heads
         if len(heads) >= _MAX_HEADS:
             heads.clear()
@@ -450,7 +467,19 @@ class _Chunk:
         if config.verify != "never" and len(stored.starts):
             pick = np.asarray(numbers, np.int64)
             starts, stops = stored.starts[pick].tolist(), stored.stops[pick].tolist()
-            checksums.check_blocks(sums, pick.tolist(), stored.region, starts, stops)
+            try:
+                checksums.check_blocks(sums, pick.tolist(), stored.region, starts, stops)
+            except ChecksumError as error:
+                self._require_no_record(error)
+                self.source.heads[self.number] = CachedHead(stored.head, None)
+
+    def _require_no_record(self, error: ChecksumError) -> None:
+        """Raise an error if this chunk must have a record of checksums.
+
+        What other software left behind the chunk may look like one.
+        """
+        if self.source.has_checksums(self.number):
+            raise error
 
 
 def chunk_number(name: str) -> int | None:

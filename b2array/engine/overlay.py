@@ -133,6 +133,8 @@ class Overlay(Target):
             return found
         return Location(index.chunk_name(found), 0, -1) if self.base is None else self.base.place_of(found)
 
+    locate = place
+
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects and of new chunks."""
         stored = [span for span in spans if span.name != _SPOOL]
@@ -149,6 +151,8 @@ class Overlay(Target):
     def has_checksums(self, n: int) -> bool:
         """Say whether a record of its checksums must follow chunk `n`."""
         return super().has_checksums(n) and self._staging.extent(int(self.state.frame.offsets[n])) is None
+
+    may_have_checksums = has_checksums
 
     # Changes.
 

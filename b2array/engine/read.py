@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, filterfalse, islice
 from typing import Any, NamedTuple, cast
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config, threads
+from b2array.buffers import scratch
 from b2array.codec import decode
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.decode import Tile
@@ -46,6 +47,7 @@ _WINDOW_NBYTES = 8 * 2**20
 _WINDOW_CHUNKS = 4096
 _WINDOWS_UNDER_WAY = 4
 """This many windows are requested before the first one has arrived, so that they do not wait for each other."""
+_MAX_SCRATCH = 4 * decode.GROUP_NBYTES
 _SHARE = 4
 """A read goes through the cache only if its result is at most one part in this many of the cache."""
 
@@ -122,22 +124,17 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
             if (chunk := source.buffer.chunks.get(number)) is not None:
                 tile, row, _ = chunk.entries((block,))[block]
                 return tile.item(row, position, layout.dtype)
-    key = _cache_key(source) if config.cache_bytes else None
+    key = source.cache_key if isinstance(source, Snapshot) and config.cache_bytes else None
     found = {} if key is None else cache.blocks.get_many((key, number), (block,))
     if not found:
         (stored,) = fetch(source, (ChunkRequest(number, (block,)),))
-        reader = Reader(
-            source, layout, _context(source.frame.codec, source.frame.codec_meta, layout.blocks), key, _NO_BOX
-        )
-        header = stored.head.header
+        reader = prepare(source, layout, (), None, _NO_BOX)
         try:
-            if header.nbytes != layout.chunk_nbytes:
-                raise _wrong_size(header, layout)
-            if header.special:
-                return _value(stored, layout.dtype)[()]
-            if reader.is_regular(header):
+            if reader.is_regular(stored.head.header):
                 tile = reader.decoded(number, (block,), stored, reader.reference(stored, (block,)), narrow=True)
                 return tile.item(0, position, layout.dtype)
+            if stored.head.header.special:
+                return _value(stored, layout.dtype)[()]
             found = reader.decoded_whole(number)
         except (FormatError, UnsupportedError) as error:
             raise located_error(f"chunk {number} of {source.url}", error) from error
@@ -145,16 +142,7 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
     return tile.item(row, position, layout.dtype)
 
 
-def _cache_key(source: Source) -> object | None:
-    """Return the key of a committed state; the chunks of a transaction can change any time."""
-    return source.cache_key if isinstance(source, Snapshot) else None
-
-
 _context = lru_cache(maxsize=64)(Context)
-
-
-def _wrong_size(header: ChunkHeader, layout: Layout) -> FormatError:
-    return FormatError(f"expected {layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
 
 
 def _value(stored: Stored, dtype: np.dtype[Any]) -> Array:
@@ -179,8 +167,7 @@ class ChunkRead(NamedTuple):
     wanted: Numbers
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Reader:
+class Reader(NamedTuple):
     """What the chunks of one read share."""
 
     source: Source
@@ -268,43 +255,40 @@ class Reader:
 
     def finish(self, job: ChunkRead, stored: Stored | None, *, alone: bool = False) -> None:
         """Decode and copy one chunk; `stored` has the blocks that the cache does not have."""
+        reference, steps = None, job.tiling.steps
         try:
-            self._copy(job, stored, alone=alone)
+            if stored is not None:
+                header = stored.head.header
+                if self.is_regular(header):
+                    reference = self.reference(stored, job.wanted)
+                    if alone and len(steps) > 1 and threads.width() > 1:
+                        # The threads share the region, so none of them may use it as scratch space.
+                        shared = replace(stored, region=stored.region.toreadonly())
+                        threads.each(lambda step: self._copy_step(job, step, shared, reference), steps)
+                        return
+                elif header.special and self.layout.itemsize == self.source.frame.typesize:
+                    lengths = [i.stop - i.start if isinstance(i, slice) else i.shape[1] for i in job.part.outside]
+                    put(self.box, job.part.outside, np.broadcast_to(_value(stored, self.layout.dtype), lengths))
+                    return
+                else:
+                    job, stored = job._replace(found=self.decoded_whole(job.number)), None
+            for step in steps:
+                self._copy_step(job, step, stored, reference)
         except (FormatError, UnsupportedError) as error:
             raise located_error(f"chunk {job.number} of {self.source.url}", error) from error
 
-    def _copy(self, job: ChunkRead, stored: Stored | None, *, alone: bool) -> None:
-        layout, steps = self.layout, job.tiling.steps
-        reference = None
-        if stored is not None:
-            header = stored.head.header
-            if header.nbytes != layout.chunk_nbytes:
-                raise _wrong_size(header, layout)
-            if header.special and layout.itemsize == self.source.frame.typesize:
-                lengths = [i.stop - i.start if isinstance(i, slice) else i.shape[1] for i in job.part.outside]
-                put(self.box, job.part.outside, np.broadcast_to(_value(stored, layout.dtype), lengths))
-                return
-            if not self.is_regular(header):
-                job, stored = job._replace(found=self.decoded_whole(job.number)), None
-            else:
-                reference = self.reference(stored, job.wanted)
-                if alone and len(steps) > 1 and threads.width() > 1:
-                    # The threads share the region, so none of them may use it as scratch space.
-                    shared = replace(stored, region=stored.region.toreadonly())
-                    threads.each(lambda step: self._copy_step(job, step, shared, reference), steps)
-                    return
-        for step in steps:
-            self._copy_step(job, step, stored, reference)
+    def is_regular(self, header: ChunkHeader) -> bool:
+        """Say whether the blocks of a chunk are those of the array; refuse a chunk of another size."""
+        layout = self.layout
+        if header.nbytes != layout.chunk_nbytes:
+            raise FormatError(f"expected {layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
+        return header.block_nbytes == layout.block_nbytes and not header.special and not header.vl_blocks
 
     def reference(self, stored: Stored, blocks: Numbers) -> Bytes | None:
         """Return the block that others build on, if there is one; refuse blocks that cannot be as large as they say."""
         decode.check_plausible_size(stored, blocks, context=self.context)
         with_delta = FilterId.DELTA in stored.head.header.filters
         return decode.reference_block(stored, self.context) if with_delta else None
-
-    def is_regular(self, header: ChunkHeader) -> bool:
-        """Say whether the blocks of a chunk are those of the array."""
-        return header.block_nbytes == self.layout.block_nbytes and not header.special and not header.vl_blocks
 
     def decoded(
         self, number: int, blocks: Numbers, stored: Stored, reference: Bytes | None, *, narrow: bool
@@ -313,7 +297,7 @@ class Reader:
         nbytes = len(blocks) * self.layout.block_nbytes
         room = None if self.cache_key is None else cache.blocks.room_for(nbytes)
         tile = decode.decode_tile(
-            stored, blocks, decode.scratch_blocks(nbytes) if room is None else room[1],
+            stored, blocks, scratch("blocks", nbytes, _MAX_SCRATCH) if room is None else room[1],
             itemsize=self.layout.itemsize, narrow=narrow, context=self.context, reference=reference,
         )  # fmt: skip
         if room is not None:

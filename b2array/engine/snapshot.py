@@ -112,6 +112,15 @@ class Snapshot(Source):
         found = self.entry(n)
         return found if isinstance(found, Special) else self.place_of(found)
 
+    def locate(self, n: int) -> Location | Special:
+        """Return what `place` returns; for a chunk that is lost where no chunk is, without unpacking annotations."""
+        found = self.frame.locate(n)
+        return found if isinstance(found, Special) else self.place_of(found)
+
+    def may_have_checksums(self, n: int) -> bool:
+        """Say whether a record of checksums must follow chunk `n`, or may: see `Source.may_have_checksums`."""
+        return self.state.may_have_size(n) and (not self.sparse or self.has_checksums(n))
+
     def place_of(self, where: int) -> Location:
         """Return the place that an index entry of a stored chunk stands for."""
         described = self.frame

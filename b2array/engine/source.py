@@ -108,6 +108,10 @@ class Source(ABC):
             Repairing the frame could not save it.
         """
 
+    def locate(self, n: int) -> Location | Special:
+        """Return what `place` returns; for a chunk that is lost perhaps where no chunk is, so that reading fails."""
+        return self.place(n)
+
     def entry(self, n: int) -> int | Special:
         """Return what the index says about chunk `n`; raises what `place` raises."""
         found = self.state.frame.locate(n)
@@ -123,6 +127,10 @@ class Source(ABC):
     def has_checksums(self, n: int) -> bool:
         """Say whether a record of its checksums must follow chunk `n`."""
         return bool(self.state.sizes[n, 0])
+
+    def may_have_checksums(self, n: int) -> bool:
+        """Say the same, but do not unpack sizes for it: chunks that have none may be taken for others."""
+        return self.has_checksums(n)
 
     @abstractmethod
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:

@@ -216,13 +216,7 @@ def single(open_one: Callable[[str, Storage], Source]) -> Callable[[str, Storage
 
 
 def require(module: str, extra: str, what: str) -> ModuleType:
-    """Import an optional package.
-
-    Raises
-    ------
-    UnsupportedError
-        It is not installed.
-    """
+    """Import an optional package; raise UnsupportedError if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError:

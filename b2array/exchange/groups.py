@@ -36,13 +36,7 @@ class Members(NamedTuple):
 
 
 def members_of(url: str, storage_options: Storage) -> Members:
-    """Find the members of a group, or of the part of it that is named behind ``#``; attributes are among them.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no group, or nothing of that name in it.
-    """
+    """Find the members of a group, or of the part of it that is named behind ``#``; attributes are among them."""
     address, _, wanted = url.partition("#")
     wanted = wanted.strip("/")
     home, error = whole.home_of(address, storage_options or {}), None

@@ -65,11 +65,6 @@ def find(
 
     The format is given by its name, by the ending of the URL or, if the file exists, by its contents. A member is
     named behind ``#`` or as a path below its group, with or without the ending of its file.
-
-    Raises
-    ------
-    ValueError
-        The format is not known.
     """
     text = os.fspath(url)
     if name is not None and name not in FORMATS:

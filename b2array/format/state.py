@@ -79,6 +79,10 @@ class State:
             object.__setattr__(self, "_sizes", sizes)
         return sizes
 
+    def may_have_size(self, n: int) -> bool:
+        """Say whether chunk `n` has a size, or may have one as long as sizes were not unpacked."""
+        return self.frame.is_ours if self._sizes is None else bool(self._sizes[n, 0])
+
     def attr(self, name: str) -> bytes | None:
         """Return an attribute as it is encoded, or None if it does not exist."""
         content = self._attrs.get(name)

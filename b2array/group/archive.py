@@ -41,15 +41,7 @@ class _Entry(NamedTuple):
 
 
 class Archive:
-    """The members of a group in a zip archive, as they were when they were first asked for. For reading.
-
-    Parameters
-    ----------
-    url : str
-        Where the archive is.
-    storage_options : mapping
-        For fsspec.
-    """
+    """The members of a group in a zip archive, as they were when they were first asked for. For reading."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         self._address = url
@@ -89,17 +81,7 @@ class Archive:
         return self._known
 
     def open(self, path: str, mode: Mode) -> Handle:
-        """Open a member by its path.
-
-        Raises
-        ------
-        UnsupportedError
-            The archive holds the member compressed, encrypted, or as a directory of chunks.
-        FormatError
-            The member is not where the archive's directory says.
-        ConflictError
-            Another archive has replaced this one.
-        """
+        """Open a member by its path. It must be one file, and neither compressed nor encrypted."""
         if mode != "r":
             raise ReadOnlyError(f"{self.url} is an archive, which can only be read")
         if is_embedded(path):

@@ -68,14 +68,7 @@ def record_of(held: Snapshot) -> Record | None:
 class Directory:
     """The members of a group as they were when they were first asked for, and the manifest.
 
-    Parameters
-    ----------
-    url : str
-        Where the group is.
-    storage_options : mapping
-        For fsspec.
-    known : tuple, optional
-        The manifest, and the paths of the members by their names.
+    `known` are a manifest and the paths of the members by their names.
     """
 
     def __init__(
@@ -217,13 +210,7 @@ class Directory:
         return located(where, lambda: Manifest.unpack(data)), head.stamp or stamp
 
     def write(self, manifest: Manifest, stamp: Stamp | None) -> None:
-        """Replace the manifest that has that version; the caller holds its lock.
-
-        Raises
-        ------
-        ConflictError
-            Another writer came first.
-        """
+        """Replace the manifest that has that version, or raise ConflictError; the caller holds its lock."""
         manifest = self._as_stored(manifest)
         content = manifest.pack()
         try:
@@ -281,15 +268,7 @@ class Directory:
     # Members.
 
     def open(self, path: str, mode: Mode) -> Handle:
-        """Open a member by its path.
-
-        Raises
-        ------
-        FormatError
-            The group lists it, but there is nothing.
-        ConflictError
-            A later transaction has changed it.
-        """
+        """Open a member by its path; raise ConflictError if a later transaction has changed it."""
         if is_embedded(path):
             return embedded.open_embedded(self._embedding("r"), path)
         if mode == "r":
@@ -347,13 +326,7 @@ class Directory:
         return held
 
     def create(self, name: str, suffix: str, make: NewFrame, *, overwrite: bool) -> Handle:
-        """Make a member, or replace one, and return it.
-
-        Raises
-        ------
-        FileExistsError
-            There is something already.
-        """
+        """Make a member, or replace one, and return it."""
         path = name + suffix
         if path in self.read()[0].hidden and not overwrite:
             raise self.occupied(path)

@@ -40,13 +40,7 @@ def path_of(name: str) -> str:
 
 
 def extents(held: SChunk) -> dict[str, Extent]:
-    """Return the embedded members by name.
-
-    Raises
-    ------
-    FormatError
-        They are not described as they should be, or do not lie within the data.
-    """
+    """Return the embedded members by name; raise FormatError if they do not lie within the data."""
     notes = held.vlmeta.get(_NOTES, {})
     members = notes.get(_MAP, {}) if isinstance(notes, Mapping) else None
     if not isinstance(members, Mapping):
@@ -71,15 +65,7 @@ def _extent(held: SChunk, key: str, entry: Any) -> Extent:
 
 
 def open_embedded(held: SChunk, path: str) -> Handle:
-    """Open an embedded member for reading.
-
-    Raises
-    ------
-    FormatError
-        It is not there, or no frame.
-    UnsupportedError
-        It is a reference to an array on a server.
-    """
+    """Open an embedded member for reading; a reference to an array on a server is not supported."""
     name = path.removeprefix(EMBEDDED + "/")
     extent = extents(held).get(name)
     if extent is None:
@@ -93,13 +79,7 @@ def open_embedded(held: SChunk, path: str) -> Handle:
 
 
 def remove(held: SChunk, names: Collection[str]) -> None:
-    """Let embedded members be no more; their bytes stay.
-
-    Raises
-    ------
-    FormatError
-        What else is noted cannot be written again.
-    """
+    """Let embedded members be no more; their bytes stay."""
     notes = held.vlmeta[_NOTES]
     kept = {key: entry for key, entry in notes[_MAP].items() if key[1:] not in names}
     try:

@@ -44,11 +44,7 @@ _UNREADABLE = (ValueError, TypeError, LookupError, RecursionError, MemoryError, 
 def check_name(name: str) -> str:
     """Return a member's name without the slash that it may begin with.
 
-    Raises
-    ------
-    ValueError
-        The name is empty, has empty parts or the parts "." or "..", control characters or backslashes, or ends in a
-        reserved way.
+    Raises ValueError for empty parts, the parts "." and "..", control characters, backslashes and reserved endings.
 
     Examples
     --------
@@ -93,17 +89,9 @@ def check_path(path: str) -> None:
 
 
 def members_among(paths: Iterable[str]) -> dict[str, str]:
-    """Find the members among the files of a directory.
+    """Find the members among the files of a directory: their paths by name, in the order of the names.
 
-    Parameters
-    ----------
-    paths : iterable of str
-        Files, relative to the directory, with slashes.
-
-    Returns
-    -------
-    dict of str to str
-        Path of each member by its name, in the order of the names. Frames with attributes are among them.
+    Frames with attributes are among them.
 
     Examples
     --------
@@ -147,25 +135,13 @@ def staged_path(path: str, token: str, *, sparse: bool) -> str:
 class Manifest:
     """What a group records about its members.
 
-    Parameters
-    ----------
-    members : mapping of str to str, optional
-        Path of each member by its name; None where the files themselves are the list.
-    identity : str
-        Tells this group from others, whose members may have been copied here.
-    number : int
-        Number of the last transaction.
-    redo : mapping of str to (bytes or str)
-        The redo log of the last transaction. For the path of each member that it changed: the header to write over
-        the beginning of the file, or the token of the staged frame that replaces the member's frame.
-    hidden : tuple of str
-        Paths that are not members yet, or not any more.
-    removed : tuple of str
-        Paths of members that the last transaction deleted and whose files may still be there.
-    summaries : bytes
-        What members say of themselves, by their paths, as `b2array.format.summary` packs it.
-    unknown : tuple of (key, value)
-        Entries that a later version added; they are kept.
+    `members` has the path of each by its name; None where the files themselves are the list. `identity` tells this
+    group from others, whose members may have been copied here. `number` is that of the last transaction, and `redo` its
+    redo log: by the path of each member that it changed, the header to write over the beginning of the file, or the
+    token of the staged frame that replaces the member's frame. `hidden` are paths that are not members yet, or not any
+    more, and `removed` those that the last transaction deleted and whose files may still be there. `summaries` are what
+    members say of themselves, as `b2array.format.summary` packs it. `unknown` are entries of later versions, which are
+    kept.
 
     Examples
     --------
@@ -206,16 +182,9 @@ class Manifest:
     def with_summaries(
         self, records: Mapping[str, Record | None], gone: Collection[str] = (), members: Mapping[str, str] | None = None
     ) -> Self:
-        """Return the manifest with other summaries, and without those of members that are gone.
+        """Return the manifest with other summaries by paths, and without those of paths that are gone.
 
-        Parameters
-        ----------
-        records : mapping of str to (Record or None)
-            By paths.
-        gone : collection of str
-            Paths.
-        members : mapping of str to str, optional
-            All paths by names; those without a summary are listed among the summaries, too.
+        Of `members`, all paths by names, those without a summary are listed among the summaries, too.
         """
         paths = [EMBEDDED if is_embedded(path) else path for path in (members or {}).values()]
         found = {**dict.fromkeys(paths), **summary.unpack_all(self.summaries), **records}
@@ -247,15 +216,7 @@ class Manifest:
 
     @classmethod
     def unpack(cls, buf: Buffer) -> Self:
-        """Read a manifest.
-
-        Raises
-        ------
-        FormatError
-            The bytes are not a manifest, or name members that no group can have.
-        UnsupportedError
-            A later version wrote it in a way that this one cannot read.
-        """
+        """Read a manifest."""
         try:
             content = msgpack.unpackb(buf, strict_map_key=False)
         except _UNREADABLE as error:

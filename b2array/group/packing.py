@@ -29,25 +29,9 @@ def packing(
 ) -> Iterator[Callable[[str, NewFrame], None]]:
     """Write an archive, which is there when the block ends without an error.
 
-    Parameters
-    ----------
-    url : str
-        Where to write. Files in memory and in object stores are written from a temporary file.
-    overwrite : bool, default False
-        Whether to replace an archive.
-    storage_options : mapping, optional
-        For fsspec.
-
-    Yields
-    ------
-    callable
-        Adds a member: takes its path in the archive, and a function that makes its frame in a local file. One frame
-        at a time lies beside the archive.
-
-    Raises
-    ------
-    FileExistsError
-        Something is there already.
+    Yields a function that adds a member. It takes the member's path in the archive, and a function that makes its frame
+    in a local file; one frame at a time lies beside the archive. Files in memory and in object stores are written from
+    a temporary file.
     """
     store = open_store(url, storage_options=storage_options)
     require_free(store, {"": MAGIC[0][:2]}, "an archive", overwrite=overwrite)

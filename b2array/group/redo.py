@@ -72,20 +72,10 @@ def _content(store: Store) -> memoryview:
 
 
 def apply(store_of: StoreOf, manifest: Manifest, *, locked: Collection[str] = ()) -> None:
-    """Let all members follow the transaction. The caller holds the manifest's lock.
+    """Let all members follow the transaction whose redo log the manifest has.
 
-    Parameters
-    ----------
-    store_of : callable
-    manifest : Manifest
-        With the redo log.
-    locked : collection of str
-        Paths of the members whose locks the caller holds, too.
-
-    Raises
-    ------
-    ConflictError
-        Other writers changed a member again and again.
+    The caller holds the manifest's lock, and those of the members `locked`. ConflictError: other writers changed a
+    member again and again.
     """
     for path in manifest.redo:
         store = store_of(path)

@@ -26,14 +26,7 @@ _outdated: set[tuple[str, bytes]] = set()
 class Promised(Handle):
     """A member for reading that is described already, and read when more than its description is needed.
 
-    Parameters
-    ----------
-    store : Store
-        Where it is.
-    said : Summary
-        The description.
-    keep : callable
-        Reads the member. Raises ConflictError if it is not the one that is described.
+    `keep` reads it, and raises ConflictError if it is not the one that is described.
     """
 
     __slots__ = ("_keep",)
@@ -59,17 +52,7 @@ class Promised(Handle):
 
 
 def promise(store: Store, record: Any, keep: Callable[[Summary], Snapshot]) -> Promised | None:
-    """Return a handle to the member that a summary describes, or None if the member has to be read.
-
-    Parameters
-    ----------
-    store : Store
-        Where the member is.
-    record : object
-        What stands in the manifest.
-    keep : callable
-        Reads the member, and compares it with its summary.
-    """
+    """Return a handle to the member that a record of the manifest describes, or None if the member has to be read."""
     try:
         said = summary.unpack(record)
     except (FormatError, UnsupportedError):

@@ -51,15 +51,10 @@ class _Changed(NamedTuple):
 
 
 class Transaction:
-    """Changes to members of a group that wait for `commit`.
+    """Changes to members of a group that wait for `commit`. What others commit meanwhile does not show here.
 
-    Parameters
-    ----------
-    directory : Directory
-        The group. What others commit after this does not show here.
-    replacing : str, optional
-        Beginning of the names of members to delete first. New members then also replace files that an interrupted
-        transaction has left.
+    `replacing` begins the names of members to delete first. New members then also replace files that an interrupted
+    transaction has left.
     """
 
     def __init__(self, directory: Directory, replacing: str | None = None) -> None:
@@ -123,15 +118,7 @@ class Transaction:
             return self._changed[path].handle
 
     def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
-        """Make a member that the commit shows, in the place of one that was deleted if there is one.
-
-        Raises
-        ------
-        ValueError
-            There is a member of that name.
-        FileExistsError
-            Another transaction has made one, or an interrupted one has left it.
-        """
+        """Make a member that the commit shows; it replaces one that was deleted."""
         self._require_open()
         if name in self.members():
             raise ValueError(f"a transaction cannot replace the member {name!r}; delete it first, or change it instead")
@@ -215,13 +202,7 @@ class Transaction:
                 self._discard([*self._created.values()])
 
     def commit(self) -> None:
-        """Make all changes visible at once.
-
-        Raises
-        ------
-        ConflictError
-            Another writer changed what these changes build on. Nothing has happened then.
-        """
+        """Make all changes visible at once, or none: ConflictError if another writer changed what they build on."""
         self._require_open()
         changed = {path: each for path, each in sorted(self._changed.items()) if each.draft.changed}
         try:

@@ -21,14 +21,8 @@ _SHOWN = 100
 class Tree:
     """A group that prints as a tree.
 
-    Parameters
-    ----------
-    url, name : str
-        Where the group is, and its name in the outermost one.
-    members : mapping
-        What is in and below the group by name: an open array, a super-chunk, an error, or None if it is not described.
-    attrs : mapping
-        The group's attributes.
+    `members` has what is in and below the group by name: an open array, a super-chunk, an error, or None if it is not
+    described.
     """
 
     def __init__(self, url: str, name: str, members: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:

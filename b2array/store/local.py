@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -126,20 +127,8 @@ class _File:
 
 
 _TRUSTED_ROOM = 16 * 2**20
-"""Before more bytes are read at once, the size of the store is checked: a damaged file may ask for any number."""
+"""Before more memory is allocated, the size of the store is checked: a damaged file may ask for any number of bytes."""
 _KEPT_ROOM = 64 * 2**20
-
-
-def _room(nbytes: int, spans: Sequence[Span], store: LocalStore) -> memoryview:
-    """Return memory that this thread reuses, because fresh memory costs more time than reading into it."""
-
-    def check() -> None:
-        # The room between the spans does not come from the file.
-        wanted = sum(span.stop - span.start for span in spans)
-        if wanted > _TRUSTED_ROOM and wanted > sum(each.size for each in store.listing().values()):
-            raise FormatError(f"{store.url}: expected {wanted} bytes, found fewer in the whole store")
-
-    return scratch("room", nbytes, _KEPT_ROOM, check).data
 
 
 class LocalStore(Store):
@@ -182,10 +171,12 @@ class LocalStore(Store):
     def gather(
         self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
     ) -> memoryview:
-        buffer = _room(nbytes, spans, self)  # one call reads all spans that follow each other without a gap
+        # This thread uses the memory again: fresh memory costs more time than reading into it.
+        check = partial(self._check_size, spans) if nbytes > _TRUSTED_ROOM else None
+        buffer = scratch("room", nbytes, _KEPT_ROOM, check).data
         file: _File | None = None
         opened, begin, reached = "", -1, -1
-        side_by_side: list[memoryview] = []
+        side_by_side: list[memoryview] = []  # one call reads all spans that follow each other without a gap
         for span, place in zip(spans, places, strict=True):
             name, start, stop = span
             if not 0 <= start <= stop:
@@ -194,7 +185,7 @@ class LocalStore(Store):
                 if file is not None:
                     file.read_into(side_by_side, begin)
                 if file is None or name != opened:
-                    file, opened = self._open(name), name
+                    file, opened = (not name and self._file) or self._open(name), name
                     if expected is not None and not file.is_of(expected):
                         raise stale_reader(file.path)
                 side_by_side, begin = [], start
@@ -203,6 +194,12 @@ class LocalStore(Store):
         if file is not None:
             file.read_into(side_by_side, begin)
         return buffer
+
+    def _check_size(self, spans: Sequence[Span]) -> None:
+        # The room between the spans does not come from the file.
+        wanted = sum(span.stop - span.start for span in spans)
+        if wanted > _TRUSTED_ROOM and wanted > sum(each.size for each in self.listing().values()):
+            raise FormatError(f"{self.url}: expected {wanted} bytes, found fewer in the whole store")
 
     def _read(self, merged: Sequence[Merged], expected: str | None, *, clip: bool) -> Iterator[memoryview]:
         for name, group in itertools.groupby((each.span for each in merged), key=lambda span: span.name):

@@ -68,13 +68,7 @@ class Survey:
 
 
 def survey(held: Snapshot) -> Survey:
-    """Read the headers of all chunks and the sizes of the files.
-
-    Raises
-    ------
-    FormatError
-        A chunk's header is damaged, or the chunk is missing (`b2array.errors.ChunkMissingError`).
-    """
+    """Read the headers of all chunks and the sizes of the files."""
     chunks: list[ChunkSizes] = []
     records = 0
     for first in range(0, held.frame.nchunks, _WAVE):
@@ -138,17 +132,7 @@ def _wave(held: Snapshot, numbers: Sequence[int]) -> tuple[list[ChunkSizes], int
 def chunk_map(chunks: Sequence[ChunkSizes], grid: Sequence[int]) -> Iterator[str]:
     """Draw the grid of chunks, with one character per chunk that shows its compressed share of its size.
 
-    Parameters
-    ----------
-    chunks : sequence of ChunkSizes
-        In C order of the grid.
-    grid : sequence of int
-        Number of chunks along each dimension.
-
-    Yields
-    ------
-    str
-        A line along the last dimension. Empty lines separate planes.
+    Each line is one along the last dimension. Empty lines separate planes.
     """
     columns = grid[-1] if grid else 1
     plane = grid[-2] if len(grid) > 1 else 1

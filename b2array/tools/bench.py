@@ -44,10 +44,7 @@ class Measured(NamedTuple):
 def patterns(a: NDArray) -> Iterator[Measured]:
     """Read an array by one pattern after the other, without the cache of decoded blocks.
 
-    Yields
-    ------
-    Measured
-        One item, one chunk, one layer along each dimension, and everything (of large arrays the first 256 MiB).
+    The patterns are one item, one chunk, one layer along each dimension, and everything (of large arrays 256 MiB).
     """
     with config.using(cache_bytes=0):
         for name, keys in _keys(a.shape, a.chunks, a.itemsize):
@@ -58,11 +55,8 @@ def patterns(a: NDArray) -> Iterator[Measured]:
 def alternatives(a: NDArray) -> Iterator[Measured]:
     """Store a sample of an array in memory with other chunks and blocks, and read it by the same patterns.
 
-    Yields
-    ------
-    Measured
-        First for the array's own chunks and blocks, then for those that b2array would choose, for smaller and larger
-        blocks, and for chunks that are long along the first and the last dimension.
+    The first are the array's own chunks and blocks. Then come those that b2array would choose, smaller and larger
+    blocks, and chunks that are long along the first and the last dimension.
     """
     if not a.size:
         return

@@ -20,11 +20,6 @@ import numpy.typing as npt
 from b2array import config
 from b2array.array import creation, opening
 from b2array.array.array import NDArray
-from b2array.engine import snapshot
-from b2array.engine.handle import Handle
-from b2array.store.base import Head, merge
-from b2array.store.local import LocalStore
-from b2array.store.spans import Span
 from b2array.tools.verify import verify_frame
 
 __all__ = ["main", "ripples"]
@@ -67,11 +62,10 @@ def main(steps: int = 160, side: int = 384) -> None:
         _line("store", f"pond.b2nd: {_bytes(nbytes)}, {field.nbytes / nbytes:.1f} times smaller", writing)
         stored.close()
 
-        store = _CountingStore(path)
-        a, seconds = _timed(lambda: NDArray(Handle(snapshot.load(store), "r")))
-        _line("open", f"{_bytes(store.count())} read, to know where everything is", seconds)
+        a, seconds = _timed(lambda: opening.open(path))
+        _line("open", "to know where everything is", seconds)
         print(f"          chunks of {_shape(a.chunks)}, each of blocks of {_shape(a.blocks)}\n")
-        _read_parts(a, store, nbytes, field)
+        _read_parts(a, nbytes, field)
         print(f"\nThe pond at step {steps // 2}, read from the file:\n")
         print(*_drawn(a[steps // 2]), sep="\n")
         _kill_a_writer(path, field)
@@ -118,15 +112,13 @@ def ripples(steps: int, side: int) -> Field:
     return field
 
 
-def _read_parts(a: NDArray, store: _CountingStore, file_nbytes: int, field: Field) -> None:
+def _read_parts(a: NDArray, file_nbytes: int, field: Field) -> None:
     print(f"{'read':<28}{'what it is':<22}{'result':>10}{'from the file':>19}{'time':>9}\n{_RULE}")
     costs: dict[str, tuple[int, float]] = {}
     for part in _parts(a.shape):
-        store.count()
-        expected = field[part.key]
+        expected, nbytes = field[part.key], a.explain(part.key).nbytes
         if not np.array_equal(a[part.key], expected):
             raise RuntimeError(f"{part.text} differs from what was stored")
-        nbytes = store.count()
         seconds = _repeated(partial(a.__getitem__, part.key))
         costs[part.meaning] = nbytes, seconds
         share = f"{_bytes(nbytes)} {nbytes / file_nbytes:>7.2%}"
@@ -223,37 +215,6 @@ def _with_blosc2(blosc2: Any, field: Field, a: NDArray, path: Path) -> Any:
 def _with_zarr(zarr: Any, field: Field, a: NDArray, path: Path) -> Any:
     zarr.create_array(path, data=field, chunks=a.chunks)
     return zarr.open_array(path, mode="r")
-
-
-class _CountingStore(LocalStore):
-    """A file that counts the bytes that are read from it."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        # Several threads can append to a list at once.
-        self._counts: list[int] = []
-
-    def count(self) -> int:
-        """Return the number of bytes that were read since the last call."""
-        counts, self._counts = self._counts, []
-        return sum(counts)
-
-    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
-        # Ranges that are close to each other are read together with the bytes between them.
-        self._counts += (span.stop - span.start for span, _ in merge(self.url, spans, limit=2**31))
-        return super().read(spans, expected=expected, clip=clip)
-
-    def gather(
-        self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
-    ) -> memoryview:
-        view = super().gather(spans, places, nbytes, expected=expected)
-        self._counts += (span.stop - span.start for span in spans)
-        return view
-
-    def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
-        heads = super().head(names, nbytes, offset=offset)
-        self._counts += (len(head.data) for head in heads if isinstance(head, Head))
-        return heads
 
 
 def _timed(verb: Callable[[], T]) -> tuple[T, float]:

@@ -46,15 +46,7 @@ class Described(NamedTuple):
 
 
 def describe(url: str, storage_options: Storage) -> tuple[dict[str, Any], dict[str, Exception]]:
-    """Describe an array, a super-chunk, a Bloscpack file or a group; return the errors of members, too.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is nothing.
-    FormatError
-        It is of none of these kinds.
-    """
+    """Describe an array, a super-chunk, a Bloscpack file or a group; return the errors of members, too."""
     kind, address = find(url, None, storage_options, exists=True)
     if kind.name == "blp":
         with bloscpack.open(address, storage_options=storage_options) as f:
@@ -72,13 +64,7 @@ def describe(url: str, storage_options: Storage) -> tuple[dict[str, Any], dict[s
 
 
 def listed(url: str, storage_options: Storage, *, deep: bool) -> Described:
-    """Describe the members of a group: those directly in it, or all below it.
-
-    Raises
-    ------
-    FileNotFoundError, FormatError
-        There is no group.
-    """
+    """Describe the members of a group: those directly in it, or all below it."""
     kind, address = find(url, None, storage_options, exists=True)
     if kind.building is None:
         raise FormatError(f"{redact(url)}: expected a group, found the format {kind.name}")
@@ -289,13 +275,7 @@ class Chunks:
 
 
 def frame_of(url: str, storage_options: Storage) -> Snapshot:
-    """Open a frame, also one that is a member of a group.
-
-    Raises
-    ------
-    UnsupportedError
-        It is of another format.
-    """
+    """Open a frame, also one that is a member of a group."""
     kind, address = find(url, None, storage_options, exists=True)
     if kind.name == "b2nd":
         return snapshot.load(open_store(address, storage_options=storage_options))

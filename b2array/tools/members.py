@@ -30,13 +30,7 @@ Inner = Callable[[str, Callable[[], Snapshot]], R]
 
 
 def change_each(url: str, storage_options: Storage, change: Callable[[str], R], *, dry_run: bool) -> R | Results:
-    """Change a frame, or every member of a group that has files of its own; a member that fails stops no other.
-
-    Raises
-    ------
-    UnsupportedError
-        It is an archive or a file of another format, which cannot be changed in place.
-    """
+    """Change a frame, or every member of a group that has files of its own; a member that fails stops no other."""
     kind, address = find(url, None, storage_options, exists=True)
     if kind.name == "b2nd":
         return change(address)

@@ -159,17 +159,7 @@ def with_options(text: str) -> str:
 
 
 def key_of(text: str) -> Any:
-    """Return the key in a text, as between brackets in NumPy, without executing anything.
-
-    Parameters
-    ----------
-    text : str
-        With brackets or without.
-
-    Raises
-    ------
-    ValueError
-        The text has something other than integers, slices, ``...``, None, and lists of integers or names.
+    """Return the key in a text, with or without brackets, as NumPy takes it, without executing anything.
 
     Examples
     --------

@@ -43,16 +43,9 @@ _WINDOW = 4 * 2**20
 class Salvaged:
     """A frame put together from the readable parts of a damaged one.
 
-    Parameters
-    ----------
-    frame : Frame
-        Its index has -1 for chunks that were not found. It has a fingerprint only if it is as it was committed.
-    certain : bool
-        Whether the header is right and an index gives the order of the chunks. If not, it is their order in the file.
-    proven : bool
-        Whether the frame is as it was committed, or as other software left it, which writes no checksums.
-    notes : tuple of str
-        The single steps, and the parts that could not be saved.
+    Its index has -1 for chunks that were not found. It is `certain` if the header is right and an index gives the order
+    of the chunks, which is else that in the file. It is `proven` if it is as it was committed, or as other software
+    left it, which writes no checksums. `notes` are the steps, and the parts that could not be saved.
     """
 
     frame: Frame
@@ -62,32 +55,14 @@ class Salvaged:
 
 
 def salvage(file: FrameFile, reason: FormatError | UnsupportedError) -> Salvaged:
-    """Put a frame together from its readable parts.
-
-    Parameters
-    ----------
-    file : FrameFile
-    reason : FormatError or UnsupportedError
-        Why the frame cannot be read. An unsupported frame is not damaged, and its error is raised again.
-
-    Raises
-    ------
-    FormatError, UnsupportedError
-        The header cannot be read, so that nothing is known about the data.
-    """
+    """Put a frame together from its readable parts, unless it is not damaged but of an unsupported kind."""
     if isinstance(reason, UnsupportedError):
         raise reason
     return _Wreck(file).salvaged()
 
 
 class FrameFile:
-    """The file that holds the header, index and trailer.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is none.
-    """
+    """The file that holds the header, index and trailer."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

@@ -126,13 +126,7 @@ def _removable(store: Store) -> dict[str, Listed]:
 
 
 def in_seconds(grace: str | float) -> float:
-    """Return a duration in seconds, given as a number of seconds or as text with a unit.
-
-    Raises
-    ------
-    ValueError
-        The text is no duration, or the number is negative.
-    """
+    """Return a duration in seconds, given as a number of seconds or as text with a unit."""
     if isinstance(grace, str):
         found = _DURATION.fullmatch(grace)
         if found is None:

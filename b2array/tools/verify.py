@@ -215,23 +215,9 @@ def _dead_nbytes(held: Snapshot, found: Findings) -> int:
 def inspect(
     held: Snapshot, *, deep: bool, files: Mapping[str, Listed] | None = None, progress: bool = False
 ) -> Findings:
-    """Look at every chunk.
+    """Look at every chunk: at its head, its checksum record and one block, or with `deep` at all of it.
 
-    Parameters
-    ----------
-    held : Snapshot
-        The frame. Nothing must have been read through it before.
-    deep : bool
-        Whether to read and decode all of each chunk, or only its head, its checksum record and one block.
-    files : mapping of str to Listed, optional
-        The store's objects, where they can be listed.
-    progress : bool, default False
-        Whether to show a progress bar.
-
-    Raises
-    ------
-    ConflictError
-        Another writer has changed the frame meanwhile.
+    Nothing must have been read through the snapshot before. `files` are the store's objects, where they can be listed.
     """
     inspector = _Inspector(held, deep, files)
     described = held.frame

@@ -64,15 +64,7 @@ class Entry(NamedTuple):
 def put(job: Job, values: npt.NDArray[Any], inside: Region, there: Collection[int] = ()) -> list[Entry]:
     """Encode a part of the region and put its chunks where the commit finds them.
 
-    Parameters
-    ----------
-    job : Job
-    values : ndarray
-        The items.
-    inside : tuple of slice
-        Where they go, in the region. No two parts may touch the same chunk.
-    there : collection of int
-        Numbers of the part's chunks that an earlier attempt has put.
+    No two parts may touch the same chunk. `there` are numbers of chunks that an earlier attempt has put.
     """
     if not values.size:
         return []
@@ -229,12 +221,7 @@ def _holds(store: Store, name: str, content: Buffer) -> bool:
 
 
 def commit(job: Job, entries: Iterable[Entry]) -> Snapshot:
-    """Make all parts visible, at once.
-
-    Returns
-    -------
-    Snapshot
-        The new state. If this write was committed before, that is all.
+    """Make all parts visible at once, and return the new state. If this write was committed before, that is all.
 
     Raises
     ------

@@ -32,34 +32,12 @@ Region = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Job:
-    """A write under way.
+    """A write under way, to a `region` of an array: slices with start and stop, without step.
 
-    Parameters
-    ----------
-    store : Store
-        The target.
-    layout : Layout
-        How the array is cut.
-    region : tuple of slice
-        What is written: slices with start and stop, without step.
-    base : Handle, optional
-        What the commit builds on; None for a new array.
-    new : State, optional
-        The new array.
-    overwrite : bool
-        Whether a new array may take the place of one that is there.
-    token : str
-        Names the values that are written.
-    first : int
-        The first of the reserved numbers.
-    id : bytes
-        Tells this write from any other one.
-    process : int
-        Where it began.
-    since : float
-        When it began, in seconds since the epoch.
-    sized : int, optional
-        Of how many blocks a chunk the sizes are noted, if the frame does not tell.
+    The commit builds on `base`; for a new array there is a `new` state instead. `token` names the values that are
+    written. `first` is the first of the reserved numbers. `id` tells this write from others, which began in `process`
+    at `since`, in seconds since the epoch. `sized` is the number of blocks of a chunk whose sizes are noted, if the
+    frame does not tell.
     """
 
     store: Store
@@ -169,23 +147,9 @@ class Job:
     # Beginning.
 
     def begun(self, *, resume: bool) -> tuple[Self, frozenset[int]]:
-        """Reserve numbers for the chunks and note what is to be written.
+        """Reserve numbers for the chunks and note what is to be written; return the chunks that are there already, too.
 
-        Parameters
-        ----------
-        resume : bool
-            Whether to go on with a write that was interrupted, if there is one.
-
-        Returns
-        -------
-        job : Job
-        numbers : frozenset of int
-            The chunks that are there already.
-
-        Raises
-        ------
-        ValueError
-            The write that was interrupted was one of something else.
+        With `resume`, go on with a write that was interrupted. ValueError: that one wrote something else.
         """
         staging_store = self.staging_store
         if staging_store is None:

@@ -37,14 +37,8 @@ _TYPES = {"first": int, "count": int, "id": bytes, "generation": str}
 class Journal:
     """The record of a write that is not committed, beside its chunks.
 
-    Parameters
-    ----------
-    first, count : int
-        The first of the numbers that are reserved for its chunks, and their count.
-    id : bytes
-        Differs from those of other writes.
-    generation : str
-        The state that it builds on; "" for a new array.
+    `first` and `count` are the numbers reserved for its chunks. `generation` is the state that it builds on; "" for a
+    new array.
 
     Examples
     --------
@@ -100,21 +94,11 @@ def is_orphan(name: str, numbers: Collection[int]) -> bool:
 
 
 def orphans(store: Store, files: Mapping[str, Listed], numbers: Collection[int] | None) -> dict[str, Listed]:
-    """Find chunks that no index names, in a directory or prefix.
+    """Find chunks that no index names, in a directory or prefix, and the journals of uncommitted writes.
 
-    Parameters
-    ----------
-    store : Store
-    files : mapping of str to Listed
-        What is there.
-    numbers : collection of int, optional
-        The files that the index names; None if there is no index, because a new array was never committed.
-
-    Returns
-    -------
-    dict of str to Listed
-        Also has the journals of uncommitted writes. All files of one write share the timestamp of its newest file. A
-        write may exceed its reserved range, so every file with a higher number counts as its own.
+    `numbers` are the files that the index names; None if there is no index, because a new array was never committed.
+    All files of one write share the timestamp of its newest file. A write may exceed its reserved range, so every file
+    with a higher number counts as its own.
     """
     found = {name: each for name, each in files.items() if is_orphan(name, numbers or ())}
     writes = [name for name in files if name.endswith(SUFFIX)]

@@ -37,14 +37,7 @@ def is_dask(variable: xr.Variable) -> bool:
 
 
 def marked(ds: xr.Dataset) -> tuple[dict[str, xr.Variable], dict[str, Any]]:
-    """Check names, and note in the attributes which variables are coordinates.
-
-    Returns
-    -------
-    variables : dict
-        Shallow copies under the names that they are stored by.
-    attrs : dict
-    """
+    """Check names, and note in the attributes which variables are coordinates; return copies by their stored names."""
     for name in ds.variables:
         if name is not None and not isinstance(name, str):
             raise TypeError(f"a name of a variable must be text, a string or None, not {name!r}")
@@ -60,26 +53,10 @@ def marked(ds: xr.Dataset) -> tuple[dict[str, xr.Variable], dict[str, Any]]:
 
 
 def encoded(variables: Mapping[str, xr.Variable], encoding: Encoding) -> dict[str, xr.Variable]:
-    """Return variables of plain arrays, as the CF conventions say.
+    """Return variables of plain arrays, as the CF conventions say, whose ``encoding`` is what `b2array.create` takes.
 
-    Parameters
-    ----------
-    variables : mapping
-        As `marked` returns them.
-    encoding : mapping
-        For variables by their names, what takes the place of their ``encoding``.
-
-    Returns
-    -------
-    dict
-        Variables whose ``encoding`` is what `b2array.create` takes.
-
-    Raises
-    ------
-    KeyError
-        There is no such variable.
-    TypeError, ValueError
-        The encoding is not understood, or values cannot be stored as it asks.
+    The given encoding replaces that of the variables. KeyError: there is no such variable. TypeError, ValueError: the
+    encoding is not understood, or values cannot be stored as it asks.
     """
     for name, asked in encoding.items():
         if name not in variables:
@@ -168,14 +145,8 @@ def _is_plain_time(value: object) -> bool:
 def fitted(name: str, variable: xr.Variable, *, exact: bool = False) -> xr.Variable:
     """Scale, mask and convert numbers as the encoding asks, but refuse those that its type cannot hold.
 
-    xarray's own coders would wrap them. Times get the resolution of the units that are asked for if that is finer.
-
-    Parameters
-    ----------
-    name : str
-    variable : xarray.Variable
-    exact : bool
-        Whether to refuse fractions where whole numbers are stored, too.
+    xarray's own coders would wrap them. Times get the resolution of the units that are asked for if that is finer. With
+    `exact`, fractions are refused where whole numbers are stored.
     """
     if variable.dtype.kind in "mM":
         return _resolved(name, variable)
@@ -260,15 +231,8 @@ def _not_held(name: str, dtype: np.dtype[Any], value: object) -> ValueError:
 def as_text(name: str, variable: xr.Variable, characters: int | None = None) -> xr.Variable:
     """Give objects a type: text of one width, or the numbers that they are.
 
-    Missing text becomes empty. With ``dtype="S1"`` in the encoding, text is encoded and cut into characters along a
-    dimension of their own, as in netCDF files.
-
-    Parameters
-    ----------
-    name : str
-    variable : xarray.Variable
-    characters : int, optional
-        How many each text has at least.
+    Missing text becomes empty. With ``dtype="S1"`` in the encoding, text is encoded and cut into at least that many
+    characters along a dimension of their own, as in netCDF files.
     """
     if variable.dtype.kind not in "OSTU":
         return variable

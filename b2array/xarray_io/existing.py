@@ -30,15 +30,7 @@ _PLAIN_CALENDARS = {"standard", "gregorian", "proleptic_gregorian"}
 def detected(
     region: Mapping[Hashable, slice | Literal["auto"]] | Literal["auto"], ds: xr.Dataset, arrays: Mapping[str, NDArray]
 ) -> dict[Hashable, slice]:  # fmt: skip
-    """Check a region, and find the parts of it that are to be found by the values of coordinates.
-
-    Raises
-    ------
-    KeyError
-        A value of a coordinate is not among the stored ones.
-    TypeError, ValueError
-        It is not one piece, or does not concern all variables.
-    """
+    """Check a region, and find the parts of it that are to be found by the values of coordinates."""
     if isinstance(region, str) and region == "auto":
         region = dict.fromkeys(ds.dims, region)
     if not isinstance(region, Mapping):
@@ -113,11 +105,6 @@ def as_stored(name: str, variable: xr.Variable, array: NDArray) -> xr.Variable:
     """Encode a variable as the one that is there is encoded, its dimensions in the same order.
 
     Text that comes as objects may come out wider than it is stored.
-
-    Raises
-    ------
-    ValueError
-        It cannot be stored in that form.
     """
     attrs = {key: value for key, value in attributes_of(array.attrs).items() if key in (*_CODED, "dtype")}
     dims = dims_of(name, array)

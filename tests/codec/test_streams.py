@@ -45,9 +45,9 @@ def test_one_block_is_walked_as_many_are(parts, start, stop, nstreams, neblock):
         positions, csizes = streams.many_stream_positions(region, [start], [stop], nstreams, neblock)
     except FormatError:
         with pytest.raises(FormatError):
-            streams.stream_positions(region, start, stop, nstreams, neblock)
+            streams.stream_positions(region, [start], [stop], nstreams, neblock)
     else:
-        found = streams.stream_positions(region, start, stop, nstreams, neblock)
+        found = streams.stream_positions(region, [start], [stop], nstreams, neblock)
         assert found == list(zip(positions[0].tolist(), csizes[0].tolist(), strict=True))
 
 

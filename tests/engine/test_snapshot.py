@@ -215,7 +215,12 @@ def test_a_file_that_was_replaced_is_a_conflict(frames, tmp_path):
 def test_a_special_chunk_among_chunks_of_sizes_of_their_own_is_refused_with_its_number():
     described = SimpleNamespace(chunk_nbytes=lambda n: None)
     source = SimpleNamespace(
-        frame=described, url="a.b2frame", place=lambda n: Special.NAN, is_stale=False, is_local=True
+        frame=described,
+        url="a.b2frame",
+        place=lambda n: Special.NAN,
+        locate=lambda n: Special.NAN,
+        is_stale=False,
+        is_local=True,
     )
     with pytest.raises(FormatError, match=r"^chunk 3 of a\.b2frame: expected a stored chunk .* found nan$"):
         fetch(source, [ChunkRequest(3, None)])

@@ -54,7 +54,11 @@ def test_a_damaged_member_hides_no_other_and_the_exit_code_is_3(run: Run) -> Non
     assert "z      damaged" in out
 
 
-def test_python_verifies_what_is_stored_behind_handles_and_urls() -> None:
+@pytest.mark.usefixtures("_no_cache")
+def test_python_verifies_what_is_stored_behind_handles_and_urls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     make("g.b2d")
     group = b2array.open_group("g.b2d")
     array, followed = group["a/x"], b2array.open("g.b2d/a/x", follow=True)
