@@ -146,15 +146,15 @@ class Snapshot(Source):
 def load(store: Store, *, start: int = 0) -> Snapshot:
     """Read the frame that a store holds now.
 
-    One wave of requests finds out whether the store is one file or a directory, a second one is needed only where
-    header, index and trailer take more than 64 KiB.
+    One wave of requests finds out whether the store is one file or a directory. A second one follows only if header,
+    index and trailer take more than 64 KiB.
 
     Raises
     ------
     FileNotFoundError
-        There is neither a frame of its own nor one with chunks beside it.
+        There is neither a file nor a directory with a frame.
     FormatError, UnsupportedError
-        What is there is not a frame, or one of a kind that is not known.
+        It is no frame, or one of an unknown kind.
     ValueError
         The frame would begin before the file does.
     """
