@@ -217,6 +217,6 @@ def _near(extent: int, ideal: float, *, exact: bool) -> int:
 
 
 def _waste(extent: int, length: int) -> tuple[bool, int]:
-    """Rate the padding: 0 without any, and the same for all amounts below three percent."""
+    """Rate the padding, in steps of three percent of the extent; none is better than little."""
     padding = -extent % length
     return padding > 0, padding * 32 // extent
