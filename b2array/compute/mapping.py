@@ -21,7 +21,7 @@ __all__ = ["Digit", "Mapping", "taken"]
 
 
 class Digit(NamedTuple):
-    """A count of 0 to `length` - 1, each of which moves on by `step` positions along an axis of the array."""
+    """A count from 0 to `length` - 1. Each count moves `step` positions along an axis of the array."""
 
     axis: int
     length: int
@@ -33,7 +33,7 @@ Digits = tuple[Digit, ...]
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """What a view shows of an array of a shape: where it begins, and the digits of its axes (none: a length of 1).
+    """What a view shows of an array: where it begins, and the digits of its axes (none: a length of 1).
 
     Examples
     --------
@@ -63,7 +63,7 @@ class Mapping:
 
     @property
     def model(self) -> npt.NDArray[Any]:
-        """An array of the view's shape, of one item in memory, that knows what NumPy accepts."""
+        """A NumPy array of the view's shape with one item in memory, to find out what NumPy accepts."""
         return np.broadcast_to(np.int8(0), self.lengths)
 
     def transposed(self, *axes: Any) -> Mapping:
@@ -97,7 +97,7 @@ class Mapping:
     def sliced(self, key: Any) -> Mapping:
         """Take what a key of integers, slices, Ellipsis and None selects; of joined axes, boxes of the array only."""
         entries: list[Any] = [_entry(entry) for entry in (key if isinstance(key, tuple) else (key,))]
-        self.model[tuple(entries)]  # for NumPy's errors
+        self.model[tuple(entries)]  # raises NumPy's errors
         place = entries.index(...) if ... in entries else len(entries)
         named = sum(isinstance(entry, int | slice) for entry in entries)
         entries[place : place + 1] = [slice(None)] * (len(self.axes) - named)
