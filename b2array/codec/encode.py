@@ -49,7 +49,7 @@ Bytes = npt.NDArray[np.uint8]
 _MIN_COMPRESSED = 32
 """Fewer bytes than this are always stored raw."""
 _PROBE = 4096
-"""We compare all data with the first item only if this many bytes at their beginning repeat it."""
+"""We compare all data with the first item only if their first bytes, this many, repeat it."""
 _LONGEST_RUN_RATIO = 64
 
 

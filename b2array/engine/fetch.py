@@ -1,8 +1,8 @@
 """Chunks, or some of their blocks, from the store into memory, compared with their checksums.
 
 Whole chunks take one wave of requests. So do blocks whose chunk's head was read before, and those whose sizes the frame
-notes. Other blocks take two waves: one for the heads of their chunks, one for the blocks. What is needed of a chunk is
-written once, in `steps_of`, as if it were read alone; `fetch` puts what many chunks ask for into one wave.
+notes. Other blocks take two waves: one for the heads of their chunks, one for the blocks. `steps_of`, a generator,
+asks for the bytes of one chunk, step by step; `fetch` puts what the generators of many chunks ask for into one wave.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Numbers = Sequence[int] | Int64Array
 class Ask(NamedTuple):
     """Bytes to read into one buffer of `nbytes` bytes, each span to its place.
 
-    With `clip`, fewer bytes of the one span come if the object ends inside it. `leads`: they tell what to read next.
+    With `clip`, fewer bytes of the one span come if the object ends inside it. `leads`: they tell what to ask for next.
     """
 
     spans: list[Span]

@@ -78,7 +78,7 @@ def read(
 def prepare(
     source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array, nbytes: int = 0
 ) -> Reader:
-    """Return what plans and carries out a read; see `read`."""
+    """Return the reader that plans and carries out `read`."""
     is_small = max(box.nbytes, nbytes) <= config.cache_bytes // _SHARE
     key = source.cache_key if isinstance(source, Snapshot) and is_small else None
     by_slices = axes is None and np.ndarray not in map(type, positions)
@@ -145,7 +145,7 @@ class ChunkRead(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """What the chunks of one read share."""
+    """What the chunks of one read share. `plan` decides what to fetch of a chunk; `finish` decodes and copies it."""
 
     source: Source
     layout: Layout

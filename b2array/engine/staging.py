@@ -38,7 +38,7 @@ CHECKED_AFTER = 3600.0
 
 _TOMBSTONE = b"\xff" * HEADER_LEN
 _LOWEST_CODE = -(2**32)
-"""Below are the index entries that stand for special values."""
+"""Smaller entries of an index stand for special values."""
 
 
 class Staging:
@@ -119,7 +119,7 @@ class Staging:
             return first
 
     def adopt(self, code: int, sizes: Sizes, record: bytes) -> None:
-        """Take note of a chunk that another process has put. It is not removed if the commit fails."""
+        """Note a chunk that another process has put. If the commit fails, its file stays."""
         with self._mutex:
             self._digest.update(record)
             self.sizes[code] = sizes

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 _CHAIN = "chain"
 _ATOMIC_HEADER = 512
-"""A header is rewritten in place only if all bytes that change lie in this many first ones, one sector of a disk."""
+"""A header is rewritten in place only if it changes only within its first bytes, as many as a disk's sector has."""
 _DEAD_LIMIT = 2**16
 """With less dead space than this, a commit never writes a whole contiguous frame again."""
 
