@@ -49,7 +49,7 @@ Bytes = npt.NDArray[np.uint8]
 _MIN_COMPRESSED = 32
 """Fewer bytes than this are always stored raw."""
 _PROBE = 4096
-"""We compare all data with the first item only if this many bytes at their beginning repeat it."""
+"""We compare all data with the first item only if their first bytes, this many, repeat it."""
 _LONGEST_RUN_RATIO = 64
 
 
@@ -99,20 +99,10 @@ def encode(
     cparams: CParams = CParams(),  # noqa: B008 - frozen
     blockshape: tuple[int, ...] | None = None,
 ) -> bytes:
-    """Encode one chunk. Data that repeat one item become a special chunk.
+    """Encode one chunk of up to 2147483615 bytes, in C order. Data that repeat one item become a special chunk.
 
-    Parameters
-    ----------
-    data : bytes-like
-        Up to 2147483615 bytes, block by block; an array is read in C order.
-    typesize : int, default 1
-        Size of an item in bytes. Above 255 the header of the chunk says 1.
-    blocksize : int, default 0
-        Uncompressed size in bytes of a block; 0 means the default.
-    cparams : CParams
-        Codec, filters, and whether blocks are split.
-    blockshape : tuple of int, optional
-        Shape in items of a block, for codecs and filters that know dimensions.
+    A `typesize` above 255 is 1 in the header of the chunk. A `blocksize` of 0 is the default. `blockshape`, in items,
+    is for codecs and filters that know dimensions.
     """
     if isinstance(data, np.ndarray):
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)

@@ -38,23 +38,14 @@ CHECKED_AFTER = 3600.0
 
 _TOMBSTONE = b"\xff" * HEADER_LEN
 _LOWEST_CODE = -(2**32)
-"""Below are the index entries that stand for special values."""
+"""Smaller entries of an index stand for special values."""
 
 
 class Staging:
     """New chunks, each known by a code that stands for it in a transaction's index.
 
-    The code of a chunk in a file is the file's number, that of a spooled one is negative. Threads may put chunks at the
-    same time.
-
-    Parameters
-    ----------
-    store : Store
-        Where the files go.
-    spool : Spool or None
-        Where the chunks go, if not into files of their own.
-    first : int
-        The first number that a file may get.
+    The code of a chunk in a file is the file's number, of which `first` is the first; that of a spooled one is
+    negative. Without a spool, chunks go into files of their own. Threads may put chunks at the same time.
     """
 
     def __init__(self, store: Store, spool: Spool | None, first: int) -> None:
@@ -128,7 +119,7 @@ class Staging:
             return first
 
     def adopt(self, code: int, sizes: Sizes, record: bytes) -> None:
-        """Take note of a chunk that another process has put. It is not removed if the commit fails."""
+        """Note a chunk that another process has put. If the commit fails, its file stays."""
         with self._mutex:
             self._digest.update(record)
             self.sizes[code] = sizes
@@ -198,12 +189,7 @@ class Staging:
     def placed(self, offsets: Int64Array, data_start: int) -> tuple[Int64Array, int]:
         """Return an index in which spooled chunks have places, and where the data end.
 
-        Parameters
-        ----------
-        offsets : ndarray of int64, shape (nchunks,)
-            The index with codes.
-        data_start : int
-            Where the first of `pieces` will be, in bytes from the end of the header; 0 in a new file.
+        The first of `pieces` will be at `data_start`, in bytes from the end of the header; it is 0 in a new file.
         """
         offsets = np.array(offsets, np.int64)
         lengths = np.array([stop - start for start, _, stop in self._extents], np.int64)
@@ -236,12 +222,7 @@ class Staging:
     def nbytes(self, offsets: Int64Array, known: Mapping[int, int]) -> int:
         """Return how many bytes chunks in files take together; a missing file has none.
 
-        Parameters
-        ----------
-        offsets : ndarray of int64
-            The files, or special values.
-        known : mapping of int to int
-            Sizes of older chunks. For chunks that are neither new nor known here, the store is asked.
+        `known` are the sizes of older chunks. For chunks that are neither new nor known, the store is asked.
         """
         numbers = offsets[offsets >= 0].tolist()
         sizes = {code: int(row[0]) for code in numbers if (row := self.sizes.get(code)) is not None}

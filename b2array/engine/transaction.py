@@ -7,6 +7,7 @@ contiguous one gets it appended and then, in one small write, a header that poin
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 _CHAIN = "chain"
 _ATOMIC_HEADER = 512
-"""A header is rewritten in place only if all bytes that change lie in this many first ones, one sector of a disk."""
+"""A header is rewritten in place only if it changes only within its first bytes, as many as a disk's sector has."""
 _DEAD_LIMIT = 2**16
 """With less dead space than this, a commit never writes a whole contiguous frame again."""
 
@@ -56,16 +57,9 @@ class Prepared(NamedTuple):
 class Transaction(Overlay):
     """Changes on top of a snapshot, or of nothing for a new frame, until they are committed.
 
-    Threads may put chunks at the same time; everything else is for one thread at a time.
-
-    Parameters
-    ----------
-    store, base, new, overwrite
-        As for `Overlay`, with its errors.
-    locked : bool
-        Whether the caller holds the store's lock already.
-    replaces : str, optional
-        The store's version of the old frame that a new one replaces, so that no other is overwritten.
+    Threads may put chunks at the same time; everything else is for one thread at a time. If `locked`, the caller holds
+    the store's lock. `replaces` is the version of the old frame that a new one replaces, so that no other is
+    overwritten.
     """
 
     def __init__(
@@ -95,17 +89,9 @@ class Transaction(Overlay):
         return set() if self.buffer is None else set(self.buffer.chunks)
 
     def commit(self) -> Snapshot:
-        """Make the changes visible, all at once.
+        """Make the changes visible, all at once, and return the new state.
 
-        Returns
-        -------
-        Snapshot
-            The new state.
-
-        Raises
-        ------
-        ConflictError
-            Another writer changed what these changes build on; the store is as that writer left it.
+        ConflictError: another writer changed what these changes build on; the store is as that writer left it.
         """
         try:
             self.flush()
@@ -135,26 +121,9 @@ class Transaction(Overlay):
     def prepare(self, entry: tuple[str, object], put: Callable[[Iterable[Buffer]], object]) -> tuple[Frame, bytes]:
         """Write everything but the final step that publishes it, for a commit of several frames.
 
-        The caller holds the lock, and publishes what is returned.
-
-        Parameters
-        ----------
-        entry : tuple of (str, object)
-            Goes among the annotations of the frame.
-        put : callable
-            Takes the pieces of a new object that is to replace the old one, if that is how readers come to see it.
-
-        Returns
-        -------
-        described : Frame
-            The new frame.
-        header : bytes
-            What is to be written over the beginning of the object; empty if `put` was called.
-
-        Raises
-        ------
-        ConflictError
-            Another writer changed what these changes build on.
+        The caller holds the lock, and publishes what is returned: the new frame, and what is to be written over the
+        beginning of the object. That is empty if `put` was called, which takes the pieces of a new object that replaces
+        the old one. `entry` goes among the annotations.
         """
         self.flush()
 
@@ -201,13 +170,7 @@ class Transaction(Overlay):
         raise too_many_conflicts(self.store)
 
     def catch_up(self) -> bool:
-        """Go on from the state of another writer whose commit removed the bytes of the base; say whether one did.
-
-        Raises
-        ------
-        ConflictError
-            That one changed what these changes build on.
-        """
+        """Go on from the state of another writer whose commit removed the bytes of the base; say whether one did."""
         if self.base is None or self.sparse or self.store.appendable or self._undo is not None:
             return False
         current = reload(self.base)
@@ -398,10 +361,12 @@ class Transaction(Overlay):
     def _chain(self) -> bytes:
         """Return a digest of the base and the chunks that were put on top of it.
 
-        Without it two frames of equal metadata and unequal data would be taken for the same generation.
+        Without it two frames of equal metadata and unequal data would be taken for the same generation. Where no lock
+        excludes other writers, the salt tells this commit from an equal one that came first.
         """
         base = self.base.generation if self.base is not None else ""
-        return blake2b(base.encode() + self._staging.digest, digest_size=16).digest()
+        salt = b"" if self.store.guarantee == "lock" else os.urandom(16)
+        return blake2b(base.encode() + self._staging.digest, digest_size=16, salt=salt).digest()
 
 
 def _is_mostly_dead(state: State) -> bool:

@@ -71,7 +71,7 @@ class Spool:
             return start
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Return a private copy of bytes of one piece; ConflictError if the spool is closed."""
+        """Copy bytes of one piece; ConflictError if the spool is closed."""
         with self._mutex:
             self._require_open()
             if self._file is not None:
@@ -112,7 +112,7 @@ class Spool:
         if self._pieces:
             self._file.seek(self.reserved + self._starts[0])
             self._file.writelines(self._pieces)
-            self._file.flush()  # else a forked process would write it, too
+            self._file.flush()  # otherwise a forked process would write the same bytes again
         self._starts.clear()
         self._pieces.clear()
 
