@@ -71,17 +71,9 @@ class Appender:
         return self._uncommitted
 
     def append(self, values: Any) -> None:
-        """Take one step, or several.
+        """Take one step, an array without the dimension that grows, or several, with that dimension.
 
-        Parameters
-        ----------
-        values : array-like
-            One step: an array without the dimension that grows. Several: with that dimension.
-
-        Raises
-        ------
-        ValueError, TypeError
-            They do not fit the array; the steps before them are not lost.
+        If they do not fit the array, that raises ValueError or TypeError, and the steps before them are not lost.
         """
         array, axis = self._array, self._axis
         if np.ndim(values) == len(array.shape) - 1:
