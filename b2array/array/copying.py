@@ -1,4 +1,4 @@
-"""Transactions that hold a copy: of an array in another layout, of an array-like, or of blocks one after the other."""
+"""Transactions of new arrays that copy an array in another layout, an array-like, or blocks one after the other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["CopyOptions", "computed", "copied", "copy_options", "holding", "join
 
 @dataclass(frozen=True, slots=True)
 class CopyOptions:
-    """What `b2array.copy` takes besides the places."""
+    """The options of `b2array.copy`, without source and destination."""
 
     new: ArrayOptions
     dtype: npt.DTypeLike | None = None
@@ -53,7 +53,7 @@ def copy_options(function: str, options: Mapping[str, Any]) -> CopyOptions:
 
 
 def copied(handle: Handle, url: Url | None, wanted: CopyOptions) -> Transaction:
-    """Return the transaction of a copy of the array that a handle shows, with all that belongs to the array.
+    """Return the transaction of a copy of the array that a handle shows, attributes and metalayers included.
 
     Chunks are copied as they are where that is possible; else they are encoded again, a few at a time.
     """
@@ -117,7 +117,7 @@ def _recoded(source: Source, old: Layout, dtype: np.dtype[Any], url: Url | None,
 
 
 def _parts(old: Layout, dtype: np.dtype[Any], new: ArrayOptions) -> tuple[Any, Any]:
-    """Choose chunks and blocks: those that are given, else the old ones where they still fit."""
+    """Choose chunks and blocks: the given ones, else the old ones if they still fit."""
     if new.chunks is not None or new.blocks is not None:
         kept = old.blocks if new.chunks is None else "auto"
         return new.chunks if new.chunks is not None else old.chunks, new.blocks if new.blocks is not None else kept
@@ -136,7 +136,7 @@ def _fill(fill: bytes | None, old: np.dtype[Any], new: np.dtype[Any]) -> Any:
 def holding(x: Any, url: Url | None, dtype: npt.DTypeLike | None, options: ArrayOptions) -> Transaction:
     """Return the transaction of an array with the items of an array-like.
 
-    Other arrays of b2array are copied with all that belongs to them. Arrays that are not in memory are read a part at
+    Arrays of b2array are copied with everything that belongs to them. Arrays that are not in memory are read a part at
     a time.
     """
     if isinstance(x, Described):

@@ -1,4 +1,4 @@
-"""Super-chunks: numbered chunks in a store, found by a frame, changed by commits.
+"""Super-chunks: numbered chunks in a frame, changed by commits.
 
 Sources: "Blosc2 Contiguous Frame Format" and "Blosc2 Sparse Frame Format".
 """
@@ -46,7 +46,7 @@ class SChunk(Opened):
 
     __slots__ = ()
 
-    # What is there.
+    # What is known without reading chunks.
 
     @property
     def frame(self) -> Frame:
@@ -104,7 +104,7 @@ class SChunk(Opened):
         IndexError
             There is no chunk `n`.
         FormatError, UnsupportedError
-            It cannot be decoded.
+            The chunk cannot be decoded.
         """
 
         def decoded(source: Source) -> bytes:
@@ -120,7 +120,7 @@ class SChunk(Opened):
     def lazy_chunk(self, n: int) -> bytes:
         """Return chunk `n` without its blocks: header, block starts, and where the blocks are.
 
-        Special chunks are returned whole, and so are those that are not committed yet.
+        Special chunks, and those that are not committed yet, are returned whole.
         """
         buf = self.get_chunk(n)
         held = self._handle.snapshot
@@ -129,7 +129,7 @@ class SChunk(Opened):
         if isinstance(where, Special):
             return buf
         if held.frame.frame_type == FrameType.SPARSE:
-            # Stock readers look for the chunk's file by either field.
+            # Other readers find the chunk's file by the one field or the other.
             return lazy.pack(buf, where, where)
         return lazy.pack(buf, n, where + held.frame.header_len)
 
@@ -189,10 +189,13 @@ class SChunk(Opened):
         flat = np.ascontiguousarray(data).reshape(-1) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         if not flat.nbytes:
             raise ValueError("a chunk needs at least one byte of data")
+        if self.typesize <= 255 and 0 < self.blocksize < flat.nbytes and self.blocksize % self.typesize:
+            where = f"{self.url}: blocks of {self.blocksize} bytes and items of {self.typesize}"
+            raise UnsupportedError(f"{where} can be read but not written")
         return encode.encode(flat, typesize=self.typesize, blocksize=self.blocksize, cparams=self.cparams)
 
     def fill_special(self, nitems: int, value: Any = 0) -> int:
-        """Append items that are all the same, which takes next to no room; returns the number of chunks.
+        """Append equal items, which take next to no room; return the number of chunks.
 
         Parameters
         ----------
@@ -228,7 +231,7 @@ class SChunk(Opened):
         FormatError, UnsupportedError
             `buf` is not a chunk.
         ValueError
-            It cannot be in a frame, or not together with the chunks of this one.
+            The chunk does not fit into a frame, or not together with the chunks of this one.
         ReadOnlyError
             The handle was opened for reading.
         """
@@ -260,7 +263,7 @@ class SChunk(Opened):
         self._edit(lambda new: edits.reorder(new, order))
 
     def _edit(self, function: Callable[[Transaction], None], *, anywhere: bool = False) -> int:
-        with self._handle.mutex:  # threads that share the handle have the same idea of what chunk `n` is
+        with self._handle.mutex:  # threads that share the handle must mean the same chunk by `n`
             for attempt in self._handle.changes(anywhere=anywhere):
                 with attempt as transaction:
                     function(transaction)

@@ -1,4 +1,4 @@
-"""Making arrays of numbers that follow a rule, or come one by one, which need not fit into memory."""
+"""Makes arrays of numbers that follow a rule, or come one by one; they may be larger than memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from b2array.engine.transaction import Transaction
 __all__ = ["arange", "eye", "fromiter", "linspace"]
 
 _ITEMS = 2**16
-"""How many items are collected at a time."""
+"""Number of items to collect before they are written."""
 
 
 def arange(

@@ -16,7 +16,7 @@ from b2array.grid.layout import Layout
 __all__ = ["Sliceable", "boxes", "is_sliceable", "piece", "rows"]
 
 _PIECE_NBYTES = 32 * 2**20
-"""What is read at a time, if a chunk (or a row of chunks that is appended) is not larger."""
+"""Bytes to read at a time, unless a chunk (or a row of chunks to append) is larger."""
 
 # dask would compute its graph again for each slice, and pandas looks slices up among its labels.
 _READ_WHOLE = frozenset({"dask", "pandas"})
@@ -33,7 +33,7 @@ class Sliceable(Protocol):
 
 
 def is_sliceable(x: Any) -> bool:
-    """Say whether an array-like is to be read a part at a time: it is not in memory, and its slices are NumPy's.
+    """Say whether to read an array-like a part at a time: it is not in memory, and it takes NumPy's slices.
 
     Examples
     --------
@@ -48,7 +48,7 @@ def is_sliceable(x: Any) -> bool:
 
 
 def piece(x: Sliceable, box: tuple[slice, ...], dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
-    """Read a box of an array; raise TypeError for masked items, ValueError for another number of them."""
+    """Read a box of an array; TypeError for masked items, ValueError for a wrong number of items."""
     found = x[box]
     assignment.check_unmasked(found)
     values = np.asarray(found, dtype)
@@ -73,7 +73,7 @@ def boxes(
 
 
 def rows(values: Sliceable, layout: Layout, axis: int) -> Iterator[npt.NDArray[Any]]:
-    """Cut what is appended to an array of a layout such that each piece ends where a row of chunks ends."""
+    """Cut values that are appended to an array into pieces that end where a row of chunks ends."""
     shape, length = values.shape, max(1, layout.chunks[axis])
     row_nbytes = max(1, math.prod(shape) // max(1, shape[axis]) * layout.itemsize)
     most = max(1, _PIECE_NBYTES // (row_nbytes * length)) * length

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -72,8 +71,7 @@ Int64Array = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class Blosc1Params:
+class Blosc1Params(NamedTuple):
     """What the header of a Blosc1 chunk says about its blocks.
 
     `typesize` is the width in bytes of the shuffle, and the number of streams of a block if it is split. `shuffle` is
@@ -248,7 +246,7 @@ def _decode_split_zstd(
     params: Blosc1Params, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes
 ) -> None:
     """Decode small zstd streams here, then let C-Blosc 1 undo the shuffle of blocks that are one raw stream each."""
-    unsplit = replace(params, split=False)
+    unsplit = params._replace(split=False)
     step = max(1, _RAW_CHUNK_NBYTES // params.block_nbytes)
     for first in range(0, len(starts), step):
         part = slice(first, first + step)

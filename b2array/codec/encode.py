@@ -49,7 +49,7 @@ Bytes = npt.NDArray[np.uint8]
 _MIN_COMPRESSED = 32
 """Fewer bytes than this are always stored raw."""
 _PROBE = 4096
-"""We compare all data with the first item only if this many bytes at their beginning repeat it."""
+"""We compare all data with the first item only if their first bytes, this many, repeat it."""
 _LONGEST_RUN_RATIO = 64
 
 
@@ -257,12 +257,13 @@ def _assembled(task: Task, blocks: Sequence[Sequence[Buffer]], dictionary: bytes
 
 def _fused(task: Task) -> bytes | None:
     """Let one call of C-Blosc 1 shuffle and compress; None if it cannot make the blocks that we want."""
-    codec, shuffle = task.cparams.codec_id, _c_shuffle(task)
+    codec = task.cparams.codec_id
     if codec not in CODEC_FORMATS:
         return None
     ask = cblosc.fused_ask(codec, task.typesize, task.blocksize, len(task.data))
     if ask is None or task.split != (codec != CodecId.ZSTD and task.typesize > 1):
         return None
+    shuffle = _c_shuffle(task)
     slot = max((i for i, fid in enumerate(task.pipeline.filters) if fid), default=None)
     earlier = task.pipeline
     if shuffle != cblosc.NOSHUFFLE and slot is not None:

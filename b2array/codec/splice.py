@@ -63,8 +63,8 @@ def splice(
 
 
 def _is_blockwise(old: ChunkHeader, task: Task) -> bool:
-    """Say whether new blocks can stand beside the old ones."""
-    if task.cparams.use_dict or FilterId.DELTA in task.cparams.filter_slots:  # blocks build on what others hold
+    """Say whether new blocks can be in one chunk with the old ones."""
+    if task.cparams.use_dict or FilterId.DELTA in task.cparams.filter_slots:  # blocks build on the data of others
         return False
     if old.special and old.block_nbytes % max(1, old.cbytes - old.header_len):
         return False
@@ -78,7 +78,7 @@ def _is_blockwise(old: ChunkHeader, task: Task) -> bool:
 
 
 def _task(old: ChunkHeader, data: Bytes, typesize: int, cparams: CParams, blockshape: tuple[int, ...] | None) -> Task:
-    """Describe blocks to encode, split into streams as those of the chunk are."""
+    """Describe blocks to encode, with as many streams as the old ones."""
     width = typesize if typesize <= 255 else 1
     pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(width), width, blockshape=blockshape)
     split = old.nstreams > 1 if old.has_streams else cparams.splits(width, old.block_nbytes)

@@ -22,7 +22,7 @@ __all__ = ["Digit", "Mapping", "taken"]
 
 
 class Digit(NamedTuple):
-    """A count of 0 to `length` - 1, each of which moves on by `step` positions along an axis of the array."""
+    """A count from 0 to `length` - 1. Each count moves `step` positions along an axis of the array."""
 
     axis: int
     length: int
@@ -34,7 +34,7 @@ Digits = tuple[Digit, ...]
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """What a view shows of an array of a shape: where it begins, and the digits of its axes (none: a length of 1).
+    """What a view shows of an array: where it begins, and the digits of its axes (none: a length of 1).
 
     Examples
     --------
@@ -64,7 +64,7 @@ class Mapping:
 
     @property
     def model(self) -> npt.NDArray[Any]:
-        """An array of the view's shape, of one item in memory, that knows what NumPy accepts."""
+        """A NumPy array of the view's shape with one item in memory, to find out what NumPy accepts."""
         return np.broadcast_to(np.int8(0), self.lengths)
 
     def transposed(self, *axes: Any) -> Mapping:

@@ -1,7 +1,7 @@
 """Changes to the sequence of chunks: insert, update, delete, reorder.
 
 Each function changes a transaction. If the chunks of a frame have different sizes, the index cannot say that a chunk is
-all zeros: a change that makes a frame such a one stores all chunks.
+all zeros. So the change that brings in the first other size stores all chunks.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Handle:
     snapshot : Snapshot
         The state to show.
     mode : {"r", "r+"}
-        For reading, or for reading and changing.
+        For reading only, or also for changing.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Handle:
     source : Source
         What chunks are read from: the transaction under way, or the committed state.
     described : Source or Summary
-        The source, or what describes it before it is read.
+        The source; or, until a member of a group is read, the summary that describes it.
     locked : bool
         Whether the holder of the mutex has the store's lock, too.
     mutex : Mutex
@@ -158,7 +158,7 @@ class Handle:
     # Changing.
 
     def changes(self, *, anywhere: bool = False) -> Iterator[AbstractContextManager[Transaction]]:
-        """Give a transaction to change, which is then committed; again if another writer came first.
+        """Yield attempts at a change, each a transaction that commits at its end; another one only after a conflict.
 
         After some attempts other writers have to wait, where the store has locks. A transaction that is under way is
         joined. With `anywhere`, the change makes sense although another writer changed metalayers, number or order of
@@ -181,7 +181,7 @@ class Handle:
 
     @contextmanager
     def _try(self, conflicts: list[ConflictError] | None, *, anywhere: bool) -> Iterator[Transaction]:
-        """Change, and note a conflict after which another try makes sense; without a list, let other writers wait."""
+        """Change. List a conflict if another attempt makes sense; without a list, make other writers wait."""
         known = self._snapshot
         with ExitStack() as locks:
             locked = conflicts is None and self._excluding(locks)
@@ -196,7 +196,7 @@ class Handle:
                 conflicts.append(error)
 
     def _excluding(self, locks: ExitStack) -> bool:
-        """Exclude other writers, and see what they have left; not if a transaction is under way."""
+        """Lock other writers out, and refresh. Return False, and do neither, if a transaction is under way."""
         locks.enter_context(self.mutex)
         if self._transaction is not None:
             return False
@@ -206,7 +206,7 @@ class Handle:
         return True
 
     def _caught_up(self, known: Snapshot, *, anywhere: bool) -> bool:
-        """Look what other writers have left; say whether that is new and makes sense of another try."""
+        """Refresh; return whether another writer has committed, and another attempt makes sense."""
         with self.mutex:
             if self._transaction is not None:
                 return self._transaction.catch_up()
@@ -241,7 +241,7 @@ class Handle:
             self._commit(transaction)
 
     def announce_commit(self) -> None:
-        """Call `before_commit`; commits that are not made through the handle have to ask for it."""
+        """Call `before_commit`, if that was not done yet. Commits that bypass the handle must call this."""
         call, self.before_commit = self.before_commit, None
         if call is not None:
             call()
@@ -299,7 +299,7 @@ class Handle:
             raise ReadOnlyError(f"{self.url} was opened for reading; open it with mode='r+' to change it")
 
     def new_transaction(self, *, locked: bool = False) -> Transaction:
-        """Begin a commit on top of the committed state, apart from any transaction under way."""
+        """Begin a transaction on top of the committed state, independent of any that is under way."""
         if not self._snapshot.header:
             current = reload(self._snapshot)
             if current.generation == self._snapshot.generation:
@@ -326,7 +326,7 @@ class Handle:
             self._show(reload(self._snapshot))
 
     def close(self) -> None:
-        """Let go of files. The handle can be used again."""
+        """Close files. The handle opens them again when it needs them."""
         self.store.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -338,9 +338,9 @@ class Handle:
 
 
 def _explained(source: Source, error: B2ArrayError | OSError) -> B2ArrayError | OSError:
-    """Say of bad bytes where they are, and whether another writer was here: other software moves chunks in its file.
+    """Return an error with the URL in it, or a `ConflictError` if another writer is the cause.
 
-    Another writer was also here if the frame's directory is a file by now.
+    Other software moves chunks in its file, and a writer can replace a directory by a file.
     """
     if isinstance(error, FormatError | NotADirectoryError) and source.is_stale:
         return stale_reader(source.url)

@@ -71,9 +71,11 @@ class Overlay(Target):
         if self.sparse:
             return Staging(self.store, None, self._first_number())
         path, reserved = self._final.temporary(""), 0
-        if self.base is None and path is not None:
+        if self.base is not None:
+            reserved = self.frame.header_len
+        elif path is not None:
             reserved = len(frame.pack(replace(self.frame, nbytes=0, offsets=self.state.frame.offsets[:0])).header)
-        # What ends in memory anyway needs no file on the way there.
+        # If the frame will be in memory, so can the spool.
         in_memory = self.store.appendable and path is None
         return Staging(self.store, Spool(path, reserved=reserved, **{"limit": np.inf} if in_memory else {}), 0)
 
@@ -92,7 +94,7 @@ class Overlay(Target):
 
     @property
     def aside(self) -> bool:
-        """Whether the new frame is made in another place first, because what it replaces excludes it."""
+        """Whether the new frame is made in another place first: a file cannot be made where a directory is."""
         return self.store is not self._final
 
     # Reading.
@@ -135,8 +137,6 @@ class Overlay(Target):
         """Say whether a record of its checksums must follow chunk `n`."""
         return super().has_checksums(n) and self._staging.extent(int(self.state.frame.offsets[n])) is None
 
-    may_have_checksums = has_checksums
-
     # Changes.
 
     def put(self, n: int, buf: bytes) -> None:
@@ -172,12 +172,12 @@ class Overlay(Target):
     # Open chunks.
 
     def keep_open(self) -> None:
-        """Keep chunks open that are changed in part, until they are too many, or until `flush`."""
+        """From now on, keep changed chunks open until `flush`, or until they take too much memory."""
         self.buffer = WriteBuffer()
 
     @property
     def undo(self) -> Undo | None:
-        """Takes what undoes a change to an open chunk, inside of `savepoint`."""
+        """Takes calls that undo changes to open chunks; None outside of `savepoint`."""
         return self._undo
 
     def flush(self, numbers: Iterable[int] | None = None) -> None:
@@ -230,7 +230,7 @@ class Overlay(Target):
         """
         old = np.asarray(order, np.int64).reshape(-1)
         state = self.state if new is None else new
-        # One more entry, which stands for all zeros, so that -1 finds it.
+        # Position -1 finds the entry that is added at the end: zeros.
         offsets = np.append(state.frame.offsets, index.special_offset(Special.ZEROS))[old]
         sizes = np.append(state.sizes, np.zeros((1, state.sizes.shape[1]), np.uint32), axis=0)[old]
         lost = state.annotations.lost

@@ -49,6 +49,6 @@ def take_place(place: Store, made: Snapshot, old: Snapshot | None) -> Snapshot:
 
 
 def discard(store: Store) -> None:
-    """Remove a frame that is in a place of its own, as far as that is possible."""
+    """Remove a frame that is in a place of its own, as far as possible."""
     with suppress(OSError, B2ArrayError):
         store.delete([*filter(is_part, store.listing()), ""])

@@ -38,7 +38,7 @@ CHECKED_AFTER = 3600.0
 
 _TOMBSTONE = b"\xff" * HEADER_LEN
 _LOWEST_CODE = -(2**32)
-"""Below are the index entries that stand for special values."""
+"""Smaller entries of an index stand for special values."""
 
 
 class Staging:
@@ -119,7 +119,7 @@ class Staging:
             return first
 
     def adopt(self, code: int, sizes: Sizes, record: bytes) -> None:
-        """Take note of a chunk that another process has put. It is not removed if the commit fails."""
+        """Note a chunk that another process has put. If the commit fails, its file stays."""
         with self._mutex:
             self._digest.update(record)
             self.sizes[code] = sizes
@@ -175,38 +175,40 @@ class Staging:
             raise ValueError("chunks in files of their own are not spooled")
         return self._spool
 
-    @property
-    def _complete(self) -> bool:
-        """Whether the spool is a file that only lacks header and tail, so that everything in it stays where it is."""
-        return self._spool is not None and self._spool.on_disk and self._spool.reserved > 0
+    def is_complete(self, header_len: int) -> bool:
+        """Whether the spool is a file that only lacks tail and header, of so many bytes."""
+        return self._spool is not None and self._spool.on_disk and self._spool.reserved == header_len
 
-    def _kept(self, offsets: Int64Array) -> npt.NDArray[np.bool_]:
-        kept = np.full(len(self._extents), self._complete)
+    def _kept(self, offsets: Int64Array, data_start: int) -> npt.NDArray[np.bool_]:
+        # In a file that gets complete, everything stays where it is.
+        complete = not data_start and self._spool is not None and self._spool.on_disk and self._spool.reserved > 0
+        kept = np.full(len(self._extents), complete)
         kept[-1 - offsets[(offsets < 0) & (offsets >= _LOWEST_CODE)]] = True
         return kept
 
     def placed(self, offsets: Int64Array, data_start: int) -> tuple[Int64Array, int]:
         """Return an index in which spooled chunks have places, and where the data end.
 
-        The first of `pieces` will be at `data_start`, in bytes from the end of the header.
+        The first of `pieces` will be at `data_start`, in bytes from the end of the header; it is 0 in a new file.
         """
         offsets = np.array(offsets, np.int64)
-        lengths = np.array([stop - start for start, _, stop in self._extents], np.int64) * self._kept(offsets)
+        lengths = np.array([stop - start for start, _, stop in self._extents], np.int64)
+        lengths *= self._kept(offsets, data_start)
         stops = data_start + np.cumsum(lengths)
         new = (offsets < 0) & (offsets >= _LOWEST_CODE)
         which = -1 - offsets[new]
         offsets[new] = stops[which] - lengths[which]
         return offsets, int(stops[-1]) if len(stops) else data_start
 
-    def pieces(self, offsets: Int64Array) -> Iterator[Buffer]:
+    def pieces(self, offsets: Int64Array, data_start: int = 0) -> Iterator[Buffer]:
         """Yield the spooled chunks that an index with codes refers to, in the order that `placed` counts on."""
-        for kept, (start, _, stop) in zip(self._kept(offsets).tolist(), self._extents, strict=True):
+        for kept, (start, _, stop) in zip(self._kept(offsets, data_start).tolist(), self._extents, strict=True):
             if kept:
                 yield from self._require_spool().pieces(start, stop)
 
     def finish(self, header: Buffer, tail: Buffer, *, durable: bool) -> str | None:
         """Complete the spool's file and return its path, or None if the spool has none to give away."""
-        if not self._complete:
+        if not self.is_complete(len(header)):
             return None
         spool = self._require_spool()
         spool.finish(header, tail, durable=durable)

@@ -7,6 +7,7 @@ contiguous one gets it appended and then, in one small write, a header that poin
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 _CHAIN = "chain"
 _ATOMIC_HEADER = 512
-"""A header is rewritten in place only if all bytes that change lie in this many first ones, one sector of a disk."""
+"""A header is rewritten in place only if it changes only within its first bytes, as many as a disk's sector has."""
 _DEAD_LIMIT = 2**16
 """With less dead space than this, a commit never writes a whole contiguous frame again."""
 
@@ -229,14 +230,25 @@ class Transaction(Overlay):
         made = self._prepared(0)
 
         def write() -> str:
-            path = self._staging.finish(made.header, made.tail, durable=durability() != "off")
-            if path is not None:
-                return self.store.adopt(path, "", exclusive=not self._overwrite).version
             if self._overwrite:
-                return self.store.replace(self.name, self._pieces(made), expected=self._replaces).version
+                return self._replaced_by(made, self._replaces)
+            path = self._finished(made)
+            if path is not None:
+                return self.store.adopt(path, "", exclusive=True).version
             return self.store.create(self.name, self._pieces(made)).version
 
         return self._swap(made, write)
+
+    def _finished(self, made: Prepared) -> str | None:
+        """Complete the file that the new chunks wait in, if they do, and return its path."""
+        return self._staging.finish(made.header, made.tail, durable=durability() != "off")
+
+    def _replaced_by(self, made: Prepared, expected: str | None) -> str:
+        """Replace the old file by a new one, and return the version of that."""
+        path = self._finished(made)
+        if path is not None:
+            return self.store.adopt(path, "", exclusive=False, expected=expected).version
+        return self.store.replace(self.name, self._pieces(made), expected=expected).version
 
     def _publish(self, current: Snapshot) -> Snapshot:
         if self.sparse:
@@ -246,6 +258,12 @@ class Transaction(Overlay):
         if not self.store.appendable:
             warn(f"{self.url}: one file in this store is written anew with every change")
             return self._rewrite(current)
+        # What replaces every chunk is written once, and not a second time behind the old ones.
+        all_new = len(self._touched) == self.state.frame.nchunks and not self.restructured
+        if all_new and self._staging.is_complete(len(current.header)):
+            whole = self._prepared(0)
+            if len(whole.header) == len(current.header) and not _is_mostly_dead(whole.state):
+                return self._swap(whole, lambda: self._replaced_by(whole, current.version))
         made = self._prepared(current.frame.frame_len - current.frame.header_len)
         if self._compacting or not self._fits(current, made):
             return self._rewrite(current)
@@ -266,7 +284,8 @@ class Transaction(Overlay):
         return self._swap(made, extend)
 
     def _append(self, current: Snapshot, made: Prepared) -> None:
-        new = self._staging.pieces(self.state.frame.offsets)
+        data_start = current.frame.frame_len - current.frame.header_len
+        new = self._staging.pieces(self.state.frame.offsets, data_start)
         self.store.append("", current.frame.frame_len, chain(new, (made.tail,)))
 
     def _fits(self, current: Snapshot, made: Prepared) -> bool:
@@ -281,8 +300,7 @@ class Transaction(Overlay):
         """Replace the old file by one with every chunk, and without dead space."""
         with self._whole(self._progress) as new:
             made = new._prepared(0)
-            pieces = new._pieces(made)
-            return self._swap(made, lambda: self.store.replace("", pieces, expected=current.version).version)
+            return self._swap(made, lambda: new._replaced_by(made, current.version))
 
     @contextmanager
     def _whole(self, progress: Progress | None = None) -> Iterator[Transaction]:
@@ -355,10 +373,12 @@ class Transaction(Overlay):
     def _chain(self) -> bytes:
         """Return a digest of the base and the chunks that were put on top of it.
 
-        Without it two frames of equal metadata and unequal data would be taken for the same generation.
+        Without it two frames of equal metadata and unequal data would be taken for the same generation. Where no lock
+        excludes other writers, the salt tells this commit from an equal one that came first.
         """
         base = self.base.generation if self.base is not None else ""
-        return blake2b(base.encode() + self._staging.digest, digest_size=16).digest()
+        salt = b"" if self.store.guarantee == "lock" else os.urandom(16)
+        return blake2b(base.encode() + self._staging.digest, digest_size=16, salt=salt).digest()
 
 
 def _is_mostly_dead(state: State) -> bool:

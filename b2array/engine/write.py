@@ -1,7 +1,7 @@
 """Items from memory into chunks: the values of a selection -> blocks -> chunks that are encoded and staged.
 
-A chunk that is written as a whole is encoded from the values. One that is written in part is opened: see
-`b2array.engine.open_chunk`. In a transaction it stays open. Nothing here knows keys: selections are products of groups,
+The values go into an `OpenChunk`, with the old chunk below it if they replace only a part. It is encoded at once, but
+in a transaction a chunk that is written in part stays open. Nothing here knows keys: selections are products of groups,
 as `b2array.grid.partition` cuts them.
 """
 
@@ -124,7 +124,7 @@ class _Writer:
         target, buffer = self.target, self.target.buffer
         patch = patch_of(self.form.layout, part) if self.by_slices else None
         whole = patch is not None and patch.whole and self.fields is None
-        # One chunk alone could not be encoded by several threads now.
+        # A lone chunk stays open, too: only one thread would encode it now, but `flush` encodes many in threads.
         stays_open = buffer is not None and not (whole and not self.alone)
         chunk = buffer.chunks.get(number) if buffer is not None and stays_open else None
         undo = None if chunk is None else target.undo

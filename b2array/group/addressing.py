@@ -1,4 +1,4 @@
-"""`open`: what a URL names, an array, a super-chunk or a group, and the groups that a URL leads through."""
+"""`open`: finds out what a URL names, an array, a super-chunk or a group, and which groups it leads through."""
 
 from __future__ import annotations
 
@@ -62,8 +62,7 @@ def open(
     offset : int, default 0
         Where a frame begins in its file, in bytes.
     follow : bool, default False
-        Whether the array shows what others commit, without `refresh`. Everything that it is asked then looks at the
-        store first.
+        Whether the array shows what others commit, without `refresh`. Then each use of it looks at the store first.
     shape, dtype, **options
         Of a new array; see `create`.
     storage_options : mapping, optional
@@ -81,9 +80,9 @@ def open(
     FileExistsError
         There is something already.
     FormatError
-        It is of no kind that is known here.
+        It is of an unknown kind.
     UnsupportedError
-        The frame is of a kind that is not known here, or its chunks do not hold the array's values.
+        The frame is of an unsupported kind, or its chunks do not hold the array's values.
     ReadOnlyError
         It can only be read.
 
@@ -144,7 +143,7 @@ def _made(
 
 
 def _face(handle: Handle) -> NDArray | SChunk:
-    """Return what a frame is to users."""
+    """Return the array or super-chunk that users get for a frame."""
     state = handle.source.state
     if state.layout is not None or {"b2nd", "caterva"} & dict(state.frame.metalayers).keys():
         return NDArray(handle)
@@ -220,7 +219,7 @@ def _plain(name: str) -> str:
 
 
 def _cut(url: Url) -> tuple[str, list[str], str]:
-    """Cut a URL into what stands before its path, the parts of the path, and what stands behind."""
+    """Cut a URL into what comes before its path, the parts of the path, and what comes behind."""
     store = open_store(url)
     if isinstance(store, LocalStore):
         drive, path = os.path.splitdrive(store.url)
@@ -234,7 +233,7 @@ def _cut(url: Url) -> tuple[str, list[str], str]:
 
 
 def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool) -> Any:
-    """Open a group or a member of one; None if the URL leads to neither. What is `foreign` may be an archive."""
+    """Open a group or a member of one; None if the URL leads to neither. A `foreign` file may be an archive."""
     place = group_of(url, storage_options)
     if place is None:
         return None if foreign else _unmarked(url, mode, storage_options)

@@ -40,7 +40,7 @@ __all__ = [
 
 
 class Described(NamedTuple):
-    """What is in a group: a description of each array and group by its name, and the errors of those that fail."""
+    """The contents of a group: descriptions of its arrays and groups by name, and the errors of those that fail."""
 
     members: dict[str, dict[str, Any]]
     failed: dict[str, Exception]
@@ -267,7 +267,7 @@ class Chunks:
 
 
 def frame_of(url: str, storage_options: Storage) -> Snapshot:
-    """Open a frame, also one that is a member of a group."""
+    """Open a frame, which may be a member of a group."""
     kind, address = find(url, None, storage_options, exists=True)
     if kind.name == "b2nd":
         return snapshot.load(open_store(address, storage_options=storage_options))
@@ -278,7 +278,7 @@ def frame_of(url: str, storage_options: Storage) -> Snapshot:
 
 
 def surveyed(url: str, storage_options: Storage) -> Chunks:
-    """Look at all chunks of a frame or of a Bloscpack file."""
+    """Measure all chunks of a frame or of a Bloscpack file."""
     if find(url, None, storage_options, exists=True)[0].name == "blp":
         with bloscpack.open(url, storage_options=storage_options) as f:
             return Chunks(_bloscpack_survey(f), (f.nchunks,))
