@@ -638,7 +638,7 @@ def test_special_offsets_without_a_common_size_of_chunks_are_not_written(tmp_pat
     content = bytearray(path.read_bytes())
     struct.pack_into(">i", content, 0x3A, 0)
     path.write_bytes(resealed(bytes(content)))
-    with pytest.raises(UnsupportedError, match=r"a\.b2nd: special offsets"):
+    with pytest.raises(FormatError, match=r"a\.b2nd: expected no special offsets"):
         b2array.repack(path)
 
 
