@@ -90,7 +90,8 @@ def directive(name: str) -> str:
 
 
 def expand(_app: Sphinx, _docname: str, source: list[str]) -> None:
-    """Fill in the blocks ``.. documented::`` of the reference."""
+    """Fill in the blocks ``.. documented::`` of the reference, and empty the empty lines of transcripts."""
+    source[0] = source[0].replace("   <BLANKLINE>\n", "\n")
     source[0] = re.sub(r"^\.\. documented::\n\n(?P<names>(?: {3}\S+\n)+)", documented, source[0], flags=re.MULTILINE)
 
 
