@@ -251,7 +251,7 @@ class Handle:
         self.announce_commit()
         try:
             committed = transaction.commit()
-        except NotADirectoryError as error:
+        except (FormatError, NotADirectoryError) as error:
             raise _explained(transaction, error) from error
         # Without changes there was no commit, and another thread's may have moved the handle on meanwhile.
         if committed is not transaction.base:
