@@ -1,22 +1,24 @@
 """Read and write one index of each axis, every library with its own defaults: are the automatic chunks good for all?
 
-    python asv_bench/chunk_shapes.py [--runs N] [--data smooth|random]
+    python asv_bench/chunk_shapes.py [--runs N] [--read-only] [--only SHAPE ...]
 
-Prints milliseconds a slab and the ratio of b2array's time to the fastest of the others.
+Prints milliseconds a slab, by wall clock and of processor time, and the ratio of b2array's to the fastest of the
+others. A write ends when other processes can see it: h5py, which keeps changed chunks in memory, is told to flush.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import blosc2
 import h5py
 import numpy as np
 import zarr
+from timing import in_turns
 
 import b2array
 
@@ -49,36 +51,45 @@ def made(folder: Path, data: np.ndarray) -> dict[str, object]:
     }
 
 
+def slab(array: Any, keys: list[Any], planes: list[np.ndarray] | None) -> Callable[[int], Callable[[], object]]:
+    """Read slabs, or write `planes` to them."""
+
+    def write(number: int) -> None:
+        array[keys[number]] = planes[number]
+        if isinstance(array, h5py.Dataset):
+            array.file.flush()
+
+    return lambda number: (lambda: array[keys[number]]) if planes is None else (lambda: write(number))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--read-only", action="store_true")
+    parser.add_argument("--only", type=int, nargs="+", help="numbers of the shapes to try, from 0")
     options = parser.parse_args()
-    print(f"{'':34}{'b2array':>10}{'blosc2':>10}{'zarr':>10}{'h5py':>10}{'ratio':>8}  milliseconds a slab")
+    names = ("b2array", "blosc2", "zarr", "h5py")
+    print(
+        f"{'milliseconds, wall (processor)':34}" + "".join(f"{name:>18}" for name in names) + "   ratio wall, processor"
+    )
     rng = np.random.default_rng(0)
-    for shape, dtype in SHAPES:
+    for n, (shape, dtype) in enumerate(SHAPES):
+        if options.only and n not in options.only:
+            continue
         data = values(shape, dtype)
         with tempfile.TemporaryDirectory() as folder:
             arrays = made(Path(folder), data)
-            ours = arrays["b2array"]
-            print(shape, dtype, "chunks", ours.chunks, "blocks", ours.blocks)
+            chosen = arrays["b2array"]
+            print(shape, dtype, "chunks", chosen.chunks, "blocks", chosen.blocks)
             for axis in range(len(shape)):
-                for write in (False,) if options.read_only else (False, True):
-                    taken: dict[str, list[float]] = {name: [] for name in arrays}
-                    for index in rng.integers(0, shape[axis], options.runs).tolist():
-                        key = (slice(None),) * axis + (index,)
-                        plane = np.array(data[key])
-                        for name, array in arrays.items():
-                            begun = time.perf_counter()
-                            if write:
-                                array[key] = plane
-                            else:
-                                array[key]
-                            taken[name].append(time.perf_counter() - begun)
-                    medians = {name: statistics.median(times) * 1000 for name, times in taken.items()}
-                    ratio = medians["b2array"] / min(time for name, time in medians.items() if name != "b2array")
-                    times = "".join(f"{time:10.2f}" for time in medians.values())
-                    print(f"  {'write' if write else 'read'} axis {axis:<22}{times}{ratio:8.1f}", flush=True)
+                for verb in ("read",) if options.read_only else ("read", "write"):
+                    keys = [(slice(None),) * axis + (i,) for i in rng.permutation(shape[axis])[: options.runs].tolist()]
+                    planes = [np.array(data[key]) for key in keys] if verb == "write" else None
+                    medians = in_turns({name: slab(array, keys, planes) for name, array in arrays.items()}, len(keys))
+                    times = "".join(f"{f'{w * 1e3:.2f} ({cpu * 1e3:.2f})':>18}" for w, cpu in medians.values())
+                    ours, *others = (medians[name] for name in names)
+                    ratios = (time / min(each) for time, each in zip(ours, zip(*others, strict=True), strict=True))
+                    print(f"  {verb:5} axis {axis:<22}{times}   {', '.join(f'{r:.1f}' for r in ratios)}", flush=True)
             arrays["h5py"].file.close()
 
 

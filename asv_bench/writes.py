@@ -1,32 +1,30 @@
-"""What writing parts of an array takes, beside python-blosc2 and zarr: wall and processor time, in one interleaved run.
+"""What writing parts of an array takes, beside python-blosc2 and zarr: wall and processor time, in turns.
 
     python asv_bench/writes.py [--rounds N] [--only NAME]
 
-Each round lets every library do the same once, in turn; the table has medians, and the ratio to the faster of the two
-others. "equal" writes into arrays of equal chunks and blocks (zarr: chunks, without shards), "default" leaves all
-settings to each library. b2array runs twice: as it is, and with `config.durable="off"`, which shows the part of waiting
-for the disk. The others never wait for it.
+The table has medians, and b2array's ratios of wall and of processor time to the faster of the two others. "equal"
+writes into arrays of equal chunks and blocks (zarr: chunks, without shards), "default" leaves all settings to each
+library. b2array runs twice: as it is, and with `config.durable="off"`, which shows the part of waiting for the disk.
+The others never wait for it.
 """
 
 import argparse
 import shutil
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import blosc2
 import numpy as np
 import zarr
+from timing import in_turns
 
 import b2array
 from b2array import config
 
-Action = Callable[[], None]
+Action = Callable[[int], None]
 SHAPE, CHUNKS, BLOCKS = (128, 256, 256), (64, 128, 128), (16, 32, 32)
 STEPS = (100, 512, 512)
 
@@ -60,11 +58,11 @@ class Arrays:
 
 
 def assigning(arrays: Arrays, library: str, key: Callable[[int], Any], shape: tuple[int, ...]) -> Action:
-    array, numbers = arrays.of(library), count()
+    array = arrays.of(library)
     values = np.random.default_rng(1).normal(size=shape).round(3)
 
-    def act() -> None:
-        array[key(next(numbers))] = values if shape else 1.5
+    def act(number: int) -> None:
+        array[key(number)] = values if shape else 1.5
 
     return act
 
@@ -73,7 +71,7 @@ def appending(arrays: Arrays, library: str) -> Action:
     array = arrays.of(library)
     row = np.random.default_rng(1).normal(size=(1, *arrays.values.shape[1:])).round(3)
 
-    def act() -> None:
+    def act(_: int) -> None:
         if library == "blosc2":
             length = array.shape[0]
             array.resize((length + 1, *array.shape[1:]))
@@ -88,7 +86,7 @@ def stepping(root: Path, library: str, steps: int, *, joined: bool = False) -> A
     frames = np.random.default_rng(2).normal(size=(4, *STEPS[1:])).cumsum(axis=2).astype("f4").round(2)
     shape = (steps, *STEPS[1:])
 
-    def act() -> None:
+    def act(_: int) -> None:
         path = str(root / "steps")
         shutil.rmtree(path, ignore_errors=True)
         Path(path).unlink(missing_ok=True)
@@ -132,36 +130,36 @@ def cases(root: Path) -> dict[str, Callable[[str], Action]]:
     }
 
 
+def timed(library: str, action: Action) -> Callable[[int], Callable[[], None]]:
+    def run(number: int) -> None:
+        with config.using(durable="off") if library.endswith("off") else nullcontext():
+            action(number)
+
+    run(0)
+    return lambda number: lambda: run(number + 1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     heads = "".join(f"{name:>18}" for name in ("b2array", "durable off", "blosc2", "zarr"))
-    print(f"{'milliseconds, wall (processor)':36}{heads}   ratio, off")
+    print(f"{'milliseconds, wall (processor)':36}{heads}   ratio wall, processor; off")
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         for title, make in cases(root).items():
             if options.only not in title:
                 continue
-            actions = {library: make(library) for library in ("b2array", "b2array-off", "blosc2", "zarr")}
-            rounds = max(1, options.rounds // 4) if "steps" in title else options.rounds
-            found: dict[str, list[tuple[float, float]]] = {library: [] for library in actions}
-            for turn in range(rounds + 1):
-                for library, action in actions.items():
-                    with config.using(durable="off") if library.endswith("off") else nullcontext():
-                        wall, cpu = time.perf_counter(), time.process_time()
-                        action()
-                        if turn or rounds == 1:
-                            found[library].append((time.perf_counter() - wall, time.process_time() - cpu))
-            medians = {
-                library: tuple(statistics.median(each) * 1e3 for each in zip(*times, strict=True))
-                for library, times in found.items()
-            }
-            cells = "".join(f"{f'{wall:.2f} ({cpu:.2f})':>18}" for wall, cpu in medians.values())
-            best = min(medians["blosc2"][0], medians["zarr"][0])
-            ratios = (medians[library][0] / best for library in ("b2array", "b2array-off"))
-            print(f"{title:36}{cells}   {', '.join(f'{ratio:.2f}' for ratio in ratios)}", flush=True)
+            verbs = {library: timed(library, make(library)) for library in ("b2array", "b2array-off", "blosc2", "zarr")}
+            medians = in_turns(verbs, max(1, options.rounds // 4) if "steps" in title else options.rounds)
+            cells = "".join(f"{f'{wall * 1e3:.2f} ({cpu * 1e3:.2f})':>18}" for wall, cpu in medians.values())
+            best = [min(medians[library][clock] for library in ("blosc2", "zarr")) for clock in (0, 1)]
+            ratios = (
+                ", ".join(f"{time / least:.2f}" for time, least in zip(medians[library], best, strict=True))
+                for library in ("b2array", "b2array-off")
+            )
+            print(f"{title:36}{cells}   {'; '.join(ratios)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -106,8 +106,8 @@ __all__ = [
     "zeros_like",
 ]
 
-# What only some programs use is imported when it is first asked for: importing b2array stays about as fast as importing
-# what it is built on.
+# Names that only some programs use are imported at their first use: importing b2array takes little longer than
+# importing the packages that it needs.
 _LAZY = {
     "Appender": "array.appender",
     "Group": "group.group",
@@ -123,7 +123,7 @@ _LAZY = {
 
 
 class _Array(ModuleType):
-    """The package ``b2array.array``, which people call who know ``numpy.array``."""
+    """The package ``b2array.array``, which people who know ``numpy.array`` call."""
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("b2array.array is a package: b2array.asarray stores an array, b2array.open opens one")

@@ -1,4 +1,4 @@
-"""Scratch memory that each thread uses again, because fresh memory often costs more than the work done with it."""
+"""Scratch memory that each thread uses again: fresh memory often costs more than the work in it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def scratch(use: str, nbytes: int, most: int, check: Callable[[], object] | None
     """Return memory with undefined contents. It is yours for as long as you hold it or a view of it.
 
     When nothing refers to the memory any more, this thread uses it again for the next call with the same `use`. A call
-    that interrupts another one of its thread, such as one from a signal handler, gets memory of its own.
+    that interrupts its own thread, say from a signal handler, gets memory of its own.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def scratch(use: str, nbytes: int, most: int, check: Callable[[], object] | None
     nbytes : int
         Size in bytes.
     most : int
-        Larger memory is not kept.
+        The thread does not keep larger memory.
     check : callable, optional
         Called before new memory is allocated; raises to prevent it.
 
@@ -66,4 +66,4 @@ def _references_to_a_variable() -> int:
 
 
 _UNUSED = _references_to_a_variable()
-"""The reference count of a buffer to which only one local variable refers. It depends on the version of Python."""
+"""The reference count of a buffer in a single local variable. It depends on the version of Python."""

@@ -1,7 +1,7 @@
-"""Settings of the whole process, read at the moment they are needed.
+"""Settings of the whole process. They take effect at once.
 
 Assign to the names of this module (``b2array.config.threads = 4``), or change them for a while with `using`. A value
-that a setting cannot have is refused.
+that a setting cannot have raises an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_BLOCKSIZE = 536_866_816
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes in bytes that no file may make us exceed, whatever it claims."""
+    """Sizes in bytes that a file cannot make us exceed, whatever it claims."""
 
     chunk_nbytes: int = 2**31
     index_nbytes: int = 2**31
@@ -42,8 +42,8 @@ class Limits:
 
 
 threads: int = os.cpu_count() or 1
-"""Threads that decode and encode blocks for calls from the main thread of a program. Calls from other threads, and in
-processes that multiprocessing has started, use one: there may be several of those."""
+"""Threads that decode and encode blocks for a call from the main thread. A call from another thread, or in a process
+that multiprocessing has started, uses one, because there may be several of those."""
 
 cache_bytes: int = 64 * 2**20
 """Size of the process-wide cache of decoded blocks; 0 turns it off."""
@@ -66,7 +66,7 @@ durable: bool | str = "ordered"
 last minute, because nothing waits for the disk. True means "full" and False "off"."""
 
 retries: int = 5
-"""How often a commit is tried again when another writer came first."""
+"""How often to try a commit again when another writer came first."""
 
 limits: Limits = Limits()
 """Bounds on sizes that are read from files."""
@@ -89,7 +89,7 @@ _SETTINGS: Final[dict[str, tuple[str, _Check]]] = {
     "verify": ("'always' or 'never'", lambda value: isinstance(value, str) and value in ("always", "never")),
     "write_buffer_bytes": ("a number of bytes, 0 or more", _at_least(0)),
 }
-"""What a setting can be, in words and as a test."""
+"""The possible values of each setting, in words and as a test."""
 
 
 def _check(name: str, value: Any) -> None:
@@ -114,7 +114,7 @@ sys.modules[__name__].__class__ = _Settings
 
 @contextmanager
 def using(**settings: Any) -> Iterator[None]:
-    """Change settings for the length of a ``with`` block.
+    """Change settings during a ``with`` block.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """What can go wrong with bytes and storage.
 
-These classes speak about files and stores only. The user's own slips (an index out of range, shapes that do not
-broadcast) raise what NumPy raises, and errors of the storage backend pass through unchanged.
+These classes speak about files and stores only. Mistakes in a call (an index out of range, shapes that do not
+broadcast) raise what NumPy raises. Errors of the storage backend pass through unchanged.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LimitError(B2ArrayError, ValueError):
 
 
 class PerformanceWarning(UserWarning):
-    """What was asked for is done, but another way is much faster."""
+    """The call does what it should, but another way is much faster."""
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
@@ -78,7 +78,7 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def located(where: str, verb: Callable[[], T]) -> T:
-    """Call `verb` and put `where` in front of what it says about bad bytes."""
+    """Call `verb`, and put `where` in front of its errors about bad bytes."""
     try:
         return verb()
     except (FormatError, UnsupportedError) as error:
@@ -86,7 +86,7 @@ def located(where: str, verb: Callable[[], T]) -> T:
 
 
 def located_error(where: str, error: B2ArrayError) -> B2ArrayError:
-    """Return the error with `where` in front of what it says.
+    """Return the error with `where` in front of its message.
 
     Examples
     --------

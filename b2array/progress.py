@@ -1,4 +1,4 @@
-"""How far a long transfer has come, shown by tqdm in terminals, notebooks and logs."""
+"""Shows the progress of a long transfer by tqdm, in terminals, notebooks and logs."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Progress:
 def track(
     total: int | None, label: str, enabled: bool = True, *, unit: Literal["bytes", "chunks", "items"] = "bytes"
 ) -> Iterator[Progress]:
-    """Show on stderr how far something has come.
+    """Show the progress of something on stderr.
 
     Parameters
     ----------
     total : int or None
-        What the count reaches in the end; None if that is not known.
+        The final count; None if that is unknown.
     label : str
         What it is about.
     enabled : bool, default True

@@ -37,7 +37,7 @@ _pool_size = 0
 
 class _Here(threading.local):
     in_pool = False
-    """Whether this thread may hold a lock for which the threads of a pool wait."""
+    """Whether this thread may hold a lock that threads of a pool wait for."""
 
 
 _here = _Here()
@@ -58,12 +58,12 @@ def alone(call: Callable[..., R], /, *args: object) -> R:
     """Call a function of `numcodecs.blosc` so that C-Blosc works in this thread, with the given arguments.
 
     On the main thread, and everywhere if the program has set `use_threads` to True, numcodecs lets C-Blosc spread the
-    blocks over threads of its own, a second pool in which damaged data have caused deadlocks. There, environment
-    variables also override the arguments.
+    blocks over threads of its own, a second pool. If one of these threads cannot start, later calls count them wrong:
+    C-Blosc returns wrong bytes or waits for ever. There, environment variables also override the arguments.
     """
     wish = blosc.use_threads
     if wish is None and threading.current_thread() is threading.main_thread():
-        # Other threads may see this False. It is what None means to them.
+        # Other threads may see this False, which means the same to them as None.
         try:
             blosc.use_threads = False
             return call(*args)
@@ -83,16 +83,9 @@ def alone(call: Callable[..., R], /, *args: object) -> R:
 
 
 def spread(task: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Iterator[R]:
-    """Yield ``task(item)`` for each item, in order. Workers compute it a bounded number of items ahead.
+    """Yield ``task(item)`` for each item, in order, computed by workers at most `ahead` items each ahead.
 
-    Parameters
-    ----------
-    task : callable
-        Called once for each item, possibly in another thread.
-    items : iterable
-        Consumed as the work proceeds, always in the calling thread.
-    ahead : int, default 2
-        How many calls for each worker may be running or finished before the caller asks for their results.
+    Items are consumed as the work proceeds, always in the calling thread.
     """
     nworkers, source = width(), iter(items)
     first = list(islice(source, 2)) if nworkers > 1 else []
@@ -103,7 +96,7 @@ def spread(task: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Ite
 
 
 def _in_pool(call: Callable[..., R], *args: object) -> R:
-    """Call a function that holds a lock for which the threads of a pool wait."""
+    """Call a function that holds a lock that threads of a pool wait for."""
     _here.in_pool = True
     try:
         return call(*args)
@@ -135,12 +128,7 @@ def _ended(under_way: Iterable[Future[R]]) -> list[Future[R]]:
 def each(task: Callable[[T], object], items: Iterable[T]) -> None:
     """Call ``task(item)`` for each item, in any order and without results: cheaper than `spread` for small items.
 
-    Parameters
-    ----------
-    task : callable
-        Called once for each item, possibly in another thread. After an error, no further call begins.
-    items : iterable
-        Consumed as the work proceeds, one at a time, possibly in another thread.
+    Items are consumed as the work proceeds, one at a time, possibly in another thread. After an error no call begins.
     """
     nworkers = width()
     source = iter(items)
@@ -174,7 +162,7 @@ def each(task: Callable[[T], object], items: Iterable[T]) -> None:
         work()
     finally:
         stopped = True
-        # Calls that have not begun, because all threads are busy, would find nothing to do.
+        # Calls that have not begun, because all threads are busy, have nothing left to do.
         begun = _ended(under_way)
     for future in begun:
         future.result()
@@ -184,16 +172,7 @@ def ahead(task: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]
     """Yield ``task(item)`` for each item, in order, with `count` calls running in threads of their own.
 
     For calls that wait rather than compute, such as requests. The threads end with the last result, or when the
-    iterator is closed.
-
-    Parameters
-    ----------
-    task : callable
-        Called once for each item; in this thread if there is only one item, or `count` is 1.
-    items : iterable
-        Consumed as the work proceeds, always in the calling thread.
-    count : int
-        How many calls may be running or finished before the caller asks for their results.
+    iterator is closed. Items are consumed as the work proceeds, always in the calling thread.
     """
     source = iter(items)
     first = list(islice(source, 2))

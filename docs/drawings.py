@@ -500,9 +500,10 @@ def group() -> Picture:
 
 def packages() -> Picture:
     """Draw the packages in layers; each imports only from those below it."""
-    p = Picture(760, 417)
+    p = Picture(760, 462)
     layers = [
-        [("tools", "the program; verify, repair, convert", 420), ("xarray_io", "datasets and trees", 210)],
+        [("tools", "the program; verify, repair", 632)],
+        [("exchange", "arrays to and from other formats", 420), ("xarray_io", "datasets and trees", 210)],
         [("group", "named arrays, one commit", 632)],
         [("array", "what users hold: NDArray and the functions that make one", 632)],
         [("display", "tables", 200), ("compute", "reductions, views", 216), ("workers", "one commit", 212)],
@@ -519,8 +520,8 @@ def packages() -> Picture:
             p.text(x + 12, y + 24, name, "ink code bold")
             p.text(x + 96, y + 24, words, "soft small")
             x += width + 2
-    p.arrow((700, 20), (700, 395))
-    p.text(714, 204, "imports", "soft small")
+    p.arrow((700, 20), (700, 440))
+    p.text(714, 227, "imports", "soft small")
     return p
 
 

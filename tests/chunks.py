@@ -169,10 +169,9 @@ def block_slices(buf, data):
 def decoded_blocks(stored, numbers, context=chunk.NO_CONTEXT):
     """Decode blocks in one call and return their bytes."""
     header = stored.head.header
-    decode.check_plausible_size(stored, numbers, context=context)
+    reference = decode.accept(stored, numbers, context=context)
     short = numbers[-1] == header.nblocks - 1
     out = np.empty((len(numbers) - short) * header.block_nbytes + short * header.last_block_nbytes, np.uint8)
-    reference = decode.reference_block(stored, context)
     decode.decode_blocks(stored, numbers, out, context=context, reference=reference)
     return out.tobytes()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -20,15 +21,21 @@ os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 # How long an example takes says more about what else the machine does.
 settings.register_profile("b2array", deadline=None)
+settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("b2array")
+
+
+LONG = {"--torture": 50, "--hostile": 60, "--power": 60}
+"""Options that make tests longer, and what they are in an ordinary run."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the tests of kills, power failures and damaged inputs take longer."""
-    parser.addoption("--torture", type=int, default=50, help="how often to kill a writer of each layout")
-    parser.addoption("--hostile", type=int, default=60, help="how many damaged inputs each parser gets")
+    parser.addoption("--torture", type=int, default=LONG["--torture"], help="how often to kill a writer of each kind")
+    parser.addoption("--torture-seed", type=int, help="what the moments of kills are drawn from")
+    parser.addoption("--hostile", type=int, default=LONG["--hostile"], help="how many damaged inputs each parser gets")
     parser.addoption("--hostile-seed", type=int, default=0, help="what the damage is drawn from")
-    parser.addoption("--power", type=int, default=60, help="how many random states of the disk to try for each story")
+    parser.addoption("--power", type=int, default=LONG["--power"], help="how many random states of a disk to try")
     parser.addoption("--power-seed", type=int, default=1, help="which ones")
 
 
@@ -37,11 +44,28 @@ def pytest_configure() -> None:
     b2array.config.durable = "off"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let the tests of a long run take as long as they need."""
+    if any(config.getoption(option) > usual for option, usual in LONG.items()):
+        for item in items:
+            item.add_marker(pytest.mark.timeout(0))
+
+
 @pytest.fixture
 def torture(request: pytest.FixtureRequest) -> int:
     """Tell how often to kill a writer."""
     times: int = request.config.getoption("--torture")
     return times
+
+
+@pytest.fixture
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    """Draw the moments of kills, by the seed that is given or by another one each time."""
+    seed = request.config.getoption("--torture-seed")
+    if seed is None:
+        seed = random.randrange(2**32)
+    print(f"--torture-seed {seed}")
+    return random.Random(f"{request.node.name} {seed}")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from b2array.codec import chunk
 from b2array.engine import snapshot
 from b2array.engine.fetch import fetch
 from b2array.engine.handle import Handle
-from b2array.engine.source import ChunkRequest
+from b2array.engine.source import ChunkRequest, Source
 from b2array.errors import B2ArrayError, ChecksumError, ConflictError, FormatError
 from b2array.format import checksums
 from b2array.store.memory import MemoryStore
@@ -285,6 +285,36 @@ def test_after_other_software_wrote_only_new_chunks_are_compared(tmp_path):
     flip(file, at)
     with pytest.raises(ChecksumError):
         b2array.open(path)[0]
+
+
+def test_a_point_of_a_file_just_opened_is_compared_without_unpacking_annotations(tmp_path):
+    path = tmp_path / "a.b2nd"
+    data = mixed()
+    write(path, data, "contiguous")
+    held = b2array.open(path)
+    assert held[9, 3] == data[9, 3]
+    assert held._handle.source.state._annotations is held._handle.source.state._sizes is None
+    file, at = place(path, 1, 32)
+    flip(file, at)
+    with pytest.raises(ChecksumError):
+        b2array.open(path)[9, 3]
+
+
+@pytest.mark.parametrize("where", [48, -4])
+def test_an_old_record_behind_a_chunk_without_one_does_not_count(tmp_path, monkeypatch, where):
+    path = tmp_path / "a.b2nd"
+    data = NOISE.random((40, 16))
+    write(path, data, "contiguous")
+    cbytes = head_of(path, 1).header.cbytes
+    file, at = place(path, 1, where % (cbytes + 4))  # in a raw block, or in the record
+    flip(file, at, 1)
+    with pytest.raises(ChecksumError):
+        b2array.open(path)[8:16]
+    monkeypatch.setattr(Source, "has_checksums", lambda source, n: n != 1)
+    held = b2array.open(path)
+    for _ in range(2):
+        assert (held[8:16] != data[8:16]).sum() == (where > 0)
+    assert held._handle.source.heads[1].sums is None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import blosc2
+import clouds
 import numpy as np
 import pytest
 import writers
@@ -22,6 +23,8 @@ from b2array.engine.handle import Handle
 from b2array.errors import ConflictError
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+LONG = 50
+"""Where the option --torture asks for more, object stores are shared by as many processes as files."""
 forks = pytest.mark.skipif(sys.platform == "win32", reason="processes are not forked there")
 
 
@@ -106,6 +109,31 @@ def test_processes_that_change_different_things_of_one_array_are_never_refused(t
     noted = dict(found.attrs)
     assert noted.pop("last") in (3, 7)
     assert noted == {f"{me}.{which}": last for me in (3, 7) for which in ("first", "second")}
+
+
+@forks
+@pytest.mark.filterwarnings("ignore:.*is written anew with every change")
+@LAYOUTS
+def test_sixteen_processes_write_append_resize_and_read_one_array(tmp_path, layout, cloud_of, torture):
+    shared_by_sixteen(str(tmp_path / "a.b2nd"), layout, {}, torture // 16)
+    for kind in clouds.KINDS if torture > LONG else ():
+        cloud = cloud_of(kind)
+        shared_by_sixteen(f"{cloud.make_bucket(f'sixteen-{layout}')}/a.b2nd", layout, cloud.options, torture // 50)
+
+
+def shared_by_sixteen(url, layout, options, rounds):
+    """Let processes work on one array, each with that many commits; then look for all that they did."""
+    b2array.zeros((writers.ROWS, 16), "i8", url=url, chunks=(4, 8), layout=layout, storage_options=options)
+    with ProcessPoolExecutor(16, mp_context=multiprocessing.get_context("fork")) as pool:
+        left = [pool.submit(writers.crowd, url, me, rounds, options) for me in range(16)]
+        count = sum(future.result() for future in left)
+    found = b2array.open(url, storage_options=options)
+    rest = writers.check_crowd(found)
+    assert len(rest) == count
+    assert found[0, :4].tolist() == [rounds] * 4
+    appended = rest[rest[:, 0] > 0]
+    assert len(appended) == 4 * sum(1 + n % 2 for n in range(1, rounds + 1))
+    assert b2array.verify(url, deep=True, storage_options=options).ok
 
 
 @LAYOUTS

@@ -77,6 +77,19 @@ def test_transactions_on_different_chunks_are_merged(opened):
     assert dict(found.attrs) == {"one": 1, "two": 2}
 
 
+def test_transactions_whose_chunks_take_other_room_are_merged(opened):
+    one, two = opened(), opened()
+    noise = np.random.default_rng(0).integers(0, 2**60, SHAPE)
+    one[...] = noise
+    two.refresh()
+    with one.transaction():
+        one[24:] = 5
+        with two.transaction():  # all chunks behind these move
+            two[:8] = np.arange(20)
+    noise[:8], noise[24:] = np.arange(20), 5
+    assert np.array_equal(opened("r")[...], noise)
+
+
 def once(verb: Callable[[], object], monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
     """Call `verb` before the next call of a function or method, and before no other."""
     original, calls = getattr(owner, name), []
@@ -147,6 +160,30 @@ def test_a_group_transaction_copies_again_what_was_replaced_while_it_was_copied(
         changes["a"][:16] = 2
         once(lambda: other.__setitem__(slice(16, 32), 3), monkeypatch, transaction, "copied")
     assert np.array_equal(group()["a"][:, 0], np.repeat([2, 3], 16))
+
+
+@pytest.mark.parametrize("change", ["items", "rows", "attributes"])
+def test_of_two_equal_changes_that_commit_at_once_the_later_one_is_a_conflict(opened, monkeypatch, change):
+    """Both may build on what was there, as when each adds one: a writer must not take another's commit for its own."""
+    one, two = opened(), opened()
+
+    def add(array):
+        with array.transaction():
+            if change == "items":
+                array[:4] = array[:4] + 1
+            elif change == "rows":
+                array.resize((array.shape[0] + 4, array.shape[1]))
+            else:
+                array.attrs["count"] = array.attrs.get("count", 0) + 1
+
+    once(lambda: add(two), monkeypatch, CloudStore, "replace")
+    with pytest.raises(ConflictError):
+        add(one)
+    one.refresh()
+    add(one)
+    found = opened("r")
+    expected = {"items": 2, "rows": SHAPE[0] + 8, "attributes": 2}[change]
+    assert {"items": found[0, 0], "rows": found.shape[0], "attributes": found.attrs.get("count")}[change] == expected
 
 
 def test_transactions_on_the_same_chunk_are_a_conflict_with_its_number(opened):

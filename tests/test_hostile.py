@@ -11,6 +11,7 @@ import hashlib
 import random
 import shutil
 import struct
+import sys
 import threading
 import warnings
 import zipfile
@@ -28,16 +29,19 @@ from chunks import CODECS
 import b2array
 from b2array import codecs, config
 from b2array.array.opening import open as open_array
+from b2array.bloscpack import header
 from b2array.codec import cblosc, encode
 from b2array.codec.cparams import CParams
 from b2array.codec.header import CODEC_FORMATS, CodecId
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
-from b2array.format import attributes, b2nd, dtypes, fingerprint, metalayers
+from b2array.format import attributes, b2nd, dtypes, fingerprint, metalayers, summary
+from b2array.format.summary import Record
 from b2array.grid import layout
 from b2array.group.manifest import Manifest
 from b2array.store.memory import MemoryStore
+from b2array.workers import pending
 
 VALUES = np.arange(24 * 20, dtype="<i4").reshape(24, 20) ** 2 % 9973
 SLOWEST = 120
@@ -189,6 +193,19 @@ def test_damaged_streams_are_read_or_refused(codec: str, hostile: int, hostile_s
 # What is written small and parsed alone.
 
 
+def summarized() -> Record:
+    held = snapshot.load(MemoryStore({"": b2array.asarray(VALUES, attrs={"unit": "K"}, dims=("y", "x")).to_bytes()}))
+    record = summary.pack(held.state, held.header)
+    assert record is not None
+    return record
+
+
+def metadata_of_bloscpack(data: bytes) -> object:
+    return header.description(header.unpack_metadata(header.MetaHeader.unpack(data), data))
+
+
+SUMMARY = summarized()
+START = len(SUMMARY[0])
 PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
     "metalayers": (
         [metalayers.pack((("b2nd", b"1234"), ("x", b"")), 2, uncounted=1).rjust(40, b"\0")],
@@ -215,6 +232,19 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
             Manifest(None, "0123", 7, {"a.b2nd": b"header", "b.b2nd": "0123456789abcdef"}, ("c.b2nd",)).pack(),
         ],
         lambda data: Manifest.unpack(data).pack(),
+    ),
+    "summary of an array": (
+        [b"".join(SUMMARY)],
+        lambda data: summary.unpack([data[:START], data[START : START + 16], data[START + 16 :]]),
+    ),
+    "journal of a write": ([pending.Journal(3, 8, b"0123456789abcdef", "0123").pack()], pending.Journal.unpack),
+    "header of a Bloscpack file": (
+        [header.FileHeader(nchunks=3, chunk_size=800, last_chunk=400, max_app_chunks=30).pack()],
+        header.FileHeader.unpack,
+    ),
+    "metadata of a Bloscpack file": (
+        [header.pack_metadata({"dtype": "'<i4'", "shape": [9, 2], "order": "C", "container": "numpy"}, checksum=0)],
+        metadata_of_bloscpack,
     ),
 }  # fmt: skip
 
@@ -600,6 +630,30 @@ def test_filter_parameters_of_a_frame_that_cannot_be_are_named_when_it_is_writte
         s.append_data(bytes(s.chunksize))
     with pytest.raises(ValueError, match="trunc_prec needs floats"):
         b2array.zeros(3, dtype="i2", cparams=CParams(filters=("trunc_prec",), filters_meta=(3,)))
+
+
+def test_blocks_that_cut_items_are_read_and_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.b2frame"
+    with b2array.create_schunk(path, chunksize=80, typesize=4) as s:
+        s.append_data(VALUES[0])
+    content = bytearray(path.read_bytes())
+    struct.pack_into(">i", content, 0x35, 6)
+    path.write_bytes(resealed(bytes(content)))
+    with b2array.open_schunk(path, "r+") as s:
+        assert (s.blocksize, s.decompress_chunk(0)) == (6, VALUES[0].tobytes())
+        with pytest.raises(UnsupportedError, match=r"a\.b2frame: blocks of 6 bytes and items of 4"):
+            s.append_data(VALUES[1])
+
+
+def test_a_number_without_end_in_the_metadata_of_a_bloscpack_file_is_refused() -> None:
+    most = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        section = header.pack_metadata(10**most)
+    finally:
+        sys.set_int_max_str_digits(most)
+    with pytest.raises(FormatError, match="expected metadata in JSON"):
+        metadata_of_bloscpack(section)
 
 
 def test_a_repair_that_finds_no_chunk_of_unknown_sizes_says_so(tmp_path: Path) -> None:

@@ -326,7 +326,11 @@ def test_automatic_chunks_and_blocks_are_read_on_both_sides(tmp_path: Path) -> N
         assert_read_everywhere(tmp_path / f"s{shape}.b2nd", array, (...,))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings().max_examples * 3 // 5,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.data())
 def test_any_array_is_read_on_both_sides(tmp_path: Path, data: st.DataObject) -> None:
     ndim = data.draw(st.integers(0, 4))
@@ -581,7 +585,7 @@ def boxes(draw: Any, shape: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(a, draw(st.integers(a + 1, n))) for a, n in zip(low, shape, strict=True))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=settings().max_examples * 2 // 5, deadline=None, suppress_health_check=SLOW)
 @given(st.data())
 def test_changes_in_turns(tmp_path: Path, data: st.DataObject) -> None:
     layout, writer = data.draw(st.sampled_from(LAYOUTS)), data.draw(st.sampled_from(sorted(WRITERS)))
@@ -620,7 +624,7 @@ def test_changes_in_turns(tmp_path: Path, data: st.DataObject) -> None:
         assert_read_everywhere(path, model, (...,))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=settings().max_examples * 2 // 5, deadline=None, suppress_health_check=SLOW)
 @given(st.data())
 def test_chunks_in_turns(tmp_path: Path, data: st.DataObject) -> None:
     layout = data.draw(st.sampled_from(LAYOUTS))

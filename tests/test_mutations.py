@@ -71,7 +71,11 @@ def check(path: Path, data: np.ndarray) -> None:
             np.testing.assert_array_equal(found, data[8 * n : 8 * n + 8])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings().max_examples * 3 // 2,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.data())
 def test_whatever_happens_to_the_bytes_no_value_is_another_one(originals, tmp_path, data):
     kind = data.draw(st.sampled_from(KINDS))

@@ -12,11 +12,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from numcodecs import blosc
 
 from b2array import config
 from b2array import threads as workers
+from b2array.codec import encode
+from b2array.codec.cparams import CParams
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +139,29 @@ print(count()[0] - after > 0)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
     assert (done.stdout, done.stderr) == ("0 0\nTrue\n", "")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs the size of the process")
+def test_where_only_one_more_thread_can_start_chunks_are_right_and_the_process_ends(tmp_path: Path) -> None:
+    """C-Blosc's own pool would miscount its threads: calls get wrong bytes, and its end waits for ever."""
+    path = tmp_path / "chunk"
+    path.write_bytes(encode.encode(np.arange(40_000).tobytes(), typesize=8, blocksize=4096, cparams=CParams("lz4")))
+    script = f"""
+import resource, b2array, numpy as np
+from pathlib import Path
+from numcodecs import blosc
+blosc.set_nthreads(2)
+b2array.config.threads = 1
+chunk, values = Path({str(path)!r}).read_bytes(), np.arange(40_000).tobytes()
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+unlimited = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 13 * 2**20, unlimited[1]))
+print(b2array.decompress(chunk) == values)
+resource.setrlimit(resource.RLIMIT_AS, unlimited)
+print(all(b2array.decompress(chunk) == values for _ in range(50)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.stderr) == ("True\nTrue\n", "")
 
 
 def test_one_thread_is_the_calling_one() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 
 import b2array
@@ -102,3 +104,56 @@ def note_together(url, me):
         with array.transaction():
             array.attrs.update({f"{me}.first": n, f"{me}.second": n})
         array.attrs["last"] = me
+
+
+ROWS = 8
+"""Rows of the array of `crowd` that stay; rows are appended and taken away behind them."""
+
+
+def crowd(url, me, rounds, options):
+    """Do the work of one of sixteen processes on an array with a column for each; return how many rows it has left.
+
+    By fours they write a column of their own, append rows, make room and take it away again, and read. Items behind
+    the first rows are zeros where room was made, else they say who appended them, and which row of theirs it is.
+    """
+    array = b2array.open(url, "r+", storage_options=options)
+    left = 0
+    for n in range(1, rounds + 1):
+        if me < 4:
+            array[:ROWS, me] = n
+        elif me < 8:
+            array.append(np.full((1 + n % 2, 16), 1000 * me + n))
+            left += 1 + n % 2
+        elif me < 12:
+            left += _resize(array, grow=n % 3 > 0)
+        else:
+            with suppress(b2array.errors.ConflictError):  # in one object, the state that was opened may be gone
+                check_crowd(b2array.open(url, storage_options=options))
+    return left
+
+
+def _resize(array, *, grow):
+    """Make room for two rows, or take the last row away if it is empty; return how many rows were added."""
+    while True:
+        try:
+            with array.transaction():
+                rows = array.shape[0]
+                more = 2 if grow else -1 if rows > ROWS and not array[rows - 1].any() else 0
+                array.resize((rows + more, 16))
+        except b2array.errors.ConflictError:
+            array.refresh()
+        else:
+            return more
+
+
+def check_crowd(array):
+    """Check one state of the array, which consists of whole commits; return its rows behind the first ones."""
+    items = array[...]
+    first, rest = items[:ROWS], items[ROWS:]
+    assert (first == first[0]).all()
+    assert (rest == rest[:, :1]).all()
+    for me in range(4, 8):
+        mine = rest[rest[:, 0] // 1000 == me, 0] % 1000
+        expected = np.repeat(np.arange(1, 1001), 1 + np.arange(1, 1001) % 2)[: len(mine)]
+        assert np.array_equal(mine, expected), f"rows of {me}: {mine.tolist()}"
+    return rest

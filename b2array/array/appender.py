@@ -1,4 +1,4 @@
-"""`Appender`: output that comes step by step, written in whole chunks."""
+"""`Appender`: takes output step by step, and writes it in whole chunks."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class _Array(Protocol):
 class Appender:
     """Collects steps until they fill a row of chunks, and appends that to an array; made by `NDArray.appender`.
 
-    Steps are copied: what they were made of can be used again. Other handles see a step when it is committed: after
-    `every` steps, when `commit` is called, and at the end of the ``with`` block, also if the block raises. A
-    program that is killed leaves what was committed last.
+    It copies steps: use their memory again. Other handles see a step when it is committed: after `every` steps, when
+    `commit` is called, and at the end of the ``with`` block, also if the block raises. A killed program leaves the last
+    commit.
 
-    Between two commits that are more than a chunk apart a transaction of the array is under way, which takes in what
-    else is changed through the same handle. A commit that ends inside a chunk costs the encoding of the
-    blocks that it ends in, which are encoded again when the next steps come.
+    If commits are more than a chunk apart, a transaction of the array is under way between them, and other changes
+    through the same handle join it. If a commit ends inside a chunk, its last blocks are encoded twice: now, and again
+    when the next steps come.
 
     Examples
     --------
@@ -67,7 +67,7 @@ class Appender:
 
     @property
     def uncommitted(self) -> int:
-        """How many steps came since the last commit."""
+        """Number of steps since the last commit."""
         return self._uncommitted
 
     def append(self, values: Any) -> None:
@@ -76,7 +76,7 @@ class Appender:
         Parameters
         ----------
         values : array-like
-            One step: an array without the dimension that grows. Several: with that dimension.
+            One step, without the dimension that grows; or several, with that dimension.
 
         Raises
         ------
@@ -103,7 +103,7 @@ class Appender:
 
     @property
     def _beyond(self) -> int:
-        """How many steps are in the last row of chunks."""
+        """Number of steps in the last row of chunks."""
         return (self._array.shape[self._axis] + self._used) % self._length
 
     def _room(self) -> int:
@@ -120,7 +120,7 @@ class Appender:
         self._uncommitted += count
 
     def _settle(self) -> None:
-        """Append and commit what is due."""
+        """Append and commit the steps that are due."""
         if self._uncommitted == self._every or (self._every is None and not self._beyond):
             self.commit()
         elif not self._beyond:
@@ -134,7 +134,7 @@ class Appender:
             self._used = 0
 
     def commit(self) -> None:
-        """Let other handles see all steps that came until now.
+        """Let other handles see all steps so far.
 
         Raises ConflictError if another writer changed the array during a transaction; its steps are lost.
         """

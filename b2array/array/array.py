@@ -1,4 +1,4 @@
-"""`NDArray`: an array in chunks that is read and written as NumPy arrays are."""
+"""`NDArray`: an array in chunks, to read and write like a NumPy array."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class NDArray(Indexed):
     assignment is one commit, unless it is part of a `transaction`. A handle shows one committed state: its own commits
     move it on, those of others are seen after `refresh`. Threads may share a handle.
 
-    What is read is a copy: assign to the handle, not to what it returned. Operators act on all items, as on ``a[...]``,
+    Reading returns a copy: assign to the handle, not to what it returned. Operators act on all items, as on ``a[...]``,
     and return NumPy arrays. Reductions, which NumPy's functions such as `numpy.mean` call, go chunk by chunk, and views
-    (`T`, `view`, `reshape`) read what they are asked for. Other functions of NumPy read the whole array.
+    (`T`, `view`, `reshape`) read only what you ask them for. Other functions of NumPy read the whole array.
 
-    Names of fields stand with the rest of the key between the brackets: ``a["x"]``, ``a["x", 1:3] = 0``,
-    ``a[5, ["x", "y"]]``. What is read by name is read-only: NumPy's ``a["x"][1:3] = 0`` raises here, as it cannot reach
-    the array. So does ``a["x"] += 1``; write ``a["x"] = a["x"] + 1``.
+    Names of fields go between the brackets, with the rest of the key: ``a["x"]``, ``a["x", 1:3] = 0``,
+    ``a[5, ["x", "y"]]``. Fields that are read by name are read-only: NumPy's ``a["x"][1:3] = 0`` raises here, as it
+    cannot reach the array. So does ``a["x"] += 1``; write ``a["x"] = a["x"] + 1``.
 
     Examples
     --------
@@ -69,7 +69,7 @@ class NDArray(Indexed):
         return SChunk(self._handle).to_bytes()
 
     def to_dask(self, chunks: Any = "auto") -> da.Array:
-        """Return a dask array that reads what is committed now. Nothing is read before it is computed.
+        """Return a dask array of what is committed now. It reads nothing before it is computed.
 
         Parameters
         ----------
@@ -119,15 +119,14 @@ class NDArray(Indexed):
         region : tuple of slice, optional
             Where to; the whole array if left out.
         compute : bool, default True
-            Whether to compute now. Otherwise a `dask.delayed.Delayed` is returned that does all, the commit too. When
-            it was computed, `refresh` shows what it did.
+            Whether to compute now. Otherwise the result is a `dask.delayed.Delayed` that does everything, the commit
+            too; call `refresh` after it.
         return_stored : bool, default False
             Whether to return a dask array that reads what was stored.
         resume : bool, default False
-            Finish a write of the same values to the same place that was interrupted, keeping the chunks that are
-            there.
+            Finish an interrupted write of the same values to the same place, and keep the chunks that are there.
         progress : bool, default False
-            Show on stderr how far it has come.
+            Show the progress on stderr.
         scheduler : str, callable or distributed.Client, optional
             For dask; its default otherwise.
 
@@ -234,8 +233,8 @@ class NDArray(Indexed):
     def insert(self, values: Any, index: SupportsIndex, axis: int = 0) -> tuple[int, ...]:
         """Put values before a position along an axis, in one commit, and return the new shape.
 
-        Chunks before that position stay as they are; those behind move as a whole where the values are whole chunks,
-        and are encoded again otherwise.
+        Chunks before that position stay as they are. Those behind move as a whole if the values are whole chunks, and
+        are encoded again otherwise.
 
         Parameters
         ----------
@@ -312,7 +311,7 @@ class NDArray(Indexed):
         return self.shape
 
     def appender(self, axis: int = 0, every: int | None = None) -> Appender:
-        """Return a context manager that takes one step of a simulation (say) after the other and writes whole chunks.
+        """Return a context manager that takes steps (of a simulation, say) one by one, and writes whole chunks.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Transactions that hold a copy: of an array in another layout, of an array-like, or of blocks one after the other."""
+"""Transactions of new arrays that copy an array in another layout, an array-like, or blocks one after the other."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from b2array.array.described import Described
 from b2array.array.drafts import Draft, aborting, known_dtype, new_draft, put
 from b2array.array.options import OPTIONS, UNSET, ArrayOptions, Casting, Shape, Url, check_keywords
 from b2array.array.placing import place_new
-from b2array.array.streaming import Sliceable, boxes, is_sliceable, piece
+from b2array.array.streaming import boxes, is_sliceable, piece
 from b2array.engine import resize, transaction
 from b2array.engine.handle import Handle
 from b2array.engine.source import Source
 from b2array.engine.transaction import Transaction
 from b2array.engine.write import rewrite
-from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format.b2nd import GEOMETRIES
 from b2array.grid import assignment
 from b2array.grid.chunking import automatic
@@ -34,7 +33,7 @@ __all__ = ["CopyOptions", "computed", "copied", "copy_options", "holding", "join
 
 @dataclass(frozen=True, slots=True)
 class CopyOptions:
-    """What `b2array.copy` takes besides the places."""
+    """The options of `b2array.copy`, without source and destination."""
 
     new: ArrayOptions
     dtype: npt.DTypeLike | None = None
@@ -54,16 +53,11 @@ def copy_options(function: str, options: Mapping[str, Any]) -> CopyOptions:
 
 
 def copied(handle: Handle, url: Url | None, wanted: CopyOptions) -> Transaction:
-    """Return the transaction of a copy of the array that a handle shows, with all that belongs to the array.
+    """Return the transaction of a copy of the array that a handle shows, attributes and metalayers included.
 
     Chunks are copied as they are where that is possible; else they are encoded again, a few at a time.
     """
-    source = handle.source
-    while True:
-        try:
-            return _copied(source, url, wanted)
-        except (FormatError, UnsupportedError, ConflictError) as error:
-            source = handle.recover(source, error)
+    return handle.reading(lambda source: _copied(source, url, wanted))
 
 
 def _copied(source: Source, url: Url | None, wanted: CopyOptions) -> Transaction:
@@ -123,7 +117,7 @@ def _recoded(source: Source, old: Layout, dtype: np.dtype[Any], url: Url | None,
 
 
 def _parts(old: Layout, dtype: np.dtype[Any], new: ArrayOptions) -> tuple[Any, Any]:
-    """Choose chunks and blocks: those that are given, else the old ones where they still fit."""
+    """Choose chunks and blocks: the given ones, else the old ones if they still fit."""
     if new.chunks is not None or new.blocks is not None:
         kept = old.blocks if new.chunks is None else "auto"
         return new.chunks if new.chunks is not None else old.chunks, new.blocks if new.blocks is not None else kept
@@ -142,14 +136,15 @@ def _fill(fill: bytes | None, old: np.dtype[Any], new: np.dtype[Any]) -> Any:
 def holding(x: Any, url: Url | None, dtype: npt.DTypeLike | None, options: ArrayOptions) -> Transaction:
     """Return the transaction of an array with the items of an array-like.
 
-    Other arrays of b2array are copied with all that belongs to them. Arrays that are not in memory are read a part at
+    Arrays of b2array are copied with everything that belongs to them. Arrays that are not in memory are read a part at
     a time.
     """
     if isinstance(x, Described):
         return copied(x._handle, url, CopyOptions(options, dtype))
     dtype = known_dtype(dtype)
     if is_sliceable(x) and np.dtype(dtype or x.dtype).subdtype is None:
-        return _streamed(x, url, np.empty(0, x.dtype).astype(dtype or x.dtype).dtype, options)
+        kind = np.empty(0, x.dtype).astype(dtype or x.dtype).dtype
+        return computed(x.shape, kind, lambda box: piece(x, box, kind), url, options)
     assignment.check_unmasked(x)
     values = np.asarray(x, dtype=dtype)
     draft = new_draft(url, values.shape, values.dtype, options)
@@ -159,10 +154,6 @@ def holding(x: Any, url: Url | None, dtype: npt.DTypeLike | None, options: Array
     return draft.transaction
 
 
-def _streamed(x: Sliceable, url: Url | None, dtype: np.dtype[Any], options: ArrayOptions) -> Transaction:
-    return computed(x.shape, dtype, lambda box: piece(x, box, dtype), url, options)
-
-
 def computed(
     shape: Shape, dtype: npt.DTypeLike, compute: Callable[[tuple[slice, ...]], Any], url: Url | None,
     options: ArrayOptions,
@@ -170,7 +161,7 @@ def computed(
     """Return the transaction of an array whose items a function computes box by box; None stands for the fill value."""
     draft = new_draft(url, shape, dtype, options)
     with aborting(draft.transaction):
-        for box in boxes(draft.layout):
+        for box in boxes(draft.layout.shape, draft.layout.chunks, draft.layout.itemsize):
             values = compute(box)
             if values is not None:
                 put(*draft, box, values)

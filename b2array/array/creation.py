@@ -56,7 +56,7 @@ def create(
     interop: bool = True,
     storage_options: Mapping[str, Any] | None = None,
 ) -> NDArray:
-    """Make an array whose items are all `fill_value`, and return a handle that can change it.
+    """Make an array of `fill_value`, and return a handle that can change it.
 
     Parameters
     ----------
@@ -65,15 +65,15 @@ def create(
     shape : int or sequence of int
         Extents in items, at most 16.
     dtype : dtype-like
-        Any type of NumPy's but object. One of items that are arrays adds their dimensions, as in NumPy.
+        Any type of NumPy's but object. If its items are arrays, their dimensions are added to the shape, as in NumPy.
     chunks, blocks : int, str, sequence or mapping, default "auto"
         Extents in items of the chunks, which are stored at once, and of the blocks in them, which are read alone: one
         entry an axis, or one for all, or a mapping of axes to entries. An entry is a number of items, -1 or None for
-        the whole axis, "auto", or the size that a chunk is to have, such as "8MB".
+        the whole axis, "auto", or the size of a chunk, such as "8MB".
     fill_value : scalar, default 0
-        What items are that are never written; a tuple for a type with fields.
+        The value of items that nobody has written; a tuple for a type with fields.
     cparams : CParams, str or mapping, optional
-        How chunks are compressed; the name of a codec, such as "lz4", and what python-blosc2 takes will do, too.
+        How to compress chunks; also the name of a codec, such as "lz4", or what python-blosc2 takes.
     layout : {"auto", "contiguous", "sparse"}
         One file, or a directory with a file a chunk; "auto": one file on local paths, else a directory.
     dims : sequence of str or None, optional
@@ -96,7 +96,7 @@ def create(
     TypeError, ValueError
         The shapes, the type, the fill value or an attribute cannot be stored.
     LimitError
-        There would be more chunks, metalayers or longer names than fit. Whatever is refused, nothing has been written.
+        There would be too many chunks or metalayers, or too long names. After any of these errors, nothing was written.
     UnsupportedError
         Stock Blosc2 would read the array wrongly (see `interop`), or a codec or filter cannot write.
     """
@@ -111,7 +111,7 @@ def _new(transaction: Transaction) -> NDArray:
 
 
 def empty(shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Any) -> NDArray:
-    """Make an array of zeros, as `zeros` does: nothing is ever stored that was not written."""
+    """Make an array of zeros, as `zeros` does: unwritten items are never arbitrary."""
     return _filled("empty", url, shape, dtype, options)
 
 
@@ -213,9 +213,9 @@ def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = Non
     Parameters
     ----------
     x : array-like
-        What NumPy makes an array of. An `NDArray` is returned as it is if no other argument is given; otherwise it is
-        copied with its attributes, dims, fill value, chunks and compression. An array of another library that takes
-        slices (h5py, zarr, blosc2, a memory map) is read a part at a time, so that it may be larger than memory.
+        Anything that NumPy makes an array of. An `NDArray` is returned as it is if it is the only argument; otherwise
+        it is copied with its attributes, dims, fill value, chunks and compression. An array of another library that
+        takes slices (h5py, zarr, blosc2, a memory map) is read a part at a time, and may be larger than memory.
     url : str or os.PathLike, optional
         Where to; in memory if left out.
     dtype : dtype-like, optional
@@ -238,9 +238,9 @@ def write_regions(
     url: Url | None, shape: Shape, dtype: npt.DTypeLike, regions: Iterable[tuple[Any, npt.NDArray[Any]]],
     options: ArrayOptions,
 ) -> NDArray:  # fmt: skip
-    """Store an array that comes in parts, in one commit. Items in no part are the fill value.
+    """Store an array that comes in parts, in one commit. Items outside all parts are the fill value.
 
-    Each region is a key of slices and the items. It is fastest where each covers whole chunks.
+    Each region is a key of slices, and its items. It is fastest if each covers whole chunks.
     """
     return _new(drafts.regions(url, shape, dtype, regions, options))
 
@@ -327,17 +327,17 @@ def from_blocks(
 ) -> NDArray:
     """Make an array of blocks that come one after the other, and return a handle that can change it.
 
-    No more than a row of chunks and one block are in memory at a time. The array is there when the last block is
-    written, in one commit; if the blocks end with an error, there is none.
+    No more than a row of chunks and one block are in memory at a time. The array appears in one commit after the last
+    block. If the blocks end with an error, there is no array.
 
     Parameters
     ----------
     pieces : iterable of array-like
-        The blocks, with the same extents but along `axis`, along which they are joined. The first decides on the type.
+        The blocks, with the same extents except along `axis`. The first one decides on the type.
     url : str or os.PathLike, optional
         Where to; in memory if left out.
     axis : int, default 0
-        Where the blocks are joined.
+        The axis along which the blocks are joined.
     dtype : dtype-like, optional
         Type of the items.
     **options
@@ -391,11 +391,11 @@ def from_dask(
         Extents of the stored chunks, as `create` takes them. "auto": such that the chunks of `x` are multiples of them,
         if that is possible.
     compute : bool, default True
-        Whether to compute now. Otherwise the result is a `dask.delayed.Delayed` that does all, the commit too.
+        Whether to compute now. Otherwise the result is a `dask.delayed.Delayed` that does everything, the commit too.
     resume : bool, default False
-        Finish a write of the same values to the same place that was interrupted, keeping the chunks that are there.
+        Finish an interrupted write of the same values to the same place, and keep the chunks that are there.
     progress : bool, default False
-        Show on stderr how far it has come.
+        Show the progress on stderr.
     scheduler : str, callable or distributed.Client, optional
         For dask; its default otherwise.
     **options
@@ -432,7 +432,7 @@ def from_dask(
 
 
 def save(url: Url, x: Any, **options: Any) -> None:
-    """Store an array as `asarray` does. An array that is there is replaced."""
+    """Store an array as `asarray` does, and replace an existing one."""
     check_keywords("save", options, OPTIONS | {"dtype"})
     asarray(x, url=url, **{"overwrite": True, **options}).close()
 

@@ -1,6 +1,6 @@
-"""dask: arrays as graphs that read them, and graphs that write arrays.
+"""dask: graphs that read arrays, and graphs that write them.
 
-dask is imported where it is used, so that b2array does not need it.
+Functions import dask when they need it, so b2array works without.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 Region = tuple[slice, ...]
 
 _JOINING_NBYTES = 256 * 2**20
-"""What a write that is part of a transaction has in memory at a time, if the pieces are not larger."""
+"""The most bytes in memory during a write that is part of a transaction, unless a single piece has more."""
 
 
 def _require_dask() -> None:
@@ -158,7 +158,7 @@ def store(
 
 
 def _store_joining(a: Indexed, x: da.Array, inside: Region, progress: bool, scheduler: Any) -> None:
-    """Write as part of a transaction: tasks compute pieces, some at a time, and this process puts them."""
+    """Write as part of a transaction: tasks compute pieces, some at a time, and this process writes them."""
     from dask.array.core import slices_from_chunks
     from dask.base import compute
 
@@ -177,7 +177,7 @@ def _store_joining(a: Indexed, x: da.Array, inside: Region, progress: bool, sche
 
 
 def check_source(x: Any) -> None:
-    """Refuse what is no dask array, or cannot be stored."""
+    """Raise an error for anything but a dask array that can be stored."""
     _require_dask()
     import dask.array as da
 
@@ -207,7 +207,7 @@ def _region(region: Any, shape: tuple[int, ...]) -> Region:
 
 
 class Write:
-    """The graph that writes the values `x` as `job` says; `make` makes what `run` returns, of the new handle."""
+    """The graph that writes the values `x` as `job` says. `make` turns the new handle into the result of `run`."""
 
     def __init__(
         self,
@@ -226,11 +226,11 @@ class Write:
         self.light = Shared(f"light job {self.job.id.hex()}", self.job.without_base)
 
     def name(self, verb: str) -> str:
-        """Name the tasks that do something in this write."""
+        """Return a name for tasks of this write."""
         return f"b2array-{verb}-{self.job.id.hex()}"
 
     def entries(self) -> da.Array | list[Delayed]:
-        """Return an array with an item for each piece: what is to be committed of it, once its task has put it.
+        """Return an array with an item for each piece: the entries to commit, once its task has put the chunks.
 
         The layer is made of dask's own parts, so that dask makes one task of it and of what computes the values. With
         10,000 pieces that is half as many tasks as a layer of tasks of our own, and a pickle of half the size. A write
@@ -243,7 +243,7 @@ class Write:
         x, axes, name = self.x, tuple(range(self.x.ndim)), self.name("put")
         job: Any = self.light
         if self.there or not all(map(self.job.covers, _pieces(x))):
-            # The index of the array is needed, which is too large to be part of each task.
+            # This takes the index of the array, which is too large to be part of each task.
             key = self.name("job")
             job = Delayed(key, {key: self.shared})
         if self.there:
@@ -264,7 +264,7 @@ class Write:
         return delayed(_put)(piece, inside, shared=job, there=there, dask_key_name=key)
 
     def run(self, compute: bool, progress: bool, scheduler: Any) -> Any:
-        """Compute and commit, or return what does."""
+        """Compute and commit, or return a delayed that does."""
         if not compute:
             return self._committing(frozen=False)
         done = distributed.commit(self.job, self.computed(progress, scheduler))
@@ -274,7 +274,7 @@ class Write:
         return None
 
     def computed(self, progress: bool, scheduler: Any) -> list[Entry]:
-        """Compute all values, and return what is to be committed."""
+        """Compute all values, and return the entries to commit."""
         (entries,) = computed([self], progress, scheduler)
         return entries
 
@@ -282,7 +282,7 @@ class Write:
         return final([self], self.name("commit"), _commit, self.shared, self.make, frozen)
 
     def reading(self) -> da.Array:
-        """Return an array that reads what is stored, once it is."""
+        """Return an array that reads the stored values, once they are there."""
         import dask.array as da
         from dask.layers import ArraySliceDep
 
@@ -295,7 +295,7 @@ class Write:
 
 
 def computed(writes: Sequence[Write], progress: bool, scheduler: Any) -> list[list[Entry]]:
-    """Compute what is to be committed of writes in one graph, in which what they share is done once."""
+    """Compute the entries of several writes in one graph, which does what they share once."""
     with track(sum(write.job.nchunks for write in writes), "storing", progress, unit="chunks") as shown:
         return _gathered(writes, scheduler, shown.advance if progress else None)
 
@@ -303,7 +303,7 @@ def computed(writes: Sequence[Write], progress: bool, scheduler: Any) -> list[li
 def _gathered(
     writes: Sequence[Write], scheduler: Any, advance: Callable[[int], None] | None
 ) -> list[list[Entry]]:  # fmt: skip
-    """Run the tasks that put chunks, and tell `advance` how many."""
+    """Run the tasks that put chunks, and tell `advance` how many are done."""
     client = _client(scheduler) if advance is not None else None
     if client is not None and advance is not None:
         return _watched(writes, client, advance)
@@ -321,7 +321,7 @@ def _gathered(
 
 
 def _watched(writes: Sequence[Write], client: Any, advance: Callable[[int], None]) -> list[list[Entry]]:
-    """Do the same on a cluster, where callbacks of dask are not called."""
+    """Do the same on a cluster, which does not call the callbacks of dask."""
     from distributed import as_completed, futures_of
 
     found: dict[str, list[Entry]] = {write.name("put"): [] for write in writes}
@@ -336,14 +336,14 @@ def _watched(writes: Sequence[Write], client: Any, advance: Callable[[int], None
 
 
 def final(writes: Sequence[Write], name: str, function: Callable[..., Any], *args: Any) -> Delayed:
-    """Return what calls a function with the `Write.entries` of each write, and further arguments, at the end."""
+    """Return a delayed that at the end calls a function with the `Write.entries` of each write, and more arguments."""
     from dask.delayed import delayed
 
     return cast("Delayed", delayed(function, pure=False)(_joined(writes), *args, dask_key_name=name))
 
 
 def _joined(writes: Sequence[Write]) -> list[da.Array | list[Delayed]]:
-    """Return the entries of writes with one graph for all, in which what they share is done once."""
+    """Return the entries of several writes in one graph, which does what they share once."""
     import dask.array as da
     from dask.core import flatten
     from dask.highlevelgraph import HighLevelGraph
@@ -420,7 +420,7 @@ def _read(inside: Region, frozen: Frozen, region: Region) -> npt.NDArray[Any]:
 
 
 def check_piece(values: Any, inside: Region) -> None:
-    """Refuse what dask has computed if it does not fill its place."""
+    """Raise an error if a piece that dask has computed does not fill its place."""
     assignment.check_unmasked(values)
     lengths = tuple(part.stop - part.start for part in inside)
     if np.shape(values) != lengths:
@@ -428,7 +428,7 @@ def check_piece(values: Any, inside: Region) -> None:
 
 
 def gathered(put: Sequence[Any]) -> list[list[Entry]]:
-    """Return what is to be committed of each write, given what its tasks have put."""
+    """Return the entries to commit of each write, given those of its tasks."""
     return [
         [entry for piece in (each if isinstance(each, list) else [each]) for entries in piece.flat for entry in entries]
         for each in put

@@ -52,7 +52,7 @@ def _steps(length: int, step: int) -> tuple[int, ...]:
 
 
 def _grown(units: Sequence[int], extents: Sequence[int], room: int) -> list[int]:
-    """Multiply extents while the product stays within `room` and none is larger than it has to be."""
+    """Multiply extents as long as the product stays within `room`, and none is larger than needed."""
     sizes = list(units)
     growing = {axis for axis, (size, extent) in enumerate(zip(sizes, extents, strict=True)) if size < extent}
     while growing:
@@ -91,7 +91,7 @@ def _aligned(lengths: tuple[int, ...], size: int, start: int) -> tuple[int, ...]
 
 
 def pieces(old: Cut, new: Cut) -> int:
-    """Return how many pieces two cuts of the same array make together.
+    """Return how many pieces the array has if both cuts are made.
 
     Examples
     --------

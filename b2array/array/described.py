@@ -1,4 +1,4 @@
-"""`Described`: what is known of an array without its items."""
+"""`Described`: what is known of an array without reading items."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from b2array.array import info as display
+from b2array.array import info as about
 from b2array.array.opened import Opened
 from b2array.compute.readable import Readable
 from b2array.engine.attributes import Attributes
@@ -86,11 +86,11 @@ class Described(Opened, Readable):
 
     @property
     def attrs(self) -> Attributes:
-        """The attributes: a mapping, each assignment to which is a commit."""
+        """The attributes, a mapping. Each assignment is a commit."""
         return self._attrs
 
     @property
-    def info(self) -> display.Info:
+    def info(self) -> about.Info:
         """A description that prints as a table."""
         frame, attrs = self._handle.frame, self._shown_attrs()
         rows = {
@@ -105,17 +105,17 @@ class Described(Opened, Readable):
             "grid": self.grid_shape,
             "fill value": self.fill_value,
             "dims": self.dims,
-            "codec": display.codec(self.cparams),
-            "filters": display.filters(self.cparams),
-            "nbytes": display.nbytes(self.nbytes),
-            "cbytes": display.nbytes(self.cbytes),
+            "codec": about.codec(self.cparams),
+            "filters": about.filters(self.cparams),
+            "nbytes": about.nbytes(self.nbytes),
+            "cbytes": about.nbytes(self.cbytes),
             "ratio": f"{self.cratio:.2f}",
             "metalayers": ", ".join(name for name, _ in frame.metalayers),
             "fingerprint": frame.fingerprint.hex() if frame.fingerprint_type else "none",
             "generation": self.generation,
             "attrs": ", ".join(f"{name}={value!r}" for name, value in attrs.items()) or "none",
         }
-        return display.Info(rows, lambda: display.array_page(rows, self._layout, attrs))
+        return about.Info(rows, lambda: about.array_page(rows, self._layout, attrs))
 
     def _shown_attrs(self) -> dict[str, Any]:
         try:

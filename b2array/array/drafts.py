@@ -1,4 +1,4 @@
-"""New arrays before their first commit: options checked, and a transaction for what they describe."""
+"""New arrays before their first commit: checks the options, and begins a transaction."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Draft(NamedTuple):
 
 
 def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Draft:
-    """Begin an array of zeros. Everything that can be wrong is checked before the place is looked at."""
+    """Begin an array of zeros. Check everything that can be wrong before looking at the place."""
     layout = _layout(shape, dtype, options.chunks, options.blocks)
     params = given_or_default(options.cparams)
     if options.cparams is None and layout.dtype.kind == "U":
-        params = replace(params, filters_meta=(4,))  # the bytes of a character, not of an item, belong together
+        params = replace(params, filters_meta=(4,))  # shuffle the bytes of characters, not of whole items
     _check_params(params, layout, interop=options.interop)
     fill = _fill_bytes(options.fill_value, layout.dtype)
     names = _checked_dims(options.dims, layout.ndim)
@@ -76,7 +76,7 @@ def regions(
     url: Url | None, shape: Shape, dtype: npt.DTypeLike, parts: Iterable[tuple[Any, npt.NDArray[Any]]],
     options: ArrayOptions,
 ) -> Transaction:  # fmt: skip
-    """Return the transaction of an array that comes in parts; items in no part are the fill value."""
+    """Return the transaction of an array that comes in parts; items outside all parts are the fill value."""
     transaction, layout = new_draft(url, shape, dtype, options)
     with aborting(transaction):
         fill = _fill_bytes(options.fill_value, layout.dtype)
@@ -103,7 +103,7 @@ def aborting(transaction: Transaction) -> Iterator[None]:
 
 
 def _layout(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Layout:
-    # NumPy itself gives types without a size one, and makes dimensions of items that are arrays.
+    # NumPy itself gives a size to types without one, and turns items that are arrays into dimensions.
     model = np.empty(0, known_dtype(dtype))
     outer, inner = extents(shape), model.shape[1:]
     # Other readers see items of ml_dtypes as bytes without meaning: NumPy alone does not know their names.
@@ -116,7 +116,7 @@ def _layout(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Lay
 
 
 def known_dtype(dtype: npt.DTypeLike | None) -> npt.DTypeLike | None:
-    """Return a type for a name of the package ml_dtypes, whether or not that is imported already."""
+    """Return the type for a name of the package ml_dtypes, even if that is not imported yet."""
     if not isinstance(dtype, str):
         return dtype
     dtypes.require_extension(dtype)

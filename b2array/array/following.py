@@ -9,7 +9,7 @@ __all__ = ["Follower"]
 
 
 class Follower(Handle):
-    """A handle that looks at the store whenever it is asked for something, but not inside a transaction."""
+    """A handle that looks at the store each time it is used, except inside a transaction."""
 
     __slots__ = ()
 
@@ -23,7 +23,7 @@ class Follower(Handle):
 
     @source.setter
     def source(self, _: Source) -> None:
-        """Ignore what the handle was about to show: the next question finds the same, or something newer."""
+        """Ignore the new value: the next use finds the same state, or a newer one."""
 
     @property
     def described(self) -> Source:

@@ -1,4 +1,4 @@
-"""`Frozen`: an array as it is committed now, which the tasks of a graph read."""
+"""`Frozen`: an array as it is committed now, for the tasks of a graph to read."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["Frozen", "one_thread", "register_sizeof"]
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread. Only the synchronous scheduler runs tasks in the main thread, where more would be used."""
-    # Only the main thread ever uses more, so that no other one notices.
+    """Use one thread. Only the synchronous scheduler runs tasks in the main thread, which would use more."""
+    # No other thread notices: only the main thread uses more than one.
     if threads.width() == 1:
         yield
         return

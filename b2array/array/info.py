@@ -1,4 +1,4 @@
-"""How things are shown to people."""
+"""Tables and pages that show things to people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Info", "array_page", "codec", "counted", "filters", "nbytes"]
 
 
 class Info(Mapping[str, Any]):
-    """Names and values that print as a table, in a terminal and in a notebook; there `page` can say more."""
+    """Names and values that print as a table in a terminal; in a notebook, `page` can show more."""
 
     def __init__(self, rows: Mapping[str, Any], page: Callable[[], str] | None = None) -> None:
         self._rows = dict(rows)
@@ -41,7 +41,7 @@ class Info(Mapping[str, Any]):
 
 
 def array_page(rows: Mapping[str, Any], layout: Layout, attrs: Mapping[str, Any]) -> str:
-    """Return the page of an array: what it is, its attributes, a drawing of its chunks and blocks."""
+    """Return the page of an array: table, attributes, and a drawing of its chunks and blocks."""
     extents, cbytes = (layout.shape, layout.chunks, layout.blocks), int(rows["cbytes"].split()[0])
     main: dict[str, Any] = {
         "shape": tuple(map(str, extents)),

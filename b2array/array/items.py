@@ -1,4 +1,4 @@
-"""`Indexed`: the items of an array, read and assigned by NumPy's keys."""
+"""`Indexed`: reads and assigns the items of an array by NumPy's keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from b2array.grid.selection import Selection, check_entries, fields, item, selec
 __all__ = ["Indexed"]
 
 _LARGE_NBYTES = 2**20
-"""Smaller chunks are quickly written."""
+"""Chunks of fewer bytes are written too fast to warn about."""
 _MANY_WRITES, _SMALL_SHARE = 16, 4
 
 
@@ -51,7 +51,7 @@ class Indexed(Described):
             return self._get(key, select)
         try:
             return read_item(source, layout, where)
-        except (ChunkMissingError, ConflictError):  # perhaps a commit through this handle took the chunk away
+        except (ChunkMissingError, ConflictError):  # perhaps a commit through this handle removed the chunk
             return self._get(key, select)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -94,8 +94,8 @@ class Indexed(Described):
     def explain(self, key: Any) -> Reading:
         """Say what ``a[key]`` would read now: chunks, blocks, requests and bytes.
 
-        In a notebook the blocks that it touches are drawn. What the cache of blocks has is not counted. No item is
-        read; heads of chunks are, where neither the frame nor an earlier read tells how large their blocks are.
+        In a notebook it draws the blocks. It does not count blocks that are in the cache. It reads no items, only heads
+        of chunks if neither the frame nor an earlier read tells how large their blocks are.
 
         Examples
         --------
@@ -111,19 +111,19 @@ class Indexed(Described):
         return explained(source, layout, select(rest, layout.shape), self.dims)
 
     def read_direct(self, out: npt.NDArray[Any], key: Any = ...) -> npt.NDArray[Any]:
-        """Read into an array that is there, as loops do that read again and again, and return it.
+        """Read into an existing array, and return it: for loops that read again and again.
 
         Parameters
         ----------
         out : ndarray
             C-contiguous, of the shape that ``a[key]`` has and of the array's type.
         key : optional
-            What to read; all of it by default. Names of fields are not taken.
+            What to read; everything by default. No names of fields.
 
         Raises
         ------
         ValueError, TypeError
-            `out` cannot take the items.
+            The items do not fit `out`.
 
         Examples
         --------
@@ -146,14 +146,14 @@ class Indexed(Described):
             read(source, layout, wanted.positions, wanted.axes, wanted.view(out))
             return out
 
-        return self._reading(attempt)
+        return self._handle.reading(attempt)
 
     def _get(self, key: Any, rule: Select) -> Any:
         source = self._handle.source
         while True:
             try:
                 layout = source.state.layout or source.state.require_layout()
-                rest, names = fields(key, layout.dtype)
+                rest, names = (key, None) if layout.dtype.names is None else fields(key, layout.dtype)
                 selection = rule(rest, layout.shape)
                 result: Any = np.empty(selection.shape, layout.dtype)
                 read(source, layout, selection.positions, selection.axes, selection.view(result))
@@ -166,7 +166,7 @@ class Indexed(Described):
             return result
         found = result[names]
         if isinstance(found, np.ndarray):
-            # A copy, so that a field does not keep the memory of all others.
+            # Copied, so that a field does not keep the memory of all others.
             found = np.array(found) if isinstance(names, str) else found
             # In NumPy, a["x"][1:3] = 0 changes a. Here it would be lost in a copy.
             found.flags.writeable = False
@@ -217,7 +217,7 @@ class Indexed(Described):
 def _arranged(
     key: Any, value: Any, rule: Select, layout: Layout
 ) -> tuple[Selection, npt.NDArray[Any], str | list[str] | None]:
-    """Find what a key selects in an array, and lay out the value for it."""
+    """Find out what a key selects, and lay out the value for it."""
     rest, names = fields(key, layout.dtype)
     try:
         selection = rule(rest, layout.shape)
@@ -230,9 +230,9 @@ def _arranged(
 
 
 def _note_write(handle: Handle, layout: Layout, selection: Selection) -> None:
-    """Count the writes of small parts of one chunk in a row; when they are many, warn, once a handle.
+    """Count successive writes of small parts of one chunk. When there are many, warn, once for each handle.
 
-    Each of them commits the whole chunk. A transaction commits it once, and so does a chunk of the part's shape.
+    Each of them commits the whole chunk. A transaction would commit it once; smaller chunks would help, too.
     """
     coords, part, share = [], [], 1.0
     for positions, c, n in zip(selection.positions, layout.chunks, layout.shape, strict=False):

@@ -1,4 +1,4 @@
-"""`Opened`: what arrays and super-chunks have in common, as faces of a handle."""
+"""`Opened`: what arrays and super-chunks have in common. Both wrap a handle."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Opened:
 
     @property
     def cparams(self) -> CParams:
-        """How new chunks are made."""
+        """How new chunks are compressed."""
         try:
             return self._handle.described.state.frame.cparams
         except UnsupportedError as error:
@@ -85,18 +85,18 @@ class Opened:
 
     @contextmanager
     def lock(self) -> Iterator[Self]:
-        """Let all other writers wait while the ``with`` block reads, computes and writes; begin with the last commit.
+        """Refresh, and make all other writers wait while the ``with`` block reads, computes and writes.
 
         Each change in the block is a commit, unless a `transaction` joins them. Threads that share the handle wait,
-        too. It works where commits rely on a lock: on local files and in memory. Elsewhere a change that another
-        writer came in between raises ConflictError.
+        too. It works where commits rely on a lock: on local files and in memory. Elsewhere a change raises
+        ConflictError if another writer came first.
 
         Raises
         ------
         UnsupportedError
             There are no locks in this place.
         ValueError
-            The block would be inside another one, or inside a transaction.
+            The block is inside another one, or inside a transaction.
 
         Examples
         --------
@@ -127,7 +127,7 @@ class Opened:
         self._handle.refresh()
 
     def close(self) -> None:
-        """Let go of files. The handle can be used again."""
+        """Close files. The handle opens them again when it needs them."""
         self._handle.close()
 
     def __enter__(self) -> Self:

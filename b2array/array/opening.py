@@ -1,4 +1,4 @@
-"""Opening arrays and super-chunks; creating super-chunks."""
+"""Opens arrays and super-chunks, and creates super-chunks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["create_schunk", "from_bytes", "open", "open_schunk"]
 
 
 def open(url: Url, mode: Mode = "r", *, offset: int = 0, storage_options: Mapping[str, Any] | None = None) -> NDArray:
-    """Open an array and nothing else; `b2array.open`, whose parameters these are, also knows what other things are.
+    """Open an array and nothing else; parameters as for `b2array.open`, which opens other things, too.
 
     Raises what it raises, and FormatError for a frame without an array.
     """
@@ -74,7 +74,7 @@ def open_schunk(
     FileNotFoundError
         There is nothing.
     FormatError, UnsupportedError
-        It is not a frame, or one that is not known here.
+        It is no frame, or one of an unknown kind.
     """
     return SChunk(Handle(snapshot.load(open_store(url, storage_options=storage_options), start=offset), mode))
 
@@ -104,13 +104,13 @@ def create_schunk(
     blocksize : int, default 0
         Uncompressed size in bytes of a block; 0 lets each chunk choose.
     cparams : CParams, optional
-        How chunks are made.
+        How to compress chunks.
     meta : mapping, optional
         Metalayers, which can never change: what msgpack takes, or bytes, which are stored as they are.
     layout : {"auto", "contiguous", "sparse"}
         One file, or a directory with a file a chunk; "auto": one file on local paths, else a directory.
     overwrite : bool, default False
-        Whether a frame that is there may be replaced.
+        Whether to replace an existing frame.
     storage_options : mapping, optional
         For fsspec.
 

@@ -1,4 +1,4 @@
-"""`ArrayOptions`: how a new array is made, checked where a public function takes its keywords."""
+"""`ArrayOptions`: the options of a new array, checked when a public function gets its keywords."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNSET: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class ArrayOptions:
-    """What `b2array.create` takes besides place, shape and type.
+    """The options of `b2array.create`, without place, shape and type.
 
     For an option that is not given, a copy takes the value of its source. Other new arrays take the defaults of
     `create`.
@@ -76,7 +76,7 @@ def array_options(function: str, options: Mapping[str, Any]) -> ArrayOptions:
 
 
 def check_keywords(function: str, given: Iterable[str], known: frozenset[str]) -> None:
-    """Raise the TypeError that Python raises for a keyword that the function does not have."""
+    """Raise the TypeError of Python for a keyword that the function does not have."""
     for name in given:
         if name not in known:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")

@@ -1,4 +1,4 @@
-"""Where a new frame goes, and what may be in its place; metalayers as they are stored."""
+"""Where a new frame goes, and what it may replace; and its metalayers in their stored form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["encoded_metalayers", "named", "place_new"]
 
 
 def encoded_metalayers(meta: Mapping[str, Any] | None) -> list[tuple[str, bytes]]:
-    r"""Return metalayers as they are stored: bytes as they are, other values as msgpack, or TypeError.
+    r"""Return metalayers in their stored form: bytes as they are, other values as msgpack; TypeError if that fails.
 
     Examples
     --------
@@ -30,7 +30,7 @@ def encoded_metalayers(meta: Mapping[str, Any] | None) -> list[tuple[str, bytes]
 
 
 def named(layers: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
-    """Return names and values; raises TypeError if it is no mapping from str."""
+    """Return names and values; TypeError if the argument is no mapping from str."""
     if layers is None:
         return []
     if not isinstance(layers, Mapping):
@@ -48,7 +48,7 @@ def place_new(
     *,
     overwrite: bool,
 ) -> tuple[Store, FrameType]:
-    """Find the store for a new frame and decide its kind; nothing but a frame or an empty file is ever overwritten."""
+    """Find the store for a new frame, and choose its kind. A new frame replaces only a frame or an empty file."""
     if layout not in ("auto", "contiguous", "sparse"):
         raise ValueError(f"layout must be 'auto', 'contiguous' or 'sparse', not {layout!r}")
     if url is None:

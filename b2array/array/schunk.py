@@ -1,4 +1,4 @@
-"""Super-chunks: numbered chunks in a store, found by a frame, changed by commits.
+"""Super-chunks: numbered chunks in a frame, changed by commits.
 
 Sources: "Blosc2 Contiguous Frame Format" and "Blosc2 Sparse Frame Format".
 """
@@ -24,7 +24,7 @@ from b2array.engine.handle import Handle
 from b2array.engine.snapshot import load
 from b2array.engine.source import ChunkRequest, Source
 from b2array.engine.transaction import Transaction, copied
-from b2array.errors import ConflictError, FormatError, UnsupportedError, located_error
+from b2array.errors import FormatError, UnsupportedError, located_error
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.progress import track
@@ -46,7 +46,7 @@ class SChunk(Opened):
 
     __slots__ = ()
 
-    # What is there.
+    # What is known without reading chunks.
 
     @property
     def frame(self) -> Frame:
@@ -96,15 +96,6 @@ class SChunk(Opened):
 
     # Reading.
 
-    def _read(self, function: Callable[[Source], T]) -> T:
-        """Call `function` with what is read from; again if a commit through this handle took that away meanwhile."""
-        source = self._handle.source
-        while True:
-            try:
-                return function(source)
-            except (FormatError, UnsupportedError, ConflictError) as error:
-                source = self._handle.recover(source, error)
-
     def decompress_chunk(self, n: int) -> bytes:
         """Return the data of chunk `n`.
 
@@ -113,23 +104,23 @@ class SChunk(Opened):
         IndexError
             There is no chunk `n`.
         FormatError, UnsupportedError
-            It cannot be decoded.
+            The chunk cannot be decoded.
         """
 
         def decoded(source: Source) -> bytes:
             number = _number(source, n)
             return _data(source, number, _stored(source, number)).tobytes()
 
-        return self._read(decoded)
+        return self._handle.reading(decoded)
 
     def get_chunk(self, n: int) -> bytes:
         """Return chunk `n` as it is stored."""
-        return self._read(lambda source: bytes(_stored(source, _number(source, n)).region))
+        return self._handle.reading(lambda source: bytes(_stored(source, _number(source, n)).region))
 
     def lazy_chunk(self, n: int) -> bytes:
         """Return chunk `n` without its blocks: header, block starts, and where the blocks are.
 
-        Special chunks are returned whole, and so are those that are not committed yet.
+        Special chunks, and those that are not committed yet, are returned whole.
         """
         buf = self.get_chunk(n)
         held = self._handle.snapshot
@@ -138,13 +129,13 @@ class SChunk(Opened):
         if isinstance(where, Special):
             return buf
         if held.frame.frame_type == FrameType.SPARSE:
-            # Stock readers look for the chunk's file by either field.
+            # Other readers find the chunk's file by the one field or the other.
             return lazy.pack(buf, where, where)
         return lazy.pack(buf, n, where + held.frame.header_len)
 
     def get_slice(self, start: int = 0, stop: int | None = None) -> bytes:
         """Return the items from `start` to `stop`, as slicing counts them."""
-        return self._read(lambda source: _items(source, slice(start, stop)))
+        return self._handle.reading(lambda source: _items(source, slice(start, stop)))
 
     def __getitem__(self, key: int | slice) -> bytes:
         """Return the bytes of an item, or of a slice of items without step."""
@@ -170,7 +161,7 @@ class SChunk(Opened):
     def to_bytes(self) -> bytes:
         """Return everything as one contiguous frame; the chunks are copied, not compressed again."""
         target = MemoryStore()
-        self._read(lambda source: copied(source, target, FrameType.CONTIGUOUS)).commit()
+        self._handle.reading(lambda source: copied(source, target, FrameType.CONTIGUOUS)).commit()
         (view,) = target.read([Span("", 0, target.stamp("").size)])
         return bytes(view)
 
@@ -198,10 +189,13 @@ class SChunk(Opened):
         flat = np.ascontiguousarray(data).reshape(-1) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         if not flat.nbytes:
             raise ValueError("a chunk needs at least one byte of data")
+        if self.typesize <= 255 and 0 < self.blocksize < flat.nbytes and self.blocksize % self.typesize:
+            where = f"{self.url}: blocks of {self.blocksize} bytes and items of {self.typesize}"
+            raise UnsupportedError(f"{where} can be read but not written")
         return encode.encode(flat, typesize=self.typesize, blocksize=self.blocksize, cparams=self.cparams)
 
     def fill_special(self, nitems: int, value: Any = 0) -> int:
-        """Append items that are all the same, which takes next to no room; returns the number of chunks.
+        """Append equal items, which take next to no room; return the number of chunks.
 
         Parameters
         ----------
@@ -237,7 +231,7 @@ class SChunk(Opened):
         FormatError, UnsupportedError
             `buf` is not a chunk.
         ValueError
-            It cannot be in a frame, or not together with the chunks of this one.
+            The chunk does not fit into a frame, or not together with the chunks of this one.
         ReadOnlyError
             The handle was opened for reading.
         """
@@ -269,7 +263,7 @@ class SChunk(Opened):
         self._edit(lambda new: edits.reorder(new, order))
 
     def _edit(self, function: Callable[[Transaction], None], *, anywhere: bool = False) -> int:
-        with self._handle.mutex:  # threads that share the handle have the same idea of what chunk `n` is
+        with self._handle.mutex:  # threads that share the handle must mean the same chunk by `n`
             for attempt in self._handle.changes(anywhere=anywhere):
                 with attempt as transaction:
                     function(transaction)

@@ -1,4 +1,4 @@
-"""Making arrays of numbers that follow a rule, or come one by one, which need not fit into memory."""
+"""Makes arrays of numbers that follow a rule, or come one by one; they may be larger than memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from b2array.engine.transaction import Transaction
 __all__ = ["arange", "eye", "fromiter", "linspace"]
 
 _ITEMS = 2**16
-"""How many items are collected at a time."""
+"""Number of items to collect before they are written."""
 
 
 def arange(
@@ -29,14 +29,7 @@ def arange(
 ) -> NDArray:  # fmt: skip
     """Make an array of numbers at equal distances, as `numpy.arange`.
 
-    Parameters
-    ----------
-    start, stop, step, dtype
-        As in NumPy.
-    url : str or os.PathLike, optional
-        Where to; in memory if left out.
-    **options
-        What else `b2array.create` takes.
+    It is at `url`, or in memory if that is left out. The other options are those of `b2array.create`.
 
     Examples
     --------
@@ -60,7 +53,7 @@ def linspace(
 ) -> NDArray:  # fmt: skip
     """Make an array of `num` numbers at equal distances from `start` to `stop`, as `numpy.linspace`.
 
-    The last one is `stop`, unless `endpoint` is False. Other parameters as for `arange`.
+    The last one is `stop`, unless `endpoint` is False. Other options as for `arange`.
 
     Examples
     --------
@@ -86,7 +79,7 @@ def eye(
     N: SupportsIndex, M: SupportsIndex | None = None, k: SupportsIndex = 0,  # noqa: N803 - as in NumPy
     dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Any,
 ) -> NDArray:  # fmt: skip
-    """Make an array of zeros with ones on the diagonal `k`, as `numpy.eye`; other parameters as for `arange`.
+    """Make an array of zeros with ones on the diagonal `k`, as `numpy.eye`; other options as for `arange`.
 
     Examples
     --------
@@ -108,7 +101,7 @@ def fromiter(
 ) -> NDArray:
     """Make an array of one dimension of items that come one by one, as `numpy.fromiter`, in one commit.
 
-    No more than a chunk is in memory at a time. Parameters as for `numpy.fromiter` and `arange`.
+    No more than a chunk is in memory at a time. Options as for `arange`.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Values that many tasks get: pickled once, and unpickled once a process, when they are needed."""
+"""Values that many tasks share: pickled once, and unpickled once in each process, when needed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _mutex = threading.Lock()
 class Shared(Generic[T]):
     """A value that never changes, known by a name, which no different value may have.
 
-    A scheduler may pickle what a task depends on for every task, and the index of a large array takes a while. In
-    a process that has met the value before, unpickling finds that one.
+    A scheduler may pickle what a task depends on for every task, and the index of a large array takes a while. If the
+    process has the value already, unpickling finds it.
 
     Examples
     --------
@@ -38,7 +38,7 @@ class Shared(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The value; one that came in a pickle is taken out when it is first asked for."""
+        """The value. If it came in a pickle, the first use unpickles it."""
         if self._held is None:
             self._held = (pickle.loads(zlib.decompress(self._pickled)),)  # noqa: S301 - it is part of a pickle itself
         return self._held[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,7 +16,7 @@ from b2array.grid.layout import Layout
 __all__ = ["Sliceable", "boxes", "is_sliceable", "piece", "rows"]
 
 _PIECE_NBYTES = 32 * 2**20
-"""What is read at a time, if a chunk (or a row of chunks that is appended) is not larger."""
+"""Bytes to read at a time, unless a chunk (or a row of chunks to append) is larger."""
 
 # dask would compute its graph again for each slice, and pandas looks slices up among its labels.
 _READ_WHOLE = frozenset({"dask", "pandas"})
@@ -33,7 +33,7 @@ class Sliceable(Protocol):
 
 
 def is_sliceable(x: Any) -> bool:
-    """Say whether an array-like is to be read a part at a time: it is not in memory, and its slices are NumPy's.
+    """Say whether to read an array-like a part at a time: it is not in memory, and it takes NumPy's slices.
 
     Examples
     --------
@@ -48,7 +48,7 @@ def is_sliceable(x: Any) -> bool:
 
 
 def piece(x: Sliceable, box: tuple[slice, ...], dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
-    """Read a box of an array; raise TypeError for masked items, ValueError for another number of them."""
+    """Read a box of an array; TypeError for masked items, ValueError for a wrong number of items."""
     found = x[box]
     assignment.check_unmasked(found)
     values = np.asarray(found, dtype)
@@ -58,21 +58,22 @@ def piece(x: Sliceable, box: tuple[slice, ...], dtype: npt.DTypeLike | None = No
     return values
 
 
-def boxes(layout: Layout) -> Iterator[tuple[slice, ...]]:
-    """Cut an array into boxes of whole chunks, each small enough to be in memory."""
-    steps = list(layout.chunks)
-    for axis in reversed(range(layout.ndim)):
-        fit = max(1, _PIECE_NBYTES // max(1, math.prod(steps) * layout.itemsize))
-        steps[axis] *= min(fit, layout.grid_shape[axis])
-        if steps[axis] < layout.shape[axis]:
+def boxes(
+    shape: Sequence[int], chunks: Sequence[int], itemsize: int, nbytes: int | None = None
+) -> Iterator[tuple[slice, ...]]:
+    """Cut an array into boxes of whole chunks, as many as fit into a number of bytes."""
+    steps, most = [max(1, c) for c in chunks], _PIECE_NBYTES if nbytes is None else nbytes
+    for axis, n in reversed([*enumerate(shape)]):
+        fit = max(1, most // max(1, math.prod(steps) * itemsize))
+        steps[axis] *= min(fit, max(1, -(-n // steps[axis])))
+        if steps[axis] < n:
             break
-    starts = [range(0, n, max(1, step)) for n, step in zip(layout.shape, steps, strict=True)]
-    for start in product(*starts):
-        yield tuple(slice(i, min(i + step, n)) for i, step, n in zip(start, steps, layout.shape, strict=True))
+    for start in product(*(range(0, n, step) for n, step in zip(shape, steps, strict=True))):
+        yield tuple(slice(i, min(i + step, n)) for i, step, n in zip(start, steps, shape, strict=True))
 
 
 def rows(values: Sliceable, layout: Layout, axis: int) -> Iterator[npt.NDArray[Any]]:
-    """Cut what is appended to an array of a layout such that each piece ends where a row of chunks ends."""
+    """Cut values that are appended to an array into pieces that end where a row of chunks ends."""
     shape, length = values.shape, max(1, layout.chunks[axis])
     row_nbytes = max(1, math.prod(shape) // max(1, shape[axis]) * layout.itemsize)
     most = max(1, _PIECE_NBYTES // (row_nbytes * length)) * length

@@ -4,9 +4,9 @@ Versions 1, 2 and 3 of the format are read. Version 3 is written, and version 2 
 
 header  what comes before the chunks, as tables of fields; checksums
 chunks  where the chunks are
-reader  reading, whole or in parts
-writer  writing, and appending
-undo    files in which an earlier version of b2array was interrupted
+reader  reads files, whole or in parts
+writer  writes files, and appends
+undo    repairs files in which an earlier version of b2array was interrupted
 
 Source: "RFC for the new Bloscpack Header", and the files that Bloscpack 0.16 writes.
 """
@@ -52,7 +52,7 @@ def pack(
         An object with a shape, a dtype and NumPy's indexing (a `b2array.NDArray`, say) is read in parts. An array that
         is contiguous in Fortran's order is stored in that order.
     url : str or os.PathLike, optional
-        Where to write. By default the bytes of the file are returned.
+        Where to write. By default the function returns the bytes of the file.
     checksum : str or None, default "adler32"
         "adler32", "crc32", "md5", "sha1", "sha224", "sha256", "sha384", "sha512", or none.
     offsets : bool, default True
@@ -123,15 +123,15 @@ def create(
 ) -> Writer:
     """Begin a Bloscpack file and write its content later, piece by piece.
 
-    Until the end, offsets and unknown sizes are -1 in the file. The file gets its name when it is complete.
+    Until the end, the file has -1 for offsets and unknown sizes. It gets its name when it is complete.
 
     Parameters
     ----------
     url : str, os.PathLike or None
         Where to write. If None, `Writer.packed` has the bytes of the complete file.
     shape : sequence of int or None, optional
-        Extents of an array. The first one (with order "F" the last) may be None: it follows from what is written. By
-        default the file holds bytes.
+        Extents of an array. The first one (with order "F" the last) may be None: it follows from the items that you
+        write. By default the file holds bytes.
     dtype : dtype-like, optional
         Type of the items; needed with a shape.
     order : {"C", "F"}
@@ -202,17 +202,16 @@ def unpack(
 def append(url: Url, x: Any, *, cparams: AnyCParams = None, storage_options: Mapping[str, Any] | None = None) -> None:
     """Add bytes, or rows of an array, to a Bloscpack file.
 
-    The file is replaced by a longer one as the last step, so that a failure, or a program that is killed, leaves it as
-    it was. This copies the compressed chunks: append much at a time, or write with `create`. Remote files are uploaded
-    again.
+    As the last step, a longer file replaces the old one. So a failure, or a killed program, leaves the file as it was.
+    This copies the compressed chunks, and uploads remote files again: append much at a time, or write with `create`.
 
     Parameters
     ----------
     url : str or os.PathLike
         The file.
     x : array-like or bytes-like
-        More of what the file holds. The extents of an array are those of the file, except along the axis that grows:
-        the first, with order "F" the last.
+        More bytes, or more rows: an array with the extents of the file, except along the axis that grows (the first
+        one, with order "F" the last).
     cparams : CParams, optional
         How to compress.
     storage_options : mapping, optional

@@ -29,9 +29,9 @@ _STRIDE = 64 * 2**10
 
 
 class ChunkRange(NamedTuple):
-    """A chunk: its number, the bytes of the file that hold it, and the first and the number of its data's bytes.
+    """A chunk: its number, its bytes in the file, and the first and the number of the bytes of data that it holds.
 
-    `stop` is an upper bound where the header of the chunk was not read.
+    `stop` is an upper bound if the header of the chunk was not read.
     """
 
     number: int
@@ -42,7 +42,7 @@ class ChunkRange(NamedTuple):
 
 
 class Chunks:
-    """The chunks of a file. If the file does not state where they are, they are found one after the other.
+    """The chunks of a file. If the file does not say where they are, this finds them one after the other.
 
     ``read(start, stop)`` returns bytes of the file.
     """
@@ -135,12 +135,12 @@ class Chunks:
             return
         is_last = n == header.nchunks - 1
         expected = header.last_chunk if is_last and header.last_chunk >= 0 else header.chunk_size
-        # While a file is being written, any chunk may be the last one.
+        # While somebody writes the file, any chunk may be the last one.
         may_be_shorter = header.last_chunk < 0 and (is_last or header.nchunks < 0)
         if nbytes != expected and not (may_be_shorter and nbytes < expected):
             raise FormatError(f"expected {expected} uncompressed bytes, found {nbytes}")
 
 
 def in_chunk(number: int, url: str, error: B2ArrayError) -> B2ArrayError:
-    """Return the error with the chunk in front of what it says."""
+    """Return the error with the chunk's number in front of its message."""
     return type(error)(f"chunk {number} of {url}: {error}")

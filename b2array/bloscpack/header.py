@@ -1,4 +1,4 @@
-"""What comes before the chunks of a Bloscpack file: the header and the metadata. Also the checksums.
+"""The header and the metadata of a Bloscpack file, which come before the chunks; and the checksums.
 
 Source: "RFC for the new Bloscpack Header" (versions 1 and 2), and the files that Bloscpack 0.3 to 0.16 write (version
 3: metadata, and free slots for the offsets of chunks that are appended later). All integers are little-endian.
@@ -144,7 +144,7 @@ class FileHeader:
     """The first 16 (version 1) or 32 bytes of a file.
 
     Sizes are in bytes, before compression; -1 means unknown. `checksum` is a position in `CHECKSUMS`. `max_app_chunks`
-    is the number of further chunks for whose offsets the file has free slots.
+    is the number of free slots for offsets of further chunks.
     """
 
     version: int = 3
@@ -223,7 +223,7 @@ _JSON = b"JSON"
 _NO_CODEC, _ZLIB = 0, 1
 _LEVEL = 6
 _RESERVE = 10
-"""How many times the size of the metadata is reserved, so that they can change in place."""
+"""Reserve this many times the size of the metadata, so that they can change in place."""
 
 
 class MetaHeader(NamedTuple):
@@ -273,11 +273,12 @@ def unpack_metadata(head: MetaHeader, section: Buffer) -> Any:
     try:
         if head.codec == _ZLIB:
             raw = zlib.decompressobj().decompress(raw, head.meta_size + 1)
-        if len(raw) != head.meta_size:
-            raise FormatError(f"expected {head.meta_size} bytes of metadata, found {len(raw)}")
-        return json.loads(bytes(raw))
-    except (zlib.error, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        found = json.loads(bytes(raw)) if len(raw) == head.meta_size else None
+    except (zlib.error, RecursionError, ValueError) as error:
         raise FormatError(f"expected metadata in JSON, found others: {error}") from error
+    if len(raw) != head.meta_size:
+        raise FormatError(f"expected {head.meta_size} bytes of metadata, found {len(raw)}")
+    return found
 
 
 def pack_metadata(metadata: Any, *, checksum: int = 1, room: int | None = None) -> bytes:
@@ -323,7 +324,7 @@ class Description(NamedTuple):
         return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
 
     def with_rows(self, rows: int) -> Description:
-        """Return the same with another number of rows.
+        """Return the same description with another number of rows.
 
         Examples
         --------
@@ -396,7 +397,7 @@ def _read_dtype(stored: Any) -> np.dtype[Any]:
 
 
 def _dtype_of(descr: Any) -> np.dtype[Any]:
-    # Unlike numpy.dtype, this function knows that fields without a name are the gaps of an aligned type.
+    # Unlike numpy.dtype, this function takes fields without a name for the gaps of an aligned type.
     dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(descr)
     return dtype
 

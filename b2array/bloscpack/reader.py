@@ -1,4 +1,4 @@
-"""Reading Bloscpack files, whole or in parts.
+"""Reads Bloscpack files, whole or in parts.
 
 Source: "RFC for the new Bloscpack Header", sections Description of the header entries and Description of the offsets
 entries, and the files that Bloscpack 0.16 writes.
@@ -48,7 +48,7 @@ Int64Array = npt.NDArray[np.int64]
 
 _BEGINNING = 64 * 2**10
 _STRIDE = 64 * 2**10
-"""Bytes to read at once where the file does not state the size of its chunks."""
+"""Bytes to read at once if the file does not say how large its chunks are."""
 
 _WINDOW_NBYTES = 32 * 2**20
 """Uncompressed bytes to hold beside the result."""
@@ -100,7 +100,7 @@ def read_header(store: Store) -> Reader:
 
 
 class Reader:
-    """A Bloscpack file that is open for reading; made by `open`.
+    """An open Bloscpack file; made by `open`.
 
     Arrays take the keys that NumPy takes, and read the chunks that hold the selected rows. Rows run along the first
     axis, with order "F" along the last one. Files of bytes give bytes for ``f[start:stop]`` and a number for ``f[n]``.
@@ -159,7 +159,7 @@ class Reader:
         return nslots
 
     def _count_unused_slots(self) -> int:
-        """Count the slots of a file that was never finished. They hold -1, and no chunk begins with these bytes."""
+        """Count the slots of an unfinished file. They hold -1, and no chunk begins with these bytes."""
         count, position, size = 0, self.table_start, self.stamp.size
         while position + 8 <= size:
             stop = min(size, position + _STRIDE)
@@ -176,14 +176,14 @@ class Reader:
         return count
 
     def _read_offsets(self) -> Int64Array | None:
-        """Return the offsets, None if they are unknown."""
+        """Return the offsets, or None if they are unknown."""
         nchunks = self.header.nchunks
         if not self.header.offsets or nchunks < 0:
             return None
         raw = self._bytes(self.table_start, self.table_start + 8 * nchunks)
         offsets = np.frombuffer(raw, "<i8").astype(np.int64)
         low, high = self.first_chunk, self.stamp.size - BLOSC1_HEADER_LEN
-        # If the file was cut short, the chunks before the cut are found one after the other.
+        # If the file was cut short, find the chunks before the cut one after the other.
         if (offsets == -1).any() or (offsets > high).any():
             return None
         if (offsets < low).any():
@@ -295,7 +295,7 @@ class Reader:
         if result.size:
             group, line = _find_axis(about.axis, selection.axes)
             rows = selection.positions[group]
-            # Rows that are close together are read in large steps, scattered ones chunk by chunk.
+            # Read rows that are close together in large steps, scattered ones chunk by chunk.
             nbytes = self.header.chunk_size if self.header.chunk_size > 0 else _STRIDE
             if isinstance(rows, slice) and (rows.step == 1 or rows.step * about.row_nbytes <= nbytes):
                 nbytes = _WINDOW_NBYTES
@@ -385,7 +385,7 @@ class Reader:
             yield data.tobytes()
 
     def get_chunk(self, n: int) -> bytes:
-        """Return chunk `n` as it is stored, after comparing its checksum, which is left out."""
+        """Compare the checksum of chunk `n`, and return the chunk without it."""
         chunk = self.place(n)
         return bytes(self._verified(chunk, *self._fetch([chunk])))
 
@@ -453,7 +453,7 @@ def _find_axis(axis: int, axes: Sequence[Sequence[int]] | None) -> tuple[int, in
 
 
 def _trim_rows(part: Part, group: int, line: int) -> tuple[int, int, tuple[Positions, ...]]:
-    """Return the first row that a part selects, the end of its rows, and the selection counted from the first row."""
+    """Return the first row that a part selects, the end of its rows, and the selection relative to the first row."""
     rows = part.inside[group]
     if isinstance(rows, slice):
         first, stop = rows.start, range(rows.start, rows.stop, rows.step)[-1] + 1

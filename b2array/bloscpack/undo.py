@@ -1,9 +1,9 @@
-"""Undoing appends that earlier versions of b2array began and did not complete.
+"""Undoes appends that earlier versions of b2array began and did not complete.
 
-Those versions changed a file in place. Meanwhile the bytes that they overwrote stood behind the last chunk, in a record
-at the end of the file; removing it completed the change. A record is: each range of old bytes as position, length and
-content; then the position of the record, the former size of the file, a digest, and a magic number. All integers are
-little-endian, of 64 bits. No record is written any more.
+Those versions changed a file in place. First they saved the old bytes in a record at the end of the file; removing the
+record completed the change. A record has each range of old bytes as position, length and content; then its own
+position, the former size of the file, a digest, and a magic number. All integers are little-endian, of 64 bits. This
+version writes no records.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RANGE = struct.Struct("<QQ")
 
 
 def recover(store: Store) -> None:
-    """Wait until no program changes the file, and undo what a killed one left, if the file can be written to."""
+    """Wait until no program changes the file. Undo what a killed one has left, if the file can be written."""
     if not store.appendable or _find(store) is None:
         return
     try:

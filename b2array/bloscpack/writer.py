@@ -1,4 +1,4 @@
-"""Writing Bloscpack files: new ones chunk by chunk, and old ones again with more in them.
+"""Writes Bloscpack files: new ones chunk by chunk, and old ones again with more data.
 
 Source: "RFC for the new Bloscpack Header", section Description of the offsets entries, and the files of Bloscpack
 0.16.
@@ -54,7 +54,7 @@ _MAX_CHUNK_SIZE = 2**31 - 1 - 16
 _MAX_ITEMSIZE = 255
 _META_CHECKSUM = 1
 _APPENDABLE = 10
-"""How many times the slots of a table are reserved for chunks that are appended later."""
+"""Reserve this many times the slots of a table, for chunks that are appended later."""
 
 _FIRST_SLOTS = 1024
 """Slots in the table of offsets while the number of chunks is unknown."""
@@ -88,7 +88,7 @@ class PackOptions:
 class _ChunkEncoder:
     """Cuts bytes into chunks of `size` bytes, and writes each chunk, by C-Blosc 1, and its checksum.
 
-    ``put(chunk, checksum)`` writes them and returns where. `offsets` begins with the chunks that are written already.
+    ``put(chunk, checksum)`` writes both, and returns where. `offsets` begins with the chunks that are written already.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class _ChunkEncoder:
 
 
 class Writer:
-    """A Bloscpack file that is being written; made by `create`.
+    """An unfinished Bloscpack file; made by `create`.
 
     Use it as a context manager. The file is complete when the block ends. If the block raises, there is no file.
     """
@@ -252,7 +252,7 @@ class Writer:
             self._place.finish()
 
     def _copy_behind(self, head: bytes) -> None:
-        """Write the file again with another head, whose length was unknown when the first chunk was written."""
+        """Write the file again with another head: its length was unknown when the first chunk was written."""
         self._file.seek(self._first_chunk)
         pieces = chain((head,), iter(lambda: self._file.read(_STEP), b""))
         if self._store is None:
@@ -263,7 +263,7 @@ class Writer:
         self.abort()
 
     def abort(self) -> None:
-        """Give up. Nothing stays."""
+        """Give up, and leave no file."""
         self._file.close()
         if self._place is not None:
             self._place.abort()
@@ -360,7 +360,7 @@ def _kept_chunks(reader: Reader, size: int) -> tuple[list[int], int, bytes]:
 
 @runtime_checkable
 class _Sliceable(Protocol):
-    """What can be read in parts."""
+    """An array that can be read in parts."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

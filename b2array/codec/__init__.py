@@ -2,15 +2,15 @@
 
 decode    chunk -> items: all, some blocks, or a few items of each block
 encode    items -> chunk
-chunk     the head of a chunk, and the bytes of it that are at hand
+chunk     the head of a chunk, and those of its bytes that are in memory
 header    the chunk header as a table of fields; ids of codecs and filters
 cparams   `CParams`, how chunks are compressed
-cblosc    C-Blosc 1 as the engine: many blocks in one call
+cblosc    calls C-Blosc 1: many blocks in one call
 streams   the streams in a block; runs, which C-Blosc 1 does not know
 codecs    streams <-> payloads, codec by codec; registered codecs
-filters   blocks before they are compressed; registered filters
-splice    other blocks into a chunk; the streams of the rest are copied
-lazy      chunks without their data, as the C library hands them out
+filters   prepare blocks for a codec, and undo that; registered filters
+splice    replaces blocks of a chunk, and copies the streams of the others
+lazy      chunks without their data, as the C library makes them
 
 To decode, `decode` parses the head, checks that the streams can hold the sizes that they claim, and makes a plan: which
 blocks `cblosc` decodes together, which `codecs` decodes one by one, and which filters are left to undo. To encode,

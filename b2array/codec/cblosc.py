@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -72,8 +71,7 @@ Int64Array = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class Blosc1Params:
+class Blosc1Params(NamedTuple):
     """What the header of a Blosc1 chunk says about its blocks.
 
     `typesize` is the width in bytes of the shuffle, and the number of streams of a block if it is split. `shuffle` is
@@ -132,15 +130,9 @@ def decode(
 ) -> None:
     """Decode blocks of full size that lie anywhere in `region` into `out`, one behind the other.
 
-    Parameters
-    ----------
-    region : memoryview
-        The bytes around the blocks. If it is writable, this function uses the bytes in front of the blocks as scratch
-        space and restores them, which saves a copy: no other thread may use it at the same time.
-    starts, stops : sequence of int
-        Where each block begins and where it ends at the latest, in bytes from the start of `region`.
-    margin : int, default 0
-        Bytes behind each block that may be overwritten, together with the end of the block; `margin_behind` are enough.
+    `starts` and `stops` say where each block begins and where it ends at the latest. If `region` is writable, the bytes
+    in front of the blocks are used as scratch space and restored, which saves a copy: no other thread may use it at the
+    same time. So may be `margin` bytes behind each block, which are not restored; `margin_behind` are enough.
     """
     if params.fmt == CodecFormat.ZSTD and params.nstreams > 1 and params.neblock <= _LONGEST_ZSTD:
         _decode_split_zstd(params, region, starts, stops, out)
@@ -254,7 +246,7 @@ def _decode_split_zstd(
     params: Blosc1Params, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes
 ) -> None:
     """Decode small zstd streams here, then let C-Blosc 1 undo the shuffle of blocks that are one raw stream each."""
-    unsplit = replace(params, split=False)
+    unsplit = params._replace(split=False)
     step = max(1, _RAW_CHUNK_NBYTES // params.block_nbytes)
     for first in range(0, len(starts), step):
         part = slice(first, first + step)

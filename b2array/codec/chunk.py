@@ -91,15 +91,12 @@ class Stored:
         return cls(head, memoryview(buf).cast("B")[: head.header.cbytes], head.starts, head.stops)
 
 
-def head_nbytes(buf: Buffer) -> int:
+def head_nbytes(buf: Buffer, header: ChunkHeader | None = None) -> int:
     """Return how many bytes of a chunk `unpack_head` needs, given its first 32 (at least 16) bytes.
 
     The size of a dictionary stands behind the block starts: if `buf` ends before it, the largest size is assumed.
     """
-    return _head_nbytes(ChunkHeader.unpack(buf), buf)
-
-
-def _head_nbytes(header: ChunkHeader, buf: Buffer) -> int:
+    header = ChunkHeader.unpack(buf) if header is None else header
     if header.special == Special.VALUE:
         return header.cbytes
     if not header.has_streams:
@@ -117,12 +114,12 @@ def _head_nbytes(header: ChunkHeader, buf: Buffer) -> int:
     return nbytes + 4 + int(size)
 
 
-def unpack_head(buf: Buffer) -> ChunkHead:
+def unpack_head(buf: Buffer, header: ChunkHeader | None = None) -> ChunkHead:
     """Read header, block starts and dictionary from the first `head_nbytes` bytes of a chunk, or more."""
-    header = ChunkHeader.unpack(buf)
+    header = ChunkHeader.unpack(buf) if header is None else header
     if header.lazy:
         raise UnsupportedError("a lazy chunk can only be decoded with the frame that it came from")
-    nbytes = _head_nbytes(header, buf)
+    nbytes = head_nbytes(buf, header)
     if len(buf) < nbytes:
         raise FormatError(f"expected {nbytes} bytes of chunk header and block starts, found {len(buf)}")
     header_len = header.header_len
@@ -184,7 +181,10 @@ def extents(starts: Int64Array, end: int) -> Int64Array:
     >>> extents(np.array([40, 10, 40, 20]), end=100)
     array([100,  20, 100,  40])
     """
+    stops: Int64Array = np.append(starts[1:], end)
+    if len(starts) and (stops > starts).all():  # in order, as most chunks have them
+        return stops
     ordered = np.sort(starts)
-    following = np.append(ordered, end)[np.searchsorted(ordered, starts, side="right")]
-    stops: Int64Array = np.minimum(following, end)
-    return stops
+    following: Int64Array = np.append(ordered, end)[np.searchsorted(ordered, starts, side="right")]
+    np.minimum(following, end, out=following)
+    return following

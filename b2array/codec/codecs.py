@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from itertools import chain, repeat
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numcodecs.lz4
 import numpy as np
@@ -139,14 +139,7 @@ def decode(
     """Decode the payload of one stream (without its length) to exactly `nbytes` bytes. Not for BloscLZ.
 
     `meta`, `typesize` and `blockshape` are for registered codecs: see `register`. `dictionary` is that of the chunk;
-    only zstd and LZ4 use it.
-
-    Raises
-    ------
-    FormatError
-        The payload does not decode to `nbytes` bytes.
-    UnsupportedError
-        The codec is not registered, or LZ4 has a dictionary and the package lz4 is not installed.
+    only zstd and LZ4 use it, LZ4 through the package lz4.
     """
     built_in = _DECODERS.get(codec)
     if built_in is None:
@@ -278,7 +271,7 @@ def _decode_zstd(payload: Buffer, nbytes: int, dictionary: bytes | None) -> byte
     if zstandard.frame_content_size(payload) == nbytes:
         data: bytes = decompressor.decompress(payload)
     else:
-        data = _zstd_reader((payload,), decompressor).read(nbytes + 2)
+        data = decompressor.stream_reader(cast(Any, _Frames((payload,))), read_across_frames=True).read(nbytes + 2)
         if len(data) != nbytes + 1:
             raise ValueError(f"{len(data)} bytes of frames in a row")
         data = data[:nbytes]
@@ -296,7 +289,7 @@ def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Sequence[mem
     try:
         decompressor = _take_decompressor(None, _MAX_WINDOW)
         if all(map(nbytes.__eq__, map(zstandard.frame_content_size, frames))):
-            reader = _zstd_reader(frames, decompressor)
+            reader: Any = decompressor.stream_reader(cast(Any, _Frames(frames)), read_across_frames=True)
         else:
             reader = io.BytesIO(b"".join([*(decode(CodecId.ZSTD, frame, nbytes) for frame in frames), b"."]))
         exact = all(map(int.__eq__, map(reader.readinto, outs), map(len, outs))) and reader.read(2) == b"."
@@ -307,18 +300,12 @@ def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Sequence[mem
     _give_back(decompressor, None, _MAX_WINDOW)
 
 
-def _zstd_reader(frames: Iterable[Buffer], decompressor: zstandard.ZstdDecompressor) -> Any:
-    """Return a file of the decoded frames. It ends with a dot, unless the last frame is cut short."""
-    source: Any = _Frames(frames)
-    return decompressor.stream_reader(source, read_across_frames=True)
-
-
 _DOT = bytes.fromhex("28b52ffd 20 01 090000") + b"."
 """A frame of one byte (RFC 8878, section Zstandard Frames). A frame that is cut short in front of it swallows it."""
 
 
 class _Frames:
-    """A file whose every read returns the next frame, which saves joining them; the dot follows."""
+    """A file whose every read returns the next frame, which saves joining them, and then a dot."""
 
     __slots__ = ("read",)
 

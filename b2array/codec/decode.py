@@ -22,13 +22,21 @@ from b2array import config
 from b2array.buffers import Buffer
 from b2array.codec import cblosc, codecs, filters
 from b2array.codec.chunk import NO_CONTEXT, ChunkHead, Context, Stored, fill
-from b2array.codec.header import CODEC_FORMATS, NO_FILTERS, ChunkHeader, CodecFormat, CodecId, FilterId
+from b2array.codec.header import (
+    BLOSC1_HEADER_LEN,
+    CODEC_FORMATS,
+    NO_FILTERS,
+    ChunkHeader,
+    CodecFormat,
+    CodecId,
+    FilterId,
+)
 from b2array.codec.streams import MIN_STREAM, check_ratio, many_stream_positions
 from b2array.errors import FormatError
 
 __all__ = [
-    "Tile", "check_plausible_size", "decode", "decode_blocks", "decode_tile", "decompress",
-    "group_length", "reference_block", "scratch_margins", "vl_blocks",
+    "Tile", "accept", "check_plausible_size", "decode", "decode_blocks", "decode_tile", "decompress", "group_length",
+    "scratch_margins", "vl_blocks",
 ]  # fmt: skip
 
 Bytes = npt.NDArray[np.uint8]
@@ -72,15 +80,7 @@ def decompress(chunk: Buffer) -> bytes:
 
 
 def decode(buf: Buffer, *, out: Bytes | None = None, context: Context = NO_CONTEXT) -> Bytes:
-    """Decode a whole chunk, into `out` if it is given: contiguous, of exactly the chunk's size.
-
-    Raises
-    ------
-    FormatError
-        The bytes are not a chunk.
-    UnsupportedError
-        The chunk needs a codec or filter that is not there.
-    """
+    """Decode a whole chunk, into `out` if it is given: contiguous, of exactly the chunk's size."""
     stored = Stored.whole(memoryview(buf).cast("B").toreadonly())
     header = stored.head.header
     limit = config.limits.chunk_nbytes
@@ -92,7 +92,7 @@ def decode(buf: Buffer, *, out: Bytes | None = None, context: Context = NO_CONTE
             return data
         out[:] = data
         return out
-    check_plausible_size(stored, range(header.nblocks), context=context)
+    reference = accept(stored, range(header.nblocks), context=context)
     if out is None:
         out = np.empty(header.nbytes, np.uint8)
     elif out.nbytes != header.nbytes:
@@ -101,7 +101,6 @@ def decode(buf: Buffer, *, out: Bytes | None = None, context: Context = NO_CONTE
         fill(stored.head, out, range(header.nblocks))
         return out
     step = group_length(header.block_nbytes)
-    reference = reference_block(stored, context)
     for first in range(0, header.nblocks, step):
         numbers = range(first, min(first + step, header.nblocks))
         part = out[first * header.block_nbytes : numbers.stop * header.block_nbytes]
@@ -114,9 +113,11 @@ def group_length(block_nbytes: int) -> int:
     return max(1, GROUP_NBYTES // max(1, block_nbytes))
 
 
-def reference_block(stored: Stored, context: Context) -> Bytes | None:
-    """Return the decoded first block if the other blocks build on it (DELTA), else None."""
+def accept(stored: Stored, numbers: Numbers, *, context: Context) -> Bytes | None:
+    """Refuse blocks that cannot be as large as they say; return the first block, decoded, if others build on it."""
     header = stored.head.header
+    if len(numbers) * header.block_nbytes > GROUP_NBYTES:
+        check_plausible_size(stored, numbers, context=context)
     if FilterId.DELTA not in header.filters or not header.has_streams or header.vl_blocks:
         return None
     out = np.empty(header.block_nbytes, np.uint8)
@@ -127,18 +128,10 @@ def reference_block(stored: Stored, context: Context) -> Bytes | None:
 def decode_blocks(
     stored: Stored, numbers: Numbers, out: Bytes, *, context: Context = NO_CONTEXT, reference: Bytes | None = None
 ) -> None:
-    """Decode the blocks `numbers` into `out`, one behind the other.
+    """Decode the blocks `numbers` into `out`, one behind the other; their bytes must be at hand.
 
-    Parameters
-    ----------
-    stored : Stored
-        The chunk; the bytes of the blocks must be at hand.
-    numbers : sequence of int
-        Increasing (a range must have step 1); a short last block can only come last.
-    out : ndarray of uint8
-        Contiguous, exactly as long as the blocks.
-    reference : ndarray of uint8, optional
-        The result of `reference_block`; needed for DELTA unless block 0 is the first of `numbers`.
+    The numbers increase (a range must have step 1); a short last block can only come last. `reference` is the result of
+    `accept`; DELTA needs it unless block 0 is the first.
     """
     header = stored.head.header
     if header.special:
@@ -209,7 +202,7 @@ def decode_tile(
     """Decode blocks into `out`, without undoing the shuffle where that saves work.
 
     The parameters are those of `decode_blocks`, but without a short last block; the caller has called
-    `check_plausible_size`. `itemsize` is that of the items that are going to be picked. `narrow` says that few items of
+    `accept`. `itemsize` is that of the items that are going to be picked. `narrow` says that few items of
     each block are needed, so that the blocks may stay shuffled.
     """
     data, header = out.reshape(len(numbers), -1), stored.head.header
@@ -230,7 +223,7 @@ def scratch_margins(head: ChunkHead, nblocks: int) -> tuple[int, int]:
     # DELTA decodes the first block twice. Raw blocks, and blocks of more streams than C-Blosc 1 knows, never change.
     fixed = FilterId.DELTA in header.filters or header.memcpyed or header.nstreams > cblosc.MAX_SPLIT
     behind = 0 if fixed else cblosc.margin_behind(header.nstreams, header.block_nbytes)
-    return cblosc.margin_in_front(nblocks * header.nstreams) + _RUNS_NBYTES, behind
+    return BLOSC1_HEADER_LEN + 4 * nblocks * header.nstreams + _RUNS_NBYTES, behind
 
 
 def check_plausible_size(stored: Stored, numbers: Numbers, *, context: Context = NO_CONTEXT) -> None:

@@ -49,7 +49,7 @@ Bytes = npt.NDArray[np.uint8]
 _MIN_COMPRESSED = 32
 """Fewer bytes than this are always stored raw."""
 _PROBE = 4096
-"""We compare all data with the first item only if this many bytes at their beginning repeat it."""
+"""We compare all data with the first item only if their first bytes, this many, repeat it."""
 _LONGEST_RUN_RATIO = 64
 
 
@@ -99,20 +99,10 @@ def encode(
     cparams: CParams = CParams(),  # noqa: B008 - frozen
     blockshape: tuple[int, ...] | None = None,
 ) -> bytes:
-    """Encode one chunk. Data that repeat one item become a special chunk.
+    """Encode one chunk of up to 2147483615 bytes, in C order. Data that repeat one item become a special chunk.
 
-    Parameters
-    ----------
-    data : bytes-like
-        Up to 2147483615 bytes, block by block; an array is read in C order.
-    typesize : int, default 1
-        Size of an item in bytes. Above 255 the header of the chunk says 1.
-    blocksize : int, default 0
-        Uncompressed size in bytes of a block; 0 means the default.
-    cparams : CParams
-        Codec, filters, and whether blocks are split.
-    blockshape : tuple of int, optional
-        Shape in items of a block, for codecs and filters that know dimensions.
+    A `typesize` above 255 is 1 in the header of the chunk. A `blocksize` of 0 is the default. `blockshape`, in items,
+    is for codecs and filters that know dimensions.
     """
     if isinstance(data, np.ndarray):
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -267,12 +257,13 @@ def _assembled(task: Task, blocks: Sequence[Sequence[Buffer]], dictionary: bytes
 
 def _fused(task: Task) -> bytes | None:
     """Let one call of C-Blosc 1 shuffle and compress; None if it cannot make the blocks that we want."""
-    codec, shuffle = task.cparams.codec_id, _c_shuffle(task)
+    codec = task.cparams.codec_id
     if codec not in CODEC_FORMATS:
         return None
     ask = cblosc.fused_ask(codec, task.typesize, task.blocksize, len(task.data))
     if ask is None or task.split != (codec != CodecId.ZSTD and task.typesize > 1):
         return None
+    shuffle = _c_shuffle(task)
     slot = max((i for i, fid in enumerate(task.pipeline.filters) if fid), default=None)
     earlier = task.pipeline
     if shuffle != cblosc.NOSHUFFLE and slot is not None:

@@ -135,15 +135,7 @@ def register(filter_id: int, make: MakeFilter) -> None:
 
 
 def check(pipeline: Pipeline, *, encode: bool = False) -> None:
-    """Check that a pipeline can be undone; with `encode` also that it can be applied.
-
-    Raises
-    ------
-    UnsupportedError
-        A filter is neither built in nor registered, or can only be undone.
-    FormatError, ValueError
-        A parameter does not fit the block, or a filter that is to be applied.
-    """
+    """Check that a pipeline can be undone; with `encode` also that it can be applied."""
     if _ANY_BLOCK.issuperset(pipeline.filters):
         return
     for slot in _slots(pipeline, None):

@@ -217,15 +217,7 @@ class ChunkHeader:
 
     @classmethod
     def unpack(cls, buf: Buffer) -> Self:
-        """Read a header from the first bytes of `buf`.
-
-        Raises
-        ------
-        FormatError
-            A field has a value that no reader accepts.
-        UnsupportedError
-            The header announces a later version of the format.
-        """
+        """Read a header from the first bytes of `buf`."""
         if len(buf) < BLOSC1_HEADER_LEN:
             raise FormatError(f"expected a chunk header of {BLOSC1_HEADER_LEN} bytes, found {len(buf)} bytes")
         version, versionlz, flags, typesize, nbytes, blocksize, cbytes = _BLOSC1.unpack_from(buf)

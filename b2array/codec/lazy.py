@@ -20,14 +20,7 @@ _TRAILER = struct.Struct("<iq")
 def pack(head: Buffer, nchunk: int, offset: int) -> bytes:
     """Make a lazy chunk from the head of a chunk. A special chunk has no blocks and is returned as it is.
 
-    Parameters
-    ----------
-    head : bytes-like
-        At least the first `b2array.codec.chunk.head_nbytes` bytes of the chunk.
-    nchunk : int
-        The number of the chunk; in a sparse frame the number of its file.
-    offset : int
-        Where the chunk begins, in bytes from the start of the frame; in a sparse frame the number of its file.
+    `offset` is where the chunk begins in the frame. In a sparse frame both numbers are that of the chunk's file.
     """
     parsed = chunk.unpack_head(head)
     header = parsed.header

@@ -29,25 +29,11 @@ def splice(
     old: Stored, numbers: Sequence[int], data: Bytes, *, typesize: int, cparams: CParams,
     blockshape: tuple[int, ...] | None,
 ) -> bytes | None:  # fmt: skip
-    """Return a chunk with some blocks replaced; None if all blocks have to be encoded together.
+    """Return a chunk with blocks replaced by `data`, ascending; None if all blocks have to be encoded together.
 
     That is so if the blocks do not stand for themselves, as with a dictionary; if the chunk was encoded in another way,
-    its level and split aside; and if only a chunk that is raw, or not raw any more, would be small.
-
-    Parameters
-    ----------
-    old : Stored
-        The chunk, with all its bytes. Its blocks all have the size of those in `data`.
-    numbers : sequence of int
-        The blocks to replace, ascending.
-    data : ndarray of uint8, shape (blocks, blocksize)
-        What they hold from now on.
-    typesize : int
-        Size of an item in bytes.
-    cparams : CParams
-        How to encode them.
-    blockshape : tuple of int or None
-        Shape in items of a block.
+    its level and split aside; and if only a chunk that is raw, or not raw any more, would be small. The chunk is there
+    with all its bytes, and all its blocks have the size of those in `data`.
     """
     header = old.head.header
     task = _task(header, data.reshape(-1), typesize, cparams, blockshape)
@@ -77,8 +63,8 @@ def splice(
 
 
 def _is_blockwise(old: ChunkHeader, task: Task) -> bool:
-    """Say whether new blocks can stand beside the old ones."""
-    if task.cparams.use_dict or FilterId.DELTA in task.cparams.filter_slots:  # blocks build on what others hold
+    """Say whether new blocks can be in one chunk with the old ones."""
+    if task.cparams.use_dict or FilterId.DELTA in task.cparams.filter_slots:  # blocks build on the data of others
         return False
     if old.special and old.block_nbytes % max(1, old.cbytes - old.header_len):
         return False
@@ -92,7 +78,7 @@ def _is_blockwise(old: ChunkHeader, task: Task) -> bool:
 
 
 def _task(old: ChunkHeader, data: Bytes, typesize: int, cparams: CParams, blockshape: tuple[int, ...] | None) -> Task:
-    """Describe blocks to encode, split into streams as those of the chunk are."""
+    """Describe blocks to encode, with as many streams as the old ones."""
     width = typesize if typesize <= 255 else 1
     pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(width), width, blockshape=blockshape)
     split = old.nstreams > 1 if old.has_streams else cparams.splits(width, old.block_nbytes)

@@ -2,8 +2,8 @@
 
 mapping     what a view shows: positions along its axes -> positions along those of the array
 pieces      an array or a view, piece by piece in workers, or a selection of it as a whole
-reductions  `sum`, `mean`, `argmin`, ...: also `nansum`, ...: a state of each piece -> combined -> finished
+reductions  `sum`, `mean`, `argmin`, ..., `nansum`, ...: a state of each piece -> combined -> finished
 operators   `+`, `==`, `-a`, ...: as if on `a[...]`, if that fits into memory
-indexers    `oindex`, `vindex`, `chunk_view`
+indexers    `Indexer`: what `oindex`, `vindex` and `chunk_view` are
 readable    `Readable`: what arrays and views have in common; `View`
 """

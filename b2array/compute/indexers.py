@@ -1,4 +1,4 @@
-"""Other rules of indexing than an array's own brackets."""
+"""Indexing by other rules than those of an array's own brackets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def refuse(*_: Any) -> None:
 
 
 class Indexer:
-    """Reads and writes by the functions that take what stands between its brackets."""
+    """Calls one function for ``indexer[key]``, and another one for ``indexer[key] = value``."""
 
     __slots__ = ("_get", "_set")
 
@@ -37,7 +37,7 @@ class Indexer:
 
 
 def chunk_key(key: Any, shape: Sequence[int], chunks: Sequence[int]) -> tuple[slice, ...]:
-    """Turn a key to the grid of chunks into slices of the array."""
+    """Turn a key for the grid of chunks into slices of the array."""
     for entry in key if isinstance(key, tuple) else (key,):
         plain = isinstance(entry, int | np.integer | EllipsisType) and not isinstance(entry, bool)
         if not plain and not (isinstance(entry, slice) and entry.step in (None, 1)):

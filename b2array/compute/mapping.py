@@ -8,20 +8,21 @@ axis splits a digit, joining axes puts their digits together.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from types import EllipsisType
-from typing import Any, NamedTuple, SupportsIndex
+from itertools import zip_longest
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
+
+from b2array.grid.selection import select
 
 __all__ = ["Digit", "Mapping", "taken"]
 
 
 class Digit(NamedTuple):
-    """A count of 0 to `length` - 1, each of which moves on by `step` positions along an axis of the array."""
+    """A count from 0 to `length` - 1. Each count moves `step` positions along an axis of the array."""
 
     axis: int
     length: int
@@ -33,7 +34,7 @@ Digits = tuple[Digit, ...]
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """What a view shows of an array of a shape: where it begins, and the digits of its axes (none: a length of 1).
+    """What a view shows of an array: where it begins, and the digits of its axes (none: a length of 1).
 
     Examples
     --------
@@ -63,7 +64,7 @@ class Mapping:
 
     @property
     def model(self) -> npt.NDArray[Any]:
-        """An array of the view's shape, of one item in memory, that knows what NumPy accepts."""
+        """A NumPy array of the view's shape with one item in memory, to find out what NumPy accepts."""
         return np.broadcast_to(np.int8(0), self.lengths)
 
     def transposed(self, *axes: Any) -> Mapping:
@@ -96,22 +97,17 @@ class Mapping:
 
     def sliced(self, key: Any) -> Mapping:
         """Take what a key of integers, slices, Ellipsis and None selects; of joined axes, boxes of the array only."""
-        entries: list[Any] = [_entry(entry) for entry in (key if isinstance(key, tuple) else (key,))]
-        self.model[tuple(entries)]  # for NumPy's errors
-        place = entries.index(...) if ... in entries else len(entries)
-        named = sum(isinstance(entry, int | slice) for entry in entries)
-        entries[place : place + 1] = [slice(None)] * (len(self.axes) - named)
-        starts, axes = list(self.starts), list[Digits]()
-        numbers = iter(range(len(self.axes)))
-        for entry in entries:
-            digits: Digits = ()
-            if entry is not None:
-                axis = next(numbers)
-                part = slice(entry, entry + 1 or None) if isinstance(entry, int) else entry
-                digits = taken(self.axes[axis], range(self.lengths[axis])[part], starts, axis)
-            if not isinstance(entry, int):
-                axes.append(_merged(digits))
-        return Mapping(self.shape, tuple(starts), tuple(axes))
+        found = select(key, self.lengths)
+        if found.kind not in ("basic", "scalar"):
+            raise IndexError(
+                f"a view takes integers, slices, ellipsis (`...`) and None, found {key!r}; a[key] reads the rest"
+            )
+        starts, axes = list(self.starts), []
+        for axis, (part, flip) in enumerate(zip_longest(found.positions, found.flips or (), fillvalue=slice(None))):
+            along = range(self.lengths[axis])[cast(slice, part)][flip]
+            axes.append(_merged(taken(self.axes[axis], along, starts, axis)))
+        # Integers have left axes of length 1.
+        return Mapping(self.shape, tuple(starts), tuple(axes)).reshaped(found.shape)
 
     def parts(self, extents: Sequence[int]) -> tuple[int, ...]:
         """Return how far to go along each digit to cover about one part of the array with these extents."""
@@ -123,16 +119,6 @@ class Mapping:
         first = [[next(parts) for _ in digits][:1] for digits in self.axes]
         rest = [[digit.length for digit in digits[1:]] for digits in self.axes]
         return tuple(math.prod(part + lengths) for part, lengths in zip(first, rest, strict=True))
-
-
-def _entry(entry: Any) -> int | slice | EllipsisType | None:
-    if entry is None or isinstance(entry, slice | EllipsisType):
-        return entry
-    if isinstance(entry, SupportsIndex) and not isinstance(entry, bool | np.bool_ | np.ndarray):
-        return operator.index(entry)
-    raise IndexError(
-        f"a view takes integers, slices, ellipsis (`...`) and None, found {entry!r}; a[key] reads the rest"
-    )
 
 
 def taken(digits: Digits, positions: range, starts: list[int], axis: int) -> Digits:

@@ -1,4 +1,4 @@
-"""`Operators`: arithmetic and comparisons of arrays, which act on their items as NumPy's do, where memory suffices.
+"""`Operators`: arithmetic and comparisons. They act on all items as NumPy's do, if the memory suffices.
 
 There is neither `__array_ufunc__` nor `__array_priority__`: with them, NumPy functions would fail or ``x += a`` would
 leave the NumPy array `x` as it was. So NumPy itself reads an array to the right of one of its own.
@@ -33,12 +33,12 @@ def _unary(verb: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _refuse(a: Any, _: object) -> NoReturn:
-    # Python would bind the name to a NumPy array, and what is stored would stay as it was.
+    # Python would bind the name to a NumPy array, and the stored array would not change.
     raise TypeError(f"{a!r} does not change in place; a[...] += x reads, computes and writes")
 
 
 class Operators(ABC):
-    """What acts on all items."""
+    """The operators, which act on all items."""
 
     __slots__ = ()
 
@@ -100,7 +100,7 @@ class Operators(ABC):
 def _applied(verb: Binary, a: Operators, other: Any) -> Any:
     if not isinstance(other, Operators | np.ndarray):
         if getattr(other, "__array_priority__", 0) > 0:
-            return NotImplemented  # dask and xarray go on chunk by chunk
+            return NotImplemented  # let dask and xarray go chunk by chunk
         other = np.asarray(other) if np.ndim(other) else other
     try:
         size = math.prod(np.broadcast_shapes(a.shape, np.shape(other)))
@@ -116,7 +116,7 @@ def _applied(verb: Binary, a: Operators, other: Any) -> Any:
 
 
 def free_nbytes() -> int:
-    """Return how many bytes of memory are free, a very large number if that cannot be told."""
+    """Return how many bytes of memory are free; a very large number if that is unknown."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])

@@ -1,4 +1,4 @@
-"""What a mapping shows of an array: piece by piece in workers, or a selection of it as a whole."""
+"""Reads what a mapping shows of an array: piece by piece in workers, or a selection of it as a whole."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _LEAST_NBYTES, _LEAST_NBYTES_AFAR = 2**20, 8 * 2**20
 _MOST_NBYTES = 32 * 2**20
 """Larger chunks are cut at the borders of blocks."""
 _AFAR = 8
-"""How many pieces are requested at the same time where that takes long."""
+"""Number of pieces to request at the same time if that takes long."""
 
 
 def pieces(
     source: Source, layout: Layout, mapping: Mapping, kept: Sequence[int], use: Callable[[Box, Array], R], *,
     merge: bool,
 ) -> Iterator[R]:  # fmt: skip
-    """Call a function in workers with pieces that together are what a mapping shows, and yield what it returns.
+    """Call a function in workers with pieces of what a mapping shows, all of them, and yield the results.
 
     It takes a box of digits and its items, in memory that is used again. Pieces with the same box of the digits `kept`
     follow each other. With `merge`, many chunks of one value may be one piece, whose items have the stride 0.
@@ -70,7 +70,7 @@ def _boxes(
     """Cut digits in halves, those of `kept` first, until boxes are small; tell which have one value by the index."""
     digits, frame = mapping.digits, source.state.frame
     units = layout.blocks if layout.chunk_nbytes > _MOST_NBYTES else layout.chunks
-    # A transaction notes which chunks were read, and the index does not tell what it keeps open.
+    # A transaction must note which chunks are read, and its index does not tell which chunks it keeps open.
     merge = merge and isinstance(source, Snapshot) and not source.state.annotations.lost
     merge = merge and layout.itemsize == frame.typesize and layout.dtype.kind != "V"
     codes = frame.offsets.reshape(layout.grid_shape) if merge and frame.offsets.min() < 0 else None
@@ -95,7 +95,7 @@ def _boxes(
         lengths = [i.stop - i.start for i in box]
         nbytes = math.prod(map(min, lengths, cells)) * layout.itemsize
         for n in order:
-            # As if all digits that follow were cut as far as possible.
+            # As if all following digits were cut as far as possible.
             nbytes = nbytes // min(lengths[n], cells[n]) * lengths[n]
             if lengths[n] > cells[n] and nbytes > most:
                 axis, _, step = digits[n]
@@ -119,7 +119,7 @@ def _middle(i: slice, base: int, step: int, unit: int) -> int:
 # A selection of it as a whole.
 
 _Moves = dict[int, range | npt.NDArray[np.int64]]
-"""For axes of the array, how far from where the view begins a dimension of the selection goes along them."""
+"""For each axis of the array, how far a dimension of the selection goes along it from the start of the view."""
 
 
 def fill(
@@ -146,7 +146,7 @@ def fill(
     positions, turns = zip(*(_positions(starts, dims, *group) for group in groups), strict=True) if groups else ((), ())
     order = [number for _, members in groups for number in members]
     rest = [number for number in range(len(dims)) if number not in order]
-    # Along dimensions where nothing varies the result repeats the items, which are read once.
+    # Along dimensions without variation the result repeats items: read them once.
     target = selection.view(result).reshape(lengths).transpose([*order, *rest])
     first = target[cast(Any, (..., *(0,) * len(rest)))]
     shape = [math.prod(lengths[number] for number in members) for _, members in groups]
@@ -170,7 +170,7 @@ def _dimensions(
         try:
             digits = taken(mapping.axes[axes[0]], along, starts, axes[0])
             return [(n, {axis: range(0, n * step, step)}) for axis, n, step in digits]
-        except ValueError:  # a part of joined axes, which is no box
+        except ValueError:  # a part of joined axes that is no box
             positions = np.asarray(along)[None]
     moves: _Moves = {}
     for rest, number in zip(positions, axes, strict=True):

@@ -1,9 +1,9 @@
-"""`Readable`: what an array and a view of it have in common, which is all that reads; and `View`."""
+"""`Readable`: what arrays and views have in common, everything that reads; and `View`."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import numpy as np
@@ -16,7 +16,6 @@ from b2array.compute.operators import Operators
 from b2array.compute.reductions import reduction
 from b2array.engine.handle import Handle
 from b2array.engine.source import Source
-from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.grid.selection import fields, orthogonal, select, vectorised
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ _ROWS_NBYTES = 32 * 2**20
 
 
 class Readable(Operators):
-    """What reads the items of an array, or of a view of it."""
+    """Reads the items of an array, or of a view of it."""
 
     __slots__ = ()
 
@@ -40,12 +39,12 @@ class Readable(Operators):
     @property
     @abstractmethod
     def chunks(self) -> tuple[int, ...]:
-        """Extents in items of what is best read at once."""
+        """Extents in items of the best part to read at once."""
 
     @property
     @abstractmethod
     def blocks(self) -> tuple[int, ...]:
-        """Extents in items of what can be read alone."""
+        """Extents in items of the smallest part to read."""
 
     @abstractmethod
     def _get(self, key: Any, rule: Select) -> Any: ...
@@ -56,22 +55,13 @@ class Readable(Operators):
     def _view(self, mapping: Mapping) -> View:
         return View(self, mapping)
 
-    def _reading(self, attempt: Callable[[Source], R]) -> R:
-        """Call a function that reads, again where a commit through this handle took away what it read."""
-        source = self._handle.source
-        while True:
-            try:
-                return attempt(source)
-            except (FormatError, UnsupportedError, ConflictError) as error:
-                source = self._handle.recover(source, error)
-
     @abstractmethod
     def _mapping(self, shape: tuple[int, ...]) -> Mapping:
-        """Return what is shown of the array, which has this shape now."""
+        """Return what this shows of the array, which has this shape now."""
 
     @abstractmethod
     def _showing(self, handle: Handle) -> Self:
-        """Return the same of another state."""
+        """Return the same view of another state."""
 
     @abstractmethod
     def __dask_tokenize__(self) -> tuple[Any, ...]: ...
@@ -122,7 +112,7 @@ class Readable(Operators):
         return self._rows()
 
     def _rows(self) -> Iterator[Any]:
-        # One read serves as many rows as a chunk has, if they are not too large together.
+        # One read serves as many rows as a chunk has, unless they are too large together.
         row_nbytes = max(1, self.nbytes // max(1, len(self)))
         step = max(1, min(self.chunks[0], _ROWS_NBYTES // row_nbytes))
         for start in range(0, len(self), step):
@@ -185,7 +175,7 @@ class Readable(Operators):
         Raises
         ------
         ValueError
-            The sizes differ, or items would be rearranged otherwise.
+            The sizes differ, or the items would have to be rearranged.
 
         Examples
         --------
@@ -209,8 +199,8 @@ class Readable(Operators):
 class View(Readable):
     """A lazy, read-only view of an array: a part of it, or another arrangement.
 
-    It shows what the handle of its array shows, and reads what is asked for. An array that gets another shape makes its
-    views useless.
+    It shows what the handle of its array shows, and reads only what you ask for. If the array gets another shape, its
+    views become useless.
     """
 
     __slots__ = ("__weakref__", "_array", "_fixed")
@@ -262,7 +252,7 @@ class View(Readable):
             layout = source.state.require_layout()
             pieces.fill(source, layout, self._mapping(layout.shape), selection, result)
 
-        self._reading(attempt)
+        self._handle.reading(attempt)
         if selection.kind == "scalar":
             result = result[()]
         return result if names is None else result[names]

@@ -1,8 +1,8 @@
 """Reductions in bounded memory: a state of each piece, states combined pair by pair, and a result of the last one.
 
 Pairs are combined as in NumPy's pairwise sum, so that the error of a sum grows with the logarithm of the number of
-items. Sums of short floats are kept in double precision. A part of the result is finished as soon as all its pieces are
-there, so that only a few pieces are in memory beside it.
+items. Sums of short floats are kept in double precision. A part of the result is finished as soon as all of its pieces
+are there. So only a few pieces are in memory beside it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 State = tuple[Any, ...]
-"""Arrays with an extent of 1 along the axes that are reduced, or numbers."""
+"""Arrays with an extent of 1 along the reduced axes, or numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A reduction as it was asked for; axes are digits (see `b2array.compute.mapping`).
+    """The arguments of a reduction; axes are digits (see `b2array.compute.mapping`).
 
     `dtype` is the result's and `wide` that of sums; `valid` says which items count, None: all; `given` has the initial
     value, if there is one. With `skipna`, NaN does not count.
@@ -60,7 +60,7 @@ class _Task:
         return counted, np.add.reduce(counted, self.axes, np.int64, keepdims=True)
 
     def over(self, total: Array, number: Any) -> Any:
-        """Divide, as NumPy's nan-variants do without a warning."""
+        """Divide without a warning, as NumPy's nan-variants do."""
         with np.errstate(**dict.fromkeys(["divide", "invalid"] * self.skipna, "ignore")):  # type: ignore[arg-type]
             return np.true_divide(total, number)
 
@@ -74,20 +74,10 @@ class _Verb:
     finish: Callable[[_Task, State], Any] = lambda _, state: state[0]
 
 
-_DOC = """Reduce the items as `numpy.{name}` does, chunk by chunk in bounded memory.
+_DOC = """Reduce the items as `numpy.{name}` does and with its arguments, chunk by chunk in bounded memory.
 
-    NumPy's functions call the methods of an array or a view: ``np.sum(a)`` is ``a.sum()``. Results are NumPy's.
-
-    Parameters
-    ----------
-    axis : int or tuple of int, optional
-        Along which axes; by default all.
-    dtype : dtype-like, optional
-        Of the result, where `numpy.{name}` takes it.
-    out : None
-        Results are new arrays.
-    **options
-        `keepdims`, `initial`, `where`, `ddof` as in NumPy; `progress`: show on stderr how far it has come.
+    NumPy's functions call the methods of an array or a view: ``np.sum(a)`` is ``a.sum()``. Results are new arrays:
+    `out` must be None. With ``progress=True``, show on stderr how far it has come.
 
     Examples
     --------
@@ -127,7 +117,7 @@ def _reduce(
     if given.get("where", True) is not True:
         valid = np.broadcast_to(given["where"], a.shape)
         given["where"] = np.ones((), valid.dtype)
-    # What NumPy makes of one item: the type of the result, or an error.
+    # NumPy's result for one item tells the type of the result, or raises the error.
     options = given | ({"ddof": 0} if "ddof" in given else {})
     with np.errstate(all="ignore"):
         model = np.asarray(function(np.zeros((1,) * a.ndim, a.dtype), axis=axis, keepdims=True, **options))
@@ -150,7 +140,7 @@ def _reduce(
         task = _Task(lengths, axes, model.dtype, wide, counted, initial, given.get("ddof", 0), skipna)
         return _reduced(source, layout, mapping, task, _VERBS[name], show=name if progress else "")
 
-    found = a._reading(attempt)
+    found = a._handle.reading(attempt)
     shape = [1 if k in reduced else n for k, n in enumerate(a.shape) if keepdims or k not in reduced]
     return found.reshape(shape)[() if not shape else ...]
 
@@ -158,7 +148,7 @@ def _reduce(
 def _reduced(source: Source, layout: Layout, mapping: Mapping, task: _Task, verb: _Verb, *, show: str) -> Array:
     """Return the result with an extent of 1 along the digits that are reduced."""
     kept = [axis for axis in range(len(task.lengths)) if axis not in task.axes]
-    error = np.geterr()  # threads have settings of their own
+    error = np.geterr()  # each thread has its own settings
 
     def state(box: Box, items: Array) -> tuple[Box, State]:
         with np.errstate(**error):

@@ -1,6 +1,6 @@
-"""How handles are shown to people: tables and drawings for terminals and notebooks, without reading items.
+"""Shows handles to people: tables and drawings for terminals and notebooks. It reads no items.
 
 drawing   boxes cut along a grid, as SVG
 tables    HTML around tables and drawings
-reading   what a selection will read, in numbers and as a drawing
+reading   `NDArray.explain`: what a selection will read, in numbers and as a drawing
 """

@@ -1,7 +1,7 @@
 """Drawings of arrays that are cut along a grid, as SVG.
 
 One dimension is a strip, two are a rectangle, three a box seen from the front, above and the right. More are drawn as
-several of these, side by side. Lines and text have the colour of the text around, so that they show on light and dark.
+several of these, side by side. Lines and text have the colour of the text around, and show on light and dark.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Box = tuple[tuple[int, int], ...]
 
 _SIZE = 150.0
 _THIN = 0.1
-"""The shortest side has at least this part of the longest."""
+"""The shortest side is at least this fraction of the longest."""
 _STRIP = 24.0
 _DEEP = (0.42, 0.32)
-"""How far to the right and up the axis goes that leads away from the viewer."""
+"""How far the axis away from the viewer goes to the right and up."""
 _LINES = 40
 _SOLIDS = 400
 _FACES = ("#f28e2b", "#f7b46f", "#c96d12")  # front, above, right
@@ -117,7 +117,7 @@ def merged(boxes: Iterable[Box]) -> list[Box]:
             else:
                 joined.append(box)
         found = joined
-    if len(found) > _SOLIDS:  # too many to tell one from the other
+    if len(found) > _SOLIDS:  # too many to tell apart
         found = [tuple((min(i for i, _ in ends), max(j for _, j in ends)) for ends in zip(*found, strict=True))]
     return found
 
@@ -138,7 +138,7 @@ def _group(
 
     parts = [_polygon(face, _SHADE, 0.12) for face in full.faces(whole)]
     parts += [_polygon(face, _SHADE, 0.45) for box in padded(shaded) for face in full.faces(box)]
-    # What is nearer is drawn later.
+    # Draw nearer parts later.
     for box in sorted(padded(solid), key=lambda each: (-each[0][0], -each[1][0], each[2][0])):
         parts += [_polygon(face, colour, 1) for face, colour in zip(full.faces(box), _FACES, strict=False)]
     parts += [_line(start, stop, 0.45) for start, stop in _lines(full, cuts)]

@@ -1,4 +1,4 @@
-"""What a selection will read: the engine's own plan, counted instead of carried out."""
+"""What a selection will read: the engine's own plan, counted and not carried out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Reading", "explained"]
 _LIMIT = 16 * 2**20
 """Stores ask for at most this many bytes at once, but for one block."""
 _MOST_BLOCKS = 4096
-"""Of more blocks only their chunks are drawn."""
+"""If there are more blocks, draw only their chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Reading:
     Attributes
     ----------
     chunks, blocks : int
-        How many are touched.
+        Number of chunks, and of blocks, that the selection touches.
     cached : int
-        How many of the blocks are in the cache, and are not read.
+        Number of blocks that are in the cache, and need no read.
     requests : int
         Reads from the file, or requests to the store.
     nbytes : int
@@ -86,7 +86,7 @@ class Reading:
 
 
 def explained(source: Source, layout: Layout, selection: Selection, names: Sequence[str | None] | None) -> Reading:
-    """Return what the engine would do now to read a selection. Only heads of chunks are read, where it needs them."""
+    """Return what the engine would do now to read a selection. This reads only heads of chunks, if it needs them."""
     box = np.broadcast_to(np.empty((), layout.dtype), selection.box)
     positions, axes = selection.positions, selection.axes
     reader = prepare(source, layout, positions, axes, box)
@@ -120,7 +120,7 @@ def _box(start: Sequence[int], extents: Sequence[int], layout: Layout) -> Box:
 
 
 def _windows(reader: Reader, positions: Any, axes: Any) -> Iterator[list[ChunkRead]]:
-    """Yield the chunks whose bytes are asked for together."""
+    """Yield the chunks that are fetched together."""
     chunks = parts_of_chunks(reader.layout, positions, axes)
     return ([reader.plan(*each)] for each in chunks) if reader.source.is_local else reader.windows(chunks)
 
@@ -128,7 +128,7 @@ def _windows(reader: Reader, positions: Any, axes: Any) -> Iterator[list[ChunkRe
 def _asked(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[int, int]]:
     """Yield for each wave how many requests it makes, and their bytes."""
     if isinstance(source, Snapshot):
-        apart = replace(source)  # what is learnt here about heads would make the read cheaper
+        apart = replace(source)  # heads that this remembers would make the read cheaper
         apart.heads.update(source.heads)
         source = apart
     running = [(steps_of(source, request), memoryview(b"")) for request in requests]

@@ -1,4 +1,4 @@
-"""HTML around tables and drawings, which suits light and dark notebooks."""
+"""HTML around tables and drawings, for light and dark notebooks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _cell(kind: str, value: Any, span: str = "") -> str:
 
 
 def beside(*parts: str) -> str:
-    """Return parts next to each other, as far as there is room."""
+    """Put parts next to each other, as far as there is room."""
     style = "display: flex; flex-wrap: wrap; gap: 12px 36px; align-items: flex-start"
     return f'<div style="{style}">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
 
@@ -40,7 +40,7 @@ def folded(summary: str, content: str) -> str:
 
 
 def titled(kind: str, where: str, parts: Iterable[str]) -> str:
-    """Return parts below a line with the kind of a thing and its place."""
+    """Put parts below a line with the kind of a thing and its place."""
     return f"<div><b>{escape(kind)}</b> <code>{escape(near(where))}</code>{''.join(parts)}</div>"
 
 
@@ -65,7 +65,7 @@ def size(nbytes: int) -> str:
 
 
 def short(value: Any) -> str:
-    """Return a value in one line that is not too long.
+    """Return a value in one short line.
 
     Examples
     --------

@@ -1,24 +1,25 @@
 """Where format meets store: one committed state is read, the next one is written.
 
-A read of `a[1:3]` goes `read` -> `cache` -> `fetch` -> `Snapshot.place`, `Snapshot.gather` -> bytes compared with
-their checksums -> blocks decoded -> items. A write of `a[1:3] = x` goes `Handle.changes` -> `write` -> (`fetch` of
-chunks that are written in part) -> `OpenChunk` -> `Overlay.store_chunk` -> `Staging.put`. In a transaction, chunks that
-are written in part stay open; `Overlay.flush` encodes them. `Transaction.commit` compares the store with its base,
-packs the next `State` and swaps the index. Opening goes `snapshot.load` -> `format.frame`, `format.state` ->
-`Snapshot`.
+To read `a[1:3]`, `read` asks the `cache` for the blocks of each chunk. `fetch` gets the others from the `Snapshot`, and
+compares them with their checksums. `read` decodes them, leaves them in the cache, and copies the items.
 
-source       `Source`: what chunks are read from, a snapshot or a transaction
+To write `a[1:3] = x`, `Handle.changes` begins a `Transaction`. `write` puts the values into an `OpenChunk`, on top of
+the old chunk if it is written in part, encodes it, and gives it to `Overlay.store_chunk`, which calls `Staging.put`. In
+a transaction of the user, a chunk that is written in part stays open until `Overlay.flush` encodes it.
+`Transaction.commit` looks whether others have committed, packs the next `State`, and swaps the index.
+
+source       `Source`: what `read` and `fetch` read from, a snapshot or a transaction
 snapshot     `Snapshot`: one committed state in a store; `load`, `reload`
 fetch        chunks and blocks wanted -> bytes, compared with their checksums
 cache        decoded blocks that the process keeps
-read         a selection of items, from the blocks of chunks
-open_chunk   `OpenChunk`: blocks that are being changed, on top of a stored chunk
-write        the values of a selection, into new chunks
+read         blocks -> the items of a selection
+open_chunk   `OpenChunk`: a chunk that is being changed; encoded at the end
+write        the values of a selection -> new chunks
 staging      new chunks, where no index refers to them yet
 overlay      changes on top of a snapshot: chunks, index, metadata
-transaction  `Transaction`: an overlay that is committed, on top of other writers' commits
-replacing    new frames that replace frames of the other layout
-handle       `Handle`: the state that is shown, transactions, attempts after conflicts
+transaction  `Transaction`: an overlay, and its commit on top of what other writers committed
+replacing    a new file that replaces a directory, or the reverse
+handle       `Handle`: shows a state, begins transactions, tries again after conflicts
 attributes   the mapping of attributes
 edits        insert, update, delete and reorder chunks
 resize       resize, append, insert, delete along an axis

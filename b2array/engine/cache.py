@@ -1,12 +1,11 @@
 """Decoded blocks that the whole process keeps in memory.
 
-A read asks for its blocks before it fetches, and adds what it had to decode. The memory for that is cut from slabs,
-because new memory is slow to touch unless it comes in large pieces. The least recently used
-slab is evicted as a whole.
+A read asks for its blocks before it fetches, and adds those that it had to decode. Their memory is cut from slabs,
+because new memory is slow to touch unless it comes in large pieces. The least recently used slab is evicted as a whole.
 
-There is no lock. A thread removes the slab that it fills from the shared list, and shared state changes only by atomic
-operations of dictionaries and lists. So a call that interrupts another one of its thread, such as one
-from a signal handler, finds the cache in order.
+There is no lock. A thread takes the slab that it fills out of the shared list, and changes shared state only by atomic
+operations of dictionaries and lists. So a call that interrupts its own thread, say from a signal handler, finds the
+cache in order.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Key = tuple[object, int]
 
 _SLAB_NBYTES = 8 * 2**20
 _LEAST_SLABS = 8
-"""The cache consists of at least this many slabs, however small it is."""
+"""The cache has at least this many slabs, however small it is."""
 
 
 class Slab:
@@ -80,7 +79,7 @@ class Cache:
                 found[n] = entry
                 if entry.slab is not slab and entry.slab is not None:
                     slab = entry.slab
-                    with suppress(KeyError):  # it is leaving
+                    with suppress(KeyError):  # it is being evicted
                         self._slabs.move_to_end(slab)
         return found
 
@@ -113,7 +112,7 @@ class Cache:
         of_chunk = self._chunks.setdefault(key, {})
         for row, n in enumerate(numbers):
             of_chunk[n] = Entry(tile, row, slab)
-        if slab not in self._slabs:  # it has left meanwhile
+        if slab not in self._slabs:  # it was evicted meanwhile
             self._forget(slab)
 
     def _forget(self, slab: Slab) -> None:

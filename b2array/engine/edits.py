@@ -1,7 +1,7 @@
 """Changes to the sequence of chunks: insert, update, delete, reorder.
 
 Each function changes a transaction. If the chunks of a frame have different sizes, the index cannot say that a chunk is
-all zeros: a change that makes a frame such a one stores all chunks.
+all zeros. So the change that brings in the first other size stores all chunks.
 """
 
 from __future__ import annotations
@@ -26,15 +26,7 @@ __all__ = ["check_chunk", "chunk_sizes", "delete", "insert", "reorder", "update"
 
 
 def check_chunk(buf: Buffer) -> ChunkHeader:
-    """Return the header of a chunk that can be put into a frame.
-
-    Raises
-    ------
-    FormatError, UnsupportedError
-        `buf` is not a chunk.
-    ValueError
-        It is lazy, without data, or not exactly one.
-    """
+    """Return the header of a chunk that can be put into a frame: one that is neither lazy nor without data."""
     buf = memoryview(buf).cast("B")
     header = ChunkHeader.unpack(buf)
     if header.lazy:

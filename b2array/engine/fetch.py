@@ -1,8 +1,8 @@
 """Chunks, or some of their blocks, from the store into memory, compared with their checksums.
 
 Whole chunks take one wave of requests. So do blocks whose chunk's head was read before, and those whose sizes the frame
-notes. Other blocks take two waves: one for the heads of their chunks, one for the blocks. What is needed of a chunk is
-written once, in `steps_of`, as if it were read alone; `fetch` puts what many chunks ask for into one wave.
+notes. Other blocks take two waves: one for the heads of their chunks, one for the blocks. `steps_of`, a generator,
+asks for the bytes of one chunk, step by step; `fetch` puts what the generators of many chunks ask for into one wave.
 """
 
 from __future__ import annotations
@@ -19,17 +19,10 @@ import numpy.typing as npt
 from b2array import config, threads
 from b2array.codec import cblosc, chunk, decode, encode
 from b2array.codec.chunk import ChunkHead, Stored
-from b2array.codec.header import MAX_DICT_NBYTES, FilterId, Special
+from b2array.codec.header import MAX_DICT_NBYTES, ChunkHeader, FilterId
 from b2array.config import HEADER_LEN
 from b2array.engine.source import CachedHead, ChunkRequest, Location, Source
-from b2array.errors import (
-    B2ArrayError,
-    ChecksumError,
-    ChunkMissingError,
-    FormatError,
-    UnsupportedError,
-    located_error,
-)
+from b2array.errors import B2ArrayError, ChecksumError, ChunkMissingError, FormatError, UnsupportedError, located_error
 from b2array.format import checksums
 from b2array.format.annotations import Sizes, block_bounds
 from b2array.store.base import join_views, stale_reader, too_short, where
@@ -54,7 +47,7 @@ Numbers = Sequence[int] | Int64Array
 class Ask(NamedTuple):
     """Bytes to read into one buffer of `nbytes` bytes, each span to its place.
 
-    With `clip`, fewer bytes of the one span come if the object ends inside it. `leads`: they tell what to read next.
+    With `clip`, fewer bytes of the one span come if the object ends inside it. `leads`: they tell what to ask for next.
     """
 
     spans: list[Span]
@@ -78,19 +71,7 @@ Steps = Generator[Ask, memoryview, Stored]
 
 
 def fetch(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
-    """Read chunks, or some of their blocks, and compare what was read with its checksums.
-
-    Parameters
-    ----------
-    source : Source
-        Where the chunks are.
-    requests : sequence of ChunkRequest
-        Chunk numbers and blocks.
-
-    Returns
-    -------
-    list of Stored
-        One item a request, with at least the wanted blocks in memory.
+    """Read chunks, or at least the blocks of them that are wanted, and compare what was read with its checksums.
 
     Raises
     ------
@@ -211,18 +192,14 @@ def steps_of(source: Source, request: ChunkRequest) -> Steps:
     """Yield what to read next of a chunk, receive it, and return the chunk."""
     location = source.place(request.chunk)
     if not isinstance(location, Location):
-        return Stored.whole(memoryview(_special_chunk(source, request.chunk, location)))
+        frame, nbytes = source.frame, source.frame.chunk_nbytes(request.chunk)
+        if nbytes is None:
+            found = location.name.lower()
+            raise FormatError(f"expected a stored chunk where chunks have sizes of their own, found {found}")
+        made = encode.special_chunk(location, nbytes, typesize=frame.typesize, blocksize=frame.blocksize)
+        return Stored.whole(memoryview(made))
     sizes = None if source.is_local else source.known_sizes(request.chunk)
     return (yield from _Chunk(source, request, location, is_local=source.is_local).steps(sizes))
-
-
-def _special_chunk(source: Source, n: int, special: Special) -> bytes:
-    frame = source.frame
-    nbytes = frame.chunk_nbytes(n)
-    if nbytes is None:
-        found = special.name.lower()
-        raise FormatError(f"expected a stored chunk where chunks have sizes of their own, found {found}")
-    return encode.special_chunk(special, nbytes, typesize=frame.typesize, blocksize=frame.blocksize)
 
 
 class _Chunk:
@@ -237,7 +214,9 @@ class _Chunk:
         self.cached = source.heads.get(request.chunk)
         self.record_due = False
         if self.cached is None or self.cached.sums is None:
-            self.record_due = config.verify != "never" and source.may_have_checksums(request.chunk)
+            # Unpacking the sizes for the answer would take longer than reading a point.
+            due = source.has_checksums if source.sparse else source.state.may_have_size
+            self.record_due = config.verify != "never" and due(request.chunk)
         if self.record_due:
             self.cached = None  # it was read while checksums were not compared
 
@@ -262,10 +241,11 @@ class _Chunk:
             return (yield from self.whole((nbytes if nbytes is not None else 2**31) + HEADER_LEN))
         head_nbytes = HEADER_LEN + 4 * nblocks + (4 + MAX_DICT_NBYTES) * frame.use_dict
         view = yield self.ask(0, max(head_nbytes, _FREE))._replace(leads=True)
-        head_nbytes = chunk.head_nbytes(view)
+        header = ChunkHeader.unpack(view)
+        head_nbytes = chunk.head_nbytes(view, header)
         if head_nbytes > len(view):
             view = yield self.ask(0, head_nbytes)._replace(leads=True)
-        head = self.unpack_head(view)
+        head = self.unpack_head(view, header)
         is_all = len(view) >= head.header.cbytes
         rest = self.take_whole(head, view) if is_all else self.some_blocks(head, bytes(view[:head_nbytes]))
         return (yield from rest)
@@ -281,12 +261,16 @@ class _Chunk:
         stop = base + stop if end < 0 else min(base + stop, end)
         return Ask([Span(name, base + start, stop)], [0], stop - base - start, clip=end < 0)
 
-    def unpack_head(self, view: memoryview) -> ChunkHead:
+    def unpack_head(self, view: memoryview, header: ChunkHeader | None = None) -> ChunkHead:
         """Unpack a head, which must be what the frame says."""
-        head = chunk.unpack_head(view)
+        head = chunk.unpack_head(view, header)
         expected = self.source.frame.chunk_nbytes(self.number)
         if expected is not None and head.header.nbytes != expected:
             raise FormatError(f"expected {expected} uncompressed bytes, found {head.header.nbytes}")
+        if self.record_due:
+            room = self.location.stop - self.location.start - head.header.cbytes
+            if self.location.stop >= 0 and room < checksums.record_nbytes(len(head.starts)):
+                self.record_due = self.source.has_checksums(self.number)
         return head
 
     # All of a chunk.
@@ -323,10 +307,6 @@ class _Chunk:
 
     def some_blocks(self, head: ChunkHead, head_bytes: bytes) -> Steps:
         """Read the wanted blocks of a chunk with this head, or all of it if that is not much more."""
-        if self.record_due:
-            record_end = self.location.start + head.header.cbytes + checksums.record_nbytes(len(head.starts))
-            if 0 <= self.location.stop < record_end:  # no room
-                self.record_due = self.source.has_checksums(self.number)
         planned = self.plan_blocks(head)
         if planned is not None:
             return self.take_blocks(planned, (yield planned.ask), head_bytes)
@@ -357,7 +337,7 @@ class _Chunk:
             return None if packed is None else _Planned(head, numbers, *packed)
         lead, margin = decode.scratch_margins(head, len(starts))
         if self.record_due:
-            starts, stops = self._with_record(starts, stops, cbytes, len(head.starts))
+            starts, stops = [*starts, cbytes], [*stops, cbytes + checksums.record_nbytes(len(head.starts))]
         ranges, places, positions, nbytes = plan_scatter_read(starts, stops, gap=_FREE, lead=lead, room=margin)
         return _Planned(head, numbers, self._ask_ranges(ranges, places, nbytes), positions, margin)
 
@@ -366,17 +346,12 @@ class _Chunk:
     ) -> tuple[Ask, list[int]] | None:
         lead = cblosc.margin_in_front(len(starts))
         if self.record_due:
-            starts, stops = self._with_record(starts, stops, cbytes, nblocks)
+            starts, stops = [*starts, cbytes], [*stops, cbytes + checksums.record_nbytes(nblocks)]
         ranges, positions, nbytes = plan_packed_read(starts, stops, gap=_FREE, lead=lead)
         if cbytes - nbytes <= max(nbytes // 2, _FREE):
             return None
         places = [0, *accumulate(stop - start for start, stop in ranges)]
         return self._ask_ranges(ranges, places[:-1], nbytes), positions
-
-    def _with_record(
-        self, starts: list[int], stops: list[int], cbytes: int, nblocks: int
-    ) -> tuple[list[int], list[int]]:
-        return [*starts, cbytes], [*stops, cbytes + checksums.record_nbytes(nblocks)]
 
     def _ask_ranges(self, ranges: list[tuple[int, int]], places: list[int], nbytes: int) -> Ask:
         name, base, end = self.location

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from b2array import config
 from b2array.engine.snapshot import Snapshot, reload
@@ -26,6 +26,7 @@ _PICKLED_NBYTES = 2**16
 """A record of sizes that takes more than this, and serves writers only, stays out of pickles."""
 
 Mode = Literal["r", "r+"]
+T = TypeVar("T")
 
 
 class Handle:
@@ -38,7 +39,7 @@ class Handle:
     snapshot : Snapshot
         The state to show.
     mode : {"r", "r+"}
-        For reading, or for reading and changing.
+        For reading only, or also for changing.
 
     Attributes
     ----------
@@ -47,7 +48,7 @@ class Handle:
     source : Source
         What chunks are read from: the transaction under way, or the committed state.
     described : Source or Summary
-        The source, or what describes it before it is read.
+        The source; or, until a member of a group is read, the summary that describes it.
     locked : bool
         Whether the holder of the mutex has the store's lock, too.
     mutex : Mutex
@@ -129,16 +130,10 @@ class Handle:
         return self._snapshot.generation
 
     def recover(self, source: Source, error: B2ArrayError) -> Source:
-        """Return what to read from after an error, or raise the error.
+        """Return what to read from after an error, or raise the error, with the URL if it did not say it.
 
-        A commit through this handle may have taken away what was read; then there is a newer source.
-
-        Raises
-        ------
-        ConflictError
-            Another writer took it away.
-        B2ArrayError
-            The error, with the URL if it did not say it.
+        A commit through this handle may have taken away what was read; then there is a newer source. ConflictError:
+        another writer took it away.
         """
         explained = _explained(source, error)
         if isinstance(explained, FormatError | ConflictError):
@@ -151,27 +146,29 @@ class Handle:
             raise error
         raise explained from error
 
+    def reading(self, task: Callable[[Source], T]) -> T:
+        """Return what a task reads; call it again where a commit through this handle took that away meanwhile."""
+        source = self.source
+        while True:
+            try:
+                return task(source)
+            except (FormatError, UnsupportedError, ConflictError) as error:
+                source = self.recover(source, error)
+
     # Changing.
 
     def changes(self, *, anywhere: bool = False) -> Iterator[AbstractContextManager[Transaction]]:
-        """Give a transaction to change, which is then committed; again if another writer came first.
+        """Yield attempts at a change, each a transaction that commits at its end; another one only after a conflict.
 
         After some attempts other writers have to wait, where the store has locks. A transaction that is under way is
-        joined. To be used as here; the block must not leave the loop, for only its end tells whether it counts::
+        joined. With `anywhere`, the change makes sense although another writer changed metalayers, number or order of
+        the chunks. ConflictError: it does not make sense any more, or there is a transaction under way.
+
+        To be used as here; the block must not leave the loop, for only its end tells whether it counts::
 
             for attempt in handle.changes():
                 with attempt as transaction:
                     ...
-
-        Parameters
-        ----------
-        anywhere : bool, default False
-            Whether the change makes sense if the other writer changed metalayers, number or order of the chunks.
-
-        Raises
-        ------
-        ConflictError
-            The change does not make sense any more, or there is a transaction under way.
         """
         for tried in attempts(self.store):
             if tried == config.retries and self.store.guarantee != COMPARE_AND_SWAP:
@@ -184,7 +181,7 @@ class Handle:
 
     @contextmanager
     def _try(self, conflicts: list[ConflictError] | None, *, anywhere: bool) -> Iterator[Transaction]:
-        """Change, and note a conflict after which another try makes sense; without a list, let other writers wait."""
+        """Change. List a conflict if another attempt makes sense; without a list, make other writers wait."""
         known = self._snapshot
         with ExitStack() as locks:
             locked = conflicts is None and self._excluding(locks)
@@ -199,7 +196,7 @@ class Handle:
                 conflicts.append(error)
 
     def _excluding(self, locks: ExitStack) -> bool:
-        """Exclude other writers, and see what they have left; not if a transaction is under way."""
+        """Lock other writers out, and refresh. Return False, and do neither, if a transaction is under way."""
         locks.enter_context(self.mutex)
         if self._transaction is not None:
             return False
@@ -209,7 +206,7 @@ class Handle:
         return True
 
     def _caught_up(self, known: Snapshot, *, anywhere: bool) -> bool:
-        """Look what other writers have left; say whether that is new and makes sense of another try."""
+        """Refresh; return whether another writer has committed, and another attempt makes sense."""
         with self.mutex:
             if self._transaction is not None:
                 return self._transaction.catch_up()
@@ -220,15 +217,8 @@ class Handle:
     def change(self, *, locked: bool = False) -> Iterator[Transaction]:
         """Collect changes for one commit, or for the transaction under way; one that raises changes nothing.
 
-        Parameters
-        ----------
-        locked : bool, default False
-            Whether the caller holds the store's lock already.
-
-        Raises
-        ------
-        ConflictError
-            Another writer, or another thread with this handle, changed the same; `changes` tries again then.
+        If `locked`, the caller holds the store's lock already. ConflictError: another writer, or another thread with
+        this handle, changed the same; `changes` tries again then.
         """
         self.require_writable()
         with self.mutex:
@@ -251,7 +241,7 @@ class Handle:
             self._commit(transaction)
 
     def announce_commit(self) -> None:
-        """Call `before_commit`; commits that are not made through the handle have to ask for it."""
+        """Call `before_commit`, if that was not done yet. Commits that bypass the handle must call this."""
         call, self.before_commit = self.before_commit, None
         if call is not None:
             call()
@@ -271,14 +261,8 @@ class Handle:
         """Make everything that is changed through this handle inside the ``with`` block one commit.
 
         Threads that write through the handle join in, one at a time, and readings through it show the changes. If the
-        block raises, nothing has happened.
-
-        Raises
-        ------
-        ValueError
-            A transaction is under way already.
-        ConflictError
-            Another writer changed chunks that were read or written in the block. Nothing has happened then.
+        block raises, nothing has happened. Nothing has happened either after a ConflictError: another writer changed
+        chunks that were read or written in the block.
         """
         transaction = self.enter()
         try:
@@ -294,13 +278,7 @@ class Handle:
                 self._show(self._snapshot)
 
     def enter(self, transaction: Transaction | None = None) -> Transaction:
-        """Enter a transaction that the caller commits; `leave` ends it. Raises what `transaction` raises.
-
-        Parameters
-        ----------
-        transaction : Transaction, optional
-            Of a new frame that replaces this one; else the changes are made to this one.
-        """
+        """Enter a transaction, perhaps of a new frame to replace this one; the caller commits it and calls `leave`."""
         self.require_writable()
         with self.mutex:
             if self._transaction is not None:
@@ -321,7 +299,7 @@ class Handle:
             raise ReadOnlyError(f"{self.url} was opened for reading; open it with mode='r+' to change it")
 
     def new_transaction(self, *, locked: bool = False) -> Transaction:
-        """Begin a commit on top of the committed state, apart from any transaction under way."""
+        """Begin a transaction on top of the committed state, independent of any that is under way."""
         if not self._snapshot.header:
             current = reload(self._snapshot)
             if current.generation == self._snapshot.generation:
@@ -329,13 +307,7 @@ class Handle:
         return Transaction(self.store, self._snapshot, locked=locked or self.locked)
 
     def at_snapshot(self, mode: Mode = "r") -> Handle:
-        """Return another handle that shows the committed state, and keeps doing so whatever this one commits.
-
-        Raises
-        ------
-        ValueError
-            A transaction is under way.
-        """
+        """Return another handle that shows the committed state, and keeps doing so whatever this one commits."""
         if self._transaction is not None:
             raise ValueError("a transaction is under way on this handle; what it changes is not committed yet")
         return Handle(self._snapshot, mode)
@@ -354,7 +326,7 @@ class Handle:
             self._show(reload(self._snapshot))
 
     def close(self) -> None:
-        """Let go of files. The handle can be used again."""
+        """Close files. The handle opens them again when it needs them."""
         self.store.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -366,9 +338,9 @@ class Handle:
 
 
 def _explained(source: Source, error: B2ArrayError | OSError) -> B2ArrayError | OSError:
-    """Say of bad bytes where they are, and whether another writer was here: other software moves chunks in its file.
+    """Return an error with the URL in it, or a `ConflictError` if another writer is the cause.
 
-    Another writer was also here if the frame's directory is a file by now.
+    Other software moves chunks in its file, and a writer can replace a directory by a file.
     """
     if isinstance(error, FormatError | NotADirectoryError) and source.is_stale:
         return stale_reader(source.url)

@@ -1,7 +1,7 @@
-"""Chunks that are being changed: decoded blocks on top of the stored ones.
+"""Chunks that are being changed: decoded blocks, on top of the old chunk unless all of it is replaced.
 
-A write opens the chunks that it covers in part: only the blocks that it touches are decoded, and `encoded` copies the
-streams of the others. In a transaction, chunks stay open in a `WriteBuffer`, so that many writes encode them once.
+A write puts its values into open chunks. It decodes only the blocks that it changes in part, and `encoded` copies the
+streams of blocks that it does not touch. In a transaction, chunks stay open in a `WriteBuffer`, and are encoded once.
 """
 
 from __future__ import annotations
@@ -49,36 +49,23 @@ class Form:
     @classmethod
     def of(cls, frame: Frame, layout: Layout) -> Form:
         """Return the form of the chunks of a frame."""
-        # Items that are arrays are further dimensions of a layout, but one item in the frame.
+        # An item that is an array adds dimensions to a layout; the frame counts it as one item.
         typesize = layout.itemsize if layout.block_nbytes % frame.typesize else frame.typesize
         return cls(layout, frame.cparams, typesize, Context(frame.codec, frame.codec_meta, layout.blocks))
 
     def blank(self, count: int) -> Bytes:
-        """Return memory for blocks that are going to be filled: with zeros where no value will be put."""
+        """Return memory for blocks that values will fill: zeros, if some bytes get no value."""
         layout = self.layout
         padded = layout.extended_chunks != layout.chunks or any(
             n % c for n, c in zip(layout.shape, layout.chunks, strict=True)
         )
-        # No value has the bytes between fields and behind an extended float.
+        # Values have no bytes for the gaps between fields and behind an extended float.
         gaps = layout.dtype.names is not None or layout.dtype.char in "gG"
         return (np.zeros if padded or gaps else np.empty)((count, layout.block_nbytes), np.uint8)
 
 
 class OpenChunk:
-    """A chunk that is being changed.
-
-    Parameters
-    ----------
-    form : Form
-        How it is cut and encoded.
-    stored : Stored or None
-        The chunk before, with all its bytes; None if it does not matter.
-
-    Raises
-    ------
-    FormatError, UnsupportedError
-        The chunk cannot be read.
-    """
+    """A chunk that is being changed. `stored` is the chunk before, with all its bytes; None if it does not matter."""
 
     __slots__ = ("_blocks", "_stored", "form")
 
@@ -108,7 +95,7 @@ class OpenChunk:
         return stored + len(self._blocks) * self.form.layout.block_nbytes
 
     def entries(self, numbers: Sequence[int]) -> dict[int, Entry]:
-        """Return blocks; those that no write has touched are decoded, and not kept."""
+        """Return blocks. Those that no write has touched are decoded, but not kept."""
         missing = [n for n in numbers if n not in self._blocks]
         if not missing:
             return self._blocks
@@ -126,8 +113,8 @@ class OpenChunk:
             decode.decode_blocks(self._stored, numbers[pick], data[pick].reshape(-1), context=self.form.context)
         return data
 
-    def require(self, numbers: Sequence[int], filled: Sequence[bool] | None = None, undo: Undo | None = None) -> None:
-        """Decode blocks, but for those that are going to be filled: they hold zeros where no value will be put."""
+    def _load(self, numbers: Sequence[int], filled: Sequence[bool] | None = None, undo: Undo | None = None) -> None:
+        """Decode blocks that are not in memory yet; those that values will fill are blank instead."""
         missing = [i for i, n in enumerate(numbers) if n not in self._blocks]
         if not missing:
             return
@@ -147,21 +134,12 @@ class OpenChunk:
     def put(
         self, part: Part, patch: Patch | None, axes: Axes | None, values: Array, fields: Any, undo: Undo | None
     ) -> None:
-        """Copy values into blocks.
+        """Copy values into blocks of the `part` of the chunk, which is also a `patch` if slices select it.
 
-        Parameters
-        ----------
-        part : Part
-            What is written of the chunk.
-        patch : Patch or None
-            The same, if it is a selection by slices.
-        axes, values, fields
-            As in `b2array.engine.write.write`.
-        undo : list of callables, optional
-            Gets what puts the old values back.
+        `undo` gets functions that put the old values back.
         """
         if patch is not None:
-            self.require(patch.numbers, patch.filled if fields is None else None, undo)
+            self._load(patch.numbers, patch.filled if fields is None else None, undo)
             grid = self._grid(patch)
             if grid is not None:
                 grid = grid if fields is None else grid[fields]
@@ -169,7 +147,7 @@ class OpenChunk:
                     _put_runs(grid, runs, values, undo)
                 return
         found = parts_of_blocks(self.form.layout, part, axes)
-        self.require([n for n, _ in found], undo=undo)
+        self._load([n for n, _ in found], undo=undo)
         for n, of_block in found:
             tile, row, _ = self._blocks[n]
             block = tile.data[row].view(self.form.layout.dtype).reshape(self.form.layout.blocks)
@@ -179,7 +157,7 @@ class OpenChunk:
             put(block, of_block.inside, take(values, of_block.outside), axes)
 
     def _grid(self, patch: Patch) -> Array | None:
-        """Return the blocks of a patch as one array, if they are neighbours in memory."""
+        """Return the blocks of a patch as one array, or None if they are not neighbours in memory."""
         joined, layout = self._neighbours(patch.numbers), self.form.layout
         return None if joined is None else joined.view(layout.dtype).reshape(patch.counts + layout.blocks)
 
@@ -192,7 +170,7 @@ class OpenChunk:
         return tile.data[first : first + len(numbers)]
 
     def encoded(self) -> bytes:
-        """Return the chunk with everything that was put into it."""
+        """Encode the chunk with everything that was put into it."""
         layout, cparams, typesize = self.form.layout, self.form.cparams, self.form.typesize
         numbers = sorted(self._blocks)
         if len(numbers) < layout.nblocks and self._stored is not None:
@@ -201,7 +179,7 @@ class OpenChunk:
             if buf is not None:
                 return buf
             numbers = list(range(layout.nblocks))
-            self.require(numbers)
+            self._load(numbers)
         return encode.encode(
             self._joined(numbers), typesize=typesize, blocksize=layout.block_nbytes, cparams=cparams,
             blockshape=layout.blocks,
@@ -266,7 +244,7 @@ class WriteBuffer:
         self.nbytes = sum(self._sizes.values())
 
     def excess(self) -> list[int]:
-        """Return the chunks to encode if all of them take too much memory: the others take half of what they may."""
+        """Return the chunks to encode if all take more memory than they may: the rest then takes half of that."""
         if self.nbytes <= config.write_buffer_bytes:
             return []
         rest = self.nbytes

@@ -37,27 +37,10 @@ _SPOOL = "<spool>"
 
 
 class Overlay(Target):
-    """Changes on top of a snapshot, or of nothing for a new frame.
+    """Changes on top of a snapshot `base`, or of nothing for a `new` frame.
 
-    Threads may put chunks at the same time; everything else is for one thread at a time.
-
-    Parameters
-    ----------
-    store : Store
-        Where the changes go.
-    base : Snapshot or None
-        What they are made to.
-    new : State, optional
-        The frame to create if there is no base.
-    overwrite : bool
-        Whether a new frame may replace an old one.
-
-    Raises
-    ------
-    ReadOnlyError
-        The frame lies inside a larger file.
-    UnsupportedError
-        It was written by a later version, which this one cannot follow.
+    Threads may put chunks at the same time; everything else is for one thread at a time. A frame inside a larger file,
+    and one that a later version wrote, cannot be changed.
     """
 
     def __init__(self, store: Store, base: Snapshot | None, new: State | None = None, *, overwrite: bool) -> None:
@@ -88,9 +71,11 @@ class Overlay(Target):
         if self.sparse:
             return Staging(self.store, None, self._first_number())
         path, reserved = self._final.temporary(""), 0
-        if self.base is None and path is not None:
+        if self.base is not None:
+            reserved = self.frame.header_len
+        elif path is not None:
             reserved = len(frame.pack(replace(self.frame, nbytes=0, offsets=self.state.frame.offsets[:0])).header)
-        # What ends in memory anyway needs no file on the way there.
+        # If the frame will be in memory, so can the spool.
         in_memory = self.store.appendable and path is None
         return Staging(self.store, Spool(path, reserved=reserved, **{"limit": np.inf} if in_memory else {}), 0)
 
@@ -109,7 +94,7 @@ class Overlay(Target):
 
     @property
     def aside(self) -> bool:
-        """Whether the new frame is made in another place first, because what it replaces excludes it."""
+        """Whether the new frame is made in another place first: a file cannot be made where a directory is."""
         return self.store is not self._final
 
     # Reading.
@@ -152,8 +137,6 @@ class Overlay(Target):
         """Say whether a record of its checksums must follow chunk `n`."""
         return super().has_checksums(n) and self._staging.extent(int(self.state.frame.offsets[n])) is None
 
-    may_have_checksums = has_checksums
-
     # Changes.
 
     def put(self, n: int, buf: bytes) -> None:
@@ -189,12 +172,12 @@ class Overlay(Target):
     # Open chunks.
 
     def keep_open(self) -> None:
-        """Keep chunks open that are changed in part, until they are too many, or until `flush`."""
+        """From now on, keep changed chunks open until `flush`, or until they take too much memory."""
         self.buffer = WriteBuffer()
 
     @property
     def undo(self) -> Undo | None:
-        """Takes what undoes a change to an open chunk, inside of `savepoint`."""
+        """Takes calls that undo changes to open chunks; None outside of `savepoint`."""
         return self._undo
 
     def flush(self, numbers: Iterable[int] | None = None) -> None:
@@ -240,20 +223,14 @@ class Overlay(Target):
         self.state = self.state.with_annotations(self.state.annotations.with_entries(**{key: value}))
 
     def reindex(self, order: npt.ArrayLike, new: State | None = None, **fields: Any) -> None:
-        """Give the chunks another order, count or size.
+        """Give the chunks another order, count or size, and perhaps the state another shape.
 
-        Parameters
-        ----------
-        order : sequence of int
-            For each new position the old one, or -1 for a chunk of zeros.
-        new : State, optional
-            A state of another shape, which still has the old index.
-        **fields
-            New values of fields of the frame.
+        `order` has for each new position the old one, or -1 for a chunk of zeros. `fields` are new values of the
+        frame's.
         """
         old = np.asarray(order, np.int64).reshape(-1)
         state = self.state if new is None else new
-        # One more entry, which stands for all zeros, so that -1 finds it.
+        # Position -1 finds the entry that is added at the end: zeros.
         offsets = np.append(state.frame.offsets, index.special_offset(Special.ZEROS))[old]
         sizes = np.append(state.sizes, np.zeros((1, state.sizes.shape[1]), np.uint32), axis=0)[old]
         lost = state.annotations.lost

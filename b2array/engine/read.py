@@ -23,7 +23,7 @@ from b2array.buffers import scratch
 from b2array.codec import decode
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.decode import Tile
-from b2array.codec.header import NAN_BYTES, ChunkHeader, FilterId, Special
+from b2array.codec.header import NAN_BYTES, ChunkHeader, Special
 from b2array.engine import cache
 from b2array.engine.cache import Entry
 from b2array.engine.fetch import fetch
@@ -55,25 +55,9 @@ _SHARE = 4
 def read(
     source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array, nbytes: int = 0
 ) -> None:
-    """Fill `box` with the selected items.
+    """Fill `box`, which has one dimension a group, with the items that `b2array.grid.partition.parts` selects.
 
-    Parameters
-    ----------
-    source : Source
-        Where the chunks are.
-    layout : Layout
-        How they make up the array.
-    positions, axes
-        The selection, as `b2array.grid.partition.parts` takes it.
-    box : ndarray
-        One dimension a group of the selection, of the array's dtype.
-    nbytes : int, default 0
-        Size in bytes of a larger read that this is a part of.
-
-    Raises
-    ------
-    FormatError, UnsupportedError
-        A chunk cannot be read; the message has its number.
+    `nbytes` is the size in bytes of a larger read that this is a part of.
     """
     if not box.size:
         return
@@ -94,7 +78,7 @@ def read(
 def prepare(
     source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array, nbytes: int = 0
 ) -> Reader:
-    """Return what plans and carries out a read; see `read`."""
+    """Return the reader that plans and carries out `read`."""
     is_small = max(box.nbytes, nbytes) <= config.cache_bytes // _SHARE
     key = source.cache_key if isinstance(source, Snapshot) and is_small else None
     by_slices = axes is None and np.ndarray not in map(type, positions)
@@ -103,15 +87,7 @@ def prepare(
 
 
 def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
-    """Return one item.
-
-    Parameters
-    ----------
-    source, layout
-        As in `read`; the dtype has no fields.
-    where : sequence of int
-        Its position, which must lie within the array.
-    """
+    """Return the item at a position within the array; the dtype has no fields."""
     number = block = position = 0
     for i, n, c, b in zip(where, layout.shape, layout.chunks, layout.blocks, strict=True):
         coord, rest = divmod(i, c)
@@ -131,7 +107,8 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
         reader = prepare(source, layout, (), None, _NO_BOX)
         try:
             if reader.is_regular(stored.head.header):
-                tile = reader.decoded(number, (block,), stored, reader.reference(stored, (block,)), narrow=True)
+                reference = decode.accept(stored, (block,), context=reader.context)
+                tile = reader.decoded(number, (block,), stored, reference, narrow=True)
                 return tile.item(0, position, layout.dtype)
             if stored.head.header.special:
                 return _value(stored, layout.dtype)[()]
@@ -168,7 +145,7 @@ class ChunkRead(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """What the chunks of one read share."""
+    """What the chunks of one read share. `plan` decides what to fetch of a chunk; `finish` decodes and copies it."""
 
     source: Source
     layout: Layout
@@ -260,7 +237,7 @@ class Reader(NamedTuple):
             if stored is not None:
                 header = stored.head.header
                 if self.is_regular(header):
-                    reference = self.reference(stored, job.wanted)
+                    reference = decode.accept(stored, job.wanted, context=self.context)
                     if alone and len(steps) > 1 and threads.width() > 1:
                         # The threads share the region, so none of them may use it as scratch space.
                         shared = replace(stored, region=stored.region.toreadonly())
@@ -283,12 +260,6 @@ class Reader(NamedTuple):
         if header.nbytes != layout.chunk_nbytes:
             raise FormatError(f"expected {layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
         return header.block_nbytes == layout.block_nbytes and not header.special and not header.vl_blocks
-
-    def reference(self, stored: Stored, blocks: Numbers) -> Bytes | None:
-        """Return the block that others build on, if there is one; refuse blocks that cannot be as large as they say."""
-        decode.check_plausible_size(stored, blocks, context=self.context)
-        with_delta = FilterId.DELTA in stored.head.header.filters
-        return decode.reference_block(stored, self.context) if with_delta else None
 
     def decoded(
         self, number: int, blocks: Numbers, stored: Stored, reference: Bytes | None, *, narrow: bool

@@ -31,14 +31,7 @@ def frame_in(store: Store) -> Snapshot | None:
 def take_place(place: Store, made: Snapshot, old: Snapshot | None) -> Snapshot:
     """Let a new frame replace one of the other layout, and remove the old one.
 
-    Parameters
-    ----------
-    place : Store
-        Where the new frame is to be.
-    made : Snapshot
-        The new frame, in `place` or in what `Store.beside` named.
-    old : Snapshot or None
-        The frame that was in `place` before.
+    The new one is in `place`, where the old one was, or in what `Store.beside` named.
     """
     if made.store is not place:
         place.exchange(made.store)
@@ -56,6 +49,6 @@ def take_place(place: Store, made: Snapshot, old: Snapshot | None) -> Snapshot:
 
 
 def discard(store: Store) -> None:
-    """Remove a frame that is in a place of its own, as far as that is possible."""
+    """Remove a frame that is in a place of its own, as far as possible."""
     with suppress(OSError, B2ArrayError):
         store.delete([*filter(is_part, store.listing()), ""])

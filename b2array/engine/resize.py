@@ -36,20 +36,7 @@ Box = tuple[slice, ...]
 
 
 def resize(transaction: Transaction, shape: tuple[int, ...]) -> None:
-    """Give the array another shape; items that come to be are the fill value.
-
-    Parameters
-    ----------
-    transaction : Transaction
-        Holds the array.
-    shape : tuple of int
-        Extents in items.
-
-    Raises
-    ------
-    ValueError, LimitError
-        The shape is not possible.
-    """
+    """Give the array another shape; new items are the fill value."""
     transaction.flush()
     before = copy.copy(transaction)  # shares the chunks, and keeps the old index
     old = transaction.state.require_layout()
@@ -92,17 +79,7 @@ def _torn(transaction: Transaction, old: Layout, new: Layout, item: bytes) -> It
 
 
 def append(transaction: Transaction, values: Array, axis: int) -> None:
-    """Put values behind the last items along an axis.
-
-    Parameters
-    ----------
-    transaction : Transaction
-        Holds the array.
-    values : ndarray
-        Of the array's type and extents, but for the extent along `axis`.
-    axis : int
-        Not negative.
-    """
+    """Put values of the array's type behind the last items along an axis."""
     old = transaction.state.require_layout()
     length = old.shape[axis]
     shape = _with(old.shape, axis, length + values.shape[axis])
@@ -137,17 +114,7 @@ def insert(transaction: Transaction, values: Array, position: int, axis: int) ->
 
 
 def delete(transaction: Transaction, positions: slice | npt.NDArray[np.int64], axis: int) -> None:
-    """Remove positions along an axis.
-
-    Parameters
-    ----------
-    transaction : Transaction
-        Holds the array.
-    positions : slice or ndarray of int64
-        A slice of step 1 with start and stop in bounds; or sorted positions, none twice.
-    axis : int
-        Not negative.
-    """
+    """Remove positions along an axis: a slice of step 1 with start and stop in bounds, or sorted ones, none twice."""
     length = transaction.state.require_layout().shape[axis]
     if isinstance(positions, slice):
         pieces = [_Piece(slice(0, positions.start, 1)), _Piece(slice(positions.stop, length, 1))]
@@ -196,7 +163,7 @@ def _splice(transaction: Transaction, pieces: Iterable[_Piece], axis: int, value
 
 
 def _find_rows(rows: npt.NDArray[np.int64], positions: Positions, start: int, stop: int, end: int, step: int) -> None:
-    """Note which rows of chunks the positions, which come to stand at [start, stop), move as a whole."""
+    """Note which rows of chunks move as a whole when these positions move to [start, stop)."""
     if not step:
         return
     first = -(-start // step)
@@ -222,9 +189,9 @@ def _sub(positions: Positions, low: int, high: int) -> Positions:
 def _reindex(
     transaction: Transaction, state: State, rows: Sequence[npt.NDArray[np.int64]], *, fill: bool = True
 ) -> None:
-    """Give the array a new shape, and each place of the grid the chunk it had in row `rows` along every axis.
+    """Give the array a new shape. `rows` says for each axis which old row of chunks comes to each new row.
 
-    Rows of -1, and those behind the last, are new; they repeat the fill value, or are zeros if they are to be written.
+    Rows of -1, and those behind the last, are new: they repeat the fill value, or are zeros if they will be written.
     """
     old, new = transaction.state.require_layout(), state.require_layout()
     order = np.full(new.grid_shape, -1, np.int64)
@@ -239,7 +206,7 @@ def _reindex(
 
 
 def fill_chunks(transaction: Transaction, layout: Layout, item: bytes, numbers: npt.NDArray[np.int64]) -> None:
-    """Put one small chunk that repeats an item at each position, unless there is an offset that stands for it."""
+    """Put one small chunk that repeats an item at each position, unless a special value stands for it."""
     special = special_of(item, layout.dtype)
     if special is not None:
         transaction.frame.offsets[numbers] = index.special_offset(special)
@@ -250,7 +217,7 @@ def fill_chunks(transaction: Transaction, layout: Layout, item: bytes, numbers: 
 
 
 def special_of(item: bytes, dtype: np.dtype[Any]) -> Special | None:
-    """Return the special value that repeats an item, if there is one that needs no chunk."""
+    """Return the special value that stands for an item in the index, or None if it takes a chunk."""
     if not any(item):
         return Special.ZEROS
     if dtype in (np.dtype("<f4"), np.dtype("<f8")) and item == NAN_BYTES[dtype.itemsize]:
@@ -280,14 +247,7 @@ class Joint(NamedTuple):
 def joint(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int) -> Joint:
     """Check that values can be put behind or between the items of an array, as `numpy.concatenate` does.
 
-    Raises
-    ------
-    numpy.exceptions.AxisError
-        There is no such axis.
-    TypeError
-        The values have a type that cannot be cast safely enough (see `numpy.can_cast`, "same_kind").
-    ValueError
-        They have another number of dimensions, or another extent along an axis that is not `axis`.
+    Their type must be one that NumPy casts as "same_kind".
     """
     axis = np.lib.array_utils.normalize_axis_index(axis, len(shape))
     array = _cast(values, dtype)
@@ -302,24 +262,13 @@ def joint(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int) 
 
 
 def check_joint(url: str, before: Layout, now: Layout, axis: int) -> None:
-    """Refuse an array that another writer has made one that the values do not fit any more.
-
-    Raises
-    ------
-    ConflictError
-        It has another type, or another extent along an axis that is not `axis`.
-    """
+    """Raise ConflictError if another writer has changed the array so that the values do not fit it any more."""
     if now.dtype != before.dtype or _with(now.shape, axis, 0) != _with(before.shape, axis, 0):
         raise ConflictError(f"{url} has become an array of shape {now.shape} and type {now.dtype}")
 
 
 def positions(key: Any, shape: tuple[int, ...], axis: int) -> slice | npt.NDArray[np.int64]:
     """Return the positions that an integer, slice, index array or mask selects along an axis, as `delete` takes them.
-
-    Raises
-    ------
-    IndexError
-        Where NumPy's indexing raises it.
 
     Examples
     --------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from bisect import bisect_right
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -32,22 +33,9 @@ _FIRST_READ = 64 * 2**10
 class Snapshot(Source):
     """A frame as it was when it was read.
 
-    Parameters
-    ----------
-    store : Store
-        Where it is.
-    state : State
-        What it says.
-    start : int
-        Where the frame begins in its file, in bytes.
-    version : str or None
-        The store's version of the file.
-    generation : str
-        Changes with every commit.
-    unique : str
-        What the store says of the file as it was read; see `b2array.store.base.Head`.
-    header : bytes
-        The header as it is stored; empty in a snapshot that came out of a pickle, which may lack sizes of blocks.
+    It begins at `start` in its file, of which the store has this `version`, and whose `generation` changes with every
+    commit. `unique` is what the store says of the file; see `b2array.store.base.Head`. `header` are the stored bytes; a
+    snapshot that came out of a pickle has none, and may lack sizes of blocks.
     """
 
     store: Store
@@ -59,6 +47,7 @@ class Snapshot(Source):
     header: bytes = b""
     frame: Frame = field(init=False)
     sparse: bool = field(init=False)
+    is_local: bool = field(init=False)
     heads: MutableMapping[int, CachedHead] = field(init=False, default_factory=dict)
     cache_key: object | None = field(init=False)
     _expected: str | None = field(init=False)
@@ -72,6 +61,7 @@ class Snapshot(Source):
             expected = with_known_bytes(expected, KnownBytes(self.start + described.frame_len, described.fingerprint))
         object.__setattr__(self, "frame", described)
         object.__setattr__(self, "sparse", described.frame_type == FrameType.SPARSE)
+        object.__setattr__(self, "is_local", self.store.appendable)
         object.__setattr__(self, "_expected", expected)
         object.__setattr__(self, "cache_key", self._new_cache_key())
 
@@ -114,12 +104,9 @@ class Snapshot(Source):
 
     def locate(self, n: int) -> Location | Special:
         """Return what `place` returns; for a chunk that is lost where no chunk is, without unpacking annotations."""
-        found = self.frame.locate(n)
-        return found if isinstance(found, Special) else self.place_of(found)
-
-    def may_have_checksums(self, n: int) -> bool:
-        """Say whether a record of checksums must follow chunk `n`, or may: see `Source.may_have_checksums`."""
-        return self.state.may_have_size(n) and (not self.sparse or self.has_checksums(n))
+        offsets = self.frame.offsets
+        where = int(offsets[n]) if 0 <= n < len(offsets) else -1
+        return self.place(n) if where < 0 else self.place_of(where)
 
     def place_of(self, where: int) -> Location:
         """Return the place that an index entry of a stored chunk stands for."""
@@ -132,7 +119,7 @@ class Snapshot(Source):
             ordered = np.append(np.sort(offsets[offsets >= 0]), described.cbytes)
             object.__setattr__(self, "_ordered", ordered)
         base = self.start + described.header_len
-        return Location("", base + where, base + int(ordered[np.searchsorted(ordered, where, side="right")]))
+        return Location("", base + where, base + int(ordered[bisect_right(ordered, where)]))
 
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects; `clip`: fewer where an object ends before."""
@@ -148,15 +135,6 @@ def load(store: Store, *, start: int = 0) -> Snapshot:
 
     One wave of requests finds out whether the store is one file or a directory, a second one is needed only where
     header, index and trailer take more than 64 KiB.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is neither a frame of its own nor one with chunks beside it.
-    FormatError, UnsupportedError
-        What is there is not a frame, or one of a kind that is not known.
-    ValueError
-        The frame would begin before the file does.
     """
     start = operator.index(start)
     if start < 0:

@@ -26,7 +26,7 @@ FRAME_NAME = "chunks.b2frame"
 
 
 class ChunkRequest(NamedTuple):
-    """A chunk, and which of its blocks are wanted: None for all."""
+    """A chunk, and the blocks of it that are wanted: None for all."""
 
     chunk: int
     blocks: Sequence[int] | npt.NDArray[np.int64] | None
@@ -41,24 +41,14 @@ class Location(NamedTuple):
 
 
 class CachedHead(NamedTuple):
-    """What was read of a chunk before: its head, and the checksums of its blocks if it was compared with its own."""
+    """The head of a chunk that was read before; if its checksum was compared, also the checksums of the blocks."""
 
     head: ChunkHead
     sums: npt.NDArray[np.uint32] | None
 
 
 class Source(ABC):
-    """What chunks are read from.
-
-    Attributes
-    ----------
-    store : Store
-        Where the chunks are.
-    state : State
-        What the frame says about them.
-    sparse : bool
-        Whether every chunk has a file of its own.
-    """
+    """What chunks are read from: a store, what the frame says, and whether every chunk has a file of its own."""
 
     __slots__ = ()
 
@@ -85,12 +75,12 @@ class Source(ABC):
 
     @property
     def is_local(self) -> bool:
-        """Whether reading is so fast that every worker may do it for itself."""
+        """Whether reads are so fast that each worker makes its own, and not one wave of requests for all."""
         return self.store.appendable
 
     @property
     def heads(self) -> MutableMapping[int, CachedHead]:
-        """The heads of chunks, by number, that were read before; none where chunks can change any time."""
+        """The heads of chunks that were read before, by number; always empty where chunks can change."""
         return {}
 
     @property
@@ -100,13 +90,7 @@ class Source(ABC):
 
     @abstractmethod
     def place(self, n: int) -> Location | Special:
-        """Return where chunk `n` is; in a contiguous frame it may end before the place does.
-
-        Raises
-        ------
-        ChunkLostError
-            Repairing the frame could not save it.
-        """
+        """Return where chunk `n` is, if it is not lost; in a contiguous frame it may end before the place does."""
 
     def locate(self, n: int) -> Location | Special:
         """Return what `place` returns; for a chunk that is lost perhaps where no chunk is, so that reading fails."""
@@ -128,10 +112,6 @@ class Source(ABC):
         """Say whether a record of its checksums must follow chunk `n`."""
         return bool(self.state.sizes[n, 0])
 
-    def may_have_checksums(self, n: int) -> bool:
-        """Say the same, but do not unpack sizes for it: chunks that have none may be taken for others."""
-        return self.has_checksums(n)
-
     @abstractmethod
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects; `clip`: fewer where an object ends before."""
@@ -151,7 +131,7 @@ class Source(ABC):
 
 
 class Target(Source):
-    """What takes new chunks, and gives the old ones of which only a part is new."""
+    """What a write puts new chunks into, and reads the old ones from."""
 
     __slots__ = ()
 
@@ -161,11 +141,11 @@ class Target(Source):
 
     @abstractmethod
     def set_code(self, n: int, code: int) -> None:
-        """Let chunk `n` be the one with this code."""
+        """Let chunk `n` be the one that `store_chunk` has returned this code for."""
 
     @property
     def undo(self) -> Undo | None:
-        """Takes what undoes a change to an open chunk, while changes may have to be undone."""
+        """Takes calls that undo changes to open chunks; None if nothing will have to be undone."""
         return None
 
     def flush(self, numbers: Iterable[int] | None = None) -> None:

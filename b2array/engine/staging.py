@@ -38,23 +38,14 @@ CHECKED_AFTER = 3600.0
 
 _TOMBSTONE = b"\xff" * HEADER_LEN
 _LOWEST_CODE = -(2**32)
-"""Below are the index entries that stand for special values."""
+"""Smaller entries of an index stand for special values."""
 
 
 class Staging:
     """New chunks, each known by a code that stands for it in a transaction's index.
 
-    The code of a chunk in a file is the file's number, that of a spooled one is negative. Threads may put chunks at the
-    same time.
-
-    Parameters
-    ----------
-    store : Store
-        Where the files go.
-    spool : Spool or None
-        Where the chunks go, if not into files of their own.
-    first : int
-        The first number that a file may get.
+    The code of a chunk in a file is the file's number, of which `first` is the first; that of a spooled one is
+    negative. Without a spool, chunks go into files of their own. Threads may put chunks at the same time.
     """
 
     def __init__(self, store: Store, spool: Spool | None, first: int) -> None:
@@ -128,7 +119,7 @@ class Staging:
             return first
 
     def adopt(self, code: int, sizes: Sizes, record: bytes) -> None:
-        """Take note of a chunk that another process has put. It is not removed if the commit fails."""
+        """Note a chunk that another process has put. If the commit fails, its file stays."""
         with self._mutex:
             self._digest.update(record)
             self.sizes[code] = sizes
@@ -184,43 +175,40 @@ class Staging:
             raise ValueError("chunks in files of their own are not spooled")
         return self._spool
 
-    @property
-    def _complete(self) -> bool:
-        """Whether the spool is a file that only lacks header and tail, so that everything in it stays where it is."""
-        return self._spool is not None and self._spool.on_disk and self._spool.reserved > 0
+    def is_complete(self, header_len: int) -> bool:
+        """Whether the spool is a file that only lacks tail and header, of so many bytes."""
+        return self._spool is not None and self._spool.on_disk and self._spool.reserved == header_len
 
-    def _kept(self, offsets: Int64Array) -> npt.NDArray[np.bool_]:
-        kept = np.full(len(self._extents), self._complete)
+    def _kept(self, offsets: Int64Array, data_start: int) -> npt.NDArray[np.bool_]:
+        # In a file that gets complete, everything stays where it is.
+        complete = not data_start and self._spool is not None and self._spool.on_disk and self._spool.reserved > 0
+        kept = np.full(len(self._extents), complete)
         kept[-1 - offsets[(offsets < 0) & (offsets >= _LOWEST_CODE)]] = True
         return kept
 
     def placed(self, offsets: Int64Array, data_start: int) -> tuple[Int64Array, int]:
         """Return an index in which spooled chunks have places, and where the data end.
 
-        Parameters
-        ----------
-        offsets : ndarray of int64, shape (nchunks,)
-            The index with codes.
-        data_start : int
-            Where the first of `pieces` will be, in bytes from the end of the header.
+        The first of `pieces` will be at `data_start`, in bytes from the end of the header; it is 0 in a new file.
         """
         offsets = np.array(offsets, np.int64)
-        lengths = np.array([stop - start for start, _, stop in self._extents], np.int64) * self._kept(offsets)
+        lengths = np.array([stop - start for start, _, stop in self._extents], np.int64)
+        lengths *= self._kept(offsets, data_start)
         stops = data_start + np.cumsum(lengths)
         new = (offsets < 0) & (offsets >= _LOWEST_CODE)
         which = -1 - offsets[new]
         offsets[new] = stops[which] - lengths[which]
         return offsets, int(stops[-1]) if len(stops) else data_start
 
-    def pieces(self, offsets: Int64Array) -> Iterator[Buffer]:
+    def pieces(self, offsets: Int64Array, data_start: int = 0) -> Iterator[Buffer]:
         """Yield the spooled chunks that an index with codes refers to, in the order that `placed` counts on."""
-        for kept, (start, _, stop) in zip(self._kept(offsets).tolist(), self._extents, strict=True):
+        for kept, (start, _, stop) in zip(self._kept(offsets, data_start).tolist(), self._extents, strict=True):
             if kept:
                 yield from self._require_spool().pieces(start, stop)
 
     def finish(self, header: Buffer, tail: Buffer, *, durable: bool) -> str | None:
         """Complete the spool's file and return its path, or None if the spool has none to give away."""
-        if not self._complete:
+        if not self.is_complete(len(header)):
             return None
         spool = self._require_spool()
         spool.finish(header, tail, durable=durable)
@@ -234,12 +222,7 @@ class Staging:
     def nbytes(self, offsets: Int64Array, known: Mapping[int, int]) -> int:
         """Return how many bytes chunks in files take together; a missing file has none.
 
-        Parameters
-        ----------
-        offsets : ndarray of int64
-            The files, or special values.
-        known : mapping of int to int
-            Sizes of older chunks. For chunks that are neither new nor known here, the store is asked.
+        `known` are the sizes of older chunks. For chunks that are neither new nor known, the store is asked.
         """
         numbers = offsets[offsets >= 0].tolist()
         sizes = {code: int(row[0]) for code in numbers if (row := self.sizes.get(code)) is not None}

@@ -7,6 +7,7 @@ contiguous one gets it appended and then, in one small write, a header that poin
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 _CHAIN = "chain"
 _ATOMIC_HEADER = 512
-"""A header is rewritten in place only if all bytes that change lie in this many first ones, one sector of a disk."""
+"""A header is rewritten in place only if it changes only within its first bytes, as many as a disk's sector has."""
 _DEAD_LIMIT = 2**16
 """With less dead space than this, a commit never writes a whole contiguous frame again."""
 
@@ -56,16 +57,9 @@ class Prepared(NamedTuple):
 class Transaction(Overlay):
     """Changes on top of a snapshot, or of nothing for a new frame, until they are committed.
 
-    Threads may put chunks at the same time; everything else is for one thread at a time.
-
-    Parameters
-    ----------
-    store, base, new, overwrite
-        As for `Overlay`, with its errors.
-    locked : bool
-        Whether the caller holds the store's lock already.
-    replaces : str, optional
-        The store's version of the old frame that a new one replaces, so that no other is overwritten.
+    Threads may put chunks at the same time; everything else is for one thread at a time. If `locked`, the caller holds
+    the store's lock. `replaces` is the version of the old frame that a new one replaces, so that no other is
+    overwritten.
     """
 
     def __init__(
@@ -95,17 +89,9 @@ class Transaction(Overlay):
         return set() if self.buffer is None else set(self.buffer.chunks)
 
     def commit(self) -> Snapshot:
-        """Make the changes visible, all at once.
+        """Make the changes visible, all at once, and return the new state.
 
-        Returns
-        -------
-        Snapshot
-            The new state.
-
-        Raises
-        ------
-        ConflictError
-            Another writer changed what these changes build on; the store is as that writer left it.
+        ConflictError: another writer changed what these changes build on; the store is as that writer left it.
         """
         try:
             self.flush()
@@ -135,26 +121,9 @@ class Transaction(Overlay):
     def prepare(self, entry: tuple[str, object], put: Callable[[Iterable[Buffer]], object]) -> tuple[Frame, bytes]:
         """Write everything but the final step that publishes it, for a commit of several frames.
 
-        The caller holds the lock, and publishes what is returned.
-
-        Parameters
-        ----------
-        entry : tuple of (str, object)
-            Goes among the annotations of the frame.
-        put : callable
-            Takes the pieces of a new object that is to replace the old one, if that is how readers come to see it.
-
-        Returns
-        -------
-        described : Frame
-            The new frame.
-        header : bytes
-            What is to be written over the beginning of the object; empty if `put` was called.
-
-        Raises
-        ------
-        ConflictError
-            Another writer changed what these changes build on.
+        The caller holds the lock, and publishes what is returned: the new frame, and what is to be written over the
+        beginning of the object. That is empty if `put` was called, which takes the pieces of a new object that replaces
+        the old one. `entry` goes among the annotations.
         """
         self.flush()
 
@@ -201,13 +170,7 @@ class Transaction(Overlay):
         raise too_many_conflicts(self.store)
 
     def catch_up(self) -> bool:
-        """Go on from the state of another writer whose commit removed the bytes of the base; say whether one did.
-
-        Raises
-        ------
-        ConflictError
-            That one changed what these changes build on.
-        """
+        """Go on from the state of another writer whose commit removed the bytes of the base; say whether one did."""
         if self.base is None or self.sparse or self.store.appendable or self._undo is not None:
             return False
         current = reload(self.base)
@@ -267,14 +230,25 @@ class Transaction(Overlay):
         made = self._prepared(0)
 
         def write() -> str:
-            path = self._staging.finish(made.header, made.tail, durable=durability() != "off")
-            if path is not None:
-                return self.store.adopt(path, "", exclusive=not self._overwrite).version
             if self._overwrite:
-                return self.store.replace(self.name, self._pieces(made), expected=self._replaces).version
+                return self._replaced_by(made, self._replaces)
+            path = self._finished(made)
+            if path is not None:
+                return self.store.adopt(path, "", exclusive=True).version
             return self.store.create(self.name, self._pieces(made)).version
 
         return self._swap(made, write)
+
+    def _finished(self, made: Prepared) -> str | None:
+        """Complete the file that the new chunks wait in, if they do, and return its path."""
+        return self._staging.finish(made.header, made.tail, durable=durability() != "off")
+
+    def _replaced_by(self, made: Prepared, expected: str | None) -> str:
+        """Replace the old file by a new one, and return the version of that."""
+        path = self._finished(made)
+        if path is not None:
+            return self.store.adopt(path, "", exclusive=False, expected=expected).version
+        return self.store.replace(self.name, self._pieces(made), expected=expected).version
 
     def _publish(self, current: Snapshot) -> Snapshot:
         if self.sparse:
@@ -284,6 +258,12 @@ class Transaction(Overlay):
         if not self.store.appendable:
             warn(f"{self.url}: one file in this store is written anew with every change")
             return self._rewrite(current)
+        # What replaces every chunk is written once, and not a second time behind the old ones.
+        all_new = len(self._touched) == self.state.frame.nchunks and not self.restructured
+        if all_new and self._staging.is_complete(len(current.header)):
+            whole = self._prepared(0)
+            if len(whole.header) == len(current.header) and not _is_mostly_dead(whole.state):
+                return self._swap(whole, lambda: self._replaced_by(whole, current.version))
         made = self._prepared(current.frame.frame_len - current.frame.header_len)
         if self._compacting or not self._fits(current, made):
             return self._rewrite(current)
@@ -304,7 +284,8 @@ class Transaction(Overlay):
         return self._swap(made, extend)
 
     def _append(self, current: Snapshot, made: Prepared) -> None:
-        new = self._staging.pieces(self.state.frame.offsets)
+        data_start = current.frame.frame_len - current.frame.header_len
+        new = self._staging.pieces(self.state.frame.offsets, data_start)
         self.store.append("", current.frame.frame_len, chain(new, (made.tail,)))
 
     def _fits(self, current: Snapshot, made: Prepared) -> bool:
@@ -319,8 +300,7 @@ class Transaction(Overlay):
         """Replace the old file by one with every chunk, and without dead space."""
         with self._whole(self._progress) as new:
             made = new._prepared(0)
-            pieces = new._pieces(made)
-            return self._swap(made, lambda: self.store.replace("", pieces, expected=current.version).version)
+            return self._swap(made, lambda: new._replaced_by(made, current.version))
 
     @contextmanager
     def _whole(self, progress: Progress | None = None) -> Iterator[Transaction]:
@@ -393,10 +373,12 @@ class Transaction(Overlay):
     def _chain(self) -> bytes:
         """Return a digest of the base and the chunks that were put on top of it.
 
-        Without it two frames of equal metadata and unequal data would be taken for the same generation.
+        Without it two frames of equal metadata and unequal data would be taken for the same generation. Where no lock
+        excludes other writers, the salt tells this commit from an equal one that came first.
         """
         base = self.base.generation if self.base is not None else ""
-        return blake2b(base.encode() + self._staging.digest, digest_size=16).digest()
+        salt = b"" if self.store.guarantee == "lock" else os.urandom(16)
+        return blake2b(base.encode() + self._staging.digest, digest_size=16, salt=salt).digest()
 
 
 def _is_mostly_dead(state: State) -> bool:

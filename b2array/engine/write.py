@@ -1,7 +1,7 @@
 """Items from memory into chunks: the values of a selection -> blocks -> chunks that are encoded and staged.
 
-A chunk that is written as a whole is encoded from the values. One that is written in part is opened: see
-`b2array.engine.open_chunk`. In a transaction it stays open. Nothing here knows keys: selections are products of groups,
+The values go into an `OpenChunk`, with the old chunk below it if they replace only a part. It is encoded at once, but
+in a transaction a chunk that is written in part stays open. Nothing here knows keys: selections are products of groups,
 as `b2array.grid.partition` cuts them.
 """
 
@@ -37,16 +37,8 @@ def write(
 ) -> None:  # fmt: skip
     """Put the selected items into new chunks.
 
-    Parameters
-    ----------
-    target : Target
-        Takes the chunks.
-    layout, positions, axes
-        As in `b2array.engine.read.read`.
-    values : ndarray
-        One dimension a group of the selection; converted to the array's dtype block by block.
-    fields : str or list of str, optional
-        The fields to change; whole items by default.
+    `values` have one dimension a group of the selection, and are converted to the array's type block by block. Only the
+    `fields` that are named are changed.
     """
     chunks = parts_of_chunks(layout, positions, axes)
     first = list(islice(chunks, 2))
@@ -63,23 +55,9 @@ def write(
 def rewrite(
     target: Target, layout: Layout, numbers: Iterable[int], produce: Callable[[Slices], Array]
 ) -> Iterator[int]:
-    """Make whole chunks from scratch, a few at a time.
+    """Make whole chunks from scratch, a few at a time, and yield the number of each.
 
-    Parameters
-    ----------
-    target : Target
-        Takes the chunks, when the last one is made.
-    layout : Layout
-        How they make up the array.
-    numbers : iterable of int
-        The chunks, in C order of the grid.
-    produce : callable
-        Called in the workers with a box of the array, one slice an axis, for the items in it.
-
-    Yields
-    ------
-    int
-        The number of each chunk that is made.
+    `produce` is called in the workers with a box of the array for the items in it.
     """
     form = Form.of(target.frame, layout)
 
@@ -146,7 +124,7 @@ class _Writer:
         target, buffer = self.target, self.target.buffer
         patch = patch_of(self.form.layout, part) if self.by_slices else None
         whole = patch is not None and patch.whole and self.fields is None
-        # One chunk alone could not be encoded by several threads now.
+        # A lone chunk stays open, too: only one thread would encode it now, but `flush` encodes many in threads.
         stays_open = buffer is not None and not (whole and not self.alone)
         chunk = buffer.chunks.get(number) if buffer is not None and stays_open else None
         undo = None if chunk is None else target.undo

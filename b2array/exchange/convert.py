@@ -1,4 +1,4 @@
-"""`convert`: arrays from one file format to another; and the formats that it knows."""
+"""`convert`: copies arrays from one file format to another; and the formats that it knows."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from b2array import bloscpack
-from b2array.array import opening
+from b2array.array import opening, streaming
 from b2array.array.info import counted
 from b2array.array.info import nbytes as shown_nbytes
 from b2array.buffers import Buffer
@@ -32,7 +31,7 @@ from b2array.store.open import open_store
 from b2array.store.secrets import redact
 
 __all__ = [
-    "Conversion", "convert", "converted", "is_array", "pack_bytes", "regions", "save_intact", "unpack_bytes",
+    "Conversion", "convert", "converted", "is_array", "pack_bytes", "save_intact", "unpack_bytes",
 ]  # fmt: skip
 
 Url = str | os.PathLike[str]
@@ -42,7 +41,7 @@ _BUDGET = 64 * 2**20
 """Number of bytes to read at once, unless a chunk is larger."""
 
 _FEWEST, _MOST = 2**16, 2**28
-"""The destination gets the chunks of the source if their size in bytes is between these."""
+"""The destination keeps chunks of the source whose size in bytes is between these."""
 
 
 def convert(
@@ -64,18 +63,18 @@ def convert(
 ) -> None:
     """Copy an array, or a group of arrays, to another file format, a bounded number of bytes at a time.
 
-    Attributes, names of dimensions and the fill value are copied, and the chunks too where both formats have them.
-    Groups can be copied between directories and archives of Blosc2 frames, HDF5 files and Zarr hierarchies.
+    It copies attributes, names of dimensions and the fill value, too, and keeps the chunks if both formats have them.
+    It copies groups between directories and archives of Blosc2 frames, HDF5 files and Zarr hierarchies.
 
     Parameters
     ----------
     src, dst : str or os.PathLike
         Files, directories or URLs. Their endings tell the formats: ``.b2nd`` and ``.b2frame``, ``.b2d`` and ``.b2z``
-        for groups, ``.npy``, ``.zarr``, ``.h5``, ``.hdf5``, ``.hdf`` and ``.nc``, ``.blp``. Without such an ending,
-        the contents of a source tell its format. A member is named by a path, as in ``results.h5/run/pressure``, or
-        behind ``#``. A new member without a name is called ``data``.
+        for groups, ``.npy``, ``.zarr``, ``.h5``, ``.hdf5``, ``.hdf`` and ``.nc``, ``.blp``. Without such an ending, the
+        contents of a source tell its format. Name a member by a path, as in ``results.h5/run/pressure``, or behind
+        ``#``. A new member without a name is called ``data``.
     src_format, dst_format : {"b2nd", "b2d", "b2z", "npy", "zarr", "hdf5", "blp"}, optional
-        The formats, if the endings do not tell or tell wrong ones.
+        The formats, if the endings do not tell them, or tell wrong ones.
     chunks, blocks : sequence of int, optional
         Extents in items, for formats that have them.
     cparams : CParams, optional
@@ -83,8 +82,8 @@ def convert(
     layout : {"auto", "contiguous", "sparse"}
         Kind of a ``.b2nd``: one file, or a directory.
     overwrite : bool, default False
-        Whether to replace an existing destination, which must have the same format. The old file stays until the new
-        one is complete. Only Zarr arrays in stores that cannot rename are written in place.
+        Whether to replace an existing destination of the same format. The old file stays until the new one is complete,
+        except for Zarr arrays in stores that cannot rename.
     verify : bool, default False
         Whether to read both files again afterwards and compare them.
     progress : bool, default False
@@ -99,9 +98,9 @@ def convert(
     FileExistsError
         The destination exists.
     UnsupportedError
-        The destination's format cannot hold the type of the items, or a package is missing. Nothing has been written.
+        The destination's format cannot hold the type of the items, or a package is missing. Nothing was written.
     B2ArrayError
-        With `verify`: the destination differs from the source. Of a group, arrays could not be copied; the others were.
+        With `verify`: the destination differs from the source. Or only some arrays of a group could be copied.
 
     Warns
     -----
@@ -131,7 +130,7 @@ def convert(
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What was converted: numbers of arrays and bytes, seconds, and what could not be read or written, by name."""
+    """The result of a conversion: numbers of arrays and bytes, seconds, and errors by name of the array."""
 
     url: str
     narrays: int
@@ -154,7 +153,7 @@ def converted(
     layout: str = "auto", overwrite: bool = False, verify: bool = False, progress: bool = False,
     src_options: Storage = None, dst_options: Storage = None, **options: Any,
 ) -> Conversion:  # fmt: skip
-    """Do what `convert` does, and tell about it; of several arrays, those that fail do not stop the others."""
+    """Do what `convert` does, and return the outcome. An array that fails does not stop the others."""
     begun = time.perf_counter()
     from_format, src_url = find(src, src_format, src_options, exists=True)
     to_format, dst_url = find(dst, dst_format, dst_options, exists=False)
@@ -199,7 +198,7 @@ def _one_converted(source: Source, target: Format, url: str, wanted: Settings, *
 def _all_converted(
     tree: Tree, target: Format, build: Build, url: str, wanted: Settings, *, verify: bool, progress: bool
 ) -> dict[str, Exception]:
-    """Convert what is in a tree; return the errors by name. If all arrays fail, the first error is raised."""
+    """Convert all arrays of a tree; return the errors by name. If all fail, raise the first error."""
     failed: dict[str, Exception] = {} if tree.error is None else {"": tree.error}
 
     def each(verb: Callable[[str, Source, Settings], None], names: Iterable[str], label: str) -> None:
@@ -260,28 +259,11 @@ def _warn_of_loss(source: Source, target: Format, url: str) -> None:
 
 
 def _regions(source: Source, target: Format, settings: Settings) -> list[Box]:
-    """Cut the array into boxes to read and write at once: whole chunks, of the destination if possible."""
+    """Cut the array into boxes to read and write at once: whole chunks, if possible of the destination."""
     if target.sequential:
         return list(boxes(source.shape, max(1, _BUDGET // source.dtype.itemsize)))
     unit = source.chunks if target.name == "npy" and source.chunks else settings.chunks
-    return regions(source.shape, source.dtype.itemsize, unit)
-
-
-def regions(shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None) -> list[Box]:
-    """Cut an array into boxes to read at once: whole chunks, as many as fit into a bounded number of bytes."""
-    if 0 in shape:
-        return []
-    items = max(1, _BUDGET // itemsize)
-    unit = tuple(chunks or (1,) * len(shape))
-    steps = list(unit)
-    for axis in reversed(range(len(steps))):
-        fitting = max(1, items // math.prod(steps))
-        steps[axis] = min(steps[axis] * fitting, -(-shape[axis] // unit[axis]) * unit[axis])
-    ranges = [range(0, n, step) for n, step in zip(shape, steps, strict=True)]
-    return [
-        tuple(slice(i, min(i + step, n)) for i, step, n in zip(starts, steps, shape, strict=True))
-        for starts in product(*ranges)
-    ]
+    return list(streaming.boxes(source.shape, unit, source.dtype.itemsize, _BUDGET))
 
 
 def _pieces(source: Source, regions: list[Box], advance: Callable[[int], object] = id) -> Iterator[Piece]:
@@ -385,7 +367,7 @@ def _write(dst: str, pieces: Iterable[Buffer], *, overwrite: bool, storage_optio
 
 
 def _compare_bytes(f: bloscpack.Reader, store: Store, made: str) -> None:
-    """Raise B2ArrayError if a Bloscpack file and another file differ; `made` is the new one of the two."""
+    """Raise B2ArrayError if a Bloscpack file and another file differ; `made` is the new file."""
     at = 0
     for piece in f.iter_chunks():
         (head,) = store.head([""], len(piece), offset=at) if piece else (None,)

@@ -1,4 +1,4 @@
-"""The type of a file format for `convert`, and the formats without optional packages: Blosc2, NumPy's and Bloscpack.
+"""What `convert` needs to know of a file format; and Blosc2's, NumPy's and Bloscpack, which need no other package.
 
 Source: "The N-dimensional array format" of NumPy's documentation (``.npy``), through NumPy.
 """
@@ -99,12 +99,12 @@ class Source:
 
     @property
     def is_bytes(self) -> bool:
-        """Whether it is a super-chunk, whose items are bytes."""
+        """Whether the source is a super-chunk, whose items are bytes."""
         return self.handle is not None and not any(self.handle.frame.metalayer(name) is not None for name in GEOMETRIES)
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of all items."""
+        """Size of all items in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __enter__(self) -> Self:
@@ -118,7 +118,7 @@ class Source:
 class Tree:
     """Arrays by name, to open one at a time, and the attributes of groups.
 
-    A single array has the name "", and so has the outermost group. `error` says why the list may be incomplete.
+    A single array has the name "", as has the outermost group. `error` says why the list may be incomplete.
     """
 
     names: tuple[str, ...]
@@ -160,7 +160,7 @@ Put = Callable[[str, Source, Iterable[Piece], Settings], None]
 
 
 class Building(NamedTuple):
-    """How to add arrays and the attributes of groups, both by name, to a destination under way."""
+    """Adds arrays and the attributes of groups, both by name, to a destination that is being written."""
 
     put: Put
     group: Callable[[str, Mapping[str, Any]], None]
@@ -170,7 +170,7 @@ Build = Callable[[str, Settings], AbstractContextManager[Building]]
 
 
 def lone(build: Build) -> Put:
-    """Make what builds many arrays write one, called ``data`` if the URL gives no name."""
+    """Turn a function that builds many arrays into one that writes one, called ``data`` if the URL gives no name."""
 
     def write(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
         with build(url, settings) as building:
@@ -198,7 +198,7 @@ class Format(NamedTuple):
     building: Build | None = None
 
     def open(self, url: str, storage_options: Storage) -> Source:
-        """Open a source of one array; raise ValueError if it has several, or none."""
+        """Open a source of one array; ValueError if it has several, or none."""
         with ExitStack() as resources:
             tree = resources.enter_context(self.tree(url, storage_options))
             source = resources.enter_context(tree.only(url))
@@ -206,7 +206,7 @@ class Format(NamedTuple):
 
 
 def single(open_one: Callable[[str, Storage], Source]) -> Callable[[str, Storage], Tree]:
-    """Make what opens a source of one array open a tree of this one."""
+    """Turn a function that opens a source into one that opens a tree with this array only."""
 
     def tree(url: str, storage_options: Storage) -> Tree:
         source = open_one(url, storage_options)
@@ -245,7 +245,7 @@ def local_copy(url: str, storage_options: Storage) -> Iterator[str]:
 
 
 def json_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes in types that JSON has: Python's numbers instead of NumPy's, lists instead of tuples."""
+    """Convert attributes to types that JSON has: Python's numbers instead of NumPy's, lists instead of tuples."""
     try:
         plain: dict[str, Any] = json.loads(json.dumps(dict(attrs), default=_plain))
     except (TypeError, ValueError) as error:
@@ -293,7 +293,7 @@ def write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
 
 
 def array_options(source: Source, settings: Settings) -> ArrayOptions:
-    """Return the options of a new array with all that belongs to the source."""
+    """Return the options for a new array with everything that belongs to the source."""
     return ArrayOptions(
         chunks=None if 0 in settings.chunks else settings.chunks, blocks=settings.blocks, fill_value=source.fill,
         dims=source.dims, attrs=source.attrs, cparams=settings.cparams, layout=settings.layout,

@@ -36,14 +36,14 @@ class Members(NamedTuple):
 
 
 def members_of(url: str, storage_options: Storage) -> Members:
-    """Find the members of a group, or of the part of it that is named behind ``#``; attributes are among them."""
+    """Find the members of a group, or of the part of it that is named behind ``#``, with the frames of attributes."""
     address, _, wanted = url.partition("#")
     wanted = wanted.strip("/")
     home, error = whole.home_of(address, storage_options or {}), None
     try:
         paths = home.members()
     except B2ArrayError as damage:
-        # Of a damaged manifest or embedding frame, the files still tell.
+        # If the manifest or the embedding frame is damaged, the files still tell the members.
         if isinstance(home, Archive):
             raise
         paths, error = members_among(home.store.walk()), damage
@@ -78,7 +78,7 @@ def tree_group(url: str, storage_options: Storage) -> Tree:
 
 
 def _frame(source: Source, pieces: Iterable[Piece], settings: Settings) -> tuple[str, NewFrame]:
-    """Return the suffix of a member, and what makes its frame. Chunks of frames are copied as they are if possible."""
+    """Return the suffix of a member, and a function that makes its frame, if possible with the chunks as they are."""
     handle, storage = source.handle, settings.storage_options or {}
     if handle is not None and source.is_bytes:
         return OTHER, copy_of(handle, storage)

@@ -89,7 +89,7 @@ def _nodes(h5py: ModuleType, file: Any, name: str) -> Iterator[tuple[str, bool]]
         except (KeyError, OSError, RuntimeError):
             yield at, False
             continue
-        # A file may be damaged or made so that a group holds itself.
+        # In a damaged or malicious file, a group may hold itself.
         if is_group and address in seen:
             continue
         seen.add(address)
@@ -100,7 +100,7 @@ def _nodes(h5py: ModuleType, file: Any, name: str) -> Iterator[tuple[str, bool]]
 
 @contextmanager
 def _reading(where: str) -> Iterator[None]:
-    """Say where damage is. HDF5 has errors without a number for it."""
+    """Say where damage is. For damage, HDF5 raises OSError without a number."""
     try:
         yield
     except (OSError, RuntimeError, KeyError) as error:
@@ -138,7 +138,7 @@ def _unpacked(value: Any) -> Any:
 
 
 def _bare(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return a type without the metadata that h5py attaches to it."""
+    """Return a type without h5py's metadata."""
     if dtype.hasobject:
         return dtype
     if dtype.subdtype is not None:
@@ -169,7 +169,7 @@ def check_hdf5(source: Source, settings: Settings) -> None:
         raise UnsupportedError(f"HDF5 cannot hold items of type {source.dtype}: {error}") from None
     if not held:
         raise UnsupportedError(f"HDF5 would change items of type {source.dtype}")
-    # Try the attributes on a file in memory, because only h5py knows which it can store.
+    # Try to store the attributes in a file in memory: only h5py knows what it can store.
     with h5py.File("probe", "w", driver="core", backing_store=False) as probe:
         _set_attrs(probe, source.attrs)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from b2array.exchange.groups import building_b2d, building_b2z, tree_group
 from b2array.exchange.hdf5 import MAGIC, building_hdf5, check_hdf5, tree_hdf5
 from b2array.exchange.zarr import building_zarr, check_zarr, tree_zarr, write_zarr
 from b2array.group import whole
+from b2array.group.addressing import group_of
 from b2array.group.archive import MAGIC as ZIP_MAGIC
 from b2array.group.directory import Directory
 from b2array.group.manifest import EMBEDDED, MANIFEST, SUFFIXES
@@ -61,10 +61,10 @@ _FILES = ("b2z", "hdf5")
 def find(
     url: str | os.PathLike[str], name: str | None, storage_options: Storage, *, exists: bool
 ) -> tuple[Format, str]:
-    """Return the format of a file and where it is; a member follows ``#``, as in ``results.h5#run/pressure``.
+    """Return the format of a file, and its URL with a member behind ``#``, as in ``results.h5#run/pressure``.
 
-    The format is given by its name, by the ending of the URL or, if the file exists, by its contents. A member is
-    named behind ``#`` or as a path below its group, with or without the ending of its file.
+    The format's name tells the format, else the ending of the URL, else the contents of the file. A member may be named
+    behind ``#``, or as a path below its group, with or without the ending of its file.
     """
     text = os.fspath(url)
     if name is not None and name not in FORMATS:
@@ -86,7 +86,7 @@ def find(
 
 
 def by_ending(url: str) -> tuple[Format | None, str]:
-    """Return what the text of a URL tells: the format, or None, and the URL with ``#`` before the name of a member."""
+    """Return what the text of a URL tells: the format or None, and the URL with ``#`` before the name of a member."""
     inner = _split(url)
     if inner is not None:
         return _by_ending(inner.partition("#")[0]) or FORMATS["b2d"], inner
@@ -99,7 +99,7 @@ def _by_ending(url: str) -> Format | None:
 
 
 def _split(url: str) -> str | None:
-    """Return a URL with ``#`` before the name of a member; None if its text names no member."""
+    """Return a URL with ``#`` before the name of a member; None if it names no member."""
     if "#" in url:
         kind = _by_ending(url.rpartition("#")[0])
         return url if (kind is not None and kind.building) or (kind is None and not os.path.lexists(url)) else None
@@ -114,7 +114,7 @@ def _split(url: str) -> str | None:
 
 
 def _sniff(store: Store) -> Format:
-    """Find out by its contents what is there; a directory without any sign may be a group."""
+    """Find out what is there by its contents; a directory that nothing marks may be a group."""
     head, *signs = store.head(["", FRAME_NAME, MANIFEST, EMBEDDED, "zarr.json", ".zarray", ".zgroup"], 16)
     for sign, name in zip(signs, ("b2nd", "b2d", "b2d", "zarr", "zarr", "zarr"), strict=True):
         if not isinstance(sign, Exception):
@@ -129,32 +129,15 @@ def _sniff(store: Store) -> Format:
 
 
 def _member(url: str, storage_options: Storage) -> tuple[Format, str] | None:
-    """Find what a path names that does not exist as it stands: a frame, a group, or a member of an outer one."""
-
-    def heads(place: str, *names: str) -> list[Head | Exception]:
-        return open_store(place, storage_options=storage_options).head(["", *names], 16)
-
-    def exists(found: Iterable[Head | Exception]) -> bool:
-        return any(isinstance(each, Head) for each in found)
-
-    if "?" in url or "::" in url:
-        return None
+    """Find what a path means if nothing has exactly this name: a frame, a group, or a member of an outer group."""
     text = url.rstrip("/")
-    for suffix in SUFFIXES:
-        if exists(heads(text + suffix, FRAME_NAME)):
+    for suffix in SUFFIXES if "?" not in url and "::" not in url else ():
+        heads = open_store(text + suffix, storage_options=storage_options).head(["", FRAME_NAME], 16)
+        if any(isinstance(each, Head) for each in heads):
             return FORMATS["b2nd"], text + suffix
     if "://" in text and whole.exists(Directory(text, storage_options or {})):
         return FORMATS["b2d"], text
-    outer, name = _outer(text)
-    while outer:
-        found = heads(outer, MANIFEST, EMBEDDED)
-        if exists(found):
-            kind = _sniff(open_store(outer, storage_options=storage_options))
-            return (kind, f"{outer}#{name}") if kind.building else None
-        outer, name = _outer(outer, name)
-    return None
-
-
-def _outer(path: str, name: str = "") -> tuple[str, str]:
-    outer, slash, last = path.rpartition("/")
-    return ("" if outer.endswith((":", ":/")) else outer), f"{last}/{name}".rstrip("/") if slash else ""
+    place = group_of(url, storage_options, (*ZIP_MAGIC, MAGIC))
+    if place is None:
+        return None
+    return _sniff(open_store(place.group, storage_options=storage_options)), f"{place.group}#{place.name}"

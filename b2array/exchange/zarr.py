@@ -72,7 +72,7 @@ def tree_zarr(url: str, storage_options: Storage) -> Tree:
 
 
 def _found(url: str, storage_options: Storage) -> dict[str, Any]:
-    """Find what is below a group by the names of files: groups opened, arrays and what is damaged as None."""
+    """Find everything below a group by the names of files: groups are opened, arrays and damaged members are None."""
     files = open_store(_parts(url), storage_options=storage_options).walk()
     names = {
         file.rpartition("/")[0] for file in files if file.rpartition("/")[2] in ("zarr.json", ".zarray", ".zgroup")
@@ -105,7 +105,7 @@ def _parts(url: str) -> str:
 
 @contextmanager
 def _reading(where: str) -> Iterator[None]:
-    """Say where damage is. Codecs have errors of several kinds for it."""
+    """Say where damage is. For damage, codecs raise several kinds of errors."""
     try:
         yield
     except (RuntimeError, ValueError, KeyError, zlib.error) as error:
@@ -193,7 +193,7 @@ def building_zarr(
 ) -> Iterator[Building]:
     """Write one array or a hierarchy; see `b2array.exchange.formats.Format`.
 
-    In local directories it is made beside what it replaces; elsewhere in place.
+    In a local directory it is made beside what it replaces, elsewhere in place.
     """
     zarr = require("zarr", "zarr", ".zarr")
     (container, _, member), url = url.partition("#"), _parts(url)
@@ -257,7 +257,7 @@ def _outer(name: str) -> Iterator[str]:
 
 @contextmanager
 def _exchanged(target: Path, path: Path) -> Iterator[None]:
-    """Let the block make a temporary directory, and exchange it with the existing one."""
+    """Yield a temporary directory for the block to fill, and then exchange it with the existing one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     old = path.with_name(f"{path.name}-old")
     try:

@@ -15,5 +15,5 @@ attributes   values of attributes <-> msgpack
 summary      what an array says of itself without its index, for the manifests of groups
 checksums    the record behind each chunk
 fingerprint  the hash in the trailer
-foreign      what files are that hold no frame
+foreign      files without a frame: what they are instead
 """

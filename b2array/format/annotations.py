@@ -1,7 +1,7 @@
 """What b2array adds to a frame, in a variable-length metalayer that other readers ignore.
 
 Fill value, names of the dimensions, sizes of chunks and blocks, chunks that are lost, and attributes that have no
-metalayer of their own. Every entry may be absent, and one that cannot be understood counts as absent.
+metalayer of their own. Every entry may be absent. An entry that this version cannot read counts as absent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LAYER = "b2array"
 MAX_SIZES_NBYTES = 2**20
 """Packed block sizes that are larger are left out of the metalayer."""
 UNSIZED = 2**32 - 1
-"""Stands for the size of a chunk that has a record of checksums, and whose size is not at hand."""
+"""Stands for the unknown size of a chunk that has a record of checksums."""
 
 _VERSION = 1
 _KEYS = ("fill", "dims", "dtype", "next", "attrs", "lost", "sizes")
@@ -90,8 +90,8 @@ class Annotations:
     def unpack(cls, buf: Buffer, *, itemsize: int, ndim: int, nchunks: int) -> Self:
         """Read the content of the metalayer; never fails.
 
-        Entries that do not fit an array of the given item size (in bytes), number of dimensions and number of chunks
-        are ignored; so is the whole content if it is not b2array's.
+        It ignores entries that do not fit the item size (in bytes), the number of dimensions or the number of chunks,
+        and the whole content if it is not b2array's.
         """
         try:
             layer = msgpack.unpackb(buf, strict_map_key=False)
@@ -114,13 +114,7 @@ class Annotations:
         )
 
     def pack(self) -> bytes:
-        """Return the content of the metalayer.
-
-        Raises
-        ------
-        UnsupportedError
-            It came from a later major version.
-        """
+        """Return the content of the metalayer; raise UnsupportedError if it came from a later major version."""
         if self.foreign:
             raise UnsupportedError("the frame was written by a later version of b2array, which this one cannot follow")
         layer: dict[Any, Any] = {"v": _VERSION}
@@ -153,7 +147,7 @@ def _attrs(attrs: dict[object, object]) -> tuple[tuple[str, bytes], ...]:
 
 
 def merged(base: Annotations, ours: Annotations, theirs: Annotations) -> Annotations:
-    """Merge what two writers made of the same annotations, attributes aside; where both changed an entry, ours wins."""
+    """Merge the annotations of two writers, without attributes. Where both have changed an entry, ours wins."""
     changed = {name: getattr(ours, name) for name in _MERGED if getattr(ours, name) != getattr(base, name)}
     written = set(base.lost) - set(ours.lost)
     return replace(theirs, **changed, lost=tuple(n for n in theirs.lost if n not in written))
@@ -172,7 +166,7 @@ def sizes_row(head: chunk.ChunkHead, nblocks: int) -> Sizes:
 
 
 def block_bounds(row: Sizes) -> npt.NDArray[np.int64] | None:
-    """Compute from a row of sizes where the blocks of a chunk lie, or return None if only the chunk itself tells.
+    """Compute from a row of sizes where the blocks of a chunk are; None if the sizes do not tell.
 
     Block n is at bytes ``[n]`` to ``[n + 1]`` from the start of the chunk; before the first lies the chunk's head.
 
@@ -189,7 +183,7 @@ def block_bounds(row: Sizes) -> npt.NDArray[np.int64] | None:
 
 
 def pack_sizes(rows: Sizes) -> bytes | None:
-    """Return the rows of `sizes_row` as one Blosc2 chunk, or None if it gets larger than `MAX_SIZES_NBYTES`.
+    """Return rows of `sizes_row` as one Blosc2 chunk, or None if that is larger than `MAX_SIZES_NBYTES`.
 
     Chunks that are not stored have zeros. Without sizes of blocks the result may be 16 times as large: like the index,
     it has one number a chunk.
@@ -201,14 +195,14 @@ def pack_sizes(rows: Sizes) -> bytes | None:
 
 
 def packed_sizes(sizes: Sizes) -> bytes | None:
-    """Return packed sizes: only those of whole chunks if those of blocks take too much room, None if both do."""
+    """Pack sizes. Leave out those of blocks if they take too much room; return None if those of chunks do, too."""
     if not sizes.any():
         return None
     return pack_sizes(sizes) or pack_sizes(sizes[:, :1])
 
 
 def unpack_sizes(buf: Buffer, nchunks: int, nblocks: int) -> Sizes | None:
-    """Return the rows that `pack_sizes` packed, or None if these are not the sizes of such an array; never fails."""
+    """Return the rows that `pack_sizes` packed, or None if they do not fit the array; never fails."""
     nbytes = 4 * nchunks * (1 + nblocks)
     try:
         header = ChunkHeader.unpack(buf)

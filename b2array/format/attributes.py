@@ -1,7 +1,7 @@
 """Values of attributes: msgpack with the conventions of python-blosc2.
 
-What one of the two packages writes, the other reads: complex numbers, sets and arrays are extension types, a tuple is a
-list that starts with ``"__tuple__"``.
+Each of the two packages reads what the other writes: complex numbers, sets and arrays are extension types, and a tuple
+is a list that starts with ``"__tuple__"``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TIMES = {dt.datetime: "M8[us]", dt.date: "M8[D]", dt.timedelta: "m8[us]"}
 UNREADABLE = (
     ValueError, TypeError, LookupError, ArithmeticError, MemoryError, RecursionError, msgpack.UnpackException,
 )  # fmt: skip
-"""What msgpack and the conversions of its values raise on damaged bytes."""
+"""What msgpack and the conversion of its values raise for damaged bytes."""
 
 
 def encode_attr(value: object) -> bytes:
@@ -49,7 +49,7 @@ def encode_attr(value: object) -> bytes:
     Raises
     ------
     TypeError
-        Something else is in it, or it could not be read back.
+        It holds something else, or something that could not be read back.
 
     Examples
     --------
@@ -67,8 +67,8 @@ def encode_attr(value: object) -> bytes:
 def decode_attr(buf: Buffer) -> Any:
     """Return the value of an attribute.
 
-    What only python-blosc2 can resolve (frames inside attributes, references to other files) is returned as it is, as
-    `msgpack.ExtType`. UnsupportedError says that an array in it has a type that cannot be made from bytes.
+    Values that only python-blosc2 can resolve (frames inside attributes, references to other files) stay
+    `msgpack.ExtType`. UnsupportedError says that the items of an array in it cannot be made from bytes.
     """
     return _decode(buf, 0, strict=False)
 
@@ -79,7 +79,7 @@ def _encode(value: object) -> bytes:
 
 
 def _encode_other(value: object) -> object:
-    """Return what msgpack can take instead of a value that it cannot."""
+    """Return a value that msgpack can take in place of one that it cannot."""
     for kinds, convert in _FORMS:
         if isinstance(value, kinds):
             return convert(value)
@@ -136,7 +136,7 @@ def _decode(buf: Buffer, depth: int, *, strict: bool) -> Any:
 
 
 def _decode_time(value: Any) -> Any:
-    """Turn a time into a `datetime.datetime`, if that can be as exact."""
+    """Turn a time into a `datetime.datetime`, if that loses nothing."""
     if not isinstance(value, msgpack.Timestamp):
         return value
     nanoseconds = value.to_unix_nano()

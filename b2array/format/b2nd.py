@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 NOT_DATA = ("b2o", "LazyArray", "proxy-source")
-"""Metalayers of python-blosc2 that say that the chunks do not hold the array's values."""
+"""Metalayers with which python-blosc2 says that the chunks do not hold the array's values."""
 
 GEOMETRIES = ("b2nd", "caterva")
 """Metalayers that describe an array."""
@@ -43,7 +43,7 @@ _FIXARRAY, _INT32, _INT64, _STR32 = 0x90, 0xD2, 0xD3, 0xDB
 
 
 def layout_of(layers: Layers, *, chunksize: int, typesize: int) -> Layout:
-    """Read the layout of the array that metalayers describe; items that are arrays are not taken apart.
+    """Read the layout of the array that metalayers describe. An item that is an array stays one item.
 
     `chunksize` and `typesize` are those of the frame's header. UnsupportedError says that the chunks do not hold the
     array's values.
@@ -121,7 +121,7 @@ def _unpack_geometry(buf: bytes) -> tuple[int, tuple[int, ...], tuple[int, ...],
 
 
 def _unpack_extents(buf: bytes, start: int, ndim: int, code: str, marker: int) -> tuple[tuple[int, ...], int]:
-    start += 1  # the array's own marker, which no reader looks at
+    start += 1  # the marker of the array, which readers ignore
     width = 1 + struct.calcsize(f">{code}")
     stop = start + ndim * width
     if len(buf) < stop:

@@ -1,6 +1,6 @@
-"""Records of checksums: what follows each chunk, so that a reader of a few blocks can verify just these.
+"""Records of checksums. One follows each chunk, so that a reader of a few blocks can verify just these.
 
-A record holds the CRC-32 of a chunk's head and of each of its blocks. Other software does not look at it.
+A record holds the CRC-32 of a chunk's head and of each of its blocks. Other software ignores it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def record_nbytes(nblocks: int) -> int:
 def pack_record(buf: Buffer, head: chunk.ChunkHead | None = None, *, number: int = -1) -> bytes:
     """Return the record of a chunk: checksums of its head (header, block starts, dictionary) and of its blocks.
 
-    A block's bytes go from its start to the next larger start; a chunk without streams counts as blocks of `blocksize`
-    bytes behind its header, and one that only says what fills it has a head and no blocks.
+    A block ends at the next larger start. A chunk without streams counts as blocks of `blocksize` bytes behind its
+    header. A chunk that only says what fills it has no blocks.
 
     In a sparse frame, `number` is that of the chunk's file. The record's own checksum continues from this number plus 1
-    (from 0 without a number), so that files whose names were exchanged are noticed.
+    (from 0 without a number). So a reader notices files whose names were exchanged.
     """
     stored = chunk.Stored.whole(buf, head)
     bounds = zip(stored.starts.tolist(), stored.stops.tolist(), strict=True)
@@ -61,7 +61,7 @@ def pack_record(buf: Buffer, head: chunk.ChunkHead | None = None, *, number: int
 
 
 def unpack_record(buf: Buffer, *, number: int = -1) -> Record | None:
-    """Return the record at the start of `buf`, or None if there is none, not all of it, or that of another file."""
+    """Return the record at the start of `buf`, or None if it is missing, incomplete, or that of another file."""
     if len(buf) < record_nbytes(0):
         return None
     magic, version, _, nblocks, head_crc = _RECORD_HEAD.unpack_from(buf)
@@ -92,7 +92,7 @@ def verified_sums(behind: Buffer, head: chunk.ChunkHead, head_bytes: Buffer, *, 
     if len(record.block_crcs) != len(head.starts):
         raise ChecksumError(f"expected a record of {len(head.starts)} blocks, found one of {len(record.block_crcs)}")
     check_head(record, memoryview(head_bytes)[: head.nbytes])
-    return np.array(record.block_crcs, np.uint32)
+    return np.frombuffer(behind, "<u4", len(head.starts), _RECORD_HEAD.size).astype(np.uint32)
 
 
 def check_blocks(

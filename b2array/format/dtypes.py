@@ -71,7 +71,7 @@ def extension_dtype(name: str) -> np.dtype[Any] | None:
 
 
 def require_extension(name: str) -> None:
-    """Raise UnsupportedError if a type is one of the package ml_dtypes, and that is not installed."""
+    """Raise UnsupportedError if the type needs the package ml_dtypes, and that is not installed."""
     if _EXTENSION.fullmatch(name) and find_spec("ml_dtypes") is None:
         raise UnsupportedError(f"the type {name} needs the package ml_dtypes: pip install 'b2array[ml-dtypes]'")
 
@@ -104,7 +104,7 @@ def make_dtype(literal: object) -> np.dtype[Any]:
 def _check_dtype(dtype: np.dtype[Any], whole: np.dtype[Any]) -> None:
     if dtype.hasobject or (dtype.kind not in _STORABLE_KINDS and not _is_foreign(dtype)):
         raise UnsupportedError(f"items of type {str(whole)[:80]} are references, not data")
-    # NumPy lets the size of a type overflow; such a type reads beyond its items.
+    # The size of a type can overflow in NumPy, which then reads beyond the items.
     smallest = 1 if dtype is whole else 0
     if dtype.itemsize < smallest:
         raise FormatError(f"expected items of {smallest} bytes or more, found {dtype.itemsize} in {str(whole)[:80]}")
@@ -119,12 +119,8 @@ def _check_dtype(dtype: np.dtype[Any], whole: np.dtype[Any]) -> None:
 def dtype_text(dtype: np.dtype[Any]) -> str:
     """Return the text that stands for `dtype` in a `b2nd` metalayer: the one python-blosc2 writes.
 
-    Raises
-    ------
-    TypeError
-        The type contains Python objects, has no size, or is no type of NumPy's own.
-    LimitError
-        The text is longer than `b2array.config.limits.dtype_text` bytes.
+    Raises TypeError for Python objects, types without a size and types that are not NumPy's, and LimitError for a text
+    of more than `b2array.config.limits.dtype_text` bytes.
 
     Examples
     --------
@@ -138,7 +134,7 @@ def dtype_text(dtype: np.dtype[Any]) -> str:
         if _is_foreign(dtype):
             raise TypeError(f"arrays of type {dtype} cannot be stored: only the package that added it knows its name")
         if not _means(text, dtype):
-            # What NumPy prints for aligned records inside others is the text of another type.
+            # For aligned records inside others, NumPy prints the text of a different type.
             text = repr(_literal(dtype))
         _check_dtype(dtype, dtype)
     except (FormatError, UnsupportedError) as error:
@@ -171,7 +167,7 @@ def _literal(dtype: np.dtype[Any]) -> object:
 
 
 def _is_foreign(dtype: np.dtype[Any]) -> bool:
-    """Whether the type, or one inside it, was added to NumPy by another package, so that its name is not portable."""
+    """Whether another package added the type, or one inside it, to NumPy: then its name is not portable."""
     if dtype.subdtype is not None:
         return _is_foreign(dtype.subdtype[0])
     if dtype.names is not None:

@@ -30,7 +30,7 @@ HEADER = "header"
 MARK = 0
 """Number of threads for decompression in a header that b2array wrote."""
 MARK_AT = slice(0x42, 0x44)
-"""Where that stands."""
+"""Where that number is."""
 
 _UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, struct.error, FormatError, msgpack.UnpackException)
 _FRAME_LEN = slice(0x10, 0x18)
@@ -47,10 +47,10 @@ _LAYERS_AT = 0x57
 
 
 def fingerprint(header: Buffer, tail: Buffer) -> bytes:
-    """Return what b2array writes as fingerprint of type 3: a digest of all of a frame but its chunks.
+    """Return the fingerprint of type 3, which b2array writes: a digest of everything in a frame but its chunks.
 
     It is the first 16 bytes of the BLAKE2b digest (of 64 bytes, without key) of the header with the eight bytes of its
-    `frame_len` zeroed, followed by the tail without its last 16 bytes, where the fingerprint itself stands.
+    `frame_len` zeroed, followed by the tail without its last 16 bytes, where the fingerprint itself is.
     """
     digest = blake2b(header[: _FRAME_LEN.start])
     digest.update(bytes(8))
@@ -79,7 +79,7 @@ def noted_header(layer: Buffer) -> bytes | None:
 
 
 def is_changed_by_others(header: Buffer, noted: bytes) -> bool:
-    """Say whether a header is what the C library makes of the copy; if not, it is damaged."""
+    """Say whether the C library could have made a header from the copy; if not, the header is damaged."""
     now, before = bytes(header), bytearray(noted)
     (nthreads,) = struct.unpack(">h", now[MARK_AT])
     if len(now) != len(before) or nthreads < 1 or any(before[MARK_AT]):
@@ -95,7 +95,7 @@ def is_changed_by_others(header: Buffer, noted: bytes) -> bool:
 
 
 def _changed(old: tuple[str, bytes], new: tuple[str, bytes]) -> tuple[str, bytes] | None:
-    """Return what the C library may have made of a metalayer: another shape, or other content of the same length."""
+    """Return what the C library could have made of a metalayer: another shape, or other content of the same length."""
     (name, before), (_, now) = old, new
     if name == "b2nd":
         return name, b2nd.with_extents(before, b2nd.shape_of(now))

@@ -1,4 +1,4 @@
-"""Files that hold no frame: what their first bytes say they are, and what opens them (no I/O)."""
+"""Files without a frame: what they are by their first bytes, and what opens them (no I/O)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAGICS = (
     (b"MM\0*", "a TIFF image"),
 )
 ZARR = ("zarr.json", ".zarray", ".zgroup")
-"""Files of which one is in every directory of Zarr."""
+"""Every directory of Zarr has one of these files."""
 
 
 def described(buf: Buffer) -> str:

@@ -2,7 +2,7 @@
 
 Sources: "Blosc2 Contiguous Frame Format" (sections Header, Chunks, Trailer) and "Blosc2 Sparse Frame Format" of the
 Blosc2 documentation, and the files that the C library writes. Integers are big-endian (msgpack), those inside chunks
-little-endian. Index and trailer follow each other; together they are called the tail.
+little-endian. The trailer follows the index; both together are the tail.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Frame(Header):
 
     @property
     def is_ours(self) -> bool:
-        """Whether b2array wrote this state: what its annotations say about chunks is true then."""
+        """Whether b2array wrote this state. Only then are the annotations true about the chunks."""
         return self.fingerprint_type == FINGERPRINT_128
 
     @property
@@ -121,7 +121,7 @@ _values = attrgetter(*_NAMES)
 
 
 class Packed(NamedTuple):
-    """A frame as it goes into its file, and the record that reading it back gives."""
+    """The bytes of a frame, and the `Frame` that they give when they are read."""
 
     header: bytes
     tail: bytes
@@ -148,13 +148,6 @@ def unpack(header: Buffer, tail: Buffer, known: Header | None = None) -> Frame:
     """Read a frame from its header and its tail, and verify our fingerprint if it has one.
 
     `tail` has the frame's bytes from `Header.tail_start` on. `known` is what `unpack_header` returned for this header.
-
-    Raises
-    ------
-    FormatError
-        A part ends early, sizes contradict each other, the index points outside, or the fingerprint is wrong.
-    UnsupportedError
-        As for `unpack_header`, or the index needs a codec that is not known.
     """
     head = unpack_header(header) if known is None else known
     length = head.frame_len - head.tail_start
@@ -210,10 +203,10 @@ def _verified(
             raise FormatError(
                 f"expected the fingerprint {stored.hex()} of header, index and trailer, found {computed.hex()}"
             )
-        # Some of what the C library writes is what its user said on opening, and not what the chunks have.
+        # Some fields that the C library writes come from its user's parameters, and not from the chunks.
         old = unpack_header(fingerprint.with_frame_len(before, fingerprint.frame_len(now)))
         return replace(head, typesize=old.typesize, blocksize=old.blocksize), _NO_FINGERPRINT
-    # Other software takes our fingerprint away or keeps it, but has none of its own.
+    # Other software removes our fingerprint or keeps it, but does not write its own.
     if (fingerprint_type or any(stored)) and _noted_header(layers) is not None:
         raise FormatError(f"expected a fingerprint of type 3, or none, found one of type {fingerprint_type}")
     return head, fingerprint_type
@@ -229,7 +222,7 @@ def _noted_header(layers: Layers) -> bytes | None:
 
 def _unpack_trailer_layers(trailer: bytes) -> Layers:
     if trailer[1] == 0 and trailer[2] == _BIN32:
-        return ()  # before the first release one nameless chunk stood here
+        return ()  # files from before the first release have one chunk without a name here
     return metalayers.unpack(trailer, 2)
 
 
@@ -266,7 +259,7 @@ def pack(frame: Frame, header: bytes | None = None) -> Packed:
 def pack_header(frame: Frame) -> bytes:
     """Return the bytes of a frame's header, with its `frame_len` as it is: 0 if it was not packed yet.
 
-    Of the variable-length metalayers it only says whether there are any.
+    It only says whether there are variable-length metalayers.
     """
     packed = metalayers.pack(_ordered(frame.metalayers), FIXED_LEN, uncounted=0)
     frame = replace(frame, **_computed(frame, FIXED_LEN + len(packed)))
@@ -274,7 +267,7 @@ def pack_header(frame: Frame) -> bytes:
 
 
 def _computed(frame: Frame, header_len: int) -> dict[str, Any]:
-    """Return the fields that are computed, but for `frame_len` and fingerprint."""
+    """Return the computed fields, except `frame_len` and the fingerprint."""
     return {
         "cbytes": frame.cbytes if frame.nbytes else 0,
         "format_version": 3 if frame.variable_chunks or frame.vl_blocks else 2,
@@ -326,5 +319,5 @@ def unpack_vlmeta(buf: Buffer) -> bytes:
     if header.nbytes > limit:
         raise FormatError(f"expected at most {limit} bytes (config.limits.metadata_nbytes), found {header.nbytes}")
     if header.memcpyed and not header.special and not header.lazy:
-        return bytes(buf[header.header_len :])  # as most attributes are, too short to be compressed
+        return bytes(buf[header.header_len :])  # most attributes are too short to be compressed
     return bytes(decode.decode(buf))

@@ -35,7 +35,7 @@ __all__ = [
 
 _MAGIC = b"b2frame\0"
 FIRST_BYTES = b"\x9e\xa8" + _MAGIC
-"""How every frame begins."""
+"""The first bytes of every frame."""
 FIXED_LEN = 87
 HEADER_FIELDS = (
     ("magic", 2, "8s", "says that this is a frame"),
@@ -149,7 +149,7 @@ class Header:
 
     @property
     def variable_chunks(self) -> bool:
-        """Whether every chunk has its own size."""
+        """Whether each chunk has a size of its own."""
         return self.chunksize == 0
 
     @property
@@ -200,7 +200,7 @@ def check_filters(cparams: CParams, typesize: int) -> None:
 
 
 def header_nbytes(buf: Buffer) -> int:
-    """Return how long the header is whose first bytes are `buf`; 15 of them are enough."""
+    """Return the length of the header that begins with `buf`; its first 15 bytes are enough."""
     if bytes(buf[2:10]) != _MAGIC:
         raise FormatError(f"expected a Blosc2 frame, found {foreign.described(buf)}")
     if len(buf) < 15:
@@ -215,13 +215,7 @@ def header_nbytes(buf: Buffer) -> int:
 def unpack_header(buf: Buffer) -> Header:
     """Read the header of a frame. What follows it is not looked at.
 
-    Raises
-    ------
-    FormatError
-        This is no frame, the header ends early (the message says how many bytes it has; so does `header_nbytes`), or
-        its sizes contradict each other.
-    UnsupportedError
-        It announces a later version, another width of the offsets, or another type of frame.
+    If the header ends early, the FormatError says how many bytes it has; so does `header_nbytes`.
     """
     header_len = header_nbytes(buf)
     if len(buf) < header_len:

@@ -28,7 +28,7 @@ SPECIAL_OFFSETS = {Special.ZEROS: -0x7F << 56, Special.NAN: -0x7E << 56, Special
 """The entry of a chunk that is not stored: 0x81, 0x82 or 0x84 in the top byte, otherwise zeros."""
 
 SPECIALS = {offset: special for special, offset in SPECIAL_OFFSETS.items()}
-"""The same the other way round."""
+"""The reverse of `SPECIAL_OFFSETS`."""
 
 NO_OFFSETS = np.frombuffer(b"", np.int64)
 _BLOCKSIZE = 16384
@@ -57,7 +57,7 @@ def unpack(buf: Buffer, *, nbytes: int, chunksize: int, context: Context) -> NDA
         raise FormatError(f"expected an index chunk that ends before the trailer, found one of {head.cbytes} bytes")
     value_len = head.cbytes - head.header_len
     if head.special == Special.ZEROS or (head.special == Special.VALUE and value_len == 8):
-        # One value for all chunks, as in a new array of zeros: it takes no memory.
+        # In a new array of zeros all entries are equal: broadcast, they take no memory.
         value = 0 if head.special == Special.ZEROS else struct.unpack_from("<q", buf, head.header_len)[0]
         offsets = np.broadcast_to(np.int64(value), (head.nbytes // 8,))
     else:
@@ -90,7 +90,7 @@ def check(offsets: NDArray[np.int64], cbytes: int | None) -> None:
 
 
 def pack(offsets: NDArray[np.int64]) -> bytes:
-    """Return the chunk that holds an index; nothing if there are no chunks."""
+    """Return the chunk that holds an index; no bytes if there are no chunks."""
     if not offsets.size:
         return b""
     data, nbytes = np.ascontiguousarray(offsets, "<i8"), 8 * offsets.size

@@ -1,4 +1,4 @@
-"""The map of metalayers: names and contents, as they stand in the header and in the trailer of a frame.
+"""The map of metalayers, names and contents, which the header and the trailer of a frame have.
 
 Source: "Blosc2 Contiguous Frame Format" (sections Header and Trailer) of the Blosc2 documentation, and the files that
 the C library writes. Integers are big-endian (msgpack).
@@ -17,7 +17,7 @@ Layers = tuple[tuple[str, bytes], ...]
 """Names and contents in the order of the file."""
 
 MAX_LAYERS = 16
-"""Entries of a map that is written: the next write of the C library destroys a frame with more."""
+"""The most entries of a map. If a frame has more, the next write of the C library destroys it."""
 MAX_NAME_NBYTES = 31
 
 _MAP, _OFFSET, _CONTENT = struct.Struct(">4xBH"), struct.Struct(">Bi"), struct.Struct(">BI")
@@ -69,7 +69,7 @@ def _unpack(region: bytes, start: int) -> Layers:
 
 
 def pack(layers: Layers, start: int, *, uncounted: int) -> bytes:
-    """Return the map of metalayers as it stands at `start` of a header or trailer, which offsets count from.
+    """Return the map of metalayers for position `start` of a header or trailer; offsets count from their beginning.
 
     The size that the map states leaves out its first `uncounted` bytes: 0 in headers, 1 in trailers.
     """

@@ -37,18 +37,18 @@ __all__ = [
 ]  # fmt: skip
 
 DIGESTS = "marks"
-"""Entry that tells chunks apart in a file whose every commit moves them: an eight byte digest of each."""
+"""Entry with a digest of eight bytes for each chunk. It identifies chunks where every commit moves them."""
 
 _SIZES_LIMIT = 2**22
-"""Above this many entries a record of all block sizes would not stay under its limit anyway."""
+"""With more entries, a record of all block sizes would exceed its limit anyway."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
     """A frame with everything that it says.
 
-    `layout` is that of the array in the frame, where items that are arrays are further dimensions, as in NumPy. It is
-    None if there is no array, or none that can be read; `require_layout` says why.
+    `layout` is that of the array in the frame; items that are arrays add their dimensions, as in NumPy. It is None if
+    there is no array, or none that can be read; then `require_layout` raises the error.
     """
 
     frame: Frame
@@ -67,7 +67,7 @@ class State:
         annotations = self._annotations
         if annotations is None:
             annotations = _annotations_of(self.frame)
-            object.__setattr__(self, "_annotations", annotations)  # threads that come at the same time find the same
+            object.__setattr__(self, "_annotations", annotations)  # other threads may do the same, with the same result
         return annotations
 
     @property
@@ -80,11 +80,11 @@ class State:
         return sizes
 
     def may_have_size(self, n: int) -> bool:
-        """Say whether chunk `n` has a size, or may have one as long as sizes were not unpacked."""
+        """Say whether the size of chunk `n` is known; before sizes are unpacked, whether it may be."""
         return self.frame.is_ours if self._sizes is None else bool(self._sizes[n, 0])
 
     def attr(self, name: str) -> bytes | None:
-        """Return an attribute as it is encoded, or None if it does not exist."""
+        """Return an attribute in its encoded form, or None if it does not exist."""
         content = self._attrs.get(name)
         if content is None:
             raw = None if name == LAYER else self.frame.vlmetalayer(name)
@@ -100,7 +100,7 @@ class State:
         return list(dict.fromkeys([*own, *[name for name, _ in self.annotations.attrs]]))
 
     def attrs(self) -> dict[str, bytes]:
-        """Return all attributes as they are encoded."""
+        """Return all attributes in their encoded form."""
         return {name: self.attr(name) or b"" for name in self.attr_names}
 
     def with_attr(self, name: str, content: bytes | None) -> State:
@@ -126,7 +126,7 @@ class State:
         )
 
     def with_annotations(self, annotations: Annotations) -> State:
-        """Return a state with other annotations; attributes and the type of the items are taken to be the same."""
+        """Return a state with other annotations, which have the same attributes and the same type."""
         return replace(self, _annotations=annotations)
 
     def with_frame(self, **fields: Any) -> State:
@@ -139,12 +139,12 @@ class State:
         return replace(self, _sizes=sizes)
 
     def without_index(self, limit: int) -> tuple[Frame, bytes]:
-        """Return the frame without index and without a record of sizes above `limit` bytes, and the index as a chunk.
+        """Return the frame without its index and without sizes of more than `limit` bytes; and the index as a chunk.
 
         `with_index` puts them together again.
         """
         layers, raw = self.frame.vlmetalayers, self.frame.vlmetalayer(LAYER)
-        # Bytes 4 to 7 of a chunk say how long its data are: as a rule, there is nothing to be left out.
+        # Bytes 4 to 7 of a chunk say how long its data are. Usually they are short, and there is nothing to do.
         sizes = None if int.from_bytes((raw or b"")[4:8], "little") <= limit else self.annotations.sizes
         if sizes is not None and len(sizes) > limit:
             short = frame.pack_vlmeta(replace(self.annotations, sizes=_short_sizes(self.sizes, limit)).pack())
@@ -154,7 +154,7 @@ class State:
 
 
 def parse(described: Frame, annotations: Annotations | None = None) -> State:
-    """Return everything that a frame says; `annotations` replaces those in the frame."""
+    """Parse everything that a frame says; `annotations` replaces those in the frame."""
     return State(described, _readable_layout(described, annotations), annotations)
 
 
@@ -207,13 +207,13 @@ def _layout_of(described: Frame, annotations: Annotations | None) -> Layout:
 
 
 def _with_named_dtype(layout: Layout, name: str | None) -> Layout:
-    """Give raw items the type whose name b2array has noted."""
+    """Give raw items the type that the annotations name."""
     dtype = None if name is None else dtypes.extension_dtype(name)
     return layout if dtype is None or dtype.itemsize != layout.itemsize else replace(layout, dtype=dtype)
 
 
 def sized_blocks(described: Frame) -> int:
-    """Return for how many blocks of each chunk sizes are noted."""
+    """Return how many blocks of each chunk have their sizes noted."""
     if described.chunksize <= 0 or described.blocksize <= 0 or described.vl_blocks:
         return 0
     nblocks = -(-described.chunksize // described.blocksize)
@@ -222,7 +222,7 @@ def sized_blocks(described: Frame) -> int:
 
 def _unpacked_sizes(described: Frame, annotations: Annotations) -> Sizes:
     sizes = np.zeros((described.nchunks, 1 + sized_blocks(described)), np.uint32)
-    # After other software has written, they may be those of other chunks.
+    # If other software wrote last, the sizes may belong to other chunks.
     if annotations.sizes is not None and described.is_ours:
         for width in {sizes.shape[1], 1}:
             known = unpack_sizes(annotations.sizes, described.nchunks, width - 1)
@@ -232,7 +232,7 @@ def _unpacked_sizes(described: Frame, annotations: Annotations) -> Sizes:
 
 
 def _short_sizes(sizes: Sizes, limit: int) -> bytes | None:
-    """Return a record of sizes of at most `limit` bytes which still says what chunks have checksums."""
+    """Return a record of at most `limit` bytes that still says which chunks have checksums."""
     rows = sizes[:, :1]
     packed = pack_sizes(rows)
     if packed is None or len(packed) > limit:
@@ -241,7 +241,7 @@ def _short_sizes(sizes: Sizes, limit: int) -> bytes | None:
 
 
 def layers_with(layers: Layers, annotations: Annotations, url: str) -> Layers:
-    """Put annotations into their metalayer. Without room they stay out; LimitError if attributes would be lost."""
+    """Put annotations into their metalayer, if there is room; LimitError if attributes would be lost."""
     others = tuple(layer for layer in layers if layer[0] != LAYER)
     if len(others) >= MAX_LAYERS:
         if annotations.attrs:
@@ -253,9 +253,9 @@ def layers_with(layers: Layers, annotations: Annotations, url: str) -> Layers:
 
 
 def changed_chunks(was: State, now: State, *, moved: bool) -> set[int] | None:
-    """Return which chunks differ between two states with the same number of chunks, or None if nothing says it.
+    """Return which chunks differ between two states with the same number of chunks; None if that is unknown.
 
-    `moved` says that a chunk's place in one of them says nothing about the other.
+    `moved` says that equal places in the two states do not mean equal chunks.
     """
     before, after = (_digests(was), _digests(now)) if moved else (was.frame.offsets, now.frame.offsets)
     return None if before is None or after is None else set(np.flatnonzero(before != after).tolist())
@@ -283,13 +283,7 @@ def reshaped(state: State, shape: tuple[int, ...]) -> State:
 
     The index and the size of the data are still those of the old shape. Chunks and blocks stay, except where chunks
     have no extent along some axis, as python-blosc2 writes them for arrays without items: then they are chosen again.
-
-    Raises
-    ------
-    ValueError
-        The shape has another number of dimensions, other extents of the items, or is larger than the format allows.
-    LimitError
-        There would be more chunks than an index can hold.
+    The number of dimensions and the extents of the items cannot change.
     """
     described, layout = state.frame, state.require_layout()
     if len(shape) != layout.ndim:

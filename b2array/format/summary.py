@@ -1,8 +1,8 @@
-"""Summaries: what an array says of itself without its index, and the means to tell whether it still does.
+"""Summaries: what an array says of itself without its index, and for which commit that is true.
 
 A group keeps the summaries of its members in one place, so that they can be shown without being read. A summary has the
 header of the member's frame, byte by byte, and the fingerprint at the frame's end. Every commit changes the one or the
-other, so that both together say of which state this is the summary.
+other. So both together identify the state that the summary describes.
 """
 
 from __future__ import annotations
@@ -29,24 +29,16 @@ Record = tuple[bytes, bytes, bytes]
 """A summary as it is stored: header, fingerprint, and fill value, dimensions, type and attributes as annotations."""
 
 _MAX_NBYTES = 2**14
-"""Attributes that take more are not worth reading together with those of all other members."""
+"""Members with more bytes of attributes get no summary: whoever opens the group would have to read it."""
 _MAX_ALL_NBYTES = 2**22
-"""Summaries that take more together would make every commit of the group slow."""
+"""If all summaries together take more, they would make every commit of the group slow."""
 _NOWHERE = np.array([-1]).tobytes()
-"""One entry of an index, which stands for all."""
+"""The entry that a made-up index repeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a record says.
-
-    Parameters
-    ----------
-    state : State
-        Layout, annotations and attributes. The index is made up: nothing can be read with it.
-    header : bytes
-    fingerprint : bytes
-    """
+    """What a record says: layout, annotations and attributes. The index is made up: nothing can be read with it."""
 
     state: State
     header: bytes
@@ -54,7 +46,7 @@ class Summary:
 
 
 def pack(state: State, header: bytes) -> Record | None:
-    """Return the summary of a state, or None if other software wrote the frame, or it has too much to say."""
+    """Return the summary of a state, or None if it is too long, or if other software wrote the frame."""
     annotations = state.annotations
     if not header or not state.frame.is_ours or annotations.foreign:
         return None
@@ -64,13 +56,7 @@ def pack(state: State, header: bytes) -> Record | None:
 
 
 def unpack(record: Any) -> Summary:
-    """Read a summary.
-
-    Raises
-    ------
-    FormatError, UnsupportedError
-        This is none, or it describes nothing that a frame could be.
-    """
+    """Read a summary."""
     fine = isinstance(record, list) and len(record) == 3 and all(type(part) is bytes for part in record)
     if not fine or len(record[1]) != frame.FINGERPRINT_NBYTES:
         raise FormatError("expected a header, a fingerprint and annotations in a summary, found something else")

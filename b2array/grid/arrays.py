@@ -1,4 +1,4 @@
-"""Index arrays as groups of positions: broadcast against each other, checked, and counted from the start."""
+"""The index arrays and masks of a key -> groups of positions, checked against the shape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["IndexArray", "Slot", "as_arrays", "broadcast", "shape_text", "wrap"]
 
 
 class Slot(NamedTuple):
-    """A group of positions with its dimensions of the result; without positions they are new ones."""
+    """A group of positions, and its dimensions in the result; `positions` is None for new axes."""
 
     axes: tuple[int, ...]
     positions: Positions | None
@@ -25,7 +25,7 @@ class Slot(NamedTuple):
 
 
 class IndexArray(NamedTuple):
-    """An index array; a boolean scalar belongs to no axis, its values are not used."""
+    """An index array. One made of a boolean scalar has no axis, and nothing uses its values."""
 
     axis: int | None
     values: NDArray[np.int64]
@@ -41,7 +41,7 @@ def as_arrays(entry: NDArray[Any], axis: int) -> list[IndexArray]:
 
 
 def broadcast(arrays: list[IndexArray], shape: Sequence[int]) -> list[Slot]:
-    """Make groups of index arrays: those that vary along the same dimensions are points, others are independent."""
+    """Make groups: index arrays that vary along the same dimensions become points, others stay independent."""
     shapes = [array.values.shape for array in arrays]
     try:
         whole = np.broadcast_shapes(*shapes)
@@ -70,7 +70,7 @@ def broadcast(arrays: list[IndexArray], shape: Sequence[int]) -> list[Slot]:
 
 
 def _segments(shapes: list[tuple[int, ...]], ndim: int) -> list[tuple[int, int]]:
-    """Cut `ndim` broadcast dimensions wherever no array varies on both sides."""
+    """Cut the `ndim` broadcast dimensions wherever no single array varies on both sides of the cut."""
     joined: set[int] = set()
     for shape in shapes:
         varying = [n for n, size in enumerate(shape, ndim - len(shape)) if size != 1]

@@ -1,4 +1,4 @@
-"""What an assignment stores: the value as NumPy would convert and broadcast it, before any chunk is touched."""
+"""The value of an assignment, converted and broadcast as NumPy does it, before any chunk is touched."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def arrange(
     Returns
     -------
     box : ndarray
-        Read-only, of shape ``selection.box``. Its type may still have to be converted; that is possible.
+        Read-only, of shape ``selection.box``. It may still have another type, but one that can be converted.
     names : str, list of str or None
-        The fields that it is meant for.
+        The fields that it goes to.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def arrange(
         return spread(_converted(value, selection, dtype), selection), None
     if isinstance(names, list) or dtype[names].subdtype is None:
         return spread(_converted(value, selection, dtype[names]), selection), names
-    # Such a field has more dimensions than the selection: they go into the items.
+    # A field of arrays has more dimensions than the selection; they belong to its items.
     whole = np.empty(selection.shape, [(names, dtype[names])])
     whole[names] = value
     return spread(whole, selection), [names]
@@ -83,7 +83,7 @@ def _converted(value: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
 def spread(value: Array, selection: Selection) -> Array:
     """Broadcast a value as NumPy's assignment does, with NumPy's exceptions.
 
-    The result is read-only, of shape ``selection.box``. The value is not copied for each item that it goes to.
+    The result is read-only, of shape ``selection.box``. It repeats the value without copying it.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def spread(value: Array, selection: Selection) -> Array:
         raise ValueError(_mismatch(given if selection.kind == "advanced" else value.shape, selection)) from None
     if selection.runs is None:
         return selection.arrange(full.reshape(selection.merged))
-    # Merging dimensions of a broadcast array copies it: first take back what the value does not vary along.
+    # Merging broadcast dimensions would copy: first undo the broadcast where the value does not vary.
     sizes = (1,) * (len(shape) - value.ndim) + value.shape
     key = [slice(None)] * full.ndim
     for start, stop in selection.runs:

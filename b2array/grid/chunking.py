@@ -1,4 +1,4 @@
-"""Shapes of chunks and blocks: automatic ones, and the forms in which a user may give them."""
+"""Shapes of chunks and blocks: how they are chosen, and the forms in which a user may give them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ __all__ = ["automatic"]
 
 BLOCK_NBYTES = 128 * 2**10
 CHUNK_NBYTES = 8 * 2**20
+LEAST_CHUNK_NBYTES = 2 * 2**20
+FEW_CHUNKS = 32
 FEW_PARTS = 16
 FEW_BLOCKS = 4
 PARTS = 8
@@ -33,10 +35,10 @@ def automatic(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Choose the shapes of chunks and blocks, the same on every machine.
 
-    Blocks have about 128 KiB (64 KiB to 1 MiB where the array and its items permit), chunks about 8 MiB. Blocks are
-    thin along the first axis, along which most arrays are written and read, and take an equal share of each other
-    axis; axes of at most 16 items stay whole. Chunks consist of whole blocks except where they span the axis. An axis
-    of extent 0 is one that will grow.
+    Blocks have about 128 KiB (64 KiB to 1 MiB where the array and its items permit). Chunks have about a 32nd of the
+    array, 2 to 8 MiB: a small change writes a whole chunk. Blocks are thin along the first axis, along which most
+    arrays are written and read, and take an equal share of each other axis; axes of at most 16 items stay whole. Chunks
+    consist of whole blocks except where they span the axis. An axis of extent 0 is one that will grow.
 
     Parameters
     ----------
@@ -45,16 +47,16 @@ def automatic(
     itemsize : int
         Bytes of an item.
     chunks, blocks : optional
-        What is chosen already. One entry an axis, or one for all axes, or a mapping of axes to entries, of which those
-        that are missing stay whole. An entry is an extent in items, -1 or None for the whole axis, "auto", or a size
-        such as "8MB" of which the part is to be; also the lengths of all parts, as dask has them.
+        What the user has chosen. One entry an axis, or one for all axes, or a mapping of axes to entries; axes that it
+        leaves out stay whole. An entry is an extent in items, -1 or None for the whole axis, "auto", or the size of a
+        part, such as "8MB"; or the lengths of all parts, as dask has them.
     inner : sequence of int, optional
         Axes of the items themselves, which chunks and blocks take whole.
 
     Returns
     -------
     chunks, blocks : tuple of int
-        Extents in items, at least 1; those of the items included.
+        Extents in items, at least 1, inner axes included.
 
     Raises
     ------
@@ -65,7 +67,7 @@ def automatic(
     Examples
     --------
     >>> automatic((1000, 1000), 8)
-    ((1000, 1000), (67, 250))
+    ((201, 1000), (67, 250))
     >>> automatic((0, 720, 1440), 4)
     ((2, 720, 1440), (2, 120, 180))
     >>> automatic((365, 720, 1440), 4, chunks=(1, -1, -1))
@@ -80,7 +82,9 @@ def automatic(
     if any(n < 0 for n in extents):
         raise ValueError("negative dimensions are not allowed")
     size = max(itemsize, 1)
-    chunk, chunk_nbytes = _given("chunks", chunks, outer, CHUNK_NBYTES)
+    share = math.prod(n or GROWING for n in extents) * size // FEW_CHUNKS
+    usual = min(max(share, LEAST_CHUNK_NBYTES), CHUNK_NBYTES)
+    chunk, chunk_nbytes = _given("chunks", chunks, outer, usual)
     chunk += tuple(inner)
     within = tuple(n if c is None else c for c, n in zip(chunk, extents, strict=True))
     block, block_nbytes = _given("blocks", blocks, within[: len(outer)], min(BLOCK_NBYTES, chunk_nbytes))
@@ -98,7 +102,7 @@ def automatic(
 
 
 def _given(name: str, wanted: Any, extents: tuple[int, ...], nbytes: int) -> tuple[_Partial, int]:
-    """Return the extents that a user fixes, None where they are to be chosen, and the bytes of a part."""
+    """Return the extents that the user gives, None elsewhere, and the size of a part in bytes."""
     if isinstance(wanted, Mapping):
         axes = {as_int(axis) % max(len(extents), 1): entry for axis, entry in wanted.items()}
         if any(not -len(extents) <= as_int(axis) < len(extents) for axis in wanted):
@@ -206,7 +210,7 @@ def _divide(extents: tuple[int, ...], target: float, fixed: _Partial) -> tuple[i
 
 
 def _near(extent: int, ideal: float, *, exact: bool) -> int:
-    """Choose a length near `ideal` that divides `extent` with little padding."""
+    """Choose a length near `ideal` that cuts `extent` with little padding."""
     count = max(1, int(extent / ideal + 0.5))
     if extent and (exact or count <= FEW_PARTS):
         counts = range(count - min(count // 5, FEW_PARTS), count + min(count // 4, FEW_PARTS) + 1)
@@ -217,6 +221,6 @@ def _near(extent: int, ideal: float, *, exact: bool) -> int:
 
 
 def _waste(extent: int, length: int) -> tuple[bool, int]:
-    """Judge the padding: none is best, and below three percent it does not matter how much."""
+    """Rate the padding, in steps of three percent of the extent; none is better than little."""
     padding = -extent % length
     return padding > 0, padding * 32 // extent

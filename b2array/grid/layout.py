@@ -36,7 +36,7 @@ class Layout:
         Extents in items of the array, of a chunk, and of a block; at most 16 dimensions. An extent of `chunks` or
         `blocks` may be 0 only where that of `shape` is.
     dtype : numpy.dtype
-        Type of the items. A void type where the file does not say more than their size.
+        Type of the items. A void type if the file says no more than their size.
     dtype_text : str
         How the file spells the type (see the function `dtype_text`), or "" if it does not.
     version : int, default 0
@@ -76,15 +76,15 @@ class Layout:
     extended_chunks: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """Extents in items of a chunk with its padding: a whole number of blocks in every dimension."""
     grid_strides: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """How far apart, in C order, chunks are that are neighbours along every dimension."""
+    """How far apart in C order two neighbouring chunks are, along every dimension."""
     block_strides: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """How far apart, in C order, blocks of a chunk are that are neighbours along every dimension."""
+    """How far apart in C order two neighbouring blocks of a chunk are, along every dimension."""
     block_nbytes: int = field(init=False, repr=False, compare=False)
     """Size of a block in bytes."""
     chunk_nbytes: int = field(init=False, repr=False, compare=False)
     """Size of a chunk in bytes, padding included."""
     nbytes: int = field(init=False, repr=False, compare=False)
-    """Size of all chunks in bytes, padding included: what the frame calls its uncompressed size."""
+    """Size of all chunks in bytes, padding included. The frame calls this its uncompressed size."""
 
     def __post_init__(self) -> None:
         derive = object.__setattr__

@@ -1,9 +1,9 @@
 """The geometry of an array: a grid of chunks, and in each chunk a grid of blocks.
 
-A selection is a product of groups. A group stands for the positions along one axis (a `slice`), or for points
-along one or several axes together (an integer array with one row an axis). `parts` cuts such a product at the
-borders of a grid and yields products again, so that one function serves array to chunks and chunk to blocks;
-`take` and `put` read and write the items of a product.
+A selection is a product of groups. A group stands for the positions along one axis (a `slice`), or for points along one
+or several axes together (an integer array with one row an axis). `parts` cuts such a product at the borders of a grid
+and yields products again, so that the same function cuts an array into chunks and a chunk into blocks; `take` and `put`
+read and write the items of a product.
 
 Source: "Blosc2 NDim Array Format", sections Metalayer and Storage order: partial chunks and blocks are padded to
 full size at their high end, and all grids are in C order.
@@ -31,11 +31,11 @@ __all__ = [
 ]
 
 Positions = slice | NDArray[np.int64]
-"""Positions of one group, never negative and in bounds: ``slice(start, stop, step)`` with ``step > 0`` along one
+"""Positions of one group, in bounds and not negative: ``slice(start, stop, step)`` with ``step > 0`` along one
 axis, or an array of shape (axes, points)."""
 
 Axes = tuple[tuple[int, ...], ...]
-"""The axes that each group covers, ascending. Instead of ``((0,), (1,), ...)`` stands None."""
+"""The axes that each group covers, ascending; None means ``((0,), (1,), ...)``."""
 
 
 class Part(NamedTuple):
@@ -94,10 +94,9 @@ def parts(
         return iter((Part((), (), ()),))
     bases = (None,) * len(positions) if outside is None else outside
     if axes is None:
-        pieces = [
-            _cut_slice(i, extent, base) if isinstance(i, slice) else _cut_points(i, (extent,), base)
-            for i, extent, base in zip(positions, part_shape, bases, strict=True)
-        ]
+        pieces = []
+        for i, extent, base in zip(positions, part_shape, bases, strict=True):
+            pieces.append(_cut_slice(i, extent, base) if isinstance(i, slice) else _cut_points(i, (extent,), base))
         return map(Part._make, starmap(zip, product(*pieces)))
     return _grouped_parts(positions, part_shape, axes, bases)
 
@@ -173,7 +172,7 @@ def _positions(order: NDArray[np.intp] | None, start: int, stop: int, base: Posi
 
 
 class Run(NamedTuple):
-    """Neighbouring parts along one axis that a slice takes in the same way: all of each, or some items of one part.
+    """Neighbouring parts along one axis that a slice takes whole, or a single part that it takes a piece of.
 
     `inside` is what is taken of each part, `outside` where all of it stands in the selection's box.
     """
@@ -254,7 +253,7 @@ def _fancy(
     order = (*arrays, *(n for n, i in enumerate(positions) if isinstance(i, slice)))
     key: list[Positions] = []
     for dim, n in enumerate(arrays):
-        # Points of several groups are combined like in `numpy.ix_`.
+        # Combine the points of several groups as `numpy.ix_` does.
         open_shape = (1,) * dim + (-1,) + (1,) * (len(arrays) - dim - 1)
         key.extend(row.reshape(open_shape) for row in positions[n])  # type: ignore[union-attr]
     key.extend(positions[n] for n in order[len(arrays) :])

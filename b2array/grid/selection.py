@@ -1,8 +1,8 @@
 """NumPy's indexing: from a key to a selection that storage can follow.
 
-`select` understands everything that NumPy takes between brackets, and refuses the rest with NumPy's exceptions. What
-it returns, a `Selection`, is a product of groups as `b2array.grid.partition` cuts it, together with the way from the
-product's own shape (the box: one dimension a group, steps positive) to the shape of NumPy's result.
+`select` understands everything that NumPy takes between brackets, and refuses the rest with NumPy's exceptions. It
+returns a `Selection`: a product of groups, which `b2array.grid.partition` cuts, and the way from the box (one dimension
+a group, steps positive) to the shape of NumPy's result.
 
 Source: the NumPy user guide, section "Indexing on ndarrays".
 """
@@ -63,11 +63,11 @@ class Selection:
     # each merged one consists of, given where one of them merges several.
     merged: tuple[int, ...]
     _order: tuple[int, ...] | None = None
-    _flips: tuple[slice, ...] | None = None
+    flips: tuple[slice, ...] | None = None
     runs: tuple[tuple[int, int], ...] | None = None
 
     def view(self, result: NDArray[Any]) -> NDArray[Any]:
-        """See a result, C-contiguous, in the shape of the box: writing into the view fills the result.
+        """View a C-contiguous result in the shape of the box: what is written into the view is in the result.
 
         Examples
         --------
@@ -79,14 +79,14 @@ class Selection:
         if not result.flags.c_contiguous:
             raise ValueError("the result must be C-contiguous")
         boxed = result.reshape(self.merged)
-        if self._order is None and self._flips is None:
+        if self._order is None and self.flips is None:
             return boxed
         return self.arrange(boxed)
 
     def arrange(self, merged: NDArray[Any]) -> NDArray[Any]:
         """Transpose and flip a result whose dimensions are merged into one a group."""
         boxed = merged if self._order is None else merged.transpose(self._order)
-        return boxed if self._flips is None else boxed[self._flips]
+        return boxed if self.flips is None else boxed[self.flips]
 
 
 def item(key: object, shape: tuple[int, ...]) -> list[int] | None:
@@ -179,7 +179,7 @@ def orthogonal(key: Any, shape: Sequence[int]) -> Selection:
 
 
 def fields(key: Any, dtype: np.dtype[Any]) -> tuple[Any, str | list[str] | None]:
-    """Separate the field names from a key, in which they stand alone or, anywhere, among the indices of the axes.
+    """Separate the field names from a key: a key has only names, or names anywhere among the indices.
 
     Returns the key that remains for `select`, and one field, or several, or None if the key names none. Raises what
     NumPy raises if the dtype has no such field, or a name stands twice.
@@ -228,7 +228,7 @@ def _are_names(entry: Any) -> bool:
 
 
 class _Key(NamedTuple):
-    """A key as integers, slices, arrays and new axes; an Ellipsis is left only if it stands for no axis at all."""
+    """A key as integers, slices, arrays and new axes; an Ellipsis only if it stands for no axis."""
 
     entries: list[_Entry]
     has_arrays: bool
@@ -301,7 +301,7 @@ def _check_masks(entries: list[_Entry], shape: Sequence[int]) -> None:
 
 
 def _basic(key: _Key, shape: Sequence[int]) -> Selection:
-    """Resolve integers and slices; this is the road that must be short."""
+    """Resolve integers and slices, the most frequent keys, quickly."""
     groups: list[Positions] = []
     box: list[int] = []
     result: list[int] = []
@@ -389,13 +389,13 @@ def _assemble(slots: list[Slot], kind: Kind) -> Selection:
         kind=kind,
         merged=merged,
         _order=order,
-        _flips=tuple(_FLIP if turn else slice(None) for turn in flipped) if any(flipped) else None,
+        flips=tuple(_FLIP if turn else slice(None) for turn in flipped) if any(flipped) else None,
         runs=tuple(runs) if any(stop - start > 1 for start, stop in runs) else None,
     )
 
 
 def _forward(entry: slice, extent: int) -> tuple[slice, int, bool]:
-    """Turn a slice into one of positive step: also its length, and whether it was turned round."""
+    """Return a slice with the same positions and a positive step, its length, and whether it was turned round."""
     start, stop, step = entry.indices(extent)
     count = len(range(start, stop, step))
     if not count:

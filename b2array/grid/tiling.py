@@ -1,6 +1,6 @@
-"""How a selection is read and written: which chunks, which blocks of each, and which items are copied where.
+"""How to read and write a selection: which chunks, which blocks of each, and which items to copy where.
 
-Pure geometry. What a selection by slices takes of a chunk is the same for most chunks, and is kept.
+Pure geometry. Slices take the same part of most chunks, so the tilings of slices are cached.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class Tiling(NamedTuple):
 
 
 def parts_of_chunks(layout: Layout, positions: tuple[Positions, ...], axes: Axes | None) -> Iterator[tuple[int, Part]]:
-    """Cut a selection at the borders of chunks: the number of each chunk, and what is taken from it."""
+    """Cut a selection at the borders of chunks; yield the number of each chunk, and what to take of it."""
     for part in parts(positions, layout.chunks, axes):
         yield sum(map(int.__mul__, part.coords, layout.grid_strides)), part
 
 
 def parts_of_blocks(layout: Layout, of_chunk: Part, axes: Axes | None) -> list[tuple[int, Part]]:
-    """Cut what is taken from a chunk at the borders of blocks: blocks by their numbers, in order."""
+    """Cut a part of a chunk at the borders of blocks; return the blocks by number, and what to take of each."""
     found = [
         (sum(map(int.__mul__, block.coords, layout.block_strides)), block)
         for block in parts(of_chunk.inside, layout.blocks, axes, of_chunk.outside)
@@ -89,13 +89,13 @@ class Patch(NamedTuple):
     numbers : list of int
         The blocks, in C order: those that are written, or all of them if the whole chunk is.
     filled : list of bool
-        Which of them are written as far as the array reaches, so that what they held before does not matter.
+        Which of them are written as far as the array reaches, so that nothing of their old content stays.
     counts : tuple of int
         The blocks are a grid of this shape.
     runs : list of list of Run
         Along each axis, what is written of the blocks; `coords` count in that grid.
     whole : bool
-        Whether nothing matters of what the chunk held before.
+        Whether nothing of the old chunk stays.
     """
 
     numbers: list[int]
@@ -142,7 +142,7 @@ def tiling_of_points(layout: Layout, of_chunk: Part, axes: Axes | None, length: 
 
 def tiling_of(layout: Layout, inside: Slices, length: int) -> Tiling:
     """Return how to read what slices select of a chunk, in steps of at most `length` blocks."""
-    # Most chunks of a selection are taken in the same way, and slices have no hash in Python 3.11.
+    # Most chunks hit the cache. It gets tuples because slices have no hash in Python 3.11.
     return _tiling(layout.blocks, layout.block_strides, tuple(map(_ENDS, inside)), length)
 
 
@@ -178,7 +178,7 @@ def _tiling(
 
 
 _NARROW = 8
-"""Of blocks of which so small a part is needed, only this part is put together."""
+"""If at most one in this many items of each block is needed, only those are put together."""
 
 
 def _common(of_axis: list[Run], extent: int) -> slice:

@@ -1,4 +1,4 @@
-"""`open`: what a URL names, an array, a super-chunk or a group, and the groups that a URL leads through."""
+"""`open`: finds out what a URL names, an array, a super-chunk or a group, and which groups it leads through."""
 
 from __future__ import annotations
 
@@ -62,8 +62,7 @@ def open(
     offset : int, default 0
         Where a frame begins in its file, in bytes.
     follow : bool, default False
-        Whether the array shows what others commit, without `refresh`. Everything that it is asked then looks at the
-        store first.
+        Whether the array shows what others commit, without `refresh`. Then each use of it looks at the store first.
     shape, dtype, **options
         Of a new array; see `create`.
     storage_options : mapping, optional
@@ -81,9 +80,9 @@ def open(
     FileExistsError
         There is something already.
     FormatError
-        It is of no kind that is known here.
+        It is of an unknown kind.
     UnsupportedError
-        The frame is of a kind that is not known here, or its chunks do not hold the array's values.
+        The frame is of an unsupported kind, or its chunks do not hold the array's values.
     ReadOnlyError
         It can only be read.
 
@@ -144,7 +143,7 @@ def _made(
 
 
 def _face(handle: Handle) -> NDArray | SChunk:
-    """Return what a frame is to users."""
+    """Return the array or super-chunk that users get for a frame."""
     state = handle.source.state
     if state.layout is not None or {"b2nd", "caterva"} & dict(state.frame.metalayers).keys():
         return NDArray(handle)
@@ -182,11 +181,12 @@ class Place(NamedTuple):
     name: str
 
 
-def group_of(url: Url, storage_options: Storage = None) -> Place | None:
+def group_of(url: Url, storage_options: Storage = None, magics: tuple[bytes, ...] = MAGIC) -> Place | None:
     """Return the innermost group or archive that a URL is or leads through; None if there is none.
 
-    Only what is marked as a group is found: a directory or prefix with a manifest or an embedding frame, and a zip
-    archive. All places are asked in one wave of requests. The name has no ending of a file, and need not exist.
+    Only what is marked as a group is found: a directory or prefix with a manifest or an embedding frame, a zip archive,
+    or another file that begins with one of `magics`. All places are asked in one wave of requests. The name has no
+    ending of a file, and need not exist.
 
     Examples
     --------
@@ -195,7 +195,7 @@ def group_of(url: Url, storage_options: Storage = None) -> Place | None:
     Place(group='memory://outer/run.b2d', name='air/temperature')
     """
     outer, mark, fragment = os.fsdecode(url).rpartition("#")
-    if mark and (place := group_of(outer, storage_options)) is not None:
+    if mark and (place := group_of(outer, storage_options, magics)) is not None:
         return Place(place.group, _plain(f"{place.name}/{fragment}".strip("/")))
     front, parts, back = _cut(url)
     if not parts:
@@ -206,7 +206,7 @@ def group_of(url: Url, storage_options: Storage = None) -> Place | None:
     heads = open_store(f"{front}{parts[0]}/{back}", storage_options=storage_options).head(names, 16)
     for n, *found in zip(lengths, *(heads[i :: len(signs)] for i in range(len(signs))), strict=True):
         archive, *marks = found
-        is_archive = isinstance(archive, Head) and bytes(archive.data[:4]) in MAGIC
+        is_archive = isinstance(archive, Head) and bytes(archive.data).startswith(magics)
         if is_archive or any(isinstance(each, Head) for each in marks):
             return Place(f"{front}{'/'.join(parts[:n])}{back}", _plain("/".join(parts[n:])))
     return None
@@ -219,7 +219,7 @@ def _plain(name: str) -> str:
 
 
 def _cut(url: Url) -> tuple[str, list[str], str]:
-    """Cut a URL into what stands before its path, the parts of the path, and what stands behind."""
+    """Cut a URL into what comes before its path, the parts of the path, and what comes behind."""
     store = open_store(url)
     if isinstance(store, LocalStore):
         drive, path = os.path.splitdrive(store.url)
@@ -233,7 +233,7 @@ def _cut(url: Url) -> tuple[str, list[str], str]:
 
 
 def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool) -> Any:
-    """Open a group or a member of one; None if the URL leads to neither. What is `foreign` may be an archive."""
+    """Open a group or a member of one; None if the URL leads to neither. A `foreign` file may be an archive."""
     place = group_of(url, storage_options)
     if place is None:
         return None if foreign else _unmarked(url, mode, storage_options)

@@ -1,7 +1,7 @@
 """Groups in a ``.b2z`` file: a zip archive that holds the files of a directory as they are.
 
-A member is read where it lies in the archive. Source: "APPNOTE.TXT - .ZIP File Format Specification", sections 4.3.7
-and 4.3.12; the central directory is read by `zipfile`.
+Members are read in place. Source: "APPNOTE.TXT - .ZIP File Format Specification", sections 4.3.7 and 4.3.12; the
+central directory is read by `zipfile`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Entry(NamedTuple):
 
 
 class Archive:
-    """The members of a group in a zip archive, as they were when they were first asked for. For reading."""
+    """The members of a group in a zip archive, as they were when somebody first asked for them. For reading."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         self._address = url
@@ -66,7 +66,7 @@ class Archive:
         return self._state()[2]
 
     def refresh(self) -> None:
-        """Ask for the members again when they are next needed."""
+        """Read the list of members again when it is next needed."""
         self._known = None
         self.store.close()
 
@@ -95,7 +95,7 @@ class Archive:
             kind = "a directory" if entry is None else "compressed or encrypted"
             raise UnsupportedError(f"{where} is {kind} in the archive and cannot be read in place; unpack the archive")
         start = entry.start + self._header_nbytes(where, entry, stamp)
-        # A store of its own keeps the archive open while the member is used, even if another archive replaces it.
+        # Its own store keeps the archive open as long as the member is used, even if another archive replaces it.
         store = open_store(self._address, storage_options=self._options)
         held = located(where, lambda: snapshot.load(store, start=start))
         if held.version is not None and held.version != stamp.version:
@@ -105,7 +105,7 @@ class Archive:
         return Handle(held, "r")
 
     def _header_nbytes(self, where: str, entry: _Entry, stamp: Stamp) -> int:
-        # Its extra fields are not those of the central directory.
+        # Its extra fields differ from those in the central directory.
         span = Span("", entry.start, entry.start + _LOCAL_HEADER.size)
         (head,) = self.store.read([span], expected=stamp.version)
         magic, name_nbytes, extra_nbytes = _LOCAL_HEADER.unpack(head)
@@ -143,7 +143,7 @@ def _entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
 
 
 class _File(io.RawIOBase):
-    """An archive as the file that `zipfile` reads the directory from; the end, where that is, is read once."""
+    """An archive as a file, from which `zipfile` reads the directory; its end, which has that, is read once."""
 
     def __init__(self, store: Store, stamp: Stamp) -> None:
         super().__init__()

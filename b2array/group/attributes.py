@@ -21,14 +21,14 @@ Home = Directory | Archive | Transaction
 
 
 def writable(home: Home, mode: Mode, url: str) -> Directory | Transaction:
-    """Return where members are if they can be changed; raise ReadOnlyError if they cannot."""
+    """Return the home of members that can be changed; raise ReadOnlyError for others."""
     if mode == "r" or isinstance(home, Archive):
         raise ReadOnlyError(f"{url} was opened for reading; open it with mode='r+' to change it")
     return home
 
 
 class Attrs(MutableMapping[str, Any]):
-    """The attributes of a group as a mapping, each assignment to which is a commit."""
+    """The attributes of a group as a mapping. Each assignment is a commit."""
 
     __slots__ = ("_home", "_known", "_mode", "_name")
 
@@ -48,12 +48,12 @@ class Attrs(MutableMapping[str, Any]):
         return None if path is None else home.open(path, self._mode)
 
     def require(self) -> Handle:
-        """Return the frame, to be changed; make one if there is none. Groups that have one exist without members."""
+        """Return the frame for changes, or make it. A group that has one exists even without members."""
         home, name, found = self._writable(), self._name, self._found()
         if found is not None and found.mode == "r+":
             return found
         new = create_schunk(chunksize=2**13)._handle
-        if found is not None:  # embedded, where it cannot be changed
+        if found is not None:  # embedded frames cannot be changed
             with new.transaction():
                 Attributes(new).update(Attributes(found))
             if isinstance(home, Transaction):
@@ -63,7 +63,7 @@ class Attrs(MutableMapping[str, Any]):
         return home.create(name, OTHER, copy_of(new, home.options["storage_options"]), overwrite=overwrite)
 
     def _layers(self) -> MutableMapping[str, Any]:
-        # Opened once for all, because a loop over the attributes asks for each of them.
+        # Opened once, because a loop over the attributes asks for each of them.
         if self._known is None:
             found = self._found()
             self._known = {} if found is None else Attributes(found)

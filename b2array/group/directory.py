@@ -1,8 +1,8 @@
 """The members of a group in a local directory, or in a prefix of an object store.
 
 In a local directory the files are the list of members, as for python-blosc2. In an object store the manifest has the
-list, because listing is slow and shows the writes of others one by one; it is replaced as a whole. Where it is missing,
-as in a directory that was copied there, the store is listed.
+list: it changes as a whole, while listing is slow and shows the writes of others one by one. Without a manifest, as in
+a directory that was copied there, the store is listed.
 
 A local directory has a manifest, too, once a transaction has changed it; see `b2array.group.transaction`. Members are
 opened from the summaries in a manifest, which are also the list for servers that have none; see
@@ -41,15 +41,15 @@ Kind = Literal["auto", "contiguous", "sparse"]
 
 
 class NewFrame(Protocol):
-    """Makes the frame of a new member, ready to be committed."""
+    """A function that makes the frame of a new member, ready for the commit."""
 
     def __call__(self, url: str, *, overwrite: bool, layout: Kind = "auto") -> Transaction:
-        """Return the frame for a URL; `layout` counts where the user asks for none."""
+        """Return the frame for a URL, with this layout if the user asks for none."""
         ...
 
 
 def copy_of(source: Handle, storage_options: Mapping[str, Any]) -> NewFrame:
-    """Let a new member be a copy of a frame; its chunks are not compressed again."""
+    """Return what makes a new member as a copy of a frame, without compressing the chunks again."""
 
     def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> Transaction:
         if layout == "auto" and source.store.appendable == open_store(url, storage_options=storage_options).appendable:
@@ -61,12 +61,12 @@ def copy_of(source: Handle, storage_options: Mapping[str, Any]) -> NewFrame:
 
 
 def record_of(held: Snapshot) -> Record | None:
-    """Return what the manifest is to say of a member."""
+    """Return the summary of a member for the manifest."""
     return summary.pack(held.state, held.header)
 
 
 class Directory:
-    """The members of a group as they were when they were first asked for, and the manifest.
+    """The members of a group as they were when somebody first asked for them, and the manifest.
 
     `known` are a manifest and the paths of the members by their names.
     """
@@ -94,12 +94,12 @@ class Directory:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `open_store` takes for a member."""
+        """The options of `open_store` for members."""
         return {"storage_options": self._options}
 
     @property
     def is_local(self) -> bool:
-        """Whether the files themselves are the list of members."""
+        """Whether the group is on this computer, where the files are the list of members."""
         return self.store.appendable
 
     def address(self, path: str) -> str:
@@ -111,8 +111,8 @@ class Directory:
         return open_store(self.address(path), **self.options)
 
     def look(self) -> bool:
-        """Whether there is a manifest with something in it; members of other places are shown as it has them."""
-        with suppress(Exception):  # `exists` judges what is there
+        """Whether there is a manifest that is not empty. Away from this computer, it says which members are shown."""
+        with suppress(Exception):  # `exists` decides what else counts
             manifest, _ = self._stored(versioned=False)
             if not self.is_local and manifest != Manifest():
                 self._known = manifest, manifest.visible(self._listed(manifest))
@@ -135,7 +135,7 @@ class Directory:
         self._known = manifest, dict(sorted(members.items()))
 
     def refresh(self) -> None:
-        """Ask for the members again when they are next needed."""
+        """Read the list of members again when it is next needed."""
         self._known = None
 
     def _state(self) -> tuple[Manifest, dict[str, str]]:
@@ -162,7 +162,7 @@ class Directory:
         return manifest, self._members_in(files, manifest)
 
     def _listed(self, manifest: Manifest) -> Mapping[str, str]:
-        """Return the members that the manifest lists; where it does not, the store does, or the summaries have them."""
+        """Return the members that the manifest lists; without a list, those of the store or the summaries."""
         if manifest.members is not None:
             return manifest.members
         try:
@@ -177,7 +177,7 @@ class Directory:
         """Find the members by their files, and those in the embedding frame."""
         inner = embedded.extents(self._embedding("r")) if EMBEDDED in files else {}
         unseen = {*manifest.hidden, *manifest.removed}
-        # Of the two files of a member that is being replaced, one is hidden.
+        # While a member is being replaced it has two files; one of them is hidden.
         outer = members_among(path for path in files if path.removesuffix(f"/{FRAME_NAME}") not in unseen)
         return manifest.visible({**{name: embedded.path_of(name) for name in inner}, **outer})
 
@@ -197,7 +197,7 @@ class Directory:
         stamp = None
         unversioned = not isinstance(head, Exception) and head.stamp is None
         if unversioned and versioned and self.store.guarantee != "read only":
-            # The version first: what is read later is at least as new, so that no update is lost.
+            # Read the version first: then the content is at least as new, and no update is lost.
             stamp = self.store.stamp(MANIFEST)
             (head,) = self.store.head([MANIFEST], limit)
         if isinstance(head, ABSENT):
@@ -210,7 +210,7 @@ class Directory:
         return located(where, lambda: Manifest.unpack(data)), head.stamp or stamp
 
     def write(self, manifest: Manifest, stamp: Stamp | None) -> None:
-        """Replace the manifest that has that version, or raise ConflictError; the caller holds its lock."""
+        """Replace the manifest of that version, or raise ConflictError. The caller holds its lock."""
         manifest = self._as_stored(manifest)
         content = manifest.pack()
         try:
@@ -232,7 +232,7 @@ class Directory:
         return self._stored()[0] == self._as_stored(manifest)
 
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Replace the manifest by a changed one; again if another writer came first."""
+        """Replace the manifest by a changed one; try again if another writer came first."""
         for _ in attempts(self.store):
             with self.store.lock(MANIFEST):
                 manifest, stamp = self.read()
@@ -243,7 +243,7 @@ class Directory:
         raise too_many_conflicts(self.store)
 
     def recover(self) -> None:
-        """Complete a transaction that was interrupted after its commit, and show what is committed then."""
+        """Complete a transaction that was interrupted after its commit, and show the result."""
         for _ in attempts(self.store):
             manifest, _ = self._stored()
             if not manifest.redo and not manifest.removed:
@@ -256,7 +256,7 @@ class Directory:
         raise too_many_conflicts(self.store)
 
     def apply(self, manifest: Manifest, *, locked: Collection[str] = ()) -> None:
-        """Let the files follow the manifest; the caller holds its lock, and those of the members `locked`."""
+        """Make the files agree with the manifest. The caller holds its lock, and those of the members `locked`."""
         redo.apply(self.store_of, manifest, locked=locked)
         listed = {*(manifest.members or {}).values()}
         # A path that is listed or revealed belongs to a newer member.
@@ -278,19 +278,19 @@ class Directory:
         self.recover()
         handle = Handle(self.current(path), mode)
         if self.store.guarantee != "lock" and self._record(path) is not None:
-            # Elsewhere than on this computer readers learn only later that a summary is out of date.
+            # Away from this computer, readers learn only later that a summary is out of date.
             handle.before_commit = partial(self.update, lambda found: found.with_summaries({path: None}))
         return handle
 
     def open_lazily(self, path: str) -> Handle:
         """Open a member for reading, with no request if the manifest describes it; raises what `open` raises.
 
-        If it is not as described, the first read of items raises `ConflictError`.
+        If the description is out of date, the first read of items raises `ConflictError`.
         """
         return (None if is_embedded(path) else self._promised(path)) or self.open(path, "r")
 
     def _record(self, path: str) -> Any:
-        """Return the summary of a member that the manifest has, if it has one."""
+        """Return the summary of a member in the manifest, or None."""
         packed = self._state()[0].summaries
         if self._records[0] is not packed:
             self._records = packed, summary.unpack_all(packed)
@@ -310,7 +310,7 @@ class Directory:
         return held
 
     def current(self, path: str) -> Snapshot:
-        """Return the state of a member that belongs to the members shown. Raises what `open` raises."""
+        """Return the state of a member that belongs to the members that are shown. Raises what `open` raises."""
         manifest, _ = self._state()
         try:
             held = redo.read_member(self.store_of, manifest, path)
@@ -334,7 +334,7 @@ class Directory:
         held = Handle(make(self.address(path), overwrite=overwrite).commit(), "r+")
         manifest, members = self._state()
         if self._is_list(manifest) or path in manifest.hidden:
-            # Its maker goes on changing it, as a rule, so that a summary would soon be out of date.
+            # Whoever makes a member usually goes on to change it: a summary would soon be out of date.
             gone = {before} - {path}
             manifest = self.update(lambda found: found.with_member(name, path).with_summaries({path: None}, gone))
         self.show(manifest, {**(members if self.is_local else manifest.visible(manifest.members or {})), name: path})
@@ -343,11 +343,11 @@ class Directory:
         return held
 
     def _is_list(self, manifest: Manifest) -> bool:
-        """Whether the manifest, too, must show what happens to members outside of transactions."""
+        """Whether changes outside of transactions must be in the manifest, too."""
         return not self.is_local or manifest.members is not None or bool(manifest.summaries)
 
     def occupied(self, path: str) -> FileExistsError:
-        """Return the error for a path at which an uncommitted member lies."""
+        """Return the error for a path with an uncommitted member."""
         return FileExistsError(
             f"{self.url}: {path} belongs to a transaction that is under way or was interrupted; overwrite=True"
             " replaces it"
@@ -381,7 +381,7 @@ class Directory:
             names = store.walk()
         except ABSENT:
             names = []
-        # The index first, so that no reader finds it without its chunks.
+        # Remove the index first, so that no reader finds it without its chunks.
         if FRAME_NAME in names:
             store.delete([FRAME_NAME])
             store.force()

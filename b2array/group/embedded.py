@@ -28,7 +28,7 @@ class Extent(NamedTuple):
 
 
 def nothing() -> bytes:
-    """Return a frame without members. python-blosc2 opens no group that lacks one."""
+    """Return a frame without members. python-blosc2 does not open a group without such a frame."""
     empty = create_schunk(chunksize=2**13, meta={"b2tree": {"version": 1}})
     empty.vlmeta[_NOTES] = {_MAP: {}, "current_offset": 0}
     return empty.to_bytes()
@@ -79,7 +79,7 @@ def open_embedded(held: SChunk, path: str) -> Handle:
 
 
 def remove(held: SChunk, names: Collection[str]) -> None:
-    """Let embedded members be no more; their bytes stay."""
+    """Remove embedded members from the list. Their bytes stay."""
     notes = held.vlmeta[_NOTES]
     kept = {key: entry for key, entry in notes[_MAP].items() if key[1:] not in names}
     try:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from itertools import accumulate
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -92,13 +93,13 @@ def open_group(
 class Group(MutableMapping[str, Any]):
     """Named arrays and groups.
 
-    Made by `open_group`. A mapping from the names of what is directly in the group; names with slashes reach further
-    down, and a slash at the beginning is ignored. A group exists as soon as a member's name begins with its own.
+    Made by `open_group`. A mapping that lists what is directly in the group. Names with slashes reach further down; a
+    slash at the beginning is ignored. A group exists as soon as a member's name begins with its own.
 
-    A handle shows the members that there were when they were first asked for, and its own changes; `refresh` shows
-    those of others. Arrays are opened as they are then. A member that a `transaction` has changed in the meantime is
-    refused with `ConflictError`, so that all that is opened through one handle belongs together.
-    Threads may share a handle for reading.
+    A handle shows the members that there were when it was first asked for one, and its own changes; `refresh` shows
+    those of others. An array is opened in its latest state. For a member that a `transaction` has changed in the
+    meantime, it raises `ConflictError`: all that one handle opens belongs together. Threads may share a handle for
+    reading.
     """
 
     __slots__ = ("_home", "_mode", "_prefix")
@@ -131,7 +132,7 @@ class Group(MutableMapping[str, Any]):
 
     @property
     def attrs(self) -> Attrs:
-        """The group's attributes: a mapping, each assignment to which is a commit."""
+        """The group's attributes, a mapping. Each assignment is a commit."""
         return Attrs(self._home, self._prefix, self._mode)
 
     def _below(self) -> dict[str, str]:
@@ -141,7 +142,7 @@ class Group(MutableMapping[str, Any]):
 
     def _shown(self) -> Iterator[str]:
         for name in self._below():
-            # A frame with attributes is not a member, but the group that has it exists.
+            # A frame with attributes is no member, but it makes its group exist.
             yield name.removesuffix(ATTRS).rstrip("/") if name.rpartition("/")[2] == ATTRS else name
 
     def _inner(self, name: str) -> Group:
@@ -155,7 +156,7 @@ class Group(MutableMapping[str, Any]):
         KeyError
             There is no such member.
         FormatError, UnsupportedError
-            The member is damaged, or an archive holds it in a way that cannot be read in place.
+            The member is damaged, or stored in its archive in a way that cannot be read in place.
         ConflictError
             A transaction changed it after the group was opened.
         """
@@ -184,7 +185,7 @@ class Group(MutableMapping[str, Any]):
     def arrays(self) -> dict[str, Any]:
         """Open the members that are directly in this group and are not groups.
 
-        Elsewhere than on this computer, those that the group's manifest describes are read when their items are needed.
+        Away from this computer, members that the manifest describes are not read before their items are needed.
         """
         below = self._below()
         return {name: _opened(self._home, below[name], self._mode, lazy=True) for name in self if name in below}
@@ -195,7 +196,7 @@ class Group(MutableMapping[str, Any]):
         return {name: self._inner(name) for name in self if name not in below}
 
     def walk(self) -> Iterator[tuple[str, Any]]:
-        """Give names and members of all that is in and below this group; a group comes before its members."""
+        """Yield names and members of everything in and below this group; a group comes before its members."""
         for name in self:
             member = self[name]
             yield name, member
@@ -230,11 +231,11 @@ class Group(MutableMapping[str, Any]):
         Parameters
         ----------
         name : str
-            The groups in it are made, too.
+            Missing groups in the name are made, too.
         shape, dtype
             As for `b2array.create`.
         data : array-like, optional
-            What the array holds, instead of a shape.
+            The array's items, instead of a shape.
         overwrite : bool, default False
             Whether to replace an array that is there.
         **options
@@ -245,10 +246,10 @@ class Group(MutableMapping[str, Any]):
         FileExistsError
             There is a group of that name, or a member that is not to be replaced.
         ValueError
-            The name cannot be a member's, or a part of it is an array already.
+            The name is not valid, or a part of it is an array already.
         """
         home = self._writable()
-        name = self._free(name, overwrite=overwrite)
+        name = _free(self, name, overwrite=overwrite)
         if (data is None) == (shape is None):
             raise TypeError("create() takes either a shape or data")
 
@@ -262,27 +263,13 @@ class Group(MutableMapping[str, Any]):
 
     create_array = create
 
-    def _free(self, name: str, *, overwrite: bool = False) -> str:
-        """Return a name under which a new member can be."""
-        name, members = check_name(name), self._home.members()
-        full = self._prefix + name
-        if not overwrite and full in members:
-            raise FileExistsError(f"{self.url}: there is a member {name!r}; overwrite=True replaces it")
-        if any(other.startswith(full + "/") for other in members):
-            raise FileExistsError(f"{self.url}: there is a group {name!r}")
-        parts = full.split("/")
-        for n in range(1, len(parts)):
-            if (outer := "/".join(parts[:n])) in members:
-                raise ValueError(f"{name!r} cannot name a member: {outer!r} is an array, not a group")
-        return name
-
     def require_array(self, name: str, shape: Shape, dtype: npt.DTypeLike = float, **options: Any) -> NDArray:
         """Return the array of that name, or make it as `create` does.
 
         Raises
         ------
         TypeError
-            There is something else, or an array of another shape or type.
+            There is something else of that name, or an array of another shape or type.
         """
         if name not in self:
             return self.create(name, shape, dtype, **options)
@@ -296,14 +283,14 @@ class Group(MutableMapping[str, Any]):
         self._writable()
         inner = self._inner(check_name(name))
         if not inner._below():
-            self._free(name)
+            _free(self, name)
             inner.attrs.require()
         return inner
 
     create_group = require_group
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Store an array-like; an array that is there is replaced."""
+        """Store an array-like, and replace the array of that name."""
         self.create(name, data=value, overwrite=True).close()
 
     def __delitem__(self, name: str) -> None:
@@ -346,7 +333,7 @@ class Group(MutableMapping[str, Any]):
             raise KeyError(source)
         with into._changing() as changes:
             home = changes._writable()
-            target = changes._free(name or start) if name or start else ""
+            target = _free(changes, name or start) if name or start else ""
             for other, path in chosen.items():
                 full = f"{changes._prefix}{target}/{other[len(start) :].removeprefix('/')}".strip("/")
                 held = self._home.open(path, "r")
@@ -368,10 +355,10 @@ class Group(MutableMapping[str, Any]):
     def transaction(self, *, replace: bool = False) -> Iterator[Group]:
         """Make everything that is changed inside the ``with`` block one commit.
 
-        Changes through the group that the block is given, and through arrays that are taken from it, are part of the
-        commit; other handles show nothing of it before. If the block raises, nothing has happened. Readers who open
-        members through one group see all of the commit or nothing of it. Readers who open a member directly, by its
-        own URL or with python-blosc2, may see its changes before or after those of other members.
+        Changes through the group that the block gets, and through arrays taken from it, are part of the commit. Other
+        handles show nothing of them before. If the block raises, nothing has happened. Readers who open members through
+        one group see all of the commit or nothing of it. Readers who open a member directly, by its own URL or with
+        python-blosc2, may see its changes before or after those of other members.
 
         Parameters
         ----------
@@ -408,10 +395,10 @@ class Group(MutableMapping[str, Any]):
         changes.commit()
 
     def consolidate(self) -> None:
-        """Put what all members say of themselves into the group's manifest, from where readers take it.
+        """Put summaries of all members into the group's manifest, from where readers take them.
 
-        Transactions do so for the members that they change. This does it for those that other software has made, or
-        that were changed by their own URL. See :ref:`summaries`.
+        Transactions do so for the members that they change. This does it for members that other software has made, or
+        that somebody changed by their own URL. See :ref:`summaries`.
 
         Examples
         --------
@@ -420,11 +407,11 @@ class Group(MutableMapping[str, Any]):
         whole.consolidate(self._writable())
 
     def refresh(self) -> None:
-        """Show what others have done to the group since it was opened. Arrays that are open stay as they are."""
+        """Show what others have done to the group since it was opened. Open arrays stay as they are."""
         self._home.refresh()
 
     def close(self) -> None:
-        """Let go of files. The handle can be used again."""
+        """Close files. The handle opens them again when it needs them."""
         if not isinstance(self._home, Transaction):
             self._home.store.close()
 
@@ -448,6 +435,20 @@ class Group(MutableMapping[str, Any]):
         return self.info._repr_html_()
 
     _ipython_key_completions_ = MutableMapping.keys
+
+
+def _free(group: Group, name: str, *, overwrite: bool = False) -> str:
+    """Check and return the name of a new member of a group."""
+    name, members = check_name(name), group._home.members()
+    full = group._prefix + name
+    if not overwrite and full in members:
+        raise FileExistsError(f"{group.url}: there is a member {name!r}; overwrite=True replaces it")
+    if any(other.startswith(full + "/") for other in members):
+        raise FileExistsError(f"{group.url}: there is a group {name!r}")
+    for outer in accumulate(full.split("/")[:-1], "{}/{}".format):
+        if outer in members:
+            raise ValueError(f"{name!r} cannot name a member: {outer!r} is an array, not a group")
+    return name
 
 
 def _opened(home: Home, path: str, mode: Mode, *, lazy: bool = False) -> NDArray | SChunk:

@@ -1,4 +1,4 @@
-"""The manifest of a group: the object that lists its members and the changes they still have to follow.
+"""The manifest of a group: the object that lists its members, and changes that they do not show yet.
 
 This module does no I/O. A member is a frame, in one file or in a directory or prefix of its own. Its path is its name
 with a suffix for its kind, as in the directories of python-blosc2's ``TreeStore``.
@@ -32,7 +32,7 @@ ATTRS = "__vlmeta__"
 """Last part of the name of the frame with a group's attributes."""
 ARRAY = ".b2nd"
 OTHER = ".b2f"
-"""Suffix of super-chunks, and of an array where a frame of another kind occupies the usual path."""
+"""Suffix of super-chunks; also of an array if a frame of another kind has the usual path."""
 SUFFIXES = (ARRAY, OTHER, ".b2b")
 
 _MAGIC = "b2array group"
@@ -42,7 +42,7 @@ _UNREADABLE = (ValueError, TypeError, LookupError, RecursionError, MemoryError, 
 
 
 def check_name(name: str) -> str:
-    """Return a member's name without the slash that it may begin with.
+    """Check a member's name, and return it without a slash at the beginning.
 
     Raises ValueError for empty parts, the parts "." and "..", control characters, backslashes and reserved endings.
 
@@ -62,7 +62,7 @@ def check_name(name: str) -> str:
 
 
 def _refused(name: str) -> str:
-    """Say why a name is refused; empty if it is not."""
+    """Return why a name is refused; empty for a valid name."""
     if not name:
         return "it is empty"
     if _FORBIDDEN.search(name):
@@ -136,12 +136,11 @@ class Manifest:
     """What a group records about its members.
 
     `members` has the path of each by its name; None where the files themselves are the list. `identity` tells this
-    group from others, whose members may have been copied here. `number` is that of the last transaction, and `redo` its
-    redo log: by the path of each member that it changed, the header to write over the beginning of the file, or the
-    token of the staged frame that replaces the member's frame. `hidden` are paths that are not members yet, or not any
-    more, and `removed` those that the last transaction deleted and whose files may still be there. `summaries` are what
-    members say of themselves, as `b2array.format.summary` packs it. `unknown` are entries of later versions, which are
-    kept.
+    group from others: a member may be a copy from there. `number` is that of the last transaction, and `redo` its redo
+    log: by the path of each member that it changed, the header to write over the beginning of the file, or the token of
+    the staged frame that replaces the member's frame. `hidden` are paths that are not members yet, or not any more, and
+    `removed` those that the last transaction deleted; their files may still be there. `summaries` are packed by
+    `b2array.format.summary`. `unknown` are entries of later versions; they are kept.
 
     Examples
     --------
@@ -161,11 +160,11 @@ class Manifest:
 
     @property
     def commit(self) -> tuple[str, int]:
-        """The last transaction, as the members that it changed record it."""
+        """The last transaction, in the form that its members record."""
         return self.identity, self.number
 
     def visible(self, members: Mapping[str, str]) -> dict[str, str]:
-        """Return those of the members that the manifest lets readers see, in the order of their names."""
+        """Return the members that readers may see, in the order of their names."""
         unseen = {*self.hidden, *self.removed}
         return dict(sorted((name, path) for name, path in members.items() if path not in unseen))
 
@@ -184,7 +183,7 @@ class Manifest:
     ) -> Self:
         """Return the manifest with other summaries by paths, and without those of paths that are gone.
 
-        Of `members`, all paths by names, those without a summary are listed among the summaries, too.
+        `members` has all paths by names. Those without a summary are listed among the summaries, too.
         """
         paths = [EMBEDDED if is_embedded(path) else path for path in (members or {}).values()]
         found = {**dict.fromkeys(paths), **summary.unpack_all(self.summaries), **records}
@@ -203,7 +202,7 @@ class Manifest:
         return replace(self, hidden=hidden, removed=removed)
 
     def applied(self) -> Self:
-        """Return the manifest once all files are as it says."""
+        """Return the manifest for the time when all files agree with it."""
         return replace(self.revealing(self.removed), redo={})
 
     def pack(self) -> bytes:
@@ -248,7 +247,7 @@ class Manifest:
 
 
 _FIELDS = {"members": "members", "ident": "identity", "number": "number", "pending": "redo", "hidden": "hidden"}
-"""Names of the fields by the keys under which they are stored, in the order of `Manifest`."""
+"""The field for each stored key, in the order of `Manifest`."""
 
 
 def _checked(key: str, value: Any, kind: type) -> Any:

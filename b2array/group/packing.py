@@ -27,11 +27,11 @@ __all__ = ["packing"]
 def packing(
     url: str, *, overwrite: bool = False, storage_options: Mapping[str, Any] | None = None
 ) -> Iterator[Callable[[str, NewFrame], None]]:
-    """Write an archive, which is there when the block ends without an error.
+    """Write an archive. It appears when the block ends without an error.
 
     Yields a function that adds a member. It takes the member's path in the archive, and a function that makes its frame
-    in a local file; one frame at a time lies beside the archive. Files in memory and in object stores are written from
-    a temporary file.
+    in a local file. One such file at a time is beside the archive. Archives in memory and in object stores are written
+    from a temporary file.
     """
     store = open_store(url, storage_options=storage_options)
     require_free(store, {"": MAGIC[0][:2]}, "an archive", overwrite=overwrite)

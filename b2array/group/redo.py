@@ -1,8 +1,8 @@
-"""The redo log in a group's manifest: reading members through it, and applying it to them.
+"""The redo log in a group's manifest: read members through it, and apply it to them.
 
 An entry says how one member gets its new state: a header to write over the beginning of its file, or a staged frame
-that replaces its own. An entry can be applied more than once. A member that followed the transaction already, or that
-other software has changed since, is left alone.
+that replaces its own. An entry can be applied more than once. It is left out for a member that has its new state
+already, or that other software has changed since.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def commit_of(state: State) -> tuple[str, int]:
 
 
 def read_member(store_of: StoreOf, manifest: Manifest, path: str) -> Snapshot:
-    """Return the state of a member that the manifest describes: its own frame's, or that of its redo entry."""
+    """Return the state of a member by the manifest: that of its own frame, or of its redo entry."""
     own = snapshot.load(store_of(path))
     return own if path not in manifest.redo or _follows(own, manifest) else _redone(store_of, manifest, path, own)
 
@@ -72,10 +72,10 @@ def _content(store: Store) -> memoryview:
 
 
 def apply(store_of: StoreOf, manifest: Manifest, *, locked: Collection[str] = ()) -> None:
-    """Let all members follow the transaction whose redo log the manifest has.
+    """Give all members the states in the manifest's redo log.
 
-    The caller holds the manifest's lock, and those of the members `locked`. ConflictError: other writers changed a
-    member again and again.
+    The caller holds the manifest's lock, and those of the members `locked`. ConflictError says that other writers
+    changed a member again and again.
     """
     for path in manifest.redo:
         store = store_of(path)
@@ -91,12 +91,12 @@ def apply(store_of: StoreOf, manifest: Manifest, *, locked: Collection[str] = ()
 
 
 def _applied(store_of: StoreOf, manifest: Manifest, path: str, *, locked: bool) -> bool:
-    """Apply one entry if it still has to be; return False if that has to be tried again."""
+    """Apply one entry, unless that is done already; return False to try again."""
     try:
         own = snapshot.load(store_of(path))
     except ABSENT:
         return True  # the member was deleted
-    # Where the redo entry does not lead to the transaction's state, other software has changed the member since.
+    # If the redo entry does not give the transaction's state, other software has changed the member since.
     if _follows(own, manifest) or commit_of(_redone(store_of, manifest, path, own).state) != manifest.commit:
         return True
     store = own.store

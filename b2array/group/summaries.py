@@ -1,7 +1,7 @@
-"""The summaries of members in a group's manifest, with which readers open members without reading them.
+"""The summaries in a group's manifest: readers open members with them, and read the members later.
 
-A summary may be out of date, because who writes a member by its own URL does not write the manifest. So it is compared
-with the member before any item is read: on opening where that costs next to nothing, else with the first read.
+A summary may be out of date: whoever writes a member by its own URL does not write the manifest. So the summary is
+compared with the member before any item is read: on opening if that costs next to nothing, else with the first read.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from b2array.store.base import Mutex, Store
 __all__ = ["Promised", "check", "promise"]
 
 _outdated: set[tuple[str, bytes]] = set()
-"""Stores and fingerprints of summaries that were found to be out of date, so that this is said only once."""
+"""Stores and fingerprints of summaries that were out of date: the warning comes only once."""
 
 
 class Promised(Handle):
-    """A member for reading that is described already, and read when more than its description is needed.
+    """A handle to a member for reading, which is described already, and read when somebody needs more.
 
-    `keep` reads it, and raises ConflictError if it is not the one that is described.
+    `keep` keeps the promise: it reads the member, and raises ConflictError if that has changed.
     """
 
     __slots__ = ("_keep",)
@@ -37,7 +37,7 @@ class Promised(Handle):
         self.mutex = Mutex()
 
     def __getattr__(self, name: str) -> Any:
-        # Only asked for what is not there: before the promise is kept.
+        # Python asks here only for missing attributes: before the promise is kept.
         if name not in ("source", "_snapshot"):
             raise AttributeError(name)
         with self.mutex:
@@ -52,7 +52,7 @@ class Promised(Handle):
 
 
 def promise(store: Store, record: Any, keep: Callable[[Summary], Snapshot]) -> Promised | None:
-    """Return a handle to the member that a record of the manifest describes, or None if the member has to be read."""
+    """Return a handle to the member that a record describes, or None if the member must be read at once."""
     try:
         said = summary.unpack(record)
     except (FormatError, UnsupportedError):
@@ -72,7 +72,7 @@ def promise(store: Store, record: Any, keep: Callable[[Summary], Snapshot]) -> P
 
 
 def check(held: Snapshot, said: Summary) -> None:
-    """Raise ConflictError if a member is not as it was described. Other items are no difference."""
+    """Raise ConflictError if a member is not as described. Only its items may differ."""
     if _description(held.state) != _description(said.state):
         _outdated.add((held.url, said.fingerprint))
         raise ConflictError(

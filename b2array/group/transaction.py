@@ -39,7 +39,7 @@ __all__ = ["Transaction"]
 
 
 class _Changed(NamedTuple):
-    """A member that takes part, and what is changed in it."""
+    """A member that the transaction changes, and the changes."""
 
     handle: Handle
     draft: MemberTransaction
@@ -51,7 +51,7 @@ class _Changed(NamedTuple):
 
 
 class Transaction:
-    """Changes to members of a group that wait for `commit`. What others commit meanwhile does not show here.
+    """Changes to members of a group that wait for `commit`. They do not show what others commit meanwhile.
 
     `replacing` begins the names of members to delete first. New members then also replace files that an interrupted
     transaction has left.
@@ -103,7 +103,7 @@ class Transaction:
     # Changes.
 
     def open(self, path: str, mode: Mode) -> Handle:
-        """Open a member; what is written to it is part of the commit."""
+        """Open a member; what you write to it is part of the commit."""
         self._require_open()
         if path in self._created.values() and mode == "r+":
             return self._handles[path]
@@ -118,7 +118,7 @@ class Transaction:
             return self._changed[path].handle
 
     def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
-        """Make a member that the commit shows; it replaces one that was deleted."""
+        """Make a member, which appears with the commit. It may replace one that was deleted."""
         self._require_open()
         if name in self.members():
             raise ValueError(f"a transaction cannot replace the member {name!r}; delete it first, or change it instead")
@@ -136,7 +136,7 @@ class Transaction:
         return handle
 
     def _replaced(self, path: str, new: NewFrame) -> Handle | None:
-        """Let the commit replace a frame by another one of its kind; None if the new one is of another kind."""
+        """Let the commit replace a frame by a new one of the same kind; None if the kinds differ."""
         handle = Handle(self._view.current(path), "r+")
         kind: Kind = "sparse" if handle.frame.frame_type == FrameType.SPARSE else "contiguous"
         try:
@@ -150,14 +150,14 @@ class Transaction:
         return handle
 
     def _made(self, path: str, new: NewFrame, *, overwrite: bool) -> Handle:
-        """Make a frame at its final path, where nobody finds it before the commit."""
+        """Make a frame at its final path. Nobody finds it before the commit."""
         view = self._view
         manifest, _ = view.read()
         if view.is_local and path in manifest.hidden:
             if not overwrite:
                 raise view.occupied(path)
             view.remove_files(path)
-        # What others have committed since this transaction began is not replaced.
+        # Do not replace what others have committed since this transaction began.
         replaceable = not view.is_local and path not in (manifest.members or {}).values()
         try:
             if view.is_local:
@@ -173,7 +173,7 @@ class Transaction:
             self._view.update(lambda found: found.revealing(paths))
 
     def remove(self, members: Mapping[str, str]) -> None:
-        """Let the commit delete members; new ones are deleted at once."""
+        """Let the commit delete members; delete new ones at once."""
         self._require_open()
         self._show({name: path for name, path in self.members().items() if name not in members})
         for name, path in members.items():
@@ -221,7 +221,7 @@ class Transaction:
     def _commit(self, changed: Mapping[str, _Changed]) -> None:
         view = self._view
         for each in changed.values():
-            each.draft.flush()  # before the locks, for it takes long
+            each.draft.flush()  # before taking the locks, because it takes long
         for _ in attempts(view.store):
             with ExitStack() as locks:
                 locks.enter_context(view.store.lock(MANIFEST))
@@ -244,7 +244,7 @@ class Transaction:
                         if isinstance(error, ConflictError) and view.read()[1] != stamp:
                             continue
                         raise
-                # From here on the changes are committed, and what fails is left for the next writer.
+                # From here on the changes are committed; what fails now is left to the next writer.
                 self._ended = True
                 view.show(after, self.members())
                 with suppress(OSError, B2ArrayError):
@@ -269,7 +269,7 @@ class Transaction:
             number=before.number + 1,
             removed=(*self._removed.values(),),
         )
-        # What the members are to be described as, their files are not yet.
+        # The files are not yet what the summaries describe.
         after = after.with_summaries({}, {*removed, *self._changed})
         return replace(after, hidden=(*after.hidden, *removed)) if self._view.is_local else after
 
@@ -295,7 +295,7 @@ class Transaction:
                 self._view.store_of(staged_path(path, token, sparse=draft.sparse)).delete([""])
 
     def _happened(self, after: Manifest, stamp: Stamp | None, error: BaseException, *, late: bool) -> bool:
-        """Whether the manifest was replaced although that raised, as when a server's answer is lost.
+        """Whether the manifest was replaced despite an error, as when a server's answer is lost.
 
         Raises `error` if nobody can tell, or if it may still be replaced (`late`). Everything then stays where it is,
         as the manifest may refer to it.
@@ -311,7 +311,7 @@ class Transaction:
         raise error
 
     def _apply(self, after: Manifest, changed: Mapping[str, _Changed]) -> None:
-        """Let the files follow the manifest."""
+        """Make the files agree with the manifest."""
         view = self._view
         replaced = {path: each.handle.snapshot for path, each in changed.items() if each.draft.base is None}
         view.apply(after, locked=changed.keys())
@@ -331,7 +331,7 @@ class Transaction:
             view.write(now.applied().with_summaries(records, members=self.members()), stamp)
 
     def _move_on(self, changed: Mapping[str, _Changed], frames: Mapping[str, Frame]) -> dict[str, Snapshot]:
-        """Let the handles show the committed states, and return these."""
+        """Make the handles show the committed states, and return these."""
         states = {}
         for path, (handle, draft) in changed.items():
             with suppress(OSError, B2ArrayError):

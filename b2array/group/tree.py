@@ -1,4 +1,4 @@
-"""How groups are shown: a tree of members with shapes, types and sizes."""
+"""Groups as text: a tree of members with shapes, types and sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from b2array.group.manifest import ATTRS
 __all__ = ["Tree", "branches", "nested", "tree_of"]
 
 _SHOWN = 100
-"""Of larger groups only the names are shown, because each member would be opened to be described."""
+"""Larger groups show names only: to describe a member, it must be opened."""
 
 
 class Tree:
@@ -55,7 +55,7 @@ def tree_of(
 
 
 def nested(members: Mapping[str, Any]) -> dict[str, Any]:
-    """Return names with slashes as mappings in mappings; what a name stands for is under the empty name."""
+    """Turn names with slashes into nested mappings. The value of a name is under the empty name."""
     root: dict[str, Any] = {}
     for name, member in members.items():
         node = root
@@ -67,7 +67,7 @@ def nested(members: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def branches(tree: Mapping[str, Any], described: Callable[[Any], str] | None = None) -> Iterator[str]:
-    """Yield the lines of a tree of names, with what there is to say of each member."""
+    """Yield the lines of a tree of names, each with its description."""
     inner = {name: node for name, node in tree.items() if name}
     width = max(map(len, inner), default=0)
     for n, (name, node) in enumerate(inner.items(), 1):

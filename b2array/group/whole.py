@@ -1,4 +1,4 @@
-"""What is done to a group as a whole: find it, make it, complete it, describe all of its members, remove it."""
+"""A group as a whole: find it, make it, complete it, describe all of its members, remove it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["check_replaceable", "clear", "complete", "consolidate", "exists", "h
 
 
 def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = True) -> Directory | Archive:
-    """Return where the members of a group are; raise FileNotFoundError if one is required and there is none."""
+    """Return the home of a group's members; raise FileNotFoundError if the group is required and missing."""
     home = Directory(url, storage_options)
-    # The manifest first: where it is, this is the only request.
+    # Look for the manifest first: if it exists, this is the only request.
     there = not home.url.endswith(".b2z") and home.look()
     if not there and _is_archive(home.store):
         return Archive(url, storage_options)
@@ -35,7 +35,7 @@ def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = Tr
 
 
 def _is_archive(store: Store) -> bool:
-    """Whether the URL is that of a zip archive and not of a directory or prefix."""
+    """Whether the URL names a zip archive, and not a directory or prefix."""
     if store.is_prefix:
         return False
     (head,) = store.head([""], 16)
@@ -65,13 +65,13 @@ def exists(group: Directory) -> bool:
 
 
 _GLANCE = 2000
-"""Number of entries of a directory without a sign to look at."""
+"""The most entries to look at in a directory that nothing marks as a group."""
 
 
 def has_members(group: Directory) -> bool:
-    """Whether a directory shows that it is a group, without a look at all that is below it.
+    """Whether a directory shows that it is a group, without looking at everything below it.
 
-    It is marked, or in a marked one, or there are members in it or in the directories in it.
+    It shows that by a mark on it or on a directory around it, or by members in it or one level below.
     """
     if not group.is_local or _is_marked(group):
         return True
@@ -109,7 +109,7 @@ def complete(group: Directory) -> None:
 
 
 def consolidate(group: Directory | Transaction) -> None:
-    """Put the summaries of all members into the manifest, as they are now."""
+    """Put summaries of all members, as they are now, into the manifest."""
     if isinstance(group, Transaction):
         raise ValueError("consolidate() inside a transaction would describe what is not committed yet")  # noqa: TRY004
     group.recover()
@@ -121,7 +121,7 @@ def consolidate(group: Directory | Transaction) -> None:
 
 
 def check_replaceable(group: Directory) -> None:
-    """Raise FileExistsError if there is something that is not known to be a group."""
+    """Raise FileExistsError if there is something that may not be a group."""
     kinds = {MANIFEST: b"", EMBEDDED: b""}
     require_free(group.store, kinds, "a group", overwrite=True, name=MANIFEST, alone=True)
 

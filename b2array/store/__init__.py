@@ -4,9 +4,9 @@ open           which store a URL means
 base           Store, what every store can do; versions, conflicts, retries
 memory         objects in this process
 local          files and directories
-disk           what they ask of the operating system
-fallback       the same without POSIX
-remote         what fsspec reaches: object stores, HTTP, archives, caches
+disk           calls of the operating system for local files
+fallback       the same calls where POSIX is missing
+remote         whatever fsspec reaches: object stores, HTTP, archives, caches
 cloud          object stores that compare while they write: commits by conditional requests
 s3             their requests to S3
 gcs            ... to Google Cloud Storage
@@ -15,8 +15,8 @@ shared_memory  memory://
 upload         large objects in parts
 spans          byte ranges worth reading together
 spool          new bytes that wait for their commit
-atomic         files made elsewhere and renamed; what may be replaced
-secrets        what no message may show
+atomic         files that are made elsewhere and renamed; what they may replace
+secrets        keeps passwords and keys out of messages
 
 Above it, `engine` reads spans of chunks and commits frames: ``create`` and ``replace`` publish an object as a whole,
 ``append`` and ``patch`` extend a local file.

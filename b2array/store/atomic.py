@@ -19,30 +19,21 @@ def require_free(
 ) -> str | None:
     """Return the name of the object that may be replaced, or None; FileExistsError if something must stay.
 
-    Parameters
-    ----------
-    kinds : mapping of str to bytes
-        What may be replaced: names of objects, and the first bytes of each.
-    what : str
-        What such an object is, for messages.
-    overwrite : bool
-        Whether anything may be replaced at all.
-    name : str
-        The object to write; ``""`` cannot be written where there is a directory.
-    alone : bool
-        Whether to refuse a directory that has other files but none of `kinds`.
+    `kinds` are names of objects that may be replaced, with the first bytes of each; messages call them `what`. `name`
+    is the object to write; ``""`` cannot be written where there is a directory. With `alone`, a directory is refused
+    that has other files but none of `kinds`.
     """
     names = sorted({name, *kinds})
     heads = dict(zip(names, store.head(names, max(1, *map(len, kinds.values()))), strict=True))
     found = {each: bytes(head.data) for each, head in heads.items() if isinstance(head, Head)}
     known = [each for each, data in found.items() if each in kinds and data.startswith(kinds[each])]
-    # An empty object is no loss, and on object stores it may stand for a directory.
+    # An empty object holds nothing to lose; on object stores it may stand for a directory.
     strange = any(found[each] for each in found if each not in known)
     if not known and not name and any(isinstance(error, IsADirectoryError) for error in heads.values()):
         raise FileExistsError(f"{store.url} exists and is a directory")
     if not found:
         for error in heads.values():
-            # S3 also refuses access to what does not exist, unless the user may list. There, creating is conditional.
+            # S3 also denies access to a missing object if the user may not list. There, `create` is conditional.
             unknown = isinstance(error, PermissionError) and store.guarantee == COMPARE_AND_SWAP and not overwrite
             absent = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
             if isinstance(error, Exception) and not (absent or unknown):
@@ -61,8 +52,8 @@ def require_free(
 class AtomicFile:
     """A local file that becomes the only object of a store, as a whole or not at all.
 
-    Use it as a context manager that returns the path, or call `finish` or `abort`. `overwrite` says whether to replace
-    an object that exists; otherwise it is FileExistsError.
+    Use it as a context manager that returns the path, or call `finish` or `abort`. It replaces an existing object if
+    `overwrite`, and raises FileExistsError otherwise.
     """
 
     def __init__(self, store: Store, *, overwrite: bool) -> None:

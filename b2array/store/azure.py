@@ -19,7 +19,7 @@ class AzureStore(CloudStore):
     put_limit = 5000 * 2**20
 
     def _translate(self, error: Exception, name: str) -> Exception:
-        # Whoever writes a blob discards the parts that others have sent for it.
+        # A write of a blob discards the parts that others have sent for it.
         if getattr(error, "error_code", None) == "InvalidBlockList":
             return conflict(where(self.url, name))
         return super()._translate(error, name)
@@ -48,7 +48,7 @@ class AzureStore(CloudStore):
                     content, overwrite=True, max_concurrency=self.uploads, **_condition(expected), **fs._timeout_kwargs
                 )
             except ResourceExistsError:
-                # The parts of an upload that was not completed may count as a blob, but not for who completes one.
+                # The parts of an incomplete upload may count as a blob, but not when an upload is completed.
                 if expected != ABSENT or await blob.exists(**fs._timeout_kwargs):
                     raise
                 begun = await self._begin(fs, path, expected)

@@ -1,12 +1,12 @@
 """What every store can do, and what stores share: versions, conflicts, retries.
 
-A store is one object, named ``""``, or a directory or prefix of objects, whose names have no slashes. It may turn out
-only on reading which of the two it is, so that every store takes both kinds of names.
+A store is one object, named ``""``, or a directory or prefix of objects, whose names have no slashes. Which of the two
+it is may turn out only on reading. So every store takes both kinds of names.
 
-Errors of a backend pass through, with five exceptions. An object that does not exist is `FileNotFoundError`, one that
-must not exist but does is `FileExistsError`, bytes beyond the end of an object are `FormatError`, and a lost race is
-`ConflictError`. Errors of object stores' clients become `OSError`. An error whose text shows a secret is replaced by a
-built-in one without it.
+Errors of a backend pass through, except these. A missing object raises `FileNotFoundError`, an object that must not
+exist `FileExistsError`, a read beyond the end of an object `FormatError`, and a lost race `ConflictError`. Errors of
+object stores' clients become `OSError`. If the text of an error shows a secret, a built-in error without the secret
+replaces it.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Stamp(NamedTuple):
 class Head(NamedTuple):
     """The first bytes of an object, and its state if the backend sends it with them.
 
-    No other object that this process can reach has the same `unique`, nor has this object in another state. It is empty
-    if the store cannot promise that. It shows no secrets.
+    `unique` differs for each object that this process can reach, and for each of its states. It is empty if the store
+    cannot promise that. It shows no secrets.
     """
 
     data: memoryview
@@ -95,17 +95,17 @@ class Store(ABC):
     """Whether `append` and `patch` work."""
 
     in_process: bool = False
-    """Whether no other process can reach the objects."""
+    """Whether only this process can reach the objects."""
 
     @abstractmethod
     def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
         """Read spans of any objects: writable bytes, one item per span. Spans that are close together share a request.
 
-        If all spans lie in one object, `expected` is the version that it had. If another object has replaced it, its
-        bytes are refused. Local files are compared by inode, which appending keeps, and by the bytes that
-        `with_known_bytes` adds; objects in clouds and on HTTP by entity tag or generation. Others ignore it. With
-        `clip`, spans may reach beyond the end of their objects, and give fewer bytes then. Views of spans that overlap
-        may share memory.
+        If all spans lie in one object, `expected` is the version that it had. The store refuses the bytes of an object
+        that has replaced it. Local files are compared by inode, which appending keeps, and by the bytes that
+        `with_known_bytes` adds; objects in clouds and on HTTP by entity tag or generation. Other stores ignore
+        `expected`. With `clip`, a span that reaches beyond the end of its object gives fewer bytes. Views of
+        overlapping spans may share memory.
 
         Raises
         ------
@@ -142,7 +142,7 @@ class Store(ABC):
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
         """Read the first `nbytes` bytes from `offset` on of several objects at once, as they are now.
 
-        An object that ends earlier gives fewer. If an object cannot be read, its item is the error; no error is raised.
+        A shorter object gives fewer. If an object cannot be read, its item is the error; this function raises none.
         """
 
     @abstractmethod
@@ -194,19 +194,22 @@ class Store(ABC):
         """Return the path of a file to make for `adopt`, or None if the store takes no files."""
         return None
 
-    def adopt(self, path: str, name: str, *, exclusive: bool) -> Stamp:  # noqa: ARG002
-        """Rename the file at `path`, from `temporary`, to the object `name`; with `exclusive` only if there is none."""
+    def adopt(self, path: str, name: str, *, exclusive: bool, expected: str | None = None) -> Stamp:  # noqa: ARG002
+        """Rename the file at `path`, from `temporary`, to the object `name`.
+
+        With `exclusive` only if there is none; ConflictError if the object is not the `expected` version.
+        """
         raise UnsupportedError(f"{self.url} takes no files")
 
     def beside(self, *, directory: bool) -> Self | None:  # noqa: ARG002
-        """Name a new place for a directory, or for a file, if one of the other kind is here and excludes it.
+        """Return a new place for a directory, or else for a file, if one of the other kind is here; else None.
 
         An object and objects below its name exclude each other on local disks, but not in object stores.
         """
         return None
 
     def exchange(self, other: Self) -> None:
-        """Let what is here and what is in `other`, from `beside`, swap their names: at once, if the system can."""
+        """Swap the names of what is here and what is in `other`, from `beside`: in one step, if the system can."""
         raise UnsupportedError(f"{self.url} cannot be exchanged with {other.url}")
 
     def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:  # noqa: ARG002
@@ -221,9 +224,9 @@ class Store(ABC):
         return UnsupportedError(f"{where(self.url, name)} cannot be changed in place, only be replaced")
 
     def force(self) -> None:  # noqa: B027 - object stores have nothing to wait for
-        """Wait until what was written and removed here is on the disk. Call it before writing what relies on it.
+        """Wait until all changes made here are on the disk. Call it before you write what relies on them.
 
-        Only local stores wait, and only if `config.durable` is "ordered": with "full" every call has waited already.
+        Only local stores wait, and only with `config.durable` "ordered": with "full" every call has waited already.
         For a file they force its content and its name, for a directory the names in it.
         """
 
@@ -253,7 +256,7 @@ def where(url: str, name: str) -> str:
 
 
 def says_more(error: object) -> TypeGuard[Exception]:
-    """Whether an error says more than that there is nothing, such as that the whole bucket is missing."""
+    """Whether an error says more than that an object is missing, for example that the bucket is."""
     return isinstance(error, FileNotFoundError) and error.strerror not in (None, os.strerror(errno.ENOENT))
 
 
@@ -298,10 +301,10 @@ def durability() -> str:
 
 
 def attempts(store: Store) -> Iterator[int]:
-    """Count the attempts at a commit: `config.retries` after the first one, more where writers cannot wait in line.
+    """Count the attempts at a commit: `config.retries` after the first one, more in stores without locks.
 
-    In a store without locks a writer only learns that it came second when it is done, and a slow writer may come
-    second often. So there are 20 times as many attempts, and before each a random pause that gets longer.
+    There a writer learns only at the end that another one was first, and a slow writer may lose often. So it gets 20
+    times as many attempts, each after a longer random pause.
     """
     for attempt in range(_count(store)):
         if attempt and store.guarantee == COMPARE_AND_SWAP:
@@ -316,13 +319,13 @@ def _count(store: Store) -> int:
 def may_still_happen(store: Store, error: BaseException) -> bool:
     """Whether a write that has raised an error may take effect later, because its request may still be under way.
 
-    What the request refers to must stay then: it is dead weight at worst.
+    Then what the request refers to must stay; at worst nothing ever needs it.
     """
     return store.guarantee != "lock" and not isinstance(error, B2ArrayError | FileExistsError)
 
 
 def in_one_state(function: Callable[[], T]) -> T:
-    """Call a function that reads with several requests, again if a commit came between them."""
+    """Call a function that reads with several requests; call it again if a commit came between them."""
     for _ in range(config.retries):
         with suppress(ConflictError):
             return function()
@@ -338,7 +341,7 @@ def identity(version: str) -> str:
 
 
 class KnownBytes(NamedTuple):
-    """Bytes of an object, by their end. They stay while it is appended to, and no other object has them there."""
+    """Bytes of an object that end at `stop`. Appending keeps them, and no other object has them there."""
 
     stop: int
     content: bytes
@@ -360,7 +363,7 @@ def split_version(version: str) -> tuple[str, KnownBytes | None]:
 
 
 def check_span(url: str, span: Span) -> Span:
-    """Refuse a span that was computed from damaged bytes and is not a range."""
+    """Refuse a span that is no range, because it was computed from damaged bytes."""
     if not 0 <= span.start <= span.stop:
         raise FormatError(f"{where(url, span.name)}: expected a range of bytes, found {span.start} to {span.stop}")
     return span

@@ -1,6 +1,6 @@
 """Stores in object stores whose servers compare while they write: commits are conditional requests.
 
-A cloud is a subclass with its requests: `S3Store`, `GcsStore`, `AzureStore`. They are sent through the cloud's file
+Each cloud has a subclass with its requests: `S3Store`, `GcsStore`, `AzureStore`. It sends them through the cloud's file
 system of fsspec, which brings options, credentials and retries.
 """
 
@@ -32,11 +32,11 @@ T = TypeVar("T")
 ABSENT: Final = ""
 """The version of an object that does not exist, as a condition for writing."""
 
-_HIDING = os.urandom(16)  # without it, somebody could find a short password by trying
+_HIDING = os.urandom(16)  # without it, trying would find a short password
 
 
 class Part(NamedTuple):
-    """A part of an object: its number from 0, where it starts, and its bytes; the size of the object if it ends it."""
+    """A part of an object: its number from 0, its start, its bytes, and in the last part the size of the object."""
 
     number: int
     start: int
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 class CloudStore(FsspecStore):
     """An object or prefix in a bucket of a server that honours conditional requests.
 
-    It needs no permission to list. It creates and replaces by conditional requests, so that no update is lost.
+    It needs no permission to list. It creates and replaces by conditional requests, so no update is lost.
     """
 
     guarantee = COMPARE_AND_SWAP
@@ -65,11 +65,11 @@ class CloudStore(FsspecStore):
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         super().__init__(url, storage_options)
-        # Equal stores share what is cached. Stores whose options are not plain are never known to be equal.
+        # Equal stores share what is cached. Without plain options, nobody can tell whether stores are equal.
         asked = repr((url, sorted(self._options.items()))) if _plain(self._options) else os.urandom(16).hex()
         self._ident = blake2b(asked.encode(), key=_HIDING, digest_size=16).hexdigest()
 
-    # The requests of a cloud. A version that is expected may be `ABSENT`; None sets no condition.
+    # The requests of a cloud. An expected version may be `ABSENT`; None sets no condition.
 
     @abstractmethod
     async def _get(self, fs: Any, path: str, start: int, stop: int, expected: str | None) -> tuple[bytes, Stamp]:
@@ -117,7 +117,7 @@ class CloudStore(FsspecStore):
 
     def _translate(self, error: Exception, name: str) -> Exception:
         place = where(self.url, name)
-        # No file system looks before it writes: what exists has failed a condition.
+        # File systems do not look before they write: if the object exists, a condition has failed.
         if isinstance(error, FileExistsError):
             return conflict(place)
         failure = super()._translate(error, name)
@@ -198,17 +198,17 @@ class CloudStore(FsspecStore):
                 while some := list(itertools.islice(parts, self.uploads)):
                     sent += threads.map(send, some)
                     nbytes = some[-1].stop
-                    some.clear()  # frees them before the next ones are made
+                    some.clear()  # frees the parts before the next ones are made
             version = self._wait(name, self._finish, begun, sent, expected)
         except BaseException:
-            with suppress(Exception):  # the cloud removes parts that stay behind, or a rule of the bucket does
+            with suppress(Exception):  # the cloud, or a rule of the bucket, removes parts that stay behind
                 self._wait(name, self._abort, begun)
             raise
         self._forget(name)
         return Stamp(nbytes, version)
 
     def _forget(self, name: str) -> None:
-        """Let the file system list again what it has listed."""
+        """Make the file system forget its cached listings."""
         self._call(name, lambda fs, path: fs.invalidate_cache(fs._parent(path)))
 
     def delete(self, names: Iterable[str]) -> None:
@@ -217,7 +217,7 @@ class CloudStore(FsspecStore):
 
 
 async def at_once(requests: Iterable[Awaitable[T]]) -> list[T | BaseException]:
-    """Wait for requests, some at the same time; an error is the answer of its request."""
+    """Wait for requests, several at a time. The answer to a request that fails is its error."""
     limit = asyncio.Semaphore(CONNECTIONS)
 
     async def answer(request: Awaitable[T]) -> T:
@@ -228,7 +228,7 @@ async def at_once(requests: Iterable[Awaitable[T]]) -> list[T | BaseException]:
 
 
 async def remove_each(requests: Iterable[Awaitable[object]]) -> None:
-    """Wait for requests that remove objects. What is not there is removed."""
+    """Wait for requests that remove objects. A missing object counts as removed."""
     for answer in await at_once(requests):
         if isinstance(answer, BaseException) and not isinstance(answer, FileNotFoundError) and status_of(answer) != 404:
             raise answer

@@ -1,4 +1,4 @@
-"""What local stores ask of the operating system: reads at an offset, names, directories, locks, the disk."""
+"""Calls of the operating system for local stores: reads at an offset, names, directories, locks, the disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 ]  # fmt: skip
 
 TEMPORARY_SUFFIX = ".b2tmp"
-"""End of the names of files that are being written. A writer that is killed leaves such a file behind."""
+"""The names of unfinished files end with this. A killed writer leaves such a file behind."""
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -62,7 +62,7 @@ if sys.platform != "win32":
 
 
 def _raise_counter(fd: int) -> None:
-    # Handles of the C library in other processes read the file again when this number has changed.
+    # When this number changes, other processes' handles of the C library read the file again.
     os.lseek(fd, 0, os.SEEK_SET)
     content = os.read(fd, 16).ljust(16, b"\0")
     counter = (int.from_bytes(content[8:], "little") + 1) % 2**64
@@ -81,7 +81,7 @@ def sync_directory(path: str) -> None:
 
 
 def flush(file: Any, *steps: str) -> None:
-    """Hand what was written to the system, and wait for the disk if `config.durable` is one of `steps`."""
+    """Flush to the system, and wait for the disk if `config.durable` is one of `steps`."""
     file.flush()
     if durability() in steps:
         os.fsync(file.fileno())
@@ -99,7 +99,7 @@ def make_directories(path: str) -> None:
 
 
 def rename_exclusively(source: str, target: str) -> None:
-    """Give the file `source` the name `target`, unless that exists. The old name may stay."""
+    """Give the file `source` the name `target`, unless `target` exists. The old name may stay."""
     try:
         try:
             os.link(source, target)
@@ -139,7 +139,7 @@ def exchange(source: str, target: str) -> None:
 
 @contextmanager
 def locked(path: str, *, shared: bool) -> Iterator[None]:
-    """Hold the lock on a file that the C library locks, too. Readers take it only if the file is there."""
+    """Hold the lock on the lock file of the C library. Readers take it only if the file exists."""
     if not shared:
         make_directories(os.path.dirname(path))
     elif not os.path.exists(path):

@@ -40,7 +40,7 @@ _LOCK_SUFFIX = ".b2lock"
 _READ_LIMIT = 64 * 2**20
 
 _SETTLED = 2 * 10**9
-"""Nanoseconds after which another change gives a file another time; some file systems count in steps of two seconds."""
+"""Changes this many nanoseconds apart give a file different times: some file systems count in steps of two seconds."""
 
 _IOV_MAX = 1024
 """The most buffers that POSIX systems fill in one call."""
@@ -52,8 +52,8 @@ def _local_stamp(status: os.stat_result) -> Stamp:
 
 
 def _unique(path: str, status: os.stat_result) -> str:
-    """Name a state of a file among those of all files; empty as long as another change could leave the same times."""
-    # Programs can set the one time back, but not the other one.
+    """Identify a state of a file among all files; empty while another change could still leave the same times."""
+    # Programs can set the time of modification back, but not that of the change of status.
     modified, changed = status.st_mtime_ns, status.st_ctime_ns
     if time.time_ns() - max(modified, changed) < _SETTLED:
         return ""
@@ -61,14 +61,14 @@ def _unique(path: str, status: os.stat_result) -> str:
 
 
 class _File:
-    """A descriptor that is closed when the last thread has finished with it, even if the store uses another by then."""
+    """A descriptor. It closes when its last user is done, even if the store uses another one by then."""
 
-    __slots__ = ("_known", "fd", "path")
+    __slots__ = ("fd", "known", "path")
 
     def __init__(self, fd: int, path: str) -> None:
         self.fd = fd
         self.path = path
-        self._known: set[str] = set()
+        self.known: set[str] = set()
 
     @classmethod
     def open(cls, path: str) -> Self:
@@ -82,10 +82,10 @@ class _File:
 
     def is_of(self, expected: str) -> bool:
         """Return whether this file had that version and has only been appended to since."""
-        if expected not in self._known:
+        if expected not in self.known:
             if not self._has_been(expected):
                 return False
-            self._known.add(expected)
+            self.known.add(expected)
         return True
 
     def _has_been(self, expected: str) -> bool:
@@ -127,7 +127,7 @@ class _File:
 
 
 _TRUSTED_ROOM = 16 * 2**20
-"""Before more memory is allocated, the size of the store is checked: a damaged file may ask for any number of bytes."""
+"""Before it allocates more, a store checks its own size: a damaged file may ask for any number of bytes."""
 _KEPT_ROOM = 64 * 2**20
 
 
@@ -171,7 +171,7 @@ class LocalStore(Store):
     def gather(
         self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
     ) -> memoryview:
-        # This thread uses the memory again: fresh memory costs more time than reading into it.
+        # The thread uses the memory again: fresh memory costs more time than reading into it.
         check = partial(self._check_size, spans) if nbytes > _TRUSTED_ROOM else None
         buffer = scratch("room", nbytes, _KEPT_ROOM, check).data
         file: _File | None = None
@@ -186,7 +186,7 @@ class LocalStore(Store):
                     file.read_into(side_by_side, begin)
                 if file is None or name != opened:
                     file, opened = (not name and self._file) or self._open(name), name
-                    if expected is not None and not file.is_of(expected):
+                    if expected is not None and expected not in file.known and not file.is_of(expected):
                         raise stale_reader(file.path)
                 side_by_side, begin = [], start
             side_by_side.append(buffer[place : place + stop - start])
@@ -196,7 +196,7 @@ class LocalStore(Store):
         return buffer
 
     def _check_size(self, spans: Sequence[Span]) -> None:
-        # The room between the spans does not come from the file.
+        # The room between the spans is not read from the file.
         wanted = sum(span.stop - span.start for span in spans)
         if wanted > _TRUSTED_ROOM and wanted > sum(each.size for each in self.listing().values()):
             raise FormatError(f"{self.url}: expected {wanted} bytes, found fewer in the whole store")
@@ -254,21 +254,22 @@ class LocalStore(Store):
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
         path = os.path.realpath(self._path(name))
         with self._written_beside(path, data) as (temporary, stamp):
-            with suppress(FileNotFoundError):
-                os.chmod(temporary, os.stat(path).st_mode & 0o7777)
-            if expected is not None and self._version(path) != expected:
-                raise conflict(path)
-            os.replace(temporary, path)
+            self._rename(temporary, path, expected)
         if not name:
             self._file = None
         return stamp
 
     @staticmethod
-    def _version(path: str) -> str | None:
-        try:
-            return _local_stamp(os.stat(path)).version
-        except FileNotFoundError:
-            return None
+    def _rename(temporary: str, path: str, expected: str | None) -> None:
+        """Give a file the name and the mode of another; ConflictError if that is not the `expected` version."""
+        found = None
+        with suppress(FileNotFoundError):
+            status = os.stat(path)
+            found = _local_stamp(status).version
+            os.chmod(temporary, status.st_mode & 0o7777)
+        if expected is not None and found != expected:
+            raise conflict(path)
+        os.replace(temporary, path)
 
     @contextmanager
     def _written_beside(self, path: str, data: Buffer | Iterable[Buffer]) -> Iterator[tuple[str, Stamp]]:
@@ -294,13 +295,13 @@ class LocalStore(Store):
     def temporary(self, name: str) -> str | None:
         return f"{os.path.realpath(self._path(name))}.{os.urandom(8).hex()}{disk.TEMPORARY_SUFFIX}"
 
-    def adopt(self, path: str, name: str, *, exclusive: bool) -> Stamp:
+    def adopt(self, path: str, name: str, *, exclusive: bool, expected: str | None = None) -> Stamp:
         target = os.path.realpath(self._path(name))
         stamp = _local_stamp(os.stat(path))
         if exclusive:
             disk.rename_exclusively(path, target)
         else:
-            os.replace(path, target)
+            self._rename(path, target, expected)
         self.close()
         if durability() == "full":
             disk.sync_directory(os.path.dirname(target))
@@ -336,7 +337,7 @@ class LocalStore(Store):
         try:
             with self._open_to_write(name, offset) as file:
                 if os.fstat(file.fileno()).st_size > offset:
-                    # Earlier writes may be what makes the bytes that are cut off superfluous.
+                    # Only after earlier writes may the bytes that are cut off be superfluous.
                     disk.flush(file, "ordered", "full")
                 file.truncate(offset)
                 cut = True

@@ -38,7 +38,7 @@ class _Object:
     modified: float = dataclasses.field(default_factory=time.time)
 
     def begin_change(self) -> bytearray:
-        """Begin a new state of the same object; return its bytes to write into."""
+        """Begin a new state of the object, and return its bytes to write into."""
         if isinstance(self.data, bytes):
             self.data = bytearray(self.data)
         self.state += 1
@@ -50,7 +50,7 @@ class _Object:
 
 
 class MemoryStore(Store):
-    """Objects in the memory of this process. A pickle holds a copy of them. `bytes` that it is made of are not copied.
+    """Objects in the memory of this process. A pickle copies them; the store does not copy its initial `bytes`.
 
     Examples
     --------

@@ -27,7 +27,7 @@ _KINDS = {
 }
 """Modules and classes by protocol. They are imported when they are first needed: many programs use local files only."""
 _CLOUDS = {"adlfs.spec": "azure.AzureStore", "gcsfs.core": "gcs.GcsStore", "s3fs.core": "s3.S3Store"}
-"""The same by the module of a file system that can send conditional requests, for whatever protocols it is."""
+"""Modules and classes by the module of a file system that can send conditional requests."""
 _EXTRAS = {"http": "http", "https": "http", "s3": "s3", "s3a": "s3"}
 
 
@@ -36,7 +36,7 @@ def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any
 
     The URL is a local path, a ``file://`` URL, or what fsspec understands, chains such as ``simplecache::s3://``
     included. A slash at the end marks a directory or prefix. The options are for fsspec. UnsupportedError says that the
-    protocol is unknown, or the package that it needs is not installed.
+    protocol is unknown, or that its package is not installed.
 
     Examples
     --------

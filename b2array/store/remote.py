@@ -35,10 +35,10 @@ __all__ = ["CONNECTIONS", "CachingStore", "FsspecStore", "HttpStore", "join", "s
 
 _T = TypeVar("_T")
 _READ_LIMIT = 16 * 2**20  # larger reads are split: several connections are faster than one
-CONNECTIONS = 8  # less than the pool of the S3 client, so that no request waits for another one to be read
+CONNECTIONS = 8  # fewer than the S3 client's connections, so that no request waits for one
 _ARCHIVES = ("github", "libarchive", "reference", "tar", "zip")
 _ONE_FILE = ("libarchive", "tar")
-"""Archives with one file object for all readers, so that only one thread may read at a time."""
+"""Archives in which all readers share one file object: only one thread may read at a time."""
 _VERSIONS = (
     "ETag",
     "etag",
@@ -54,7 +54,7 @@ _TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "crea
 
 
 def status_of(error: BaseException | None) -> int | None:
-    """Find the HTTP status in an error of aiohttp, gcsfs or Azure's client, or of botocore behind one of s3fs."""
+    """Find the HTTP status in an error of aiohttp, gcsfs, Azure's client or s3fs, which hides botocore's."""
     while error is not None:
         response = getattr(error, "response", None)
         if isinstance(response, dict):
@@ -160,7 +160,7 @@ class FsspecStore(Store):
         return [self._fit(span, answers.pop(), clip=clip) for span in spans]
 
     def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
-        # Errors are returned, because one that fsspec raises does not say which object it is about.
+        # fsspec returns errors here; one that it raised would not say which object it is about.
         names, starts, stops = ([*column] for column in zip(*spans, strict=True))
 
         def request(fs: Any, _: str) -> list[Any]:
@@ -242,7 +242,7 @@ class FsspecStore(Store):
         return self._put_parts(name, content, exclusive=exclusive)
 
     def _put_parts(self, name: str, parts: Iterator[bytes], *, exclusive: bool) -> Stamp:  # noqa: ARG002
-        # The parts are made outside of `_call`, which would translate their errors.
+        # Make the parts outside of `_call`, which would translate their errors.
         file = self._call(name, upload.StreamedObject)
         try:
             for part in parts:
@@ -313,10 +313,10 @@ class CachingStore(FsspecStore):
     """An object or prefix that fsspec copies to the local disk when it is first read.
 
     fsspec fills the files of its cache where other readers see them, and leaves them unfinished if another file of the
-    same batch fails. So there is one read at a time, which fetches one object after another (``simplecache``: several
-    objects in threads).
+    same batch fails. So the store reads once at a time, and one object after another (``simplecache``: several objects
+    in threads).
 
-    The store is for reading. A writer would compare with the cached index and miss the commits of others.
+    The store can only be read. A writer would compare with the cached index, and miss the commits of others.
     """
 
     guarantee = "read only"

@@ -17,7 +17,7 @@ _SECRET_NAME = re.compile(
     r"key|secret|token|passw|credential|auth|sas|sig|cookie|headers|connection_string", re.IGNORECASE
 )
 _LONG = 8  # a query parameter of this length may be a signature, whatever its name
-_SHORTEST = 3  # shorter strings occur in every text
+_SHORTEST = 3  # shorter strings occur in any text by chance
 
 
 def redact(text: str, hidden: Sequence[str] = ()) -> str:
@@ -71,7 +71,7 @@ def _in_options(options: Mapping[str, Any], hidden: bool = False) -> Iterator[st
 
 
 def leaks(error: BaseException | None, hidden: Sequence[str]) -> bool:
-    """Return whether an exception or one of its causes shows a secret, or a URL with more than its path."""
+    """Return whether an exception or one of its causes shows a secret, or more of a URL than its path."""
     while error is not None:
         shown = f"{error!s} {error!r}"
         if redact(shown, hidden) != shown:

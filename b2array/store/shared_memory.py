@@ -63,7 +63,7 @@ class SharedMemoryStore(FsspecStore):
             try:
                 return super()._put(name, content, **options)
             except FileExistsError:
-                if self._version(name) is None:  # what exists is a file above it; disks say so
+                if self._version(name) is None:  # a file above it exists; disks raise this, too
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), where(self.url, name)) from None
                 raise
 

@@ -24,7 +24,7 @@ class Merged(NamedTuple):
 
 
 class PackedRead(NamedTuple):
-    """Ranges to read into a buffer one behind the other (`nbytes` bytes), and where each part begins in it."""
+    """Ranges to read into a buffer of `nbytes` bytes, one behind the other, and where each part begins in it."""
 
     ranges: list[tuple[int, int]]
     positions: list[int]

@@ -8,8 +8,9 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
+from io import BufferedRandom
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Self, cast
 
 from b2array.buffers import Buffer
 from b2array.errors import ConflictError
@@ -70,7 +71,7 @@ class Spool:
             return start
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Return a private copy of bytes of one piece; ConflictError if the spool is closed."""
+        """Copy bytes of one piece; ConflictError if the spool is closed."""
         with self._mutex:
             self._require_open()
             if self._file is not None:
@@ -92,12 +93,15 @@ class Spool:
 
     def finish(self, header: Buffer, tail: Buffer, *, durable: bool) -> None:
         """Complete the file: `header` into the reserved room, `tail` behind the pieces."""
-        self.write(tail)
         with self._mutex:
+            self._require_open()
             if self._file is None or len(header) != self.reserved:
                 raise ValueError(f"expected a file and a header of {self.reserved} bytes, found {len(header)}")
             self._file.seek(0)
             self._file.write(header)
+            self._file.seek(self.reserved + self.length)
+            self._file.write(tail)
+            self._file.truncate()
             self._file.flush()
             if durable:
                 os.fsync(self._file.fileno())
@@ -108,15 +112,16 @@ class Spool:
         if self._pieces:
             self._file.seek(self.reserved + self._starts[0])
             self._file.writelines(self._pieces)
-            self._file.flush()  # else a forked process would write it, too
+            self._file.flush()  # otherwise a forked process would write the same bytes again
         self._starts.clear()
         self._pieces.clear()
 
     def _from_file(self, file: IO[bytes], start: int, stop: int) -> bytearray:
         file.seek(self.reserved + start)
-        data = bytearray(file.read(stop - start))
-        if len(data) != stop - start:
-            raise ValueError(f"expected {stop - start} bytes at {start} of the spool, found {len(data)}")
+        data = bytearray(stop - start)
+        found = cast(BufferedRandom, file).readinto(data)
+        if found != len(data):
+            raise ValueError(f"expected {len(data)} bytes at {start} of the spool, found {found}")
         return data
 
     def _require_open(self) -> None:

@@ -23,11 +23,11 @@ WHOLE = 4 * PART
 """The most bytes that are written in one request."""
 
 _EQUAL = 1000
-"""Parts of one size before the size doubles: S3 takes at most 10,000 parts and 5 TiB."""
+"""After this many parts the size doubles: S3 takes at most 10,000 parts and 5 TiB."""
 
 
 def split(data: Buffer | Iterable[Buffer]) -> bytes | Iterator[bytes]:
-    """Return content as a whole if it is small, else its parts, each made when it is asked for.
+    """Return small content as a whole, else its parts, each made when it is asked for.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def split(data: Buffer | Iterable[Buffer]) -> bytes | Iterator[bytes]:
 
 
 def _drained(first: deque[bytes]) -> Iterator[bytes]:
-    """Yield parts and drop each of them."""
+    """Yield parts, and keep no reference to them."""
     while first:
         yield first.popleft()
 
@@ -65,12 +65,12 @@ def _parts(data: Buffer | Iterable[Buffer]) -> Iterator[bytes]:
 
 
 class StreamedObject:
-    """An object that is written part by part in a file system of fsspec."""
+    """An object in a file system of fsspec that is written part by part."""
 
     def __init__(self, fs: Any, path: str) -> None:
         self._fs, self._path = fs, path
         self._file = self._in_directory(lambda: fs.open(path, "wb", autocommit=False))
-        # fsspec would keep the file until its next transaction.
+        # Without this, fsspec would keep the file until its next transaction.
         with suppress(ValueError, IndexError):
             fs.transaction.files.remove(self._file)
 

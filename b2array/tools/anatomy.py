@@ -77,7 +77,7 @@ def survey(held: Snapshot) -> Survey:
         records += nbytes
     head = held.frame
     frame_nbytes = head.header_len + head.frame_len - head.tail_start
-    # Several numbers may have the same chunk.
+    # Several chunk numbers may stand for the same stored chunk.
     stored = {(each.file, each.offset): each.cbytes for each in chunks if each.offset is not None}
     live = sum(stored.values()) + records
     total = _total(held)
@@ -132,7 +132,7 @@ def _wave(held: Snapshot, numbers: Sequence[int]) -> tuple[list[ChunkSizes], int
 def chunk_map(chunks: Sequence[ChunkSizes], grid: Sequence[int]) -> Iterator[str]:
     """Draw the grid of chunks, with one character per chunk that shows its compressed share of its size.
 
-    Each line is one along the last dimension. Empty lines separate planes.
+    Each line runs along the last dimension. Empty lines separate planes.
     """
     columns = grid[-1] if grid else 1
     plane = grid[-2] if len(grid) > 1 else 1
@@ -154,7 +154,7 @@ def _symbol(sizes: ChunkSizes) -> str:
 
 
 class Field(NamedTuple):
-    """A field of a file: its part of the file, its start, its bytes, its name, its value, and what that means."""
+    """A field of a file: the part that it is in, its start, bytes, name and value, and what the value means."""
 
     part: str
     offset: int
@@ -240,7 +240,7 @@ def _index(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
     length = ChunkHeader.unpack(buf).header_len
     yield from rows("index", buf, base, (row for row in placed(CHUNK_FIELDS) if row[1] < length))
     what = "file of the chunk" if head.frame_type == FrameType.SPARSE else "from the end of the header"
-    # The offsets are compressed together, so a single one has no bytes of its own in the file.
+    # All offsets are one compressed chunk, so a single one has no bytes of its own in the file.
     for n in range(head.nchunks):
         where = head.locate(n)
         value = where.name.lower() if isinstance(where, Special) else where

@@ -1,4 +1,4 @@
-"""`bench`: how fast an array is read here, and how fast it would be with other chunks and blocks."""
+"""`bench`: how fast reads of an array are here, and how fast they would be with other chunks and blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Measured", "alternatives", "compared", "patterns", "rates"]
 _SAMPLE_NBYTES = 32 * 2**20
 _MOST_NBYTES = 256 * 2**20
 _SECONDS = 0.4
-"""Seconds to spend on one measurement, which has at least one read."""
+"""Seconds for one measurement, of at least one read."""
 
 _SEED = 0
 
@@ -55,8 +55,8 @@ def patterns(a: NDArray) -> Iterator[Measured]:
 def alternatives(a: NDArray) -> Iterator[Measured]:
     """Store a sample of an array in memory with other chunks and blocks, and read it by the same patterns.
 
-    The first are the array's own chunks and blocks. Then come those that b2array would choose, smaller and larger
-    blocks, and chunks that are long along the first and the last dimension.
+    The array's own chunks and blocks come first. Then come those that b2array would choose, smaller and larger blocks,
+    and chunks that are long along the first and the last dimension.
     """
     if not a.size:
         return

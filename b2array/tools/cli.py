@@ -69,7 +69,7 @@ P = ParamSpec("P")
 OK, ERROR, USAGE, CORRUPT = 0, 1, 2, 3
 
 _FRAMES = ("b2nd", "b2d", "b2z")
-"""Formats that consist of Blosc2 frames."""
+"""Formats made of Blosc2 frames."""
 
 # Some versions of Typer import Click, others contain a copy of it.
 _UsageError: Any = typer.BadParameter.__base__
@@ -119,7 +119,7 @@ def _code(result: object) -> int:
 
 
 def _misunderstood(error: Any) -> str:
-    """Return one line that says what is wrong with the arguments, and names the help."""
+    """Return one line that says what is wrong with the arguments, and how to get help."""
     command = "b2array" if error.ctx is None else error.ctx.command_path
     text = " ".join(error.format_message().split()).rstrip(".")
     return f"{command}: {text[:1].lower()}{text[1:]} (see {command} --help)"
@@ -130,7 +130,7 @@ def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def _command(name: str) -> Callable[[Callable[P, int | None]], Callable[P, None]]:
-    """Make a function a command that reports an error as one line and an exit code."""
+    """Make a command of a function. It reports an error as one line and an exit code."""
 
     def decorate(verb: Callable[P, int | None]) -> Callable[P, None]:
         @app.command(name)

@@ -1,4 +1,4 @@
-"""`demo`: store a simulation, read it in parts, survive a writer that is killed, and compare with other libraries."""
+"""`demo`: store a simulation, read parts of it, survive a killed writer, and compare with other libraries."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _kill_a_writer(path: Path, field: Field) -> None:
 
 
 def _compare(field: Field, a: NDArray, path: Path, writing: float, nbytes: int) -> None:
-    """Do the same with other libraries, as far as they are installed."""
+    """Do the same with other libraries that are installed."""
     rows = [_row("b2array", writing, nbytes, opening.open(path), field)]
     for name, write in (("blosc2", _with_blosc2), ("zarr", _with_zarr)):
         with suppress(ImportError):

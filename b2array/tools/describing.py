@@ -28,6 +28,7 @@ from b2array.engine.snapshot import Snapshot
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.formats import Source, Storage, Tree
 from b2array.exchange.places import find
+from b2array.group.tree import branches, nested
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
 from b2array.tools import anatomy
@@ -39,7 +40,7 @@ __all__ = [
 
 
 class Described(NamedTuple):
-    """What is in a group: a description of each array and group by its name, and the errors of those that fail."""
+    """The contents of a group: descriptions of its arrays and groups by name, and the errors of those that fail."""
 
     members: dict[str, dict[str, Any]]
     failed: dict[str, Exception]
@@ -130,18 +131,9 @@ def row(name: str, member: Mapping[str, Any]) -> tuple[str, ...]:
 
 def drawn(members: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Draw members as a tree, with types, shapes, sizes and ratios."""
-    names = [name for name in members if name]
-    lines: list[tuple[str, ...]] = [("/", "", "", "", "")]
-    open_below: list[bool] = []
-    for n, name in enumerate(names):
-        outer, _, last = name.rpartition("/")
-        depth = name.count("/")
-        more = any(each.rpartition("/")[0] == outer for each in names[n + 1 :])
-        open_below[depth:] = [more]
-        stem = "".join("│   " if each else "    " for each in open_below[:depth]) + ("├── " if more else "└── ")
-        cells = row(last, members[name])
-        lines.append((stem + last, *cells[1:]))
-    yield from table(lines, "<<<>>")
+    cells = {name: ("", *row(name, member)[1:]) for name, member in members.items() if name}
+    lines = (line.split("\t") for line in branches(nested(cells), "\t".join))
+    yield from table([("/", "", "", "", ""), *((stem.rstrip(), *rest) for stem, *rest in lines)], "<<<>>")
 
 
 def _frame(held: Snapshot) -> dict[str, Any]:
@@ -275,7 +267,7 @@ class Chunks:
 
 
 def frame_of(url: str, storage_options: Storage) -> Snapshot:
-    """Open a frame, also one that is a member of a group."""
+    """Open a frame, which may be a member of a group."""
     kind, address = find(url, None, storage_options, exists=True)
     if kind.name == "b2nd":
         return snapshot.load(open_store(address, storage_options=storage_options))
@@ -286,7 +278,7 @@ def frame_of(url: str, storage_options: Storage) -> Snapshot:
 
 
 def surveyed(url: str, storage_options: Storage) -> Chunks:
-    """Look at all chunks of a frame or of a Bloscpack file."""
+    """Measure all chunks of a frame or of a Bloscpack file."""
     if find(url, None, storage_options, exists=True)[0].name == "blp":
         with bloscpack.open(url, storage_options=storage_options) as f:
             return Chunks(_bloscpack_survey(f), (f.nchunks,))

@@ -1,4 +1,4 @@
-"""What `verify`, `repair`, `vacuum` and `repack` do to all members of a group, one after the other."""
+"""`verify`, `repair`, `vacuum` and `repack` for all members of a group, one after the other."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from b2array.array.array import NDArray
 from b2array.array.schunk import SChunk
+from b2array.array.streaming import boxes
 from b2array.engine.snapshot import Snapshot, load
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
-from b2array.exchange.convert import regions
 from b2array.exchange.formats import Format, Storage
 from b2array.exchange.groups import members_of
 from b2array.exchange.places import find
@@ -31,11 +31,11 @@ P = ParamSpec("P")
 R = TypeVar("R", bound=Result)
 Url = str | os.PathLike[str]
 Inner = Callable[[str, Callable[[], Snapshot]], R]
-"""What is done to a frame inside another file; takes where it is, and what opens it."""
+"""A function for a frame inside another file. It takes the place of the frame, and what opens it."""
 
 
 def change_each(url: str, storage_options: Storage, change: Callable[[str], R], *, dry_run: bool) -> R | Results:
-    """Change a frame, or every member of a group that has files of its own; a member that fails stops no other."""
+    """Change a frame, or every member of a group with files of its own. Errors do not stop the other members."""
     kind, address = find(url, None, storage_options, exists=True)
     if kind.name == "b2nd":
         return change(address)
@@ -78,8 +78,8 @@ def verify(
     """Check whether an array is in order, or all arrays of a group, without changing anything.
 
     Header, index and trailer are compared with their fingerprint. Each chunk's head and its checksum record are
-    checked. Where the store can be listed, missing and orphaned files are found too. What is checked is what is stored
-    now, also if a handle shows an earlier state.
+    checked. Where the store can be listed, missing and orphaned files are found too. It checks what is stored now, even
+    if a handle shows an earlier state.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def verify(
     Returns
     -------
     Report or Results
-        For a group the results for its members. A member that is damaged stops no other.
+        For a group, the results for its members. A damaged member does not stop the others.
 
     Raises
     ------
@@ -173,7 +173,7 @@ def _each(
 def _collected(
     url: str, home: str, paths: Mapping[str, str], result: Callable[[str], Result], error: B2ArrayError | None = None
 ) -> Results:
-    """Return the results for members, of which one that fails stops no other."""
+    """Return the results for members. One that fails does not stop the others."""
     found: dict[str, Result] = {}
     if error is not None:
         found["/"] = Failure(home, str(error), isinstance(error, FormatError))
@@ -187,7 +187,7 @@ def _collected(
 
 
 def _read(kind: Format, address: str, storage_options: Storage, *, progress: bool) -> Report | Results:
-    """Read all arrays of a file of another format, by which its library finds damage."""
+    """Read all arrays of a file of another format, so that its library finds damage."""
     found: dict[str, Report] = {}
     url = redact(address)
     with kind.tree(address, storage_options) as tree:
@@ -196,7 +196,7 @@ def _read(kind: Format, address: str, storage_options: Storage, *, progress: boo
             report = Report(where, deep=True, layout=kind.name)
             try:
                 with tree.open(name) as source, track(source.nbytes, "verifying", progress) as shown:
-                    for box in regions(source.shape, source.dtype.itemsize, source.chunks):
+                    for box in boxes(source.shape, source.chunks or (1,) * len(source.shape), source.dtype.itemsize):
                         shown.advance(source.read(box).nbytes)
                 found[name] = report
             except FormatError as error:

@@ -56,7 +56,7 @@ def extents(text: str) -> tuple[int, ...]:
 
 
 def one_of(*names: str) -> Callable[[str], str]:
-    """Make what parses one of several words."""
+    """Return a function that parses one of several words."""
 
     def parse(text: str) -> str:
         if text not in names:
@@ -128,13 +128,13 @@ def shows(progress: bool | None) -> bool:
 
 
 _TELLING = (B2ArrayError, OSError, ValueError, TypeError, LookupError, ArithmeticError)
-"""Errors that are shown without the name of their type."""
+"""The program shows these errors without the name of their type."""
 _GIVEN = re.compile(r"\b(overwrite|trust_order|dry_run|grace|layout|zarr_format)=(\w+|'\w+')")
 _NAMED = re.compile(r"\b(src_format|dst_format|storage_options)\b")
 
 
 def error_text(error: Exception) -> str:
-    """Return what an error says, in one line."""
+    """Return the message of an error in one line."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
@@ -159,7 +159,7 @@ def with_options(text: str) -> str:
 
 
 def key_of(text: str) -> Any:
-    """Return the key in a text, with or without brackets, as NumPy takes it, without executing anything.
+    """Parse a key of NumPy, with or without brackets, without executing anything.
 
     Examples
     --------

@@ -55,16 +55,16 @@ class Repair(Result):
     dry_run : bool
         Whether nothing was changed.
     changed : bool
-        Whether there is anything to repair.
+        Whether there was anything to repair.
     nchunks : int
         Number of chunks of the repaired frame.
     lost : tuple of int
         Chunks that cannot be read any more.
     certain : bool
-        Whether an index gives the order of the chunks. If not, they are taken in the order in which they are stored,
-        which is right if they were written one after the other.
+        Whether an index gives the order of the chunks. If not, their order is that in the file, which is right if they
+        were written one after the other.
     actions : tuple of str
-        The single steps, in words.
+        The steps, in words.
     backup : str or None
         Where the old frame is kept.
     """
@@ -150,7 +150,7 @@ def repair(
         held, certain, proven, actions = _read(store)
         files = listed(store)
         found, lost = _inspected(held, files, progress=progress)
-        # b2array never leaves a change half done: in a frame with its checksums, something was damaged.
+        # b2array never leaves a change half done. So something has damaged a frame with checksums.
         doubtful = (found.checked and not proven) or (not certain and (held.frame.offsets == -1).any())
         if doubtful and not trust_order:
             raise FormatError(
@@ -171,7 +171,7 @@ def repair(
 
 
 def _read(store: Store) -> tuple[Snapshot, bool, bool, tuple[str, ...]]:
-    """Return the frame, whether its order is certain, whether it is proven to be what was written, and the steps."""
+    """Return the frame, whether its order is certain, whether it is proven to be as written, and the steps."""
     try:
         return load(store), True, True, ()
     except (FormatError, UnsupportedError) as error:
@@ -209,7 +209,7 @@ def _back_up(held: Snapshot, url: str, options: Mapping[str, Any] | None) -> str
         return f"{store.url.rstrip('/')}/{name}"
     if isinstance(store, LocalStore):
         path = os.path.realpath(store.url)
-        # A link is enough: the repaired frame is a new file that takes over the name.
+        # A link is enough, because the repaired frame is a new file with the old name.
         with suppress(OSError):
             return _unused(lambda name: os.link(path, name), path)
     return _unused(lambda name: open_store(name, storage_options=options).create("", store.pieces()), url)

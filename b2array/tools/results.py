@@ -33,7 +33,7 @@ class Result:
         return {}
 
     def lines(self) -> Iterable[str]:
-        """Return what is to be said besides."""
+        """Return further lines, below the table."""
         return ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Failure(Result):
-    """A frame for which there is no result, and why."""
+    """A frame without a result, and the reason."""
 
     url: str
     error: str
@@ -61,11 +61,11 @@ class Failure(Result):
 
     @property
     def ok(self) -> bool:
-        """Nothing is known to be in order."""
+        """False: nothing is known to be in order."""
         return False
 
     def headline(self) -> str:
-        """Say that it failed."""
+        """Say that the command failed."""
         return "failed"
 
     def lines(self) -> Iterable[str]:

@@ -44,8 +44,8 @@ class Salvaged:
     """A frame put together from the readable parts of a damaged one.
 
     Its index has -1 for chunks that were not found. It is `certain` if the header is right and an index gives the order
-    of the chunks, which is else that in the file. It is `proven` if it is as it was committed, or as other software
-    left it, which writes no checksums. `notes` are the steps, and the parts that could not be saved.
+    of the chunks; otherwise their order is that in the file. It is `proven` if it is as it was committed, or as other
+    software left it, which writes no checksums. `notes` are the steps, and the parts that were not saved.
     """
 
     frame: Frame
@@ -81,7 +81,7 @@ class FrameFile:
 
 
 class _Wreck:
-    """A damaged frame, and the facts that are found out about it."""
+    """A damaged frame, and what is known about it so far."""
 
     def __init__(self, file: FrameFile) -> None:
         self.store = file.store
@@ -119,7 +119,7 @@ class _Wreck:
 
     @property
     def expected(self) -> int:
-        """Number of chunks by the header; 0 if it has no chunk size."""
+        """Number of chunks according to the header; 0 if it has no chunk size."""
         return -(-self.header.nbytes // self.header.chunksize) if self.header.chunksize > 0 else 0
 
     @property
@@ -257,7 +257,7 @@ class _Wreck:
         if not (special | ((offsets >= 0) & (offsets <= top))).all():
             return None
         if len(np.unique(offsets[~special])) < np.count_nonzero(~special):
-            return None  # no writer stores one chunk for two numbers
+            return None  # no writer stores one chunk under two numbers
         counted = self._as_counted(offsets)
         return None if counted is None else (counted, at + header.cbytes)
 

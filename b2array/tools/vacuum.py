@@ -30,7 +30,7 @@ _DURATION = re.compile(r"\s*([0-9]+(?:[.][0-9]+)?)\s*(s|min|h|d)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Cleanup(Result):
-    """The result of `vacuum` or `repack`: the names of the removed files, and the number of bytes freed."""
+    """The result of `vacuum` or `repack`: names of the removed files, and the number of freed bytes."""
 
     url: str
     dry_run: bool
@@ -53,7 +53,7 @@ def vacuum(
 ) -> Cleanup:  # fmt: skip
     """Remove old files that no commit refers to: of writers that were killed, or of earlier states.
 
-    All files of a parallel write are removed together, when the youngest of them is old enough, also if its array was
+    It removes all files of a parallel write together, when the youngest of them is old enough, even if the array was
     never created. Until then `from_dask` and `NDArray.store` can finish the write with ``resume=True``.
 
     Parameters
@@ -61,10 +61,10 @@ def vacuum(
     url : str or os.PathLike
         An array, any other frame, or a group, whose members are gone through: the result is then a `Results`.
     grace : str or float, default "24h"
-        How old a file must be, in seconds or as text with a unit ("s", "min", "h", "d"). One hour or more is safe
-        while others write, because a commit that takes longer checks that its files still exist. Use less only while
-        there is no other writer. A handle that still shows an earlier state raises `ConflictError` for data that are
-        gone, and can be refreshed.
+        How old a file must be, in seconds or as text with a unit ("s", "min", "h", "d"). One hour or more is safe while
+        others write, because a commit that takes longer checks that its files still exist. Use less only while there is
+        no other writer. A handle that still shows an earlier state raises `ConflictError` for removed data; then
+        refresh it.
     dry_run : bool, default False
         Only say which files would be removed.
     storage_options : mapping, optional
@@ -114,7 +114,7 @@ def _removable(store: Store) -> dict[str, Listed]:
     except FileNotFoundError:
         files = {}
     try:
-        held = load(store)  # after the listing: files that were committed in between must stay
+        held = load(store)  # load the frame after the listing: files that were committed in between must stay
     except FileNotFoundError:
         found = {**pending.orphans(store, files, None), **pending.leftovers(store, files)}
         if not any(name.rstrip("/").endswith(pending.SUFFIX) for name in found):

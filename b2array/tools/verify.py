@@ -49,7 +49,7 @@ _KINDS: dict[type[B2ArrayError], str] = {
     ChecksumError: "checksum",
     UnsupportedError: "unsupported",
 }
-"""Kinds of problems, by the first of these that an error is an instance of."""
+"""The kind of a problem, by the first of these classes that its error is an instance of."""
 
 
 class Problem(NamedTuple):
@@ -169,7 +169,7 @@ def verify_frame(
 
 
 def verified(url: str, open_frame: Callable[[], Snapshot], *, deep: bool, progress: bool) -> Report:
-    """Check a frame, given by what opens it; see `b2array.verify`."""
+    """Check the frame that a function opens; see `b2array.verify`."""
     return in_one_state(lambda: _verified(Report(url, deep), open_frame, progress=progress))
 
 
@@ -215,9 +215,9 @@ def _dead_nbytes(held: Snapshot, found: Findings) -> int:
 def inspect(
     held: Snapshot, *, deep: bool, files: Mapping[str, Listed] | None = None, progress: bool = False
 ) -> Findings:
-    """Look at every chunk: at its head, its checksum record and one block, or with `deep` at all of it.
+    """Look at every chunk: at its head, its checksum record and one block, or with `deep` at everything.
 
-    Nothing must have been read through the snapshot before. `files` are the store's objects, where they can be listed.
+    The snapshot must not have been read from before. `files` are the store's objects, if it can list them.
     """
     inspector = _Inspector(held, deep, files)
     described = held.frame
@@ -255,7 +255,7 @@ class _Inspector:
                 self._check_record(n, stored)
 
     def _fetched(self, numbers: tuple[int, ...]) -> Iterator[tuple[int, Stored]]:
-        """Fetch chunks together; if that fails, one by one, to report each that cannot be read."""
+        """Fetch chunks together; if that fails, one by one, to find those that cannot be read."""
         blocks = None if self.deep else (0,)
         try:
             yield from zip(numbers, fetch(self.held, [ChunkRequest(n, blocks) for n in numbers]), strict=True)

@@ -1,8 +1,9 @@
-"""One commit made by many: workers put chunks where nothing refers to yet, one process commits them.
+"""One commit by many workers: they put chunks where no index refers to them yet, and one process commits them.
 
 A `Job` says where the chunks of a region go. It is pickled and sent to the workers. Each worker calls `put` for its
-part of the region and returns small entries. The process that has all of them calls `commit`; before, nothing is seen.
-Tasks are idempotent: if a worker is (or seems) lost and its task runs again, the chunks already written are reused.
+part of the region, and returns small entries. The process that has all entries calls `commit`; no reader sees the
+chunks before. Tasks are idempotent: if a worker is (or seems) lost and its task runs again, it uses the chunks that are
+written already.
 
 Chunks wait for the commit in one of three places:
 
@@ -42,14 +43,14 @@ from b2array.store.spans import Span
 from b2array.workers.job import Job, Region, kept
 from b2array.workers.pending import SUFFIX
 
-__all__ = ["SUFFIX", "Entry", "Job", "WorkerTransaction", "commit", "join", "keep", "kept", "put"]
+__all__ = ["SUFFIX", "Entry", "Job", "WorkerTarget", "commit", "join", "keep", "kept", "put"]
 
 _JOB = "job"
 _ATTEMPTS = 1000
 
 
 class Entry(NamedTuple):
-    """A chunk that was put: its number in the array, its index entry, and what the commit must know of it."""
+    """A chunk that a worker has put: its number in the array, its index entry, and what else the commit needs."""
 
     number: int
     code: int
@@ -62,26 +63,26 @@ class Entry(NamedTuple):
 
 
 def put(job: Job, values: npt.NDArray[Any], inside: Region, there: Collection[int] = ()) -> list[Entry]:
-    """Encode a part of the region and put its chunks where the commit finds them.
+    """Encode a part of the region, and put its chunks where the commit finds them.
 
-    No two parts may touch the same chunk. `there` are numbers of chunks that an earlier attempt has put.
+    No two parts may touch the same chunk. An earlier attempt has put the chunks with the numbers `there`.
     """
     if not values.size:
         return []
-    transaction = WorkerTransaction(job)
+    target = WorkerTarget(job)
     if not there:
-        write(transaction, job.layout, job.part(inside), None, values)
-        return transaction.entries
+        write(target, job.layout, job.part(inside), None, values)
+        return target.entries
     kept = [_kept(job, _required(job), number) for number in sorted(there)]
     for number, part in zip(job.numbers(job.part(inside)), _cells(job, inside), strict=True):
         if number not in there:
             own = tuple(slice(p.start - i.start, p.stop - i.start) for p, i in zip(part, inside, strict=True))
-            write(transaction, job.layout, job.part(part), None, values[own])
-    return [*kept, *transaction.entries]
+            write(target, job.layout, job.part(part), None, values[own])
+    return [*kept, *target.entries]
 
 
 def _cells(job: Job, inside: Region) -> Iterator[Region]:
-    """Yield what each chunk has of a part of the region, in the order of `Job.numbers`."""
+    """Yield the part of each chunk that is in a part of the region, in the order of `Job.numbers`."""
     cuts = []
     for part, whole, size in zip(inside, job.region, job.layout.chunks, strict=True):
         start, stop = whole.start + part.start, whole.start + part.stop
@@ -91,7 +92,7 @@ def _cells(job: Job, inside: Region) -> Iterator[Region]:
 
 
 def keep(job: Job, inside: Region) -> list[Entry]:
-    """Return the entries of chunks that an earlier attempt has put, after a look at their checksums."""
+    """Return the entries of chunks that an earlier attempt has put, after comparing their checksums."""
     store = _required(job)
     return [_kept(job, store, number) for number in job.numbers(job.part(inside))]
 
@@ -111,7 +112,7 @@ def _kept(job: Job, store: Store, number: int) -> Entry:
 
 
 def _spooled(store: Store, entry: Entry) -> bytes:
-    """Read a chunk from its file, which must be the one that the entry is about."""
+    """Read a chunk from its file; an error says that the file is not the one in the entry."""
     name = index.chunk_name(entry.code)
     (view,) = store.read([Span(name, 0, store.stamp(name).size)])
     stop = len(view) - len(entry.record)
@@ -137,10 +138,10 @@ def _row(job: Job, head: chunk.ChunkHead) -> bytes:
     return sizes_row(head, nblocks).tobytes()
 
 
-class WorkerTransaction(Target):
-    """What a worker writes to: new chunks go where the commit finds them, old ones are read from the base."""
+class WorkerTarget(Target):
+    """The target of a worker's writes: puts new chunks where the commit finds them, reads old ones from the base."""
 
-    sparse = False  # so that the numbers of the chunks are known when they are put
+    sparse = False  # so that `set_code`, which knows the numbers, puts the chunks
     is_local = False
 
     def __init__(self, job: Job) -> None:
@@ -185,7 +186,7 @@ class WorkerTransaction(Target):
         return len(self._chunks) - 1
 
     def set_code(self, n: int, code: int) -> None:
-        """Put the chunk with this code, as chunk `n`, where the commit finds it."""
+        """Put the chunk with this code where the commit finds it as chunk `n`."""
         buf = self._chunks[code]
         special = ChunkHeader.unpack(buf).special
         if special in index.SPECIAL_OFFSETS:
@@ -199,7 +200,7 @@ class WorkerTransaction(Target):
         job = self.job
         head = chunk.unpack_head(buf)
         first = job.first + job.position(n)
-        # A file is never written twice: who comes second takes it if it is the same, else one of another number.
+        # No file is written twice. Whoever comes second uses it if it has the same chunk, else takes another number.
         for code in range(first, first + _ATTEMPTS * job.nchunks, job.nchunks):
             name = index.chunk_name(code)
             record = pack_record(buf, head, number=code)
@@ -221,7 +222,7 @@ def _holds(store: Store, name: str, content: Buffer) -> bool:
 
 
 def commit(job: Job, entries: Iterable[Entry]) -> Snapshot:
-    """Make all parts visible at once, and return the new state. If this write was committed before, that is all.
+    """Make all parts visible at once, and return the new state. If this write was committed before, only return it.
 
     Raises
     ------
@@ -239,7 +240,7 @@ def commit(job: Job, entries: Iterable[Entry]) -> Snapshot:
     try:
         snapshot = _commit(job, found)
     except (ConflictError, FileExistsError, FileNotFoundError):
-        if (done := _committed(job)) is None:  # by another one that was asked to at the same time
+        if (done := _committed(job)) is None:  # another process was asked to commit at the same time
             raise
         return done
     _tidy(job)
@@ -247,7 +248,7 @@ def commit(job: Job, entries: Iterable[Entry]) -> Snapshot:
 
 
 def join(job: Job, entries: Iterable[Entry], transaction: Transaction) -> None:
-    """Make all parts changes of a transaction that somebody else commits, instead of committing them."""
+    """Add all parts to a transaction, which somebody else commits."""
     _take(job, transaction, _complete(job, entries))
     _tidy(job)
 
@@ -277,7 +278,7 @@ def _check_reachable(job: Job) -> None:
 
 
 def _committed(job: Job) -> Snapshot | None:
-    """Return the state that this very write has left, if it was committed and the answer was lost."""
+    """Return the state that this write has left if it was committed, although an answer was lost; else None."""
     try:
         current = load(job.store)
     except (FileNotFoundError, FormatError):
@@ -308,7 +309,7 @@ def _take(job: Job, transaction: Transaction, entries: Sequence[Entry]) -> None:
 
 
 def _check_there(store: Store, codes: Sequence[int]) -> None:
-    """Raise ConflictError if chunks are gone: after so long a time somebody may have taken them for leftovers."""
+    """Raise ConflictError if chunks are gone: after a long time, `vacuum` takes them for leftovers."""
     names = [index.chunk_name(code) for code in codes]
     heads = store.head(names, 1) if names else []
     gone = [name for name, head in zip(names, heads, strict=True) if isinstance(head, FileNotFoundError)]
@@ -318,7 +319,7 @@ def _check_there(store: Store, codes: Sequence[int]) -> None:
 
 def _tidy(job: Job) -> None:
     store = job.staging_store
-    with suppress(OSError):  # what stays behind is harmless
+    with suppress(OSError):  # files that stay behind are harmless
         if store is None:
             return
         if store is job.store:

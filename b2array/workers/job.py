@@ -1,4 +1,4 @@
-"""`Job`: a write by many workers, as it is sent to them."""
+"""`Job`: the description of a write by many workers, which is sent to them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ Region = tuple[slice, ...]
 class Job:
     """A write under way, to a `region` of an array: slices with start and stop, without step.
 
-    The commit builds on `base`; for a new array there is a `new` state instead. `token` names the values that are
-    written. `first` is the first of the reserved numbers. `id` tells this write from others, which began in `process`
-    at `since`, in seconds since the epoch. `sized` is the number of blocks of a chunk whose sizes are noted, if the
-    frame does not tell.
+    The commit builds on `base`; for a new array there is a `new` state instead. `token` names the values. `first` is
+    the first reserved number. `id` tells this write from others. It began in `process` at `since`, in seconds since the
+    epoch. `sized` is the number of blocks of a chunk whose sizes are noted, if the frame does not tell.
     """
 
     store: Store
@@ -55,7 +54,7 @@ class Job:
 
     @property
     def state(self) -> State:
-        """What the chunks are for."""
+        """The state that the chunks are for."""
         if self.base is not None:
             return self.base.snapshot.state
         if self.new is None:
@@ -93,7 +92,7 @@ class Job:
 
     @property
     def nchunks(self) -> int:
-        """How many chunks the region touches."""
+        """Number of chunks that the region touches."""
         return prod(map(len, self.grid))
 
     def numbers(self, region: Region | None = None) -> Iterator[int]:
@@ -121,7 +120,7 @@ class Job:
 
     @property
     def without_base(self) -> Self:
-        """The same without what only the commit and parts of chunks need, which may be large."""
+        """The same job without its base: only the commit and parts of chunks need that, and it may be large."""
         described = replace(self.frame, offsets=self.frame.offsets[:0], vlmetalayers=())
         new = State(described, self.state.layout, Annotations())
         return replace(self, base=None, new=new, sized=sized_blocks(self.frame))
@@ -147,9 +146,9 @@ class Job:
     # Beginning.
 
     def begun(self, *, resume: bool) -> tuple[Self, frozenset[int]]:
-        """Reserve numbers for the chunks and note what is to be written; return the chunks that are there already, too.
+        """Reserve numbers for the chunks, and write the journal; also return the chunks that are there already.
 
-        With `resume`, go on with a write that was interrupted. ValueError: that one wrote something else.
+        With `resume`, go on with an interrupted write. ValueError says that it wrote something else.
         """
         staging_store = self.staging_store
         if staging_store is None:
@@ -161,14 +160,14 @@ class Job:
             return found, kept(found, staging_store)
         first = self._reserved() if staging_store is self.store else 0
         if old is not None and (self.base is None or staging_store is not self.store):
-            # What the other write has put there stays out of the way, for it may not be dead.
+            # Leave alone what the other write has put there, for its writer may be alive.
             first = max(first, old.first + old.count)
         job = replace(self, first=first)
         staging_store.replace(self.journal_name, job._journal())
         return job, frozenset()
 
     def _reserved(self) -> int:
-        """Reserve numbers by a small commit, so that other writers take others."""
+        """Reserve numbers by a small commit, so that other writers take other numbers."""
         if self.base is None:
             transaction = Transaction(self.store, None, self.state, overwrite=self.overwrite)
             return transaction.reserve(0)
@@ -179,7 +178,7 @@ class Job:
         return first
 
     def _digest(self) -> str:
-        """Tell writes apart: one of the same values in the same form to the same region has the same digest."""
+        """Return a digest of the write: equal for the same values in the same form to the same region."""
         described = self.frame
         form = (described.codec, described.codec_meta, described.clevel, described.use_dict, described.other_flags)
         region = [edge for part in self.region for edge in (part.start, part.stop)]

@@ -1,8 +1,8 @@
 """Files that no commit refers to: those of killed writers, of writers at work, and of older states.
 
 A write by many workers has a journal where its chunks wait: among the chunks of a sparse frame, or in a directory
-beside a file. Its name ends with `SUFFIX`. It says which chunks belong to the write, so that all its files count as
-young as the youngest of them.
+beside a file. Its name ends with `SUFFIX`. It says which chunks belong to the write: all of its files count as young as
+the youngest of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from b2array.store.local import LocalStore
 __all__ = ["SUFFIX", "Journal", "beside", "is_orphan", "leftovers", "orphans", "read_journal", "remove"]
 
 SUFFIX = ".b2write"
-"""End of the name of an uncommitted write's journal in a sparse frame, and of its directory beside a file."""
+"""The names of journals in sparse frames, and of directories beside files, end with this."""
 
 _JOURNAL_NBYTES = 2**16
 _TYPES = {"first": int, "count": int, "id": bytes, "generation": str}
@@ -35,7 +35,7 @@ _TYPES = {"first": int, "count": int, "id": bytes, "generation": str}
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """The record of a write that is not committed, beside its chunks.
+    """The record beside the chunks of a write that is not committed.
 
     `first` and `count` are the numbers reserved for its chunks. `generation` is the state that it builds on; "" for a
     new array.
@@ -83,18 +83,18 @@ def read_journal(store: Store, name: str) -> Journal | None:
 
 
 def beside(url: str, digest: str) -> str:
-    """Return the directory where the chunks of a write wait whose target is one file."""
+    """Return the directory beside a file where the chunks of a write into it wait."""
     return f"{url}.{digest}{SUFFIX}{os.sep}"
 
 
 def is_orphan(name: str, numbers: Collection[int]) -> bool:
-    """Whether a file is that of a chunk that is not one of these."""
+    """Whether a file is a chunk's, but none of these."""
     number = chunk_number(name)
     return number is not None and number not in numbers
 
 
 def orphans(store: Store, files: Mapping[str, Listed], numbers: Collection[int] | None) -> dict[str, Listed]:
-    """Find chunks that no index names, in a directory or prefix, and the journals of uncommitted writes.
+    """Find chunks that no index names in a directory or prefix, and the journals of uncommitted writes.
 
     `numbers` are the files that the index names; None if there is no index, because a new array was never committed.
     All files of one write share the timestamp of its newest file. A write may exceed its reserved range, so every file
@@ -108,7 +108,7 @@ def orphans(store: Store, files: Mapping[str, Listed], numbers: Collection[int] 
             if (journal := read_journal(store, name)) is not None:
                 known[name] = journal
     if numbers is None:
-        # Where an index was lost, chunks may still be saved: only those that never were in one are orphans.
+        # If an index was lost, its chunks may still be saved: only those that never were in one are orphans.
         first = min((journal.first for journal in known.values() if not journal.generation), default=None)
         found = {name: each for name, each in found.items() if first is not None and _number(name) >= first}
     found |= {name: files[name] for name in writes}
@@ -131,10 +131,10 @@ def _youngest(files: Iterator[Listed]) -> float | None:
 
 
 def leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Listed]:
-    """Find what a writer made and did not finish, in a directory, and beside a file or directory.
+    """Find what writers did not finish, in a directory, and beside a file or directory.
 
-    What lies beside it is called as in the directory of both. A directory, whose name ends with a slash, is as young
-    as the youngest file in it.
+    What is beside it has its own name, without a path. A directory, whose name ends with a slash, is as
+    young as the youngest file in it.
     """
     found = {name: each for name, each in files.items() if name.endswith(TEMPORARY_SUFFIX)}
     for name, path in _beside(store).items():

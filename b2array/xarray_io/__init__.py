@@ -4,10 +4,10 @@ A variable is an array whose dimensions have names; a dataset is a group of them
 xarray keeps in attributes by the CF conventions (units and calendars of times, scales, which variables are coordinates)
 is in the attributes of arrays and groups.
 
-backend   opens them: ``xarray.open_dataset(url, engine="b2array")``
+backend   opens datasets and trees: ``xarray.open_dataset(url, engine="b2array")``
 writing   `to_b2array`, its modes, and the transaction
-encoding  values -> what is stored
-existing  values -> what an array that is there can hold
+encoding  values of variables -> what is stored
+existing  values of variables -> what an existing array stores
 together  the dask arrays of a write, computed in one graph
 """
 
@@ -43,5 +43,5 @@ class Accessor:
         self._held = held
 
     def to_b2array(self, url: Any, **options: Any) -> Any:
-        """Write it; see `b2array.xarray_io.to_b2array`."""
+        """Write the dataset or array; see `b2array.xarray_io.to_b2array`."""
         return to_b2array(self._held, url, **options)

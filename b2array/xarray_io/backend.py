@@ -1,4 +1,4 @@
-"""Reading: arrays and groups as datasets and trees."""
+"""Reads arrays and groups as datasets and trees."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _INDEX = "chunks.b2frame"
 
 
 class _Lazy(BackendArray):
-    """An array that is read when xarray needs its items."""
+    """An array that is read only when xarray needs its items."""
 
     def __init__(self, array: NDArray | Frozen, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._array = array
@@ -40,7 +40,7 @@ class _Lazy(BackendArray):
 
     @property
     def frozen(self) -> Frozen:
-        """The array as it is committed, which is read now if it was only promised."""
+        """The array as it is committed. A promised member is read now."""
         if not isinstance(self._array, Frozen):
             self._array = Frozen(self._array)
         return self._array
@@ -61,7 +61,7 @@ class _Lazy(BackendArray):
 
 
 class Members(AbstractDataStore):
-    """The arrays of a group as variables that are not decoded yet."""
+    """The arrays of a group as variables, not decoded yet."""
 
     def __init__(self, arrays: Mapping[str, NDArray], attrs: Mapping[str, Any]) -> None:
         self.arrays = arrays
@@ -82,7 +82,7 @@ def arrays_of(found: Group) -> dict[str, NDArray]:
 
 
 def _variable(name: str, array: NDArray) -> xr.Variable:
-    """Return an array as a variable that is read when it is needed, and not decoded."""
+    """Return an array as a variable, which is read when needed, and not decoded."""
     dims = dims_of(name, array)
     encoding = {
         "chunks": array.chunks,
@@ -98,13 +98,13 @@ def _variable(name: str, array: NDArray) -> xr.Variable:
 
 
 def dims_of(name: str, array: NDArray) -> tuple[str, ...]:
-    """Return the names of an array's dimensions; those without one are called after the variable."""
+    """Return the names of an array's dimensions. A dimension without a name is named after the variable."""
     named = array.dims or (None,) * array.ndim
     return tuple(dim if dim is not None else f"{name}_{axis}" for axis, dim in enumerate(named))
 
 
 def attributes_of(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes as they were given: times are stored as arrays without dimensions."""
+    """Return attributes as the user gave them: times are stored as arrays without dimensions."""
     return {
         name: value[()] if isinstance(value, np.ndarray) and not value.ndim else value for name, value in attrs.items()
     }
@@ -113,8 +113,8 @@ def attributes_of(attrs: Mapping[str, Any]) -> dict[str, Any]:
 class Backend(BackendEntrypoint):
     """Opens arrays and groups: ``xarray.open_dataset(url, engine="b2array")``.
 
-    A file or directory that is an array becomes a dataset of one variable, which is called as the file is; dimensions
-    without a name are called after the variable.
+    A file or directory that is an array becomes a dataset of one variable with the name of the file. Dimensions without
+    a name are named after the variable.
 
     Examples
     --------
@@ -134,7 +134,7 @@ class Backend(BackendEntrypoint):
     supports_groups = True
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
-        """Say whether something is one of our files, going by its name where that is enough."""
+        """Say whether something is one of our files, by its name if that is enough."""
         if not isinstance(filename_or_obj, str | os.PathLike):
             return False
         path = os.fspath(filename_or_obj)
@@ -162,7 +162,7 @@ class Backend(BackendEntrypoint):
         self, filename_or_obj: Url, *, group: str | None = None, storage_options: Mapping[str, Any] | None = None,
         **decoding: Any,
     ) -> dict[str, xr.Dataset]:  # fmt: skip
-        """Open a group and all in it; see `xarray.open_groups`."""
+        """Open a group with everything in it; see `xarray.open_groups`."""
 
         def tree() -> dict[str, xr.Dataset]:
             found = _opened(filename_or_obj, group, storage_options)
@@ -171,7 +171,7 @@ class Backend(BackendEntrypoint):
         return in_one_state(tree)
 
     def open_datatree(self, filename_or_obj: Url, **options: Any) -> xr.DataTree:  # type: ignore[override]
-        """Open a group and all in it; see `xarray.open_datatree`."""
+        """Open a group with everything in it; see `xarray.open_datatree`."""
         return xr.DataTree.from_dict(self.open_groups_as_dict(filename_or_obj, **options))
 
 

@@ -1,12 +1,11 @@
-"""From values to what is stored: names, attributes, CF conventions, types and text, as the encoding asks for."""
+"""Values -> what is stored: names, attributes, CF conventions, types and text, as the encoding asks for."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from xarray.coding.strings import CharacterArrayCoder, EncodedStringCoder
 from xarray.coding.variables import CFMaskCoder, CFScaleOffsetCoder
 
 from b2array.format.attributes import encode_attr
+from b2array.grid.chunking import automatic
 
 __all__ = ["as_text", "attributes", "encoded", "fitted", "is_dask", "mapped", "marked"]
 
@@ -25,19 +25,19 @@ Encoding = Mapping[Hashable, Any]
 
 _OWN = ("chunks", "blocks", "cparams", "layout", "fill_value")
 _INHERITED = {"source", "original_shape", "preferred_chunks", "char_dim_name", "unlimited_dims"}
-"""What variables have in their encoding from where they were read, and what says nothing about how to store them."""
+"""Entries of an encoding that only tell where a variable was read from, and not how to store it."""
 _FINE_UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 _NONE_NAME = "__values__"
-"""What xarray stores and finds a variable as whose name is None."""
+"""The name under which xarray stores and finds a variable whose name is None."""
 
 
 def is_dask(variable: xr.Variable) -> bool:
-    """Whether a variable is computed in pieces."""
+    """Whether dask computes a variable in pieces."""
     return variable.chunks is not None
 
 
 def marked(ds: xr.Dataset) -> tuple[dict[str, xr.Variable], dict[str, Any]]:
-    """Check names, and note in the attributes which variables are coordinates; return copies by their stored names."""
+    """Check names, and note in the attributes which variables are coordinates. Return copies by their stored names."""
     for name in ds.variables:
         if name is not None and not isinstance(name, str):
             raise TypeError(f"a name of a variable must be text, a string or None, not {name!r}")
@@ -53,10 +53,10 @@ def marked(ds: xr.Dataset) -> tuple[dict[str, xr.Variable], dict[str, Any]]:
 
 
 def encoded(variables: Mapping[str, xr.Variable], encoding: Encoding) -> dict[str, xr.Variable]:
-    """Return variables of plain arrays, as the CF conventions say, whose ``encoding`` is what `b2array.create` takes.
+    """Return variables of plain arrays by the CF conventions, with an ``encoding`` that `b2array.create` takes.
 
-    The given encoding replaces that of the variables. KeyError: there is no such variable. TypeError, ValueError: the
-    encoding is not understood, or values cannot be stored as it asks.
+    The given encoding replaces that of the variables. KeyError says that there is no such variable, TypeError or
+    ValueError that the encoding is not valid, or that values cannot be stored as it asks.
     """
     for name, asked in encoding.items():
         if name not in variables:
@@ -97,32 +97,34 @@ def _stored(name: str, variable: xr.Variable, width: np.dtype[Any] | None, *, gi
 def _creating(name: str, variable: xr.Variable, *, given: bool) -> dict[str, Any]:
     """Return the part of the encoding that `b2array.create` takes."""
     own = {key: variable.encoding[key] for key in _OWN if variable.encoding.get(key) is not None}
-    chunks, blocks = own.pop("chunks", None), own.pop("blocks", None)
-    if chunks is None or isinstance(chunks, str):
+    parts = {key: own.pop(key) for key in ("chunks", "blocks") if key in own}
+    chunks = parts.get("chunks", "auto")
+    if isinstance(chunks, str) and chunks == "auto":
         return own
-    sizes = (chunks,) * variable.ndim if isinstance(chunks, Integral) else tuple(chunks)
-    if len(sizes) != variable.ndim:
+    try:
+        parts["chunks"], _ = automatic(variable.shape, variable.dtype.itemsize, chunks=chunks)
+    except (TypeError, ValueError) as error:
         if given:
-            raise ValueError(f"variable {name!r}: expected chunks of {variable.ndim} extents, found {chunks}")
-        return own
-    extents = [max(n, 1) if size == -1 else operator.index(size) for n, size in zip(variable.shape, sizes, strict=True)]
-    fits = isinstance(blocks, tuple | list) and len(blocks) == len(extents)
-    if fits and all(b <= c for b, c in zip(blocks, extents, strict=True)):
-        own["blocks"] = tuple(blocks)
-    return {**own, "chunks": tuple(extents)}
+            raise type(error)(f"variable {name!r}: {error}") from None
+        return own  # those of an array that was read, of another shape
+    with suppress(TypeError, ValueError):  # other blocks are chosen for chunks that they do not fit
+        automatic(variable.shape, variable.dtype.itemsize, **parts)
+        return own | parts
+    return own | {"chunks": parts["chunks"]}
 
 
 # Attributes.
 
 
 def attributes(attrs: Mapping[Any, Any], owner: str) -> dict[str, Any]:
-    """Return attributes in a form that can be stored, or say whose attribute cannot.
+    """Return attributes in a form that can be stored; an error names the attribute that cannot, and its owner.
 
     Points and lengths of time become arrays without dimensions.
     """
     found = {}
     for name, given in attrs.items():
-        value = np.datetime64(given.replace(tzinfo=None)) if _is_plain_time(given) else given
+        is_plain_time = isinstance(given, datetime) and given.tzinfo is None
+        value = np.datetime64(given.replace(tzinfo=None)) if is_plain_time else given
         if isinstance(value, np.datetime64 | np.timedelta64):
             value = np.asarray(value)
         try:
@@ -133,10 +135,6 @@ def attributes(attrs: Mapping[Any, Any], owner: str) -> dict[str, Any]:
             raise TypeError(f"names of attributes must be text, not {name!r} of {owner}")
         found[name] = value
     return found
-
-
-def _is_plain_time(value: object) -> bool:
-    return isinstance(value, datetime) and value.tzinfo is None
 
 
 # Numbers.
@@ -156,7 +154,7 @@ def fitted(name: str, variable: xr.Variable, *, exact: bool = False) -> xr.Varia
     dtype = np.dtype(asked)
     variable = CFScaleOffsetCoder().encode(variable, name=name)
     if (unsigned := variable.encoding.get("_Unsigned")) is not None:
-        # They are checked before xarray masks them and takes their bits for those of the other kind.
+        # Check them before xarray masks them and takes their bits for those of the other kind.
         meant = np.dtype(f"{'u' if str(unsigned).lower() == 'true' else 'i'}{dtype.itemsize}")
         return mapped(variable, partial(_checked, name=name, dtype=meant, masked=True), variable.dtype)
     variable = CFMaskCoder().encode(variable, name=name)
@@ -183,7 +181,7 @@ def _in_unit(values: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> npt.N
 
 
 def mapped(variable: xr.Variable, function: Any, dtype: np.dtype[Any]) -> xr.Variable:
-    """Apply a function that keeps shapes and gives a type, now or in each piece of a dask array."""
+    """Apply a function that keeps the shape and returns this type: now, or in each piece of a dask array."""
     data = variable.data
     if is_dask(variable):
         data = data.map_blocks(function, dtype=dtype, meta=np.empty((0,) * variable.ndim, dtype))
@@ -212,7 +210,7 @@ def _converted(values: npt.NDArray[Any], name: str, dtype: np.dtype[Any], exact:
 def _checked(
     values: npt.NDArray[Any], name: str, dtype: np.dtype[Any], *, masked: bool = False
 ) -> npt.NDArray[Any]:  # fmt: skip
-    """Return values if all, or all that are not missing, are in the range of a type of whole numbers."""
+    """Return values if all that are not missing are in the range of a type of whole numbers."""
     low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     known = np.around(values[~np.isnan(values)]) if masked else values
     for extreme in (known.min().item(), known.max().item()) if known.size else ():
@@ -229,7 +227,7 @@ def _not_held(name: str, dtype: np.dtype[Any], value: object) -> ValueError:
 
 
 def as_text(name: str, variable: xr.Variable, characters: int | None = None) -> xr.Variable:
-    """Give objects a type: text of one width, or the numbers that they are.
+    """Turn objects into text of one width, or into the numbers that they are.
 
     Missing text becomes empty. With ``dtype="S1"`` in the encoding, text is encoded and cut into at least that many
     characters along a dimension of their own, as in netCDF files.

@@ -1,4 +1,4 @@
-"""Variables for arrays that are there: which part they go to, and the form that they have there."""
+"""Variables that go into existing arrays: into which part, and in which form."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PLAIN_CALENDARS = {"standard", "gregorian", "proleptic_gregorian"}
 def detected(
     region: Mapping[Hashable, slice | Literal["auto"]] | Literal["auto"], ds: xr.Dataset, arrays: Mapping[str, NDArray]
 ) -> dict[Hashable, slice]:  # fmt: skip
-    """Check a region, and find the parts of it that are to be found by the values of coordinates."""
+    """Check a region, and find the parts that are given by values of coordinates."""
     if isinstance(region, str) and region == "auto":
         region = dict.fromkeys(ds.dims, region)
     if not isinstance(region, Mapping):
@@ -49,7 +49,7 @@ def detected(
             raise ValueError(f"the step on all slices of a region must be 1: {part} of {dim!r} is not inside one piece")
         else:
             found[dim] = part
-    # Indexes are never written. In a region that is given as slices they are a slip all the same.
+    # Indexes are never written. In a region of slices, they are the caller's mistake.
     written = ds.drop_vars(ds.indexes) if "auto" in region.values() else ds
     others = [name for name, variable in written.variables.items() if not found.keys() & {*variable.dims}]
     if found and others:
@@ -79,7 +79,7 @@ def _detected(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray]) -> s
 def place(
     name: str, array: NDArray, variable: xr.Variable, append_dim: Hashable | None, region: Region
 ) -> tuple[slice, ...]:  # fmt: skip
-    """Return where in an array a variable goes whose dimensions are in the order of the stored ones."""
+    """Return where a variable goes in an array. Its dimensions are in the stored order."""
     where = []
     for dim, n, length in zip(variable.dims, array.shape, variable.shape, strict=True):
         if dim == append_dim:
@@ -102,9 +102,9 @@ def place(
 
 
 def as_stored(name: str, variable: xr.Variable, array: NDArray) -> xr.Variable:
-    """Encode a variable as the one that is there is encoded, its dimensions in the same order.
+    """Encode a variable as the existing one is encoded, with its dimensions in the same order.
 
-    Text that comes as objects may come out wider than it is stored.
+    Text from objects may come out wider than the stored text.
     """
     attrs = {key: value for key, value in attributes_of(array.attrs).items() if key in (*_CODED, "dtype")}
     dims = dims_of(name, array)
@@ -153,7 +153,7 @@ def _encoded(
 
 
 def _check_kind(name: str, variable: xr.Variable, array: NDArray, attrs: Mapping[str, Any]) -> None:
-    """Refuse kinds of values that would mean something else where they are stored."""
+    """Refuse kinds of values that the array would store with another meaning."""
     units, kind = str(attrs.get("units")), variable.dtype.kind
     is_time = kind == "M" or contains_cftime_datetimes(variable)
     wrong = (
@@ -191,7 +191,7 @@ def _checked(name: str, coded: xr.Variable, given: np.dtype[Any], array: NDArray
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Compare attributes, also ones that are NaN or spell the same units differently."""
+    """Compare attributes. NaN equals NaN, and units may be spelled differently."""
     if isinstance(a, str) and isinstance(b, str):
         plain = {a, b} <= _PLAIN_CALENDARS
         return a == b or plain or _instant(a) == _instant(b)
@@ -201,7 +201,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _instant(units: str) -> object:
-    """Take units such as "days since 2000-01-01" apart."""
+    """Parse units such as "days since 2000-01-01"."""
     unit, _, since = units.partition(" since ")
     try:
         return unit.strip(), np.datetime64(since.strip().replace(" ", "T"))

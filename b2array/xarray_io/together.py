@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 __all__ = ["Part", "later", "now"]
 
 _HELD_NBYTES = 256 * 2**20
-"""How much is in memory at a time of what goes into arrays that were there before."""
+"""The most bytes of values for existing arrays that are in memory at a time."""
 
 _WORTH_A_WARNING = 2**20
 
 
 class Part(NamedTuple):
-    """What goes into a region of an array: its path in the outermost group, the handle, and the values."""
+    """Values for a region of an array, with its handle and its path in the outermost group."""
 
     path: str
     array: NDArray
@@ -45,8 +45,8 @@ class Part(NamedTuple):
 def now(parts: Iterable[Part], progress: bool, scheduler: Any) -> None:
     """Compute and write everything as part of the transaction that the arrays are in.
 
-    Tasks encode what goes into new arrays, wherever they run. What goes into others is computed piece by piece, and
-    encoded here.
+    Tasks encode the values for new arrays, wherever they run. Values for other arrays are computed piece by piece, and
+    encoded in this process.
     """
     fresh, others = [], []
     for part in _aligned(parts):
@@ -67,7 +67,7 @@ def now(parts: Iterable[Part], progress: bool, scheduler: Any) -> None:
 
 
 def later(parts: Iterable[Part], url: str, options: Mapping[str, Any]) -> Delayed:
-    """Return what computes everything and commits it, at once, to arrays that are committed."""
+    """Return a delayed that computes everything, and commits it at once to arrays that exist already."""
     home = group.open_group(url, "r+", storage_options=options)
     writes, names = [], []
     for part in _aligned(parts):
@@ -103,7 +103,7 @@ def _draft(array: NDArray) -> Transaction:
 
 
 def _job(part: Part) -> Job | None:
-    """Return the job that writes a whole new array, which no reader sees before the transaction ends."""
+    """Return the job that writes a whole new array. No reader sees the array before the transaction ends."""
     array, token = part.array, part.values.name
     if not array.in_transaction:
         base = array._handle.at_snapshot("r+")
@@ -115,7 +115,7 @@ def _job(part: Part) -> Job | None:
 
 
 def _aligned(parts: Iterable[Part]) -> list[Part]:
-    """Rechunk what does not consist of whole stored chunks, with one warning about all of it."""
+    """Rechunk arrays that do not consist of whole stored chunks, and warn once about all of them."""
     from dask.array.core import PerformanceWarning
 
     found, moved, nbytes = [], [], 0.0
@@ -138,7 +138,7 @@ def _aligned(parts: Iterable[Part]) -> list[Part]:
 
 
 def _put_in_turn(parts: Sequence[Part], progress: bool, scheduler: Any) -> None:
-    """Compute pieces of all arrays, some at a time and those with the same place in line together, and put them."""
+    """Compute pieces of all arrays and put them, some at a time, and pieces with the same place in line together."""
     import dask.array as da
     from dask.base import compute
     from dask.delayed import Delayed
@@ -165,7 +165,7 @@ def _keys(values: da.Array) -> Iterator[tuple[Any, ...]]:
 
 
 class _Piece(NamedTuple):
-    """What goes where, and when: pieces of arrays in the order of how far they are in theirs."""
+    """A piece, where it goes, and its place in line: how far it is in its array."""
 
     turn: float
     number: int

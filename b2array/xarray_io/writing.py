@@ -1,4 +1,4 @@
-"""Writing: datasets, trees and single arrays as groups of arrays, each write one commit."""
+"""Writes datasets, trees and single arrays as groups of arrays, each in one commit."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Mode = Literal["w", "w-", "x", "a", "a-", "r+"]
 
 _NAMELESS = "__xarray_dataarray_variable__"
 _NAMED = "__xarray_dataarray_name__"
-"""How xarray stores a single array, so that it finds it again."""
+"""The names under which xarray stores a single array, and finds it again."""
 
 _SMALL_NBYTES = 2**20
 
 
 class _Task(NamedTuple):
-    """What the caller asked for."""
+    """The arguments of `to_b2array`."""
 
     mode: Mode
     append_dim: Hashable | None
@@ -74,26 +74,26 @@ def to_b2array(
     url : str or os.PathLike
         A directory, or a prefix that fsspec understands.
     mode : {"w-", "x", "w", "a", "a-", "r+"}, optional
-        "w-" or "x": make a new group. "w": replace the group that is there, with all in it. "a": add variables to it,
-        and overwrite the values of those that are there. "a-": the same, but with `append_dim` leave what does not have
-        that dimension as it is. "r+": only overwrite values. The default is "a" with `append_dim`, "r+" with `region`,
+        "w-" or "x": make a new group. "w": replace the group with everything in it. "a": add variables to the group,
+        and overwrite the values of existing ones. "a-": the same, but with `append_dim` keep variables without that
+        dimension as they are. "r+": only overwrite values. The default is "a" with `append_dim`, "r+" with `region`,
         else "w-".
     group : str, optional
-        A group in the one at `url`. Groups beside it stay as they are in every mode.
+        A group in the one at `url`. In every mode, groups beside it stay as they are.
     append_dim : str, optional
-        Append to variables that are there along this dimension.
+        Append to existing variables along this dimension.
     region : mapping of str to slice, or "auto", optional
-        Write into a part of variables that are there. "auto", for all dimensions or for one, finds the part by the
+        Write into a part of existing variables. "auto", for all dimensions or for one, finds the part by the
         values of the stored coordinate. Variables that are indexes are not written.
     encoding : mapping, optional
-        For each new variable what takes the place of its ``encoding``: what the CF conventions know, and ``chunks``,
+        For each new variable, a replacement of its ``encoding``: entries of the CF conventions, and ``chunks``,
         ``blocks``, ``cparams``, ``layout`` and ``fill_value`` as `b2array.create` takes them. For a tree, such a
         mapping for each path of a node.
     write_inherited_coords : bool, default False
         For a tree: repeat the coordinates that nodes inherit in each of them.
     compute : bool, default True
-        Whether to compute dask arrays now. Otherwise all else is written, together with arrays for them that hold the
-        fill value, and the result is a `dask.delayed.Delayed` that computes and commits the rest.
+        Whether to compute dask arrays now. Otherwise everything else is written, and arrays of the fill value in their
+        place; the result is a `dask.delayed.Delayed` that computes and commits the rest.
     progress : bool, default False
         Show on stderr how far dask arrays have come.
     scheduler : str, callable or distributed.Client, optional
@@ -116,7 +116,7 @@ def to_b2array(
     KeyError
         `encoding` names no variable, or a coordinate is not found for ``region="auto"``.
     ValueError
-        What is written does not fit what is there, or the encoding. Nothing has happened then.
+        The variables do not fit the existing ones, or the encoding. Nothing has happened then.
     TypeError
         Values or attributes cannot be stored.
 
@@ -136,7 +136,7 @@ def to_b2array(
     if isinstance(ds, xr.DataTree) and (append_dim is not None or region is not None):
         raise TypeError("append_dim and region are for datasets, not for trees")
     if task.mode in ("w", "x"):
-        # Before anything is touched.
+        # Check this before anything is touched.
         new = [(path, *_encoded(node, asked)) for path, node, asked in nodes]
     with _transaction(url, task.mode, (group or "").strip("/"), storage_options) as target:
         parts: list[Part] = []
@@ -172,7 +172,7 @@ def _checked_mode(mode: Mode | None, append_dim: Hashable | None, region: object
 def _nodes(
     ds: xr.Dataset | xr.DataArray | xr.DataTree, encoding: Mapping[Hashable, Any], *, inherit: bool
 ) -> list[tuple[str, xr.Dataset, Mapping[Hashable, Any]]]:  # fmt: skip
-    """Return paths below what is written, datasets, and how they are to be encoded."""
+    """Return datasets with their paths below the group, and their encodings."""
     if isinstance(ds, xr.DataTree):
         paths = [node.path for node in ds.subtree]
         if unknown := [path for path in encoding if path not in paths]:
@@ -205,7 +205,7 @@ def _encoded(ds: xr.Dataset, encoding: Mapping[Hashable, Any]) -> tuple[dict[str
 def _transaction(
     url: Url, mode: Mode, name: str, storage_options: Mapping[str, Any] | None
 ) -> Iterator[Group]:  # fmt: skip
-    """Open a group for what is written, as it is even if it is to be replaced: the commit does that."""
+    """Open a group in a transaction, with its old contents even if they are to be replaced: the commit does that."""
     home = _home(url, "a" if name and mode in ("w", "x") else mode, storage_options)
     inner = home.get(name) if name else home
     if inner is not None and not isinstance(inner, Group):
@@ -248,7 +248,7 @@ def _inner(target: Group, path: str, *, make: bool = True) -> Group:
 def _created(
     target: Group, variables: Mapping[str, xr.Variable], attrs: Mapping[str, Any], task: _Task
 ) -> Iterator[Part]:  # fmt: skip
-    """Make new variables and attributes; yield what dask is to compute."""
+    """Make new variables and attributes; yield the parts that dask has to compute."""
     _note(target, attrs)
     for name, variable in variables.items():
         options = {**task.options, **variable.encoding, "dims": variable.dims, "attrs": variable.attrs}
@@ -283,7 +283,7 @@ def _note(target: Group, attrs: Mapping[str, Any]) -> None:
 
 
 def _changed(target: Group, ds: xr.Dataset, encoding: Mapping[Hashable, Any], task: _Task) -> Iterator[Part]:
-    """Change variables that are there, and add others; yield what dask is to compute."""
+    """Change existing variables, and add others; yield the parts that dask has to compute."""
     arrays, region = arrays_of(target), {}
     if task.append_dim is not None and task.append_dim not in (known := _sizes(arrays)):
         raise ValueError(f"append_dim={task.append_dim!r} does not match any existing dataset dimensions: {[*known]}")
@@ -322,14 +322,14 @@ def _sizes(arrays: Mapping[str, NDArray]) -> dict[str, int]:
 
 
 def _holds(stored: npt.NDArray[Any], values: npt.NDArray[Any]) -> bool:
-    """Whether nothing would change, as where each step of a simulation repeats the coordinates."""
+    """Whether an array holds these values already, as when each step of a simulation repeats the coordinates."""
     return np.asarray(stored).tobytes() == values.astype(stored.dtype).tobytes()
 
 
 def _check_new(
     target: Group, ds: xr.Dataset, new: Mapping[str, xr.Variable], arrays: Mapping[str, NDArray], task: _Task
 ) -> None:  # fmt: skip
-    """Refuse new variables where there may be none, and those whose sizes are not those of what is there."""
+    """Refuse new variables if the mode allows none, or if their sizes do not fit the existing ones."""
     if new and task.mode == "r+":
         raise ValueError(
             f"the dataset contains non-pre-existing variables: {target.url} has no variables {sorted(new)}; mode='a' "
@@ -356,7 +356,7 @@ def _check_growing(
 
 
 def _widened(target: Group, name: str, array: NDArray, dtype: np.dtype[Any], task: _Task) -> NDArray:
-    """Give stored text the width that new text needs, as part of the same commit."""
+    """Widen stored text for new text, as part of the same commit."""
     if dtype.kind not in "SU" or dtype.itemsize <= array.itemsize:
         return array
     if task.mode == "r+":

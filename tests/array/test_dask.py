@@ -450,7 +450,7 @@ def test_resuming_a_piece_of_many_chunks_writes_those_that_lack(
     region = (slice(start, start + 40),)
     x = da.from_array(-numbers(40, 30), chunks=((20 - start, 20 + start), 30), name=f"source{start}")
     written: list[int] = []
-    original = distributed.WorkerTransaction._file
+    original = distributed.WorkerTarget._file
 
     def limited(self: object, store: object, n: int, buf: bytes) -> distributed.Entry:
         if len(written) == 17:
@@ -459,13 +459,11 @@ def test_resuming_a_piece_of_many_chunks_writes_those_that_lack(
         return original(self, store, n, buf)
 
     with monkeypatch.context() as patched:
-        patched.setattr(distributed.WorkerTransaction, "_file", limited)
+        patched.setattr(distributed.WorkerTarget, "_file", limited)
         with pytest.raises(OSError, match="full"):
             target.store(x, region, scheduler="sync")
     first, count = written, -(-(start + 40) // 5) * 3
-    monkeypatch.setattr(
-        distributed.WorkerTransaction, "_file", lambda *args: written.append(args[2]) or original(*args)
-    )
+    monkeypatch.setattr(distributed.WorkerTarget, "_file", lambda *args: written.append(args[2]) or original(*args))
     written = []
     target = b2array.open(tmp_path / "a.b2nd", mode="r+")
     target.store(x, region, scheduler="sync", resume=True)

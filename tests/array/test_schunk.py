@@ -197,7 +197,7 @@ def test_a_reading_is_repeated_if_a_commit_through_the_handle_took_its_bytes_awa
             held.repack()
         return SChunk(Handle(source, "r")).decompress_chunk(1)
 
-    assert held._read(read) == data(8)
+    assert held._handle.reading(read) == data(8)
     assert len(sources) == 2
 
 

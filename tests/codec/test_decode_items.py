@@ -31,7 +31,7 @@ def pick(buf, numbers, within, itemsize, blocks=BLOCKS):
     region = memoryview(bytearray(bytes(lead) + bytes(buf) + bytes(room)))
     stored = Stored(head, region, head.starts + lead, head.stops + lead)
     out = np.empty(len(numbers) * int(np.prod(blocks)) * itemsize, np.uint8)
-    reference = decode.reference_block(stored, context)
+    reference = decode.accept(stored, numbers, context=context)
     tile = decode.decode_tile(
         stored, numbers, out, itemsize=itemsize, narrow=True, context=context, reference=reference
     )

@@ -426,9 +426,9 @@ def test_a_large_new_file_is_spooled_beside_and_gets_its_name(tmp_path, monkeypa
     adopted = []
     adopt = LocalStore.adopt
 
-    def remember(self, path, name, *, exclusive):
+    def remember(self, path, name, **how):
         adopted.append(Path(path).stat().st_ino)
-        return adopt(self, path, name, exclusive=exclusive)
+        return adopt(self, path, name, **how)
 
     monkeypatch.setattr(LocalStore, "adopt", remember)
     array = b2array.asarray(noise, url=tmp_path / "a.b2nd", chunks=1000, blocks=500)
@@ -439,6 +439,56 @@ def test_a_large_new_file_is_spooled_beside_and_gets_its_name(tmp_path, monkeypa
     array[::3] = 0
     array.refresh()
     assert (array[...] == np.where(np.arange(10_000) % 3, noise, 0)).all()
+
+
+@pytest.fixture
+def spooled_noise(tmp_path, monkeypatch):
+    """An array, and values for all of it that do not wait in memory."""
+    monkeypatch.setitem(Spool.__init__.__kwdefaults__, "limit", 10_000)
+    noise = np.random.default_rng(0).random((2, 10_000))
+    array = b2array.asarray(noise[0], url=tmp_path / "a.b2nd", chunks=1000, blocks=500, cparams={"clevel": 0})
+    (tmp_path / "a.b2nd").chmod(0o640)
+    return array, tmp_path / "a.b2nd", noise
+
+
+def test_a_large_write_of_every_chunk_makes_a_new_file_without_the_old_chunks(spooled_noise):
+    array, path, (old, new) = spooled_noise
+    before, reader = path.stat(), b2array.open(path)
+    array[...] = new
+    after = path.stat()
+    assert (after.st_size, after.st_mode) == (before.st_size, before.st_mode)
+    assert after.st_ino != before.st_ino
+    assert sorted(file.name for file in path.parent.iterdir()) == ["a.b2nd", "a.b2nd.b2lock"]
+    assert (reader[...] == old).all()
+    for seen in (array, b2array.open(path), blosc2.open(str(path))):
+        assert (seen[...] == new).all()
+    array[5] = -1.0
+    assert path.stat().st_ino == after.st_ino
+    assert (b2array.open(path)[...] == np.where(np.arange(10_000) == 5, -1.0, new)).all()
+
+
+def test_a_large_write_of_some_chunks_is_appended_and_joins_what_others_write(spooled_noise):
+    array, path, (old, new) = spooled_noise
+    inode, other = path.stat().st_ino, b2array.open(path, mode="r+")
+    with array.transaction():
+        array[:3000] = new[:3000]
+        other[9000:] = 7.0
+    assert path.stat().st_ino == inode
+    assert (b2array.open(path)[...] == [*new[:3000], *old[3000:9000], *np.full(1000, 7.0)]).all()
+
+
+def test_a_large_write_of_every_chunk_does_not_replace_what_others_wrote_meanwhile(spooled_noise):
+    array, path, (old, new) = spooled_noise
+    other = b2array.open(path, mode="r+")
+
+    def write():
+        with array.transaction():
+            array[...] = new
+            other[0] = 7.0
+
+    with pytest.raises(ConflictError, match="chunks"):
+        write()
+    assert (b2array.open(path)[...] == [7.0, *old[1:]]).all()
 
 
 def test_a_file_that_is_more_than_half_dead_is_written_anew(tmp_path):

@@ -53,7 +53,8 @@ def test_a_file_is_completed_with_header_and_tail(tmp_path):
     with Spool(str(path), reserved=4, limit=0) as spool:
         assert [spool.write(b"one"), spool.write(b"two")] == [0, 3]
         assert bytes(spool.read(3, 6)) == b"two"
-        spool.finish(b"HEAD", b"tail", durable=True)
+        for tail in (b"a longer tail", b"tail"):
+            spool.finish(b"HEAD", tail, durable=True)
         assert path.read_bytes() == b"HEADonetwotail"
 
 

@@ -49,14 +49,14 @@ sys.path.insert(0, os.path.dirname(sys.argv[1]))
 import b2array, dask
 from b2array.workers import distributed
 from test_pending import place, source
-original, count = distributed.WorkerTransaction._file, 0
+original, count = distributed.WorkerTarget._file, 0
 def limited(*args):
     global count
     count += 1
     if count > 5:
         os.kill(os.getpid(), signal.SIGKILL)
     return original(*args)
-distributed.WorkerTransaction._file = limited
+distributed.WorkerTarget._file = limited
 url, layout, region = Path(sys.argv[2]), sys.argv[3], sys.argv[4] == "region"
 with dask.config.set(scheduler="sync"):
     if region:
@@ -110,10 +110,8 @@ def test_a_killed_write_is_finished_after_a_vacuum_that_came_too_early(
     age(tmp_path, 3700)
     b2array.vacuum(url)
     written = []
-    original = distributed.WorkerTransaction._file
-    monkeypatch.setattr(
-        distributed.WorkerTransaction, "_file", lambda *args: written.append(args[2]) or original(*args)
-    )
+    original = distributed.WorkerTarget._file
+    monkeypatch.setattr(distributed.WorkerTarget, "_file", lambda *args: written.append(args[2]) or original(*args))
     if what == "region":
         b2array.open(url, mode="r+").store(source(-1), resume=True)
     else:
@@ -239,7 +237,7 @@ def test_leftovers_on_s3_are_removed_or_used(
         assert np.array_equal(b2array.open(**where)[...], values())
     interrupted()
     assert b2array.vacuum(**where).removed == ()
-    monkeypatch.setattr(distributed.WorkerTransaction, "_file", lambda *_: pytest.fail("a chunk was written again"))
+    monkeypatch.setattr(distributed.WorkerTarget, "_file", lambda *_: pytest.fail("a chunk was written again"))
     write(resume=True)
     assert np.array_equal(b2array.open(**where)[...], -values())
     assert len(b2array.vacuum(**where, grace=0).removed) == (8 if there else 0)  # what was there before
