@@ -78,7 +78,8 @@ def test_python_verifies_what_is_stored_behind_handles_and_urls(
     assert b2array.verify(b2array.asarray(np.arange(1000)), deep=True).checked == 1
 
 
-def test_python_repairs_and_cleans_up_groups_and_their_members() -> None:
+def test_python_repairs_and_cleans_up_groups_and_their_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     make("g.b2d")
     b2array.open("g.b2d/a/x", "r+")[...] = 1
     assert len(b2array.vacuum("g.b2d", grace=0, dry_run=True).members["a/x"].removed) == 4
