@@ -58,8 +58,7 @@ class Transaction(Overlay):
     """Changes on top of a snapshot, or of nothing for a new frame, until they are committed.
 
     Threads may put chunks at the same time; everything else is for one thread at a time. If `locked`, the caller holds
-    the store's lock. `replaces` is the version of the old frame that a new one replaces, so that no other is
-    overwritten.
+    the store's lock. `replaces` is the version of the frame that a new one replaces: no other version is overwritten.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Transaction(Overlay):
         self._undecided = False
 
     def compact(self, progress: Progress | None = None) -> None:
-        """Let the commit write the whole frame again, without dead space; `progress` counts the chunks then."""
+        """Let the commit write the whole frame again, without dead space; `progress` counts the chunks."""
         self._compacting, self._progress = True, progress
 
     @property
@@ -91,7 +90,7 @@ class Transaction(Overlay):
     def commit(self) -> Snapshot:
         """Make the changes visible, all at once, and return the new state.
 
-        ConflictError: another writer changed what these changes build on; the store is as that writer left it.
+        ConflictError: another writer has changed what these changes build on, and the store is as that writer left it.
         """
         try:
             self.flush()
@@ -121,9 +120,9 @@ class Transaction(Overlay):
     def prepare(self, entry: tuple[str, object], put: Callable[[Iterable[Buffer]], object]) -> tuple[Frame, bytes]:
         """Write everything but the final step that publishes it, for a commit of several frames.
 
-        The caller holds the lock, and publishes what is returned: the new frame, and what is to be written over the
-        beginning of the object. That is empty if `put` was called, which takes the pieces of a new object that replaces
-        the old one. `entry` goes among the annotations.
+        The caller holds the lock. Return the new frame, and the bytes that publish it when the caller writes them over
+        the beginning of the object. They are empty if a new object replaces the old one: then `put` got its pieces.
+        `entry` goes among the annotations.
         """
         self.flush()
 
@@ -246,7 +245,7 @@ class Transaction(Overlay):
         if not self.store.appendable:
             warn(f"{self.url}: one file in this store is written anew with every change")
             return self._rewrite(current)
-        # What replaces every chunk is written once, and not a second time behind the old ones.
+        # If all chunks are new, write them once, and not a second time behind the old ones.
         all_new = len(self._touched) == self.state.frame.nchunks and not self.restructured
         if all_new and self._staging.is_complete(len(current.header)):
             whole = self._prepared(0)
@@ -305,7 +304,7 @@ class Transaction(Overlay):
         return chain((made.header,), self._staging.pieces(self.state.frame.offsets), (made.tail,))
 
     def _swap(self, made: Prepared, write: Callable[[], str]) -> Snapshot:
-        """Let the new frame take effect; an error is ignored if it has done so, as when an answer was lost."""
+        """Publish the new frame. Ignore an error if the frame is there all the same, as when an answer was lost."""
         gone = self._staging.missing(self.state.frame.offsets)
         if gone:
             raise ConflictError(f"{self.url}: somebody removed {', '.join(gone)} before the commit that needs them")
