@@ -249,7 +249,7 @@ class Group(MutableMapping[str, Any]):
             The name is not valid, or a part of it is an array already.
         """
         home = self._writable()
-        name = self._free(name, overwrite=overwrite)
+        name = _free(self, name, overwrite=overwrite)
         if (data is None) == (shape is None):
             raise TypeError("create() takes either a shape or data")
 
@@ -262,19 +262,6 @@ class Group(MutableMapping[str, Any]):
         return NDArray(home.create(self._prefix + name, ARRAY, new, overwrite=overwrite))
 
     create_array = create
-
-    def _free(self, name: str, *, overwrite: bool = False) -> str:
-        """Check and return the name of a new member."""
-        name, members = check_name(name), self._home.members()
-        full = self._prefix + name
-        if not overwrite and full in members:
-            raise FileExistsError(f"{self.url}: there is a member {name!r}; overwrite=True replaces it")
-        if any(other.startswith(full + "/") for other in members):
-            raise FileExistsError(f"{self.url}: there is a group {name!r}")
-        for outer in accumulate(full.split("/")[:-1], "{}/{}".format):
-            if outer in members:
-                raise ValueError(f"{name!r} cannot name a member: {outer!r} is an array, not a group")
-        return name
 
     def require_array(self, name: str, shape: Shape, dtype: npt.DTypeLike = float, **options: Any) -> NDArray:
         """Return the array of that name, or make it as `create` does.
@@ -296,7 +283,7 @@ class Group(MutableMapping[str, Any]):
         self._writable()
         inner = self._inner(check_name(name))
         if not inner._below():
-            self._free(name)
+            _free(self, name)
             inner.attrs.require()
         return inner
 
@@ -346,7 +333,7 @@ class Group(MutableMapping[str, Any]):
             raise KeyError(source)
         with into._changing() as changes:
             home = changes._writable()
-            target = changes._free(name or start) if name or start else ""
+            target = _free(changes, name or start) if name or start else ""
             for other, path in chosen.items():
                 full = f"{changes._prefix}{target}/{other[len(start) :].removeprefix('/')}".strip("/")
                 held = self._home.open(path, "r")
@@ -448,6 +435,20 @@ class Group(MutableMapping[str, Any]):
         return self.info._repr_html_()
 
     _ipython_key_completions_ = MutableMapping.keys
+
+
+def _free(group: Group, name: str, *, overwrite: bool = False) -> str:
+    """Check and return the name of a new member of a group."""
+    name, members = check_name(name), group._home.members()
+    full = group._prefix + name
+    if not overwrite and full in members:
+        raise FileExistsError(f"{group.url}: there is a member {name!r}; overwrite=True replaces it")
+    if any(other.startswith(full + "/") for other in members):
+        raise FileExistsError(f"{group.url}: there is a group {name!r}")
+    for outer in accumulate(full.split("/")[:-1], "{}/{}".format):
+        if outer in members:
+            raise ValueError(f"{name!r} cannot name a member: {outer!r} is an array, not a group")
+    return name
 
 
 def _opened(home: Home, path: str, mode: Mode, *, lazy: bool = False) -> NDArray | SChunk:
