@@ -86,11 +86,6 @@ def default_blocksize(nbytes: int, typesize: int) -> int:
     return max(size - size % typesize, min(typesize, max(nbytes, 1)))
 
 
-def _fitting(blocksize: int, nbytes: int, typesize: int) -> int:
-    """Return `blocksize`, or if the data are shorter, the size of their whole items."""
-    return blocksize if blocksize < nbytes else nbytes - nbytes % typesize or max(nbytes, 1)
-
-
 def encode(
     data: Buffer | Bytes,
     *,
@@ -113,7 +108,9 @@ def encode(
     if len(flat) > MAX_CHUNK_NBYTES:
         raise LimitError(f"a chunk holds at most {MAX_CHUNK_NBYTES} bytes, not {len(flat)}")
     width = typesize if typesize <= 255 else 1
-    blocksize = _fitting(blocksize or default_blocksize(len(flat), width), len(flat), width)
+    blocksize = blocksize or default_blocksize(len(flat), width)
+    if blocksize >= len(flat):  # one block of whole items
+        blocksize = len(flat) - len(flat) % width or max(len(flat), 1)
     if blocksize > MAX_BLOCKSIZE:
         raise LimitError(f"a block holds at most {MAX_BLOCKSIZE} bytes, not {blocksize}")
     if blocksize % width and blocksize < len(flat):

@@ -71,10 +71,8 @@ class Overlay(Target):
         if self.sparse:
             return Staging(self.store, None, self._first_number())
         path, reserved = self._final.temporary(""), 0
-        if self.base is not None:
-            reserved = self.frame.header_len
-        elif path is not None:
-            reserved = len(frame.pack(replace(self.frame, nbytes=0, offsets=self.state.frame.offsets[:0])).header)
+        if path is not None:
+            reserved = len(frame.pack_header(self.frame) if self.base is None else self.base.header)
         # If the frame will be in memory, so can the spool.
         in_memory = self.store.appendable and path is None
         return Staging(self.store, Spool(path, reserved=reserved, **{"limit": np.inf} if in_memory else {}), 0)

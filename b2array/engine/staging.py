@@ -73,7 +73,11 @@ class Staging:
             buf = encode.stored_special(buf)
             head = chunk.unpack_head(buf)
         row = sizes_row(head, nblocks)
-        code, record = self._file(buf, head) if self._spool is None else self._enqueue(self._spool, buf, head)
+        if self._spool is None:
+            code, record = self._file(buf, head)
+        else:
+            record = pack_record(buf, head)
+            code = self._enqueue(self._spool, buf, record)
         with self._mutex:
             self._digest.update(record)
             self.sizes[code] = row
@@ -91,19 +95,16 @@ class Staging:
         if not self.ours:
             raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
 
-    def _enqueue(self, spool: Spool, buf: bytes, head: ChunkHead) -> tuple[int, bytes]:
-        record = pack_record(buf, head)
+    def _enqueue(self, spool: Spool, buf: bytes, record: bytes = b"") -> int:
         with self._mutex:
             start = spool.write(buf, record)
             self._extents.append((start, start + len(buf), start + len(buf) + len(record)))
-            self._chunk_digests.append(_digest_of(record))
-            return -len(self._extents), record
+            self._chunk_digests.append(_digest_of(record or buf))
+            return -len(self._extents)
 
     def _file(self, buf: bytes, head: ChunkHead) -> tuple[int, bytes]:
         while True:
-            with self._mutex:
-                number = self.next
-                self.next += 1
+            number = self.reserve(1)
             record = pack_record(buf, head, number=number)
             try:
                 self._store.create(index.chunk_name(number), (buf, record))
@@ -128,15 +129,11 @@ class Staging:
 
     def tombstone(self) -> int:
         """Return a code for a chunk that is lost, where no software will read anything: no file, or no chunk."""
+        if self._spool is None:
+            return self.reserve(1)
         with self._mutex:
-            if self._spool is None:
-                self.next += 1
-                return self.next - 1
-            start = self._spool.write(_TOMBSTONE)
-            self._extents.append((start, start + len(_TOMBSTONE), start + len(_TOMBSTONE)))
             self._digest.update(_TOMBSTONE)
-            self._chunk_digests.append(_digest_of(_TOMBSTONE))
-            return -len(self._extents)
+        return self._enqueue(self._spool, _TOMBSTONE)
 
     def missing(self, offsets: Int64Array) -> list[str]:
         """Return the names of the files made here that an index refers to and that are gone.
