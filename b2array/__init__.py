@@ -49,9 +49,7 @@ if TYPE_CHECKING:
     from b2array.exchange.convert import convert
     from b2array.group.addressing import open
     from b2array.group.group import Group, open_group
-    from b2array.tools.members import verify
-    from b2array.tools.repair import repair
-    from b2array.tools.vacuum import repack, vacuum
+    from b2array.tools.members import repack, repair, vacuum, verify
 
     __version__: str
 
@@ -117,9 +115,9 @@ _LAZY = {
     "convert": "exchange.convert",
     "open": "group.addressing",
     "open_group": "group.group",
-    "repack": "tools.vacuum",
-    "repair": "tools.repair",
-    "vacuum": "tools.vacuum",
+    "repack": "tools.members",
+    "repair": "tools.members",
+    "vacuum": "tools.members",
     "verify": "tools.members",
 }
 

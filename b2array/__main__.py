@@ -18,17 +18,9 @@ _HINT = "all commands but demo need packages that are not installed: pip install
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
+    """Run a command with arguments, by default those of the process, and return the exit code.
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        The arguments behind the program's name; by default those of the process.
-
-    Returns
-    -------
-    int
-        0: all is well; 1: an error, or something is missing; 2: wrong usage; 3: the file is damaged.
+    0: all is well; 1: an error, or something is missing; 2: wrong usage; 3: the file is damaged.
     """
     try:
         from b2array.tools import cli

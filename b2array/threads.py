@@ -83,7 +83,7 @@ def alone(call: Callable[..., R], /, *args: object) -> R:
 
 
 def spread(task: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Iterator[R]:
-    """Yield ``task(item)`` for each item, in order, computed by workers at most `ahead` items each ahead.
+    """Yield ``task(item)`` for each item, in order. Each worker computes at most `ahead` items ahead.
 
     Items are consumed as the work proceeds, always in the calling thread.
     """

@@ -632,6 +632,16 @@ def test_filter_parameters_of_a_frame_that_cannot_be_are_named_when_it_is_writte
         b2array.zeros(3, dtype="i2", cparams=CParams(filters=("trunc_prec",), filters_meta=(3,)))
 
 
+def test_special_offsets_without_a_common_size_of_chunks_are_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.b2nd"
+    our_array("contiguous")(path)
+    content = bytearray(path.read_bytes())
+    struct.pack_into(">i", content, 0x3A, 0)
+    path.write_bytes(resealed(bytes(content)))
+    with pytest.raises(FormatError, match=r"a\.b2nd: expected no special offsets"):
+        b2array.repack(path)
+
+
 def test_blocks_that_cut_items_are_read_and_not_written(tmp_path: Path) -> None:
     path = tmp_path / "a.b2frame"
     with b2array.create_schunk(path, chunksize=80, typesize=4) as s:

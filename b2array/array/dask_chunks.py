@@ -131,7 +131,7 @@ def dividing(cut: Cut, itemsize: int) -> tuple[int, ...] | None:
     fits = all(c * _SMALLEST_SHARE >= min(w, n) for c, w, n in zip(chosen, wanted, extents, strict=True))
     if not fits:
         # Pieces that are flat, a step of time each, say: flat chunks are better than data that move between tasks.
-        chosen = _within(steps, automatic(steps, itemsize)[0], whole)
+        chosen = _within(steps, automatic(steps, itemsize, chunks="8MiB")[0], whole)
         fits = math.prod(chosen) * itemsize >= min(math.prod(extents) * itemsize, _SMALLEST_NBYTES)
     return chosen if fits and math.prod(chosen) * itemsize <= _LARGEST_NBYTES else None
 

@@ -323,13 +323,7 @@ class Reader:
             raise FormatError(f"{self.url}: expected at most {most} bytes in {self.stamp.size}, found {nbytes}")
 
     def read(self) -> npt.NDArray[Any] | bytes:
-        """Read everything: an array, or bytes.
-
-        Raises
-        ------
-        ChecksumError, FormatError
-            A chunk is damaged or missing; the message says which.
-        """
+        """Read everything: an array, or bytes. Errors name the chunk that is damaged or missing."""
         nbytes, about = self.nbytes, self.description
         self._check_size(about, nbytes)
         for n in range(0 if nbytes else self.nchunks):

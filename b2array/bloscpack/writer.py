@@ -198,13 +198,7 @@ class Writer:
         return start
 
     def write(self, data: Buffer | npt.ArrayLike) -> None:
-        """Add bytes, or items of an array in the file's order.
-
-        Parameters
-        ----------
-        data : bytes-like or array-like
-            Of any length; an array has the file's type.
-        """
+        """Add bytes, or items of an array of the file's type in the file's order; of any length."""
         self.write_bytes(_flat(data, self._about))
 
     def write_bytes(self, flat: Bytes) -> None:

@@ -128,7 +128,7 @@ def accept(stored: Stored, numbers: Numbers, *, context: Context) -> Bytes | Non
 def decode_blocks(
     stored: Stored, numbers: Numbers, out: Bytes, *, context: Context = NO_CONTEXT, reference: Bytes | None = None
 ) -> None:
-    """Decode the blocks `numbers` into `out`, one behind the other; their bytes must be at hand.
+    """Decode the blocks `numbers` into `out`, one behind the other. Their bytes must be in `stored`.
 
     The numbers increase (a range must have step 1); a short last block can only come last. `reference` is the result of
     `accept`; DELTA needs it unless block 0 is the first.

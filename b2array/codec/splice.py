@@ -31,9 +31,9 @@ def splice(
 ) -> bytes | None:  # fmt: skip
     """Return a chunk with blocks replaced by `data`, ascending; None if all blocks have to be encoded together.
 
-    That is so if the blocks do not stand for themselves, as with a dictionary; if the chunk was encoded in another way,
-    its level and split aside; and if only a chunk that is raw, or not raw any more, would be small. The chunk is there
-    with all its bytes, and all its blocks have the size of those in `data`.
+    That is so if blocks depend on each other, as with a dictionary; if the chunk was encoded with other parameters
+    (level and split may differ); and if only a chunk that becomes raw, or stops being raw, would be small. `old` has
+    all bytes of the chunk, whose blocks all have the size of those in `data`.
     """
     header = old.head.header
     task = _task(header, data.reshape(-1), typesize, cparams, blockshape)

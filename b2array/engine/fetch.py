@@ -58,7 +58,7 @@ class Ask(NamedTuple):
 
 
 class _Planned(NamedTuple):
-    """Blocks that are going to be read: where each begins in what is asked for, and the margin behind them."""
+    """Blocks to read: where each will begin in the buffer of `ask`, and the margin behind each."""
 
     head: ChunkHead
     numbers: Numbers
@@ -71,7 +71,7 @@ Steps = Generator[Ask, memoryview, Stored]
 
 
 def fetch(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
-    """Read chunks, or at least the blocks of them that are wanted, and compare what was read with its checksums.
+    """Read chunks, or at least their wanted blocks, and compare the bytes with their checksums.
 
     Raises
     ------

@@ -160,11 +160,12 @@ class Handle:
     def changes(self, *, anywhere: bool = False) -> Iterator[AbstractContextManager[Transaction]]:
         """Yield attempts at a change, each a transaction that commits at its end; another one only after a conflict.
 
-        After some attempts other writers have to wait, where the store has locks. A transaction that is under way is
-        joined. With `anywhere`, the change makes sense although another writer changed metalayers, number or order of
-        the chunks. ConflictError: it does not make sense any more, or there is a transaction under way.
+        After some attempts the handle takes the store's lock, if there is one, and other writers wait. Attempts join a
+        transaction that is under way. With `anywhere`, the change still makes sense if another writer has changed
+        metalayers, number or order of the chunks. ConflictError says that it makes no sense any more, or that a
+        transaction is under way.
 
-        To be used as here; the block must not leave the loop, for only its end tells whether it counts::
+        Write the loop as here, and do not leave it inside the block, which commits at its end::
 
             for attempt in handle.changes():
                 with attempt as transaction:
@@ -217,8 +218,8 @@ class Handle:
     def change(self, *, locked: bool = False) -> Iterator[Transaction]:
         """Collect changes for one commit, or for the transaction under way; one that raises changes nothing.
 
-        If `locked`, the caller holds the store's lock already. ConflictError: another writer, or another thread with
-        this handle, changed the same; `changes` tries again then.
+        If `locked`, the caller holds the store's lock already. ConflictError says that another writer, or another
+        thread with this handle, has changed the same; then `changes` tries again.
         """
         self.require_writable()
         with self.mutex:
@@ -250,7 +251,7 @@ class Handle:
         self.announce_commit()
         try:
             committed = transaction.commit()
-        except NotADirectoryError as error:
+        except (FormatError, NotADirectoryError) as error:
             raise _explained(transaction, error) from error
         # Without changes there was no commit, and another thread's may have moved the handle on meanwhile.
         if committed is not transaction.base:
@@ -261,8 +262,8 @@ class Handle:
         """Make everything that is changed through this handle inside the ``with`` block one commit.
 
         Threads that write through the handle join in, one at a time, and readings through it show the changes. If the
-        block raises, nothing has happened. Nothing has happened either after a ConflictError: another writer changed
-        chunks that were read or written in the block.
+        block raises, nothing has happened; nor after a ConflictError, which says that another writer has changed chunks
+        that the block read or wrote.
         """
         transaction = self.enter()
         try:
@@ -278,7 +279,7 @@ class Handle:
                 self._show(self._snapshot)
 
     def enter(self, transaction: Transaction | None = None) -> Transaction:
-        """Enter a transaction, perhaps of a new frame to replace this one; the caller commits it and calls `leave`."""
+        """Enter a transaction, or the given one of a new frame; the caller commits it, and calls `leave`."""
         self.require_writable()
         with self.mutex:
             if self._transaction is not None:
@@ -307,7 +308,7 @@ class Handle:
         return Transaction(self.store, self._snapshot, locked=locked or self.locked)
 
     def at_snapshot(self, mode: Mode = "r") -> Handle:
-        """Return another handle that shows the committed state, and keeps doing so whatever this one commits."""
+        """Return another handle that shows the committed state, and goes on to show it whatever this one commits."""
         if self._transaction is not None:
             raise ValueError("a transaction is under way on this handle; what it changes is not committed yet")
         return Handle(self._snapshot, mode)

@@ -65,7 +65,7 @@ class Form:
 
 
 class OpenChunk:
-    """A chunk that is being changed. `stored` is the chunk before, with all its bytes; None if it does not matter."""
+    """A chunk that is being changed. `stored` is the old chunk, with all its bytes; None if all of it is replaced."""
 
     __slots__ = ("_blocks", "_stored", "form")
 
@@ -134,7 +134,7 @@ class OpenChunk:
     def put(
         self, part: Part, patch: Patch | None, axes: Axes | None, values: Array, fields: Any, undo: Undo | None
     ) -> None:
-        """Copy values into blocks of the `part` of the chunk, which is also a `patch` if slices select it.
+        """Copy values into the blocks of a `part` of the chunk; `patch` is the same part, if slices select it.
 
         `undo` gets functions that put the old values back.
         """

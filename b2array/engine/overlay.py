@@ -39,8 +39,8 @@ _SPOOL = "<spool>"
 class Overlay(Target):
     """Changes on top of a snapshot `base`, or of nothing for a `new` frame.
 
-    Threads may put chunks at the same time; everything else is for one thread at a time. A frame inside a larger file,
-    and one that a later version wrote, cannot be changed.
+    Threads may put chunks at the same time; everything else is for one thread at a time. It refuses a frame inside a
+    larger file, and one that a later version wrote.
     """
 
     def __init__(self, store: Store, base: Snapshot | None, new: State | None = None, *, overwrite: bool) -> None:
@@ -105,7 +105,7 @@ class Overlay(Target):
         return self.base is not None and self.base.is_stale
 
     def place(self, n: int) -> Location | Special:
-        """Return where chunk `n` is, new or old; that an old one was asked for is remembered."""
+        """Return where chunk `n` is, new or old. Note the read of an old one."""
         if self.buffer is not None and n in self.buffer.chunks:
             self.flush((n,))
         extent = self._staging.extent(int(self.state.frame.offsets[n])) if 0 <= n < self.state.frame.nchunks else None
@@ -197,7 +197,7 @@ class Overlay(Target):
                 self.set_code(n, self.store_chunk(each) if isinstance(each, bytes) else each)
 
     def set_code(self, n: int, code: int) -> None:
-        """Let index entry `n` be `code`, what `store_chunk` returned."""
+        """Set index entry `n` to a code that `store_chunk` has returned."""
         offsets, sizes = self.state.frame.offsets, self.state.sizes
         if self._undo is not None:
             self._undo.append(partial(_set, offsets, sizes, n, int(offsets[n]), sizes[n].copy()))
@@ -210,7 +210,7 @@ class Overlay(Target):
             self.annotate(lost=tuple(k for k in self.state.annotations.lost if k != n))
 
     def mark_lost(self, n: int) -> None:
-        """Let chunk `n` be lost: reading it is an error, until it is written as a whole."""
+        """Mark chunk `n` as lost: reading it is an error, until somebody writes all of it."""
         self.set_code(n, self._staging.tombstone())
         self.annotate(lost=tuple(sorted({*self.state.annotations.lost, n})))
 
@@ -225,7 +225,7 @@ class Overlay(Target):
     def reindex(self, order: npt.ArrayLike, new: State | None = None, **fields: Any) -> None:
         """Give the chunks another order, count or size, and perhaps the state another shape.
 
-        `order` has for each new position the old one, or -1 for a chunk of zeros. `fields` are new values of the
+        `order` has the old position for each new one, or -1 for a chunk of zeros. `fields` are new values of the
         frame's.
         """
         old = np.asarray(order, np.int64).reshape(-1)

@@ -1,9 +1,9 @@
 """A selection of items: chunks -> blocks -> (cache) -> fetch -> decode -> copied to where they belong.
 
-All reads go one way. A selection is cut into what it takes of each chunk, and that into steps of blocks that are
-decoded together. The cache is asked for the blocks before the others are fetched, and gets them when they are decoded.
-A point is a step of one block. Nothing here knows keys: selections are products of groups, as `b2array.grid.partition`
-cuts them.
+All reads go one way. `grid.tiling` cuts a selection into parts of chunks, and each part into steps of blocks that are
+decoded together. The reader asks the cache for the blocks, fetches and decodes the others, and leaves those in the
+cache. One item takes a shorter way, `read_item`. Nothing here knows keys: selections are products of groups, as
+`b2array.grid.partition` cuts them.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _SHARE = 4
 def read(
     source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array, nbytes: int = 0
 ) -> None:
-    """Fill `box`, which has one dimension a group, with the items that `b2array.grid.partition.parts` selects.
+    """Fill `box`, with one dimension a group, with the items of a selection; see `b2array.grid.partition`.
 
-    `nbytes` is the size in bytes of a larger read that this is a part of.
+    If this is part of a larger read, `nbytes` is the size of that in bytes.
     """
     if not box.size:
         return
@@ -135,7 +135,7 @@ def _value(stored: Stored, dtype: np.dtype[Any]) -> Array:
 
 
 class ChunkRead(NamedTuple):
-    """What is read of one chunk: what the cache has of it, and the blocks to fetch."""
+    """The plan to read one chunk: its blocks that the cache has, and those to fetch."""
 
     number: int
     part: Part
@@ -185,7 +185,7 @@ class Reader(NamedTuple):
         return [(job, next(stored) if job.wanted else None) for job in jobs]
 
     def windows(self, chunks: Iterator[tuple[int, Part]]) -> Iterator[list[ChunkRead]]:
-        """Plan chunks in windows; what a window reads is asked for in one batch."""
+        """Plan chunks in windows. One batch of requests fetches a window."""
         jobs: list[ChunkRead] = []
         nbytes = 0
         for chunk in chunks:
@@ -307,7 +307,7 @@ class Reader(NamedTuple):
             target[...] = grid[cast(Any, (*copy.source, ...))]
 
     def _items(self, job: ChunkRead, step: Step, stored: Stored | None, reference: Bytes | None) -> Array:
-        """Return what is needed of the blocks of a step, one behind the other."""
+        """Return the needed items of the blocks of a step, one block behind the other."""
         layout, numbers, found = self.layout, step.numbers, job.found
         within, narrow = job.tiling.within or (), job.tiling.within is not None
         if stored is not None:

@@ -31,7 +31,7 @@ def frame_in(store: Store) -> Snapshot | None:
 def take_place(place: Store, made: Snapshot, old: Snapshot | None) -> Snapshot:
     """Let a new frame replace one of the other layout, and remove the old one.
 
-    The new one is in `place`, where the old one was, or in what `Store.beside` named.
+    The new one is in `place`, where the old one was, or in the store that `Store.beside` has returned.
     """
     if made.store is not place:
         place.exchange(made.store)

@@ -114,7 +114,7 @@ def insert(transaction: Transaction, values: Array, position: int, axis: int) ->
 
 
 def delete(transaction: Transaction, positions: slice | npt.NDArray[np.int64], axis: int) -> None:
-    """Remove positions along an axis: a slice of step 1 with start and stop in bounds, or sorted ones, none twice."""
+    """Remove positions along an axis: a slice of step 1 within bounds, or sorted positions without repeats."""
     length = transaction.state.require_layout().shape[axis]
     if isinstance(positions, slice):
         pieces = [_Piece(slice(0, positions.start, 1)), _Piece(slice(positions.stop, length, 1))]

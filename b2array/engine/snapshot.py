@@ -33,9 +33,9 @@ _FIRST_READ = 64 * 2**10
 class Snapshot(Source):
     """A frame as it was when it was read.
 
-    It begins at `start` in its file, of which the store has this `version`, and whose `generation` changes with every
-    commit. `unique` is what the store says of the file; see `b2array.store.base.Head`. `header` are the stored bytes; a
-    snapshot that came out of a pickle has none, and may lack sizes of blocks.
+    It begins at `start` in its file. `version` is the store's version of the file, and `generation` changes with every
+    commit. `unique` identifies the file; see `b2array.store.base.Head`. `header` has the stored bytes; a snapshot out
+    of a pickle has none, and may lack sizes of blocks.
     """
 
     store: Store
@@ -109,7 +109,7 @@ class Snapshot(Source):
         return self.place(n) if where < 0 else self.place_of(where)
 
     def place_of(self, where: int) -> Location:
-        """Return the place that an index entry of a stored chunk stands for."""
+        """Return the place of a stored chunk, given its index entry."""
         described = self.frame
         if described.frame_type == FrameType.SPARSE:
             return Location(index.chunk_name(where), 0, -1)
@@ -133,8 +133,8 @@ class Snapshot(Source):
 def load(store: Store, *, start: int = 0) -> Snapshot:
     """Read the frame that a store holds now.
 
-    One wave of requests finds out whether the store is one file or a directory, a second one is needed only where
-    header, index and trailer take more than 64 KiB.
+    One wave of requests finds out whether the store is one file or a directory. A second one follows only if header,
+    index and trailer take more than 64 KiB.
     """
     start = operator.index(start)
     if start < 0:
@@ -183,7 +183,7 @@ def unchanged(store: Store, described: Frame, header: bytes, start: int = 0) -> 
 
 
 def restore(store: Store, data: Buffer, version: str | None, unique: str = "") -> Snapshot:
-    """Read a frame of which `data` has the header at least, and the store the rest. Raises what `load` raises."""
+    """Read a frame. `data` has at least its header, and the store the rest. Raises what `load` raises."""
     try:
         sparse = unpack_header(data).frame_type == FrameType.SPARSE
     except (FormatError, UnsupportedError) as error:

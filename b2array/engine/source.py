@@ -48,7 +48,7 @@ class CachedHead(NamedTuple):
 
 
 class Source(ABC):
-    """What chunks are read from: a store, what the frame says, and whether every chunk has a file of its own."""
+    """A store and the state of the frame in it, to read chunks from. If `sparse`, each chunk has its own file."""
 
     __slots__ = ()
 
@@ -90,7 +90,7 @@ class Source(ABC):
 
     @abstractmethod
     def place(self, n: int) -> Location | Special:
-        """Return where chunk `n` is, if it is not lost; in a contiguous frame it may end before the place does."""
+        """Return where chunk `n` is, if it is not lost. In a contiguous frame it may end before `stop`."""
 
     def locate(self, n: int) -> Location | Special:
         """Return what `place` returns; for a chunk that is lost perhaps where no chunk is, so that reading fails."""

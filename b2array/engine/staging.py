@@ -44,8 +44,8 @@ _LOWEST_CODE = -(2**32)
 class Staging:
     """New chunks, each known by a code that stands for it in a transaction's index.
 
-    The code of a chunk in a file is the file's number, of which `first` is the first; that of a spooled one is
-    negative. Without a spool, chunks go into files of their own. Threads may put chunks at the same time.
+    The code of a chunk in a file of its own is the file's number, from `first` on. The code of a spooled chunk is
+    negative. Without a spool, all chunks go into files of their own. Threads may put chunks at the same time.
     """
 
     def __init__(self, store: Store, spool: Spool | None, first: int) -> None:
@@ -176,11 +176,11 @@ class Staging:
         return self._spool
 
     def is_complete(self, header_len: int) -> bool:
-        """Whether the spool is a file that only lacks tail and header, of so many bytes."""
+        """Whether the spool is a file that lacks only its tail and a header of this many bytes."""
         return self._spool is not None and self._spool.on_disk and self._spool.reserved == header_len
 
     def _kept(self, offsets: Int64Array, data_start: int) -> npt.NDArray[np.bool_]:
-        # In a file that gets complete, everything stays where it is.
+        # If the spool becomes the new file, everything stays where it is.
         complete = not data_start and self._spool is not None and self._spool.on_disk and self._spool.reserved > 0
         kept = np.full(len(self._extents), complete)
         kept[-1 - offsets[(offsets < 0) & (offsets >= _LOWEST_CODE)]] = True
@@ -222,7 +222,7 @@ class Staging:
     def nbytes(self, offsets: Int64Array, known: Mapping[int, int]) -> int:
         """Return how many bytes chunks in files take together; a missing file has none.
 
-        `known` are the sizes of older chunks. For chunks that are neither new nor known, the store is asked.
+        `known` has the sizes of older chunks. For chunks that are neither new nor known, this asks the store.
         """
         numbers = offsets[offsets >= 0].tolist()
         sizes = {code: int(row[0]) for code in numbers if (row := self.sizes.get(code)) is not None}

@@ -58,8 +58,7 @@ class Transaction(Overlay):
     """Changes on top of a snapshot, or of nothing for a new frame, until they are committed.
 
     Threads may put chunks at the same time; everything else is for one thread at a time. If `locked`, the caller holds
-    the store's lock. `replaces` is the version of the old frame that a new one replaces, so that no other is
-    overwritten.
+    the store's lock. `replaces` is the version of the frame that a new one replaces: no other version is overwritten.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Transaction(Overlay):
         self._undecided = False
 
     def compact(self, progress: Progress | None = None) -> None:
-        """Let the commit write the whole frame again, without dead space; `progress` counts the chunks then."""
+        """Let the commit write the whole frame again, without dead space; `progress` counts the chunks."""
         self._compacting, self._progress = True, progress
 
     @property
@@ -91,7 +90,7 @@ class Transaction(Overlay):
     def commit(self) -> Snapshot:
         """Make the changes visible, all at once, and return the new state.
 
-        ConflictError: another writer changed what these changes build on; the store is as that writer left it.
+        ConflictError: another writer has changed what these changes build on, and the store is as that writer left it.
         """
         try:
             self.flush()
@@ -121,9 +120,9 @@ class Transaction(Overlay):
     def prepare(self, entry: tuple[str, object], put: Callable[[Iterable[Buffer]], object]) -> tuple[Frame, bytes]:
         """Write everything but the final step that publishes it, for a commit of several frames.
 
-        The caller holds the lock, and publishes what is returned: the new frame, and what is to be written over the
-        beginning of the object. That is empty if `put` was called, which takes the pieces of a new object that replaces
-        the old one. `entry` goes among the annotations.
+        The caller holds the lock. Return the new frame, and the bytes that publish it when the caller writes them over
+        the beginning of the object. They are empty if a new object replaces the old one: then `put` got its pieces.
+        `entry` goes among the annotations.
         """
         self.flush()
 
@@ -228,42 +227,30 @@ class Transaction(Overlay):
 
     def _publish_new(self) -> Snapshot:
         made = self._prepared(0)
+        return self._swap(made, lambda: self._file(made, self._replaces, exclusive=not self._overwrite))
 
-        def write() -> str:
-            if self._overwrite:
-                return self._replaced_by(made, self._replaces)
-            path = self._finished(made)
-            if path is not None:
-                return self.store.adopt(path, "", exclusive=True).version
-            return self.store.create(self.name, self._pieces(made)).version
-
-        return self._swap(made, write)
-
-    def _finished(self, made: Prepared) -> str | None:
-        """Complete the file that the new chunks wait in, if they do, and return its path."""
-        return self._staging.finish(made.header, made.tail, durable=durability() != "off")
-
-    def _replaced_by(self, made: Prepared, expected: str | None) -> str:
-        """Replace the old file by a new one, and return the version of that."""
-        path = self._finished(made)
+    def _file(self, made: Prepared, expected: str | None, *, exclusive: bool = False) -> str:
+        """Write a file with the whole frame: that in which the new chunks wait, if they do. Return its version."""
+        path = self._staging.finish(made.header, made.tail, durable=durability() != "off")
         if path is not None:
-            return self.store.adopt(path, "", exclusive=False, expected=expected).version
+            return self.store.adopt(path, "", exclusive=exclusive, expected=expected).version
+        if exclusive:
+            return self.store.create(self.name, self._pieces(made)).version
         return self.store.replace(self.name, self._pieces(made), expected=expected).version
 
     def _publish(self, current: Snapshot) -> Snapshot:
         if self.sparse:
             made = self._prepared(0)
-            pieces = (made.header, made.tail)
-            return self._swap(made, lambda: self.store.replace(self.name, pieces, expected=current.version).version)
+            return self._swap(made, lambda: self._file(made, current.version))
         if not self.store.appendable:
             warn(f"{self.url}: one file in this store is written anew with every change")
             return self._rewrite(current)
-        # What replaces every chunk is written once, and not a second time behind the old ones.
+        # If all chunks are new, write them once, and not a second time behind the old ones.
         all_new = len(self._touched) == self.state.frame.nchunks and not self.restructured
         if all_new and self._staging.is_complete(len(current.header)):
             whole = self._prepared(0)
-            if len(whole.header) == len(current.header) and not _is_mostly_dead(whole.state):
-                return self._swap(whole, lambda: self._replaced_by(whole, current.version))
+            if not _is_mostly_dead(whole.state):
+                return self._swap(whole, lambda: self._file(whole, current.version))
         made = self._prepared(current.frame.frame_len - current.frame.header_len)
         if self._compacting or not self._fits(current, made):
             return self._rewrite(current)
@@ -284,9 +271,9 @@ class Transaction(Overlay):
         return self._swap(made, extend)
 
     def _append(self, current: Snapshot, made: Prepared) -> None:
-        data_start = current.frame.frame_len - current.frame.header_len
-        new = self._staging.pieces(self.state.frame.offsets, data_start)
-        self.store.append("", current.frame.frame_len, chain(new, (made.tail,)))
+        end = current.frame.frame_len
+        new = self._staging.pieces(self.state.frame.offsets, end - current.frame.header_len)
+        self.store.append("", end, chain(new, (made.tail,)))
 
     def _fits(self, current: Snapshot, made: Prepared) -> bool:
         """Whether the frame can be appended to the old one and then be pointed to in one small write."""
@@ -300,7 +287,7 @@ class Transaction(Overlay):
         """Replace the old file by one with every chunk, and without dead space."""
         with self._whole(self._progress) as new:
             made = new._prepared(0)
-            return self._swap(made, lambda: new._replaced_by(made, current.version))
+            return self._swap(made, lambda: new._file(made, current.version))
 
     @contextmanager
     def _whole(self, progress: Progress | None = None) -> Iterator[Transaction]:
@@ -317,7 +304,7 @@ class Transaction(Overlay):
         return chain((made.header,), self._staging.pieces(self.state.frame.offsets), (made.tail,))
 
     def _swap(self, made: Prepared, write: Callable[[], str]) -> Snapshot:
-        """Let the new frame take effect; an error is ignored if it has done so, as when an answer was lost."""
+        """Publish the new frame. Ignore an error if the frame is there all the same, as when an answer was lost."""
         gone = self._staging.missing(self.state.frame.offsets)
         if gone:
             raise ConflictError(f"{self.url}: somebody removed {', '.join(gone)} before the commit that needs them")

@@ -37,8 +37,8 @@ def write(
 ) -> None:  # fmt: skip
     """Put the selected items into new chunks.
 
-    `values` have one dimension a group of the selection, and are converted to the array's type block by block. Only the
-    `fields` that are named are changed.
+    `values` have one dimension a group of the selection, and are converted to the array's type block by block. With
+    `fields`, only these are changed.
     """
     chunks = parts_of_chunks(layout, positions, axes)
     first = list(islice(chunks, 2))
@@ -57,7 +57,7 @@ def rewrite(
 ) -> Iterator[int]:
     """Make whole chunks from scratch, a few at a time, and yield the number of each.
 
-    `produce` is called in the workers with a box of the array for the items in it.
+    Workers call `produce` with a box of the array, and it returns the items there.
     """
     form = Form.of(target.frame, layout)
 
@@ -141,5 +141,5 @@ class _Writer:
 
     def _stored(self, number: int, *, private: bool) -> Stored:
         (stored,) = fetch(self.target, [ChunkRequest(number, None)])
-        # What is kept must not lie in the memory that this thread uses again and again.
+        # A chunk that stays open must not be in the memory that this thread uses again and again.
         return Stored.whole(bytes(stored.region), stored.head) if private else stored

@@ -289,7 +289,7 @@ def _check_writable(frame: Frame) -> None:
     if 8 * frame.nchunks > MAX_CHUNK_NBYTES:
         raise LimitError(f"{frame.nchunks} chunks: the index holds at most {MAX_CHUNK_NBYTES // 8}")
     if frame.variable_chunks and (frame.offsets < 0).any():
-        raise ValueError("a special offset has no size in a frame whose chunks have sizes of their own")
+        raise FormatError("expected no special offsets, which have no size where chunks have sizes of their own")
     top = int(frame.offsets.max(initial=-1))
     if top >= 0 and top > frame.cbytes - HEADER_LEN:
         raise ValueError(f"an index entry of {top} needs more than {frame.cbytes} compressed bytes")

@@ -1,7 +1,7 @@
 """Named arrays below one URL, changed together by one commit.
 
 addressing   `open`: what a URL names, and the groups that it leads through
-group        `Group` and `open_group`, the mapping that users hold
+group        `Group`, the mapping that users hold, and `open_group`
 attributes   a group's attributes as a mapping
 transaction  several members, one commit: prepare, replace the manifest, apply
 directory    members in a local directory or a prefix of an object store

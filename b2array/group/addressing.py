@@ -182,11 +182,11 @@ class Place(NamedTuple):
 
 
 def group_of(url: Url, storage_options: Storage = None, magics: tuple[bytes, ...] = MAGIC) -> Place | None:
-    """Return the innermost group or archive that a URL is or leads through; None if there is none.
+    """Return the innermost group or archive that a URL names or leads through; None if there is none.
 
-    Only what is marked as a group is found: a directory or prefix with a manifest or an embedding frame, a zip archive,
-    or another file that begins with one of `magics`. All places are asked in one wave of requests. The name has no
-    ending of a file, and need not exist.
+    It finds only what is marked as a group: a directory or prefix with a manifest or an embedding frame, a zip archive,
+    or another file that begins with one of `magics`. One wave of requests asks for all places. The name is without the
+    ending of its file, and need not exist.
 
     Examples
     --------

@@ -19,9 +19,9 @@ def require_free(
 ) -> str | None:
     """Return the name of the object that may be replaced, or None; FileExistsError if something must stay.
 
-    `kinds` are names of objects that may be replaced, with the first bytes of each; messages call them `what`. `name`
-    is the object to write; ``""`` cannot be written where there is a directory. With `alone`, a directory is refused
-    that has other files but none of `kinds`.
+    `kinds` has the names of objects that may be replaced, and the first bytes of each; messages call them `what`.
+    `name` is the object to write; a directory excludes ``""``. With `alone`, a directory with other files, but none of
+    `kinds`, is an error.
     """
     names = sorted({name, *kinds})
     heads = dict(zip(names, store.head(names, max(1, *map(len, kinds.values()))), strict=True))

@@ -197,7 +197,7 @@ class Store(ABC):
     def adopt(self, path: str, name: str, *, exclusive: bool, expected: str | None = None) -> Stamp:  # noqa: ARG002
         """Rename the file at `path`, from `temporary`, to the object `name`.
 
-        With `exclusive` only if there is none; ConflictError if the object is not the `expected` version.
+        With `exclusive`, only if there is no such object. ConflictError says that it is not the `expected` version.
         """
         raise UnsupportedError(f"{self.url} takes no files")
 

@@ -81,7 +81,7 @@ class _File:
         return _local_stamp(os.fstat(self.fd))
 
     def is_of(self, expected: str) -> bool:
-        """Return whether this file had that version and has only been appended to since."""
+        """Whether this file had that version, and was only appended to since."""
         if expected not in self.known:
             if not self._has_been(expected):
                 return False

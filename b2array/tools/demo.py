@@ -44,12 +44,7 @@ class _Part(NamedTuple):
 def main(steps: int = 160, side: int = 384) -> None:
     """Run the demonstration, in a directory that is removed at the end, and print what happens.
 
-    Parameters
-    ----------
-    steps : int, default 160
-        Steps of the simulation that are stored, at least 8.
-    side : int, default 384
-        Points of the simulation's grid along each of its two dimensions, at least 8.
+    The simulation has `steps` steps on a grid of `side` by `side` points; each number must be at least 8.
     """
     print("b2array: rings on a pond, simulated, stored, and read in parts\n")
     field, seconds = _timed(lambda: ripples(steps, side))
@@ -76,17 +71,8 @@ def main(steps: int = 160, side: int = 384) -> None:
 def ripples(steps: int, side: int) -> Field:
     """Simulate the surface of a square pond into which three pebbles fall.
 
-    Parameters
-    ----------
-    steps : int
-        Steps to record; between two of them the simulation makes two.
-    side : int
-        Points of the grid along each side.
-
-    Returns
-    -------
-    ndarray
-        Height of the surface, of shape (steps, side, side), in multiples of 2**-14 as an instrument would measure it.
+    Return its height in multiples of 2**-14, as an instrument would measure it. Between two steps that are recorded the
+    simulation makes two.
 
     Examples
     --------

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from b2array.array.array import NDArray
 from b2array.array.schunk import SChunk
@@ -19,12 +20,16 @@ from b2array.group.group import Group
 from b2array.group.manifest import ATTRS, EMBEDDED, is_embedded
 from b2array.progress import track
 from b2array.store.secrets import redact
+from b2array.tools import repair as repairing
+from b2array.tools import vacuum as vacuuming
 from b2array.tools.results import Failure, Result, Results
 from b2array.tools.verify import Problem, Report, verified, verify_frame
 
-__all__ = ["change_each", "verify"]
+__all__ = ["change_each", "repack", "repair", "vacuum", "verify"]
 
+P = ParamSpec("P")
 R = TypeVar("R", bound=Result)
+Url = str | os.PathLike[str]
 Inner = Callable[[str, Callable[[], Snapshot]], R]
 """A function for a frame inside another file. It takes the place of the frame, and what opens it."""
 
@@ -43,8 +48,31 @@ def change_each(url: str, storage_options: Storage, change: Callable[[str], R], 
     return _each(address, storage_options, change, None, recover=not dry_run)
 
 
+def _for_groups(change: Callable[Concatenate[Url, P], R]) -> Callable[Concatenate[Url, P], R | Results]:
+    """Let a function that changes a frame take a group, too, and go through its members."""
+
+    @wraps(change)
+    def each(url: Url, *args: P.args, **options: P.kwargs) -> R | Results:
+        try:
+            return change(url, *args, **options)
+        except FileNotFoundError as missing:
+            storage: Any = options.get("storage_options")
+            try:
+                return change_each(
+                    os.fspath(url), storage, lambda address: change(address, *args, **options),
+                    dry_run=bool(options.get("dry_run")),
+                )  # fmt: skip
+            except FileNotFoundError:
+                raise missing from None
+
+    return cast("Callable[Concatenate[Url, P], R | Results]", each)  # it also takes url by its name
+
+
+repair, repack, vacuum = _for_groups(repairing.repair), _for_groups(vacuuming.repack), _for_groups(vacuuming.vacuum)
+
+
 def verify(
-    source: str | os.PathLike[str] | NDArray | SChunk | Group, *, deep: bool = False, storage_options: Storage = None,
+    source: Url | NDArray | SChunk | Group, *, deep: bool = False, storage_options: Storage = None,
     progress: bool = False,
 ) -> Report | Results:  # fmt: skip
     """Check whether an array is in order, or all arrays of a group, without changing anything.

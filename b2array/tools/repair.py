@@ -111,7 +111,7 @@ def repair(
     Parameters
     ----------
     url : str or os.PathLike
-        An array, or any other frame.
+        An array, any other frame, or a group, whose members are gone through: the result is then a `Results`.
     dry_run : bool, default False
         Only say what would be done.
     backup : bool, default True

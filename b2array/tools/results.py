@@ -129,7 +129,7 @@ class Results:
         lines = "".join(f"<li>{escape(line)}</li>" for line in self._lines())
         whole = "".join(f"<tr>{row}</tr>" for row in cells)
         title = f"<p>{escape(near(self.url))}: <b>{escape(self._headline())}</b></p>"
-        return f"{title}<table>{whole}</table><ul>{lines}</ul>"
+        return f'{title}<table style="border-spacing: 1em 0; text-align: left">{whole}</table><ul>{lines}</ul>'
 
 
 def first_of(names: Iterable[str], most: int = 8) -> str:

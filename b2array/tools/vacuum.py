@@ -59,7 +59,7 @@ def vacuum(
     Parameters
     ----------
     url : str or os.PathLike
-        An array, or any other frame.
+        An array, any other frame, or a group, whose members are gone through: the result is then a `Results`.
     grace : str or float, default "24h"
         How old a file must be, in seconds or as text with a unit ("s", "min", "h", "d"). One hour or more is safe while
         others write, because a commit that takes longer checks that its files still exist. Use less only while there is
@@ -146,7 +146,7 @@ def repack(
     Parameters
     ----------
     url : str or os.PathLike
-        An array, or any other frame.
+        An array, any other frame, or a group, whose members are gone through: the result is then a `Results`.
     dry_run : bool, default False
         Only say how many bytes would be freed.
     storage_options : mapping, optional

@@ -78,6 +78,21 @@ def test_python_verifies_what_is_stored_behind_handles_and_urls(
     assert b2array.verify(b2array.asarray(np.arange(1000)), deep=True).checked == 1
 
 
+def test_python_repairs_and_cleans_up_groups_and_their_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make("g.b2d")
+    b2array.open("g.b2d/a/x", "r+")[...] = 1
+    assert len(b2array.vacuum("g.b2d", grace=0, dry_run=True).members["a/x"].removed) == 4
+    assert len(b2array.vacuum("g.b2d/a/x", grace=0).removed) == 4
+    assert b2array.repack("g.b2d").members.keys() == {"a/", "a/x", "a/y", "z"}
+    flip(*place(Path("g.b2d/z.b2nd"), 2, 60))
+    assert {name: each.changed for name, each in b2array.repair("g.b2d").members.items()} == {
+        "a/": False, "a/x": False, "a/y": False, "z": True,
+    }  # fmt: skip
+    with pytest.raises(FileNotFoundError, match=r"nothing\.b2d does not exist"):
+        b2array.repair("nothing.b2d")
+
+
 def test_vacuum_and_repack_go_through_all_members(run: Run) -> None:
     make("g.b2d")
     b2array.open("g.b2d/a/x.b2nd", "r+")[...] = 1
