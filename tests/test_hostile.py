@@ -632,6 +632,21 @@ def test_filter_parameters_of_a_frame_that_cannot_be_are_named_when_it_is_writte
         b2array.zeros(3, dtype="i2", cparams=CParams(filters=("trunc_prec",), filters_meta=(3,)))
 
 
+def test_a_member_with_an_attribute_whose_name_is_not_text_has_no_summary(tmp_path: Path) -> None:
+    path = tmp_path / "a.b2d"
+    group = b2array.open_group(path, "w")
+    group.create("a", data=VALUES, attrs={"unit": "K"})
+    member = path / "a.b2nd"
+    content = member.read_bytes()
+    assert content.count(b"\xa4unit") == 1
+    member.write_bytes(resealed(content.replace(b"\xa4unit", b"\xa4\xc3nit")))
+    with b2array.open_group(path, "r+").transaction() as joint:
+        joint["a"][0] = 7
+    found = b2array.open_group(path)["a"]
+    assert (found[0] == 7).all()
+    assert dict(found.attrs) == {"\udcc3nit": "K"}
+
+
 def test_special_offsets_without_a_common_size_of_chunks_are_not_written(tmp_path: Path) -> None:
     path = tmp_path / "a.b2nd"
     our_array("contiguous")(path)

@@ -81,7 +81,7 @@ def within(found: Route, *ceiling: int) -> None:
     assert all(n <= most for n, most in zip(found, ceiling, strict=True)), f"{found}, at most {ceiling}"
 
 
-@pytest.mark.parametrize(("cache", "ceiling"), [("off", (44, 11, 0)), ("on", (25, 7, 0))])
+@pytest.mark.parametrize(("cache", "ceiling"), [("off", (44, 11, 0)), ("on", (23, 7, 0))])
 def test_a_slice_of_a_line(line: Any, cache: str, ceiling: tuple[int, ...]) -> None:
     with config.using(cache_bytes=2**26 if cache == "on" else 0):
         within(route(lambda: line[1:3]), *ceiling)

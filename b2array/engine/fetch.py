@@ -108,7 +108,7 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
     location = source.locate(request.chunk)
     if isinstance(location, Location):
         wanted = _Chunk(source, request, location, is_local=True)
-        if wanted.cached is not None:
+        if wanted.cached is not None and request.blocks is not None:
             # The usual case is one step. If that fails, the steps below find out why.
             with suppress(FileNotFoundError, FormatError):
                 planned = wanted.plan_blocks(wanted.cached.head)

@@ -46,12 +46,18 @@ class Summary:
 
 
 def pack(state: State, header: bytes) -> Record | None:
-    """Return the summary of a state, or None if it is too long, or if other software wrote the frame."""
+    """Return the summary of a state.
+
+    None if it is too long, other software wrote the frame, or the name of an attribute is not text.
+    """
     annotations = state.annotations
     if not header or not state.frame.is_ours or annotations.foreign:
         return None
     said = Annotations(annotations.fill, annotations.dims, annotations.dtype, attrs=tuple(state.attrs().items()))
-    content = said.pack()
+    try:
+        content = said.pack()
+    except UnicodeEncodeError:
+        return None
     return (header, state.frame.fingerprint, content) if len(header) + len(content) <= _MAX_NBYTES else None
 
 

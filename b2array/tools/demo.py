@@ -102,9 +102,10 @@ def _read_parts(a: NDArray, file_nbytes: int, field: Field) -> None:
     print(f"{'read':<28}{'what it is':<22}{'result':>10}{'from the file':>19}{'time':>9}\n{_RULE}")
     costs: dict[str, tuple[int, float]] = {}
     for part in _parts(a.shape):
-        expected, nbytes = field[part.key], a.explain(part.key).nbytes
+        expected = field[part.key]
         if not np.array_equal(a[part.key], expected):
             raise RuntimeError(f"{part.text} differs from what was stored")
+        nbytes = a.explain(part.key).nbytes
         seconds = _repeated(partial(a.__getitem__, part.key))
         costs[part.meaning] = nbytes, seconds
         share = f"{_bytes(nbytes)} {nbytes / file_nbytes:>7.2%}"

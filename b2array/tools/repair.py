@@ -145,7 +145,10 @@ def repair(
     store = open_store(url, storage_options=storage_options)
     if store.guarantee == "read only" and not dry_run:
         raise ReadOnlyError(f"{store.url} can only be read")
-    is_directory = store.is_prefix or not isinstance(store.head((FRAME_NAME,), 1)[0], Exception)
+    file, inside = store.head(("", FRAME_NAME), 1)
+    is_directory = store.is_prefix or not isinstance(inside, Exception)
+    if isinstance(file, FileNotFoundError) and not is_directory:
+        raise file  # before the lock leaves a file where nothing is
     with store.lock(FRAME_NAME if is_directory else "", shared=dry_run):
         held, certain, proven, actions = _read(store)
         files = listed(store)

@@ -370,3 +370,9 @@ def test_a_wrong_byte_of_the_index_costs_at_most_its_chunk_where_the_order_is_tr
     a = b2array.open(path)
     np.testing.assert_array_equal(a[8:], data[8:])
     assert a.attrs["unit"] == "K"
+
+
+def test_repairing_nothing_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"missing\.b2nd"):
+        b2array.repair(tmp_path / "missing.b2nd")
+    assert not list(tmp_path.iterdir())
