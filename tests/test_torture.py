@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import blosc2
 import dask
@@ -211,7 +212,8 @@ def test_a_killed_writer_of_a_bloscpack_file_leaves_the_last_commit(tmp_path, to
 
 def store_forever(path, first, started, rng):
     """Make commit after commit by dask, whose threads write the chunks at the same time."""
-    with dask.config.set(scheduler="threads", num_workers=3):
+    # Dask keeps a pool for each thread that called it; in a forked process those of the parent have no threads.
+    with ThreadPoolExecutor(3) as pool, dask.config.set(scheduler="threads", pool=pool):
         for number in range(first, first + 100_000):
             source = da.full(SHAPE, number, chunks=CHUNKS)
             b2array.open(path, mode="r+").store(source, resume=bool(number % 2))

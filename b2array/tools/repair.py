@@ -148,7 +148,7 @@ def repair(
     file, inside = store.head(("", FRAME_NAME), 1)
     is_directory = store.is_prefix or not isinstance(inside, Exception)
     if isinstance(file, FileNotFoundError) and not is_directory:
-        raise file  # before the lock leaves a file where nothing is
+        load(store)  # raises an error, before the lock leaves a file where nothing is
     with store.lock(FRAME_NAME if is_directory else "", shared=dry_run):
         held, certain, proven, actions = _read(store)
         files = listed(store)

@@ -104,7 +104,7 @@ def _creating(name: str, variable: xr.Variable, *, given: bool) -> dict[str, Any
     try:
         parts["chunks"], _ = automatic(variable.shape, variable.dtype.itemsize, chunks=chunks)
     except (TypeError, ValueError) as error:
-        if given:
+        if given or isinstance(error, TypeError):
             raise type(error)(f"variable {name!r}: {error}") from None
         return own  # those of an array that was read, of another shape
     with suppress(TypeError, ValueError):  # other blocks are chosen for chunks that they do not fit
