@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
@@ -35,7 +36,7 @@ from benchmarks import BLOCKS, CHUNKS, DATA
 from timing import Times, in_turns
 
 import b2array
-from b2array import config
+from b2array import config, threads
 from b2array.engine import cache
 
 SHAPE = (128, 256, 512)
@@ -221,8 +222,29 @@ class Field:
             self.turns(f"{label}, again", {each.name: read(each) for each in LIBRARIES})
             self.turns(f"{label}, just opened", {each.name: opened(each) for each in LIBRARIES})
         everything = (slice(None),) * 3
-        whole = {each.name: lambda _, each=each: lambda: each.read(arrays[each.name], everything) for each in LIBRARIES}
-        self.turns("read all", whole | {"a copy in memory": lambda _: self.data.copy}, max(3, self.rounds // 3))
+
+        def all_of(each: Library) -> Callable[[int], Any]:
+            def prepared(_: int) -> Any:
+                forget()
+                return lambda: each.read(arrays[each.name], everything)
+
+            return prepared
+
+        whole = {each.name: all_of(each) for each in LIBRARIES}
+        with b2array.open_schunk(paths["b2array"]) as stored:
+            chunks = [stored.get_chunk(n) for n in range(stored.nchunks)]
+        limits: dict[str, Callable[[int], Any]] = {
+            "a copy in memory": lambda _: self.data.copy,
+            "the codec alone": lambda _: lambda: deque(threads.spread(b2array.decompress, chunks), 0),
+        }
+        self.turns("read all", whole | limits, max(3, self.rounds // 3))
+        before = config.threads, blosc2.nthreads
+        config.threads, alone = 1, {name: whole[name] for name in ("b2array", "blosc2")}
+        blosc2.set_nthreads(1)
+        arrays["blosc2"] = LIBRARIES[1].open(paths["blosc2"])  # it keeps the number of threads
+        self.turns("read all, one thread", alone | limits, max(3, self.rounds // 3))
+        config.threads = before[0]
+        blosc2.set_nthreads(before[1])
 
     def steps(self) -> None:
         """Write into arrays of zeros step by step, along each axis, and then small things."""

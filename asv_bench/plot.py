@@ -30,7 +30,7 @@ def ratios(rows: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float
     return {
         label: {name: round(row[name][1] / row["b2array"][1], 2) for name in _COLOURS}
         for label, row in rows.items()
-        if label != "size"
+        if label != "size" and row.keys() >= _COLOURS.keys()
     }
 
 
