@@ -28,7 +28,7 @@ from b2array.store.open import open_store
 from b2array.store.secrets import secrets
 from b2array.store.spans import Span
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is written anew with every change")
+pytestmark = pytest.mark.filterwarnings("ignore:.*is rewritten with every change")
 forking = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 TIMEOUT = 0.3

@@ -112,7 +112,7 @@ def test_processes_that_change_different_things_of_one_array_are_never_refused(t
 
 
 @forks
-@pytest.mark.filterwarnings("ignore:.*is written anew with every change")
+@pytest.mark.filterwarnings("ignore:.*is rewritten with every change")
 @LAYOUTS
 def test_sixteen_processes_write_append_resize_and_read_one_array(tmp_path, layout, cloud_of, torture):
     shared_by_sixteen(str(tmp_path / "a.b2nd"), layout, {}, torture // 16)
@@ -166,7 +166,7 @@ def test_threads_that_share_a_handle_read_while_others_write(tmp_path, layout):
             count += 1
 
     def write(_):
-        # Old chunks soon make up more than half of the file, which is then written anew.
+        # Old chunks soon make up more than half of the file, which is then rewritten.
         try:
             for n in range(1, 25):
                 array[...] = noise * n

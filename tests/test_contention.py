@@ -27,7 +27,7 @@ SHAPE, CHUNKS = (32, 20), (4, 20)
 @pytest.fixture(autouse=True)
 def _quietly() -> Iterator[None]:
     with warnings.catch_warnings(), config.using(cache_bytes=0):
-        warnings.filterwarnings("ignore", message=".*written anew with every change")
+        warnings.filterwarnings("ignore", message=".*rewritten with every change")
         yield
 
 

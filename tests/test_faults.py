@@ -31,7 +31,7 @@ from b2array.store.spool import Spool
 
 LAYOUTS = ("contiguous", "sparse")
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is written anew with every change")
+pytestmark = pytest.mark.filterwarnings("ignore:.*is rewritten with every change")
 both_layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 

@@ -31,7 +31,7 @@ COLUMNS = ("place", "written", "atomic", "concurrent", "relies", "tested")
 CLOUDS = {"``s3://``": "s3", "``gs://``": "gcs", "``az://``": "azure"}
 OPTIONS = {"chunks": (1, 50), "blocks": (1, 25)}
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is written anew with every change")
+pytestmark = pytest.mark.filterwarnings("ignore:.*is rewritten with every change")
 
 
 def rows() -> dict[str, dict[str, str]]:

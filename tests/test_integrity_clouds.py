@@ -26,7 +26,7 @@ def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _one_file_is_written_anew() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*written anew with every change")
+        warnings.filterwarnings("ignore", message=".*rewritten with every change")
         yield
 
 

@@ -173,11 +173,11 @@ def target(request, tmp_path, bucket, s3_options):
 
 
 writable = pytest.mark.parametrize("target", ["local", "memory", "s3", "dir"], indirect=True)
-# One file at such a place is written anew with every change, which is said.
-anew = pytest.mark.filterwarnings("ignore:.*is written anew with every change")
+# One file at such a place is rewritten with every change, which is said.
+rewritten = pytest.mark.filterwarnings("ignore:.*is rewritten with every change")
 
 
-@anew
+@rewritten
 @both_layouts
 @writable
 def test_an_array_is_written_and_changed_wherever_it_is(target, layout):
@@ -206,7 +206,7 @@ def test_an_array_is_written_and_changed_wherever_it_is(target, layout):
     assert np.array_equal(b2array.open(url, storage_options=options)[...], DATA + 1)
 
 
-@anew
+@rewritten
 @both_layouts
 @writable
 def test_a_transaction_that_raises_leaves_nothing_new(target, layout):
@@ -222,7 +222,7 @@ def test_a_transaction_that_raises_leaves_nothing_new(target, layout):
     }
 
 
-@anew
+@rewritten
 @both_layouts
 @pytest.mark.parametrize("target", ["local", "memory", "s3"], indirect=True)
 def test_two_handles_lose_nothing_and_a_transaction_in_conflict_says_so(target, layout):
@@ -293,7 +293,7 @@ def test_threads_that_write_disjoint_chunks_lose_nothing(target, shared):
 def test_one_file_at_a_store_without_appending_is_written_anew_with_a_warning(bucket, s3_options):
     url = f"s3://{bucket}/a.b2nd"
     a = b2array.asarray(DATA, url=url, layout="contiguous", storage_options=s3_options, **OPTIONS)
-    with pytest.warns(UserWarning, match=r"a\.b2nd: one file in this store is written anew with every change"):
+    with pytest.warns(UserWarning, match=r"a\.b2nd: one file in this store is rewritten with every change"):
         a[0] = 5
     assert (b2array.open(url, storage_options=s3_options)[0] == 5).all()
 

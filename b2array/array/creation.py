@@ -71,7 +71,7 @@ def create(
         entry an axis, or one for all, or a mapping of axes to entries. An entry is a number of items, -1 or None for
         the whole axis, "auto", or the size of a chunk, such as "8MB".
     fill_value : scalar, default 0
-        The value of items that nobody has written; a tuple for a type with fields.
+        The value of items that were never written; a tuple for a type with fields.
     cparams : CParams, str or mapping, optional
         How to compress chunks; also the name of a codec, such as "lz4", or what python-blosc2 takes.
     layout : {"auto", "contiguous", "sparse"}

@@ -138,7 +138,7 @@ class Staging:
     def missing(self, offsets: Int64Array) -> list[str]:
         """Return the names of the files made here that an index refers to and that are gone.
 
-        Only a commit that took long looks for them: nobody takes younger files for leftovers.
+        Only a commit that took long looks for them: `vacuum` leaves younger files alone.
         """
         if time.monotonic() - self._since < CHECKED_AFTER:
             return []

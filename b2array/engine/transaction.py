@@ -243,7 +243,7 @@ class Transaction(Overlay):
             made = self._prepared(0)
             return self._swap(made, lambda: self._file(made, current.version))
         if not self.store.appendable:
-            warn(f"{self.url}: one file in this store is written anew with every change")
+            warn(f"{self.url}: one file in this store is rewritten with every change")
             return self._rewrite(current)
         # If all chunks are new, write them once, and not a second time behind the old ones.
         all_new = len(self._touched) == self.state.frame.nchunks and not self.restructured

@@ -29,7 +29,7 @@ Record = tuple[bytes, bytes, bytes]
 """A summary as it is stored: header, fingerprint, and fill value, dimensions, type and attributes as annotations."""
 
 _MAX_NBYTES = 2**14
-"""Members with more bytes of attributes get no summary: whoever opens the group would have to read it."""
+"""Members with more bytes of attributes get no summary: each opening of the group would read it."""
 _MAX_ALL_NBYTES = 2**22
 """If all summaries together take more, they would make every commit of the group slow."""
 _NOWHERE = np.array([-1]).tobytes()

@@ -58,7 +58,7 @@ class Attrs(MutableMapping[str, Any]):
                 Attributes(new).update(Attributes(found))
             if isinstance(home, Transaction):
                 home.remove({name: home.members()[name]})
-        # A transaction replaces only what an interrupted one has left, for which nobody could ask here.
+        # A transaction replaces only what an interrupted one has left; a caller cannot ask for that here.
         overwrite = isinstance(home, Transaction)
         return home.create(name, OTHER, copy_of(new, home.options["storage_options"]), overwrite=overwrite)
 

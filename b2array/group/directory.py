@@ -334,7 +334,7 @@ class Directory:
         held = Handle(make(self.address(path), overwrite=overwrite).commit(), "r+")
         manifest, members = self._state()
         if self._is_list(manifest) or path in manifest.hidden:
-            # Whoever makes a member usually goes on to change it: a summary would soon be out of date.
+            # A program that makes a member usually goes on to change it: a summary would soon be out of date.
             gone = {before} - {path}
             manifest = self.update(lambda found: found.with_member(name, path).with_summaries({path: None}, gone))
         self.show(manifest, {**(members if self.is_local else manifest.visible(manifest.members or {})), name: path})

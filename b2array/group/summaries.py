@@ -1,6 +1,6 @@
 """The summaries in a group's manifest: readers open members with them, and read the members later.
 
-A summary may be out of date: whoever writes a member by its own URL does not write the manifest. So the summary is
+A summary may be out of date: a write to a member by its own URL does not change the manifest. So the summary is
 compared with the member before any item is read: on opening if that costs next to nothing, else with the first read.
 """
 

@@ -150,7 +150,7 @@ class Transaction:
         return handle
 
     def _made(self, path: str, new: NewFrame, *, overwrite: bool) -> Handle:
-        """Make a frame at its final path. Nobody finds it before the commit."""
+        """Make a frame at its final path. Readers do not find it before the commit."""
         view = self._view
         manifest, _ = view.read()
         if view.is_local and path in manifest.hidden:
@@ -297,7 +297,7 @@ class Transaction:
     def _happened(self, after: Manifest, stamp: Stamp | None, error: BaseException, *, late: bool) -> bool:
         """Whether the manifest was replaced despite an error, as when a server's answer is lost.
 
-        Raises `error` if nobody can tell, or if it may still be replaced (`late`). Everything then stays where it is,
+        Raises `error` if that is unknown, or if it may still be replaced (`late`). Everything then stays where it is,
         as the manifest may refer to it.
         """
         with suppress(OSError, B2ArrayError):

@@ -65,7 +65,7 @@ class CloudStore(FsspecStore):
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         super().__init__(url, storage_options)
-        # Equal stores share what is cached. Without plain options, nobody can tell whether stores are equal.
+        # Equal stores share what is cached. Without plain options, it is unknown whether stores are equal.
         asked = repr((url, sorted(self._options.items()))) if _plain(self._options) else os.urandom(16).hex()
         self._ident = blake2b(asked.encode(), key=_HIDING, digest_size=16).hexdigest()
 

@@ -200,7 +200,7 @@ class WorkerTarget(Target):
         job = self.job
         head = chunk.unpack_head(buf)
         first = job.first + job.position(n)
-        # No file is written twice. Whoever comes second uses it if it has the same chunk, else takes another number.
+        # No file is written twice. A second worker uses it if it has the same chunk, or takes another number.
         for code in range(first, first + _ATTEMPTS * job.nchunks, job.nchunks):
             name = index.chunk_name(code)
             record = pack_record(buf, head, number=code)

@@ -170,7 +170,7 @@ def place(request, tmp_path):
     return f"{root}/a.b2nd", options, names
 
 
-@pytest.mark.filterwarnings("ignore:.*written anew")
+@pytest.mark.filterwarnings("ignore:.*rewritten")
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("layout", OTHER)
 def test_overwriting_replaces_the_other_layout_and_leaves_nothing_of_it(place, layout, maker):
@@ -188,7 +188,7 @@ def test_overwriting_replaces_the_other_layout_and_leaves_nothing_of_it(place, l
     assert layout == "sparse" or not [name for name in names() if name.endswith(".chunk")]
 
 
-@pytest.mark.filterwarnings("ignore:.*written anew")
+@pytest.mark.filterwarnings("ignore:.*rewritten")
 @pytest.mark.parametrize("layout", OTHER)
 def test_an_empty_object_is_replaced(place, layout):
     url, options, names = place
@@ -200,7 +200,7 @@ def test_an_empty_object_is_replaced(place, layout):
     assert np.array_equal(b2array.open(url, storage_options=options)[...], VALUES)
 
 
-@pytest.mark.filterwarnings("ignore:.*written anew")
+@pytest.mark.filterwarnings("ignore:.*rewritten")
 @pytest.mark.parametrize("layout", OTHER)
 def test_a_commit_cut_short_anywhere_leaves_the_old_frame_or_the_new_one(place, layout, monkeypatch):
     root, options, _ = place
