@@ -20,7 +20,7 @@ from b2array.engine.replacing import frame_in
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import Location, Target
 from b2array.engine.staging import Staging
-from b2array.errors import ReadOnlyError, UnsupportedError
+from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import frame, index
 from b2array.format.annotations import UNSIZED, Sizes
 from b2array.format.header import FrameType
@@ -226,6 +226,9 @@ class Overlay(Target):
         `order` has the old position for each new one, or -1 for a chunk of zeros. `fields` are new values of the
         frame's.
         """
+        nbytes = fields.get("nbytes", 0)
+        if not 0 <= nbytes < 2**63:  # a damaged header may have another sum than the chunks
+            raise FormatError(f"{self.url}: expected chunks of 0 to {2**63 - 1} bytes together, found {nbytes}")
         old = np.asarray(order, np.int64).reshape(-1)
         state = self.state if new is None else new
         # Position -1 finds the entry that is added at the end: zeros.
