@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from b2array.grid.chunking import automatic
+from b2array.grid.chunking import CHUNK_NBYTES, automatic
 
 __all__ = ["Cut", "aligned", "dividing", "grouped", "pieces"]
 
@@ -131,7 +131,7 @@ def dividing(cut: Cut, itemsize: int) -> tuple[int, ...] | None:
     fits = all(c * _SMALLEST_SHARE >= min(w, n) for c, w, n in zip(chosen, wanted, extents, strict=True))
     if not fits:
         # Pieces that are flat, a step of time each, say: flat chunks are better than data that move between tasks.
-        chosen = _within(steps, automatic(steps, itemsize, chunks="8MiB")[0], whole)
+        chosen = _within(steps, automatic(steps, itemsize, chunks=f"{CHUNK_NBYTES}B")[0], whole)
         fits = math.prod(chosen) * itemsize >= min(math.prod(extents) * itemsize, _SMALLEST_NBYTES)
     return chosen if fits and math.prod(chosen) * itemsize <= _LARGEST_NBYTES else None
 

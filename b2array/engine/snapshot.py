@@ -103,7 +103,7 @@ class Snapshot(Source):
         return found if isinstance(found, Special) else self.place_of(found)
 
     def locate(self, n: int) -> Location | Special:
-        """Return what `place` returns; for a chunk that is lost where no chunk is, without unpacking annotations."""
+        """Return what `place` returns, but a place without a chunk for a lost one: annotations stay packed."""
         offsets = self.frame.offsets
         where = int(offsets[n]) if 0 <= n < len(offsets) else -1
         return self.place(n) if where < 0 else self.place_of(where)

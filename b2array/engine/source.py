@@ -93,7 +93,7 @@ class Source(ABC):
         """Return where chunk `n` is, if it is not lost. In a contiguous frame it may end before `stop`."""
 
     def locate(self, n: int) -> Location | Special:
-        """Return what `place` returns; for a chunk that is lost perhaps where no chunk is, so that reading fails."""
+        """Return what `place` returns. For a lost chunk it may return a place without a chunk: reading that fails."""
         return self.place(n)
 
     def entry(self, n: int) -> int | Special:
