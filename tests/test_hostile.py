@@ -7,7 +7,6 @@ an error says which input of which seed it is.
 from __future__ import annotations
 
 import faulthandler
-import hashlib
 import random
 import shutil
 import struct
@@ -727,24 +726,6 @@ def test_notes_of_embedded_members_that_cannot_be_written_are_refused(tmp_path: 
     group = b2array.open_group(path, "r+")
     with pytest.raises(FormatError, match=r"a\.b2d.*embed\.b2e: expected notes of embedded"):
         del group["b/c"]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [b"short", struct.pack("<QQ", 0, 99), struct.pack("<QQ", 2**63, 4) + b"1234"],
-    ids=["cut header", "cut content", "elsewhere"],
-)
-def test_a_bloscpack_file_with_an_undo_record_that_cannot_be_is_refused(body: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "a.blp"
-    make_bloscpack(path)
-    content = path.read_bytes()
-    size = len(content)
-    digest = hashlib.blake2b(body, digest_size=16, salt=size.to_bytes(8, "little")).digest()
-    footer = struct.pack("<QQ16s8s", size, size, digest, b"b2a-undo")
-    path.write_bytes(content + body + footer)
-    with pytest.raises(FormatError, match=r"a\.blp: expected a record"):
-        b2array.bloscpack.open(path)
-    assert path.read_bytes() == content + body + footer
 
 
 def test_a_shape_that_a_bloscpack_file_cannot_hold_takes_no_memory(tmp_path: Path) -> None:

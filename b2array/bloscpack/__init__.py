@@ -6,7 +6,6 @@ header  what comes before the chunks, as tables of fields; checksums
 chunks  where the chunks are
 reader  reads files, whole or in parts
 writer  writes files, and appends
-undo    repairs files in which an earlier version of b2array was interrupted
 
 Source: "RFC for the new Bloscpack Header", and the files that Bloscpack 0.16 writes.
 """
@@ -19,7 +18,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from b2array.bloscpack import undo
 from b2array.bloscpack.header import Description, Order
 from b2array.bloscpack.reader import Reader, Url, open, read_header, store_of
 from b2array.bloscpack.writer import PackOptions, Writer, content, more_content, rewrite
@@ -230,7 +228,6 @@ def append(url: Url, x: Any, *, cparams: AnyCParams = None, storage_options: Map
     """
     store = store_of(url, storage_options)
     with store.lock(""):
-        undo.undo(store)
         reader = read_header(store)
         about, pieces = more_content(x, reader)
         rewrite(store, reader, about, pieces, given_or_default(cparams))

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config, threads
-from b2array.bloscpack import undo
 from b2array.bloscpack.chunks import ChunkRange, Chunks, in_chunk
 from b2array.bloscpack.header import (
     META_HEADER_LEN,
@@ -82,9 +81,7 @@ def open(url: Url | Buffer, *, storage_options: Mapping[str, Any] | None = None)
     ...     f.shape, f[4:].tolist()
     ((6, 2), [[8, 9], [10, 11]])
     """
-    store = store_of(url, storage_options)
-    undo.recover(store)
-    return read_header(store)
+    return read_header(store_of(url, storage_options))
 
 
 def store_of(url: Url | Buffer, storage_options: Mapping[str, Any] | None) -> Store:
