@@ -24,7 +24,7 @@ from b2array.array import creation, opening
 from b2array.array.array import NDArray
 from b2array.array.options import ArrayOptions
 from b2array.array.schunk import SChunk
-from b2array.bloscpack.header import Description, describe
+from b2array.bloscpack.header import MAGIC, Description, describe
 from b2array.codec.cparams import CParams
 from b2array.engine.handle import Handle
 from b2array.errors import FormatError, UnsupportedError
@@ -34,39 +34,13 @@ from b2array.store.open import open_store
 from b2array.store.secrets import redact
 
 __all__ = [
-    "NPY_MAGIC",
-    "Box",
-    "Build",
-    "Building",
-    "Format",
-    "Piece",
-    "Put",
-    "Settings",
-    "Source",
-    "Storage",
-    "Tree",
-    "array_options",
-    "check_blp",
-    "json_attrs",
-    "local_copy",
-    "lone",
-    "open_blp",
-    "open_npy",
-    "refuse_objects",
-    "require",
-    "single",
-    "source_of",
-    "tree_b2nd",
-    "write_b2nd",
-    "write_blp",
-    "write_npy",
+    "B2ND", "BLP", "NPY", "Box", "Build", "Building", "Format", "Piece", "Put", "Settings", "Source", "Storage", "Tree",
+    "array_options", "json_attrs", "local_copy", "lone", "refuse_objects", "require", "source_of",
 ]  # fmt: skip
 
 Box = tuple[slice, ...]
 Piece = tuple[Box, npt.NDArray[Any]]
 Storage = Mapping[str, Any] | None
-
-NPY_MAGIC = b"\x93NUMPY"
 
 
 @dataclass(frozen=True)
@@ -185,7 +159,7 @@ class Format(NamedTuple):
     `tree` opens a source. `check` raises an error for an array that the format cannot hold, before anything is
     written. `write` writes a destination from pieces; if `sequential`, they must follow each other in C order. `keeps`
     names the properties that the format stores besides the items. `building` writes many arrays; formats of one array
-    have none.
+    have none. A file of the format begins with one of `magics`.
     """
 
     name: str
@@ -196,6 +170,7 @@ class Format(NamedTuple):
     sequential: bool = False
     keeps: frozenset[str] = frozenset({"attrs", "dims", "fill value"})
     building: Build | None = None
+    magics: tuple[bytes, ...] = ()
 
     def open(self, url: str, storage_options: Storage) -> Source:
         """Open a source of one array; ValueError if it has several, or none."""
@@ -205,7 +180,7 @@ class Format(NamedTuple):
             return replace(source, resources=resources.pop_all())
 
 
-def single(open_one: Callable[[str, Storage], Source]) -> Callable[[str, Storage], Tree]:
+def _single(open_one: Callable[[str, Storage], Source]) -> Callable[[str, Storage], Tree]:
     """Turn a function that opens a source into one that opens a tree with this array only."""
 
     def tree(url: str, storage_options: Storage) -> Tree:
@@ -279,16 +254,14 @@ def source_of(handle: Handle) -> Source:
     )  # fmt: skip
 
 
-def tree_b2nd(url: str, storage_options: Storage) -> Tree:
-    """Open a Blosc2 frame; see `Format`."""
+def _open_b2nd(url: str, storage_options: Storage) -> Source:
     a = opening.open(url, storage_options=storage_options)
-    resources = ExitStack()
-    resources.callback(a.close)
-    return Tree(("",), lambda _: source_of(a._handle), resources=resources)
+    source = source_of(a._handle)
+    source.resources.callback(a.close)
+    return source
 
 
-def write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
-    """Write a Blosc2 frame; see `Format`."""
+def _write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
     creation.write_regions(url, source.shape, source.dtype, pieces, array_options(source, settings))
 
 
@@ -301,11 +274,15 @@ def array_options(source: Source, settings: Settings) -> ArrayOptions:
     )  # fmt: skip
 
 
+B2ND = Format("b2nd", (".b2nd", ".b2frame"), _single(_open_b2nd), refuse_objects, _write_b2nd)
+
+
 # NumPy's own.
 
+_NPY_MAGIC = b"\x93NUMPY"
 
-def open_npy(url: str, storage_options: Storage) -> Source:
-    """Open a ``.npy`` file; see `Format`."""
+
+def _open_npy(url: str, storage_options: Storage) -> Source:
     resources = ExitStack()
     path = resources.enter_context(local_copy(url, storage_options))
     try:
@@ -323,10 +300,9 @@ def open_npy(url: str, storage_options: Storage) -> Source:
     )  # fmt: skip
 
 
-def write_npy(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
-    """Write a ``.npy`` file; see `Format`."""
+def _write_npy(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
     store = open_store(url, storage_options=settings.storage_options)
-    require_free(store, {"": NPY_MAGIC}, "a .npy file", overwrite=settings.overwrite)
+    require_free(store, {"": _NPY_MAGIC}, "a .npy file", overwrite=settings.overwrite)
     with AtomicFile(store, overwrite=settings.overwrite) as path:
         out = np.lib.format.open_memmap(path, "w+", source.dtype, source.shape)
         for box, values in pieces:
@@ -335,11 +311,15 @@ def write_npy(url: str, source: Source, pieces: Iterable[Piece], settings: Setti
         del out
 
 
+NPY = Format(
+    "npy", (".npy",), _single(_open_npy), refuse_objects, _write_npy, keeps=frozenset(), magics=(_NPY_MAGIC,)
+)  # fmt: skip
+
+
 # Bloscpack.
 
 
-def open_blp(url: str, storage_options: Storage) -> Source:
-    """Open a Bloscpack file; see `Format`."""
+def _open_blp(url: str, storage_options: Storage) -> Source:
     f = bloscpack.open(url, storage_options=storage_options)
     resources = ExitStack()
     resources.callback(f.close)
@@ -361,15 +341,13 @@ def open_blp(url: str, storage_options: Storage) -> Source:
     )  # fmt: skip
 
 
-def check_blp(source: Source, settings: Settings) -> None:
-    """Raise an error for arrays that a Bloscpack file cannot hold; see `Format`."""
+def _check_blp(source: Source, settings: Settings) -> None:
     refuse_objects(source, settings)
     describe(Description(source.dtype, source.shape, "C"))
     json_attrs(source.attrs)
 
 
-def write_blp(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
-    """Write a Bloscpack file; see `Format`."""
+def _write_blp(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
     metadata: dict[str, Any] = {}
     if source.attrs:
         metadata["attrs"] = json_attrs(source.attrs)
@@ -384,3 +362,6 @@ def write_blp(url: str, source: Source, pieces: Iterable[Piece], settings: Setti
     ) as writer:  # fmt: skip
         for _, values in pieces:
             writer.write(np.ascontiguousarray(values))
+
+
+BLP = Format("blp", (".blp",), _single(_open_blp), _check_blp, _write_blp, sequential=True, magics=(MAGIC,))

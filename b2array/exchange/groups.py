@@ -1,10 +1,18 @@
-"""Groups of Blosc2 frames as sources and destinations: directories, prefixes, and ``.b2z`` archives."""
+"""Groups of Blosc2 frames as sources and destinations: directories, prefixes, and ``.b2z`` archives.
+
+An archive is a zip file that stores the frame of each member without compressing it again. The frame in which
+python-blosc2 keeps small members must be there, and is empty. Source: "APPNOTE.TXT - .ZIP File Format Specification",
+through `zipfile`.
+"""
 
 from __future__ import annotations
 
+import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from b2array.array import copying, drafts
@@ -14,17 +22,18 @@ from b2array.array.options import ArrayOptions
 from b2array.engine.attributes import Attributes
 from b2array.engine.transaction import Transaction as Frame
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError
-from b2array.exchange.formats import Building, Piece, Settings, Source, Storage, Tree, array_options, source_of
-from b2array.group import whole
-from b2array.group.archive import Archive
+from b2array.exchange import formats
+from b2array.exchange.formats import Building, Format, Piece, Settings, Source, Storage, Tree
+from b2array.group import embedded, whole
+from b2array.group.archive import MAGIC, Archive
 from b2array.group.directory import Directory, Kind, NewFrame, copy_of
-from b2array.group.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, members_among
-from b2array.group.packing import packing
+from b2array.group.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, Manifest, check_name, members_among
 from b2array.group.transaction import Transaction
+from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
 
-__all__ = ["Members", "building_b2d", "building_b2z", "members_of", "tree_group"]
+__all__ = ["B2D", "B2Z", "Members", "members_of"]
 
 
 class Members(NamedTuple):
@@ -60,12 +69,11 @@ def members_of(url: str, storage_options: Storage) -> Members:
     return Members(home, below, error)
 
 
-def tree_group(url: str, storage_options: Storage) -> Tree:
-    """Open a group, or a member or a part of it; see `b2array.exchange.formats.Format`."""
+def _tree(url: str, storage_options: Storage) -> Tree:
     home, paths, error = members_of(url, storage_options)
 
     def opened(name: str) -> Source:
-        return source_of(home.open(paths[name], "r"))
+        return formats.source_of(home.open(paths[name], "r"))
 
     def attrs(path: str) -> dict[str, Any]:
         return dict(Attributes(home.open(path, "r")))
@@ -86,7 +94,7 @@ def _frame(source: Source, pieces: Iterable[Piece], settings: Settings) -> tuple
     def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> Frame:
         kind = settings.layout if layout == "auto" else layout
         if handle is None:
-            made = array_options(source, settings._replace(layout=kind, overwrite=overwrite))
+            made = formats.array_options(source, settings._replace(layout=kind, overwrite=overwrite))
             return drafts.regions(url, source.shape, source.dtype, pieces, made)
         chunks, blocks = settings.given
         return copying.copied(handle, url, CopyOptions(ArrayOptions(
@@ -108,8 +116,8 @@ def _path(prefix: str, name: str) -> str:
 
 
 @contextmanager
-def building_b2d(url: str, settings: Settings) -> Iterator[Building]:
-    """Write members in one commit; see `b2array.exchange.formats.Format`. A name behind ``#`` is where in the group."""
+def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
+    """Write members in one commit. A name behind ``#`` is where in the group."""
     address, _, prefix = url.removesuffix(ARRAY).partition("#")
     storage = settings.storage_options or {}
     home = Directory(address, storage)
@@ -146,16 +154,24 @@ def building_b2d(url: str, settings: Settings) -> Iterator[Building]:
 
 
 @contextmanager
-def building_b2z(url: str, settings: Settings) -> Iterator[Building]:
-    """Write an archive; see `b2array.exchange.formats.Format`."""
+def _building_b2z(url: str, settings: Settings) -> Iterator[Building]:
+    """Write an archive. The frame of one member at a time is in a file beside it."""
     address, _, prefix = url.removesuffix(ARRAY).partition("#")
-    storage = settings.storage_options
-    (there,) = open_store(address, storage_options=storage).head([""], 1)
+    store = open_store(address, storage_options=settings.storage_options)
+    (there,) = store.head([""], 1)
     if prefix and not isinstance(there, Exception):
         raise ReadOnlyError(
             f"{redact(address)} is an archive, to which no member can be added: b2array.convert writes a new one"
         )
-    with packing(address, overwrite=settings.overwrite, storage_options=storage) as add:
+    require_free(store, {"": MAGIC[0][:2]}, "an archive", overwrite=settings.overwrite)
+    with AtomicFile(store, overwrite=settings.overwrite) as path, zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(EMBEDDED, embedded.nothing())
+
+        def add(member: str, new: NewFrame) -> None:
+            with tempfile.TemporaryDirectory(suffix=".b2tmp", dir=Path(path).parent) as directory:
+                frame = str(Path(directory, "frame"))
+                new(frame, overwrite=False, layout="contiguous").commit()
+                archive.write(frame, member)
 
         def put(name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
             suffix, new = _frame(source, pieces, settings._replace(storage_options=None))
@@ -165,3 +181,9 @@ def building_b2z(url: str, settings: Settings) -> Iterator[Building]:
             add(f"{prefix}/{name}/{ATTRS}{OTHER}".replace("//", "/").lstrip("/"), _attributes(attrs, None))
 
         yield Building(put, group)
+
+
+B2D, B2Z = (
+    Format(name, (f".{name}",), _tree, formats.refuse_objects, formats.lone(build), building=build, magics=magics)
+    for name, build, magics in (("b2d", _building_b2d, ()), ("b2z", _building_b2z, MAGIC))
+)

@@ -17,25 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.errors import FormatError, UnsupportedError
-from b2array.exchange.formats import (  # fmt: skip
-    Box,
-    Building,
-    Piece,
-    Settings,
-    Source,
-    Storage,
-    Tree,
-    local_copy,
-    refuse_objects,
-    require,
-)
+from b2array.exchange import formats
+from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
 
-__all__ = ["MAGIC", "building_hdf5", "check_hdf5", "tree_hdf5"]
+__all__ = ["HDF5"]
 
-MAGIC = b"\x89HDF\r\n\x1a\n"
+_MAGIC = b"\x89HDF\r\n\x1a\n"
 _SCALES = frozenset({
     "CLASS", "DIMENSION_LABELS", "DIMENSION_LIST", "NAME", "REFERENCE_LIST", "_FillValue", "_NCProperties",
     "_Netcdf4Coordinates", "_Netcdf4Dimid",
@@ -48,12 +38,12 @@ def _parts(url: str) -> tuple[str, str]:
     return file, name.strip("/")
 
 
-def tree_hdf5(url: str, storage_options: Storage) -> Tree:
-    """Open a file, or one dataset or group of it; see `b2array.exchange.formats.Format`."""
-    h5py = require("h5py", "hdf5", "HDF5")
+def _tree(url: str, storage_options: Storage) -> Tree:
+    """Open a file, or one dataset or group of it."""
+    h5py = formats.require("h5py", "hdf5", "HDF5")
     address, name = _parts(url)
     with ExitStack() as resources:
-        path = resources.enter_context(local_copy(address, storage_options))
+        path = resources.enter_context(formats.local_copy(address, storage_options))
         try:
             file = resources.enter_context(h5py.File(path, "r"))
         except FileNotFoundError:
@@ -156,13 +146,12 @@ def _bare(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def _stored(dtype: np.dtype[Any]) -> Any:
     """Return the type to store. h5py stores times as opaque bytes, which it recognises when it reads them."""
-    return require("h5py", "hdf5", "HDF5").opaque_dtype(dtype) if dtype.kind in "mM" else dtype
+    return formats.require("h5py", "hdf5", "HDF5").opaque_dtype(dtype) if dtype.kind in "mM" else dtype
 
 
-def check_hdf5(source: Source, settings: Settings) -> None:
-    """Raise an error for arrays that HDF5 cannot hold; see `b2array.exchange.formats.Format`."""
-    refuse_objects(source, settings)
-    h5py = require("h5py", "hdf5", "HDF5")
+def _check(source: Source, settings: Settings) -> None:
+    formats.refuse_objects(source, settings)
+    h5py = formats.require("h5py", "hdf5", "HDF5")
     try:
         held = h5py.h5t.py_create(_stored(source.dtype), logical=True).dtype == source.dtype
     except TypeError as error:
@@ -183,20 +172,20 @@ def _set_attrs(node: Any, attrs: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def building_hdf5(url: str, settings: Settings, *, most: float = math.inf) -> Iterator[Building]:
-    """Write datasets; see `b2array.exchange.formats.Format`.
+def _building(url: str, settings: Settings, *, most: float = math.inf) -> Iterator[Building]:
+    """Write datasets.
 
     If the URL names a group, the other contents of the file stay. Without a name, the file is replaced, unless it has
     more than `most` datasets.
     """
-    h5py = require("h5py", "hdf5", "HDF5")
+    h5py = formats.require("h5py", "hdf5", "HDF5")
     address, name = _parts(url)
     store = open_store(address, storage_options=settings.storage_options)
     overwrite = settings.overwrite or bool(name)
-    exists = require_free(store, {"": MAGIC}, "an HDF5 file", overwrite=overwrite) is not None
+    exists = require_free(store, {"": _MAGIC}, "an HDF5 file", overwrite=overwrite) is not None
     with AtomicFile(store, overwrite=settings.overwrite or (exists and bool(name))) as path:
         if exists:
-            with local_copy(address, settings.storage_options) as old, tree_hdf5(old, None) as tree:
+            with formats.local_copy(address, settings.storage_options) as old, _tree(old, None) as tree:
                 if not name and len(tree.names) > most:
                     raise FileExistsError(f"{redact(address)} holds several datasets: name the one to replace behind #")
                 if name:
@@ -241,3 +230,9 @@ def _put(file: Any, name: str, source: Source, pieces: Iterable[Piece], settings
     _set_attrs(data, source.attrs)
     for box, values in pieces:
         data[box] = values.view(dtype)
+
+
+HDF5 = Format(
+    "hdf5", (".h5", ".hdf5", ".hdf", ".nc"), _tree, _check, formats.lone(partial(_building, most=1)),
+    building=_building, magics=(_MAGIC,),
+)  # fmt: skip

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from functools import partial
 from pathlib import Path
 
 from b2array.engine.source import FRAME_NAME
-from b2array.exchange.formats import (  # fmt: skip
-    NPY_MAGIC,
-    Format,
-    Storage,
-    check_blp,
-    lone,
-    open_blp,
-    open_npy,
-    refuse_objects,
-    single,
-    tree_b2nd,
-    write_b2nd,
-    write_blp,
-    write_npy,
-)
-from b2array.exchange.groups import building_b2d, building_b2z, tree_group
-from b2array.exchange.hdf5 import MAGIC, building_hdf5, check_hdf5, tree_hdf5
-from b2array.exchange.zarr import building_zarr, check_zarr, tree_zarr, write_zarr
+from b2array.exchange.formats import B2ND, BLP, NPY, Format, Storage
+from b2array.exchange.groups import B2D, B2Z
+from b2array.exchange.hdf5 import HDF5
+from b2array.exchange.zarr import ZARR
 from b2array.group import whole
 from b2array.group.addressing import group_of
-from b2array.group.archive import MAGIC as ZIP_MAGIC
 from b2array.group.directory import Directory
 from b2array.group.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.store.base import Head, Store
@@ -37,25 +21,11 @@ from b2array.store.secrets import redact
 
 __all__ = ["FORMATS", "by_ending", "find"]
 
-FORMATS = {
-    each.name: each
-    for each in (
-        Format("b2nd", (".b2nd", ".b2frame"), tree_b2nd, refuse_objects, write_b2nd),
-        Format("b2d", (".b2d",), tree_group, refuse_objects, lone(building_b2d), building=building_b2d),
-        Format("b2z", (".b2z",), tree_group, refuse_objects, lone(building_b2z), building=building_b2z),
-        Format("npy", (".npy",), single(open_npy), refuse_objects, write_npy, keeps=frozenset()),
-        Format("zarr", (".zarr",), tree_zarr, check_zarr, write_zarr, building=building_zarr),
-        Format(
-            "hdf5", (".h5", ".hdf5", ".hdf", ".nc"), tree_hdf5, check_hdf5, lone(partial(building_hdf5, most=1)),
-            building=building_hdf5,
-        ),
-        Format("blp", (".blp",), single(open_blp), check_blp, write_blp, sequential=True),
-    )
-}  # fmt: skip
+FORMATS = {each.name: each for each in (B2ND, B2D, B2Z, NPY, ZARR, HDF5, BLP)}
 
 _ENDINGS = "|".join(suffix[1:] for each in FORMATS.values() if each.building for suffix in each.suffixes)
 _CONTAINER = re.compile(rf"(.*?\.(?:{_ENDINGS}))/+([^?#]+)", re.IGNORECASE | re.DOTALL)
-_FILES = ("b2z", "hdf5")
+_FILES = (B2Z, HDF5)
 
 
 def find(
@@ -89,7 +59,7 @@ def by_ending(url: str) -> tuple[Format | None, str]:
     """Return what the text of a URL tells: the format or None, and the URL with ``#`` before the name of a member."""
     inner = _split(url)
     if inner is not None:
-        return _by_ending(inner.partition("#")[0]) or FORMATS["b2d"], inner
+        return _by_ending(inner.partition("#")[0]) or B2D, inner
     return _by_ending(url), url
 
 
@@ -108,7 +78,7 @@ def _split(url: str) -> str | None:
         return None
     kind = _by_ending(found[1])
     # A directory may have the ending of a file.
-    if kind is not None and kind.name in _FILES and Path(found[1]).is_dir():
+    if kind is not None and kind in _FILES and Path(found[1]).is_dir():
         return None
     return f"{found[1]}#{found[2].rstrip('/')}"
 
@@ -116,16 +86,15 @@ def _split(url: str) -> str | None:
 def _sniff(store: Store) -> Format:
     """Find out what is there by its contents; a directory that nothing marks may be a group."""
     head, *signs = store.head(["", FRAME_NAME, MANIFEST, EMBEDDED, "zarr.json", ".zarray", ".zgroup"], 16)
-    for sign, name in zip(signs, ("b2nd", "b2d", "b2d", "zarr", "zarr", "zarr"), strict=True):
+    for sign, kind in zip(signs, (B2ND, B2D, B2D, ZARR, ZARR, ZARR), strict=True):
         if not isinstance(sign, Exception):
-            return FORMATS[name]
+            return kind
     if isinstance(head, IsADirectoryError):
-        return FORMATS["b2d"]
+        return B2D
     if isinstance(head, Exception):
         raise head
-    magics = {NPY_MAGIC: "npy", MAGIC: "hdf5", b"blpk": "blp"} | dict.fromkeys(ZIP_MAGIC, "b2z")
     start = bytes(head.data)
-    return FORMATS[next((name for magic, name in magics.items() if start.startswith(magic)), "b2nd")]
+    return next((each for each in FORMATS.values() if start.startswith(each.magics)), B2ND)
 
 
 def _member(url: str, storage_options: Storage) -> tuple[Format, str] | None:
@@ -134,10 +103,10 @@ def _member(url: str, storage_options: Storage) -> tuple[Format, str] | None:
     for suffix in SUFFIXES if "?" not in url and "::" not in url else ():
         heads = open_store(text + suffix, storage_options=storage_options).head(["", FRAME_NAME], 16)
         if any(isinstance(each, Head) for each in heads):
-            return FORMATS["b2nd"], text + suffix
+            return B2ND, text + suffix
     if "://" in text and whole.exists(Directory(text, storage_options or {})):
-        return FORMATS["b2d"], text
-    place = group_of(url, storage_options, (*ZIP_MAGIC, MAGIC))
+        return B2D, text
+    place = group_of(url, storage_options, (*B2Z.magics, *HDF5.magics))
     if place is None:
         return None
     return _sniff(open_store(place.group, storage_options=storage_options)), f"{place.group}#{place.name}"

@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import numcodecs
@@ -22,34 +23,27 @@ import numpy.typing as npt
 from b2array.codec.cparams import CParams
 from b2array.codec.header import FilterId
 from b2array.errors import FormatError, UnsupportedError
-from b2array.exchange.formats import (  # fmt: skip
-    Box,
-    Building,
-    Piece,
-    Settings,
-    Source,
-    Storage,
-    Tree,
-    json_attrs,
-    refuse_objects,
-    require,
-)
+from b2array.exchange import formats
+from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
 from b2array.store.atomic import require_free
 from b2array.store.base import Store
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
 
-__all__ = ["building_zarr", "check_zarr", "tree_zarr", "write_zarr"]
+__all__ = ["ZARR"]
 
 _DIMS = "_ARRAY_DIMENSIONS"
 
 
-def tree_zarr(url: str, storage_options: Storage) -> Tree:
-    """Open an array or a hierarchy; see `b2array.exchange.formats.Format`."""
+def _zarr() -> ModuleType:
+    return formats.require("zarr", "zarr", ".zarr")
+
+
+def _tree(url: str, storage_options: Storage) -> Tree:
     root = _opened(url, storage_options)
     if root is None:
         raise FileNotFoundError(f"{redact(url)} does not exist, or is not a Zarr array")
-    if not isinstance(root, require("zarr", "zarr", ".zarr").Group):
+    if not isinstance(root, _zarr().Group):
         return Tree(("",), lambda _: _source(root, redact(url)))
     groups: dict[str, Callable[[], Mapping[str, Any]]] = {"": lambda: dict(root.attrs)}
     try:
@@ -88,7 +82,7 @@ def _found(url: str, storage_options: Storage) -> dict[str, Any]:
 
 def _opened(url: str, storage_options: Storage) -> Any:
     """Open an array or group; None if there is none."""
-    zarr = require("zarr", "zarr", ".zarr")
+    zarr = _zarr()
     address = _parts(url)
     local = "://" not in address
     try:
@@ -127,9 +121,9 @@ def _source(node: Any, where: str) -> Source:
 
 
 def _create(url: Any, source: Source, settings: Settings, storage_options: Storage, **more: Any) -> Any:
-    zarr = require("zarr", "zarr", ".zarr")
+    zarr = _zarr()
     number = settings.options.get("zarr_format", 3)
-    attrs = json_attrs(source.attrs)
+    attrs = formats.json_attrs(source.attrs)
     dims: dict[str, Any] = {}
     if source.dims is not None and number == 3:
         dims["dimension_names"] = source.dims
@@ -155,15 +149,14 @@ def _codec(cparams: CParams, number: int, itemsize: int) -> Any:
     kind = "noshuffle" if not shuffles else "shuffle" if shuffles[0] == FilterId.SHUFFLE else "bitshuffle"
     if number == 2:
         return numcodecs.Blosc(name, cparams.clevel, ("noshuffle", "shuffle", "bitshuffle").index(kind))
-    codecs = require("zarr.codecs", "zarr", ".zarr")
+    codecs = _zarr().codecs
     return codecs.BloscCodec(cname=name, clevel=cparams.clevel, shuffle=kind, typesize=min(itemsize, 255))
 
 
-def check_zarr(source: Source, settings: Settings) -> None:
-    """Raise an error for arrays that Zarr cannot hold; see `b2array.exchange.formats.Format`."""
-    refuse_objects(source, settings)
-    zarr = require("zarr", "zarr", ".zarr")
-    json_attrs(source.attrs)
+def _check(source: Source, settings: Settings) -> None:
+    formats.refuse_objects(source, settings)
+    zarr = _zarr()
+    formats.json_attrs(source.attrs)
     small = Source((1,), source.dtype, source.read, fill_value=source.fill_value)
     try:
         memory = zarr.storage.MemoryStore()
@@ -181,21 +174,18 @@ def check_zarr(source: Source, settings: Settings) -> None:
         raise UnsupportedError(f"Zarr would not give items of type {source.dtype} back as they are")
 
 
-def write_zarr(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
-    """Write an array; see `b2array.exchange.formats.Format`."""
-    with building_zarr(url, settings, "array") as building:
+def _write(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+    with _building(url, settings, "array") as building:
         building.put("", source, pieces, settings)
 
 
 @contextmanager
-def building_zarr(
-    url: str, settings: Settings, kind: Literal["array", "hierarchy"] = "hierarchy"
-) -> Iterator[Building]:
-    """Write one array or a hierarchy; see `b2array.exchange.formats.Format`.
+def _building(url: str, settings: Settings, kind: Literal["array", "hierarchy"] = "hierarchy") -> Iterator[Building]:
+    """Write one array or a hierarchy.
 
     In a local directory it is made beside what it replaces, elsewhere in place.
     """
-    zarr = require("zarr", "zarr", ".zarr")
+    zarr = _zarr()
     (container, _, member), url = url.partition("#"), _parts(url)
     store = open_store(url, storage_options=settings.storage_options)
     there = _is_there(url, store, settings, kind)
@@ -208,7 +198,7 @@ def building_zarr(
     def group(name: str, attrs: Mapping[str, Any]) -> Any:
         where = f"{place}/{name}".rstrip("/")
         node = zarr.open_group(where, mode="a", zarr_format=number, storage_options=options)
-        return node.update_attributes(json_attrs(attrs)) if attrs else node
+        return node.update_attributes(formats.json_attrs(attrs)) if attrs else node
 
     def put(name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
         for outer in _outer(name):
@@ -242,7 +232,7 @@ def building_zarr(
 
 def _make_outer(container: str, member: str, number: int, storage_options: Storage) -> None:
     """Make the groups that a new member is in."""
-    zarr = require("zarr", "zarr", ".zarr")
+    zarr = _zarr()
     for outer in ("", *_outer(member)):
         where = f"{container}/{outer}".rstrip("/")
         if _opened(where, storage_options) is None:
@@ -281,9 +271,12 @@ def _is_there(url: str, store: Store, settings: Settings, kind: str) -> bool:
     if found is None:
         return False
     node = None
-    zarr = require("zarr", "zarr", ".zarr")
+    zarr = _zarr()
     with suppress(OSError, ValueError):
         node = _opened(url, settings.storage_options)
     if not isinstance(node, zarr.Array if kind == "array" else (zarr.Array, zarr.Group)):
         raise FileExistsError(f"{store.url} exists and is not a Zarr array that can be replaced")
     return True
+
+
+ZARR = Format("zarr", (".zarr",), _tree, _check, _write, building=_building)

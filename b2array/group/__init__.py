@@ -11,6 +11,5 @@ summaries    opens members from what the manifest says of them
 manifest     names, paths, and the object that lists members and changes (no I/O)
 archive      members in a `.b2z` archive, for reading
 tree         draws groups as text
-packing      writes such an archive
 embedded     members inside one frame (`.b2e`), for reading
 """
