@@ -10,14 +10,15 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from b2array.array import info
 from b2array.codec.header import FIELDS as CHUNK_FIELDS
 from b2array.codec.header import ChunkHeader, HeaderField, Special
 from b2array.config import HEADER_LEN
-from b2array.engine.fetch import chunk_number
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import Location
 from b2array.errors import UnsupportedError
@@ -54,35 +55,83 @@ class ChunkSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Survey:
-    """Sizes in bytes of everything in a store.
+    """Sizes in bytes of everything in a store, and the grid of its chunks.
 
     `frame` counts header, index and trailer, `live` chunks with their checksums, and `dead` the rest. `total` and
     `dead` are None if the frame's files cannot be listed.
     """
 
     chunks: tuple[ChunkSizes, ...]
+    grid: tuple[int, ...]
     total: int | None
     frame: int
     live: int
     dead: int | None
 
+    def data(self) -> dict[str, Any]:
+        """Return all sizes in types that JSON has."""
+        coords = np.unravel_index(np.arange(len(self.chunks)), self.grid) if self.chunks and self.grid else ()
+        return {
+            "total": self.total,
+            "frame": self.frame,
+            "live": self.live,
+            "dead": self.dead,
+            "grid": list(self.grid),
+            "chunks": [
+                each._asdict() | {"coords": [int(axis[n]) for axis in coords], "ratio": round(each.ratio, 2)}
+                for n, each in enumerate(self.chunks)
+            ],
+        }
 
-def survey(held: Snapshot) -> Survey:
+    def lines(self) -> Iterator[str]:
+        """Yield sizes, ratios, dead space and the map of the grid as text."""
+        stored = [each for each in self.chunks if each.offset is not None]
+        rows: dict[str, Any] = {"chunks": f"{len(self.chunks)}, {len(stored)} of them stored"}
+        if stored:
+            for name, values in (("cbytes", [each.cbytes for each in stored]), ("ratio", [s.ratio for s in stored])):
+                middle = median(values)
+                form = ".2f" if name == "ratio" else ".0f"
+                rows[f"{name} of a chunk"] = f"{min(values):{form}} to {max(values):{form}}, median {middle:{form}}"
+        if self.total is not None:
+            rows["file"] = info.nbytes(self.total)
+        rows["live"] = info.nbytes(self.live)
+        rows["frame"] = info.nbytes(self.frame)
+        rows["dead"] = "not known: the files cannot be listed"
+        if self.dead is not None:
+            share = f", {self.dead / self.total:.0%}" if self.dead and self.total else ""
+            rows["dead"] = info.nbytes(self.dead) + share
+        yield from repr(info.Info(rows)).splitlines()
+        yield ""
+        yield "what compression leaves of each chunk: · nothing  ░ up to 25 %  ▒ 50 %  ▓ 75 %  █ more"
+        yield from chunk_map(self.chunks, self.grid)
+
+
+def survey(held: Snapshot, grid: tuple[int, ...] = ()) -> Survey:
     """Read the headers of all chunks and the sizes of the files."""
-    chunks: list[ChunkSizes] = []
-    records = 0
-    for first in range(0, held.frame.nchunks, _WAVE):
-        found, nbytes = _wave(held, range(first, min(first + _WAVE, held.frame.nchunks)))
-        chunks += found
-        records += nbytes
     head = held.frame
+    chunks: list[ChunkSizes] = []
+    live: dict[Location, int] = {}  # several chunk numbers may stand for the same stored chunk
+    for first in range(0, head.nchunks, _WAVE):
+        numbers = range(first, min(first + _WAVE, head.nchunks))
+        places = [held.place(n) for n in numbers]
+        stored = [place for place in dict.fromkeys(places) if isinstance(place, Location)]
+        spans = [Span(place.name, place.start, place.start + HEADER_LEN) for place in stored]
+        heads = {at: ChunkHeader.unpack(view) for at, view in zip(stored, held.read(spans, clip=True), strict=True)}
+        for n, place in zip(numbers, places, strict=True):
+            if isinstance(place, Location):
+                header = heads[place]
+                kind = header.special.name.lower() if header.special else "raw" if header.memcpyed else ""
+                chunks.append(
+                    ChunkSizes(n, place.start, place.name, header.nbytes, header.cbytes, header.nblocks, kind)
+                )
+                record = checksums.record_nbytes(header.nblocks) if held.has_checksums(n) else 0
+                live[place] = header.cbytes + record
+            else:
+                chunks.append(ChunkSizes(n, None, "", head.chunk_nbytes(n) or 0, 0, 0, place.name.lower()))
     frame_nbytes = head.header_len + head.frame_len - head.tail_start
-    # Several chunk numbers may stand for the same stored chunk.
-    stored = {(each.file, each.offset): each.cbytes for each in chunks if each.offset is not None}
-    live = sum(stored.values()) + records
-    total = _total(held)
-    dead = None if total is None else max(0, total - frame_nbytes - live)
-    return Survey(tuple(chunks), total, frame_nbytes, live, dead)
+    total, nbytes = _total(held), sum(live.values())
+    dead = None if total is None else max(0, total - frame_nbytes - nbytes)
+    return Survey(tuple(chunks), grid, total, frame_nbytes, nbytes, dead)
 
 
 def _total(held: Snapshot) -> int | None:
@@ -98,35 +147,6 @@ def listed(store: Store) -> dict[str, Listed] | None:
         return store.listing()
     except (OSError, UnsupportedError, NotImplementedError):
         return None
-
-
-def _number(place: Location) -> int:
-    number = chunk_number(place.name)
-    return -1 if number is None else number
-
-
-def _wave(held: Snapshot, numbers: Sequence[int]) -> tuple[list[ChunkSizes], int]:
-    """Return the sizes of chunks, and the number of bytes in their checksum records."""
-    places = [held.place(n) for n in numbers]
-    stored = [place for place in dict.fromkeys(places) if isinstance(place, Location)]
-    spans = [Span(place.name, place.start, place.start + HEADER_LEN) for place in stored]
-    heads = {place: ChunkHeader.unpack(view) for place, view in zip(stored, held.read(spans, clip=True), strict=True)}
-    ends = {place: place.start + header.cbytes for place, header in heads.items()}
-    nbytes = {place: checksums.record_nbytes(header.nblocks) for place, header in heads.items()}
-    behind = [Span(place.name, ends[place], ends[place] + nbytes[place]) for place in stored]
-    found = zip(stored, held.read(behind, clip=True), strict=True)
-    records = sum(
-        len(view) for place, view in found if checksums.unpack_record(view, number=_number(place)) is not None
-    )
-    sizes = []
-    for n, place in zip(numbers, places, strict=True):
-        if isinstance(place, Location):
-            header = heads[place]
-            kind = header.special.name.lower() if header.special else "raw" if header.memcpyed else ""
-            sizes.append(ChunkSizes(n, place.start, place.name, header.nbytes, header.cbytes, header.nblocks, kind))
-        else:
-            sizes.append(ChunkSizes(n, None, "", held.frame.chunk_nbytes(n) or 0, 0, 0, place.name.lower()))
-    return sizes, records
 
 
 def chunk_map(chunks: Sequence[ChunkSizes], grid: Sequence[int]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,9 @@ from b2array.array import creation, info
 from b2array.array.array import NDArray
 from b2array.grid import chunking
 
-__all__ = ["Measured", "alternatives", "compared", "patterns", "rates"]
+__all__ = ["Measured", "alternatives", "compared", "patterns", "rates", "timed"]
+
+T = TypeVar("T")
 
 _SAMPLE_NBYTES = 32 * 2**20
 _MOST_NBYTES = 256 * 2**20
@@ -122,16 +124,17 @@ def _measure(a: NDArray, keys: list[Any]) -> tuple[float, int]:
     nbytes = 0
     begun = time.perf_counter()
     while not times or (time.perf_counter() - begun < _SECONDS and len(times) < 64):
-        seconds, read = _timed(lambda: a[keys[len(times) % len(keys)]])
+        read, seconds = timed(lambda: a[keys[len(times) % len(keys)]])
         times.append(seconds)
         nbytes = np.asarray(read).nbytes
     return median(times), nbytes
 
 
-def _timed(verb: Callable[[], Any]) -> tuple[float, Any]:
+def timed(verb: Callable[[], T]) -> tuple[T, float]:
+    """Call a function; return its result and the seconds that it took."""
     start = time.perf_counter()
     result = verb()
-    return time.perf_counter() - start, result
+    return result, time.perf_counter() - start
 
 
 def rates(found: Iterable[Measured]) -> Iterator[tuple[str, ...]]:

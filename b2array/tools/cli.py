@@ -31,35 +31,11 @@ from b2array.store.open import open_store
 from b2array.tools import bench as measuring
 from b2array.tools import demo as demonstration
 from b2array.tools import describing
+from b2array.tools import options as opts
 from b2array.tools import repair as repairing
 from b2array.tools import vacuum as vacuuming
 from b2array.tools.members import change_each
 from b2array.tools.members import verify as verify_all
-from b2array.tools.options import (  # fmt: skip
-    Checksum,
-    Clevel,
-    Codec,
-    DryRun,
-    Dst,
-    Extents,
-    Filters,
-    Grace,
-    Json,
-    Layout,
-    Name,
-    Overwrite,
-    Progress,
-    Src,
-    Storage,
-    Url,
-    Verify,
-    cparams_of,
-    error_text,
-    key_of,
-    shows,
-    storage_options,
-    with_options,
-)  # fmt: skip
 from b2array.tools.results import Result, Results, table
 
 __all__ = ["app", "main"]
@@ -146,7 +122,7 @@ def _command(name: str) -> Callable[[Callable[P, int | None]], Callable[P, None]
             except _UsageError:
                 raise
             except Exception as error:  # noqa: BLE001 - clients of servers raise many kinds of errors of their own
-                print(f"b2array: {error_text(error)}", file=sys.stderr)
+                print(f"b2array: {opts.error_text(error)}", file=sys.stderr)
                 code = CORRUPT if isinstance(error, FormatError) else ERROR
             if code:
                 raise typer.Exit(code)
@@ -167,14 +143,14 @@ def _all(lines: Iterator[str]) -> None:
 
 @_command("info")
 def info(
-    url: Url,
-    as_json: Json = False,
+    url: opts.Url,
+    as_json: opts.Json = False,
     chunks: Annotated[bool, typer.Option("--chunks", help="Sizes, ratios, dead space, a map of the chunks.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Every field of header, index and trailer.")] = False,
-    storage: Storage = None,
+    storage: opts.Storage = None,
 ) -> int:
     """Say what is at a path: an array or a group."""
-    options = storage_options(storage)
+    options = opts.storage_options(storage)
     if raw:
         fields = list(describing.raw_fields(url, options))
         if as_json:
@@ -203,15 +179,15 @@ def _hex(raw: bytes) -> str:
 def _report(failed: Mapping[str, Exception]) -> int:
     """Print what failed, and return the exit code."""
     for name, error in failed.items():
-        print(f"b2array: {name}: {error_text(error)}", file=sys.stderr)
+        print(f"b2array: {name}: {opts.error_text(error)}", file=sys.stderr)
     damaged = any(isinstance(error, FormatError) for error in failed.values())
     return CORRUPT if damaged else ERROR if failed else OK
 
 
 @_command("ls")
-def ls(url: Url, as_json: Json = False, storage: Storage = None) -> int:
+def ls(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None) -> int:
     """List what is directly in a group, with sizes and ratios."""
-    found = describing.listed(url, storage_options(storage), deep=False)
+    found = describing.listed(url, opts.storage_options(storage), deep=False)
     members = {name: member for name, member in found.members.items() if name}
     if as_json:
         _print(members)
@@ -221,28 +197,28 @@ def ls(url: Url, as_json: Json = False, storage: Storage = None) -> int:
 
 
 @_command("tree")
-def tree(url: Url, storage: Storage = None) -> int:
+def tree(url: opts.Url, storage: opts.Storage = None) -> int:
     """Draw a group with all that is below it."""
-    found = describing.listed(url, storage_options(storage), deep=True)
+    found = describing.listed(url, opts.storage_options(storage), deep=True)
     _all(describing.drawn(found.members))
     return _report(found.failed)
 
 
 @_command("cat")
 def cat(
-    url: Url,
+    url: opts.Url,
     key: Annotated[str, typer.Argument(help='As between brackets in NumPy: "[0:3, ::-1]".')] = "[...]",
     output: Annotated[str | None, typer.Option("-o", "--output", help="A .npy file to write instead.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Print all items of large results.")] = False,
-    overwrite: Overwrite = False,
-    storage: Storage = None,
+    overwrite: opts.Overwrite = False,
+    storage: opts.Storage = None,
 ) -> None:
     """Print a part of an array, or write it to a .npy file."""
     try:
-        wanted = key_of(key)
+        wanted = opts.key_of(key)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="KEY") from None
-    options = storage_options(storage)
+    options = opts.storage_options(storage)
     if output is not None and not output.partition("?")[0].lower().endswith(".npy"):
         raise ValueError(f"{output} does not end in .npy, the only format that cat writes; see b2array convert")
     store = None if output is None else open_store(output, storage_options=options)
@@ -260,29 +236,29 @@ def cat(
 
 @_command("convert")
 def convert(
-    src: Src,
-    dst: Dst,
-    src_format: Name = None,
-    dst_format: Name = None,
-    chunks: Extents = None,
-    blocks: Extents = None,
-    codec: Codec = None,
-    clevel: Clevel = None,
-    filters: Filters = None,
-    layout: Layout = "auto",
+    src: opts.Src,
+    dst: opts.Dst,
+    src_format: opts.Name = None,
+    dst_format: opts.Name = None,
+    chunks: opts.Extents = None,
+    blocks: opts.Extents = None,
+    codec: opts.Codec = None,
+    clevel: opts.Clevel = None,
+    filters: opts.Filters = None,
+    layout: opts.Layout = "auto",
     zarr_format: Annotated[int | None, typer.Option(min=2, max=3, help="2 or 3.")] = None,
-    overwrite: Overwrite = False,
-    verify: Verify = False,
-    progress: Progress = None,
-    storage: Storage = None,
+    overwrite: opts.Overwrite = False,
+    verify: opts.Verify = False,
+    progress: opts.Progress = None,
+    storage: opts.Storage = None,
 ) -> int:
     """Copy an array or a group to another format."""
-    options = storage_options(storage)
+    options = opts.storage_options(storage)
     more = {} if zarr_format is None else {"zarr_format": zarr_format}
     done = converted(
         src, dst, src_format=src_format, dst_format=dst_format, chunks=chunks, blocks=blocks,
-        cparams=cparams_of(codec, clevel, filters), layout=layout, overwrite=overwrite, verify=verify,
-        progress=shows(progress), src_options=options, dst_options=options, **more,
+        cparams=opts.cparams_of(codec, clevel, filters), layout=layout, overwrite=overwrite, verify=verify,
+        progress=opts.shows(progress), src_options=options, dst_options=options, **more,
     )  # fmt: skip
     print(done)
     return _report(done.failed)
@@ -290,21 +266,21 @@ def convert(
 
 @_command("copy")
 def copy(
-    src: Src,
-    dst: Dst,
-    layout: Layout = "auto",
-    chunks: Extents = None,
-    blocks: Extents = None,
-    codec: Codec = None,
-    clevel: Clevel = None,
-    filters: Filters = None,
-    overwrite: Overwrite = False,
-    progress: Progress = None,
-    storage: Storage = None,
+    src: opts.Src,
+    dst: opts.Dst,
+    layout: opts.Layout = "auto",
+    chunks: opts.Extents = None,
+    blocks: opts.Extents = None,
+    codec: opts.Codec = None,
+    clevel: opts.Clevel = None,
+    filters: opts.Filters = None,
+    overwrite: opts.Overwrite = False,
+    progress: opts.Progress = None,
+    storage: opts.Storage = None,
 ) -> int:
     """Copy an array or a group of Blosc2 frames, chunks as they are."""
-    options = storage_options(storage)
-    cparams, (origin, address) = cparams_of(codec, clevel, filters), find(src, None, options, exists=True)
+    options = opts.storage_options(storage)
+    cparams, (origin, address) = opts.cparams_of(codec, clevel, filters), find(src, None, options, exists=True)
     several = False
     if origin.name not in _FRAMES:
         raise UnsupportedError(f"{src} is of the format {origin.name}; see b2array convert")
@@ -317,98 +293,98 @@ def copy(
     if several or (target is not None and target.building is not None):
         done = converted(
             src, dst, dst_format=None if target is not None else "b2d", chunks=chunks, blocks=blocks, cparams=cparams,
-            layout=layout, overwrite=overwrite, progress=shows(progress), src_options=options, dst_options=options,
+            layout=layout, overwrite=overwrite, progress=opts.shows(progress), src_options=options, dst_options=options,
         )  # fmt: skip
         return _report(done.failed)
     held = describing.frame_of(src, options)
     if held.frame.metalayer("b2nd") is None and held.frame.metalayer("caterva") is None:
         store, frame_type = place_new(dst, layout, options, overwrite=overwrite)
-        with track(held.frame.nchunks, "chunks copied", shows(progress), unit="items") as shown:
+        with track(held.frame.nchunks, "chunks copied", opts.shows(progress), unit="items") as shown:
             transaction.copied(held, store, frame_type, overwrite=overwrite, progress=shown).commit()
         return OK
     creation.copy(
         NDArray(Handle(held, "r")), dst, chunks=chunks, blocks=blocks, cparams=cparams, layout=layout,
-        overwrite=overwrite, progress=shows(progress), storage_options=options,
+        overwrite=overwrite, progress=opts.shows(progress), storage_options=options,
     ).close()  # fmt: skip
     return OK
 
 
 @_command("pack")
 def pack(
-    src: Src,
-    dst: Dst,
-    checksum: Checksum = "adler32",
+    src: opts.Src,
+    dst: opts.Dst,
+    checksum: opts.Checksum = "adler32",
     offsets: Annotated[bool, typer.Option(help="Whether to store the offsets of the chunks.")] = True,
     chunk_size: Annotated[int | None, typer.Option(min=1, help="Bytes in a chunk before compression.")] = None,
-    codec: Codec = None,
-    clevel: Clevel = None,
-    filters: Filters = None,
-    overwrite: Overwrite = False,
-    verify: Verify = False,
-    progress: Progress = None,
-    storage: Storage = None,
+    codec: opts.Codec = None,
+    clevel: opts.Clevel = None,
+    filters: opts.Filters = None,
+    overwrite: opts.Overwrite = False,
+    verify: opts.Verify = False,
+    progress: opts.Progress = None,
+    storage: opts.Storage = None,
 ) -> None:
     """Write an array, or any file, to a Bloscpack file (.blp)."""
-    options, cparams = storage_options(storage), cparams_of(codec, clevel, filters)
+    options, cparams = opts.storage_options(storage), opts.cparams_of(codec, clevel, filters)
     more: dict[str, Any] = {"checksum": checksum, "offsets": offsets, "chunk_size": chunk_size}
     if is_array(src, options):
         converted(
             src, dst, dst_format="blp", cparams=cparams, overwrite=overwrite, verify=verify,
-            progress=shows(progress), src_options=options, dst_options=options, **more,
+            progress=opts.shows(progress), src_options=options, dst_options=options, **more,
         )  # fmt: skip
         return
     pack_bytes(
-        src, dst, cparams=cparams, overwrite=overwrite, verify=verify, progress=shows(progress),
+        src, dst, cparams=cparams, overwrite=overwrite, verify=verify, progress=opts.shows(progress),
         storage_options=options, **more,
     )  # fmt: skip
 
 
 @_command("unpack")
 def unpack(
-    src: Src,
-    dst: Dst,
+    src: opts.Src,
+    dst: opts.Dst,
     partial: Annotated[
         bool, typer.Option("--partial", help="Of a damaged file, write the part before the damage.")
     ] = False,
-    overwrite: Overwrite = False,
-    verify: Verify = False,
-    progress: Progress = None,
-    storage: Storage = None,
+    overwrite: opts.Overwrite = False,
+    verify: opts.Verify = False,
+    progress: opts.Progress = None,
+    storage: opts.Storage = None,
 ) -> int | None:
     """Write what is in a Bloscpack file to another file."""
-    options = storage_options(storage)
+    options = opts.storage_options(storage)
     with bloscpack.open(src, storage_options=options) as f:
         if partial:
             data, error = f.read_intact()
             save_intact(data, dst, overwrite=overwrite, storage_options=options)
             if error is None:
                 return OK
-            print(f"b2array: {error_text(error)}", file=sys.stderr)
+            print(f"b2array: {opts.error_text(error)}", file=sys.stderr)
             return CORRUPT
         if f.is_array:
             converted(
-                src, dst, src_format="blp", overwrite=overwrite, verify=verify, progress=shows(progress),
+                src, dst, src_format="blp", overwrite=overwrite, verify=verify, progress=opts.shows(progress),
                 src_options=options, dst_options=options,
             )  # fmt: skip
             return OK
         unpack_bytes(
-            f, dst, overwrite=overwrite, verify=verify, progress=shows(progress), storage_options=options
+            f, dst, overwrite=overwrite, verify=verify, progress=opts.shows(progress), storage_options=options
         )  # fmt: skip
     return OK
 
 
 @_command("bench")
 def bench(
-    url: Url,
+    url: opts.Url,
     alternatives: Annotated[bool, typer.Option(help="Also with other chunks and blocks.")] = True,
-    as_json: Json = False,
-    progress: Progress = None,
-    storage: Storage = None,
+    as_json: opts.Json = False,
+    progress: opts.Progress = None,
+    storage: opts.Storage = None,
 ) -> None:
     """Measure reads, also with other chunks and blocks."""
     own, others = [], []
-    with track(None, "measuring", shows(progress), unit="items") as shown:
-        a = NDArray(Handle(describing.frame_of(url, storage_options(storage)), "r"))
+    with track(None, "measuring", opts.shows(progress), unit="items") as shown:
+        a = NDArray(Handle(describing.frame_of(url, opts.storage_options(storage)), "r"))
         for each in measuring.patterns(a):
             own.append(each)
             shown.advance()
@@ -426,69 +402,73 @@ def bench(
 
 def _show(done: Result | Results, as_json: bool) -> int:
     """Print a result, and return the exit code."""
-    _print(done.to_dict()) if as_json else print(with_options(str(done)))
+    _print(done.to_dict()) if as_json else print(opts.with_options(str(done)))
     if done.ok:
         return OK
     return CORRUPT if not isinstance(done, Results) or done.damaged else ERROR
 
 
+def _change(
+    url: str, storage: Sequence[str] | None, change: Callable[..., Result], as_json: bool, dry_run: bool, **more: Any
+) -> int:
+    """Change a frame or the members of a group, print the result, and return the exit code."""
+    options = opts.storage_options(storage)
+    one = partial(change, dry_run=dry_run, storage_options=options, **more)
+    return _show(change_each(url, options, one, dry_run=dry_run), as_json)
+
+
 @_command("verify")
 def verify(
-    url: Url,
+    url: opts.Url,
     deep: Annotated[bool, typer.Option("--deep", help="Read, compare and decode all of each chunk.")] = False,
-    as_json: Json = False,
-    progress: Progress = None,
-    storage: Storage = None,
+    as_json: opts.Json = False,
+    progress: opts.Progress = None,
+    storage: opts.Storage = None,
 ) -> int:
     """Check a frame or a group; exit code 3 if it is damaged."""
-    return _show(
-        verify_all(url, deep=deep, storage_options=storage_options(storage), progress=shows(progress)), as_json
-    )
+    options = opts.storage_options(storage)
+    return _show(verify_all(url, deep=deep, storage_options=options, progress=opts.shows(progress)), as_json)
 
 
 @_command("repair")
 def repair(
-    url: Url,
-    dry_run: DryRun = False,
+    url: opts.Url,
+    dry_run: opts.DryRun = False,
     backup: Annotated[bool, typer.Option(help="Whether to keep the old frame beside the new one.")] = True,
     trust_order: Annotated[
         bool, typer.Option("--trust-order", help="Accept data, and an order of the chunks, that nothing proves.")
     ] = False,
-    as_json: Json = False,
-    progress: Progress = None,
-    storage: Storage = None,
+    as_json: opts.Json = False,
+    progress: opts.Progress = None,
+    storage: opts.Storage = None,
 ) -> int:
     """Make frames readable as far as their chunks are intact."""
-    options, shown = storage_options(storage), shows(progress)
-    one = partial(
-        repairing.repair, dry_run=dry_run, backup=backup, trust_order=trust_order, storage_options=options,
-        progress=shown,
-    )  # fmt: skip
-    return _show(change_each(url, options, one, dry_run=dry_run), as_json)
+    more = {"backup": backup, "trust_order": trust_order, "progress": opts.shows(progress)}
+    return _change(url, storage, repairing.repair, as_json, dry_run, **more)
 
 
 @_command("vacuum")
 def vacuum(
-    url: Url,
-    grace: Grace = "24h",
-    dry_run: DryRun = False,
-    as_json: Json = False,
-    storage: Storage = None,
+    url: opts.Url,
+    grace: opts.Grace = "24h",
+    dry_run: opts.DryRun = False,
+    as_json: opts.Json = False,
+    storage: opts.Storage = None,
 ) -> int:
     """Remove old files that no commit refers to."""
-    options = storage_options(storage)
-    one = partial(vacuuming.vacuum, grace=grace, dry_run=dry_run, storage_options=options)
-    return _show(change_each(url, options, one, dry_run=dry_run), as_json)
+    return _change(url, storage, vacuuming.vacuum, as_json, dry_run, grace=grace)
 
 
 @_command("repack")
 def repack(
-    url: Url, dry_run: DryRun = False, as_json: Json = False, progress: Progress = None, storage: Storage = None
+    url: opts.Url,
+    dry_run: opts.DryRun = False,
+    as_json: opts.Json = False,
+    progress: opts.Progress = None,
+    storage: opts.Storage = None,
 ) -> int:
     """Rewrite frames without their dead space."""
-    options = storage_options(storage)
-    one = partial(vacuuming.repack, dry_run=dry_run, storage_options=options, progress=shows(progress))
-    return _show(change_each(url, options, one, dry_run=dry_run), as_json)
+    return _change(url, storage, vacuuming.repack, as_json, dry_run, progress=opts.shows(progress))
 
 
 @_command("demo")

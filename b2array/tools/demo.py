@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -12,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +19,11 @@ import numpy.typing as npt
 from b2array import config
 from b2array.array import creation, opening
 from b2array.array.array import NDArray
+from b2array.tools.bench import timed
 from b2array.tools.verify import verify_frame
 
 __all__ = ["main", "ripples"]
 
-T = TypeVar("T")
 Field = npt.NDArray[np.float32]
 
 _REPEATS, _SECONDS = 5, 0.3
@@ -47,17 +46,17 @@ def main(steps: int = 160, side: int = 384) -> None:
     The simulation has `steps` steps on a grid of `side` by `side` points; each number must be at least 8.
     """
     print("b2array: rings on a pond, simulated, stored, and read in parts\n")
-    field, seconds = _timed(lambda: ripples(steps, side))
+    field, seconds = timed(lambda: ripples(steps, side))
     steps, side, _ = field.shape
     _line("simulate", f"{steps} steps on {side} x {side} points of {field.dtype}: {_bytes(field.nbytes)}", seconds)
     with TemporaryDirectory(prefix="b2array-demo-") as directory, config.using(cache_bytes=0):
         path = Path(directory) / "pond.b2nd"
-        stored, writing = _timed(lambda: creation.asarray(field, url=path))
+        stored, writing = timed(lambda: creation.asarray(field, url=path))
         nbytes = path.stat().st_size
         _line("store", f"pond.b2nd: {_bytes(nbytes)}, {field.nbytes / nbytes:.1f} times smaller", writing)
         stored.close()
 
-        a, seconds = _timed(lambda: opening.open(path))
+        a, seconds = timed(lambda: opening.open(path))
         _line("open", "to know where everything is", seconds)
         print(f"          chunks of {_shape(a.chunks)}, each of blocks of {_shape(a.blocks)}\n")
         _read_parts(a, nbytes, field)
@@ -161,7 +160,7 @@ def _kill_a_writer(path: Path, field: Field) -> None:
         writer.kill()
     written = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")) - before
     a = opening.open(path)
-    report, seconds = _timed(lambda: verify_frame(path, deep=True))
+    report, seconds = timed(lambda: verify_frame(path, deep=True))
     if not (written > 0 and report.ok and np.array_equal(a, field)):
         raise RuntimeError("the array differs from what was stored before the writer was killed")
     print("\nAnother process overwrote half of the array. It was killed before the last step of its commit,")
@@ -174,7 +173,7 @@ def _compare(field: Field, a: NDArray, path: Path, writing: float, nbytes: int) 
     for name, write in (("blosc2", _with_blosc2), ("zarr", _with_zarr)):
         with suppress(ImportError):
             other = path.with_name(f"other-{name}")
-            opened, seconds = _timed(partial(write, import_module(name), field, a, other))
+            opened, seconds = timed(partial(write, import_module(name), field, a, other))
             files = other.rglob("*") if other.is_dir() else [other]
             nbytes = sum(file.stat().st_size for file in files if file.is_file())
             rows.append(_row(name, seconds, nbytes, opened, field))
@@ -204,16 +203,10 @@ def _with_zarr(zarr: Any, field: Field, a: NDArray, path: Path) -> Any:
     return zarr.open_array(path, mode="r")
 
 
-def _timed(verb: Callable[[], T]) -> tuple[T, float]:
-    start = time.perf_counter()
-    result = verb()
-    return result, time.perf_counter() - start
-
-
 def _repeated(verb: Callable[[], object]) -> float:
-    times = [_timed(verb)[1]]
+    times = [timed(verb)[1]]
     while len(times) < _REPEATS and sum(times) < _SECONDS:
-        times.append(_timed(verb)[1])
+        times.append(timed(verb)[1])
     return median(times)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
-from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +34,7 @@ from b2array.tools import anatomy
 from b2array.tools.results import table
 
 __all__ = [
-    "Chunks", "Described", "describe", "drawn", "frame_of", "lines", "listed", "plain", "raw_fields", "row", "surveyed",
+    "Described", "describe", "drawn", "frame_of", "lines", "listed", "plain", "raw_fields", "row", "surveyed",
 ]  # fmt: skip
 
 
@@ -219,53 +218,6 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
-class Chunks:
-    """Sizes of the chunks of a frame or of a Bloscpack file, and of its other parts."""
-
-    def __init__(self, found: anatomy.Survey, grid: tuple[int, ...]) -> None:
-        self.survey = found
-        self.grid = grid
-
-    def data(self) -> dict[str, Any]:
-        """Return all sizes in types that JSON has."""
-        found = self.survey
-        coords = np.unravel_index(np.arange(len(found.chunks)), self.grid) if found.chunks and self.grid else ()
-        return {
-            "total": found.total,
-            "frame": found.frame,
-            "live": found.live,
-            "dead": found.dead,
-            "grid": list(self.grid),
-            "chunks": [
-                each._asdict() | {"coords": [int(axis[n]) for axis in coords], "ratio": round(each.ratio, 2)}
-                for n, each in enumerate(found.chunks)
-            ],
-        }
-
-    def lines(self) -> Iterator[str]:
-        """Yield sizes, ratios, dead space and the map of the grid as text."""
-        found = self.survey
-        stored = [each for each in found.chunks if each.offset is not None]
-        rows: dict[str, Any] = {"chunks": f"{len(found.chunks)}, {len(stored)} of them stored"}
-        if stored:
-            for name, values in (("cbytes", [each.cbytes for each in stored]), ("ratio", [s.ratio for s in stored])):
-                middle = median(values)
-                form = ".2f" if name == "ratio" else ".0f"
-                rows[f"{name} of a chunk"] = f"{min(values):{form}} to {max(values):{form}}, median {middle:{form}}"
-        if found.total is not None:
-            rows["file"] = info.nbytes(found.total)
-        rows["live"] = info.nbytes(found.live)
-        rows["frame"] = info.nbytes(found.frame)
-        rows["dead"] = "not known: the files cannot be listed"
-        if found.dead is not None:
-            share = f", {found.dead / found.total:.0%}" if found.dead and found.total else ""
-            rows["dead"] = info.nbytes(found.dead) + share
-        yield from repr(info.Info(rows)).splitlines()
-        yield ""
-        yield "what compression leaves of each chunk: · nothing  ░ up to 25 %  ▒ 50 %  ▓ 75 %  █ more"
-        yield from anatomy.chunk_map(found.chunks, self.grid)
-
-
 def frame_of(url: str, storage_options: Storage) -> Snapshot:
     """Open a frame, which may be a member of a group."""
     kind, address = find(url, None, storage_options, exists=True)
@@ -277,16 +229,16 @@ def frame_of(url: str, storage_options: Storage) -> Snapshot:
         return source.handle.snapshot
 
 
-def surveyed(url: str, storage_options: Storage) -> Chunks:
+def surveyed(url: str, storage_options: Storage) -> anatomy.Survey:
     """Measure all chunks of a frame or of a Bloscpack file."""
     if find(url, None, storage_options, exists=True)[0].name == "blp":
         with bloscpack.open(url, storage_options=storage_options) as f:
-            return Chunks(_bloscpack_survey(f), (f.nchunks,))
+            return _bloscpack_survey(f)
     held = frame_of(url, storage_options)
     grid: tuple[int, ...] = (held.frame.nchunks,)
     if held.frame.metalayer("b2nd") is not None or held.frame.metalayer("caterva") is not None:
         grid = NDArray(Handle(held, "r")).grid_shape or (1,)
-    return Chunks(anatomy.survey(held), grid)
+    return anatomy.survey(held, grid)
 
 
 def _bloscpack_survey(f: bloscpack.Reader) -> anatomy.Survey:
@@ -297,7 +249,7 @@ def _bloscpack_survey(f: bloscpack.Reader) -> anatomy.Survey:
         sizes.append(anatomy.ChunkSizes(n, part.start, "", part.nbytes, cbytes, 0, ""))
     live = sum(each.cbytes for each in sizes) + f.nchunks * f.checksum_nbytes
     head = f.first_chunk
-    return anatomy.Survey(tuple(sizes), f.cbytes, head, live, max(0, f.cbytes - head - live))
+    return anatomy.Survey(tuple(sizes), (f.nchunks,), f.cbytes, head, live, max(0, f.cbytes - head - live))
 
 
 def raw_fields(url: str, storage_options: Storage) -> Iterator[anatomy.Field]:
