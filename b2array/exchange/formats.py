@@ -29,13 +29,14 @@ from b2array.codec.cparams import CParams
 from b2array.engine.handle import Handle
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format.b2nd import GEOMETRIES
+from b2array.format.frame import Frame
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
 
 __all__ = [
     "B2ND", "BLP", "NPY", "Box", "Build", "Building", "Format", "Piece", "Put", "Settings", "Source", "Storage", "Tree",
-    "array_options", "json_attrs", "local_copy", "lone", "refuse_objects", "require", "source_of",
+    "array_options", "holds_array", "json_attrs", "local_copy", "lone", "refuse_objects", "require", "source_of",
 ]  # fmt: skip
 
 Box = tuple[slice, ...]
@@ -74,7 +75,7 @@ class Source:
     @property
     def is_bytes(self) -> bool:
         """Whether the source is a super-chunk, whose items are bytes."""
-        return self.handle is not None and not any(self.handle.frame.metalayer(name) is not None for name in GEOMETRIES)
+        return self.handle is not None and not holds_array(self.handle.frame)
 
     @property
     def nbytes(self) -> int:
@@ -237,9 +238,14 @@ def _plain(value: object) -> Any:
 # Blosc2 frames.
 
 
+def holds_array(found: Frame) -> bool:
+    """Whether a frame says that it is an array, and no other super-chunk."""
+    return any(found.metalayer(name) is not None for name in GEOMETRIES)
+
+
 def source_of(handle: Handle) -> Source:
     """Return the array of a frame, or the bytes of a super-chunk."""
-    if not any(handle.frame.metalayer(name) is not None for name in GEOMETRIES):
+    if not holds_array(handle.frame):
         held = SChunk(handle)
 
         def read(box: Box) -> npt.NDArray[Any]:

@@ -24,6 +24,7 @@ from b2array.engine import transaction
 from b2array.engine.handle import Handle
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.convert import converted, is_array, pack_bytes, save_intact, unpack_bytes
+from b2array.exchange.formats import holds_array
 from b2array.exchange.places import by_ending, find
 from b2array.progress import track
 from b2array.store.atomic import AtomicFile, require_free
@@ -297,7 +298,7 @@ def copy(
         )  # fmt: skip
         return _report(done.failed)
     held = describing.frame_of(src, options)
-    if held.frame.metalayer("b2nd") is None and held.frame.metalayer("caterva") is None:
+    if not holds_array(held.frame):
         store, frame_type = place_new(dst, layout, options, overwrite=overwrite)
         with track(held.frame.nchunks, "chunks copied", opts.shows(progress), unit="items") as shown:
             transaction.copied(held, store, frame_type, overwrite=overwrite, progress=shown).commit()

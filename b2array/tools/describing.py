@@ -25,7 +25,7 @@ from b2array.engine import snapshot
 from b2array.engine.handle import Handle
 from b2array.engine.snapshot import Snapshot
 from b2array.errors import FormatError, UnsupportedError
-from b2array.exchange.formats import Source, Storage, Tree
+from b2array.exchange.formats import Source, Storage, Tree, holds_array
 from b2array.exchange.places import find
 from b2array.group.tree import branches, nested
 from b2array.store.open import open_store
@@ -138,7 +138,7 @@ def drawn(members: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 def _frame(held: Snapshot) -> dict[str, Any]:
     handle = Handle(held, "r")
     chunks = SChunk(handle)
-    if held.frame.metalayer("b2nd") is None and held.frame.metalayer("caterva") is None:
+    if not holds_array(held.frame):
         return {
             "format": "super-chunk",
             "url": held.url,
@@ -236,7 +236,7 @@ def surveyed(url: str, storage_options: Storage) -> anatomy.Survey:
             return _bloscpack_survey(f)
     held = frame_of(url, storage_options)
     grid: tuple[int, ...] = (held.frame.nchunks,)
-    if held.frame.metalayer("b2nd") is not None or held.frame.metalayer("caterva") is not None:
+    if holds_array(held.frame):
         grid = NDArray(Handle(held, "r")).grid_shape or (1,)
     return anatomy.survey(held, grid)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import prod
 from typing import Any, Self
-
-import numpy as np
 
 from b2array.engine.handle import Handle
 from b2array.engine.transaction import Transaction
@@ -98,17 +96,15 @@ class Job:
     def numbers(self, region: Region | None = None) -> Iterator[int]:
         """Yield the numbers of the chunks that the region, or a part of it, touches."""
         grid = self.grid if region is None else replace(self, region=region).grid
-        strides = _strides(self.layout.grid_shape)
         for coords in itertools.product(*grid):
-            yield sum(map(int.__mul__, coords, strides))
+            yield sum(map(int.__mul__, coords, self.layout.grid_strides))
 
     def position(self, number: int) -> int:
         """Return which of the chunks of the region one is."""
-        coords = np.unravel_index(number, self.layout.grid_shape) if self.layout.grid_shape else ()
-        strides = _strides(tuple(map(len, self.grid)))
-        return sum(
-            (int(at) - along.start) * stride for at, along, stride in zip(coords, self.grid, strides, strict=True)
-        )
+        position = 0
+        for along, n, stride in zip(self.grid, self.layout.grid_shape, self.layout.grid_strides, strict=True):
+            position = position * len(along) + number // stride % n - along.start
+        return position
 
     def covers(self, inside: Region) -> bool:
         """Say whether a part of the region consists of whole chunks, so that old ones are not needed."""
@@ -206,7 +202,3 @@ def kept(job: Job, staging_store: Store) -> frozenset[int]:
     there = staging_store.listing()
     numbers = ((number, job.first + position) for position, number in enumerate(job.numbers()))
     return frozenset(number for number, code in numbers if index.chunk_name(code) in there)
-
-
-def _strides(grid: Sequence[int]) -> tuple[int, ...]:
-    return tuple(prod(grid[axis + 1 :]) for axis in range(len(grid)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -146,16 +146,10 @@ class Backend(BackendEntrypoint):
         return Path(path, _INDEX).is_file() and _holds_array(path)
 
     def open_dataset(  # type: ignore[override]
-        self, filename_or_obj: Url, *, drop_variables: str | Iterable[str] | None = None, mask_and_scale: Any = True,
-        decode_times: Any = True, concat_characters: Any = True, decode_coords: Any = True, use_cftime: Any = None,
-        decode_timedelta: Any = None, group: str | None = None, storage_options: Mapping[str, Any] | None = None,
+        self, filename_or_obj: Url, *, group: str | None = None, storage_options: Mapping[str, Any] | None = None,
+        **decoding: Any,
     ) -> xr.Dataset:  # fmt: skip
         """Open an array or the arrays of a group; see `xarray.open_dataset`."""
-        decoding = {
-            "drop_variables": drop_variables, "mask_and_scale": mask_and_scale, "decode_times": decode_times,
-            "concat_characters": concat_characters, "decode_coords": decode_coords, "use_cftime": use_cftime,
-            "decode_timedelta": decode_timedelta,
-        }  # fmt: skip
         return in_one_state(lambda: _decoded(_opened(filename_or_obj, group, storage_options), decoding))
 
     def open_groups_as_dict(  # type: ignore[override]
