@@ -124,11 +124,13 @@ class _ChunkEncoder:
         self._encode(joined[first : first + self.size] for first in range(0, border, self.size))
         self._pending, self._npending = [joined[border:].copy()], len(joined) - border
 
-    def finish(self) -> None:
-        """Write what is left as the last chunk. A file without data has one empty chunk."""
+    def finish(self, header: FileHeader) -> FileHeader:
+        """Write what is left as the last chunk; return the header. A file without data has one empty chunk."""
         if self._npending or not self.offsets:
             self.last = self._npending
             self._encode([np.concatenate([np.empty(0, np.uint8), *self._pending])])
+        chunk_size = self.last if len(self.offsets) == 1 else self.size
+        return replace(header, nchunks=len(self.offsets), chunk_size=chunk_size, last_chunk=self.last)
 
     def _encode(self, pieces: Iterable[Bytes]) -> None:
         for chunk in threads.spread(lambda data: cblosc.compress(data, *self._how, self.typesize), pieces):
@@ -226,13 +228,10 @@ class Writer:
             if encoder.nbytes % (about.row_nbytes or encoder.nbytes + 1):
                 raise ValueError(f"expected whole rows of {about.row_nbytes} bytes, got {encoder.nbytes} bytes")
             self._about = about.with_rows(encoder.nbytes // about.row_nbytes if about.row_nbytes else 0)
-        encoder.finish()
-        nchunks, nslots = len(encoder.offsets), self._nslots
-        chunk_size = encoder.last if nchunks == 1 else encoder.size
-        header = replace(self._header, nchunks=nchunks, chunk_size=chunk_size, last_chunk=encoder.last)
+        header, nslots = encoder.finish(self._header), self._nslots
         if header.offsets and header.version == 2:
-            nslots = nchunks
-        while header.offsets and nslots < nchunks:
+            nslots = header.nchunks
+        while header.offsets and nslots < header.nchunks:
             nslots *= 2
         moved = 8 * (nslots - self._nslots)
         section = self._section(self._meta_room) if header.metadata else b""
@@ -320,17 +319,16 @@ def rewrite(store: Store, reader: Reader, about: Description | None, pieces: Ite
         )
         for piece in chain((np.frombuffer(rest, np.uint8),), pieces):
             encoder.write(piece)
-        encoder.finish()
-        nchunks = len(encoder.offsets)
-        if header.offsets and nchunks > reader.nslots:
-            raise LimitError(f"{reader.url} has room for the offsets of {reader.nslots} chunks, not of {nchunks}")
+        header = encoder.finish(header)
+        if header.offsets and header.nchunks > reader.nslots:
+            raise LimitError(
+                f"{reader.url} has room for the offsets of {reader.nslots} chunks, not of {header.nchunks}"
+            )
         section = reader.head_bytes()[header.length : reader.table_start]
         if about is not None and reader.meta_head is not None:
             metadata = reader.metadata | {"shape": list(about.shape)}
             meta = reader.meta_head
             section = pack_metadata(metadata, checksum=meta.checksum, room=meta.max_meta_size)
-        chunk_size = encoder.last if nchunks == 1 else size
-        header = replace(header, nchunks=nchunks, chunk_size=chunk_size, last_chunk=encoder.last)
         head = _pack_head(header, section, encoder.offsets, reader.nslots)
         new = spool.pieces(0, spool.length)
         store.replace("", chain((head,), reader.stored_pieces(stop), new), expected=reader.stamp.version)

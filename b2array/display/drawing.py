@@ -7,7 +7,7 @@ several of these, side by side. Lines and text have the colour of the text aroun
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -167,19 +167,13 @@ def _borders(n: int, step: int) -> list[int]:
     return list(borders[:: max(1, math.ceil(len(borders) / _LINES))])
 
 
-def _labels(full: _Frame, labels: Sequence[str]) -> list[str]:
+def _labels(full: _Frame, labels: Sequence[str]) -> Iterator[str]:
     far, low, right = full.shape
-    found = []
-    if labels:
-        x, y = full.point((0, low, right / 2))
-        found.append(_text(labels[-1], x, y + 14, "middle"))
-    if len(labels) > 1:
-        x, y = full.point((far, low / 2, right))
-        found.append(_text(labels[-2], x + 5, y + 4, "start"))
-    if len(labels) > 2:
-        x, y = full.point((far / 2, low, right))
-        found.append(_text(labels[-3], x + 5, y + 10, "start"))
-    return found
+    below, beside, behind = (0, low, right / 2), (far, low / 2, right), (far / 2, low, right)
+    places = ((below, 0, 14, "middle"), (beside, 5, 4, "start"), (behind, 5, 10, "start"))
+    for label, (items, dx, dy, anchor) in zip(reversed(labels), places, strict=False):
+        x, y = full.point(items)
+        yield _text(label, x + dx, y + dy, anchor)
 
 
 def _text(text: str, x: float, y: float, anchor: str) -> str:

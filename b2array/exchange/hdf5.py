@@ -110,7 +110,7 @@ def _source(data: Any, where: str) -> Source:
 
     dims = tuple(_dim(dim) for dim in data.dims)
     return Source(
-        data.shape, _bare(data.dtype), read, data.chunks, attrs=_attrs(data.file, data.name),
+        data.shape, np.lib.format.drop_metadata(data.dtype), read, data.chunks, attrs=_attrs(data.file, data.name),
         dims=dims if any(dims) else None, fill_value=data.fillvalue, stored=data.id.get_storage_size,
     )  # fmt: skip
 
@@ -125,23 +125,6 @@ def _unpacked(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item() if value.dtype.kind in "biufSU" else value
     return value
-
-
-def _bare(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return a type without h5py's metadata."""
-    if dtype.hasobject:
-        return dtype
-    if dtype.subdtype is not None:
-        return np.dtype((_bare(dtype.base), dtype.shape))
-    if dtype.names is None:
-        return np.dtype(dtype.str)
-    fields = [dtype.fields[name] for name in dtype.names] if dtype.fields else []
-    return np.dtype({
-        "names": list(dtype.names),
-        "formats": [_bare(entry[0]) for entry in fields],
-        "offsets": [entry[1] for entry in fields],
-        "itemsize": dtype.itemsize,
-    })  # fmt: skip
 
 
 def _stored(dtype: np.dtype[Any]) -> Any:

@@ -27,6 +27,7 @@ from b2array.exchange import formats
 from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
 from b2array.store.atomic import require_free
 from b2array.store.base import Store
+from b2array.store.disk import exchange
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
 
@@ -249,19 +250,14 @@ def _outer(name: str) -> Iterator[str]:
 def _exchanged(target: Path, path: Path) -> Iterator[None]:
     """Yield a temporary directory for the block to fill, and then exchange it with the existing one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    old = path.with_name(f"{path.name}-old")
     try:
         yield
         if target.exists():
-            target.rename(old)
-        path.rename(target)
-    except BaseException:
-        if old.exists():
-            old.rename(target)
-        raise
+            exchange(str(path), str(target))
+        else:
+            path.rename(target)
     finally:
         shutil.rmtree(path, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _is_there(url: str, store: Store, settings: Settings, kind: str) -> bool:

@@ -188,20 +188,13 @@ def _value(node: ast.expr, text: str) -> Any:
     match node:
         case ast.Tuple(elts=entries):
             return tuple(_value(entry, text) for entry in entries)
-        case ast.Slice(lower=lower, upper=upper, step=step):
-            return slice(*(None if part is None else _integer(part, text) for part in (lower, upper, step)))
         case ast.List(elts=entries):
             return [_value(entry, text) for entry in entries]
+        case ast.Slice(lower=lower, upper=upper, step=step):
+            edges = [None if part is None else _value(part, text) for part in (lower, upper, step)]
+            if all(isinstance(edge, int | None) for edge in edges):
+                return slice(*edges)
         case ast.Constant(value=bool() | int() | str() | None | EllipsisType() as value):
-            return value
-    return _integer(node, text)
-
-
-def _integer(node: ast.expr, text: str) -> int | None:
-    match node:
-        case ast.Constant(value=None):
-            return None
-        case ast.Constant(value=int(value)):
             return value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))):
             return -value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import re
 import sys
 import tracemalloc
@@ -333,14 +334,16 @@ def test_a_zarr_array_that_cannot_be_renamed_stays(tmp_path: Path, monkeypatch: 
     np.save(tmp_path / "one.npy", np.arange(3))
     np.save(tmp_path / "two.npy", np.arange(5))
     b2array.convert(tmp_path / "one.npy", tmp_path / "out" / "x.zarr")
-    original = Path.rename
+    original, refused = os.rename, []
 
-    def rename(path: Path, target: Path) -> Path:
-        if path.name.endswith(".b2tmp"):
+    def rename(path: Any, target: Any) -> None:
+        if os.fsdecode(target).endswith("x.zarr") and not refused:
+            refused.append(path)
             raise PermissionError("no")
-        return original(path, target)
+        original(path, target)
 
-    monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr("b2array.store.disk.ctypes.CDLL", lambda _: object())  # without a call that swaps names
+    monkeypatch.setattr(os, "rename", rename)
     with pytest.raises(PermissionError):
         b2array.convert(tmp_path / "two.npy", tmp_path / "out" / "x.zarr", overwrite=True)
     np.testing.assert_array_equal(read("zarr3", tmp_path / "out" / "x.zarr")[0], np.arange(3))
