@@ -171,14 +171,13 @@ def converted(
         if build is not None and names != ("",) and (groups or len(names) != 1):
             failed = _all_converted(tree, to_format, build, dst_url, wanted, verify=verify, progress=progress)
         else:
-            with tree.only(src_url) as source:
-                _one_converted(source, to_format, dst_url, wanted, verify=verify, progress=progress)
+            _one_converted(tree.only(src_url), to_format, dst_url, wanted, verify=verify, progress=progress)
     nbytes = stored = 0
     with to_format.tree(dst_url, dst_options) as made:
         for each in made.names:
-            with made.open(each) as copy:
-                nbytes += copy.nbytes
-                stored += copy.stored() or 0
+            copy = made.open(each)
+            nbytes += copy.nbytes
+            stored += copy.stored() or 0
     seconds = time.perf_counter() - begun
     return Conversion(redact(os.fspath(dst)), len(names), nbytes, stored, seconds, failed)
 
@@ -205,8 +204,8 @@ def _all_converted(
         with track(len(tree.names), label, progress, unit="items") as shown:
             for name in names:
                 try:
-                    with tree.open(name) as source:
-                        verb(name, source, _settings(source, wanted))
+                    source = tree.open(name)
+                    verb(name, source, _settings(source, wanted))
                 except Exception as error:  # noqa: BLE001 - other libraries raise errors of many kinds
                     failed[name] = error
                 shown.advance()
@@ -217,8 +216,7 @@ def _all_converted(
         building.put(name, source, _pieces(source, _regions(source, target, settings)), settings)
 
     def compare(name: str, source: Source, settings: Settings) -> None:
-        with copies.open(name) as found:
-            _compare(source, found, _regions(source, target, settings), f"{url}/{name}")
+        _compare(source, copies.open(name), _regions(source, target, settings), f"{url}/{name}")
 
     with build(url, wanted) as building:
         for name, attrs in tree.attrs.items():

@@ -10,11 +10,11 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +62,6 @@ class Source:
     fill_value: Any = 0
     stored: Callable[[], int | None] = lambda: None
     handle: Handle | None = None
-    resources: ExitStack = field(default_factory=ExitStack)
 
     @property
     def fill(self) -> Any:
@@ -82,12 +81,6 @@ class Source:
         """Size of all items in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.resources.close()
-
 
 @dataclass(frozen=True)
 class Tree:
@@ -100,7 +93,6 @@ class Tree:
     open: Callable[[str], Source]
     attrs: Mapping[str, Callable[[], Mapping[str, Any]]] = field(default_factory=dict)
     error: Exception | None = None
-    resources: ExitStack = field(default_factory=ExitStack)
 
     def only(self, url: str) -> Source:
         """Open the only array; raise ValueError if there are several, or none."""
@@ -110,12 +102,6 @@ class Tree:
             names = ", ".join(self.names) or "none"
             raise ValueError(f"{redact(url)} holds several arrays, or none: name one of {names}")
         return self.open(self.names[0])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.resources.close()
 
 
 class Settings(NamedTuple):
@@ -165,7 +151,7 @@ class Format(NamedTuple):
 
     name: str
     suffixes: tuple[str, ...]
-    tree: Callable[[str, Storage], Tree]
+    tree: Callable[[str, Storage], AbstractContextManager[Tree]]
     check: Callable[[Source, Settings], None]
     write: Put
     sequential: bool = False
@@ -173,22 +159,11 @@ class Format(NamedTuple):
     building: Build | None = None
     magics: tuple[bytes, ...] = ()
 
-    def open(self, url: str, storage_options: Storage) -> Source:
+    @contextmanager
+    def open(self, url: str, storage_options: Storage) -> Iterator[Source]:
         """Open a source of one array; ValueError if it has several, or none."""
-        with ExitStack() as resources:
-            tree = resources.enter_context(self.tree(url, storage_options))
-            source = resources.enter_context(tree.only(url))
-            return replace(source, resources=resources.pop_all())
-
-
-def _single(open_one: Callable[[str, Storage], Source]) -> Callable[[str, Storage], Tree]:
-    """Turn a function that opens a source into one that opens a tree with this array only."""
-
-    def tree(url: str, storage_options: Storage) -> Tree:
-        source = open_one(url, storage_options)
-        return Tree(("",), lambda _: source, resources=source.resources)
-
-    return tree
+        with self.tree(url, storage_options) as tree:
+            yield tree.only(url)
 
 
 def require(module: str, extra: str, what: str) -> ModuleType:
@@ -260,11 +235,11 @@ def source_of(handle: Handle) -> Source:
     )  # fmt: skip
 
 
-def _open_b2nd(url: str, storage_options: Storage) -> Source:
-    a = opening.open(url, storage_options=storage_options)
-    source = source_of(a._handle)
-    source.resources.callback(a.close)
-    return source
+@contextmanager
+def _tree_b2nd(url: str, storage_options: Storage) -> Iterator[Tree]:
+    with opening.open(url, storage_options=storage_options) as a:
+        source = source_of(a._handle)
+        yield Tree(("",), lambda _: source)
 
 
 def _write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
@@ -280,7 +255,7 @@ def array_options(source: Source, settings: Settings) -> ArrayOptions:
     )  # fmt: skip
 
 
-B2ND = Format("b2nd", (".b2nd", ".b2frame"), _single(_open_b2nd), refuse_objects, _write_b2nd)
+B2ND = Format("b2nd", (".b2nd", ".b2frame"), _tree_b2nd, refuse_objects, _write_b2nd)
 
 
 # NumPy's own.
@@ -288,22 +263,24 @@ B2ND = Format("b2nd", (".b2nd", ".b2frame"), _single(_open_b2nd), refuse_objects
 _NPY_MAGIC = b"\x93NUMPY"
 
 
-def _open_npy(url: str, storage_options: Storage) -> Source:
-    resources = ExitStack()
-    path = resources.enter_context(local_copy(url, storage_options))
+@contextmanager
+def _tree_npy(url: str, storage_options: Storage) -> Iterator[Tree]:
+    with local_copy(url, storage_options) as path:
+        data = _mapped(path, redact(url))
+        source = Source(data.shape, data.dtype, lambda box: np.asarray(data[box]), stored=lambda: data.nbytes)
+        yield Tree(("",), lambda _: source)
+
+
+def _mapped(path: str, url: str) -> npt.NDArray[Any]:
     try:
         data = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        resources.close()
         if "Python objects" in str(error) or "Object arrays" in str(error):
-            raise UnsupportedError(f"{redact(url)} holds pickled Python objects, which are not safe to read") from None
-        raise FormatError(f"{redact(url)}: expected a .npy file, found something else: {error}") from None
+            raise UnsupportedError(f"{url} holds pickled Python objects, which are not safe to read") from None
+        raise FormatError(f"{url}: expected a .npy file, found something else: {error}") from None
     if not isinstance(data, np.ndarray):
-        resources.close()
-        raise FormatError(f"{redact(url)}: expected a .npy file, found an archive of several")
-    return Source(
-        data.shape, data.dtype, lambda box: np.asarray(data[box]), stored=lambda: data.nbytes, resources=resources
-    )  # fmt: skip
+        raise FormatError(f"{url}: expected a .npy file, found an archive of several")
+    return data
 
 
 def _write_npy(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
@@ -318,17 +295,21 @@ def _write_npy(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
 
 
 NPY = Format(
-    "npy", (".npy",), _single(_open_npy), refuse_objects, _write_npy, keeps=frozenset(), magics=(_NPY_MAGIC,)
+    "npy", (".npy",), _tree_npy, refuse_objects, _write_npy, keeps=frozenset(), magics=(_NPY_MAGIC,)
 )  # fmt: skip
 
 
 # Bloscpack.
 
 
-def _open_blp(url: str, storage_options: Storage) -> Source:
-    f = bloscpack.open(url, storage_options=storage_options)
-    resources = ExitStack()
-    resources.callback(f.close)
+@contextmanager
+def _tree_blp(url: str, storage_options: Storage) -> Iterator[Tree]:
+    with bloscpack.open(url, storage_options=storage_options) as f:
+        source = _source_of_blp(f)
+        yield Tree(("",), lambda _: source)
+
+
+def _source_of_blp(f: bloscpack.Reader) -> Source:
     meta = f.metadata if isinstance(f.metadata, dict) else {}
     about = f.description
     dims, fill, attrs = meta.get("dims"), meta.get("fill_value"), meta.get("attrs")
@@ -343,7 +324,6 @@ def _open_blp(url: str, storage_options: Storage) -> Source:
     return Source(
         about.shape, about.dtype, read, attrs=attrs if isinstance(attrs, dict) else {},
         dims=tuple(dims) if isinstance(dims, list) else None, fill_value=item, stored=lambda: f.cbytes,
-        resources=resources,
     )  # fmt: skip
 
 
@@ -370,4 +350,4 @@ def _write_blp(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
             writer.write(np.ascontiguousarray(values))
 
 
-BLP = Format("blp", (".blp",), _single(_open_blp), _check_blp, _write_blp, sequential=True, magics=(MAGIC,))
+BLP = Format("blp", (".blp",), _tree_blp, _check_blp, _write_blp, sequential=True, magics=(MAGIC,))

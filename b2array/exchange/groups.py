@@ -69,7 +69,8 @@ def members_of(url: str, storage_options: Storage) -> Members:
     return Members(home, below, error)
 
 
-def _tree(url: str, storage_options: Storage) -> Tree:
+@contextmanager
+def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
     home, paths, error = members_of(url, storage_options)
 
     def opened(name: str) -> Source:
@@ -79,7 +80,7 @@ def _tree(url: str, storage_options: Storage) -> Tree:
         return dict(Attributes(home.open(path, "r")))
 
     groups = {name: path for name, path in paths.items() if name.rpartition("/")[2] == ATTRS}
-    return Tree(
+    yield Tree(
         tuple(name for name in paths if name not in groups), opened,
         {name.removesuffix(ATTRS).rstrip("/"): partial(attrs, path) for name, path in groups.items()}, error,
     )  # fmt: skip

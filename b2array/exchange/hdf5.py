@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -38,18 +38,12 @@ def _parts(url: str) -> tuple[str, str]:
     return file, name.strip("/")
 
 
-def _tree(url: str, storage_options: Storage) -> Tree:
+@contextmanager
+def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
     """Open a file, or one dataset or group of it."""
     h5py = formats.require("h5py", "hdf5", "HDF5")
     address, name = _parts(url)
-    with ExitStack() as resources:
-        path = resources.enter_context(formats.local_copy(address, storage_options))
-        try:
-            file = resources.enter_context(h5py.File(path, "r"))
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise FormatError(f"{redact(address)}: expected an HDF5 file, found something else: {error}") from None
+    with formats.local_copy(address, storage_options) as path, _opened(h5py, path, redact(address)) as file:
         if name and name not in file:
             raise FileNotFoundError(f"{redact(address)} holds no dataset {name!r}")
         nodes = dict(_nodes(h5py, file, name))
@@ -61,8 +55,16 @@ def _tree(url: str, storage_options: Storage) -> Tree:
                 return _source(file[where], f"{redact(address)}#{where}")
 
         groups = {at[top:]: partial(_attrs, file, at) for at, is_group in nodes.items() if is_group}
-        names = tuple(at[top:] for at, is_group in nodes.items() if not is_group)
-        return Tree(names, opened, groups, resources=resources.pop_all())
+        yield Tree(tuple(at[top:] for at, is_group in nodes.items() if not is_group), opened, groups)
+
+
+def _opened(h5py: ModuleType, path: str, url: str) -> Any:
+    try:
+        return h5py.File(path, "r")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise FormatError(f"{url}: expected an HDF5 file, found something else: {error}") from None
 
 
 def _nodes(h5py: ModuleType, file: Any, name: str) -> Iterator[tuple[str, bool]]:

@@ -40,12 +40,14 @@ def _zarr() -> ModuleType:
     return formats.require("zarr", "zarr", ".zarr")
 
 
-def _tree(url: str, storage_options: Storage) -> Tree:
+@contextmanager
+def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
     root = _opened(url, storage_options)
     if root is None:
         raise FileNotFoundError(f"{redact(url)} does not exist, or is not a Zarr array")
     if not isinstance(root, _zarr().Group):
-        return Tree(("",), lambda _: _source(root, redact(url)))
+        yield Tree(("",), lambda _: _source(root, redact(url)))
+        return
     groups: dict[str, Callable[[], Mapping[str, Any]]] = {"": lambda: dict(root.attrs)}
     try:
         members = dict(sorted(root.members(max_depth=None)))
@@ -63,7 +65,7 @@ def _tree(url: str, storage_options: Storage) -> Tree:
         with _reading(where):
             return _source(members[name] or root[name], where)
 
-    return Tree(tuple(arrays), opened, groups)
+    yield Tree(tuple(arrays), opened, groups)
 
 
 def _found(url: str, storage_options: Storage) -> dict[str, Any]:

@@ -55,9 +55,9 @@ def describe(url: str, storage_options: Storage) -> tuple[dict[str, Any], dict[s
         return _frame(snapshot.load(open_store(address, storage_options=storage_options))), {}
     with kind.tree(address, storage_options) as tree:
         if tree.names == ("",) or (len(tree.names) == 1 and kind.name not in ("b2d", "b2z")):
-            with tree.only(url) as source:
-                held = source.handle
-                return _frame(held.snapshot) if held is not None else {"format": kind.name} | _source(source), {}
+            source = tree.only(url)
+            held = source.handle
+            return _frame(held.snapshot) if held is not None else {"format": kind.name} | _source(source), {}
         found = _described(tree, tree.names)
     about = {"format": "group" if kind.name in ("b2d", "b2z") else kind.name, "url": redact(url)}
     return about | _group(found.members), found.failed
@@ -87,8 +87,7 @@ def _described(tree: Tree, names: Iterable[str]) -> Described:
             failed[f"{name}/"] = error
     for name in names:
         try:
-            with tree.open(name) as source:
-                members[name] = _brief(source)
+            members[name] = _brief(tree.open(name))
         except Exception as error:  # noqa: BLE001 - as above
             failed[name] = error
             members[name] = {"kind": "damaged" if isinstance(error, FormatError) else "unreadable"}

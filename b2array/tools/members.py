@@ -195,7 +195,8 @@ def _read(kind: Format, address: str, storage_options: Storage, *, progress: boo
             where = f"{url}/{name}".rstrip("/")
             report = Report(where, deep=True, layout=kind.name)
             try:
-                with tree.open(name) as source, track(source.nbytes, "verifying", progress) as shown:
+                source = tree.open(name)
+                with track(source.nbytes, "verifying", progress) as shown:
                     for box in boxes(source.shape, source.chunks or (1,) * len(source.shape), source.dtype.itemsize):
                         shown.advance(source.read(box).nbytes)
                 found[name] = report
