@@ -5,31 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from b2array.grid import assignment
+from b2array.grid.assignment import Sliceable
 from b2array.grid.layout import Layout
 
-__all__ = ["Sliceable", "boxes", "is_sliceable", "piece", "rows"]
+__all__ = ["boxes", "is_sliceable", "piece", "rows"]
 
 _PIECE_NBYTES = 32 * 2**20
 """Bytes to read at a time, unless a chunk (or a row of chunks to append) is larger."""
 
 # dask would compute its graph again for each slice, and pandas looks slices up among its labels.
 _READ_WHOLE = frozenset({"dask", "pandas"})
-
-
-@runtime_checkable
-class Sliceable(Protocol):
-    """An array that gives its items by slices, such as a dataset of h5py or zarr."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-
-    def __getitem__(self, key: Any, /) -> Any: ...
 
 
 def is_sliceable(x: Any) -> bool:

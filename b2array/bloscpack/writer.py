@@ -10,7 +10,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import IO, Any, Protocol, Self, runtime_checkable
+from typing import IO, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ from b2array.codec.codecs import codec_name
 from b2array.codec.cparams import AnyCParams, CParams, given_or_default
 from b2array.codec.header import CODEC_FORMATS, FilterId
 from b2array.errors import LimitError, UnsupportedError
-from b2array.grid.assignment import check_unmasked
+from b2array.grid.assignment import Sliceable, check_unmasked
 from b2array.grid.partition import boxes
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.base import Store
@@ -350,25 +350,12 @@ def _kept_chunks(reader: Reader, size: int) -> tuple[list[int], int, bytes]:
 # Arrays and bytes as a stream of bytes.
 
 
-@runtime_checkable
-class _Sliceable(Protocol):
-    """An array that can be read in parts."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-
-    def __getitem__(self, key: Any, /) -> Any: ...
-
-
 def content(x: Any) -> tuple[Description | None, Iterator[Bytes]]:
     """Return what array `x` is, None if it is bytes, and its bytes in pieces."""
     if isinstance(x, bytes | bytearray | memoryview):
         return None, _pieces(_flat(x, None), "C")
     check_unmasked(x)
-    values = x if isinstance(x, _Sliceable) else np.asarray(x)
+    values = x if isinstance(x, Sliceable) else np.asarray(x)
     order: Order = "C"
     if isinstance(values, np.ndarray) and values.flags.f_contiguous and not values.flags.c_contiguous:
         order = "F"

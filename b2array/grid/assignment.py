@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,19 @@ import numpy.typing as npt
 from b2array.grid.arrays import shape_text
 from b2array.grid.selection import Selection
 
-__all__ = ["arrange", "check_unmasked", "spread"]
+__all__ = ["Sliceable", "arrange", "check_unmasked", "spread"]
 
 Array = npt.NDArray[Any]
+
+
+@runtime_checkable
+class Sliceable(Protocol):
+    """An array that gives its items by slices, such as a dataset of h5py or zarr."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def __getitem__(self, key: Any, /) -> Any: ...
 
 
 def arrange(

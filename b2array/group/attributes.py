@@ -38,9 +38,6 @@ class Attrs(MutableMapping[str, Any]):
         self._mode: Mode = mode
         self._known: MutableMapping[str, Any] | None = None
 
-    def _writable(self) -> Directory | Transaction:
-        return writable(self._home, self._mode, self._home.url)
-
     def _found(self) -> Handle | None:
         home, path = self._home, self._home.members().get(self._name)
         if path is not None and self._mode == "r" and isinstance(home, Directory):
@@ -49,7 +46,8 @@ class Attrs(MutableMapping[str, Any]):
 
     def require(self) -> Handle:
         """Return the frame for changes, or make it. A group that has one exists even without members."""
-        home, name, found = self._writable(), self._name, self._found()
+        home = writable(self._home, self._mode, self._home.url)
+        name, found = self._name, self._found()
         if found is not None and found.mode == "r+":
             return found
         new = create_schunk(chunksize=2**13)._handle
@@ -77,7 +75,7 @@ class Attrs(MutableMapping[str, Any]):
         self._known[name] = value
 
     def __delitem__(self, name: str) -> None:
-        self._writable()
+        writable(self._home, self._mode, self._home.url)
         if name not in self:
             raise KeyError(name)
         self._known = Attributes(self.require())
