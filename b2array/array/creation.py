@@ -73,7 +73,8 @@ def create(
     fill_value : scalar, default 0
         The value of items that were never written; a tuple for a type with fields.
     cparams : CParams, str or mapping, optional
-        How to compress chunks; also the name of a codec, such as "lz4", or what python-blosc2 takes.
+        How to compress chunks; also the name of a codec, such as "lz4", or what python-blosc2 takes. By default zstd
+        at level 2, after a byte shuffle.
     layout : {"auto", "contiguous", "sparse"}
         One file, or a directory with a file a chunk; "auto": one file on local paths, else a directory.
     dims : sequence of str or None, optional

@@ -48,7 +48,7 @@ _WINDOW_CHUNKS = 4096
 _WINDOWS_UNDER_WAY = 4
 """This many windows are requested before the first one has arrived, so that they do not wait for each other."""
 _LEAST_SHARED = 2**20
-"""Threads share chunks of which this much is decoded. Below, they wait for the interpreter longer than they decode."""
+"""Threads share chunks of which this much is decoded. For less, they mostly wait for the interpreter."""
 _MAX_SCRATCH = 4 * decode.GROUP_NBYTES
 _SHARE = 4
 """A read goes through the cache only if its result is at most one part in this many of the cache."""
@@ -70,14 +70,14 @@ def read(
     first = list(islice(chunks, 2))
     if len(first) == 1:
         reader.run(first[0], alone=True)
-    elif source.is_local and max(map(reader.nbytes_to_decode, first)) < _LEAST_SHARED:
-        for chunk in chain(first, chunks):
-            reader.run(chunk)
-    elif source.is_local:
-        threads.each(reader.run, chain(first, chunks))
-    else:
+    elif not source.is_local:
         for _ in threads.spread(lambda pair: reader.finish(*pair), reader.fetched(chain(first, chunks))):
             pass
+    elif max((len(reader.plan(*each).wanted) for each in first), default=0) * layout.block_nbytes >= _LEAST_SHARED:
+        threads.each(reader.run, chain(first, chunks))
+    else:
+        for each in chain(first, chunks):
+            reader.run(each)
 
 
 def prepare(
@@ -211,7 +211,12 @@ class Reader(NamedTuple):
 
     def plan(self, number: int, part: Part) -> ChunkRead:
         """Decide how to read a chunk, and ask the cache for its blocks."""
-        tiling = self._tiling(part)
+        layout = self.layout
+        length = decode.GROUP_NBYTES // layout.block_nbytes or 1
+        if self.by_slices:
+            tiling = tiling_of(layout, cast(Slices, part.inside), length)
+        else:
+            tiling = tiling_of_points(layout, part, self.axes, length)
         found: dict[int, Entry] = {}
         wanted: Numbers = tiling.numbers
         if self.cache_key is not None:
@@ -221,18 +226,8 @@ class Reader(NamedTuple):
             elif found:
                 wanted = [n for n in tiling.numbers if n not in found]
         if wanted and not self.source.is_local and len(wanted) == self._ninhabited(part.coords):
-            wanted = range(self.layout.nblocks)
+            wanted = range(layout.nblocks)
         return ChunkRead(number, part, tiling, found, wanted)
-
-    def _tiling(self, part: Part) -> Tiling:
-        length = decode.GROUP_NBYTES // self.layout.block_nbytes or 1
-        if self.by_slices:
-            return tiling_of(self.layout, cast(Slices, part.inside), length)
-        return tiling_of_points(self.layout, part, self.axes, length)
-
-    def nbytes_to_decode(self, chunk: tuple[int, Part]) -> int:
-        """Return the size of a chunk's blocks that the read touches, whether or not the cache has them."""
-        return len(self._tiling(chunk[1]).numbers) * self.layout.block_nbytes
 
     def _ninhabited(self, coords: Sequence[int]) -> int:
         """Count the blocks of a chunk that are not all padding."""

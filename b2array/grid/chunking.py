@@ -193,7 +193,8 @@ def _block(extents: tuple[int, ...], target: float, fixed: _Partial, exact: Sequ
         axis = cut.pop(0)
         # Rounded, so that the last digit of a machine's `pow` cannot matter.
         share = max(part, part ** (1 / (len(cut) + 1)) / STRETCH ** (len(cut) / 2))
-        block[axis] = _near(extents[axis], max(1.0, round(block[axis] * share, 6)), exact=exact[axis])
+        ideal = max(1.0, round(min(block[axis] * share, left / thin), 6))
+        block[axis] = _near(extents[axis], ideal, exact=exact[axis])
         left = max(1.0, left / block[axis])
     block[first] = _near(extents[first], left, exact=exact[first])
     return tuple(block)
