@@ -17,6 +17,7 @@ from b2array.array.schunk import SChunk
 from b2array.array.streaming import is_sliceable, rows
 from b2array.engine import resize
 from b2array.engine.handle import Handle
+from b2array.engine.transaction import Transaction
 from b2array.grid.layout import extents
 
 if TYPE_CHECKING:
@@ -184,9 +185,7 @@ class NDArray(Indexed):
         [[7, 7], [7, 7], [7, 7]]
         """
         wanted = extents(shape)
-        for attempt in self._handle.changes():
-            with attempt as transaction:
-                resize.resize(transaction, wanted)
+        self._handle.change(lambda transaction: resize.resize(transaction, wanted))
 
     def append(self, values: Any, axis: int = 0) -> tuple[int, ...]:
         """Put values behind the last items along an axis, in one commit, and return the new shape.
@@ -222,12 +221,13 @@ class NDArray(Indexed):
         if not array.shape[axis]:
             return before.shape
 
-        for attempt in self._handle.changes(anywhere=True):
-            with attempt as transaction:
-                now = transaction.state.require_layout()
-                resize.check_joint(self.url, before, now, axis)
-                for piece in rows(values, now, axis) if streamed else [array]:
-                    resize.append(transaction, piece, axis)
+        def join(transaction: Transaction) -> None:
+            now = transaction.state.require_layout()
+            resize.check_joint(self.url, before, now, axis)
+            for piece in rows(values, now, axis) if streamed else [array]:
+                resize.append(transaction, piece, axis)
+
+        self._handle.change(join, anywhere=True)
         return self.shape
 
     def insert(self, values: Any, index: SupportsIndex, axis: int = 0) -> tuple[int, ...]:
@@ -268,9 +268,7 @@ class NDArray(Indexed):
             raise IndexError(f"index {where} is out of bounds for axis {axis} with size {length}")
         start = where + length if where < 0 else where
         if array.shape[axis]:
-            for attempt in self._handle.changes():
-                with attempt as transaction:
-                    resize.insert(transaction, array, start, axis)
+            self._handle.change(lambda transaction: resize.insert(transaction, array, start, axis))
         return self.shape
 
     def delete(self, key: Any, axis: int = 0) -> tuple[int, ...]:
@@ -305,9 +303,7 @@ class NDArray(Indexed):
         axis = np.lib.array_utils.normalize_axis_index(axis, self.ndim)
         gone = resize.positions(key, self.shape, axis)
         if not isinstance(gone, slice) or gone.stop > gone.start:
-            for attempt in self._handle.changes():
-                with attempt as transaction:
-                    resize.delete(transaction, gone, axis)
+            self._handle.change(lambda transaction: resize.delete(transaction, gone, axis))
         return self.shape
 
     def appender(self, axis: int = 0, every: int | None = None) -> Appender:

@@ -18,6 +18,7 @@ from b2array.engine import resize
 from b2array.engine.handle import Handle
 from b2array.engine.read import read, read_item
 from b2array.engine.source import Source
+from b2array.engine.transaction import Transaction
 from b2array.engine.write import chunk_box, write
 from b2array.errors import (
     ChunkMissingError,
@@ -64,14 +65,15 @@ class Indexed(Described):
         if not arranged[1].size:
             return
 
-        for attempt in self._handle.changes(anywhere=True):
-            with attempt as transaction:
-                now = transaction.state.require_layout()
-                if (now.ndim, now.dtype) != (before.ndim, before.dtype):
-                    raise ConflictError(f"{self.url} has become an array of shape {now.shape} and type {now.dtype}")
-                selection, box, names = arranged if now == before else _arranged(key, value, rule, now)
-                if box.size:
-                    write(transaction, now, selection.positions, selection.axes, box, names)
+        def assign(transaction: Transaction) -> None:
+            now = transaction.state.require_layout()
+            if (now.ndim, now.dtype) != (before.ndim, before.dtype):
+                raise ConflictError(f"{self.url} has become an array of shape {now.shape} and type {now.dtype}")
+            selection, box, names = arranged if now == before else _arranged(key, value, rule, now)
+            if box.size:
+                write(transaction, now, selection.positions, selection.axes, box, names)
+
+        self._handle.change(assign, anywhere=True)
         if before.chunk_nbytes >= _LARGE_NBYTES and not self._handle.in_transaction:
             _note_write(self._handle, before, arranged[0])
 

@@ -169,9 +169,7 @@ class SChunk(Opened):
         """Write a contiguous frame again, without dead space. There is none in sparse frames."""
         if self.frame.frame_type == FrameType.CONTIGUOUS:
             with track(self.nchunks, "chunks copied", progress, unit="items") as shown:
-                for attempt in self._handle.changes(anywhere=True):
-                    with attempt as transaction:
-                        transaction.compact(shown)
+                self._handle.change(lambda transaction: transaction.compact(shown), anywhere=True)
 
     def append_data(self, data: Data) -> int:
         """Compress data and append them as a chunk; returns the number of chunks."""
@@ -264,9 +262,7 @@ class SChunk(Opened):
 
     def _edit(self, function: Callable[[Transaction], None], *, anywhere: bool = False) -> int:
         with self._handle.mutex:  # threads that share the handle must mean the same chunk by `n`
-            for attempt in self._handle.changes(anywhere=anywhere):
-                with attempt as transaction:
-                    function(transaction)
+            self._handle.change(function, anywhere=anywhere)
             return self.nchunks
 
 

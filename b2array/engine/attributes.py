@@ -6,6 +6,7 @@ from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 from b2array.engine.handle import Handle
+from b2array.engine.transaction import Transaction
 from b2array.errors import FormatError, UnsupportedError, located_error
 from b2array.format.attributes import decode_attr, encode_attr
 
@@ -37,16 +38,15 @@ class Attributes(MutableMapping[str, Any]):
         if not isinstance(name, str):
             raise TypeError(f"attribute names are str, not {type(name).__name__}")
         content = encode_attr(value)
-        for attempt in self._handle.changes(anywhere=True):
-            with attempt as transaction:
-                transaction.set_attr(name, content)
+        self._handle.change(lambda transaction: transaction.set_attr(name, content), anywhere=True)
 
     def __delitem__(self, name: str) -> None:
-        for attempt in self._handle.changes(anywhere=True):
-            with attempt as transaction:
-                if name not in transaction.state.attr_names:
-                    raise KeyError(name)
-                transaction.set_attr(name, None)
+        def remove(transaction: Transaction) -> None:
+            if name not in transaction.state.attr_names:
+                raise KeyError(name)
+            transaction.set_attr(name, None)
+
+        self._handle.change(remove, anywhere=True)
 
     def __contains__(self, name: object) -> bool:
         return name in self._handle.described.state.attr_names

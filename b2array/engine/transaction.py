@@ -94,7 +94,10 @@ class Transaction(Overlay):
         """
         try:
             self.flush()
-            snapshot = self._commit() if self.base is None or self.changed else self.base
+            snapshot = self.base
+            if snapshot is None or self.changed:
+                self._staging.require_open()
+                snapshot = self._publish_new() if snapshot is None else self._on_newest(self._publish, self._lock)
         except BaseException:
             self.abort()
             raise
@@ -209,25 +212,21 @@ class Transaction(Overlay):
 
     # The commit.
 
-    def _commit(self) -> Snapshot:
-        self._staging.require_open()
-        if self.base is not None:
-            return self._on_newest(self._publish, self._lock)
+    def _publish_new(self) -> Snapshot:
+        """Write the first state of a new frame, which may replace an old frame."""
         # A writer of the frame that goes must not come in between: it would write into the new one.
         name = self.name if self._old is None else self._old.name
         locks = self._overwrite and not self._locked and self._occupied(name)
         with self._final.lock(name) if locks else nullcontext():
-            return take_place(self._final, self._publish_new(), self._old)
+            made = self._prepared(0)
+            new = self._swap(made, lambda: self._file(made, self._replaces, exclusive=not self._overwrite))
+            return take_place(self._final, new, self._old)
 
     def _occupied(self, name: str) -> bool:
         try:
             return self._final.guarantee == "lock" and self._final.stamp(name).size > 0
         except (FileNotFoundError, NotADirectoryError):
             return False
-
-    def _publish_new(self) -> Snapshot:
-        made = self._prepared(0)
-        return self._swap(made, lambda: self._file(made, self._replaces, exclusive=not self._overwrite))
 
     def _file(self, made: Prepared, expected: str | None, *, exclusive: bool = False) -> str:
         """Write a file with the whole frame: that in which the new chunks wait, if they do. Return its version."""
@@ -239,6 +238,7 @@ class Transaction(Overlay):
         return self.store.replace(self.name, self._pieces(made), expected=expected).version
 
     def _publish(self, current: Snapshot) -> Snapshot:
+        """Write the next state of a frame: swap the index, append to the file, or write the file again."""
         if self.sparse:
             made = self._prepared(0)
             return self._swap(made, lambda: self._file(made, current.version))
@@ -247,16 +247,15 @@ class Transaction(Overlay):
             return self._rewrite(current)
         # If all chunks are new, write them once, and not a second time behind the old ones.
         all_new = len(self._touched) == self.state.frame.nchunks and not self.restructured
-        if all_new and self._staging.is_complete(len(current.header)):
-            whole = self._prepared(0)
-            if not _is_mostly_dead(whole.state):
-                return self._swap(whole, lambda: self._file(whole, current.version))
-        made = self._prepared(current.frame.frame_len - current.frame.header_len)
-        if self._compacting or not self._fits(current, made):
+        whole = all_new and self._staging.is_complete(len(current.header))
+        made = self._prepared(0 if whole else current.frame.frame_len - current.frame.header_len)
+        if not whole and (self._compacting or not self._fits(current, made)):
             return self._rewrite(current)
         if _is_mostly_dead(made.state):
             with suppress(FormatError):  # a chunk that cannot be read is no reason to refuse others
                 return self._rewrite(current)
+        if whole:
+            return self._swap(made, lambda: self._file(made, current.version))
 
         def extend() -> str:
             self._append(current, made)
