@@ -28,7 +28,7 @@ from chunks import CODECS
 
 import b2array
 from b2array import codecs, config
-from b2array.array.opening import open as open_array
+from b2array.array.array import open_array
 from b2array.bloscpack import header
 from b2array.codec import cblosc, encode
 from b2array.codec.cparams import CParams

@@ -1,9 +1,9 @@
-"""`NDArray`: an array in chunks, to read and write like a NumPy array."""
+"""`NDArray`: an array in chunks, to read and write like a NumPy array; and the functions that open one."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
@@ -11,20 +11,23 @@ import numpy.typing as npt
 
 from b2array.array import copying, dask
 from b2array.array.appender import Appender
+from b2array.array.drafts import Casting, Url
 from b2array.array.items import Indexed
-from b2array.array.options import Casting, Url
 from b2array.array.schunk import SChunk
-from b2array.array.streaming import is_sliceable, rows
-from b2array.engine import resize
-from b2array.engine.handle import Handle
+from b2array.buffers import Buffer
+from b2array.engine import resize, snapshot
+from b2array.engine.handle import Handle, Mode
 from b2array.engine.transaction import Transaction
+from b2array.errors import ReadOnlyError
 from b2array.grid.layout import extents
+from b2array.store.memory import MemoryStore
+from b2array.store.open import open_store
 
 if TYPE_CHECKING:
     import dask.array as da
     from dask.delayed import Delayed
 
-__all__ = ["NDArray"]
+__all__ = ["NDArray", "from_bytes", "open_array"]
 
 
 class NDArray(Indexed):
@@ -214,7 +217,7 @@ class NDArray(Indexed):
         """
         self._handle.require_writable()
         before = self._layout
-        streamed = is_sliceable(values)
+        streamed = copying.is_sliceable(values)
         # Shape and type can be checked without the items.
         model = np.broadcast_to(np.empty((), values.dtype), values.shape) if streamed else values
         array, axis = resize.joint(model, before.shape, before.dtype, axis)
@@ -224,7 +227,7 @@ class NDArray(Indexed):
         def join(transaction: Transaction) -> None:
             now = transaction.state.require_layout()
             resize.check_joint(self.url, before, now, axis)
-            for piece in rows(values, now, axis) if streamed else [array]:
+            for piece in copying.rows(values, now, axis) if streamed else [array]:
                 resize.append(transaction, piece, axis)
 
         self._handle.change(join, anywhere=True)
@@ -368,3 +371,28 @@ class NDArray(Indexed):
     def _copy(self, name: str, url: Url | None, options: dict[str, Any]) -> NDArray:
         wanted = copying.copy_options(name, options)
         return type(self)(Handle(copying.copied(self._handle, url, wanted).commit(), "r+"))
+
+
+def open_array(
+    url: Url, mode: Mode = "r", *, offset: int = 0, storage_options: Mapping[str, Any] | None = None
+) -> NDArray:
+    """Open an array and nothing else; parameters as for `b2array.open`, which opens other things, too.
+
+    Raises what it raises, and FormatError for a frame without an array.
+    """
+    if offset and mode != "r":
+        raise ReadOnlyError("a frame inside a larger file can only be read")
+    held = Handle(snapshot.load(open_store(url, storage_options=storage_options), start=offset), mode)
+    return NDArray(held)
+
+
+def from_bytes(buf: Buffer) -> NDArray:
+    """Open an array that is a contiguous frame in memory; `bytes` are not copied. It can be read only.
+
+    Raises
+    ------
+    FormatError, UnsupportedError
+        As for `open`.
+    """
+    content = buf if isinstance(buf, bytes) else memoryview(buf).tobytes()
+    return NDArray(Handle(snapshot.load(MemoryStore({"": content})), "r"))

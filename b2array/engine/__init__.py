@@ -18,9 +18,7 @@ write        the values of a selection -> new chunks
 staging      new chunks, where no index refers to them yet
 overlay      changes on top of a snapshot: chunks, index, metadata
 transaction  `Transaction`: an overlay, and its commit on top of what other writers committed
-replacing    a new file that replaces a directory, or the reverse
 handle       `Handle`: shows a state, begins transactions, tries again after conflicts
-attributes   the mapping of attributes
 edits        insert, update, delete and reorder chunks
 resize       resize, append, insert, delete along an axis
 """

@@ -1,7 +1,7 @@
 """`Handle`: an open frame, the state that it shows, and the transaction that is under way.
 
 `b2array.NDArray` and `b2array.SChunk` each wrap a handle. A handle shows one committed state. Its own commits move it
-on; those of others are seen after `refresh`.
+on; those of others are seen after `refresh`, or always by a `Follower`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from b2array.format.state import with_index
 from b2array.format.summary import Summary
 from b2array.store.base import COMPARE_AND_SWAP, Mutex, Store, attempts, stale_reader
 
-__all__ = ["Handle", "Mode"]
+__all__ = ["Follower", "Handle", "Mode"]
 
 _PICKLED_NBYTES = 2**16
 """A record of sizes that takes more than this, and serves writers only, stays out of pickles."""
@@ -309,6 +309,33 @@ class Handle:
         held = self._snapshot
         thin, index = held.state.without_index(_PICKLED_NBYTES)
         return _restored, (held.store, thin, index, held.start, held.version, held.generation, self._mode)
+
+
+class Follower(Handle):
+    """A handle that looks at the store each time it is used, except inside a transaction."""
+
+    __slots__ = ()
+
+    @property
+    def source(self) -> Source:
+        """What chunks are read from: the transaction under way, or what is committed now."""
+        if self._transaction is not None:
+            return self._transaction
+        self.refresh()
+        return self._snapshot
+
+    @source.setter
+    def source(self, _: Source) -> None:
+        """Ignore the new value: the next use finds the same state, or a newer one."""
+
+    @property
+    def described(self) -> Source:
+        """The same."""
+        return self.source
+
+    @described.setter
+    def described(self, _: Source) -> None:
+        """Ignore it, too."""
 
 
 def _explained(source: Source, error: B2ArrayError | OSError) -> B2ArrayError | OSError:

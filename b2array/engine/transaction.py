@@ -19,11 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.buffers import Buffer
-from b2array.engine.fetch import each_chunk
+from b2array.engine.fetch import chunk_number, each_chunk
 from b2array.engine.overlay import Overlay, changeable
-from b2array.engine.replacing import discard, take_place
 from b2array.engine.snapshot import Snapshot, load, reload
-from b2array.engine.source import Location, Source
+from b2array.engine.source import FRAME_NAME, Location, Source
 from b2array.engine.staging import Staging
 from b2array.errors import B2ArrayError, ConflictError, FormatError, warn
 from b2array.format import fingerprint, frame, index
@@ -35,7 +34,7 @@ from b2array.format.state import DIGESTS, State, changed_chunks, layers_with, pa
 from b2array.progress import Progress
 from b2array.store.base import Store, attempts, durability, identity, may_still_happen, too_many_conflicts
 
-__all__ = ["Prepared", "Transaction", "copied"]
+__all__ = ["Prepared", "Transaction", "copied", "discard", "is_part", "take_place"]
 
 T = TypeVar("T")
 
@@ -415,3 +414,37 @@ def copied(
         new.abort()
         raise
     return new
+
+
+# Frames of one layout that replace frames of the other: a file for a directory, or the reverse.
+
+
+def take_place(place: Store, made: Snapshot, old: Snapshot | None) -> Snapshot:
+    """Let a new frame replace one of the other layout, and remove the old one.
+
+    The new one is in `place`, where the old one was, or in the store that `Store.beside` has returned.
+    """
+    if made.store is not place:
+        place.exchange(made.store)
+        discard(made.store)
+        return replace(made, store=place)
+    if old is None or old.name == made.name:
+        return made
+    if made.name:
+        place.delete([old.name])  # until then readers find the old one
+        return made
+    with suppress(OSError, B2ArrayError):  # what stays behind disturbs no reader
+        offsets = old.frame.offsets
+        place.delete([old.name, *map(index.chunk_name, offsets[offsets >= 0].tolist())])
+    return made
+
+
+def discard(store: Store) -> None:
+    """Remove a frame that is in a place of its own, as far as possible."""
+    with suppress(OSError, B2ArrayError):
+        store.delete([*filter(is_part, store.listing()), ""])
+
+
+def is_part(name: str) -> bool:
+    """Whether a file in the directory of a sparse frame belongs to it."""
+    return name in (FRAME_NAME, ".b2lock") or chunk_number(name) is not None
