@@ -1,8 +1,8 @@
 """Items from memory into chunks: the values of a selection -> blocks -> chunks that are encoded and staged.
 
 The values go into an `OpenChunk`, with the old chunk below it if they replace only a part. It is encoded at once, but
-in a transaction a chunk that is written in part stays open. Nothing here knows keys: selections are products of groups,
-as `b2array.grid.partition` cuts them.
+in a transaction a chunk that is written in part stays open. Nothing here knows keys: selections are products, as
+`b2array.grid.partition` cuts them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def write(
 ) -> None:  # fmt: skip
     """Put the selected items into new chunks.
 
-    `values` have one dimension a group of the selection, and are converted to the array's type block by block. With
-    `fields`, only these are changed.
+    `values` have one dimension for each factor of the selection, and are converted to the array's type block by block.
+    With `fields`, only these are changed.
     """
     chunks = parts_of_chunks(layout, positions, axes)
     first = list(islice(chunks, 2))
