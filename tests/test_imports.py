@@ -37,7 +37,7 @@ ALLOWED = {
     "array": {"codec", "compute", "display", "engine", "format", "grid", "store", "threads", "workers"},
     "group": {"array", "display", "engine", "format", "store"},
     "xarray_io": {"array", "engine", "format", "grid", "group", "store", "workers"},
-    "exchange": {"array", "bloscpack", "codec", "engine", "format", "grid", "group", "store"},
+    "exchange": {"array", "bloscpack", "codec", "display", "engine", "format", "grid", "group", "store"},
 }
 
 REQUIRED = {"fsspec", "isal", "msgpack", "numcodecs", "numpy", "zstandard"}
