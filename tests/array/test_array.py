@@ -30,8 +30,8 @@ from keys import keys, orthogonal_keys
 
 import b2array
 from b2array import config
-from b2array.array import items as items_module
 from b2array.array.schunk import SChunk
+from b2array.engine import write
 from b2array.errors import (
     B2ArrayError,
     ConflictError,
@@ -737,15 +737,15 @@ def overtaken(tmp_path, monkeypatch, shape):
     """Make an array of 4 by 6 zeros that another handle resizes during the next assignment."""
     array = b2array.zeros((4, 6), "i4", url=tmp_path / "a.b2nd", chunks=(2, 3), blocks=(1, 3))
     other = b2array.open(tmp_path / "a.b2nd", "r+")
-    write, calls = items_module.write, []
+    original, calls = write.write, []
 
     def resized(*args, **kwargs):
         if not calls:
             calls.append(args)
             other.resize(shape)
-        return write(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    monkeypatch.setattr(items_module, "write", resized)
+    monkeypatch.setattr(write, "write", resized)
     return array
 
 

@@ -67,7 +67,7 @@ def test_parts_come_in_the_order_of_the_grid():
     ]  # fmt: skip
 
 
-def test_coords_follow_the_axes_whatever_the_groups():
+def test_coords_follow_the_axes_whatever_the_factors():
     index = (np.array([[0, 9], [5, 1]]), slice(4, 5, 1))
     found = list(parts(index, (5, 2, 3), ((0, 2), (1,))))
     assert [part.coords for part in found] == [(0, 2, 1), (1, 2, 0)]
@@ -292,7 +292,7 @@ def test_shapes_are_checked():
         automatic((3, 1.5), 1)
 
 
-def test_points_outside_the_bounds_are_not_looked_at_beside_an_empty_group():
+def test_points_outside_the_bounds_are_not_looked_at_beside_an_empty_factor():
     index = (slice(0, 0, 1), np.array([[0, 7], [0, -1]]))
     assert list(parts(index, (1, 1, 1), ((0,), (1, 2)))) == []
     assert list(parts((np.empty((1, 0), np.int64), index[1]), (1, 1, 1), ((0,), (1, 2)))) == []
