@@ -1,11 +1,15 @@
-"""Transactions of new arrays that copy an array in another layout, an array-like, or blocks one after the other."""
+"""Transactions of new arrays with the items of others: of an array, an array-like, or blocks one after the other.
+
+Array-likes that are not in memory are read a part at a time, so that they may be larger than memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -13,10 +17,21 @@ import numpy.typing as npt
 
 from b2array import progress
 from b2array.array.described import Described
-from b2array.array.drafts import Draft, aborting, known_dtype, new_draft, put
-from b2array.array.options import OPTIONS, UNSET, ArrayOptions, Casting, Shape, Url, check_keywords
-from b2array.array.placing import place_new
-from b2array.array.streaming import boxes, is_sliceable, piece
+from b2array.array.drafts import (
+    OPTIONS,
+    UNSET,
+    ArrayOptions,
+    Casting,
+    Draft,
+    Shape,
+    Url,
+    aborting,
+    check_keywords,
+    known_dtype,
+    new_draft,
+    place_new,
+    put,
+)
 from b2array.engine import resize, transaction
 from b2array.engine.handle import Handle
 from b2array.engine.source import Source
@@ -24,11 +39,23 @@ from b2array.engine.transaction import Transaction
 from b2array.engine.write import rewrite
 from b2array.format.b2nd import GEOMETRIES
 from b2array.grid import assignment
+from b2array.grid.assignment import Sliceable
 from b2array.grid.chunking import automatic
 from b2array.grid.layout import Layout
 from b2array.progress import Progress
 
-__all__ = ["CopyOptions", "computed", "copied", "copy_options", "holding", "joined"]
+__all__ = [
+    "CopyOptions",
+    "boxes",
+    "computed",
+    "copied",
+    "copy_options",
+    "holding",
+    "is_sliceable",
+    "joined",
+    "piece",
+    "rows",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,3 +231,65 @@ def _rows(blocks: Iterable[Any], layout: Layout, axis: int) -> Iterator[npt.NDAr
         pending[-1:] = [part.copy() for part in pending[-1:]]
     if pending:
         yield np.concatenate(pending, axis)
+
+
+# Arrays that are read a part at a time, so that they may be larger than memory.
+
+
+_PIECE_NBYTES = 32 * 2**20
+"""Bytes to read at a time, unless a chunk (or a row of chunks to append) is larger."""
+
+# dask would compute its graph again for each slice, and pandas looks slices up among its labels.
+_READ_WHOLE = frozenset({"dask", "pandas"})
+
+
+def is_sliceable(x: Any) -> bool:
+    """Say whether to read an array-like a part at a time: it is not in memory, and it takes NumPy's slices.
+
+    Examples
+    --------
+    >>> is_sliceable(np.zeros(3)), is_sliceable([0, 0]), is_sliceable(np.float64(0))
+    (False, False, False)
+    """
+    if isinstance(x, np.ndarray | np.generic) or not isinstance(x, Sliceable):
+        return isinstance(x, np.memmap)
+    # The type that NumPy finds for Python objects depends on all of them.
+    numeric = isinstance(x.dtype, np.dtype) and not x.dtype.hasobject
+    return numeric and type(x).__module__.partition(".")[0] not in _READ_WHOLE
+
+
+def piece(x: Sliceable, box: tuple[slice, ...], dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+    """Read a box of an array; TypeError for masked items, ValueError for a wrong number of items."""
+    found = x[box]
+    assignment.check_unmasked(found)
+    values = np.asarray(found, dtype)
+    expected = tuple(part.stop - part.start for part in box)
+    if values.shape != expected:
+        raise ValueError(f"expected items of shape {expected} at {box} of {type(x).__name__}, found {values.shape}")
+    return values
+
+
+def boxes(
+    shape: Sequence[int], chunks: Sequence[int], itemsize: int, nbytes: int | None = None
+) -> Iterator[tuple[slice, ...]]:
+    """Cut an array into boxes of whole chunks, as many as fit into a number of bytes."""
+    steps, most = [max(1, c) for c in chunks], _PIECE_NBYTES if nbytes is None else nbytes
+    for axis, n in reversed([*enumerate(shape)]):
+        fit = max(1, most // max(1, math.prod(steps) * itemsize))
+        steps[axis] *= min(fit, max(1, -(-n // steps[axis])))
+        if steps[axis] < n:
+            break
+    for start in product(*(range(0, n, step) for n, step in zip(shape, steps, strict=True))):
+        yield tuple(slice(i, min(i + step, n)) for i, step, n in zip(start, steps, shape, strict=True))
+
+
+def rows(values: Sliceable, layout: Layout, axis: int) -> Iterator[npt.NDArray[Any]]:
+    """Cut values that are appended to an array into pieces that end where a row of chunks ends."""
+    shape, length = values.shape, max(1, layout.chunks[axis])
+    row_nbytes = max(1, math.prod(shape) // max(1, shape[axis]) * layout.itemsize)
+    most = max(1, _PIECE_NBYTES // (row_nbytes * length)) * length
+    start = 0
+    while start < shape[axis]:
+        stop = min(start + most - (layout.shape[axis] + start) % length, shape[axis])
+        yield piece(values, tuple(slice(start, stop) if n == axis else slice(0, m) for n, m in enumerate(shape)))
+        start = stop

@@ -130,9 +130,8 @@ def fill(
         return
     starts = list(mapping.starts)
     covered = selection.axes or tuple((axis,) for axis in range(len(selection.positions)))
-    dims = [
-        dim for group in zip(selection.positions, covered, strict=True) for dim in _dimensions(mapping, *group, starts)
-    ]
+    factors = zip(selection.positions, covered, strict=True)
+    dims = [dim for factor in factors for dim in _dimensions(mapping, *factor, starts)]
     lengths = [length for length, _ in dims]
     # Dimensions that move along the same axis of the array are selected together.
     groups: list[tuple[list[int], list[int]]] = []
@@ -164,7 +163,7 @@ def fill(
 def _dimensions(
     mapping: Mapping, positions: Positions, axes: Sequence[int], starts: list[int]
 ) -> list[tuple[int, _Moves]]:
-    """Return how long the dimensions of one group of a selection are and where they go; move `starts` to its first."""
+    """Return how long the dimensions of one factor of a selection are and where they go; move `starts` to its first."""
     if isinstance(positions, slice):
         along = range(positions.start, positions.stop, positions.step)
         try:

@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import bloscpack
-from b2array.array import opening, streaming
-from b2array.array.info import counted
-from b2array.array.info import nbytes as shown_nbytes
+from b2array.array import copying
+from b2array.array.array import open_array
 from b2array.buffers import Buffer
 from b2array.codec.cparams import AnyCParams, given_or_default
+from b2array.display.tables import counted
+from b2array.display.tables import nbytes as shown_nbytes
 from b2array.errors import B2ArrayError, FormatError, warn
 from b2array.exchange.formats import Box, Build, Format, Piece, Settings, Source, Storage, Tree
 from b2array.exchange.places import find
@@ -261,7 +262,7 @@ def _regions(source: Source, target: Format, settings: Settings) -> list[Box]:
     if target.sequential:
         return list(boxes(source.shape, max(1, _BUDGET // source.dtype.itemsize)))
     unit = source.chunks if target.name == "npy" and source.chunks else settings.chunks
-    return list(streaming.boxes(source.shape, unit, source.dtype.itemsize, _BUDGET))
+    return list(copying.boxes(source.shape, unit, source.dtype.itemsize, _BUDGET))
 
 
 def _pieces(source: Source, regions: list[Box], advance: Callable[[int], object] = id) -> Iterator[Piece]:
@@ -301,7 +302,7 @@ def is_array(url: str, storage_options: Storage) -> bool:
     if kind.name != "b2nd" or address.rstrip("/").endswith(kind.suffixes):
         return True
     try:
-        opening.open(url, storage_options=storage_options).close()
+        open_array(url, storage_options=storage_options).close()
     except FormatError:
         return False
     return True

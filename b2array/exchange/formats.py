@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import bloscpack
-from b2array.array import creation, opening
-from b2array.array.array import NDArray
-from b2array.array.options import ArrayOptions
+from b2array.array import creation
+from b2array.array.array import NDArray, open_array
+from b2array.array.drafts import ArrayOptions
 from b2array.array.schunk import SChunk
 from b2array.bloscpack.header import MAGIC, Description, describe
 from b2array.codec.cparams import CParams
@@ -237,7 +237,7 @@ def source_of(handle: Handle) -> Source:
 
 @contextmanager
 def _tree_b2nd(url: str, storage_options: Storage) -> Iterator[Tree]:
-    with opening.open(url, storage_options=storage_options) as a:
+    with open_array(url, storage_options=storage_options) as a:
         source = source_of(a._handle)
         yield Tree(("",), lambda _: source)
 

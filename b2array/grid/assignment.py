@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from b2array.grid.arrays import shape_text
+from b2array.grid.index_arrays import shape_text
 from b2array.grid.selection import Selection
 
 __all__ = ["Sliceable", "arrange", "check_unmasked", "spread"]

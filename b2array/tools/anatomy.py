@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from b2array.array import info
 from b2array.codec.header import FIELDS as CHUNK_FIELDS
 from b2array.codec.header import ChunkHeader, HeaderField, Special
 from b2array.config import HEADER_LEN
+from b2array.display import tables
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import Location
 from b2array.errors import UnsupportedError
@@ -93,14 +93,14 @@ class Survey:
                 form = ".2f" if name == "ratio" else ".0f"
                 rows[f"{name} of a chunk"] = f"{min(values):{form}} to {max(values):{form}}, median {middle:{form}}"
         if self.total is not None:
-            rows["file"] = info.nbytes(self.total)
-        rows["live"] = info.nbytes(self.live)
-        rows["frame"] = info.nbytes(self.frame)
+            rows["file"] = tables.nbytes(self.total)
+        rows["live"] = tables.nbytes(self.live)
+        rows["frame"] = tables.nbytes(self.frame)
         rows["dead"] = "not known: the files cannot be listed"
         if self.dead is not None:
             share = f", {self.dead / self.total:.0%}" if self.dead and self.total else ""
-            rows["dead"] = info.nbytes(self.dead) + share
-        yield from repr(info.Info(rows)).splitlines()
+            rows["dead"] = tables.nbytes(self.dead) + share
+        yield from repr(tables.Info(rows)).splitlines()
         yield ""
         yield "what compression leaves of each chunk: · nothing  ░ up to 25 %  ▒ 50 %  ▓ 75 %  █ more"
         yield from chunk_map(self.chunks, self.grid)

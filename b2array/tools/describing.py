@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from b2array import bloscpack
-from b2array.array import info
 from b2array.array.array import NDArray
 from b2array.array.schunk import SChunk
 from b2array.bloscpack.header import (
@@ -21,6 +20,7 @@ from b2array.bloscpack.header import (
     VERSION1_FIELDS,
     digest_size,
 )
+from b2array.display import tables
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
 from b2array.engine.snapshot import Snapshot
@@ -123,7 +123,7 @@ def row(name: str, member: Mapping[str, Any]) -> tuple[str, ...]:
         return name, member["kind"], "", "", ""
     ratio = f"{member['nbytes'] / member['cbytes']:.1f}x" if member["cbytes"] else ""
     dtype, shape = member.get("dtype", "super-chunk"), str(member.get("shape", ""))
-    exact, _, rounded = info.nbytes(member["nbytes"]).partition(" ")
+    exact, _, rounded = tables.nbytes(member["nbytes"]).partition(" ")
     return name, dtype, shape, rounded.strip("()") or f"{exact} B", ratio
 
 
@@ -148,8 +148,8 @@ def _frame(held: Snapshot) -> dict[str, Any]:
             "nbytes": chunks.nbytes,
             "cbytes": chunks.cbytes,
             "ratio": round(chunks.cratio, 2),
-            "codec": info.codec(chunks.cparams),
-            "filters": info.filters(chunks.cparams),
+            "codec": tables.codec(chunks.cparams),
+            "filters": tables.filters(chunks.cparams),
             "metalayers": [name for name, _ in held.frame.metalayers],
             "attrs": dict(chunks.vlmeta),
         }
@@ -197,9 +197,9 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     rows = {name: value for name, value in found.items() if value is not None and name != "attrs"}
     for name in ("nbytes", "cbytes"):
         if name in rows:
-            rows[name] = info.nbytes(rows[name])
+            rows[name] = tables.nbytes(rows[name])
     rows |= {f"attrs.{name}": value for name, value in found.get("attrs", {}).items()}
-    yield from repr(info.Info(rows)).splitlines()
+    yield from repr(tables.Info(rows)).splitlines()
 
 
 def plain(value: Any) -> Any:
