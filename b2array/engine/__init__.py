@@ -3,10 +3,10 @@
 To read `a[1:3]`, `read` asks the `cache` for the blocks of each chunk. `fetch` gets the others from the `Snapshot`, and
 compares them with their checksums. `read` decodes them, leaves them in the cache, and copies the items.
 
-To write `a[1:3] = x`, `Handle.change` begins a `Transaction`. `write` puts the values into an `OpenChunk`, on top of
-the old chunk if it is written in part, encodes it, and gives it to `Overlay.store_chunk`, which calls `Staging.put`. In
-a transaction of the user, a chunk that is written in part stays open until `Overlay.flush` encodes it.
-`Transaction.commit` looks whether others have committed, packs the next `State`, and swaps the index.
+To write `a[1:3] = x`, `Handle.change` begins a `Transaction` and calls `write.assign`. That puts the values into an
+`OpenChunk`, on top of the old chunk if it is written in part, encodes it, and gives it to `Overlay.store_chunk`, which
+calls `Staging.put`. In a transaction of the user, a chunk that is written in part stays open until `Overlay.flush`
+encodes it. `Transaction.commit` looks whether others have committed, packs the next `State`, and swaps the index.
 
 source       `Source`: what `read` and `fetch` read from, a snapshot or a transaction
 snapshot     `Snapshot`: one committed state in a store; `load`, `reload`
