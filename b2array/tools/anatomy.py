@@ -107,7 +107,7 @@ def _number(place: Location) -> int:
 
 def _wave(held: Snapshot, numbers: Sequence[int]) -> tuple[list[ChunkSizes], int]:
     """Return the sizes of chunks, and the number of bytes in their checksum records."""
-    places = [held.place(n) for n in numbers]
+    places = [held.locate(n) for n in numbers]
     stored = [place for place in dict.fromkeys(places) if isinstance(place, Location)]
     spans = [Span(place.name, place.start, place.start + HEADER_LEN) for place in stored]
     heads = {place: ChunkHeader.unpack(view) for place, view in zip(stored, held.read(spans, clip=True), strict=True)}
@@ -242,7 +242,7 @@ def _index(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
     what = "file of the chunk" if head.frame_type == FrameType.SPARSE else "from the end of the header"
     # All offsets are one compressed chunk, so a single one has no bytes of its own in the file.
     for n in range(head.nchunks):
-        where = head.locate(n)
+        where = head.entry(n)
         value = where.name.lower() if isinstance(where, Special) else where
         yield Field("index", base + length, np.int64(head.offsets[n]).tobytes(), f"chunk {n}", value, what)
 
