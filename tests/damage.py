@@ -29,7 +29,7 @@ def write_stock(path, data, layout, mode="w"):
 
 
 def place(path, n, where=0):
-    found = b2array.open_schunk(path)._handle.source.place(n)
+    found = b2array.open_schunk(path)._handle.source.locate(n)
     return (path / found.name if found.name else path), found.start + where
 
 

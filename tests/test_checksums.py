@@ -62,7 +62,7 @@ def opened(files, mode="r"):
 def place(path, n, where=0):
     """The file with chunk `n`, and where byte `where` of the chunk is in it."""
     held = b2array.open_schunk(path)
-    found = held._handle.source.place(n)
+    found = held._handle.source.locate(n)
     return (path / found.name if found.name else path), found.start + where
 
 

@@ -247,8 +247,8 @@ def test_a_damaged_chunk_is_named_and_the_others_are_read(
     kind: str, originals: dict[str, Path], tmp_path: Path
 ) -> None:
     with b2array.open_schunk(originals[kind]) as schunk:
-        stored = [n for n in range(len(schunk)) if not isinstance(schunk.frame.locate(n), b2array.codec.header.Special)]
-        places = {n: schunk.frame.locate(n) for n in stored}
+        stored = [n for n in range(len(schunk)) if not isinstance(schunk.frame.entry(n), b2array.codec.header.Special)]
+        places = {n: schunk.frame.entry(n) for n in stored}
         header_len, contents = schunk.frame.header_len, [schunk.decompress_chunk(n) for n in range(len(schunk))]
     for n in stored:
         path = tmp_path / f"{n}.b2nd"

@@ -42,7 +42,7 @@ class Bucket:
         make = {"chunks": (8, WIDTH), "blocks": (2, 8), "attrs": {"unit": "K"}}
         b2array.asarray(self.data, url=self.url, layout=layout, **make, **self.kw)
         held = b2array.open_schunk(self.url, **self.kw)
-        self.places = [held._handle.source.place(n) for n in range(held.nchunks)]
+        self.places = [held._handle.source.locate(n) for n in range(held.nchunks)]
         self.index = f"{self.root}/chunks.b2frame" if layout == "sparse" else self.root
         self.tail_start = held.frame.tail_start
 

@@ -376,7 +376,7 @@ def test_windows_that_fail_are_errors_and_leave_no_threads(files, http, monkeypa
     path, _ = files("ours", "sparse", "random")
     a = b2array.open(served(http, path))
     monkeypatch.setattr(read, "_WINDOW_NBYTES", 1)
-    name = a._handle.source.place(5).name
+    name = a._handle.source.locate(5).name
     kept = http.objects.pop(f"a.b2nd/{name}")
     with config.using(cache_bytes=0):
         with pytest.raises(b2array.errors.ChunkMissingError, match="chunk 5 of"):

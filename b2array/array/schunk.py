@@ -130,7 +130,7 @@ class SChunk(Opened):
         buf = self.get_chunk(n)
         held = self._handle.snapshot
         n = _number(held, n) if self._handle.source is held else -1
-        where = held.frame.locate(n) if n >= 0 else Special.NONE
+        where = held.frame.entry(n) if n >= 0 else Special.NONE
         if isinstance(where, Special):
             return buf
         if held.frame.frame_type == FrameType.SPARSE:

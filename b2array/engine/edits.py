@@ -103,7 +103,7 @@ def _check_kind(transaction: Transaction, header: ChunkHeader) -> None:
 def _reindex(transaction: Transaction, order: npt.NDArray[np.int64], nbytes: int, chunksize: int) -> None:
     if chunksize == 0 and not transaction.frame.variable_chunks:
         special = np.flatnonzero(transaction.frame.offsets < 0).tolist()
-        numbers = [n for n in special if not isinstance(transaction.place(n), Location)]
+        numbers = [n for n in special if not isinstance(transaction.locate(n), Location)]
         for n, stored in zip(numbers, each_chunk(transaction, numbers), strict=True):
             transaction.set_code(n, transaction.store_stored(bytes(stored.region), stored.head))
     transaction.reindex(order, nbytes=nbytes, chunksize=chunksize)
@@ -113,15 +113,15 @@ def chunk_sizes(source: Source, numbers: Sequence[int]) -> list[int]:
     """Return uncompressed sizes of chunks in bytes, which are read from the chunks only where the frame has none."""
     if not source.frame.variable_chunks:
         return [source.frame.chunk_nbytes(n) or 0 for n in numbers]
-    places = [place for n in numbers if isinstance(place := source.place(n), Location)]
-    if len(places) < len(numbers):
+    locations = [location for n in numbers if isinstance(location := source.locate(n), Location)]
+    if len(locations) < len(numbers):
         raise FormatError(f"{source.url}: expected stored chunks where chunks have sizes of their own, found others")
     if source.frame.frame_type == FrameType.SPARSE:
         views = []
-        for head in source.store.head([place.name for place in places], HEADER_LEN):
+        for head in source.store.head([location.name for location in locations], HEADER_LEN):
             if isinstance(head, Exception):
                 raise head
             views.append(head.data)
     else:
-        views = source.read([Span(name, start, min(start + HEADER_LEN, stop)) for name, start, stop in places])
+        views = source.read([Span(name, start, min(start + HEADER_LEN, stop)) for name, start, stop in locations])
     return [ChunkHeader.unpack(view).nbytes for view in views]

@@ -105,7 +105,7 @@ def each_chunk(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
 
 def _read_alone(source: Source, request: ChunkRequest) -> Stored:
     """Read one chunk, with a call of the store for each step."""
-    location = source.locate(request.chunk)
+    location = source.locate_unchecked(request.chunk)
     if isinstance(location, Location):
         wanted = _Chunk(source, request, location, is_local=True)
         if wanted.cached is not None and request.blocks is not None:
@@ -176,21 +176,21 @@ def _refuse_missing(source: Source, asked: list[tuple[int, Ask]], error: FileNot
     """Raise the error of a chunk whose file does not exist; the given one if the whole frame is gone."""
     names = [(n, ask.spans[0].name) for n, ask in asked]
     n, name = next((each for each in names if str(error.filename or "").endswith(each[1] or "\0")), names[0])
-    source.place(n)  # a lost chunk has no file
+    source.locate(n)  # a lost chunk has no file
     if not name:
         raise error
     raise ChunkMissingError(f"chunk {n} of {source.url}: expected its file {name}, found none") from error
 
 
 def _located(source: Source, n: int, error: B2ArrayError) -> B2ArrayError:
-    location, found_in = source.place(n), f"chunk {n} of {source.url}"
+    location, found_in = source.locate(n), f"chunk {n} of {source.url}"
     in_file = isinstance(location, Location) and chunk_number(location.name) is not None
     return located_error(f"{found_in}, {location.name}" if in_file else found_in, error)
 
 
 def steps_of(source: Source, request: ChunkRequest) -> Steps:
     """Yield what to read next of a chunk, receive it, and return the chunk."""
-    location = source.place(request.chunk)
+    location = source.locate(request.chunk)
     if not isinstance(location, Location):
         frame, nbytes = source.frame, source.frame.chunk_nbytes(request.chunk)
         if nbytes is None:

@@ -101,21 +101,21 @@ class Overlay(Target):
         """Whether the store holds another state than the one that the changes are made to."""
         return self.base is not None and self.base.is_stale
 
-    def place(self, n: int) -> Location | Special:
+    def locate(self, n: int) -> Location | Special:
         """Return where chunk `n` is, new or old. Note the read of an old one."""
         if self.buffer is not None and n in self.buffer.chunks:
             self.flush((n,))
         extent = self._staging.extent(int(self.state.frame.offsets[n])) if 0 <= n < self.state.frame.nchunks else None
         if extent is not None:
             return Location(_SPOOL, *extent)
-        found = self.entry(n)
+        entry = self.entry(n)
         if n not in self._touched:
             self._read.add(n)
-        if isinstance(found, Special):
-            return found
-        return Location(index.chunk_name(found), 0, -1) if self.base is None else self.base.place_of(found)
+        if isinstance(entry, Special):
+            return entry
+        return Location(index.chunk_name(entry), 0, -1) if self.base is None else self.base.location_of(entry)
 
-    locate = place
+    locate_unchecked = locate
 
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects and of new chunks."""

@@ -207,7 +207,7 @@ class Reader(NamedTuple):
         sizes = self.source.known_sizes(n)
         if sizes is not None:
             return int(sizes[0]) * nblocks // self.layout.nblocks
-        return 0 if isinstance(self.source.place(n), Special) else nblocks * self.layout.block_nbytes
+        return 0 if isinstance(self.source.locate(n), Special) else nblocks * self.layout.block_nbytes
 
     def plan(self, number: int, part: Part) -> ChunkRead:
         """Decide how to read a chunk, and ask the cache for its blocks."""

@@ -97,29 +97,29 @@ class Snapshot(Source):
         a, b = self.frame, other.frame
         return (a.metalayers, a.nbytes, a.chunksize) == (b.metalayers, b.nbytes, b.chunksize)
 
-    def place(self, n: int) -> Location | Special:
-        """Return where chunk `n` is; in a contiguous frame it may end before the place does."""
-        found = self.entry(n)
-        return found if isinstance(found, Special) else self.place_of(found)
-
     def locate(self, n: int) -> Location | Special:
-        """Return what `place` returns, but a place without a chunk for a lost one: annotations stay packed."""
-        offsets = self.frame.offsets
-        where = int(offsets[n]) if 0 <= n < len(offsets) else -1
-        return self.place(n) if where < 0 else self.place_of(where)
+        """Return where chunk `n` is; ChunkLostError if it is lost. In a contiguous frame it may end before `stop`."""
+        entry = self.entry(n)
+        return entry if isinstance(entry, Special) else self.location_of(entry)
 
-    def place_of(self, where: int) -> Location:
-        """Return the place of a stored chunk, given its index entry."""
+    def locate_unchecked(self, n: int) -> Location | Special:
+        """Return the same, but for a lost chunk a location without a chunk: annotations stay packed."""
+        offsets = self.frame.offsets
+        entry = int(offsets[n]) if 0 <= n < len(offsets) else -1
+        return self.locate(n) if entry < 0 else self.location_of(entry)
+
+    def location_of(self, entry: int) -> Location:
+        """Return where a stored chunk is, given its entry in the index."""
         described = self.frame
         if described.frame_type == FrameType.SPARSE:
-            return Location(index.chunk_name(where), 0, -1)
+            return Location(index.chunk_name(entry), 0, -1)
         ordered = self._ordered
         if ordered is None:
             offsets = described.offsets
             ordered = np.append(np.sort(offsets[offsets >= 0]), described.cbytes)
             object.__setattr__(self, "_ordered", ordered)
         base = self.start + described.header_len
-        return Location("", base + where, base + int(ordered[bisect_right(ordered, where)]))
+        return Location("", base + entry, base + int(ordered[bisect_right(ordered, entry)]))
 
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects; `clip`: fewer where an object ends before."""

@@ -89,16 +89,16 @@ class Source(ABC):
         """Whether the store has changed since, so that its bytes may belong to a newer state."""
 
     @abstractmethod
-    def place(self, n: int) -> Location | Special:
-        """Return where chunk `n` is, if it is not lost. In a contiguous frame it may end before `stop`."""
-
     def locate(self, n: int) -> Location | Special:
-        """Return what `place` returns. For a lost chunk it may return a place without a chunk: reading that fails."""
-        return self.place(n)
+        """Return where chunk `n` is; ChunkLostError if it is lost. In a contiguous frame it may end before `stop`."""
+
+    def locate_unchecked(self, n: int) -> Location | Special:
+        """Return the same; but for a lost chunk it may return a location without a chunk: reading that fails."""
+        return self.locate(n)
 
     def entry(self, n: int) -> int | Special:
-        """Return what the index says about chunk `n`; raises what `place` raises."""
-        found = self.state.frame.locate(n)
+        """Return the index's entry for chunk `n`; ChunkLostError if it is lost."""
+        found = self.state.frame.entry(n)
         if n in self.state.annotations.lost:
             raise ChunkLostError(f"chunk {n} of {self.url} is lost: a repair of the frame could not save it")
         return found

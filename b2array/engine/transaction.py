@@ -402,7 +402,7 @@ def copied(
     new = Transaction(store, None, state, overwrite=overwrite, locked=locked, replaces=replaces)
     lost = {*lost, *annotations.lost}
     try:
-        stored = [n for n in range(old.frame.nchunks) if n not in lost and isinstance(source.place(n), Location)]
+        stored = [n for n in range(old.frame.nchunks) if n not in lost and isinstance(source.locate(n), Location)]
         shown = progress or Progress(None)
         shown.advance(old.frame.nchunks - len(stored))
         for n, each in zip(stored, each_chunk(source, stored), strict=True):

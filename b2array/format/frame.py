@@ -98,10 +98,11 @@ class Frame(Header):
             return None
         return min(self.chunksize, self.nbytes - n * self.chunksize)
 
-    def locate(self, n: int) -> int | Special:
-        """Return where chunk `n` is: bytes from the end of the header (contiguous) or the number of its file (sparse).
+    def entry(self, n: int) -> int | Special:
+        """Return the index's entry for chunk `n`.
 
-        If the chunk is not stored, it is ``Special.ZEROS``, ``NAN`` or ``UNINIT``; test for this type first.
+        It is a position in bytes from the end of the header (contiguous), or the number of a file (sparse). If the
+        chunk is not stored, it is ``Special.ZEROS``, ``NAN`` or ``UNINIT``; test for this type first.
         """
         if not 0 <= n < len(self.offsets):
             raise self._out_of_bounds(n)

@@ -113,7 +113,7 @@ def survey(held: Snapshot, grid: tuple[int, ...] = ()) -> Survey:
     live: dict[Location, int] = {}  # several chunk numbers may stand for the same stored chunk
     for first in range(0, head.nchunks, _WAVE):
         numbers = range(first, min(first + _WAVE, head.nchunks))
-        places = [held.place(n) for n in numbers]
+        places = [held.locate(n) for n in numbers]
         stored = [place for place in dict.fromkeys(places) if isinstance(place, Location)]
         spans = [Span(place.name, place.start, place.start + HEADER_LEN) for place in stored]
         heads = {at: ChunkHeader.unpack(view) for at, view in zip(stored, held.read(spans, clip=True), strict=True)}
@@ -262,7 +262,7 @@ def _index(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
     what = "file of the chunk" if head.frame_type == FrameType.SPARSE else "from the end of the header"
     # All offsets are one compressed chunk, so a single one has no bytes of its own in the file.
     for n in range(head.nchunks):
-        where = head.locate(n)
+        where = head.entry(n)
         value = where.name.lower() if isinstance(where, Special) else where
         yield Field("index", base + length, np.int64(head.offsets[n]).tobytes(), f"chunk {n}", value, what)
 

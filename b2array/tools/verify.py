@@ -242,7 +242,7 @@ class _Inspector:
 
     def report(self, kind: str, n: int, text: str) -> None:
         sparse = self.held.frame.frame_type == FrameType.SPARSE
-        file = self.held.place_of(int(self.held.frame.offsets[n])).name if sparse else ""
+        file = self.held.location_of(int(self.held.frame.offsets[n])).name if sparse else ""
         self.findings.problems.append(Problem(kind, n, file, text))
 
     def look(self, numbers: tuple[int, ...]) -> None:
@@ -274,7 +274,7 @@ class _Inspector:
             return _kind(error)
         if self.held.has_checksums(n):
             return "checksum"  # b2array wrote the chunk, so it was supported
-        place, expected = self.held.place(n), self.held.frame.chunk_nbytes(n)
+        place, expected = self.held.locate(n), self.held.frame.chunk_nbytes(n)
         if expected is None or isinstance(place, Special):
             return "unsupported"
         (sizes,) = self.held.read([Span(place.name, place.start + 4, place.start + 8)], clip=True)
@@ -296,7 +296,7 @@ class _Inspector:
             return
         if not self.deep:
             return
-        place, head = self.held.place(n), stored.head
+        place, head = self.held.locate(n), stored.head
         if isinstance(place, Special):
             return
         start = place.start + head.header.cbytes
@@ -319,7 +319,7 @@ class _Inspector:
     def compare_extents(self) -> None:
         """Check that each chunk ends before the next one starts, or inside its file."""
         for n, head in self.findings.heads.items():
-            place, cbytes = self.held.place(n), head.header.cbytes
+            place, cbytes = self.held.locate(n), head.header.cbytes
             if isinstance(place, Special):
                 continue
             if place.stop >= 0 and place.start + cbytes > place.stop:

@@ -168,9 +168,9 @@ class WorkerTarget(Target):
         """Whether the store holds another state than the base by now."""
         return self._base.is_stale
 
-    def place(self, n: int) -> Location | Special:
+    def locate(self, n: int) -> Location | Special:
         """Return where the old chunk `n` is."""
-        return self._base.place(n)
+        return self._base.locate(n)
 
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects."""

@@ -69,14 +69,14 @@ def test_one_look_finds_out_what_is_there(frames, layout):
 @LAYOUTS
 def test_places_are_where_the_chunks_are(frames, layout):
     held = opened(frames, layout)
-    assert held.place(3) is Special.ZEROS
+    assert held.locate(3) is Special.ZEROS
     for n in (0, 1, 2, 4, 5):
-        place = held.place(n)
+        place = held.locate(n)
         assert isinstance(place, Location)
         (view,) = held.read([Span(place.name, place.start, place.start + HEADER_LEN)])
         assert ChunkHeader.unpack(view).nbytes == FULL
     with pytest.raises(IndexError):
-        held.place(NCHUNKS)
+        held.locate(NCHUNKS)
 
 
 @LAYOUTS
@@ -170,7 +170,7 @@ def test_a_chunk_of_another_size_than_the_frame_says_has_its_number(frames, layo
     shutil.copytree(frames, tmp_path / "copy")
     held = opened(tmp_path / "copy", layout)
     wrong = encode.special_chunk(b"\1\2\3\4", FULL // 2, typesize=4, blocksize=FULL // NBLOCKS)
-    place = held.place(4)
+    place = held.locate(4)
     path = tmp_path / "copy" / layout / place.name if place.name else tmp_path / "copy" / layout
     raw = bytearray(path.read_bytes())
     raw[place.start : place.start + len(wrong)] = wrong
@@ -184,9 +184,9 @@ def test_a_chunk_of_another_size_than_the_frame_says_has_its_number(frames, layo
 def test_a_missing_file_is_named_and_others_are_read(frames, tmp_path):
     shutil.copytree(frames, tmp_path / "copy")
     held = opened(tmp_path / "copy", "sparse")
-    (tmp_path / "copy" / "sparse" / held.place(4).name).unlink()
+    (tmp_path / "copy" / "sparse" / held.locate(4).name).unlink()
     for blocks in (None, (2,)):
-        with pytest.raises(ChunkMissingError, match=rf"chunk 4 of .*{held.place(4).name}"):
+        with pytest.raises(ChunkMissingError, match=rf"chunk 4 of .*{held.locate(4).name}"):
             fetch(held, [ChunkRequest(0, None), ChunkRequest(4, blocks)])
     assert len(fetch(held, [ChunkRequest(0, None), ChunkRequest(5, (1,))])) == 2
 
@@ -195,10 +195,10 @@ def test_a_missing_file_is_named_and_others_are_read(frames, tmp_path):
 def test_a_file_that_is_too_short_is_a_format_error(frames, tmp_path, length):
     shutil.copytree(frames, tmp_path / "copy")
     held = opened(tmp_path / "copy", "sparse")
-    path = tmp_path / "copy" / "sparse" / held.place(4).name
+    path = tmp_path / "copy" / "sparse" / held.locate(4).name
     path.write_bytes(path.read_bytes()[:length])
     for blocks in (None, (2,)):
-        with pytest.raises(FormatError, match=rf"chunk 4 of|{held.place(4).name}"):
+        with pytest.raises(FormatError, match=rf"chunk 4 of|{held.locate(4).name}"):
             fetch(held, [ChunkRequest(4, blocks)])
 
 
@@ -217,8 +217,8 @@ def test_a_special_chunk_among_chunks_of_sizes_of_their_own_is_refused_with_its_
     source = SimpleNamespace(
         frame=described,
         url="a.b2frame",
-        place=lambda n: Special.NAN,
         locate=lambda n: Special.NAN,
+        locate_unchecked=lambda n: Special.NAN,
         is_stale=False,
         is_local=True,
     )

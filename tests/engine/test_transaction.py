@@ -93,7 +93,7 @@ def test_places_are_those_of_new_and_old_chunks(array, layout):
     (made,) = drafts(array, 1)
     made.put(1, chunk_of(7))
     made.put(2, zeros())
-    old, new, nothing = (made.place(n) for n in range(3))
+    old, new, nothing = (made.locate(n) for n in range(3))
     assert isinstance(old, Location)
     assert isinstance(new, Location)
     assert nothing is Special.ZEROS
@@ -106,9 +106,9 @@ def test_a_special_value_of_a_new_frame_is_itself():
     new = frame.create(b2array.CParams(), frame_type=FrameType.CONTIGUOUS, typesize=8, chunksize=80)
     special = np.full(2, index.special_offset(Special.NAN))
     made = Transaction(MemoryStore(), None, parse(replace(new, nbytes=160, offsets=special)))
-    assert made.place(0) is Special.NAN
+    assert made.locate(0) is Special.NAN
     with pytest.raises(IndexError):
-        made.place(2)
+        made.locate(2)
 
 
 # --- undoing ----------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_a_chunk_that_both_touched_is_a_conflict_with_its_number(array, layout, 
     first, second = drafts(array)
     first.put(2, chunk_of(1))
     second.put(0, chunk_of(2))
-    second.put(2, chunk_of(2)) if how == "written" else second.place(2)
+    second.put(2, chunk_of(2)) if how == "written" else second.locate(2)
     state = first.commit().generation
     with pytest.raises(ConflictError, match=r"chunks \[2\]"):
         second.commit()

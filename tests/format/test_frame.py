@@ -156,7 +156,7 @@ def test_every_chunk_is_found(name: str, stock: dict) -> None:
     store, raw = stock[name]
     expected, found = underlying(store), read(raw)
     for n in range(found.nchunks):
-        place = found.locate(n)
+        place = found.entry(n)
         stored = expected.get_chunk(n)
         header = ChunkHeader.unpack(stored)
         assert found.chunk_nbytes(n) == (None if found.variable_chunks else header.nbytes)
@@ -167,7 +167,7 @@ def test_every_chunk_is_found(name: str, stock: dict) -> None:
             assert raw[start : start + header.cbytes] == stored
             assert 0 <= place <= found.cbytes - header.cbytes
     with pytest.raises(IndexError):
-        found.locate(found.nchunks)
+        found.entry(found.nchunks)
     with pytest.raises(IndexError):
         found.chunk_nbytes(-1)
 
@@ -202,7 +202,7 @@ def test_an_index_of_one_value_takes_no_memory(tmp_path: Path) -> None:
     found = read(Path(path).read_bytes())
     assert found.nchunks == 2**16
     assert found.offsets.strides == (0,)
-    assert found.locate(2**16 - 1) is Special.ZEROS
+    assert found.entry(2**16 - 1) is Special.ZEROS
     assert len(frame.pack(found).tail) < 100
 
 
@@ -216,7 +216,7 @@ def test_a_frame_with_dead_space_and_reordered_chunks_is_read(tmp_path: Path) ->
     found = read(raw)
     assert found.nchunks == 9
     for n in range(9):
-        start = found.header_len + found.locate(n)
+        start = found.header_len + found.entry(n)
         assert bytes(decode.decode(raw[start:])) == store.decompress_chunk(n)
     for _ in range(9):
         store.delete_chunk(0)
@@ -231,9 +231,9 @@ def test_a_sparse_frame_of_stock_is_read(tmp_path: Path) -> None:
     assert found.frame_type == FrameType.SPARSE
     assert found.frame_len == (path / "chunks.b2frame").stat().st_size
     assert found.nchunks == 4
-    assert found.locate(2) is Special.ZEROS
+    assert found.entry(2) is Special.ZEROS
     for n in (0, 1, 3):
-        raw = (path / index.chunk_name(found.locate(n))).read_bytes()
+        raw = (path / index.chunk_name(found.entry(n))).read_bytes()
         assert bytes(decode.decode(raw)) == store.decompress_chunk(n)
 
 
@@ -309,7 +309,7 @@ def test_stock_reads_a_sparse_frame_of_ours(tmp_path: Path) -> None:
     assert b"".join(store.decompress_chunk(n) for n in range(4)) == np.concatenate(CHUNKS).tobytes()
     assert store.append_data(items(100, 9)) == 5
     found = read((path / "chunks.b2frame").read_bytes())
-    assert [found.locate(n) for n in range(5)] == [7, 0x1F, Special.ZEROS, 3, 0x20]
+    assert [found.entry(n) for n in range(5)] == [7, 0x1F, Special.ZEROS, 3, 0x20]
 
 
 def test_stock_reads_an_array_of_ours() -> None:
@@ -448,7 +448,7 @@ def test_a_frame_survives_packing(made: Frame) -> None:
     assert sorted(back.metalayers) == sorted(made.metalayers)
     assert frame.pack(back)[:2] == packed[:2]
     for n in range(made.nchunks):
-        place = back.locate(n)
+        place = back.entry(n)
         assert (index.SPECIAL_OFFSETS[place] if isinstance(place, Special) else place) == made.offsets[n]
 
 
@@ -585,11 +585,11 @@ def test_reserved_special_offsets_are_format_errors(top: int) -> None:
 
 
 def test_offsets_outside_the_data_are_format_errors() -> None:
-    assert read(with_index(index_of(968, 0))).locate(0) == 968
+    assert read(with_index(index_of(968, 0))).entry(0) == 968
     with pytest.raises(FormatError, match="up to 968 in the index, found 969"):
         read(with_index(index_of(0, 969)))
     sparse = with_index(index_of(2**32 - 1, 0), kind=FrameType.SPARSE)
-    assert read(sparse).locate(0) == 2**32 - 1
+    assert read(sparse).entry(0) == 2**32 - 1
     with pytest.raises(FormatError, match="file numbers"):
         read(with_index(index_of(0, 2**32), kind=FrameType.SPARSE))
 
