@@ -7,7 +7,7 @@ streaming    arrays of other libraries, read a part at a time
 copying      the transaction of a copy: of an array, an array-like, blocks
 opened       what arrays and super-chunks have in common
 described    what is known of an array without reading items
-items        `Indexed`: `a[key]` and `a[key] = value`
+items        `Indexed`: `a[key] = value`, `chunk_view`, `explain`, `iter_chunks`, ...
 dask         graphs that read and write one array
 frozen       the committed state that the tasks of a graph read
 dask_chunks  cuts that respect chunks

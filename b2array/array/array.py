@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from b2array.array.schunk import SChunk
 from b2array.array.streaming import is_sliceable, rows
 from b2array.engine import resize
 from b2array.engine.handle import Handle
+from b2array.engine.transaction import Transaction
 from b2array.grid.layout import extents
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ class NDArray(Indexed):
     __slots__ = ()
 
     _graph = staticmethod(dask.to_dask)
+
+    @classmethod
+    def _committed(cls, transaction: Transaction) -> Self:
+        return cls(Handle(transaction.commit(), "r+"))
 
     def __repr__(self) -> str:
         return f"<b2array.NDArray {self.url} shape={self.shape} dtype={self.dtype} chunks={self.chunks}>"
@@ -371,4 +376,4 @@ class NDArray(Indexed):
 
     def _copy(self, name: str, url: Url | None, options: dict[str, Any]) -> NDArray:
         wanted = copying.copy_options(name, options)
-        return type(self)(Handle(copying.copied(self._handle, url, wanted).commit(), "r+"))
+        return self._committed(copying.copied(self._handle, url, wanted))

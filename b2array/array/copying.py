@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import progress
+from b2array.array import streaming
 from b2array.array.described import Described
 from b2array.array.drafts import Draft, aborting, known_dtype, new_draft, put
 from b2array.array.options import OPTIONS, UNSET, ArrayOptions, Casting, Shape, Url, check_keywords
 from b2array.array.placing import place_new
-from b2array.array.streaming import boxes, is_sliceable, piece
+from b2array.array.streaming import is_sliceable, piece
 from b2array.engine import resize, transaction
 from b2array.engine.handle import Handle
 from b2array.engine.source import Source
@@ -26,6 +27,7 @@ from b2array.format.b2nd import GEOMETRIES
 from b2array.grid import assignment
 from b2array.grid.chunking import automatic
 from b2array.grid.layout import Layout
+from b2array.grid.partition import boxes
 from b2array.progress import Progress
 
 __all__ = ["CopyOptions", "computed", "copied", "copy_options", "holding", "joined"]
@@ -161,7 +163,7 @@ def computed(
     """Return the transaction of an array whose items a function computes box by box; None stands for the fill value."""
     draft = new_draft(url, shape, dtype, options)
     with aborting(draft.transaction):
-        for box in boxes(draft.layout.shape, draft.layout.chunks, draft.layout.itemsize):
+        for box in boxes(draft.layout.shape, streaming.PIECE_NBYTES // draft.layout.itemsize, draft.layout.chunks):
             values = compute(box)
             if values is not None:
                 put(*draft, box, values)

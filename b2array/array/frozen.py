@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,11 @@ class Frozen:
     __slots__ = ("_shared",)
 
     def __init__(self, array: Readable) -> None:
-        held = array._handle.at_snapshot()
-        shown = array._showing(held)
-        self._shared = Shared(repr(("array", held.snapshot.version, *shown.__dask_tokenize__())), shown)
+        shown: Any = copy(array)
+        shown._handle = array._handle.at_snapshot()
+        self._shared: Shared[Readable] = Shared(
+            repr(("array", shown._handle.snapshot.version, *shown.__dask_tokenize__())), shown
+        )
 
     @property
     def array(self) -> Readable:
@@ -53,16 +56,6 @@ class Frozen:
         """Type of the items."""
         return self.array.dtype
 
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return self.array.ndim
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """Extents of a chunk in items."""
-        return self.array.chunks
-
     def __getitem__(self, key: Any) -> Any:
         with one_thread():
             return self.array[key]
@@ -76,15 +69,6 @@ class Frozen:
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         return self.array.__dask_tokenize__()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _frozen, (self._shared,)
-
-
-def _frozen(shared: Shared[Readable]) -> Frozen:
-    frozen = Frozen.__new__(Frozen)
-    frozen._shared = shared
-    return frozen
 
 
 def register_sizeof(sizeof: Any) -> None:

@@ -14,8 +14,6 @@ import numpy.typing as npt
 from b2array.array import copying
 from b2array.array.array import NDArray
 from b2array.array.options import Url, array_options
-from b2array.engine.handle import Handle
-from b2array.engine.transaction import Transaction
 
 __all__ = ["arange", "eye", "fromiter", "linspace"]
 
@@ -119,15 +117,12 @@ def fromiter(
         if (size := sum(lengths[1:])) < wanted:
             raise ValueError(f"iterator too short: Expected {wanted} but iterator had only {size} items.")
 
-    return _new(copying.joined(blocks(), url, 0, None, array_options("fromiter", options)))
+    return NDArray._committed(copying.joined(blocks(), url, 0, None, array_options("fromiter", options)))
 
 
 def _computed(
     name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, url: Url | None, options: Mapping[str, Any],
     compute: Callable[..., Any],
 ) -> NDArray:  # fmt: skip
-    return _new(copying.computed(shape, dtype, lambda box: compute(*box), url, array_options(name, options)))
-
-
-def _new(transaction: Transaction) -> NDArray:
-    return NDArray(Handle(transaction.commit(), "r+"))
+    wanted = array_options(name, options)
+    return NDArray._committed(copying.computed(shape, dtype, lambda box: compute(*box), url, wanted))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,9 +12,9 @@ import numpy.typing as npt
 from b2array.grid import assignment
 from b2array.grid.layout import Layout
 
-__all__ = ["Sliceable", "boxes", "is_sliceable", "piece", "rows"]
+__all__ = ["PIECE_NBYTES", "Sliceable", "is_sliceable", "piece", "rows"]
 
-_PIECE_NBYTES = 32 * 2**20
+PIECE_NBYTES = 32 * 2**20
 """Bytes to read at a time, unless a chunk (or a row of chunks to append) is larger."""
 
 # dask would compute its graph again for each slice, and pandas looks slices up among its labels.
@@ -58,25 +57,11 @@ def piece(x: Sliceable, box: tuple[slice, ...], dtype: npt.DTypeLike | None = No
     return values
 
 
-def boxes(
-    shape: Sequence[int], chunks: Sequence[int], itemsize: int, nbytes: int | None = None
-) -> Iterator[tuple[slice, ...]]:
-    """Cut an array into boxes of whole chunks, as many as fit into a number of bytes."""
-    steps, most = [max(1, c) for c in chunks], _PIECE_NBYTES if nbytes is None else nbytes
-    for axis, n in reversed([*enumerate(shape)]):
-        fit = max(1, most // max(1, math.prod(steps) * itemsize))
-        steps[axis] *= min(fit, max(1, -(-n // steps[axis])))
-        if steps[axis] < n:
-            break
-    for start in product(*(range(0, n, step) for n, step in zip(shape, steps, strict=True))):
-        yield tuple(slice(i, min(i + step, n)) for i, step, n in zip(start, steps, shape, strict=True))
-
-
 def rows(values: Sliceable, layout: Layout, axis: int) -> Iterator[npt.NDArray[Any]]:
     """Cut values that are appended to an array into pieces that end where a row of chunks ends."""
     shape, length = values.shape, max(1, layout.chunks[axis])
     row_nbytes = max(1, math.prod(shape) // max(1, shape[axis]) * layout.itemsize)
-    most = max(1, _PIECE_NBYTES // (row_nbytes * length)) * length
+    most = max(1, PIECE_NBYTES // (row_nbytes * length)) * length
     start = 0
     while start < shape[axis]:
         stop = min(start + most - (layout.shape[axis] + start) % length, shape[axis])

@@ -59,11 +59,6 @@ class _Task:
         counted = np.broadcast_to(valid & known, items.shape)
         return counted, np.add.reduce(counted, self.axes, np.int64, keepdims=True)
 
-    def over(self, total: Array, number: Any) -> Any:
-        """Divide without a warning, as NumPy's nan-variants do."""
-        with np.errstate(**dict.fromkeys(["divide", "invalid"] * self.skipna, "ignore")):  # type: ignore[arg-type]
-            return np.true_divide(total, number)
-
 
 @dataclass(frozen=True, slots=True)
 class _Verb:
@@ -170,7 +165,10 @@ def _reduced(source: Source, layout: Layout, mapping: Mapping, task: _Task, verb
                 shown.advance(math.prod(i.stop - i.start for i in box) * layout.itemsize)
 
         for where, column in groupby(counted(), place):
-            result[where] = verb.finish(task, _folded(task, verb, (found for _, found in column)))
+            last = _folded(task, verb, (found for _, found in column))
+            # NumPy's nan-variants divide without a warning.
+            with np.errstate(**{"divide": "ignore", "invalid": "ignore"} if task.skipna else {}):  # type: ignore[arg-type]
+                result[where] = verb.finish(task, last)
     return result
 
 
@@ -212,11 +210,11 @@ def _by(ufunc: np.ufunc) -> _Verb:
     return _Verb(piece, lambda _, a, b: (ufunc(a[0], b[0]), a[1] + b[1]), finish)
 
 
-def _mean(task: _Task, state: State) -> Any:
+def _mean(_: _Task, state: State) -> Any:
     total, number = state
     if not np.all(number):
         warnings.warn("Mean of empty slice", RuntimeWarning, stacklevel=2)
-    return task.over(total, number)
+    return np.true_divide(total, number)
 
 
 # Variance: the number of items, their mean, and the sum of squares around it.
@@ -245,7 +243,7 @@ def _var(task: _Task, state: State) -> Any:
     few = number <= task.ddof
     if np.any(few):
         warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=2)
-    found = task.over(squares, np.maximum(number - task.ddof, 0))
+    found = np.true_divide(squares, np.maximum(number - task.ddof, 0))
     return np.where(few, np.nan, found) if task.skipna else found
 
 
@@ -285,7 +283,7 @@ def _position(function: Callable[..., Any], last: float) -> _Verb:
             items, known = np.where(isnan, items.dtype.type(last), items), ~isnan.all(task.axes, keepdims=True)
         rows = items.transpose([*(axis for axis in range(items.ndim) if axis not in task.axes), *task.axes])
         rows = rows.reshape(*rows.shape[: items.ndim - len(task.axes)], -1)
-        rest = np.expand_dims(function(rows, axis=-1), -1)
+        rest = function(rows, axis=-1, keepdims=True)
         value = np.take_along_axis(rows, rest, -1)
         position, stride = np.zeros_like(rest), 1
         for axis in reversed(task.axes):
@@ -296,11 +294,9 @@ def _position(function: Callable[..., Any], last: float) -> _Verb:
         return value.reshape(shape), position.reshape(shape), known
 
     def combine(_: _Task, a: State, b: State) -> State:
-        first = a[1] < b[1]
-        low, high = np.where(first, a[0], b[0]), np.where(first, b[0], a[0])
-        later = function(np.stack([low, high]), axis=0)
-        positions = np.where(later, np.maximum(a[1], b[1]), np.minimum(a[1], b[1]))
-        return np.where(later, high, low), positions, a[2] | b[2]
+        items = np.where(a[1] < b[1], [a[0], b[0]], [b[0], a[0]])
+        later = function(items, axis=0)
+        return np.choose(later, items), np.choose(later, np.sort([a[1], b[1]], axis=0)), a[2] | b[2]
 
     def finish(_: _Task, state: State) -> Any:
         if not np.all(state[2]):

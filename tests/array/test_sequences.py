@@ -12,7 +12,7 @@ from b2array.array import sequences, streaming
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch):
-    monkeypatch.setattr(streaming, "_PIECE_NBYTES", 100)
+    monkeypatch.setattr(streaming, "PIECE_NBYTES", 100)
     monkeypatch.setattr(sequences, "_ITEMS", 7)
 
 

@@ -41,7 +41,7 @@ class Distant:
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "_PIECE_NBYTES", MOST)
+    monkeypatch.setattr(streaming, "PIECE_NBYTES", MOST)
 
 
 @contextmanager

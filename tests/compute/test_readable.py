@@ -13,7 +13,7 @@ from keys import keys, orthogonal_keys
 from views import changed, shown
 
 import b2array
-from b2array.compute import pieces
+from b2array.compute import readable
 
 
 @settings(max_examples=60, deadline=None)
@@ -60,12 +60,12 @@ def test_a_view_reads_the_items_that_are_asked_for_and_no_others(cube, monkeypat
     array, values = cube
     asked = []
 
-    def read(source, layout, positions, axes, box, nbytes):
+    def read(source, layout, positions, axes, box):
         asked.append(box.size)
-        plain(source, layout, positions, axes, box, nbytes)
+        plain(source, layout, positions, axes, box)
 
-    plain = pieces.read
-    monkeypatch.setattr(pieces, "read", read)
+    plain = readable.read
+    monkeypatch.setattr(readable, "read", read)
     view = array.view[10:20, ::2].T
     assert view.shape == (8, 15, 10)
     joined, split = array.reshape(720, 8), array.reshape(4, 6, 30, 2, 4).T
