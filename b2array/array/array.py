@@ -73,39 +73,6 @@ class NDArray(Indexed):
         """Return the array as one contiguous frame; chunks are copied, not compressed again."""
         return SChunk(self._handle).to_bytes()
 
-    def to_dask(self, chunks: Any = "auto") -> da.Array:
-        """Return a dask array of what is committed now. It reads nothing before it is computed.
-
-        Parameters
-        ----------
-        chunks : "auto", or what dask takes
-            The default is whole stored chunks, as many together as dask's setting ``array.chunk-size`` permits; or
-            whole blocks, where one stored chunk is larger.
-
-        Returns
-        -------
-        dask.array.Array
-            With a name that depends on URL, generation and chunks only.
-
-        Raises
-        ------
-        ValueError
-            A transaction is under way.
-
-        Warns
-        -----
-        dask.array.PerformanceWarning
-            The given chunks do not consist of whole stored chunks.
-
-        Examples
-        --------
-        >>> import b2array
-        >>> a = b2array.zeros((400, 600), dtype="f8", chunks=(100, 100), blocks=(50, 50))
-        >>> a.to_dask().chunks, a.to_dask(chunks=(200, 300)).sum().compute()
-        (((400,), (600,)), np.float64(0.0))
-        """
-        return dask.to_dask(self, chunks)
-
     def store(
         self, x: da.Array, region: tuple[slice, ...] | None = None, *, compute: bool = True,
         return_stored: bool = False, resume: bool = False, progress: bool = False, scheduler: Any = None,

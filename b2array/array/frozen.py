@@ -9,7 +9,6 @@ from copy import copy
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from b2array import config, threads
 from b2array.array.shared import Shared
@@ -37,9 +36,8 @@ class Frozen:
     def __init__(self, array: Readable) -> None:
         shown: Any = copy(array)
         shown._handle = array._handle.at_snapshot()
-        self._shared: Shared[Readable] = Shared(
-            repr(("array", shown._handle.snapshot.version, *shown.__dask_tokenize__())), shown
-        )
+        name = repr(("array", shown._handle.snapshot.version, *shown.__dask_tokenize__()))
+        self._shared: Shared[Readable] = Shared(name, shown)
 
     @property
     def array(self) -> Readable:
@@ -59,10 +57,6 @@ class Frozen:
     def __getitem__(self, key: Any) -> Any:
         with one_thread():
             return self.array[key]
-
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        with one_thread():
-            return self.array.__array__(dtype, copy)
 
     def __repr__(self) -> str:
         return f"<b2array.Frozen {self.array._handle.url}>"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -117,11 +116,12 @@ class Mapping:
             raise IndexError(
                 f"a view takes integers, slices, ellipsis (`...`) and None, found {key!r}; a[key] reads the rest"
             )
-        starts, axes = list(self.starts), []
-        for axis, (part, flip) in enumerate(zip_longest(found.positions, found.flips or (), fillvalue=slice(None))):
-            axes.append(self._taken(axis, range(self.lengths[axis])[cast(slice, part)][flip], starts))
+        starts = list(self.starts)
+        flips = found.flips or (slice(None),) * len(self.axes)
+        parts = zip(map(range, self.lengths), cast(tuple[slice, ...], found.positions), flips, strict=True)
+        axes = tuple(self._taken(axis, along[part][flip], starts) for axis, (along, part, flip) in enumerate(parts))
         # Integers have left axes of length 1.
-        return Mapping(self.shape, tuple(starts), tuple(axes)).reshaped(found.shape)
+        return Mapping(self.shape, tuple(starts), axes).reshaped(found.shape)
 
     def _taken(self, number: int, positions: range, starts: list[int]) -> Digits:
         """Restrict the digits of an axis to positions along it, and move `starts` to the first one."""

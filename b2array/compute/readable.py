@@ -57,6 +57,8 @@ class Readable(Operators):
     __slots__ = ()
 
     _handle: Handle
+    _graph: Any
+    """Makes a dask array of this and of chunks."""
 
     @property
     def _layout(self) -> Layout:
@@ -202,6 +204,39 @@ class Readable(Operators):
         for start in range(0, len(self), step):
             yield from self[start : start + step]
 
+    def to_dask(self, chunks: Any = "auto") -> da.Array:
+        """Return a dask array of what is committed now. It reads nothing before it is computed.
+
+        Parameters
+        ----------
+        chunks : "auto", or what dask takes
+            The default is whole stored chunks, as many together as dask's setting ``array.chunk-size`` permits; or
+            whole blocks, where one stored chunk is larger.
+
+        Returns
+        -------
+        dask.array.Array
+            With a name that depends on URL, generation and chunks only.
+
+        Raises
+        ------
+        ValueError
+            A transaction is under way.
+
+        Warns
+        -----
+        dask.array.PerformanceWarning
+            The given chunks do not consist of whole stored chunks.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.zeros((400, 600), dtype="f8", chunks=(100, 100), blocks=(50, 50))
+        >>> a.to_dask().chunks, a.to_dask(chunks=(200, 300)).sum().compute()
+        (((400,), (600,)), np.float64(0.0))
+        """
+        return cast("da.Array", self._graph(self, chunks))
+
     # Views.
 
     @property
@@ -290,10 +325,6 @@ class View(Readable):
         """Extents in items of what about one block of the array holds."""
         return self._fixed.covering(self._layout.blocks)
 
-    def to_dask(self, chunks: Any = "auto") -> da.Array:
-        """Return a dask array that reads what is committed now; parameters as for `NDArray.to_dask`."""
-        return cast("da.Array", self._graph(self, chunks))
-
     def __getitem__(self, key: Any) -> Any:
         return self._get(key, select)
 
@@ -306,9 +337,7 @@ class View(Readable):
             self._mapping(tuple(shape))
             return vectorised(place, shape)
 
-        result = arranged(super()._get(..., located))
-        if selection.kind == "scalar":
-            result = result[()]
+        result = arranged(super()._get(..., located))[() if selection.kind == "scalar" else ...]
         return result if names is None else result[names]
 
     def _mapping(self, shape: tuple[int, ...]) -> Mapping:

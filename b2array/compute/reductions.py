@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -145,26 +146,25 @@ def _reduced(source: Source, layout: Layout, mapping: Mapping, task: _Task, verb
     kept = [axis for axis in range(len(task.lengths)) if axis not in task.axes]
     error = np.geterr()  # each thread has its own settings
 
-    def state(box: Box, items: Array) -> tuple[Box, State]:
+    def state(box: Box, items: Array) -> tuple[Box, State, int]:
+        place = tuple(slice(0, 1) if axis in task.axes else i for axis, i in enumerate(box))
         with np.errstate(**error):
             if items.size == 1 or any(items.strides):
-                return box, verb.piece(task, box, items)
+                return place, verb.piece(task, box, items), items.nbytes
             one = verb.piece(task, box, items[(slice(0, 1),) * items.ndim])
-            return box, _repeated(task, verb, one, math.prod(items.shape[axis] for axis in task.axes))
-
-    def place(found: tuple[Box, State]) -> Box:
-        return tuple(slice(0, 1) if axis in task.axes else i for axis, i in enumerate(found[0]))
+            found = _repeated(task, verb, one, math.prod(items.shape[axis] for axis in task.axes))
+            return place, found, items.nbytes
 
     result = np.empty([1 if axis in task.axes else n for axis, n in enumerate(task.lengths)], task.dtype)
     nbytes = math.prod(task.lengths) * layout.itemsize
     with bars.track(nbytes, f"{show} of {source.url}", bool(show)) as shown:
 
         def counted() -> Iterator[tuple[Box, State]]:
-            for box, found in pieces(source, layout, mapping, kept, state, merge=task.valid is None):
-                yield box, found
-                shown.advance(math.prod(i.stop - i.start for i in box) * layout.itemsize)
+            for place, found, done in pieces(source, layout, mapping, kept, state, merge=task.valid is None):
+                yield place, found
+                shown.advance(done)
 
-        for where, column in groupby(counted(), place):
+        for where, column in groupby(counted(), itemgetter(0)):
             last = _folded(task, verb, (found for _, found in column))
             # NumPy's nan-variants divide without a warning.
             with np.errstate(**{"divide": "ignore", "invalid": "ignore"} if task.skipna else {}):  # type: ignore[arg-type]
@@ -197,12 +197,13 @@ def _repeated(task: _Task, verb: _Verb, state: State, n: int) -> State:
 # Sums, products and means.
 
 
-def _by(ufunc: np.ufunc) -> _Verb:
+def _by(ufunc: np.ufunc, dtype: npt.DTypeLike | None = None) -> _Verb:
     """Return the reduction that a ufunc makes of the items that count; the state has their number, too."""
 
     def piece(task: _Task, box: Box, items: Array) -> State:
         valid, number = task.where(box, items)
-        return ufunc.reduce(items, task.axes, task.wide, keepdims=True, where=valid), number
+        converted = items if dtype is None else items.astype(dtype)
+        return ufunc.reduce(converted, task.axes, task.wide, keepdims=True, where=valid), number
 
     def finish(task: _Task, state: State) -> Any:
         return ufunc.reduce(state[0], task.axes, task.wide, keepdims=True, **task.given)
@@ -266,10 +267,6 @@ def _extreme(ufunc: np.ufunc, of_known: np.ufunc) -> _Verb:
     return _Verb(piece, lambda task, a, b: ((of_known if task.skipna else ufunc)(a[0], b[0]),), finish)
 
 
-def _count(task: _Task, _: Box, items: Array) -> State:
-    return np.add.reduce(items.astype(bool), task.axes, np.int64, keepdims=True), 0
-
-
 def _position(function: Callable[..., Any], last: float) -> _Verb:
     """Return where the first of the extreme items is, which NumPy's function finds; `last` replaces NaN.
 
@@ -283,15 +280,14 @@ def _position(function: Callable[..., Any], last: float) -> _Verb:
             items, known = np.where(isnan, items.dtype.type(last), items), ~isnan.all(task.axes, keepdims=True)
         rows = items.transpose([*(axis for axis in range(items.ndim) if axis not in task.axes), *task.axes])
         rows = rows.reshape(*rows.shape[: items.ndim - len(task.axes)], -1)
-        rest = function(rows, axis=-1, keepdims=True)
-        value = np.take_along_axis(rows, rest, -1)
-        position, stride = np.zeros_like(rest), 1
-        for axis in reversed(task.axes):
-            rest, inside = np.divmod(rest, items.shape[axis])
-            position += (inside + box[axis].start) * stride
-            stride *= task.lengths[axis]
-        shape = [1 if axis in task.axes else n for axis, n in enumerate(items.shape)]
-        return value.reshape(shape), position.reshape(shape), known
+        best = function(rows, axis=-1)
+        value = np.take_along_axis(rows, best[..., None], -1)[..., 0]
+        position = np.zeros_like(best)
+        # NumPy splits no positions for a shape without dimensions.
+        inside = np.unravel_index(best, [1, *(items.shape[axis] for axis in task.axes)])[1:]
+        for axis, along in zip(task.axes, inside, strict=True):
+            position = position * task.lengths[axis] + box[axis].start + along
+        return np.expand_dims(value, task.axes), np.expand_dims(position, task.axes), known
 
     def combine(_: _Task, a: State, b: State) -> State:
         items = np.where(a[1] < b[1], [a[0], b[0]], [b[0], a[0]])
@@ -311,7 +307,7 @@ _VERBS = {
     "prod": _by(np.multiply),
     "any": _by(np.logical_or),
     "all": _by(np.logical_and),
-    "count_nonzero": replace(_by(np.add), piece=_count),
+    "count_nonzero": _by(np.add, bool),
     "mean": replace(_by(np.add), finish=_mean),
     "var": _Verb(_moments, _combine_moments, _var),
     "std": _Verb(_moments, _combine_moments, lambda task, state: np.sqrt(_var(task, state))),
