@@ -52,7 +52,7 @@ class Indexer:
 
 
 class Readable(Operators):
-    """Reads the items that a handle shows: those of an array as they are, unless a mapping makes a view of it."""
+    """Reads the items that a handle shows, as they are; a view overrides what depends on its mapping."""
 
     __slots__ = ()
 
@@ -195,14 +195,10 @@ class Readable(Operators):
     def __iter__(self) -> Iterator[Any]:
         if not self.shape:
             raise TypeError("iteration over a 0-d array")
-        return self._rows()
-
-    def _rows(self) -> Iterator[Any]:
         # One read serves as many rows as a chunk has, unless they are too large together.
         row_nbytes = max(1, self.nbytes // max(1, len(self)))
         step = max(1, min(self.chunks[0], _ROWS_NBYTES // row_nbytes))
-        for start in range(0, len(self), step):
-            yield from self[start : start + step]
+        return (row for start in range(0, len(self), step) for row in self[start : start + step])
 
     def to_dask(self, chunks: Any = "auto") -> da.Array:
         """Return a dask array of what is committed now. It reads nothing before it is computed.
