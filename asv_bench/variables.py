@@ -21,7 +21,7 @@ import zarr
 from timing import in_turns
 
 import b2array
-from b2array.array import shared
+from b2array.array import frozen
 from b2array.xarray_io import to_b2array
 
 Verb = Callable[[], Any]
@@ -37,7 +37,7 @@ def dataset(variables: int) -> xr.Dataset:
 
 def unpickled(content: bytes) -> Any:
     """Unpickle as a process does that has met none of it before."""
-    shared._known.clear()
+    frozen._known.clear()
     return pickle.loads(content)
 
 

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from b2array import config, errors
-from b2array.array.array import NDArray
+from b2array.array.array import NDArray, from_bytes
 from b2array.array.creation import (
     asarray,
     copy,
@@ -24,8 +24,7 @@ from b2array.array.creation import (
     zeros,
     zeros_like,
 )
-from b2array.array.opening import create_schunk, from_bytes, open_schunk
-from b2array.array.schunk import SChunk
+from b2array.array.schunk import SChunk, create_schunk, open_schunk
 from b2array.array.sequences import arange, eye, fromiter, linspace
 from b2array.codec import codecs, filters
 from b2array.codec.cparams import CParams

@@ -16,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import b2array
 from b2array import config
-from b2array.array import items
+from b2array.engine import write
 from b2array.engine.handle import Handle
 from b2array.errors import ConflictError, ReadOnlyError
 from b2array.store.base import Store, durability
@@ -147,15 +147,15 @@ def test_what_another_writer_has_committed_is_noticed(request, tmp_path, place):
 def test_an_assignment_is_done_again_on_the_shape_that_another_writer_has_left(request, tmp_path, monkeypatch, place):
     a, where = make(place, request, tmp_path)
     b = handle(a, where, "r+")
-    write, calls = items.write, []
+    original, calls = write.write, []
 
     def overtaken(*args, **kwargs):
         calls.append(args)
         if len(calls) == 1:
             b.append([[7.0] * 50] * 2)
-        return write(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    monkeypatch.setattr(items, "write", overtaken)
+    monkeypatch.setattr(write, "write", overtaken)
     a[-2:, ::49] = 1
     assert handle(a, where)[:, [0, 1, 49]].tolist() == [[0, 0, 0]] * 4 + [[1, 7, 1]] * 2
 

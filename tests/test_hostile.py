@@ -28,7 +28,7 @@ from chunks import CODECS
 
 import b2array
 from b2array import codecs, config
-from b2array.array.opening import open as open_array
+from b2array.array.array import open_array
 from b2array.bloscpack import header
 from b2array.codec import cblosc, encode
 from b2array.codec.cparams import CParams
@@ -573,8 +573,7 @@ def odd_notes(rng: random.Random, content: bytes) -> bytes:
     else:
         notes["embed_map"][rng.choice((*notes["embed_map"], "/new", "b", "/../b", 3, b"/a"))] = odd
     packed = msgpack.packb(notes, unicode_errors="surrogatepass")
-    with held._handle.change() as transaction:
-        transaction.set_attr("estore_metadata", packed)
+    held._handle.change(lambda transaction: transaction.set_attr("estore_metadata", packed))
     return held.to_bytes()
 
 
@@ -722,8 +721,7 @@ def test_notes_of_embedded_members_that_cannot_be_written_are_refused(tmp_path: 
     make_store(path)
     held = b2array.open_schunk(path / "embed.b2e", "r+")
     packed = msgpack.packb({**held.vlmeta["estore_metadata"], 3: 4})
-    with held._handle.change() as transaction:
-        transaction.set_attr("estore_metadata", packed)
+    held._handle.change(lambda transaction: transaction.set_attr("estore_metadata", packed))
     group = b2array.open_group(path, "r+")
     with pytest.raises(FormatError, match=r"a\.b2d.*embed\.b2e: expected notes of embedded"):
         del group["b/c"]

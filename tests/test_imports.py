@@ -30,14 +30,14 @@ ALLOWED = {
     "codec": {"threads"},
     "format": {"codec", "grid"},
     "engine": {"codec", "format", "grid", "store", "threads"},
-    "display": {"engine", "grid", "store"},
+    "display": {"codec", "engine", "grid", "store"},
     "workers": {"codec", "engine", "format", "grid", "store"},
     "bloscpack": {"codec", "format", "grid", "store", "threads"},
     "compute": {"engine", "format", "grid", "threads"},
     "array": {"codec", "compute", "display", "engine", "format", "grid", "store", "threads", "workers"},
     "group": {"array", "display", "engine", "format", "store"},
     "xarray_io": {"array", "engine", "format", "grid", "group", "store", "workers"},
-    "exchange": {"array", "bloscpack", "codec", "engine", "format", "grid", "group", "store"},
+    "exchange": {"array", "bloscpack", "codec", "display", "engine", "format", "grid", "group", "store"},
 }
 
 REQUIRED = {"fsspec", "isal", "msgpack", "numcodecs", "numpy", "zstandard"}
@@ -50,7 +50,7 @@ OPTIONAL = {
     "h5py": {"exchange.hdf5"},
     "lz4": {"codec.codecs"},
     "ml_dtypes": {"array.creation", "format.dtypes"},
-    "rich": {"array.info", "tools.cli"},
+    "rich": {"tools.cli"},
     "s3fs": {"store.s3"},
     "tqdm": {"progress"},
     "typer": {"tools.cli", "tools.options"},

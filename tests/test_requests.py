@@ -310,9 +310,12 @@ def test_a_large_index_takes_a_second_round_trip(tmp_path):
     a = b2array.zeros(300_000, dtype="u1", chunks=1, blocks=1, url=tmp_path / "a.b2nd", layout="sparse")
     order = np.random.default_rng(0).permutation(300_000)
     codes = np.where(order % 2, -(2**63) + 2**56, -(2**63) + 2 * 2**56)
-    with a._handle.change() as draft:
-        draft.frame.offsets[:] = codes
-        draft._touched.update(range(5))
+
+    def reorder(transaction):
+        transaction.frame.offsets[:] = codes
+        transaction._touched.update(range(5))
+
+    a._handle.change(reorder)
     assert (tmp_path / "a.b2nd" / "chunks.b2frame").stat().st_size > 2**16
     store, _ = far(tmp_path / "a.b2nd")
     assert store.round_trips == 2

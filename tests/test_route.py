@@ -105,17 +105,17 @@ def test_an_assignment(line: Any) -> None:
     def assign() -> None:
         line[1:3] = values
 
-    within(route(assign), 507, 37, 0)
+    within(route(assign), 496, 37, 0)
 
 
 def test_a_point_of_a_file_just_opened(cube: Any) -> None:
     # Neither the annotations nor the sizes of blocks are unpacked for it.
     with config.using(cache_bytes=0):
-        within(route(lambda: b2array.open(cube.url)[1, 2, 3]), 190, 30, 1)
+        within(route(lambda: b2array.open(cube.url)[1, 2, 3]), 190, 29, 1)
 
 
 def test_opening(line: Any) -> None:
-    within(route(lambda: b2array.open(line.url)), 90, 20, 0)
+    within(route(lambda: b2array.open(line.url)), 88, 19, 0)
 
 
 @pytest.mark.parametrize(("name", "most"), [("fill_value", 2), ("dims", 2)])

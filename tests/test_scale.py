@@ -12,6 +12,7 @@ import pytest
 import b2array
 from b2array.codec import encode
 from b2array.engine.handle import Handle
+from b2array.engine.transaction import Transaction
 
 CHUNK = encode.encode(np.arange(64, dtype="i4").tobytes(), typesize=4)
 
@@ -25,10 +26,13 @@ def ncalls(verb: Callable[..., object], *args: object) -> int:
 
 def filled(layout: str, count: int) -> b2array.SChunk:
     s = b2array.create_schunk(chunksize=256, typesize=4, layout=layout)
-    with s._handle.change() as draft:
-        draft.reindex(np.full(count, -1), nbytes=256 * count)
+
+    def fill(transaction: Transaction) -> None:
+        transaction.reindex(np.full(count, -1), nbytes=256 * count)
         for n in range(count):
-            draft.put(n, CHUNK)
+            transaction.put(n, CHUNK)
+
+    s._handle.change(fill)
     return s
 
 

@@ -1,9 +1,9 @@
-"""`NDArray`: an array in chunks, to read and write like a NumPy array."""
+"""`NDArray`: an array in chunks, to read and write like a NumPy array; and the functions that open one."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
@@ -11,20 +11,23 @@ import numpy.typing as npt
 
 from b2array.array import copying, dask
 from b2array.array.appender import Appender
+from b2array.array.drafts import Casting, Url
 from b2array.array.items import Indexed
-from b2array.array.options import Casting, Url
 from b2array.array.schunk import SChunk
-from b2array.array.streaming import is_sliceable, rows
-from b2array.engine import resize
-from b2array.engine.handle import Handle
+from b2array.buffers import Buffer
+from b2array.engine import resize, snapshot
+from b2array.engine.handle import Handle, Mode
 from b2array.engine.transaction import Transaction
+from b2array.errors import ReadOnlyError
 from b2array.grid.layout import extents
+from b2array.store.memory import MemoryStore
+from b2array.store.open import open_store
 
 if TYPE_CHECKING:
     import dask.array as da
     from dask.delayed import Delayed
 
-__all__ = ["NDArray"]
+__all__ = ["NDArray", "from_bytes", "open_array"]
 
 
 class NDArray(Indexed):
@@ -156,9 +159,7 @@ class NDArray(Indexed):
         [[7, 7], [7, 7], [7, 7]]
         """
         wanted = extents(shape)
-        for attempt in self._handle.changes():
-            with attempt as transaction:
-                resize.resize(transaction, wanted)
+        self._handle.change(lambda transaction: resize.resize(transaction, wanted))
 
     def append(self, values: Any, axis: int = 0) -> tuple[int, ...]:
         """Put values behind the last items along an axis, in one commit, and return the new shape.
@@ -187,19 +188,20 @@ class NDArray(Indexed):
         """
         self._handle.require_writable()
         before = self._layout
-        streamed = is_sliceable(values)
+        streamed = copying.is_sliceable(values)
         # Shape and type can be checked without the items.
         model = np.broadcast_to(np.empty((), values.dtype), values.shape) if streamed else values
         array, axis = resize.joint(model, before.shape, before.dtype, axis)
         if not array.shape[axis]:
             return before.shape
 
-        for attempt in self._handle.changes(anywhere=True):
-            with attempt as transaction:
-                now = transaction.state.require_layout()
-                resize.check_joint(self.url, before, now, axis)
-                for piece in rows(values, now, axis) if streamed else [array]:
-                    resize.append(transaction, piece, axis)
+        def join(transaction: Transaction) -> None:
+            now = transaction.state.require_layout()
+            resize.check_joint(self.url, before, now, axis)
+            for piece in copying.rows(values, now, axis) if streamed else [array]:
+                resize.append(transaction, piece, axis)
+
+        self._handle.change(join, anywhere=True)
         return self.shape
 
     def insert(self, values: Any, index: SupportsIndex, axis: int = 0) -> tuple[int, ...]:
@@ -240,9 +242,7 @@ class NDArray(Indexed):
             raise IndexError(f"index {where} is out of bounds for axis {axis} with size {length}")
         start = where + length if where < 0 else where
         if array.shape[axis]:
-            for attempt in self._handle.changes():
-                with attempt as transaction:
-                    resize.insert(transaction, array, start, axis)
+            self._handle.change(lambda transaction: resize.insert(transaction, array, start, axis))
         return self.shape
 
     def delete(self, key: Any, axis: int = 0) -> tuple[int, ...]:
@@ -277,9 +277,7 @@ class NDArray(Indexed):
         axis = np.lib.array_utils.normalize_axis_index(axis, self.ndim)
         gone = resize.positions(key, self.shape, axis)
         if not isinstance(gone, slice) or gone.stop > gone.start:
-            for attempt in self._handle.changes():
-                with attempt as transaction:
-                    resize.delete(transaction, gone, axis)
+            self._handle.change(lambda transaction: resize.delete(transaction, gone, axis))
         return self.shape
 
     def appender(self, axis: int = 0, every: int | None = None) -> Appender:
@@ -344,3 +342,28 @@ class NDArray(Indexed):
     def _copy(self, name: str, url: Url | None, options: dict[str, Any]) -> NDArray:
         wanted = copying.copy_options(name, options)
         return self._committed(copying.copied(self._handle, url, wanted))
+
+
+def open_array(
+    url: Url, mode: Mode = "r", *, offset: int = 0, storage_options: Mapping[str, Any] | None = None
+) -> NDArray:
+    """Open an array and nothing else; parameters as for `b2array.open`, which opens other things, too.
+
+    Raises what it raises, and FormatError for a frame without an array.
+    """
+    if offset and mode != "r":
+        raise ReadOnlyError("a frame inside a larger file can only be read")
+    held = Handle(snapshot.load(open_store(url, storage_options=storage_options), start=offset), mode)
+    return NDArray(held)
+
+
+def from_bytes(buf: Buffer) -> NDArray:
+    """Open an array that is a contiguous frame in memory; `bytes` are not copied. It can be read only.
+
+    Raises
+    ------
+    FormatError, UnsupportedError
+        As for `open`.
+    """
+    content = buf if isinstance(buf, bytes) else memoryview(buf).tobytes()
+    return NDArray(Handle(snapshot.load(MemoryStore({"": content})), "r"))

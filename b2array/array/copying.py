@@ -1,23 +1,37 @@
-"""Transactions of new arrays that copy an array in another layout, an array-like, or blocks one after the other."""
+"""Transactions of new arrays with the items of others: of an array, an array-like, or blocks one after the other.
+
+Array-likes that are not in memory are read a part at a time, so that they may be larger than memory.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from b2array import progress
-from b2array.array import streaming
 from b2array.array.described import Described
-from b2array.array.drafts import Draft, aborting, known_dtype, new_draft, put
-from b2array.array.options import OPTIONS, UNSET, ArrayOptions, Casting, Shape, Url, check_keywords
-from b2array.array.placing import place_new
-from b2array.array.streaming import is_sliceable, piece
+from b2array.array.drafts import (
+    OPTIONS,
+    UNSET,
+    ArrayOptions,
+    Casting,
+    Draft,
+    Shape,
+    Url,
+    aborting,
+    check_keywords,
+    known_dtype,
+    new_draft,
+    place_new,
+    put,
+)
 from b2array.engine import resize, transaction
 from b2array.engine.handle import Handle
 from b2array.engine.source import Source
@@ -30,7 +44,19 @@ from b2array.grid.layout import Layout
 from b2array.grid.partition import boxes
 from b2array.progress import Progress
 
-__all__ = ["CopyOptions", "computed", "copied", "copy_options", "holding", "joined"]
+__all__ = [
+    "PIECE_NBYTES",
+    "CopyOptions",
+    "Sliceable",
+    "computed",
+    "copied",
+    "copy_options",
+    "holding",
+    "is_sliceable",
+    "joined",
+    "piece",
+    "rows",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +189,7 @@ def computed(
     """Return the transaction of an array whose items a function computes box by box; None stands for the fill value."""
     draft = new_draft(url, shape, dtype, options)
     with aborting(draft.transaction):
-        for box in boxes(draft.layout.shape, streaming.PIECE_NBYTES // draft.layout.itemsize, draft.layout.chunks):
+        for box in boxes(draft.layout.shape, PIECE_NBYTES // draft.layout.itemsize, draft.layout.chunks):
             values = compute(box)
             if values is not None:
                 put(*draft, box, values)
@@ -206,3 +232,61 @@ def _rows(blocks: Iterable[Any], layout: Layout, axis: int) -> Iterator[npt.NDAr
         pending[-1:] = [part.copy() for part in pending[-1:]]
     if pending:
         yield np.concatenate(pending, axis)
+
+
+# Arrays that are read a part at a time, so that they may be larger than memory.
+
+
+PIECE_NBYTES = 32 * 2**20
+"""Bytes to read at a time, unless a chunk (or a row of chunks to append) is larger."""
+
+# dask would compute its graph again for each slice, and pandas looks slices up among its labels.
+_READ_WHOLE = frozenset({"dask", "pandas"})
+
+
+@runtime_checkable
+class Sliceable(Protocol):
+    """An array that gives its items by slices, such as a dataset of h5py or zarr."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def __getitem__(self, key: Any, /) -> Any: ...
+
+
+def is_sliceable(x: Any) -> bool:
+    """Say whether to read an array-like a part at a time: it is not in memory, and it takes NumPy's slices.
+
+    Examples
+    --------
+    >>> is_sliceable(np.zeros(3)), is_sliceable([0, 0]), is_sliceable(np.float64(0))
+    (False, False, False)
+    """
+    if isinstance(x, np.ndarray | np.generic) or not isinstance(x, Sliceable):
+        return isinstance(x, np.memmap)
+    # The type that NumPy finds for Python objects depends on all of them.
+    numeric = isinstance(x.dtype, np.dtype) and not x.dtype.hasobject
+    return numeric and type(x).__module__.partition(".")[0] not in _READ_WHOLE
+
+
+def piece(x: Sliceable, box: tuple[slice, ...], dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+    """Read a box of an array; TypeError for masked items, ValueError for a wrong number of items."""
+    found = x[box]
+    assignment.check_unmasked(found)
+    values = np.asarray(found, dtype)
+    expected = tuple(part.stop - part.start for part in box)
+    if values.shape != expected:
+        raise ValueError(f"expected items of shape {expected} at {box} of {type(x).__name__}, found {values.shape}")
+    return values
+
+
+def rows(values: Sliceable, layout: Layout, axis: int) -> Iterator[npt.NDArray[Any]]:
+    """Cut values that are appended to an array into pieces that end where a row of chunks ends."""
+    shape, length = values.shape, max(1, layout.chunks[axis])
+    row_nbytes = max(1, math.prod(shape) // max(1, shape[axis]) * layout.itemsize)
+    most = max(1, PIECE_NBYTES // (row_nbytes * length)) * length
+    start = 0
+    while start < shape[axis]:
+        stop = min(start + most - (layout.shape[axis] + start) % length, shape[axis])
+        yield piece(values, tuple(slice(start, stop) if n == axis else slice(0, m) for n, m in enumerate(shape)))
+        start = stop

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from b2array.array import copying, dask, drafts, opening
-from b2array.array.array import NDArray
-from b2array.array.copying import CopyOptions
-from b2array.array.drafts import known_dtype
-from b2array.array.options import (
+from b2array.array import copying, dask, drafts
+from b2array.array.array import NDArray, open_array
+from b2array.array.copying import CopyOptions, is_sliceable
+from b2array.array.drafts import (
     OPTIONS,
     ArrayOptions,
     Casting,
@@ -22,8 +21,8 @@ from b2array.array.options import (
     Url,
     array_options,
     check_keywords,
-)  # fmt: skip
-from b2array.array.streaming import is_sliceable
+    known_dtype,
+)
 from b2array.codec.cparams import AnyCParams
 from b2array.grid.layout import extents
 
@@ -71,7 +70,8 @@ def create(
     fill_value : scalar, default 0
         The value of items that were never written; a tuple for a type with fields.
     cparams : CParams, str or mapping, optional
-        How to compress chunks; also the name of a codec, such as "lz4", or what python-blosc2 takes.
+        How to compress chunks; also the name of a codec, such as "lz4", or what python-blosc2 takes. By default zstd
+        at level 2, after a byte shuffle.
     layout : {"auto", "contiguous", "sparse"}
         One file, or a directory with a file a chunk; "auto": one file on local paths, else a directory.
     dims : sequence of str or None, optional
@@ -298,7 +298,7 @@ def copy(
     ((2, 2), True)
     """
     if not isinstance(src, NDArray):
-        with opening.open(src) as opened:
+        with open_array(src) as opened:
             return copy(
                 opened, dst, dtype=dtype, casting=casting, chunks=chunks, blocks=blocks, cparams=cparams, layout=layout,
                 overwrite=overwrite, interop=interop, progress=progress, storage_options=storage_options,
@@ -433,5 +433,5 @@ def save(url: Url, x: Any, **options: Any) -> None:
 
 def load(url: Url, *, storage_options: Mapping[str, Any] | None = None) -> npt.NDArray[Any]:
     """Read a whole array into memory."""
-    with opening.open(url, storage_options=storage_options) as stored:
+    with open_array(url, storage_options=storage_options) as stored:
         return np.asarray(stored)

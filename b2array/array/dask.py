@@ -18,11 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.array import dask_chunks
-from b2array.array.drafts import new_draft
-from b2array.array.frozen import Frozen, one_thread, register_sizeof
+from b2array.array.drafts import ArrayOptions, Url, new_draft
+from b2array.array.frozen import Frozen, Shared, one_thread, register_sizeof
 from b2array.array.items import Indexed
-from b2array.array.options import ArrayOptions, Url
-from b2array.array.shared import Shared
 from b2array.compute.readable import Readable
 from b2array.engine.handle import Handle
 from b2array.engine.transaction import Transaction

@@ -1,19 +1,143 @@
-"""`Described`: what is known of an array without reading items."""
+"""What arrays and super-chunks say of themselves without reading items: `Opened`, `Described`, and `Attributes`."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, Self
 
 import numpy as np
 
-from b2array.array import info as about
-from b2array.array.opened import Opened
+from b2array.codec.cparams import CParams
 from b2array.compute.readable import Readable
-from b2array.engine.attributes import Attributes
-from b2array.engine.handle import Handle
+from b2array.display import tables
+from b2array.engine.handle import Handle, Mode
+from b2array.engine.transaction import Transaction
 from b2array.errors import FormatError, UnsupportedError, located_error
+from b2array.format.attributes import decode_attr, encode_attr
 
-__all__ = ["Described"]
+__all__ = ["Attributes", "Described", "Opened"]
+
+
+class Opened:
+    """The part of `b2array.NDArray` and `b2array.SChunk` that is about neither items nor chunks."""
+
+    __slots__ = ("__weakref__", "_handle")
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    @property
+    def url(self) -> str:
+        """Where it is, without secrets; "memory" if nowhere else."""
+        return self._handle.url
+
+    @property
+    def mode(self) -> Mode:
+        """For reading ("r"), or for reading and changing ("r+")."""
+        return self._handle.mode
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether changes wait for the end of a transaction."""
+        return self._handle.in_transaction
+
+    @property
+    def generation(self) -> str:
+        """Names the committed state that this handle shows; changes with every commit."""
+        return self._handle.generation
+
+    @property
+    def cbytes(self) -> int:
+        """Compressed size of the chunks in bytes, as the frame has it."""
+        return self._handle.described.state.frame.cbytes
+
+    @property
+    def cparams(self) -> CParams:
+        """How new chunks are compressed."""
+        try:
+            return self._handle.described.state.frame.cparams
+        except UnsupportedError as error:
+            raise located_error(self.url, error) from error
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """The metalayers, fixed when the frame was created: decoded if they are msgpack, else bytes."""
+        return MappingProxyType({name: _decoded(raw) for name, raw in self._handle.described.state.frame.metalayers})
+
+    @contextmanager
+    def transaction(self) -> Iterator[Self]:
+        """Make everything that is changed through this handle inside the ``with`` block one commit.
+
+        Threads that write through the handle join in, one at a time, and what they read through it shows the changes.
+        If the block raises, nothing has happened.
+
+        Raises
+        ------
+        ValueError
+            A transaction is under way already.
+        ConflictError
+            Another writer changed what was read or written in the block. Nothing has happened then.
+        """
+        with self._handle.transaction():
+            yield self
+
+    @contextmanager
+    def lock(self) -> Iterator[Self]:
+        """Refresh, and make all other writers wait while the ``with`` block reads, computes and writes.
+
+        Each change in the block is a commit, unless a `transaction` joins them. Threads that share the handle wait,
+        too. It works where commits rely on a lock: on local files and in memory. Elsewhere a change raises
+        ConflictError if another writer came first.
+
+        Raises
+        ------
+        UnsupportedError
+            There are no locks in this place.
+        ValueError
+            The block is inside another one, or inside a transaction.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray([1, 2, 3])
+        >>> with a.lock():
+        ...     total = a[...].sum()
+        ...     a.append([total])
+        (4,)
+        """
+        handle = self._handle
+        handle.require_writable()
+        if handle.store.guarantee != "lock":
+            raise UnsupportedError(f"{self.url}: there are no locks in this place; changes are compared when committed")
+        with handle.mutex:
+            if handle.locked or handle.in_transaction:
+                raise ValueError("the lock is held already, or a transaction is under way on this handle")
+            with handle.store.lock(handle.snapshot.name):
+                handle.refresh()
+                handle.locked = True
+                try:
+                    yield self
+                finally:
+                    handle.locked = False
+
+    def refresh(self) -> None:
+        """Show what others have committed since this handle was opened or last changed something."""
+        self._handle.refresh()
+
+    def close(self) -> None:
+        """Close files. The handle opens them again when it needs them."""
+        self._handle.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._handle,)
 
 
 class Described(Opened, Readable):
@@ -62,10 +186,10 @@ class Described(Opened, Readable):
     @property
     def attrs(self) -> Attributes:
         """The attributes, a mapping. Each assignment is a commit."""
-        return self._attrs
+        return Attributes(self._handle)
 
     @property
-    def info(self) -> about.Info:
+    def info(self) -> tables.Info:
         """A description that prints as a table."""
         frame, attrs = self._handle.frame, self._shown_attrs()
         rows = {
@@ -80,20 +204,78 @@ class Described(Opened, Readable):
             "grid": self.grid_shape,
             "fill value": self.fill_value,
             "dims": self.dims,
-            "codec": about.codec(self.cparams),
-            "filters": about.filters(self.cparams),
-            "nbytes": about.nbytes(self.nbytes),
-            "cbytes": about.nbytes(self.cbytes),
+            "codec": tables.codec(self.cparams),
+            "filters": tables.filters(self.cparams),
+            "nbytes": tables.nbytes(self.nbytes),
+            "cbytes": tables.nbytes(self.cbytes),
             "ratio": f"{self.cratio:.2f}",
             "metalayers": ", ".join(name for name, _ in frame.metalayers),
             "fingerprint": frame.fingerprint.hex() if frame.fingerprint_type else "none",
             "generation": self.generation,
             "attrs": ", ".join(f"{name}={value!r}" for name, value in attrs.items()) or "none",
         }
-        return about.Info(rows, lambda: about.array_page(rows, self._layout, attrs))
+        return tables.Info(rows, lambda: tables.array_page(rows, self._layout, attrs))
 
     def _shown_attrs(self) -> dict[str, Any]:
         try:
             return dict(self.attrs)
         except (FormatError, UnsupportedError) as error:
             return {"cannot be read": str(error)}
+
+
+class Attributes(MutableMapping[str, Any]):
+    """The variable-length metalayers of a frame: names and values, each assignment a commit.
+
+    Values are what msgpack takes, dates and time spans, and complex numbers, sets, tuples and arrays as python-blosc2
+    writes them.
+    """
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            content = self._handle.described.state.attr(name)
+            if content is not None:
+                return decode_attr(content)
+        except (FormatError, UnsupportedError) as error:
+            raise located_error(f"attribute {name!r} of {self._handle.url}", error) from error
+        raise KeyError(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"attribute names are str, not {type(name).__name__}")
+        content = encode_attr(value)
+        self._handle.change(lambda transaction: transaction.set_attr(name, content), anywhere=True)
+
+    def __delitem__(self, name: str) -> None:
+        def remove(transaction: Transaction) -> None:
+            if name not in transaction.state.attr_names:
+                raise KeyError(name)
+            transaction.set_attr(name, None)
+
+        self._handle.change(remove, anywhere=True)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._handle.described.state.attr_names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._handle.described.state.attr_names)
+
+    def __len__(self) -> int:
+        return len(self._handle.described.state.attr_names)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def _decoded(raw: bytes) -> Any:
+    try:
+        return decode_attr(raw)
+    except (FormatError, UnsupportedError):
+        return raw

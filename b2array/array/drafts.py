@@ -1,35 +1,124 @@
-"""New arrays before their first commit: checks the options, and begins a transaction."""
+"""New arrays before their first commit: their options, the place where they go, and the transaction that makes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array.array.options import UNSET, ArrayOptions, Shape, Url
-from b2array.array.placing import encoded_metalayers, named, place_new
 from b2array.codec import filters
-from b2array.codec.cparams import CParams, given_or_default
+from b2array.codec.cparams import AnyCParams, CParams, given_or_default
 from b2array.codec.header import CodecId, FilterId, Special
 from b2array.engine import resize
-from b2array.engine.transaction import Transaction
+from b2array.engine.snapshot import frame_in
+from b2array.engine.source import FRAME_NAME
+from b2array.engine.transaction import Transaction, is_part
 from b2array.engine.write import write
 from b2array.errors import UnsupportedError
 from b2array.format import b2nd, dtypes, frame
 from b2array.format.annotations import Annotations
 from b2array.format.attributes import encode_attr
+from b2array.format.header import FIRST_BYTES, FrameType
 from b2array.format.index import special_offset
 from b2array.format.state import check_count, parse
 from b2array.grid import chunking
 from b2array.grid.assignment import spread
 from b2array.grid.layout import Layout, extents
 from b2array.grid.selection import select
+from b2array.store.atomic import require_free
+from b2array.store.base import Store
+from b2array.store.memory import MemoryStore
+from b2array.store.open import open_store
 
-__all__ = ["Draft", "aborting", "filled", "known_dtype", "new_draft", "put", "regions"]
+__all__ = [
+    "OPTIONS",
+    "UNSET",
+    "ArrayOptions",
+    "Casting",
+    "Draft",
+    "Extents",
+    "Kind",
+    "Shape",
+    "Url",
+    "aborting",
+    "array_options",
+    "check_keywords",
+    "encoded_metalayers",
+    "filled",
+    "known_dtype",
+    "named",
+    "new_draft",
+    "place_new",
+    "put",
+    "regions",
+]
+
+Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
+Kind = Literal["auto", "contiguous", "sparse"]
+Shape = SupportsIndex | Sequence[SupportsIndex]
+Extents = SupportsIndex | str | Sequence[Any] | Mapping[int, Any] | None
+"""Extents of chunks or blocks, in the forms that `b2array.grid.chunking.automatic` takes."""
+
+Url = str | os.PathLike[str]
+
+UNSET: Final = object()
+"""The fill value of options that name none: None itself is a value, not a number in arrays of floats."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayOptions:
+    """The options of `b2array.create`, without place, shape and type.
+
+    For an option that is not given, a copy takes the value of its source. Other new arrays take the defaults of
+    `create`.
+    """
+
+    chunks: Extents = None
+    blocks: Extents = None
+    fill_value: Any = UNSET
+    cparams: AnyCParams = None
+    layout: Kind = "auto"
+    dims: Sequence[str | None] | None = None
+    attrs: Mapping[str, Any] | None = None
+    meta: Mapping[str, Any] | None = None
+    overwrite: bool = False
+    interop: bool = True
+    storage_options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.cparams is not None:
+            object.__setattr__(self, "cparams", given_or_default(self.cparams))
+
+
+OPTIONS: Final = frozenset(field.name for field in fields(ArrayOptions))
+
+
+def array_options(function: str, options: Mapping[str, Any]) -> ArrayOptions:
+    """Return the options that were given to a public function as keywords.
+
+    Examples
+    --------
+    >>> array_options("zeros", {"path": "a.b2nd"})
+    Traceback (most recent call last):
+    TypeError: zeros() got an unexpected keyword argument 'path'
+    """
+    check_keywords(function, options, OPTIONS)
+    return ArrayOptions(**options)
+
+
+def check_keywords(function: str, given: Iterable[str], known: frozenset[str]) -> None:
+    """Raise the TypeError of Python for a keyword that the function does not have."""
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+# The transaction.
 
 
 class Draft(NamedTuple):
@@ -165,3 +254,66 @@ def _fill_bytes(value: Any, dtype: np.dtype[Any]) -> bytes:
     if value is not UNSET and not (isinstance(value, int) and value == 0):
         item[()] = value
     return item.tobytes()
+
+
+# The place, and metalayers in their stored form.
+
+
+def encoded_metalayers(meta: Mapping[str, Any] | None) -> list[tuple[str, bytes]]:
+    r"""Return metalayers in their stored form: bytes as they are, other values as msgpack; TypeError if that fails.
+
+    Examples
+    --------
+    >>> encoded_metalayers({"as it is": b"1", "packed": 1})
+    [('as it is', b'1'), ('packed', b'\x01')]
+    """
+    return [(name, raw if isinstance(raw, bytes) else encode_attr(raw)) for name, raw in named(meta)]
+
+
+def named(layers: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+    """Return names and values; TypeError if the argument is no mapping from str."""
+    if layers is None:
+        return []
+    if not isinstance(layers, Mapping):
+        raise TypeError(f"attributes and metalayers are given as a mapping, not as {type(layers).__name__}")
+    for name in layers:
+        if not isinstance(name, str):
+            raise TypeError(f"names of attributes and metalayers are str, not {type(name).__name__}")
+    return list(layers.items())
+
+
+def place_new(
+    url: str | os.PathLike[str] | None,
+    layout: str,
+    storage_options: Mapping[str, Any] | None,
+    *,
+    overwrite: bool,
+) -> tuple[Store, FrameType]:
+    """Find the store for a new frame, and choose its kind. A new frame replaces only a frame or an empty file."""
+    if layout not in ("auto", "contiguous", "sparse"):
+        raise ValueError(f"layout must be 'auto', 'contiguous' or 'sparse', not {layout!r}")
+    if url is None:
+        return MemoryStore(), FrameType.SPARSE if layout == "sparse" else FrameType.CONTIGUOUS
+    store = open_store(url, storage_options=storage_options)
+    if layout == "auto":
+        layout = "contiguous" if store.appendable and not store.is_prefix else "sparse"
+    if layout == "contiguous" and store.is_prefix:
+        raise ValueError(f"a contiguous frame is one file, but {store.url} ends with a slash")
+    frame_type = FrameType.SPARSE if layout == "sparse" else FrameType.CONTIGUOUS
+    _make_room(store, frame_type, overwrite=overwrite)
+    return store, frame_type
+
+
+def _make_room(store: Store, frame_type: FrameType, *, overwrite: bool) -> None:
+    name = FRAME_NAME if frame_type == FrameType.SPARSE else ""
+    kinds = {"": FIRST_BYTES, FRAME_NAME: FIRST_BYTES}
+    found = require_free(store, kinds, "a frame", overwrite=overwrite, name=name)
+    if found in (None, name):
+        return
+    if frame_in(store) is None:
+        old, new = ("sparse", "contiguous") if found else ("contiguous", "sparse")
+        raise FileExistsError(f"{store.url} is a {old} frame that cannot be read, which a {new} one cannot replace")
+    if found and store.beside(directory=False) is not None:
+        others = [name for name in store.walk() if not is_part(name)]
+        if others:
+            raise FileExistsError(f"{store.url} is a directory with more than a frame in it: {others[0]}")

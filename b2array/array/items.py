@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import EllipsisType
 from typing import Any, cast
 
@@ -17,8 +18,8 @@ from b2array.engine import resize
 from b2array.engine.handle import Handle
 from b2array.engine.read import read
 from b2array.engine.source import Source
-from b2array.engine.write import chunk_box, write
-from b2array.errors import ConflictError, PerformanceWarning, warn
+from b2array.engine.write import Assignment, assign, chunk_box
+from b2array.errors import PerformanceWarning, warn
 from b2array.grid import assignment
 from b2array.grid.layout import Layout, grid_shape
 from b2array.grid.selection import Selection, check_entries, fields, select
@@ -40,21 +41,13 @@ class Indexed(Described):
 
     def _set(self, key: Any, value: Any, rule: Select) -> None:
         self._handle.require_writable()
-        before = self._handle.source.state.require_layout()
-        arranged = _arranged(key, value, rule, before)
-        if not arranged[1].size:
+        arrange = partial(_arranged, key, value, rule)
+        found = arrange(self._handle.source.state.require_layout())
+        if not found.values.size:
             return
-
-        for attempt in self._handle.changes(anywhere=True):
-            with attempt as transaction:
-                now = transaction.state.require_layout()
-                if (now.ndim, now.dtype) != (before.ndim, before.dtype):
-                    raise ConflictError(f"{self.url} has become an array of shape {now.shape} and type {now.dtype}")
-                selection, box, names = arranged if now == before else _arranged(key, value, rule, now)
-                if box.size:
-                    write(transaction, now, selection.positions, selection.axes, box, names)
-        if before.chunk_nbytes >= _LARGE_NBYTES and not self._handle.in_transaction:
-            _note_write(self._handle, before, arranged[0])
+        self._handle.change(partial(assign, found=found, arrange=arrange), anywhere=True)
+        if found.layout.chunk_nbytes >= _LARGE_NBYTES and not self._handle.in_transaction:
+            _note_write(self._handle, found.layout, found.selection)
 
     @property
     def chunk_view(self) -> Indexer:
@@ -170,9 +163,7 @@ def _of_chunks(key: Any, shape: Sequence[int], chunks: Sequence[int]) -> Selecti
     return select(tuple(slice(i.start * c, i.stop * c) for i, c in zip(found, chunks, strict=True)), shape)
 
 
-def _arranged(
-    key: Any, value: Any, rule: Select, layout: Layout
-) -> tuple[Selection, npt.NDArray[Any], str | list[str] | None]:
+def _arranged(key: Any, value: Any, rule: Select, layout: Layout) -> Assignment:
     """Find out what a key selects, and lay out the value for it."""
     rest, names = fields(key, layout.dtype)
     try:
@@ -182,7 +173,7 @@ def _arranged(
             check_entries(rest, layout.shape)
             np.asarray(value, layout.dtype if names is None else layout.dtype[names])
         raise
-    return selection, *assignment.arrange(value, selection, layout.dtype, names)
+    return Assignment(layout, selection, *assignment.arrange(value, selection, layout.dtype, names))
 
 
 def _note_write(handle: Handle, layout: Layout, selection: Selection) -> None:

@@ -6,34 +6,39 @@ Sources: "Blosc2 Contiguous Frame Format" and "Blosc2 Sparse Frame Format".
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self, TypeVar
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array.array.opened import Opened
+from b2array.array.described import Attributes, Opened
+from b2array.array.drafts import encoded_metalayers, place_new
 from b2array.buffers import Buffer
 from b2array.codec import decode, encode, lazy
 from b2array.codec.chunk import Context, Stored
+from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.codec.header import Special
+from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.engine import edits
-from b2array.engine.attributes import Attributes
 from b2array.engine.fetch import each_chunk, fetch
-from b2array.engine.handle import Handle
+from b2array.engine.handle import Handle, Mode
 from b2array.engine.snapshot import load
 from b2array.engine.source import ChunkRequest, Source
 from b2array.engine.transaction import Transaction, copied
-from b2array.errors import FormatError, UnsupportedError, located_error
+from b2array.errors import FormatError, LimitError, UnsupportedError, located_error
+from b2array.format import frame
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
+from b2array.format.state import parse
 from b2array.progress import track
 from b2array.store.memory import MemoryStore
+from b2array.store.open import open_store
 from b2array.store.spans import Span
 
-__all__ = ["SChunk"]
+__all__ = ["SChunk", "create_schunk", "open_schunk"]
 
-T = TypeVar("T")
 Data = Buffer | npt.NDArray[Any]
 
 
@@ -86,7 +91,7 @@ class SChunk(Opened):
     @property
     def vlmeta(self) -> Attributes:
         """The variable-length metalayers, which can be changed."""
-        return self._attrs
+        return Attributes(self._handle)
 
     def __len__(self) -> int:
         return self.nchunks
@@ -169,9 +174,7 @@ class SChunk(Opened):
         """Write a contiguous frame again, without dead space. There is none in sparse frames."""
         if self.frame.frame_type == FrameType.CONTIGUOUS:
             with track(self.nchunks, "chunks copied", progress, unit="items") as shown:
-                for attempt in self._handle.changes(anywhere=True):
-                    with attempt as transaction:
-                        transaction.compact(shown)
+                self._handle.change(lambda transaction: transaction.compact(shown), anywhere=True)
 
     def append_data(self, data: Data) -> int:
         """Compress data and append them as a chunk; returns the number of chunks."""
@@ -264,10 +267,102 @@ class SChunk(Opened):
 
     def _edit(self, function: Callable[[Transaction], None], *, anywhere: bool = False) -> int:
         with self._handle.mutex:  # threads that share the handle must mean the same chunk by `n`
-            for attempt in self._handle.changes(anywhere=anywhere):
-                with attempt as transaction:
-                    function(transaction)
+            self._handle.change(function, anywhere=anywhere)
             return self.nchunks
+
+
+def open_schunk(
+    url: str | os.PathLike[str],
+    mode: Mode = "r",
+    *,
+    offset: int = 0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> SChunk:
+    """Open a frame as numbered chunks.
+
+    Parameters
+    ----------
+    url : str or os.PathLike
+        A file, a directory with a sparse frame, or what fsspec understands.
+    mode : {"r", "r+"}
+        For reading, or for reading and changing.
+    offset : int, default 0
+        Where the frame begins in the file, in bytes.
+    storage_options : mapping, optional
+        For fsspec.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is nothing.
+    FormatError, UnsupportedError
+        It is no frame, or one of an unknown kind.
+    """
+    return SChunk(Handle(load(open_store(url, storage_options=storage_options), start=offset), mode))
+
+
+def create_schunk(
+    url: str | os.PathLike[str] | None = None,
+    *,
+    chunksize: int,
+    typesize: int = 1,
+    blocksize: int = 0,
+    cparams: AnyCParams = None,
+    meta: Mapping[str, Any] | None = None,
+    layout: Literal["auto", "contiguous", "sparse"] = "auto",
+    overwrite: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> SChunk:
+    """Create a frame without chunks, and return a handle that can change it.
+
+    Parameters
+    ----------
+    url : str or os.PathLike, optional
+        Where to; in memory if left out.
+    chunksize : int
+        Uncompressed size in bytes of the chunks, a multiple of `typesize`; 0 if every chunk has its own.
+    typesize : int, default 1
+        Size of an item in bytes.
+    blocksize : int, default 0
+        Uncompressed size in bytes of a block; 0 lets each chunk choose.
+    cparams : CParams, optional
+        How to compress chunks.
+    meta : mapping, optional
+        Metalayers, which can never change: what msgpack takes, or bytes, which are stored as they are.
+    layout : {"auto", "contiguous", "sparse"}
+        One file, or a directory with a file a chunk; "auto": one file on local paths, else a directory.
+    overwrite : bool, default False
+        Whether to replace an existing frame.
+    storage_options : mapping, optional
+        For fsspec.
+
+    Raises
+    ------
+    FileExistsError
+        There is something already.
+    ValueError
+        Sizes are negative, or no whole number of items.
+    LimitError
+        Sizes are larger than the format allows.
+    """
+    chunksize, typesize, blocksize = map(operator.index, (chunksize, typesize, blocksize))
+    if typesize < 1:
+        raise ValueError(f"typesize must be at least 1, not {typesize}")
+    width = typesize if typesize <= 255 else 1
+    for name, size, unit, most in (
+        ("chunksize", chunksize, typesize, MAX_CHUNK_NBYTES), ("blocksize", blocksize, width, MAX_BLOCKSIZE)
+    ):  # fmt: skip
+        if size < 0 or size % unit:
+            raise ValueError(f"{name} must be a multiple of the typesize {typesize}, not {size}")
+        if size > most:
+            raise LimitError(f"{name} must be at most {most} bytes, not {size}")
+    layers = encoded_metalayers(meta)
+    store, frame_type = place_new(url, layout, storage_options, overwrite=overwrite)
+    new = frame.create(
+        given_or_default(cparams), frame_type=frame_type, typesize=typesize, chunksize=chunksize, blocksize=blocksize,
+        metalayers=layers,
+    )  # fmt: skip
+    return SChunk(Handle(Transaction(store, None, parse(new), overwrite=overwrite).commit(), "r+"))
 
 
 def _number(source: Source, n: int, *, end: bool = False) -> int:

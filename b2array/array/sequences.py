@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from b2array.array import copying
 from b2array.array.array import NDArray
-from b2array.array.options import Url, array_options
+from b2array.array.drafts import Url, array_options
 
 __all__ = ["arange", "eye", "fromiter", "linspace"]
 

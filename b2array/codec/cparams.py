@@ -28,7 +28,7 @@ class CParams:
         "blosclz", "lz4", "lz4hc", "zlib", "zstd", or the id of a codec registered with
         `b2array.codecs.register`.
     clevel : int, default 5
-        0 (stored as it is) to 9.
+        0 (stored as it is) to 9. Where no parameters are given at all, b2array takes 2.
     codec_meta : int, default 0
         Parameter byte of a registered codec.
     filters : sequence of str or int, default ("shuffle",)
@@ -128,7 +128,10 @@ AnyCParams = CParams | str | Mapping[str, Any] | None
 
 
 def given_or_default(cparams: AnyCParams) -> CParams:
-    """Return the parameters that a user gave, the default ones for None.
+    """Return the parameters that a user gave, zstd at level 2 for None.
+
+    At level 2 zstd works at its own default level, 3. Level 5 takes two to four times as long to write and saves 0 to
+    8 % of most data, so that only those who name it get it.
 
     Parameters
     ----------
@@ -147,7 +150,7 @@ def given_or_default(cparams: AnyCParams) -> CParams:
     ('lz4', ('bitshuffle',))
     """
     if cparams is None:
-        return CParams()
+        return CParams(clevel=2)
     if isinstance(cparams, CParams):
         return cparams
     if isinstance(cparams, str):

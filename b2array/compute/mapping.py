@@ -162,8 +162,8 @@ class Mapping:
         if 0 in selection.box:
             return (*(slice(0) for _ in self.shape), ...), lambda items: np.empty(selection.shape, items.dtype)
         starts = list(self.starts)
-        groups = zip(selection.positions, selection.axes or ((axis,) for axis in range(len(self.axes))), strict=True)
-        dims = [dim for group in groups for dim in self._dimensions(*group, starts)]
+        factors = zip(selection.positions, selection.axes or ((axis,) for axis in range(len(self.axes))), strict=True)
+        dims = [dim for factor in factors for dim in self._dimensions(*factor, starts)]
         # Digits that count on along an axis of their own are a slice of it. All others become index arrays.
         key: list[Any] = []
         straight: list[int] = []
@@ -193,7 +193,7 @@ class Mapping:
         return (*key, ...), arranged  # with an ellipsis, a single item is an array, too
 
     def _dimensions(self, positions: Positions, axes: Sequence[int], starts: list[int]) -> list[_Dimension]:
-        """Return the dimensions of one group of a selection, and move `starts` to its first item."""
+        """Return the dimensions of one factor of a selection, and move `starts` to its first item."""
         if isinstance(positions, slice):
             along = range(positions.start, positions.stop, positions.step)
             try:

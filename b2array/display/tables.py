@@ -1,13 +1,34 @@
-"""HTML around tables and drawings, for light and dark notebooks."""
+"""Tables that show things to people: as text in terminals, as HTML in light and dark notebooks."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["beside", "folded", "near", "short", "size", "table", "titled"]
+from b2array.codec import codecs
+from b2array.codec import filters as filter_names
+from b2array.codec.cparams import CParams
+from b2array.display.drawing import draw
+from b2array.grid.layout import Layout
+
+__all__ = [
+    "Info",
+    "array_page",
+    "beside",
+    "codec",
+    "counted",
+    "filters",
+    "folded",
+    "nbytes",
+    "near",
+    "short",
+    "size",
+    "table",
+    "titled",
+]
 
 _CELL = "text-align: left; padding: 1px 12px 1px 0"
 _LONGEST = 100
@@ -74,3 +95,90 @@ def short(value: Any) -> str:
     """
     text = " ".join(repr(value).split())
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
+
+
+class Info(Mapping[str, Any]):
+    """Names and values that print as a table in a terminal; in a notebook, `page` can show more."""
+
+    def __init__(self, rows: Mapping[str, Any], page: Callable[[], str] | None = None) -> None:
+        self._rows = dict(rows)
+        self._page = page
+
+    def __getitem__(self, name: str) -> Any:
+        return self._rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        width = max(map(len, self._rows), default=0)
+        return "\n".join(f"{name:<{width}} : {value}" for name, value in self._rows.items())
+
+    def _repr_html_(self) -> str:
+        return table(self._rows) if self._page is None else self._page()
+
+
+def array_page(rows: Mapping[str, Any], layout: Layout, attrs: Mapping[str, Any]) -> str:
+    """Return the page of an array: table, attributes, and a drawing of its chunks and blocks."""
+    extents, cbytes = (layout.shape, layout.chunks, layout.blocks), int(rows["cbytes"].split()[0])
+    main: dict[str, Any] = {
+        "shape": tuple(map(str, extents)),
+        "size": tuple(size(math.prod(each) * layout.itemsize) for each in extents),
+        "number": ("", f"{layout.nchunks} in all", f"{layout.nblocks} a chunk"),
+        "dtype": rows["dtype"],
+        "stored": f"{size(cbytes)}, ratio {rows['ratio']}" if cbytes else "nothing: all items are the fill value",
+        "codec": f"{rows['codec']}; {rows['filters']}",
+    }
+    if rows["dims"]:
+        main["dims"] = ", ".join(str(name) for name in rows["dims"])
+    first = tuple((0, min(c, n)) for c, n in zip(layout.chunks, layout.shape, strict=True))
+    parts = [beside(
+        table(main, ("array", "chunk", "block")),
+        draw(layout.shape, layout.chunks, shaded=[first], names=rows["dims"]),
+        draw(layout.chunks, layout.blocks, shaded=[tuple((0, c) for c in layout.chunks)]),
+    )]  # fmt: skip
+    if attrs:
+        parts.append(folded(f"attributes ({len(attrs)})", table({name: short(value) for name, value in attrs.items()})))
+    shown = ("shape", "chunks", "blocks", "grid", "dtype", "ratio", "codec", "filters", "dims", "url", "attrs")
+    parts.append(folded("more", table({name: value for name, value in rows.items() if name not in shown})))
+    return titled("b2array.NDArray", rows["url"], parts)
+
+
+def codec(cparams: CParams) -> str:
+    """Return codec, level and split mode in one line."""
+    return f"{codecs.codec_name(cparams.codec_id)}, level {cparams.clevel}, split {cparams.splitmode}"
+
+
+def filters(cparams: CParams) -> str:
+    """Return the filters in their order."""
+    active = [
+        filter_names.filter_name(fid) + (f"({meta})" if meta else "")
+        for fid, meta in zip(cparams.filter_slots, cparams.meta_slots, strict=True)
+        if fid
+    ]
+    return ", ".join(active) or "none"
+
+
+def nbytes(count: int) -> str:
+    """Return a number of bytes, exactly and, from 1 KiB on, in a unit that is easy to read.
+
+    Examples
+    --------
+    >>> nbytes(1536), nbytes(12)
+    ('1536 (1.5 KiB)', '12')
+    """
+    return str(count) if count < 1024 else f"{count} ({size(count)})"
+
+
+def counted(n: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    Examples
+    --------
+    >>> counted(1, "chunk"), counted(0, "chunk")
+    ('1 chunk', '0 chunks')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -3,7 +3,7 @@
 To read `a[1:3]`, `read` asks the `cache` for the blocks of each chunk. `fetch` gets the others from the `Snapshot`, and
 compares them with their checksums. `read` decodes them, leaves them in the cache, and copies the items.
 
-To write `a[1:3] = x`, `Handle.changes` begins a `Transaction`. `write` puts the values into an `OpenChunk`, on top of
+To write `a[1:3] = x`, `Handle.change` begins a `Transaction`. `write` puts the values into an `OpenChunk`, on top of
 the old chunk if it is written in part, encodes it, and gives it to `Overlay.store_chunk`, which calls `Staging.put`. In
 a transaction of the user, a chunk that is written in part stays open until `Overlay.flush` encodes it.
 `Transaction.commit` looks whether others have committed, packs the next `State`, and swaps the index.
@@ -18,9 +18,7 @@ write        the values of a selection -> new chunks
 staging      new chunks, where no index refers to them yet
 overlay      changes on top of a snapshot: chunks, index, metadata
 transaction  `Transaction`: an overlay, and its commit on top of what other writers committed
-replacing    a new file that replaces a directory, or the reverse
 handle       `Handle`: shows a state, begins transactions, tries again after conflicts
-attributes   the mapping of attributes
 edits        insert, update, delete and reorder chunks
 resize       resize, append, insert, delete along an axis
 """

@@ -117,7 +117,11 @@ def chunk_sizes(source: Source, numbers: Sequence[int]) -> list[int]:
     if len(places) < len(numbers):
         raise FormatError(f"{source.url}: expected stored chunks where chunks have sizes of their own, found others")
     if source.frame.frame_type == FrameType.SPARSE:
-        views = source.read_heads([place.name for place in places], HEADER_LEN)
+        views = []
+        for head in source.store.head([place.name for place in places], HEADER_LEN):
+            if isinstance(head, Exception):
+                raise head
+            views.append(head.data)
     else:
         views = source.read([Span(name, start, min(start + HEADER_LEN, stop)) for name, start, stop in places])
     return [ChunkHeader.unpack(view).nbytes for view in views]

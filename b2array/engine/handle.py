@@ -1,13 +1,13 @@
 """`Handle`: an open frame, the state that it shows, and the transaction that is under way.
 
 `b2array.NDArray` and `b2array.SChunk` each wrap a handle. A handle shows one committed state. Its own commits move it
-on; those of others are seen after `refresh`.
+on; those of others are seen after `refresh`, or always by a `Follower`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, TypeVar
 
 from b2array import config
@@ -20,7 +20,7 @@ from b2array.format.state import with_index
 from b2array.format.summary import Summary
 from b2array.store.base import COMPARE_AND_SWAP, Mutex, Store, attempts, stale_reader
 
-__all__ = ["Handle", "Mode"]
+__all__ = ["Follower", "Handle", "Mode"]
 
 _PICKLED_NBYTES = 2**16
 """A record of sizes that takes more than this, and serves writers only, stays out of pickles."""
@@ -157,82 +157,54 @@ class Handle:
 
     # Changing.
 
-    def changes(self, *, anywhere: bool = False) -> Iterator[AbstractContextManager[Transaction]]:
-        """Yield attempts at a change, each a transaction that commits at its end; another one only after a conflict.
+    def change(self, task: Callable[[Transaction], T], *, anywhere: bool = False) -> T:
+        """Call a task that changes a transaction, and commit what it did; return its result.
 
-        After some attempts the handle takes the store's lock, if there is one, and other writers wait. Attempts join a
-        transaction that is under way. With `anywhere`, the change still makes sense if another writer has changed
-        metalayers, number or order of the chunks. ConflictError says that it makes no sense any more, or that a
-        transaction is under way.
-
-        Write the loop as here, and do not leave it inside the block, which commits at its end::
-
-            for attempt in handle.changes():
-                with attempt as transaction:
-                    ...
+        If another writer came first, the task is called again, with a transaction on top of what that one committed.
+        After some attempts the handle takes the store's lock, if there is one, and other writers wait. Inside a
+        transaction the task joins that one. A task that raises changes nothing. With `anywhere`, the change still
+        makes sense if another writer has changed metalayers, number or order of the chunks. ConflictError says that it
+        makes no sense any more.
         """
+        self.require_writable()
         for tried in attempts(self.store):
             if tried == config.retries and self.store.guarantee != COMPARE_AND_SWAP:
                 break
-            conflicts: list[ConflictError] = []
-            yield self._try(conflicts, anywhere=anywhere)
-            if not conflicts:
-                return
-        yield self._try(None, anywhere=anywhere)
-
-    @contextmanager
-    def _try(self, conflicts: list[ConflictError] | None, *, anywhere: bool) -> Iterator[Transaction]:
-        """Change. List a conflict if another attempt makes sense; without a list, make other writers wait."""
-        known = self._snapshot
-        with ExitStack() as locks:
-            locked = conflicts is None and self._excluding(locks)
-            if locked and not anywhere and not self._snapshot.alike(known):
-                raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
+            known = self._snapshot
             try:
-                with self.change(locked=locked) as transaction:
-                    yield transaction
-            except ConflictError as error:
-                if conflicts is None or not self._caught_up(known, anywhere=anywhere):
+                return self._attempt(task)
+            except ConflictError:
+                with self.mutex:
+                    if self._transaction is not None:
+                        again = self._transaction.catch_up()
+                    else:
+                        self.refresh()
+                        moved = self._snapshot.generation != known.generation
+                        again = moved and (anywhere or self._snapshot.alike(known))
+                if not again:
                     raise
-                conflicts.append(error)
-
-    def _excluding(self, locks: ExitStack) -> bool:
-        """Lock other writers out, and refresh. Return False, and do neither, if a transaction is under way."""
-        locks.enter_context(self.mutex)
-        if self._transaction is not None:
-            return False
-        if not self.locked:
-            locks.enter_context(self.store.lock(self._snapshot.name))
-        self.refresh()
-        return True
-
-    def _caught_up(self, known: Snapshot, *, anywhere: bool) -> bool:
-        """Refresh; return whether another writer has committed, and another attempt makes sense."""
+        known = self._snapshot
         with self.mutex:
             if self._transaction is not None:
-                return self._transaction.catch_up()
-            self.refresh()
-            return self._snapshot.generation != known.generation and (anywhere or self._snapshot.alike(known))
+                return self._attempt(task)
+            with nullcontext() if self.locked else self.store.lock(self._snapshot.name):
+                self.refresh()
+                if not anywhere and not self._snapshot.alike(known):
+                    raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
+                return self._attempt(task, locked=True)
 
-    @contextmanager
-    def change(self, *, locked: bool = False) -> Iterator[Transaction]:
-        """Collect changes for one commit, or for the transaction under way; one that raises changes nothing.
-
-        If `locked`, the caller holds the store's lock already. ConflictError says that another writer, or another
-        thread with this handle, has changed the same; then `changes` tries again.
-        """
-        self.require_writable()
+    def _attempt(self, task: Callable[[Transaction], T], *, locked: bool = False) -> T:
+        """Try a change once; with `locked`, the caller holds the store's lock."""
         with self.mutex:
             if self._transaction is not None:
                 try:
                     with self._transaction.savepoint():
-                        yield self._transaction
+                        return task(self._transaction)
                 except (FormatError, UnsupportedError, NotADirectoryError) as error:
                     raise _explained(self._transaction, error) from error
-                return
             transaction = self.new_transaction(locked=locked)
         try:
-            yield transaction
+            result = task(transaction)
         except BaseException as error:
             transaction.abort()
             if isinstance(error, FormatError | UnsupportedError | NotADirectoryError):
@@ -240,6 +212,7 @@ class Handle:
             raise
         with self.mutex:
             self._commit(transaction)
+        return result
 
     def announce_commit(self) -> None:
         """Call `before_commit`, if that was not done yet. Commits that bypass the handle must call this."""
@@ -336,6 +309,33 @@ class Handle:
         held = self._snapshot
         thin, index = held.state.without_index(_PICKLED_NBYTES)
         return _restored, (held.store, thin, index, held.start, held.version, held.generation, self._mode)
+
+
+class Follower(Handle):
+    """A handle that looks at the store each time it is used, except inside a transaction."""
+
+    __slots__ = ()
+
+    @property
+    def source(self) -> Source:
+        """What chunks are read from: the transaction under way, or what is committed now."""
+        if self._transaction is not None:
+            return self._transaction
+        self.refresh()
+        return self._snapshot
+
+    @source.setter
+    def source(self, _: Source) -> None:
+        """Ignore the new value: the next use finds the same state, or a newer one."""
+
+    @property
+    def described(self) -> Source:
+        """The same."""
+        return self.source
+
+    @described.setter
+    def described(self, _: Source) -> None:
+        """Ignore it, too."""
 
 
 def _explained(source: Source, error: B2ArrayError | OSError) -> B2ArrayError | OSError:

@@ -140,8 +140,9 @@ class OpenChunk:
         """
         if patch is not None:
             self._load(patch.numbers, patch.filled if fields is None else None, undo)
-            grid = self._grid(patch)
-            if grid is not None:
+            joined, layout = self._neighbours(patch.numbers), self.form.layout
+            if joined is not None:
+                grid = joined.view(layout.dtype).reshape(patch.counts + layout.blocks)
                 grid = grid if fields is None else grid[fields]
                 for runs in product(*patch.runs):
                     _put_runs(grid, runs, values, undo)
@@ -156,12 +157,8 @@ class OpenChunk:
                 undo.append(partial(put, block, of_block.inside, take(block, of_block.inside, axes).copy(), axes))
             put(block, of_block.inside, take(values, of_block.outside), axes)
 
-    def _grid(self, patch: Patch) -> Array | None:
-        """Return the blocks of a patch as one array, or None if they are not neighbours in memory."""
-        joined, layout = self._neighbours(patch.numbers), self.form.layout
-        return None if joined is None else joined.view(layout.dtype).reshape(patch.counts + layout.blocks)
-
     def _neighbours(self, numbers: Sequence[int]) -> Bytes | None:
+        """Return blocks as one array, or None if they are not neighbours in memory."""
         tile, first, _ = self._blocks[numbers[0]]
         for row, n in enumerate(numbers, first):
             entry = self._blocks[n]

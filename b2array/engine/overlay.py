@@ -16,8 +16,7 @@ from b2array.codec import chunk
 from b2array.codec.chunk import ChunkHead
 from b2array.codec.header import Special
 from b2array.engine.open_chunk import OpenChunk, Undo, WriteBuffer
-from b2array.engine.replacing import frame_in
-from b2array.engine.snapshot import Snapshot
+from b2array.engine.snapshot import Snapshot, frame_in
 from b2array.engine.source import Location, Target
 from b2array.engine.staging import Staging
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError

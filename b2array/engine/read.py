@@ -47,6 +47,8 @@ _WINDOW_NBYTES = 8 * 2**20
 _WINDOW_CHUNKS = 4096
 _WINDOWS_UNDER_WAY = 4
 """This many windows are requested before the first one has arrived, so that they do not wait for each other."""
+_LEAST_SHARED = 2**20
+"""Threads share chunks of which this much is decoded. For less, they mostly wait for the interpreter."""
 _MAX_SCRATCH = 4 * decode.GROUP_NBYTES
 _SHARE = 4
 """A read goes through the cache only if its result is at most one part in this many of the cache."""
@@ -68,11 +70,14 @@ def read(
     first = list(islice(chunks, 2))
     if len(first) == 1:
         reader.run(first[0], alone=True)
-    elif source.is_local:
-        threads.each(reader.run, chain(first, chunks))
-    else:
+    elif not source.is_local:
         for _ in threads.spread(lambda pair: reader.finish(*pair), reader.fetched(chain(first, chunks))):
             pass
+    elif max((len(reader.plan(*each).wanted) for each in first), default=0) * layout.block_nbytes >= _LEAST_SHARED:
+        threads.each(reader.run, chain(first, chunks))
+    else:
+        for each in chain(first, chunks):
+            reader.run(each)
 
 
 def prepare(

@@ -150,7 +150,7 @@ def _splice(transaction: Transaction, pieces: Iterable[_Piece], axis: int, value
             low, high = max(start, wanted.start), min(stop, wanted.stop)
             if low >= high:
                 continue
-            target = result[_along(axis, slice(low - wanted.start, high - wanted.start))]
+            target = result[(*(slice(None),) * axis, slice(low - wanted.start, high - wanted.start))]
             inside = _sub(piece.positions, low - start, high - start)
             if piece.given and values is not None:
                 target[...] = values[(*box[:axis], inside, *box[axis + 1 :], ...)]
@@ -307,10 +307,6 @@ def _run(steps: Iterable[object]) -> None:
 
 def _with(extents: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
     return (*extents[:axis], extent, *extents[axis + 1 :])
-
-
-def _along(axis: int, along: slice) -> tuple[slice, ...]:
-    return (slice(None),) * axis + (along,)
 
 
 def _lengths(box: Box) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from b2array.format.state import State, parse
 from b2array.store.base import Head, KnownBytes, Store, read_whole, says_more, where, with_known_bytes
 from b2array.store.spans import Span
 
-__all__ = ["Snapshot", "load", "reload", "restore", "unchanged"]
+__all__ = ["Snapshot", "frame_in", "load", "reload", "restore", "unchanged"]
 
 _FIRST_READ = 64 * 2**10
 
@@ -154,6 +154,14 @@ def _load(store: Store, start: int) -> Snapshot:
     # On object stores an empty object may stand for the directory.
     name, head = found[-1] if not found[0][1].data else found[0]
     return _parse(store, name, start, head.data, head.stamp.version if head.stamp else None, head.unique)
+
+
+def frame_in(store: Store) -> Snapshot | None:
+    """Return the frame that a new one is to replace, if there is one that can be read."""
+    try:
+        return load(store)
+    except (FileNotFoundError, FormatError, UnsupportedError):
+        return None
 
 
 def reload(held: Snapshot) -> Snapshot:

@@ -120,15 +120,6 @@ class Source(ABC):
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
         """Read bytes to their places in one buffer, which this thread may use again for the next call."""
 
-    def read_heads(self, names: Sequence[str], nbytes: int) -> list[memoryview]:
-        """Read the first bytes of objects, fewer of those that are shorter."""
-        found = []
-        for head in self.store.head(names, nbytes):
-            if isinstance(head, Exception):
-                raise head
-            found.append(head.data)
-        return found
-
 
 class Target(Source):
     """What a write puts new chunks into, and reads the old ones from."""

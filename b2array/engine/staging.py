@@ -99,7 +99,8 @@ class Staging:
         with self._mutex:
             start = spool.write(buf, record)
             self._extents.append((start, start + len(buf), start + len(buf) + len(record)))
-            self._chunk_digests.append(_digest_of(record or buf))
+            digest = blake2b(record or buf, digest_size=8).digest()
+            self._chunk_digests.append(int.from_bytes(digest, "little", signed=True))
             return -len(self._extents)
 
     def _file(self, buf: bytes, head: ChunkHead) -> tuple[int, bytes]:
@@ -239,7 +240,3 @@ class Staging:
         self._closed = True
         if self._spool is not None:
             self._spool.close()
-
-
-def _digest_of(record: bytes) -> int:
-    return int.from_bytes(blake2b(record, digest_size=8).digest(), "little", signed=True)

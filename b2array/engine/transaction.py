@@ -19,11 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.buffers import Buffer
-from b2array.engine.fetch import each_chunk
+from b2array.engine.fetch import chunk_number, each_chunk
 from b2array.engine.overlay import Overlay, changeable
-from b2array.engine.replacing import discard, take_place
 from b2array.engine.snapshot import Snapshot, load, reload
-from b2array.engine.source import Location, Source
+from b2array.engine.source import FRAME_NAME, Location, Source
 from b2array.engine.staging import Staging
 from b2array.errors import B2ArrayError, ConflictError, FormatError, warn
 from b2array.format import fingerprint, frame, index
@@ -35,7 +34,7 @@ from b2array.format.state import DIGESTS, State, changed_chunks, layers_with, pa
 from b2array.progress import Progress
 from b2array.store.base import Store, attempts, durability, identity, may_still_happen, too_many_conflicts
 
-__all__ = ["Prepared", "Transaction", "copied"]
+__all__ = ["Prepared", "Transaction", "copied", "discard", "is_part", "take_place"]
 
 T = TypeVar("T")
 
@@ -94,7 +93,10 @@ class Transaction(Overlay):
         """
         try:
             self.flush()
-            snapshot = self._commit() if self.base is None or self.changed else self.base
+            snapshot = self.base
+            if snapshot is None or self.changed:
+                self._staging.require_open()
+                snapshot = self._publish_new() if snapshot is None else self._on_newest(self._publish, self._lock)
         except BaseException:
             self.abort()
             raise
@@ -209,25 +211,21 @@ class Transaction(Overlay):
 
     # The commit.
 
-    def _commit(self) -> Snapshot:
-        self._staging.require_open()
-        if self.base is not None:
-            return self._on_newest(self._publish, self._lock)
+    def _publish_new(self) -> Snapshot:
+        """Write the first state of a new frame, which may replace an old frame."""
         # A writer of the frame that goes must not come in between: it would write into the new one.
         name = self.name if self._old is None else self._old.name
         locks = self._overwrite and not self._locked and self._occupied(name)
         with self._final.lock(name) if locks else nullcontext():
-            return take_place(self._final, self._publish_new(), self._old)
+            made = self._prepared(0)
+            new = self._swap(made, lambda: self._file(made, self._replaces, exclusive=not self._overwrite))
+            return take_place(self._final, new, self._old)
 
     def _occupied(self, name: str) -> bool:
         try:
             return self._final.guarantee == "lock" and self._final.stamp(name).size > 0
         except (FileNotFoundError, NotADirectoryError):
             return False
-
-    def _publish_new(self) -> Snapshot:
-        made = self._prepared(0)
-        return self._swap(made, lambda: self._file(made, self._replaces, exclusive=not self._overwrite))
 
     def _file(self, made: Prepared, expected: str | None, *, exclusive: bool = False) -> str:
         """Write a file with the whole frame: that in which the new chunks wait, if they do. Return its version."""
@@ -239,6 +237,7 @@ class Transaction(Overlay):
         return self.store.replace(self.name, self._pieces(made), expected=expected).version
 
     def _publish(self, current: Snapshot) -> Snapshot:
+        """Write the next state of a frame: swap the index, append to the file, or write the file again."""
         if self.sparse:
             made = self._prepared(0)
             return self._swap(made, lambda: self._file(made, current.version))
@@ -247,16 +246,15 @@ class Transaction(Overlay):
             return self._rewrite(current)
         # If all chunks are new, write them once, and not a second time behind the old ones.
         all_new = len(self._touched) == self.state.frame.nchunks and not self.restructured
-        if all_new and self._staging.is_complete(len(current.header)):
-            whole = self._prepared(0)
-            if not _is_mostly_dead(whole.state):
-                return self._swap(whole, lambda: self._file(whole, current.version))
-        made = self._prepared(current.frame.frame_len - current.frame.header_len)
-        if self._compacting or not self._fits(current, made):
+        whole = all_new and self._staging.is_complete(len(current.header))
+        made = self._prepared(0 if whole else current.frame.frame_len - current.frame.header_len)
+        if not whole and (self._compacting or not self._fits(current, made)):
             return self._rewrite(current)
         if _is_mostly_dead(made.state):
             with suppress(FormatError):  # a chunk that cannot be read is no reason to refuse others
                 return self._rewrite(current)
+        if whole:
+            return self._swap(made, lambda: self._file(made, current.version))
 
         def extend() -> str:
             self._append(current, made)
@@ -416,3 +414,37 @@ def copied(
         new.abort()
         raise
     return new
+
+
+# Frames of one layout that replace frames of the other: a file for a directory, or the reverse.
+
+
+def take_place(place: Store, made: Snapshot, old: Snapshot | None) -> Snapshot:
+    """Let a new frame replace one of the other layout, and remove the old one.
+
+    The new one is in `place`, where the old one was, or in the store that `Store.beside` has returned.
+    """
+    if made.store is not place:
+        place.exchange(made.store)
+        discard(made.store)
+        return replace(made, store=place)
+    if old is None or old.name == made.name:
+        return made
+    if made.name:
+        place.delete([old.name])  # until then readers find the old one
+        return made
+    with suppress(OSError, B2ArrayError):  # what stays behind disturbs no reader
+        offsets = old.frame.offsets
+        place.delete([old.name, *map(index.chunk_name, offsets[offsets >= 0].tolist())])
+    return made
+
+
+def discard(store: Store) -> None:
+    """Remove a frame that is in a place of its own, as far as possible."""
+    with suppress(OSError, B2ArrayError):
+        store.delete([*filter(is_part, store.listing()), ""])
+
+
+def is_part(name: str) -> bool:
+    """Whether a file in the directory of a sparse frame belongs to it."""
+    return name in (FRAME_NAME, ".b2lock") or chunk_number(name) is not None

@@ -1,8 +1,8 @@
 """Items from memory into chunks: the values of a selection -> blocks -> chunks that are encoded and staged.
 
 The values go into an `OpenChunk`, with the old chunk below it if they replace only a part. It is encoded at once, but
-in a transaction a chunk that is written in part stays open. Nothing here knows keys: selections are products of groups,
-as `b2array.grid.partition` cuts them.
+in a transaction a chunk that is written in part stays open. Nothing here knows keys: selections are products, as
+`b2array.grid.partition` cuts them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +20,36 @@ from b2array.codec.chunk import Stored
 from b2array.engine.fetch import fetch
 from b2array.engine.open_chunk import Form, OpenChunk, WriteBuffer
 from b2array.engine.source import ChunkRequest, Target
-from b2array.errors import FormatError, UnsupportedError, located_error
+from b2array.errors import ConflictError, FormatError, UnsupportedError, located_error
 from b2array.grid.layout import Layout
 from b2array.grid.partition import Axes, Part, Positions
+from b2array.grid.selection import Selection
 from b2array.grid.tiling import parts_of_chunks, patch_of
 
-__all__ = ["chunk_box", "rewrite", "write"]
+__all__ = ["Assignment", "assign", "chunk_box", "rewrite", "write"]
 
 Array = npt.NDArray[Any]
 Slices = tuple[slice, ...]
+
+
+class Assignment(NamedTuple):
+    """Values, laid out for what a key selects of an array with this layout; of its `fields` only, if they are named."""
+
+    layout: Layout
+    selection: Selection
+    values: Array
+    fields: str | list[str] | None
+
+
+def assign(target: Target, found: Assignment, arrange: Callable[[Layout], Assignment]) -> None:
+    """Write an assignment; `arrange` lays it out again if another writer has given the array another shape."""
+    layout = target.state.require_layout()
+    if layout != found.layout:
+        if (layout.ndim, layout.dtype) != (found.layout.ndim, found.layout.dtype):
+            raise ConflictError(f"{target.url} has become an array of shape {layout.shape} and type {layout.dtype}")
+        found = arrange(layout)
+    if found.values.size:
+        write(target, layout, found.selection.positions, found.selection.axes, found.values, found.fields)
 
 
 def write(
@@ -37,8 +58,8 @@ def write(
 ) -> None:  # fmt: skip
     """Put the selected items into new chunks.
 
-    `values` have one dimension a group of the selection, and are converted to the array's type block by block. With
-    `fields`, only these are changed.
+    `values` have one dimension for each factor of the selection, and are converted to the array's type block by block.
+    With `fields`, only these are changed.
     """
     chunks = parts_of_chunks(layout, positions, axes)
     first = list(islice(chunks, 2))

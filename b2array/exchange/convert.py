@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import bloscpack
-from b2array.array import opening
-from b2array.array.info import counted
-from b2array.array.info import nbytes as shown_nbytes
+from b2array.array.array import open_array
 from b2array.buffers import Buffer
 from b2array.codec.cparams import AnyCParams, given_or_default
+from b2array.display.tables import counted
+from b2array.display.tables import nbytes as shown_nbytes
 from b2array.errors import B2ArrayError, FormatError, warn
 from b2array.exchange.formats import Box, Build, Format, Piece, Settings, Source, Storage, Tree
 from b2array.exchange.places import find
@@ -303,7 +303,7 @@ def is_array(url: str, storage_options: Storage) -> bool:
     if kind.name != "b2nd" or address.rstrip("/").endswith(kind.suffixes):
         return True
     try:
-        opening.open(url, storage_options=storage_options).close()
+        open_array(url, storage_options=storage_options).close()
     except FormatError:
         return False
     return True

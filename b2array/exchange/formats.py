@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import bloscpack
-from b2array.array import creation, opening
-from b2array.array.array import NDArray
-from b2array.array.options import ArrayOptions
+from b2array.array import creation
+from b2array.array.array import NDArray, open_array
+from b2array.array.drafts import ArrayOptions
 from b2array.array.schunk import SChunk
 from b2array.bloscpack.header import Description, describe
 from b2array.codec.cparams import CParams
@@ -281,7 +281,7 @@ def source_of(handle: Handle) -> Source:
 
 def tree_b2nd(url: str, storage_options: Storage) -> Tree:
     """Open a Blosc2 frame; see `Format`."""
-    a = opening.open(url, storage_options=storage_options)
+    a = open_array(url, storage_options=storage_options)
     resources = ExitStack()
     resources.callback(a.close)
     return Tree(("",), lambda _: source_of(a._handle), resources=resources)

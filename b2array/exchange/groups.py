@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from b2array.array import copying, drafts
 from b2array.array.copying import CopyOptions
-from b2array.array.opening import create_schunk
-from b2array.array.options import ArrayOptions
-from b2array.engine.attributes import Attributes
+from b2array.array.described import Attributes
+from b2array.array.drafts import ArrayOptions
+from b2array.array.schunk import create_schunk
 from b2array.engine.transaction import Transaction as Frame
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError
 from b2array.exchange.formats import Building, Piece, Settings, Source, Storage, Tree, array_options, source_of

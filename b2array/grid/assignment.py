@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from b2array.grid.arrays import shape_text
+from b2array.grid.index_arrays import shape_text
 from b2array.grid.selection import Selection
 
 __all__ = ["arrange", "check_unmasked", "spread"]

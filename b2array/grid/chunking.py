@@ -16,13 +16,14 @@ from b2array.grid.layout import MAX_NDIM, grid_shape
 
 __all__ = ["automatic"]
 
-BLOCK_NBYTES = 128 * 2**10
+BLOCK_NBYTES, LEAST_BLOCK_NBYTES = 128 * 2**10, 64 * 2**10
+LEAST_OF_FULL_BLOCKS = 64 * 2**20
 CHUNK_NBYTES = 8 * 2**20
 LEAST_CHUNK_NBYTES = 2 * 2**20
 FEW_CHUNKS = 32
 FEW_PARTS = 16
 FEW_BLOCKS = 4
-PARTS = 8
+STRETCH = 8
 KEPT_WHOLE = 16
 GROWING = 1024
 
@@ -35,9 +36,9 @@ def automatic(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Choose the shapes of chunks and blocks, the same on every machine.
 
-    Blocks have about 128 KiB (64 KiB to 1 MiB where the array and its items permit). Chunks have about a 32nd of the
-    array, 2 to 8 MiB: a small change writes a whole chunk. Blocks are thin along the first axis, along which most
-    arrays are written and read, and take an equal share of each other axis; axes of at most 16 items stay whole. Chunks
+    Blocks have about 128 KiB, in arrays of less than 64 MiB about 64 KiB. Chunks have about a 32nd of the array, 2 to
+    8 MiB: a small change writes a whole chunk. Blocks are thin along the first axis, along which most arrays are
+    written and read, and longer along each axis than along the one before; axes of at most 16 items stay whole. Chunks
     consist of whole blocks except where they span the axis. An axis of extent 0 is one that will grow.
 
     Parameters
@@ -67,13 +68,13 @@ def automatic(
     Examples
     --------
     >>> automatic((1000, 1000), 8)
-    ((201, 1000), (67, 250))
+    ((256, 1000), (32, 250))
     >>> automatic((0, 720, 1440), 4)
-    ((2, 720, 1440), (2, 120, 180))
+    ((2, 720, 1440), (1, 45, 720))
     >>> automatic((365, 720, 1440), 4, chunks=(1, -1, -1))
     ((1, 720, 1440), (1, 90, 360))
     >>> automatic((365, 720, 1440), 4, chunks="1MB")
-    ((2, 240, 360), (2, 120, 180))
+    ((2, 90, 1440), (1, 45, 720))
     """
     outer = tuple(as_int(n) for n in shape)
     extents = outer + tuple(inner)
@@ -82,12 +83,13 @@ def automatic(
     if any(n < 0 for n in extents):
         raise ValueError("negative dimensions are not allowed")
     size = max(itemsize, 1)
-    share = math.prod(n or GROWING for n in extents) * size // FEW_CHUNKS
-    usual = min(max(share, LEAST_CHUNK_NBYTES), CHUNK_NBYTES)
-    chunk, chunk_nbytes = _given("chunks", chunks, outer, usual)
+    nbytes = math.prod(n or GROWING for n in extents) * size
+    of_chunk = min(max(nbytes // FEW_CHUNKS, LEAST_CHUNK_NBYTES), CHUNK_NBYTES)
+    of_block = BLOCK_NBYTES if nbytes >= LEAST_OF_FULL_BLOCKS else LEAST_BLOCK_NBYTES
+    chunk, chunk_nbytes = _given("chunks", chunks, outer, of_chunk)
     chunk += tuple(inner)
     within = tuple(n if c is None else c for c, n in zip(chunk, extents, strict=True))
-    block, block_nbytes = _given("blocks", blocks, within[: len(outer)], min(BLOCK_NBYTES, chunk_nbytes))
+    block, block_nbytes = _given("blocks", blocks, within[: len(outer)], min(of_block, chunk_nbytes))
     exact = [c is not None for c in chunk]
     chosen = _block(within, block_nbytes / size, block + tuple(inner), exact)
     grid = grid_shape(within, chosen)
@@ -163,10 +165,11 @@ def _check(chunks: tuple[int, ...], blocks: tuple[int, ...], itemsize: int) -> N
 
 
 def _block(extents: tuple[int, ...], target: float, fixed: _Partial, exact: Sequence[bool]) -> tuple[int, ...]:
-    """Choose a shape of about `target` items, thin along the first axis and with an equal share of each other one.
+    """Choose a shape of about `target` items, thin along the first axis and long along the last one.
 
-    One index of the first axis then costs `thin` times what it selects, or a few blocks, and one of any other axis
-    `thin` parts in eight of the array.
+    One index of the first axis takes one layer of blocks, or a few blocks if that is more. Of the other axes, each has
+    a share in the block up to `STRETCH` times that of the one before: what is long along the last axis lies together
+    in memory, and is decoded right to where it belongs.
     """
     free = [axis for axis, n in enumerate(fixed) if n is None]
     block = [f if f is not None else n or GROWING for n, f in zip(extents, fixed, strict=True)]
@@ -180,16 +183,18 @@ def _block(extents: tuple[int, ...], target: float, fixed: _Partial, exact: Sequ
             kept *= block[axis]
         else:
             cut.append(axis)
+    cut.sort()
     slab = math.prod(block)
     left = max(1.0, target * math.prod(block[axis] for axis in cut) / slab)
     even = left ** (1 / (len(cut) + 1))
-    thin = (target * PARTS ** len(cut) / slab) ** (1 / (len(cut) + 1))
-    thin = max(1.0, min(max(thin, FEW_BLOCKS * target / slab), even, extents[first] or even))
-    for place, axis in enumerate(cut):
-        rest = math.prod(block[other] for other in cut[place:])
+    thin = max(1.0, min(FEW_BLOCKS * target / slab, even, extents[first] or even))
+    while cut:
+        part = min(1.0, left / thin / math.prod(block[axis] for axis in cut))
+        axis = cut.pop(0)
         # Rounded, so that the last digit of a machine's `pow` cannot matter.
-        share = min(1.0, left / thin / rest) ** (1 / (len(cut) - place))
-        block[axis] = _near(extents[axis], max(1.0, round(block[axis] * share, 6)), exact=exact[axis])
+        share = max(part, part ** (1 / (len(cut) + 1)) / STRETCH ** (len(cut) / 2))
+        ideal = max(1.0, round(min(block[axis] * share, left / thin), 6))
+        block[axis] = _near(extents[axis], ideal, exact=exact[axis])
         left = max(1.0, left / block[axis])
     block[first] = _near(extents[first], left, exact=exact[first])
     return tuple(block)

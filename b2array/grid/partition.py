@@ -1,9 +1,9 @@
 """The geometry of an array: a grid of chunks, and in each chunk a grid of blocks.
 
-A selection is a product of groups. A group stands for the positions along one axis (a `slice`), or for points along one
-or several axes together (an integer array with one row an axis). `parts` cuts such a product at the borders of a grid
-and yields products again, so that the same function cuts an array into chunks and a chunk into blocks; `take` and `put`
-read and write the items of a product.
+A selection is a product of factors. A factor stands for the positions along one axis (a `slice`), or for points along
+one or several axes together (an integer array with one row an axis). `parts` cuts such a product at the borders of a
+grid and yields products again, so that the same function cuts an array into chunks and a chunk into blocks; `take` and
+`put` read and write the items of a product.
 
 Source: "Blosc2 NDim Array Format", sections Metalayer and Storage order: partial chunks and blocks are padded to
 full size at their high end, and all grids are in C order.
@@ -32,11 +32,11 @@ __all__ = [
 ]
 
 Positions = slice | NDArray[np.int64]
-"""Positions of one group, in bounds and not negative: ``slice(start, stop, step)`` with ``step > 0`` along one
+"""Positions of one factor, in bounds and not negative: ``slice(start, stop, step)`` with ``step > 0`` along one
 axis, or an array of shape (axes, points)."""
 
 Axes = tuple[tuple[int, ...], ...]
-"""The axes that each group covers, ascending; None means ``((0,), (1,), ...)``."""
+"""The axes that each factor covers, ascending; None means ``((0,), (1,), ...)``."""
 
 
 class Part(NamedTuple):
@@ -47,9 +47,9 @@ class Part(NamedTuple):
     coords : tuple of int
         Which part, one coordinate an axis.
     inside : tuple of Positions
-        The selected positions, one entry a group, counted from the first item of the part.
+        The selected positions, one entry a factor, counted from the first item of the part.
     outside : tuple of Positions
-        Where these items stand in the selection's box, one entry a group: a slice of step 1, or an array of
+        Where these items stand in the selection's box, one entry a factor: a slice of step 1, or an array of
         shape (1, points) where the points of the part are scattered.
     """
 
@@ -69,18 +69,18 @@ def parts(
     Parameters
     ----------
     positions : tuple of Positions
-        The selection, one entry a group; the `inside` of a part cuts that part further.
+        The selection, one entry a factor; the `inside` of a part cuts that part further.
     part_shape : sequence of int
         Extent of a part along each axis, in items.
     axes : tuple of tuple of int, optional
-        The axes of each group; by default one axis a group, in order.
+        The axes of each factor; by default one axis a factor, in order.
     outside : tuple of Positions, optional
         Where the selection stands in a larger box, as in `Part`; by default it is the whole box.
 
     Yields
     ------
     Part
-        In C order of the grid where every group has one axis. Points keep their order inside a part, so that of
+        In C order of the grid where every factor has one axis. Points keep their order inside a part, so that of
         several writes to one item the last wins.
 
     Examples
@@ -99,16 +99,16 @@ def parts(
         for i, extent, base in zip(positions, part_shape, bases, strict=True):
             pieces.append(_cut_slice(i, extent, base) if isinstance(i, slice) else _cut_points(i, (extent,), base))
         return map(Part._make, starmap(zip, product(*pieces)))
-    return _grouped_parts(positions, part_shape, axes, bases)
+    return _parts_of_factors(positions, part_shape, axes, bases)
 
 
-_Piece = tuple[Any, Positions, Positions]  # coords (a plain int for a group of one axis), inside, outside
+_Piece = tuple[Any, Positions, Positions]  # coords (a plain int for a factor of one axis), inside, outside
 
 
-def _grouped_parts(
+def _parts_of_factors(
     positions: tuple[Positions, ...], part_shape: Sequence[int], axes: Axes, bases: Sequence[Positions | None]
 ) -> Iterator[Part]:
-    # Where one group is empty, the points of another one need not be within any bounds.
+    # Where one factor is empty, the points of another one need not be within any bounds.
     if any(i.start >= i.stop if isinstance(i, slice) else not i.size for i in positions):
         return
     pieces: list[list[_Piece]] = []
@@ -219,10 +219,10 @@ def _runs(positions: slice, extent: int, base: slice | None) -> list[Run]:
 
 
 def take(values: NDArray[Any], positions: tuple[Positions, ...], axes: Axes | None = None) -> NDArray[Any]:
-    """Read the items of a product of groups: one dimension a group, a view of `values` if all groups are slices.
+    """Read the items of a product: one dimension for each factor, a view of `values` if all factors are slices.
 
     `values` is a block, with a part's `inside` as positions, or a box, with its `outside`. `axes` are those of each
-    group; by default one axis a group, in order.
+    factor; by default one axis a factor, in order.
 
     Examples
     --------
@@ -238,7 +238,7 @@ def take(values: NDArray[Any], positions: tuple[Positions, ...], axes: Axes | No
 
 
 def put(target: NDArray[Any], positions: tuple[Positions, ...], values: NDArray[Any], axes: Axes | None = None) -> None:
-    """Write the items of a product of groups; the counterpart of `take`. Where points repeat, the last value stays."""
+    """Write the items of a product; the counterpart of `take`. Where points repeat, the last value stays."""
     if np.ndarray not in map(type, positions):
         target[positions] = values
         return
@@ -249,12 +249,12 @@ def put(target: NDArray[Any], positions: tuple[Positions, ...], values: NDArray[
 def _fancy(
     positions: tuple[Positions, ...], axes: Axes | None
 ) -> tuple[tuple[Positions, ...], tuple[int, ...], tuple[int, ...]]:
-    """Make a NumPy key with all index arrays in front; also the axes in that order, and the groups."""
+    """Make a NumPy key with all index arrays in front; also the axes in that order, and the factors."""
     arrays = [n for n, i in enumerate(positions) if isinstance(i, np.ndarray)]
     order = (*arrays, *(n for n, i in enumerate(positions) if isinstance(i, slice)))
     key: list[Positions] = []
     for dim, n in enumerate(arrays):
-        # Combine the points of several groups as `numpy.ix_` does.
+        # Combine the points of several factors as `numpy.ix_` does.
         open_shape = (1,) * dim + (-1,) + (1,) * (len(arrays) - dim - 1)
         key.extend(row.reshape(open_shape) for row in positions[n])  # type: ignore[union-attr]
     key.extend(positions[n] for n in order[len(arrays) :])

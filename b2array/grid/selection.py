@@ -1,8 +1,8 @@
 """NumPy's indexing: from a key to a selection that storage can follow.
 
 `select` understands everything that NumPy takes between brackets, and refuses the rest with NumPy's exceptions. It
-returns a `Selection`: a product of groups, which `b2array.grid.partition` cuts, and the way from the box (one dimension
-a group, steps positive) to the shape of NumPy's result.
+returns a `Selection`: a product of factors, which `b2array.grid.partition` cuts, and the way from the box (one
+dimension for each factor, steps positive) to the shape of NumPy's result.
 
 Source: the NumPy user guide, section "Indexing on ndarrays".
 """
@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from b2array.grid.arrays import IndexArray, Slot, as_arrays, broadcast, wrap
+from b2array.grid.index_arrays import IndexArray, Slot, as_arrays, broadcast, wrap
 from b2array.grid.partition import Axes, Positions
 
 __all__ = ["Selection", "check_entries", "fields", "item", "orthogonal", "select", "vectorised"]
@@ -43,17 +43,17 @@ class Selection:
     Attributes
     ----------
     positions : tuple of Positions
-        Those of each group; see `b2array.grid.partition.parts`.
+        Those of each factor of the selection; see `b2array.grid.partition.parts`.
     axes : tuple of tuple of int or None
-        The axes that each group covers, or None: one axis a group, in order.
+        The axes that each factor covers, or None: one axis a factor, in order.
     box : tuple of int
-        Length of each group.
+        Length of each factor.
     shape : tuple of int
         Shape of NumPy's result.
     kind : {"scalar", "basic", "advanced", "mask"}
         "scalar": NumPy returns a scalar; "mask": one boolean array of the array's own shape.
     order : tuple of int or None
-        The place of each group in the result, or None: they are in order.
+        The place of each factor in the result, or None: they are in order.
     """
 
     positions: tuple[Positions, ...]
@@ -86,7 +86,7 @@ class Selection:
         return self.arrange(boxed)
 
     def arrange(self, merged: NDArray[Any]) -> NDArray[Any]:
-        """Transpose and flip a result whose dimensions are merged into one a group."""
+        """Transpose and flip a result whose dimensions are merged into one for each factor."""
         boxed = merged if self.order is None else merged.transpose(self.order)
         return boxed if self.flips is None else boxed[self.flips]
 
@@ -304,7 +304,7 @@ def _check_masks(entries: list[_Entry], shape: Sequence[int]) -> None:
 
 def _basic(key: _Key, shape: Sequence[int]) -> Selection:
     """Resolve integers and slices, the most frequent keys, quickly."""
-    groups: list[Positions] = []
+    factors: list[Positions] = []
     box: list[int] = []
     result: list[int] = []
     flips: list[slice] | None = None
@@ -322,7 +322,7 @@ def _basic(key: _Key, shape: Sequence[int]) -> Selection:
         else:
             result.extend((1,) if entry is None else ())
             continue
-        groups.append(positions)
+        factors.append(positions)
         box.append(count)
         axis += 1
     if len(result) > MAX_RESULT_NDIM:
@@ -330,7 +330,7 @@ def _basic(key: _Key, shape: Sequence[int]) -> Selection:
     kind: Kind = "basic" if result or key.has_ellipsis else "scalar"
     boxed = tuple(box)
     return Selection(
-        tuple(groups), None, boxed, tuple(result), kind, boxed, None, None if flips is None else tuple(flips)
+        tuple(factors), None, boxed, tuple(result), kind, boxed, None, None if flips is None else tuple(flips)
     )
 
 
@@ -370,21 +370,21 @@ def _advanced(key: _Key, shape: Sequence[int], *, in_place: bool) -> Selection:
 
 def _assemble(slots: list[Slot], kind: Kind) -> Selection:
     shape: list[int] = []
-    groups: list[tuple[Slot, Positions]] = []
+    factors: list[tuple[Slot, Positions]] = []
     runs: list[tuple[int, int]] = []
     for slot in slots:
         if slot.positions is not None:
-            groups.append((slot, slot.positions))
+            factors.append((slot, slot.positions))
             runs.append((len(shape), len(shape) + len(slot.dims)))
         shape.extend(slot.dims)
     if len(shape) > MAX_RESULT_NDIM:
         raise _too_many(len(shape))
-    merged = tuple(len(range(i.start, i.stop, i.step)) if isinstance(i, slice) else i.shape[1] for _, i in groups)
-    order = tuple(sorted(range(len(groups)), key=lambda n: groups[n][0].axes))
-    axes = tuple(groups[n][0].axes for n in order)
-    flipped = [groups[n][0].flipped for n in order]
+    merged = tuple(len(range(i.start, i.stop, i.step)) if isinstance(i, slice) else i.shape[1] for _, i in factors)
+    order = tuple(sorted(range(len(factors)), key=lambda n: factors[n][0].axes))
+    axes = tuple(factors[n][0].axes for n in order)
+    flipped = [factors[n][0].flipped for n in order]
     return Selection(
-        positions=tuple(groups[n][1] for n in order),
+        positions=tuple(factors[n][1] for n in order),
         axes=axes if any(len(covered) != 1 for covered in axes) else None,
         box=tuple(merged[n] for n in order),
         shape=tuple(shape),

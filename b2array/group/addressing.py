@@ -13,11 +13,10 @@ import numpy.typing as npt
 from b2array import config
 from b2array.array import creation
 from b2array.array.array import NDArray
-from b2array.array.following import Follower
-from b2array.array.options import Shape, Url
+from b2array.array.drafts import Shape, Url
 from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
-from b2array.engine.handle import Handle, Mode
+from b2array.engine.handle import Follower, Handle, Mode
 from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located_error
 from b2array.format import dtypes
 from b2array.group.archive import MAGIC

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
-from b2array.array.opening import create_schunk
-from b2array.engine.attributes import Attributes
+from b2array.array.described import Attributes
+from b2array.array.schunk import create_schunk
 from b2array.engine.handle import Handle, Mode
 from b2array.errors import ReadOnlyError
 from b2array.group.archive import Archive

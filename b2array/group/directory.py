@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Literal, Protocol, Self
 
 from b2array import config
-from b2array.array.placing import place_new
+from b2array.array.drafts import place_new
 from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode

@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from b2array import config
-from b2array.array.opening import create_schunk
-from b2array.array.schunk import SChunk
+from b2array.array.schunk import SChunk, create_schunk
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
 from b2array.errors import FormatError, LimitError, UnsupportedError, located

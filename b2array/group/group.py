@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from b2array.array import copying, drafts
 from b2array.array.array import NDArray
-from b2array.array.options import Shape, array_options
+from b2array.array.drafts import Shape, array_options
 from b2array.array.schunk import SChunk
 from b2array.engine.handle import Mode
 from b2array.engine.transaction import Transaction as MemberTransaction

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from b2array import config
-from b2array.array import creation, info
+from b2array.array import creation
 from b2array.array.array import NDArray
+from b2array.display import tables
 from b2array.grid import chunking
 
 __all__ = ["Measured", "alternatives", "compared", "patterns", "rates"]
@@ -138,7 +139,7 @@ def rates(found: Iterable[Measured]) -> Iterator[tuple[str, ...]]:
     """Yield the rows of a table of patterns, with their times and rates."""
     yield ("read", "bytes", "time", "rate")
     for each in found:
-        yield each.pattern, info.nbytes(each.nbytes), _time(each.seconds), f"{each.rate / 1e6:.1f} MB/s"
+        yield each.pattern, tables.nbytes(each.nbytes), _time(each.seconds), f"{each.rate / 1e6:.1f} MB/s"
 
 
 def compared(found: Sequence[Measured]) -> Iterator[tuple[str, ...]]:

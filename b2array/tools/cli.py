@@ -19,7 +19,7 @@ import typer
 from b2array import bloscpack
 from b2array.array import creation
 from b2array.array.array import NDArray
-from b2array.array.placing import place_new
+from b2array.array.drafts import place_new
 from b2array.engine import transaction
 from b2array.engine.handle import Handle
 from b2array.errors import FormatError, UnsupportedError

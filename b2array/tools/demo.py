@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config
-from b2array.array import creation, opening
-from b2array.array.array import NDArray
+from b2array.array import creation
+from b2array.array.array import NDArray, open_array
 from b2array.tools.verify import verify_frame
 
 __all__ = ["main", "ripples"]
@@ -57,7 +57,7 @@ def main(steps: int = 160, side: int = 384) -> None:
         _line("store", f"pond.b2nd: {_bytes(nbytes)}, {field.nbytes / nbytes:.1f} times smaller", writing)
         stored.close()
 
-        a, seconds = _timed(lambda: opening.open(path))
+        a, seconds = _timed(lambda: open_array(path))
         _line("open", "to know where everything is", seconds)
         print(f"          chunks of {_shape(a.chunks)}, each of blocks of {_shape(a.blocks)}\n")
         _read_parts(a, nbytes, field)
@@ -160,7 +160,7 @@ def _kill_a_writer(path: Path, field: Field) -> None:
             writer.stdout.readline()
         writer.kill()
     written = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")) - before
-    a = opening.open(path)
+    a = open_array(path)
     report, seconds = _timed(lambda: verify_frame(path, deep=True))
     if not (written > 0 and report.ok and np.array_equal(a, field)):
         raise RuntimeError("the array differs from what was stored before the writer was killed")
@@ -170,7 +170,7 @@ def _kill_a_writer(path: Path, field: Field) -> None:
 
 def _compare(field: Field, a: NDArray, path: Path, writing: float, nbytes: int) -> None:
     """Do the same with other libraries that are installed."""
-    rows = [_row("b2array", writing, nbytes, opening.open(path), field)]
+    rows = [_row("b2array", writing, nbytes, open_array(path), field)]
     for name, write in (("blosc2", _with_blosc2), ("zarr", _with_zarr)):
         with suppress(ImportError):
             other = path.with_name(f"other-{name}")

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from b2array import bloscpack
-from b2array.array import info
 from b2array.array.array import NDArray
 from b2array.array.schunk import SChunk
 from b2array.bloscpack.header import (
@@ -22,6 +21,7 @@ from b2array.bloscpack.header import (
     VERSION1_FIELDS,
     digest_size,
 )
+from b2array.display import tables
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
 from b2array.engine.snapshot import Snapshot
@@ -125,7 +125,7 @@ def row(name: str, member: Mapping[str, Any]) -> tuple[str, ...]:
         return name, member["kind"], "", "", ""
     ratio = f"{member['nbytes'] / member['cbytes']:.1f}x" if member["cbytes"] else ""
     dtype, shape = member.get("dtype", "super-chunk"), str(member.get("shape", ""))
-    exact, _, rounded = info.nbytes(member["nbytes"]).partition(" ")
+    exact, _, rounded = tables.nbytes(member["nbytes"]).partition(" ")
     return name, dtype, shape, rounded.strip("()") or f"{exact} B", ratio
 
 
@@ -150,8 +150,8 @@ def _frame(held: Snapshot) -> dict[str, Any]:
             "nbytes": chunks.nbytes,
             "cbytes": chunks.cbytes,
             "ratio": round(chunks.cratio, 2),
-            "codec": info.codec(chunks.cparams),
-            "filters": info.filters(chunks.cparams),
+            "codec": tables.codec(chunks.cparams),
+            "filters": tables.filters(chunks.cparams),
             "metalayers": [name for name, _ in held.frame.metalayers],
             "attrs": dict(chunks.vlmeta),
         }
@@ -199,9 +199,9 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     rows = {name: value for name, value in found.items() if value is not None and name != "attrs"}
     for name in ("nbytes", "cbytes"):
         if name in rows:
-            rows[name] = info.nbytes(rows[name])
+            rows[name] = tables.nbytes(rows[name])
     rows |= {f"attrs.{name}": value for name, value in found.get("attrs", {}).items()}
-    yield from repr(info.Info(rows)).splitlines()
+    yield from repr(tables.Info(rows)).splitlines()
 
 
 def plain(value: Any) -> Any:
@@ -253,14 +253,14 @@ class Chunks:
                 form = ".2f" if name == "ratio" else ".0f"
                 rows[f"{name} of a chunk"] = f"{min(values):{form}} to {max(values):{form}}, median {middle:{form}}"
         if found.total is not None:
-            rows["file"] = info.nbytes(found.total)
-        rows["live"] = info.nbytes(found.live)
-        rows["frame"] = info.nbytes(found.frame)
+            rows["file"] = tables.nbytes(found.total)
+        rows["live"] = tables.nbytes(found.live)
+        rows["frame"] = tables.nbytes(found.frame)
         rows["dead"] = "not known: the files cannot be listed"
         if found.dead is not None:
             share = f", {found.dead / found.total:.0%}" if found.dead and found.total else ""
-            rows["dead"] = info.nbytes(found.dead) + share
-        yield from repr(info.Info(rows)).splitlines()
+            rows["dead"] = tables.nbytes(found.dead) + share
+        yield from repr(tables.Info(rows)).splitlines()
         yield ""
         yield "what compression leaves of each chunk: · nothing  ░ up to 25 %  ▒ 50 %  ▓ 75 %  █ more"
         yield from anatomy.chunk_map(found.chunks, self.grid)

@@ -8,8 +8,8 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from b2array.array.array import NDArray
+from b2array.array.copying import PIECE_NBYTES
 from b2array.array.schunk import SChunk
-from b2array.array.streaming import PIECE_NBYTES
 from b2array.engine.snapshot import Snapshot, load
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.exchange.formats import Format, Storage

@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields
 from html import escape
 from typing import Any
 
-from b2array.array.info import Info, counted
-from b2array.display.tables import near
+from b2array.display.tables import Info, counted, near
 
 __all__ = ["Failure", "Result", "Results", "first_of", "table"]
 

@@ -10,9 +10,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from b2array.array.info import counted
-from b2array.array.info import nbytes as shown_nbytes
-from b2array.array.opening import open_schunk
+from b2array.array.schunk import open_schunk
+from b2array.display.tables import counted
+from b2array.display.tables import nbytes as shown_nbytes
 from b2array.engine.snapshot import load
 from b2array.errors import ReadOnlyError, UnsupportedError
 from b2array.format.header import FrameType

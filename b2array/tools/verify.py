@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from b2array import config, threads
-from b2array.array.info import counted
-from b2array.array.info import nbytes as shown_nbytes
 from b2array.codec import decode
 from b2array.codec.chunk import ChunkHead, Context, Stored
 from b2array.codec.header import Special
+from b2array.display.tables import counted
+from b2array.display.tables import nbytes as shown_nbytes
 from b2array.engine.fetch import chunk_number, fetch
 from b2array.engine.snapshot import Snapshot, load
 from b2array.engine.source import FRAME_NAME, ChunkRequest

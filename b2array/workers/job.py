@@ -171,11 +171,7 @@ class Job:
         if self.base is None:
             transaction = Transaction(self.store, None, self.state, overwrite=self.overwrite)
             return transaction.reserve(0)
-        first = 0
-        for attempt in self.base.changes(anywhere=True):
-            with attempt as transaction:
-                first = transaction.reserve(self.nchunks)
-        return first
+        return self.base.change(lambda transaction: transaction.reserve(self.nchunks), anywhere=True)
 
     def _digest(self) -> str:
         """Return a digest of the write: equal for the same values in the same form to the same region."""

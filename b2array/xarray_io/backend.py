@@ -13,8 +13,7 @@ import xarray as xr
 from xarray.backends import AbstractDataStore, BackendArray, BackendEntrypoint, StoreBackendEntrypoint
 from xarray.core import indexing
 
-from b2array.array import opening
-from b2array.array.array import NDArray
+from b2array.array.array import NDArray, open_array
 from b2array.array.frozen import Frozen
 from b2array.errors import FormatError, UnsupportedError
 from b2array.group import group
@@ -177,7 +176,7 @@ class Backend(BackendEntrypoint):
 
 def _holds_array(url: str) -> bool:
     try:
-        opening.open(url).close()
+        open_array(url).close()
     except (FormatError, UnsupportedError, OSError):
         return False
     return True
@@ -187,7 +186,7 @@ def _opened(url: Url, name: str | None, storage_options: Mapping[str, Any] | Non
     text = os.fspath(url)
     if name in (None, "", "/") and not text.rstrip("/").endswith(GROUPS):
         try:
-            return opening.open(text, storage_options=storage_options)
+            return open_array(text, storage_options=storage_options)
         except (FileNotFoundError, FormatError) as error:
             try:
                 return group.open_group(text, storage_options=storage_options)

@@ -13,7 +13,7 @@ import numpy as np
 from b2array.array import dask, dask_chunks
 from b2array.array.array import NDArray
 from b2array.array.dask import Region, Write
-from b2array.array.shared import Shared
+from b2array.array.frozen import Shared
 from b2array.engine.transaction import Transaction
 from b2array.errors import ConflictError, warn
 from b2array.group import group

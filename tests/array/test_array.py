@@ -30,8 +30,8 @@ from keys import keys, orthogonal_keys
 
 import b2array
 from b2array import config
-from b2array.array import items as items_module
 from b2array.array.schunk import SChunk
+from b2array.engine import write
 from b2array.errors import (
     B2ArrayError,
     ConflictError,
@@ -706,7 +706,7 @@ def test_properties_describe_the_array(tmp_path):
     assert array.meta["m"] == [1]
     assert array.mode == "r+"
     assert array.url == str(tmp_path / "a.b2nd")
-    assert (array.cparams.codec, array.cparams.clevel, array.cparams.filters) == ("zstd", 5, ("shuffle",))
+    assert (array.cparams.codec, array.cparams.clevel, array.cparams.filters) == ("zstd", 2, ("shuffle",))
     assert repr(array) == f"<b2array.NDArray {tmp_path}/a.b2nd shape=(5, 7) dtype=int16 chunks=(2, 4)>"
     array[...] = np.arange(35).reshape(5, 7)
     assert array.cratio == 70 / array.cbytes
@@ -737,15 +737,15 @@ def overtaken(tmp_path, monkeypatch, shape):
     """Make an array of 4 by 6 zeros that another handle resizes during the next assignment."""
     array = b2array.zeros((4, 6), "i4", url=tmp_path / "a.b2nd", chunks=(2, 3), blocks=(1, 3))
     other = b2array.open(tmp_path / "a.b2nd", "r+")
-    write, calls = items_module.write, []
+    original, calls = write.write, []
 
     def resized(*args, **kwargs):
         if not calls:
             calls.append(args)
             other.resize(shape)
-        return write(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    monkeypatch.setattr(items_module, "write", resized)
+    monkeypatch.setattr(write, "write", resized)
     return array
 
 

@@ -130,10 +130,12 @@ def test_a_super_chunk_is_filled_with_one_value(value: Any, special: Any) -> Non
 def test_text_is_shuffled_by_the_bytes_of_its_characters() -> None:
     words = np.array(["alpha", "beta", "gamma", "delta", "a much longer word"])
     text = np.random.default_rng(0).choice(words, 20_000)
+    stock = blosc2.asarray(text)
     a = b2array.asarray(text)
     assert a.cparams.filters_meta == (4,)
-    assert a.cparams == b2array.CParams(filters_meta=tuple(blosc2.asarray(text).schunk.cparams.filters_meta[-1:]))
-    assert a.cbytes <= blosc2.asarray(text).schunk.cbytes * 1.05
+    assert a.cparams == b2array.CParams(clevel=2, filters_meta=tuple(stock.schunk.cparams.filters_meta[-1:]))
+    a = b2array.asarray(text, chunks=stock.chunks, blocks=stock.blocks, cparams={"clevel": 5, "filters_meta": (4,)})
+    assert a.cbytes <= stock.schunk.cbytes * 1.05
     assert np.array_equal(a[...], text)
     assert np.array_equal(blosc2.ndarray_from_cframe(a.to_bytes())[:], text)
     assert b2array.asarray(text, cparams="zstd").cparams.filters_meta == ()

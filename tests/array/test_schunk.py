@@ -326,12 +326,6 @@ def test_an_update_is_done_again_where_the_chunks_stayed(tmp_path):
     assert contents(second) == [data(n) for n in (8, 9, 2, 3)]
 
 
-def change(handle, function, *, anywhere):
-    for attempt in handle.changes(anywhere=anywhere):
-        with attempt as transaction:
-            function(transaction)
-
-
 @pytest.mark.parametrize("anywhere", [False, True])
 def test_a_conflict_that_no_other_writer_caused_is_not_tried_again(anywhere):
     calls = []
@@ -341,7 +335,7 @@ def test_a_conflict_that_no_other_writer_caused_is_not_tried_again(anywhere):
         raise ConflictError("never")
 
     with pytest.raises(ConflictError, match="never"):
-        change(made()._handle, refuse, anywhere=anywhere)
+        made()._handle.change(refuse, anywhere=anywhere)
     assert len(calls) == 1
 
 
@@ -365,7 +359,7 @@ def test_after_some_attempts_the_others_have_to_wait(tmp_path):
         draft.set_attr("x", b"\x63")
 
     with config.using(retries=3):
-        change(second._handle, verb, anywhere=True)
+        second._handle.change(verb, anywhere=True)
     assert len(attempts) == 4
     assert dict(second.vlmeta) == {"x": 99}
 

@@ -93,7 +93,7 @@ def test_damaged_attributes_do_not_hide_the_rest(a: b2array.NDArray, monkeypatch
     def damaged(*_: object) -> object:
         raise b2array.errors.FormatError("expected a msgpack value")
 
-    monkeypatch.setattr("b2array.engine.attributes.decode_attr", damaged)
+    monkeypatch.setattr("b2array.array.described.decode_attr", damaged)
     assert "cannot be read" in texts(a._repr_html_())
     assert a.info["shape"] == (60, 80)
 

@@ -467,6 +467,18 @@ def test_a_large_write_of_every_chunk_makes_a_new_file_without_the_old_chunks(sp
     assert (b2array.open(path)[...] == np.where(np.arange(10_000) == 5, -1.0, new)).all()
 
 
+def test_a_file_of_new_chunks_that_would_be_mostly_dead_is_prepared_once_and_then_rewritten(spooled_noise, monkeypatch):
+    array, path, (_, new) = spooled_noise
+    before, prepare, prepared = path.stat(), Transaction._prepared, []
+    monkeypatch.setattr(Transaction, "_prepared", lambda self, start: prepared.append(id(self)) or prepare(self, start))
+    with array.transaction():
+        for factor in (1, 2, 3):
+            array[...] = factor * new
+    assert len(prepared) == len(set(prepared)) == 2
+    assert path.stat().st_size == before.st_size
+    assert (b2array.open(path)[...] == 3 * new).all()
+
+
 def test_a_large_write_of_some_chunks_is_appended_and_joins_what_others_write(spooled_noise):
     array, path, (old, new) = spooled_noise
     inode, other = path.stat().st_ino, b2array.open(path, mode="r+")

@@ -383,7 +383,9 @@ def ours(**options: Any) -> Any:
     def make(path: Path, values: np.ndarray) -> None:
         import b2array
 
-        b2array.asarray(values, url=path, **{"chunks": CHUNKS, "blocks": BLOCKS, **options})
+        b2array.asarray(
+            values, url=path, **{"chunks": CHUNKS, "blocks": BLOCKS, "cparams": b2array.CParams(), **options}
+        )
 
     return make
 
@@ -396,7 +398,7 @@ def with_everything(layout: str) -> Any:
 
         array = b2array.create(
             path, SHAPE, values.dtype, chunks=CHUNKS, blocks=BLOCKS, fill_value=7, dims=("y", None), attrs=ATTRS,
-            layout=layout, meta={"first": [1, 2]},
+            layout=layout, meta={"first": [1, 2]}, cparams=b2array.CParams(),
         )  # fmt: skip
         array[5:9, 3:17] = values[5:9, 3:17]
         array[:, :2] = 0
@@ -454,7 +456,8 @@ def _our_cases() -> dict[str, Case]:
 def _full(path: Path, values: np.ndarray, value: float) -> None:
     import b2array
 
-    b2array.full(values.shape, value, values.dtype, url=path, chunks=CHUNKS, blocks=BLOCKS)
+    cparams = b2array.CParams()
+    b2array.full(values.shape, value, values.dtype, url=path, chunks=CHUNKS, blocks=BLOCKS, cparams=cparams)
 
 
 # Super-chunks of python-blosc2. What is in their chunks stands in a .npy file of the same name.

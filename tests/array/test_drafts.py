@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array.array.placing import place_new
+from b2array.array.drafts import place_new
 from b2array.engine import transaction
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError
 from b2array.format.header import FrameType

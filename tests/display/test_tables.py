@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from b2array.array import info as display
 from b2array.codec.cparams import CParams
+from b2array.display import tables
 
 
 def test_information_is_a_mapping_and_a_table() -> None:
-    info = display.Info({"shape": (3, 2), "a longer name": None})
+    info = tables.Info({"shape": (3, 2), "a longer name": None})
     assert dict(info) == {"shape": (3, 2), "a longer name": None}
     assert len(info) == 2
     assert repr(info) == "shape         : (3, 2)\na longer name : None"
-    assert repr(display.Info({})) == ""
+    assert repr(tables.Info({})) == ""
     with pytest.raises(KeyError):
         info["missing"]
     with pytest.raises(TypeError):
@@ -23,7 +23,7 @@ def test_information_is_a_mapping_and_a_table() -> None:
 
 
 def test_html_is_escaped() -> None:
-    html = display.Info({"<b>": "<script>alert('&')</script>"})._repr_html_()
+    html = tables.Info({"<b>": "<script>alert('&')</script>"})._repr_html_()
     assert html.startswith("<table>")
     assert "<script>" not in html
     assert "<b>" not in html
@@ -32,16 +32,16 @@ def test_html_is_escaped() -> None:
 
 def test_what_was_given_is_copied() -> None:
     rows = {"a": 1}
-    info = display.Info(rows)
+    info = tables.Info(rows)
     rows["a"] = 2
     assert info["a"] == 1
 
 
 def test_parameters_are_one_line() -> None:
-    assert display.codec(CParams("lz4", clevel=1, splitmode="never")) == "lz4, level 1, split never"
-    assert display.filters(CParams()) == "shuffle"
-    assert display.filters(CParams(filters=())) == "none"
-    assert display.filters(CParams(filters=("trunc_prec", "bitshuffle"), filters_meta=(10,))) == (
+    assert tables.codec(CParams("lz4", clevel=1, splitmode="never")) == "lz4, level 1, split never"
+    assert tables.filters(CParams()) == "shuffle"
+    assert tables.filters(CParams(filters=())) == "none"
+    assert tables.filters(CParams(filters=("trunc_prec", "bitshuffle"), filters_meta=(10,))) == (
         "trunc_prec(10), bitshuffle"
     )
 
@@ -52,9 +52,9 @@ def test_parameters_are_one_line() -> None:
      (5 * 2**40, f"{5 * 2**40} (5.0 TiB)"), (2**70, f"{2**70} (1048576.0 PiB)")],
 )  # fmt: skip
 def test_bytes_have_a_unit(count: int, text: str) -> None:
-    assert display.nbytes(count) == text
+    assert tables.nbytes(count) == text
 
 
 @given(st.integers(0, 2**80))
 def test_the_exact_number_comes_first(count: int) -> None:
-    assert display.nbytes(count).split(maxsplit=1)[0] == str(count)
+    assert tables.nbytes(count).split(maxsplit=1)[0] == str(count)

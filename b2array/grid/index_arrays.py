@@ -1,4 +1,4 @@
-"""The index arrays and masks of a key -> groups of positions, checked against the shape."""
+"""The index arrays and masks of a key -> factors of a selection, checked against the shape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["IndexArray", "Slot", "as_arrays", "broadcast", "shape_text", "wrap"]
 
 
 class Slot(NamedTuple):
-    """A group of positions, and its dimensions in the result; `positions` is None for new axes."""
+    """A factor of a selection, and its dimensions in the result; `positions` is None for new axes."""
 
     axes: tuple[int, ...]
     positions: Positions | None
@@ -41,7 +41,7 @@ def as_arrays(entry: NDArray[Any], axis: int) -> list[IndexArray]:
 
 
 def broadcast(arrays: list[IndexArray], shape: Sequence[int]) -> list[Slot]:
-    """Make groups: index arrays that vary along the same dimensions become points, others stay independent."""
+    """Make factors: index arrays that vary along the same dimensions become points, others stay independent."""
     shapes = [array.values.shape for array in arrays]
     try:
         whole = np.broadcast_shapes(*shapes)
@@ -61,7 +61,7 @@ def broadcast(arrays: list[IndexArray], shape: Sequence[int]) -> list[Slot]:
                 # NumPy, too, does not look at the values of arrays that select nothing.
                 inside = values if is_empty or axis is None else wrap(values, axis, shape[axis])
                 members.append(IndexArray(axis, np.broadcast_to(inside.reshape(local), dims).reshape(-1)))
-        slots.append(_group(members, dims) if members else Slot((), None, dims))
+        slots.append(_points(members, dims) if members else Slot((), None, dims))
     for axis, values in arrays:
         if values.size == 1 and axis is not None:
             first = 0 if is_empty else int(wrap(values, axis, shape[axis]).reshape(()))
@@ -78,7 +78,7 @@ def _segments(shapes: list[tuple[int, ...]], ndim: int) -> list[tuple[int, int]]
     return list(pairwise([0, *(n for n in range(1, ndim) if n not in joined), ndim]))
 
 
-def _group(members: list[IndexArray], dims: tuple[int, ...]) -> Slot:
+def _points(members: list[IndexArray], dims: tuple[int, ...]) -> Slot:
     located = [(axis, values) for axis, values in members if axis is not None]
     if len(located) == 1:
         points = located[0][1][None]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array.array import streaming
+from b2array.array import copying
 
 CHUNKS = (16, 128)
 SHAPE = (1024, 1000)
@@ -41,7 +41,7 @@ class Distant:
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "PIECE_NBYTES", MOST)
+    monkeypatch.setattr(copying, "PIECE_NBYTES", MOST)
 
 
 @contextmanager
@@ -144,14 +144,14 @@ def test_datasets_of_other_libraries_are_stored(tmp_path: Path) -> None:
             np.load(tmp_path / "a.npy", mmap_mode="r"),
         ]
         for source in sources:
-            assert streaming.is_sliceable(source)
+            assert copying.is_sliceable(source)
             assert np.array_equal(b2array.asarray(source, chunks=(64, 50))[...], values)
 
 
 def test_what_has_labels_or_a_graph_is_read_whole() -> None:
     pandas, dask = pytest.importorskip("pandas"), pytest.importorskip("dask.array")
     for x in (pandas.Series([1.0, 2.0], index=[5.0, 0.0]), dask.arange(5, chunks=2), np.arange(3), [1, 2], 1.5):
-        assert not streaming.is_sliceable(x)
+        assert not copying.is_sliceable(x)
         assert np.array_equal(b2array.asarray(x)[...], np.asarray(x))
 
 
