@@ -137,6 +137,15 @@ def test_what_no_view_can_show_is_refused_with_numpys_words_or_a_way_out(cube, a
         action(cube[0])
 
 
+@pytest.mark.parametrize("key", [(...,), ([0, 0],), ([[0], [0]],), (True, [0, 0]), (slice(None, None, -1),)])
+def test_items_that_a_view_repeats_belong_to_the_caller(key):
+    for array, values in ((np.float32(3), np.float32(3)[None]), (np.arange(6).reshape(1, 6), np.arange(6)[None, None])):
+        found = b2array.asarray(array).view[None][key]
+        assert same(found, values[key])
+        found += 1
+        assert same(found, values[key] + 1)
+
+
 def test_rows_of_joined_axes_stay_lazy(cube):
     array, values = cube
     joined, expected = array.reshape(720, 8), values.reshape(720, 8)
