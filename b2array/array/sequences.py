@@ -43,8 +43,7 @@ def arange(
     def compute(box: tuple[slice, ...]) -> Any:
         return first + np.arange(box[0].start, box[0].stop).astype(first.dtype) * (second - first)
 
-    wanted = array_options("arange", options)
-    return NDArray._committed(copying.computed((length,), kind, compute, url, wanted))
+    return NDArray._committed(copying.computed((length,), kind, compute, url, array_options("arange", options)))
 
 
 def linspace(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
@@ -145,27 +145,22 @@ def _reduced(source: Source, layout: Layout, mapping: Mapping, task: _Task, verb
     """Return the result with an extent of 1 along the digits that are reduced."""
     kept = [axis for axis in range(len(task.lengths)) if axis not in task.axes]
     error = np.geterr()  # each thread has its own settings
-
-    def state(box: Box, items: Array) -> tuple[Box, State, int]:
-        place = tuple(slice(0, 1) if axis in task.axes else i for axis, i in enumerate(box))
-        with np.errstate(**error):
-            if items.size == 1 or any(items.strides):
-                return place, verb.piece(task, box, items), items.nbytes
-            one = verb.piece(task, box, items[(slice(0, 1),) * items.ndim])
-            found = _repeated(task, verb, one, math.prod(items.shape[axis] for axis in task.axes))
-            return place, found, items.nbytes
-
     result = np.empty([1 if axis in task.axes else n for axis, n in enumerate(task.lengths)], task.dtype)
     nbytes = math.prod(task.lengths) * layout.itemsize
     with bars.track(nbytes, f"{show} of {source.url}", bool(show)) as shown:
 
-        def counted() -> Iterator[tuple[Box, State]]:
-            for place, found, done in pieces(source, layout, mapping, kept, state, merge=task.valid is None):
-                yield place, found
-                shown.advance(done)
+        def state(box: Box, items: Array) -> tuple[Box, State]:
+            shown.advance(items.nbytes)
+            place = tuple(slice(0, 1) if axis in task.axes else i for axis, i in enumerate(box))
+            with np.errstate(**error):
+                if items.size == 1 or any(items.strides):
+                    return place, verb.piece(task, box, items)
+                one = verb.piece(task, box, items[(slice(0, 1),) * items.ndim])
+                return place, _repeated(task, verb, one, math.prod(items.shape[axis] for axis in task.axes))
 
-        for where, column in groupby(counted(), itemgetter(0)):
-            last = _folded(task, verb, (found for _, found in column))
+        found = pieces(source, layout, mapping, kept, state, merge=task.valid is None)
+        for where, column in groupby(found, itemgetter(0)):
+            last = _folded(task, verb, (of_piece for _, of_piece in column))
             # NumPy's nan-variants divide without a warning.
             with np.errstate(**{"divide": "ignore", "invalid": "ignore"} if task.skipna else {}):  # type: ignore[arg-type]
                 result[where] = verb.finish(task, last)
@@ -186,12 +181,11 @@ def _folded(task: _Task, verb: _Verb, states: Iterable[State]) -> State:
 
 def _repeated(task: _Task, verb: _Verb, state: State, n: int) -> State:
     """Combine a state with itself until it stands for `n` boxes with the same items."""
-    found = state
-    for bit in bin(n)[3:]:
-        found = verb.combine(task, found, found)
-        if bit == "1":
-            found = verb.combine(task, found, state)
-    return found
+    if n == 1:
+        return state
+    half = _repeated(task, verb, state, n // 2)
+    even = verb.combine(task, half, half)
+    return verb.combine(task, even, state) if n % 2 else even
 
 
 # Sums, products and means.
