@@ -1,7 +1,7 @@
 """What users hold: arrays, and the functions that make them.
 
 described    `Opened`, `Described`, `Attributes`: what arrays and super-chunks say of themselves without reading items
-items        `Indexed`: `a[key]` and `a[key] = value`
+items        `Indexed`: `a[key] = value`, `chunk_view`, `explain`, `iter_chunks`, ...
 array        `NDArray`, which inherits `items.Indexed` <- `Described` <- `Opened`, `compute.Readable`; `open_array`
 schunk       `SChunk`; `open_schunk`, `create_schunk` (`b2array.open` is in `group.addressing`)
 drafts       `ArrayOptions` -> the transaction of a new array, in a place where it may go

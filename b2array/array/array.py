@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,10 @@ class NDArray(Indexed):
 
     _graph = staticmethod(dask.to_dask)
 
+    @classmethod
+    def _committed(cls, transaction: Transaction) -> Self:
+        return cls(Handle(transaction.commit(), "r+"))
+
     def __repr__(self) -> str:
         return f"<b2array.NDArray {self.url} shape={self.shape} dtype={self.dtype} chunks={self.chunks}>"
 
@@ -71,39 +75,6 @@ class NDArray(Indexed):
     def to_bytes(self) -> bytes:
         """Return the array as one contiguous frame; chunks are copied, not compressed again."""
         return SChunk(self._handle).to_bytes()
-
-    def to_dask(self, chunks: Any = "auto") -> da.Array:
-        """Return a dask array of what is committed now. It reads nothing before it is computed.
-
-        Parameters
-        ----------
-        chunks : "auto", or what dask takes
-            The default is whole stored chunks, as many together as dask's setting ``array.chunk-size`` permits; or
-            whole blocks, where one stored chunk is larger.
-
-        Returns
-        -------
-        dask.array.Array
-            With a name that depends on URL, generation and chunks only.
-
-        Raises
-        ------
-        ValueError
-            A transaction is under way.
-
-        Warns
-        -----
-        dask.array.PerformanceWarning
-            The given chunks do not consist of whole stored chunks.
-
-        Examples
-        --------
-        >>> import b2array
-        >>> a = b2array.zeros((400, 600), dtype="f8", chunks=(100, 100), blocks=(50, 50))
-        >>> a.to_dask().chunks, a.to_dask(chunks=(200, 300)).sum().compute()
-        (((400,), (600,)), np.float64(0.0))
-        """
-        return dask.to_dask(self, chunks)
 
     def store(
         self, x: da.Array, region: tuple[slice, ...] | None = None, *, compute: bool = True,
@@ -370,7 +341,7 @@ class NDArray(Indexed):
 
     def _copy(self, name: str, url: Url | None, options: dict[str, Any]) -> NDArray:
         wanted = copying.copy_options(name, options)
-        return type(self)(Handle(copying.copied(self._handle, url, wanted).commit(), "r+"))
+        return self._committed(copying.copied(self._handle, url, wanted))
 
 
 def open_array(

@@ -6,10 +6,10 @@ Array-likes that are not in memory are read a part at a time, so that they may b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from itertools import chain, product
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -42,11 +42,12 @@ from b2array.grid import assignment
 from b2array.grid.assignment import Sliceable
 from b2array.grid.chunking import automatic
 from b2array.grid.layout import Layout
+from b2array.grid.partition import boxes
 from b2array.progress import Progress
 
 __all__ = [
+    "PIECE_NBYTES",
     "CopyOptions",
-    "boxes",
     "computed",
     "copied",
     "copy_options",
@@ -188,7 +189,7 @@ def computed(
     """Return the transaction of an array whose items a function computes box by box; None stands for the fill value."""
     draft = new_draft(url, shape, dtype, options)
     with aborting(draft.transaction):
-        for box in boxes(draft.layout.shape, draft.layout.chunks, draft.layout.itemsize):
+        for box in boxes(draft.layout.shape, PIECE_NBYTES // draft.layout.itemsize, draft.layout.chunks):
             values = compute(box)
             if values is not None:
                 put(*draft, box, values)
@@ -236,7 +237,7 @@ def _rows(blocks: Iterable[Any], layout: Layout, axis: int) -> Iterator[npt.NDAr
 # Arrays that are read a part at a time, so that they may be larger than memory.
 
 
-_PIECE_NBYTES = 32 * 2**20
+PIECE_NBYTES = 32 * 2**20
 """Bytes to read at a time, unless a chunk (or a row of chunks to append) is larger."""
 
 # dask would compute its graph again for each slice, and pandas looks slices up among its labels.
@@ -269,25 +270,11 @@ def piece(x: Sliceable, box: tuple[slice, ...], dtype: npt.DTypeLike | None = No
     return values
 
 
-def boxes(
-    shape: Sequence[int], chunks: Sequence[int], itemsize: int, nbytes: int | None = None
-) -> Iterator[tuple[slice, ...]]:
-    """Cut an array into boxes of whole chunks, as many as fit into a number of bytes."""
-    steps, most = [max(1, c) for c in chunks], _PIECE_NBYTES if nbytes is None else nbytes
-    for axis, n in reversed([*enumerate(shape)]):
-        fit = max(1, most // max(1, math.prod(steps) * itemsize))
-        steps[axis] *= min(fit, max(1, -(-n // steps[axis])))
-        if steps[axis] < n:
-            break
-    for start in product(*(range(0, n, step) for n, step in zip(shape, steps, strict=True))):
-        yield tuple(slice(i, min(i + step, n)) for i, step, n in zip(start, steps, shape, strict=True))
-
-
 def rows(values: Sliceable, layout: Layout, axis: int) -> Iterator[npt.NDArray[Any]]:
     """Cut values that are appended to an array into pieces that end where a row of chunks ends."""
     shape, length = values.shape, max(1, layout.chunks[axis])
     row_nbytes = max(1, math.prod(shape) // max(1, shape[axis]) * layout.itemsize)
-    most = max(1, _PIECE_NBYTES // (row_nbytes * length)) * length
+    most = max(1, PIECE_NBYTES // (row_nbytes * length)) * length
     start = 0
     while start < shape[axis]:
         stop = min(start + most - (layout.shape[axis] + start) % length, shape[axis])

@@ -24,8 +24,6 @@ from b2array.array.drafts import (
     known_dtype,
 )
 from b2array.codec.cparams import AnyCParams
-from b2array.engine.handle import Handle
-from b2array.engine.transaction import Transaction
 from b2array.grid.layout import extents
 
 if TYPE_CHECKING:
@@ -103,11 +101,7 @@ def create(
     options = ArrayOptions(
         chunks, blocks, fill_value, cparams, layout, dims, attrs, meta, overwrite, interop, storage_options
     )
-    return _new(drafts.filled(url, shape, dtype, options))
-
-
-def _new(transaction: Transaction) -> NDArray:
-    return NDArray(Handle(transaction.commit(), "r+"))
+    return NDArray._committed(drafts.filled(url, shape, dtype, options))
 
 
 def empty(shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Any) -> NDArray:
@@ -168,7 +162,7 @@ def _filled(
     function: str, url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Mapping[str, Any], **fixed: Any
 ) -> NDArray:
     check_keywords(function, options, OPTIONS - fixed.keys())
-    return _new(drafts.filled(url, shape, dtype, ArrayOptions(**options, **fixed)))
+    return NDArray._committed(drafts.filled(url, shape, dtype, ArrayOptions(**options, **fixed)))
 
 
 def empty_like(x: Any, **options: Any) -> NDArray:
@@ -231,7 +225,7 @@ def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = Non
     """
     if isinstance(x, NDArray) and url is None and not options and dtype in (None, x.dtype):
         return x
-    return _new(copying.holding(x, url, dtype, array_options("asarray", options)))
+    return NDArray._committed(copying.holding(x, url, dtype, array_options("asarray", options)))
 
 
 def write_regions(
@@ -242,7 +236,7 @@ def write_regions(
 
     Each region is a key of slices, and its items. It is fastest if each covers whole chunks.
     """
-    return _new(drafts.regions(url, shape, dtype, regions, options))
+    return NDArray._committed(drafts.regions(url, shape, dtype, regions, options))
 
 
 def copy(
@@ -313,7 +307,7 @@ def copy(
         chunks, blocks, cparams=cparams, layout=layout, overwrite=overwrite, interop=interop,
         storage_options=storage_options,
     )  # fmt: skip
-    return _new(copying.copied(src._handle, dst, CopyOptions(new, dtype, casting, progress)))
+    return NDArray._committed(copying.copied(src._handle, dst, CopyOptions(new, dtype, casting, progress)))
 
 
 def from_blocks(
@@ -357,7 +351,7 @@ def from_blocks(
     >>> a.shape, a[::3, 0].tolist()
     ((10, 3), [0, 1, 3, 4])
     """
-    return _new(copying.joined(pieces, url, axis, dtype, array_options("from_blocks", options)))
+    return NDArray._committed(copying.joined(pieces, url, axis, dtype, array_options("from_blocks", options)))
 
 
 def from_dask(

@@ -16,7 +16,6 @@ from b2array.engine.handle import Handle, Mode
 from b2array.engine.transaction import Transaction
 from b2array.errors import FormatError, UnsupportedError, located_error
 from b2array.format.attributes import decode_attr, encode_attr
-from b2array.grid.layout import Layout
 
 __all__ = ["Attributes", "Described", "Opened"]
 
@@ -154,33 +153,9 @@ class Described(Opened, Readable):
             raise located_error(handle.url, error) from error
 
     @property
-    def _layout(self) -> Layout:
-        return self._handle.described.state.require_layout()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents in items."""
-        return self._layout.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the items."""
-        return self._layout.dtype
-
-    @property
     def cratio(self) -> float:
         """`nbytes` over `cbytes`; 0.0 if nothing is stored."""
         return self.nbytes / self.cbytes if self.cbytes else 0.0
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """Extents of a chunk in items."""
-        return self._layout.chunks
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """Extents of a block in items."""
-        return self._layout.blocks
 
     @property
     def grid_shape(self) -> tuple[int, ...]:

@@ -9,10 +9,10 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from b2array import config, threads
 from b2array.compute.readable import Readable
@@ -95,9 +95,10 @@ class Frozen:
     __slots__ = ("_shared",)
 
     def __init__(self, array: Readable) -> None:
-        held = array._handle.at_snapshot()
-        shown = array._showing(held)
-        self._shared = Shared(repr(("array", held.snapshot.version, *shown.__dask_tokenize__())), shown)
+        shown: Any = copy(array)
+        shown._handle = array._handle.at_snapshot()
+        name = repr(("array", shown._handle.snapshot.version, *shown.__dask_tokenize__()))
+        self._shared: Shared[Readable] = Shared(name, shown)
 
     @property
     def array(self) -> Readable:
@@ -114,38 +115,15 @@ class Frozen:
         """Type of the items."""
         return self.array.dtype
 
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return self.array.ndim
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """Extents of a chunk in items."""
-        return self.array.chunks
-
     def __getitem__(self, key: Any) -> Any:
         with one_thread():
             return self.array[key]
-
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        with one_thread():
-            return self.array.__array__(dtype, copy)
 
     def __repr__(self) -> str:
         return f"<b2array.Frozen {self.array._handle.url}>"
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         return self.array.__dask_tokenize__()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _frozen, (self._shared,)
-
-
-def _frozen(shared: Shared[Readable]) -> Frozen:
-    frozen = Frozen.__new__(Frozen)
-    frozen._shared = shared
-    return frozen
 
 
 def register_sizeof(sizeof: Any) -> None:

@@ -1,36 +1,28 @@
-"""`Indexed`: reads and assigns the items of an array by NumPy's keys."""
+"""`Indexed`: assigns the items of an array, and reads them in more ways than a view does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Self
-from uuid import uuid4
+from types import EllipsisType
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from b2array import threads
 from b2array.array.described import Described
-from b2array.compute.indexers import Indexer, Select, chunk_key
-from b2array.compute.mapping import Mapping
+from b2array.compute.readable import Indexer, Select
 from b2array.display.reading import Reading, explained
 from b2array.engine import resize
 from b2array.engine.handle import Handle
-from b2array.engine.read import read, read_item
+from b2array.engine.read import read
 from b2array.engine.source import Source
 from b2array.engine.write import Assignment, assign, chunk_box
-from b2array.errors import (
-    ChunkMissingError,
-    ConflictError,
-    FormatError,
-    PerformanceWarning,
-    UnsupportedError,
-    warn,
-)
+from b2array.errors import PerformanceWarning, warn
 from b2array.grid import assignment
-from b2array.grid.layout import Layout
-from b2array.grid.selection import Selection, check_entries, fields, item, select
+from b2array.grid.layout import Layout, grid_shape
+from b2array.grid.selection import Selection, check_entries, fields, select
 
 __all__ = ["Indexed"]
 
@@ -40,20 +32,9 @@ _MANY_WRITES, _SMALL_SHARE = 16, 4
 
 
 class Indexed(Described):
-    """The part of `b2array.NDArray` that reads and assigns items."""
+    """The part of `b2array.NDArray` that assigns items, and reads what no view does."""
 
     __slots__ = ()
-
-    def __getitem__(self, key: Any) -> Any:
-        source = self._handle.source
-        layout = source.state.layout or source.state.require_layout()
-        where = item(key, layout.shape)
-        if where is None or layout.dtype.kind == "V":
-            return self._get(key, select)
-        try:
-            return read_item(source, layout, where)
-        except (ChunkMissingError, ConflictError):  # perhaps a commit through this handle removed the chunk
-            return self._get(key, select)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._set(key, value, select)
@@ -82,7 +63,7 @@ class Indexed(Described):
         >>> a.chunk_view[-1, 0], a.chunk_view[1:].shape
         (array([[7, 7, 7, 7]], dtype=int32), (3, 4))
         """
-        return self._indexer(lambda key, shape: select(chunk_key(key, shape, self.chunks), shape))
+        return self._indexer(lambda key, shape: _of_chunks(key, shape, self.chunks))
 
     def explain(self, key: Any) -> Reading:
         """Say what ``a[key]`` would read now: chunks, blocks, requests and bytes.
@@ -141,30 +122,6 @@ class Indexed(Described):
 
         return self._handle.reading(attempt)
 
-    def _get(self, key: Any, rule: Select) -> Any:
-        source = self._handle.source
-        while True:
-            try:
-                layout = source.state.layout or source.state.require_layout()
-                rest, names = (key, None) if layout.dtype.names is None else fields(key, layout.dtype)
-                selection = rule(rest, layout.shape)
-                result: Any = np.empty(selection.shape, layout.dtype)
-                read(source, layout, selection.positions, selection.axes, selection.view(result))
-                break
-            except (FormatError, UnsupportedError, ConflictError) as error:
-                source = self._handle.recover(source, error)
-        if selection.kind == "scalar":
-            result = result[()]
-        if names is None:
-            return result
-        found = result[names]
-        if isinstance(found, np.ndarray):
-            # Copied, so that a field does not keep the memory of all others.
-            found = np.array(found) if isinstance(names, str) else found
-            # In NumPy, a["x"][1:3] = 0 changes a. Here it would be lost in a copy.
-            found.flags.writeable = False
-        return found
-
     def iter_chunks(self) -> Iterator[tuple[tuple[slice, ...], npt.NDArray[Any]]]:
         """Read the array chunk by chunk, in C order of the grid.
 
@@ -195,16 +152,15 @@ class Indexed(Described):
 
         return threads.spread(chunk, np.ndindex(*layout.grid_shape))
 
-    def _mapping(self, shape: tuple[int, ...]) -> Mapping:
-        return Mapping.of(shape)
 
-    def _showing(self, handle: Handle) -> Self:
-        return type(self)(handle)
-
-    def __dask_tokenize__(self) -> tuple[Any, ...]:
-        if self._handle.in_transaction:
-            return "b2array", self.url, uuid4().hex
-        return "b2array", self.url, self._handle.snapshot.start, self.generation
+def _of_chunks(key: Any, shape: Sequence[int], chunks: Sequence[int]) -> Selection:
+    """Resolve a key for the grid of chunks."""
+    for entry in key if isinstance(key, tuple) else (key,):
+        plain = isinstance(entry, int | np.integer | EllipsisType) and not isinstance(entry, bool)
+        if not plain and not (isinstance(entry, slice) and entry.step in (None, 1)):
+            raise IndexError(f"only integers, slices without step and ellipsis (`...`) select chunks, found {entry!r}")
+    found = cast(tuple[slice, ...], select(key, grid_shape(shape, chunks)).positions)
+    return select(tuple(slice(i.start * c, i.stop * c) for i, c in zip(found, chunks, strict=True)), shape)
 
 
 def _arranged(key: Any, value: Any, rule: Select, layout: Layout) -> Assignment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, SupportsIndex
 
@@ -14,8 +14,6 @@ import numpy.typing as npt
 from b2array.array import copying
 from b2array.array.array import NDArray
 from b2array.array.drafts import Url, array_options
-from b2array.engine.handle import Handle
-from b2array.engine.transaction import Transaction
 
 __all__ = ["arange", "eye", "fromiter", "linspace"]
 
@@ -41,10 +39,11 @@ def arange(
     length = max(0, math.ceil((stop - start) / step))
     kind = np.dtype(np.result_type(start, stop, step) if dtype is None else dtype)
     first, second = np.asarray([start, start + step], kind).astype("f4" if kind == "f2" else kind)
-    return _computed(
-        "arange", (length,), kind, url, options,
-        lambda i: first + np.arange(i.start, i.stop).astype(first.dtype) * (second - first),
-    )  # fmt: skip
+
+    def compute(box: tuple[slice, ...]) -> Any:
+        return first + np.arange(box[0].start, box[0].stop).astype(first.dtype) * (second - first)
+
+    return NDArray._committed(copying.computed((length,), kind, compute, url, array_options("arange", options)))
 
 
 def linspace(
@@ -65,14 +64,15 @@ def linspace(
     length, wide = operator.index(num), np.result_type(start, stop, float(num))
     parts, delta = max(1, length - endpoint), np.subtract(stop, start, dtype=wide)
 
-    def compute(i: slice) -> Any:
-        steps = np.arange(i.start, i.stop).astype(wide)
+    def compute(box: tuple[slice, ...]) -> Any:
+        steps = np.arange(box[0].start, box[0].stop).astype(wide)
         values = (steps * (delta / parts) if delta / parts else steps / parts * delta) + start
-        if endpoint and i.stop == length > 1:
+        if endpoint and box[0].stop == length > 1:
             values[-1] = stop
         return np.floor(values) if model.dtype.kind in "iu" else values
 
-    return _computed("linspace", (length,), model.dtype, url, options, compute)
+    wanted = array_options("linspace", options)
+    return NDArray._committed(copying.computed((length,), model.dtype, compute, url, wanted))
 
 
 def eye(
@@ -87,13 +87,14 @@ def eye(
     [[0, 1, 0], [0, 0, 1]]
     """
 
-    def compute(rows: slice, columns: slice) -> Any:
+    def compute(box: tuple[slice, ...]) -> Any:
+        rows, columns = box
         offset = operator.index(k) + rows.start - columns.start
         n, m = rows.stop - rows.start, columns.stop - columns.start
         return np.eye(n, m, offset, dtype) if -n < offset < m else None
 
     shape = operator.index(N), operator.index(N if M is None else M)
-    return _computed("eye", shape, dtype, url, options, compute)
+    return NDArray._committed(copying.computed(shape, dtype, compute, url, array_options("eye", options)))
 
 
 def fromiter(
@@ -119,15 +120,4 @@ def fromiter(
         if (size := sum(lengths[1:])) < wanted:
             raise ValueError(f"iterator too short: Expected {wanted} but iterator had only {size} items.")
 
-    return _new(copying.joined(blocks(), url, 0, None, array_options("fromiter", options)))
-
-
-def _computed(
-    name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, url: Url | None, options: Mapping[str, Any],
-    compute: Callable[..., Any],
-) -> NDArray:  # fmt: skip
-    return _new(copying.computed(shape, dtype, lambda box: compute(*box), url, array_options(name, options)))
-
-
-def _new(transaction: Transaction) -> NDArray:
-    return NDArray(Handle(transaction.commit(), "r+"))
+    return NDArray._committed(copying.joined(blocks(), url, 0, None, array_options("fromiter", options)))

@@ -1,9 +1,8 @@
 """Computing with arrays: reductions, operators and views, which load no more than they must.
 
 mapping     what a view shows: positions along its axes -> positions along those of the array
-pieces      an array or a view, piece by piece in workers, or a selection of it as a whole
+pieces      an array or a view, piece by piece in workers
 reductions  `sum`, `mean`, `argmin`, ..., `nansum`, ...: a state of each piece -> combined -> finished
 operators   `+`, `==`, `-a`, ...: as if on `a[...]`, if that fits into memory
-indexers    `Indexer`: what `oindex`, `vindex` and `chunk_view` are
-readable    `Readable`: what arrays and views have in common; `View`
+readable    `Readable`: all that reads arrays and views; `View`; `Indexer`: what `oindex`, `vindex` and `chunk_view` are
 """

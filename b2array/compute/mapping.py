@@ -8,17 +8,19 @@ axis splits a digit, joining axes puts their digits together.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array.grid.selection import select
+from b2array.grid.partition import Positions
+from b2array.grid.selection import Selection, select
 
-__all__ = ["Digit", "Mapping", "taken"]
+__all__ = ["Digit", "Mapping"]
+
+Array = npt.NDArray[Any]
 
 
 class Digit(NamedTuple):
@@ -28,8 +30,20 @@ class Digit(NamedTuple):
     length: int
     step: int
 
+    def covering(self, extents: Sequence[int]) -> int:
+        """Return how far to count to cover about one part of the array with these extents."""
+        return max(1, min(self.length, extents[self.axis] // abs(self.step))) if self.step else 1
+
 
 Digits = tuple[Digit, ...]
+
+
+class _Dimension(NamedTuple):
+    """A dimension of a selection: how far it goes along axes of the array. `step` is that of a digit, else 0."""
+
+    length: int
+    moves: dict[int, range | npt.NDArray[np.int64]]
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +77,7 @@ class Mapping:
         return tuple(digit for digits in self.axes for digit in digits)
 
     @property
-    def model(self) -> npt.NDArray[Any]:
+    def model(self) -> Array:
         """A NumPy array of the view's shape with one item in memory, to find out what NumPy accepts."""
         return np.broadcast_to(np.int8(0), self.lengths)
 
@@ -102,46 +116,97 @@ class Mapping:
             raise IndexError(
                 f"a view takes integers, slices, ellipsis (`...`) and None, found {key!r}; a[key] reads the rest"
             )
-        starts, axes = list(self.starts), []
-        for axis, (part, flip) in enumerate(zip_longest(found.positions, found.flips or (), fillvalue=slice(None))):
-            along = range(self.lengths[axis])[cast(slice, part)][flip]
-            axes.append(_merged(taken(self.axes[axis], along, starts, axis)))
+        starts = list(self.starts)
+        flips = found.flips or (slice(None),) * len(self.axes)
+        parts = zip(map(range, self.lengths), cast(tuple[slice, ...], found.positions), flips, strict=True)
+        axes = tuple(self._taken(axis, along[part][flip], starts) for axis, (along, part, flip) in enumerate(parts))
         # Integers have left axes of length 1.
-        return Mapping(self.shape, tuple(starts), tuple(axes)).reshaped(found.shape)
+        return Mapping(self.shape, tuple(starts), axes).reshaped(found.shape)
 
-    def parts(self, extents: Sequence[int]) -> tuple[int, ...]:
-        """Return how far to go along each digit to cover about one part of the array with these extents."""
-        return tuple(max(1, min(n, extents[axis] // abs(step))) if step else 1 for axis, n, step in self.digits)
+    def _taken(self, number: int, positions: range, starts: list[int]) -> Digits:
+        """Restrict the digits of an axis to positions along it, and move `starts` to the first one."""
+        digits = self.axes[number]
+        if not positions:
+            return (Digit(0, 0, 0),)
+        inner = math.prod(digit.length for digit in digits[1:])
+        first, step, count = positions.start, positions.step, len(positions)
+        found: Digits = ()
+        if count > 1 and len(digits) == 1:
+            found = (Digit(digits[0].axis, count, digits[0].step * step),)
+        elif count > 1 and abs(step) == 1 and count % inner == 0 and min(positions) % inner == 0:
+            outer, *rest = (digit._replace(step=digit.step * step) for digit in digits)
+            found = (outer._replace(length=count // inner), *rest)
+        elif count > 1:
+            raise ValueError(
+                f"axis {number} joins axes of the array: a view takes single positions, or whole rows of {inner}, not "
+                f"{positions}; v[key] reads the items"
+            )
+        for digit in reversed(digits):
+            first, position = divmod(first, digit.length)
+            starts[digit.axis] += digit.step * position
+        return found
 
     def covering(self, extents: Sequence[int]) -> tuple[int, ...]:
-        """Return the same for the axes of the view."""
-        parts = iter(self.parts(extents))
-        first = [[next(parts) for _ in digits][:1] for digits in self.axes]
-        rest = [[digit.length for digit in digits[1:]] for digits in self.axes]
-        return tuple(math.prod(part + lengths) for part, lengths in zip(first, rest, strict=True))
-
-
-def taken(digits: Digits, positions: range, starts: list[int], axis: int) -> Digits:
-    """Restrict the digits of axis number `axis` to positions along it, and move `starts` to the first one."""
-    if not positions:
-        return (Digit(0, 0, 0),)
-    inner = math.prod(digit.length for digit in digits[1:])
-    first, step, count = positions.start, positions.step, len(positions)
-    found: Digits = ()
-    if count > 1 and len(digits) == 1:
-        found = (Digit(digits[0].axis, count, digits[0].step * step),)
-    elif count > 1 and abs(step) == 1 and count % inner == 0 and min(positions) % inner == 0:
-        outer, *rest = (digit._replace(step=digit.step * step) for digit in digits)
-        found = (outer._replace(length=count // inner), *rest)
-    elif count > 1:
-        raise ValueError(
-            f"axis {axis} joins axes of the array: a view takes single positions, or whole rows of {inner}, not "
-            f"{positions}; v[key] reads the items"
+        """Return extents of the view that cover about one part of the array with these extents."""
+        return tuple(
+            math.prod([*(digit.covering(extents) for digit in digits[:1]), *(digit.length for digit in digits[1:])])
+            for digits in self.axes
         )
-    for digit in reversed(digits):
-        first, position = divmod(first, digit.length)
-        starts[digit.axis] += digit.step * position
-    return found
+
+    def located(self, selection: Selection) -> tuple[tuple[Any, ...], Callable[[Array], Array]]:
+        """Return where the items of a selection of the view are, and a function that arranges them.
+
+        The first is a key of the array for `vectorised`, which takes the items in the order of storage. The function
+        makes the selection's result of them, and copies only where it joins axes or repeats items.
+        """
+        if 0 in selection.box:
+            return (*(slice(0) for _ in self.shape), ...), lambda items: np.empty(selection.shape, items.dtype)
+        starts = list(self.starts)
+        factors = zip(selection.positions, selection.axes or ((axis,) for axis in range(len(self.axes))), strict=True)
+        dims = [dim for factor in factors for dim in self._dimensions(*factor, starts)]
+        # Digits that count on along an axis of their own are a slice of it. All others become index arrays.
+        key: list[Any] = []
+        straight: list[int] = []
+        for axis, start in enumerate(starts):
+            along = sorted((n for n, dim in enumerate(dims) if axis in dim.moves), key=lambda n: -abs(dims[n].step))
+            digits = _merged(Digit(axis, dims[n].length, dims[n].step) for n in along) or (Digit(axis, 1, 1),)
+            if len(digits) == 1 and all(dims[n].step for n in along):
+                straight += along
+                ((_, count, step),) = digits
+                stop = start + count * step
+                key.append(slice(start, stop if stop >= 0 else None, step))
+            else:
+                key.append(None)
+        joint = [n for n in range(len(dims)) if n not in straight]
+        for axis, start in enumerate(starts):
+            if key[axis] is None:
+                key[axis] = sum(np.ix_(*(dims[n].moves.get(axis, (0,)) for n in joint)), start)
+
+        def arranged(items: Array) -> Array:
+            order = [*joint, *straight]
+            box = items.reshape([dims[n].length if dims[n].moves else 1 for n in order]).transpose(np.argsort(order))
+            for n, dim in enumerate(dims):
+                box = box if dim.moves else box.repeat(dim.length, n)
+            box = box.reshape(selection.box)[selection.flips or ...]
+            return box.transpose(np.argsort(selection.order or range(box.ndim))).reshape(selection.shape)
+
+        return (*key, ...), arranged  # with an ellipsis, a single item is an array, too
+
+    def _dimensions(self, positions: Positions, axes: Sequence[int], starts: list[int]) -> list[_Dimension]:
+        """Return the dimensions of one factor of a selection, and move `starts` to its first item."""
+        if isinstance(positions, slice):
+            along = range(positions.start, positions.stop, positions.step)
+            try:
+                digits = self._taken(axes[0], along, starts)
+                return [_Dimension(n, {axis: range(0, n * step, step)}, step) for axis, n, step in digits]
+            except ValueError:  # a part of joined axes that is no box
+                positions = np.asarray(along)[None]
+        moves: dict[int, Any] = {}
+        for rest, number in zip(positions, axes, strict=True):
+            for axis, length, step in reversed(self.axes[number]):
+                rest, moved = np.divmod(rest, length)  # noqa: PLW2901
+                moves[axis] = moves.get(axis, 0) + moved * step
+        return [_Dimension(positions.shape[1], moves)]
 
 
 def _merged(digits: Iterable[Digit]) -> Digits:

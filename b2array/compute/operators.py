@@ -1,4 +1,4 @@
-"""`Operators`: arithmetic and comparisons. They act on all items as NumPy's do, if the memory suffices.
+"""`Operators`: arithmetic, comparisons, conversions. They act on all items as NumPy's do, if the memory suffices.
 
 There is neither `__array_ufunc__` nor `__array_priority__`: with them, NumPy functions would fail or ``x += a`` would
 leave the NumPy array `x` as it was. So NumPy itself reads an array to the right of one of its own.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-import os
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -32,48 +30,22 @@ def _unary(verb: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda a: _applied(lambda x, _: verb(x), a, 0)
 
 
+def _converted(verb: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    # What does not have one item fails to convert without being read.
+    return lambda a: verb(a[...] if a.size == 1 else np.broadcast_to(np.zeros((), a.dtype), a.shape))
+
+
 def _refuse(a: Any, _: object) -> NoReturn:
     # Python would bind the name to a NumPy array, and the stored array would not change.
     raise TypeError(f"{a!r} does not change in place; a[...] += x reads, computes and writes")
 
 
-class Operators(ABC):
-    """The operators, which act on all items."""
+class Operators:
+    """The operators, and the conversions to numbers, which act on all items."""
 
     __slots__ = ()
 
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, ...]:
-        """Extents in items."""
-
-    @property
-    @abstractmethod
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the items."""
-
-    @abstractmethod
-    def __getitem__(self, key: Any) -> Any: ...
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of items."""
-        return math.prod(self.shape)
-
-    @property
-    def itemsize(self) -> int:
-        """Size of an item in bytes."""
-        return self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all items in bytes, without padding and compression."""
-        return self.size * self.itemsize
+    __getitem__: Any
 
     __add__, __radd__, __iadd__ = _methods(operator.add)
     __sub__, __rsub__, __isub__ = _methods(operator.sub)
@@ -95,9 +67,11 @@ class Operators(ABC):
     __hash__ = object.__hash__
     __neg__, __pos__ = _unary(operator.neg), _unary(operator.pos)
     __abs__, __invert__ = _unary(operator.abs), _unary(operator.invert)
+    __bool__, __int__, __float__ = _converted(bool), _converted(int), _converted(float)
+    __complex__, __index__ = _converted(complex), _converted(operator.index)
 
 
-def _applied(verb: Binary, a: Operators, other: Any) -> Any:
+def _applied(verb: Binary, a: Any, other: Any) -> Any:
     if not isinstance(other, Operators | np.ndarray):
         if getattr(other, "__array_priority__", 0) > 0:
             return NotImplemented  # let dask and xarray go chunk by chunk
@@ -120,6 +94,4 @@ def free_nbytes() -> int:
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
-    with suppress(OSError, ValueError, AttributeError):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return sys.maxsize

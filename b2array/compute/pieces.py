@@ -1,26 +1,25 @@
-"""Reads what a mapping shows of an array: piece by piece in workers, or a selection of it as a whole."""
+"""Reads what a mapping shows of an array piece by piece, in workers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from b2array import threads
 from b2array.buffers import scratch
-from b2array.compute.mapping import Mapping, taken
+from b2array.compute.mapping import Mapping
 from b2array.engine.read import read, read_item
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import Source
 from b2array.format.index import SPECIALS
 from b2array.grid.layout import Layout
-from b2array.grid.partition import Positions
-from b2array.grid.selection import Selection, select
+from b2array.grid.selection import select, vectorised
 
-__all__ = ["Box", "fill", "pieces"]
+__all__ = ["Box", "pieces"]
 
 R = TypeVar("R")
 Array = npt.NDArray[Any]
@@ -43,22 +42,21 @@ def pieces(
     It takes a box of digits and its items, in memory that is used again. Pieces with the same box of the digits `kept`
     follow each other. With `merge`, many chunks of one value may be one piece, whose items have the stride 0.
     """
-    digits = mapping.digits
-    order = sorted(range(len(digits)), key=lambda n: (digits[n].axis, -abs(digits[n].step)))
-    stored = Mapping(mapping.shape, mapping.starts, tuple((digits[n],) for n in order))
-    nbytes = math.prod(stored.lengths) * layout.itemsize
+    of_digits = Mapping(mapping.shape, mapping.starts, tuple((digit,) for digit in mapping.digits))
+    nbytes = math.prod(of_digits.lengths) * layout.itemsize
 
     def piece(found: tuple[Box, bool]) -> R:
         box, is_one = found
-        lengths = [box[n].stop - box[n].start for n in order]
         if is_one:
-            where = stored.sliced(tuple(box[n].start for n in order)).starts
-            items = np.broadcast_to(np.asarray(read_item(source, layout, list(where)), layout.dtype), lengths)
-        else:
-            memory = scratch("pieces", math.prod(lengths) * layout.itemsize, 2 * _MOST_NBYTES)
-            items = memory.view(layout.dtype).reshape(lengths)
-            fill(source, layout, stored, select((*(box[n] for n in order), ...), stored.lengths), items, nbytes)
-        return use(box, items.transpose(np.argsort(order)))
+            where = of_digits.sliced(tuple(i.start for i in box)).starts
+            item = np.asarray(read_item(source, layout, where), layout.dtype)
+            return use(box, np.broadcast_to(item, [i.stop - i.start for i in box]))
+        key, arranged = of_digits.located(select((*box, ...), of_digits.lengths))
+        wanted = vectorised(key, layout.shape)
+        memory = scratch("pieces", math.prod(wanted.shape) * layout.itemsize, 2 * _MOST_NBYTES)
+        items = memory.view(layout.dtype).reshape(wanted.shape)
+        read(source, layout, wanted.positions, wanted.axes, wanted.view(items), nbytes)
+        return use(box, arranged(items))
 
     found = _boxes(source, layout, mapping, kept, merge=merge)
     return threads.spread(piece, found) if source.is_local else threads.ahead(piece, found, _AFAR)
@@ -85,7 +83,7 @@ def _boxes(
         return found.flat[0] in SPECIALS and bool((found == found.flat[0]).all())
 
     most = _LEAST_NBYTES if source.is_local else _LEAST_NBYTES_AFAR
-    order, cells = [*kept, *(n for n in range(len(digits)) if n not in kept)], mapping.parts(units)
+    order, cells = sorted(range(len(digits)), key=lambda n: n not in kept), [digit.covering(units) for digit in digits]
     stack = [tuple(slice(0, digit.length) for digit in digits)]
     while stack:
         box = stack.pop()
@@ -114,86 +112,3 @@ def _middle(i: slice, base: int, step: int, unit: int) -> int:
     border = (base + middle * step) // unit * unit
     cuts = (-((base - position) // step) for position in (border, border + unit))
     return next((cut for cut in cuts if i.start < cut < i.stop), middle)
-
-
-# A selection of it as a whole.
-
-_Moves = dict[int, range | npt.NDArray[np.int64]]
-"""For each axis of the array, how far a dimension of the selection goes along it from the start of the view."""
-
-
-def fill(
-    source: Source, layout: Layout, mapping: Mapping, selection: Selection, result: Array, nbytes: int = 0
-) -> None:
-    """Read what a selection takes of a view into `result`, of the selection's shape; `nbytes` as in `read`."""
-    if not result.size:
-        return
-    starts = list(mapping.starts)
-    covered = selection.axes or tuple((axis,) for axis in range(len(selection.positions)))
-    factors = zip(selection.positions, covered, strict=True)
-    dims = [dim for factor in factors for dim in _dimensions(mapping, *factor, starts)]
-    lengths = [length for length, _ in dims]
-    # Dimensions that move along the same axis of the array are selected together.
-    groups: list[tuple[list[int], list[int]]] = []
-    for number, (_, moves) in enumerate(dims):
-        joined = [group for group in groups if moves.keys() & group[0]]
-        axes = set(moves).union(*(group[0] for group in joined))
-        groups = [group for group in groups if group not in joined]
-        groups += [(sorted(axes), sorted([number, *(n for group in joined for n in group[1])]))] * bool(moves)
-    still = set(range(len(starts))).difference(*(axes for axes, _ in groups))
-    groups = sorted([*groups, *(([axis], []) for axis in still)])
-    positions, turns = zip(*(_positions(starts, dims, *group) for group in groups), strict=True) if groups else ((), ())
-    order = [number for _, members in groups for number in members]
-    rest = [number for number in range(len(dims)) if number not in order]
-    # Along dimensions without variation the result repeats items: read them once.
-    target = selection.view(result).reshape(lengths).transpose([*order, *rest])
-    first = target[cast(Any, (..., *(0,) * len(rest)))]
-    shape = [math.prod(lengths[number] for number in members) for _, members in groups]
-    direct = all(len(members) < 2 for _, members in groups)
-    items = first.reshape(shape) if direct else np.empty(shape, layout.dtype)
-    along = None if all(len(axes) == 1 for axes, _ in groups) else tuple(tuple(axes) for axes, _ in groups)
-    turned = items[cast(Any, (*(slice(None, None, turn) for turn in turns), ...))]
-    read(source, layout, positions, along, turned, nbytes)
-    if not direct:
-        first[...] = items.reshape(first.shape)
-    if rest:
-        target[...] = first[(..., *(None,) * len(rest))]
-
-
-def _dimensions(
-    mapping: Mapping, positions: Positions, axes: Sequence[int], starts: list[int]
-) -> list[tuple[int, _Moves]]:
-    """Return how long the dimensions of one factor of a selection are and where they go; move `starts` to its first."""
-    if isinstance(positions, slice):
-        along = range(positions.start, positions.stop, positions.step)
-        try:
-            digits = taken(mapping.axes[axes[0]], along, starts, axes[0])
-            return [(n, {axis: range(0, n * step, step)}) for axis, n, step in digits]
-        except ValueError:  # a part of joined axes that is no box
-            positions = np.asarray(along)[None]
-    moves: _Moves = {}
-    for rest, number in zip(positions, axes, strict=True):
-        for axis, length, step in reversed(mapping.axes[number]):
-            rest, moved = np.divmod(rest, length)  # noqa: PLW2901
-            moves[axis] = np.asarray(moves.get(axis, 0)) + moved * step
-    return [(positions.shape[1], moves)]
-
-
-def _positions(
-    starts: Sequence[int], dims: Sequence[tuple[int, _Moves]], axes: list[int], members: list[int]
-) -> tuple[Positions, int]:
-    """Add up where dimensions go, the last of which varies fastest; return positions, and -1 if they go backwards."""
-    start, alone = starts[axes[0]], dims[members[0]][1][axes[0]] if members else range(1)
-    if len(axes) == 1 and len(members) < 2 and isinstance(alone, range):
-        low, high = sorted((start + alone[0], start + alone[-1]))
-        return slice(low, high + 1, abs(alone.step)), 1 if alone.step > 0 else -1
-    points = np.empty((len(axes), *(dims[number][0] for number in members)), np.int64)
-    for n, axis in enumerate(axes):
-        points[n] = starts[axis]
-        for place, number in enumerate(members, 1):
-            points[n] += np.reshape(dims[number][1].get(axis, 0), (-1,) + (1,) * (len(members) - place))
-    points = points.reshape(len(axes), -1)
-    steps = np.diff(points[0])
-    if len(axes) == 1 and steps.size and steps[0] > 0 and (steps == steps[0]).all():
-        return slice(int(points[0, 0]), int(points[0, -1]) + 1, int(steps[0])), 1
-    return points, 1

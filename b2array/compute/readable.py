@@ -2,69 +2,155 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array.compute import pieces
-from b2array.compute.indexers import Indexer, Select, refuse
 from b2array.compute.mapping import Mapping
 from b2array.compute.operators import Operators
 from b2array.compute.reductions import reduction
 from b2array.engine.handle import Handle
-from b2array.engine.source import Source
-from b2array.grid.selection import fields, orthogonal, select, vectorised
+from b2array.engine.read import read, read_item
+from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
+from b2array.grid.layout import Layout
+from b2array.grid.selection import Selection, fields, item, orthogonal, select, vectorised
 
 if TYPE_CHECKING:
     import dask.array as da
 
-__all__ = ["Readable", "View"]
+__all__ = ["Indexer", "Readable", "Select", "View"]
 
-R = TypeVar("R")
+Select = Callable[[Any, Sequence[int]], Selection]
 
 _ROWS_NBYTES = 32 * 2**20
 """Iteration reads at most this many bytes ahead."""
 
 
+def _refuse(*_: Any) -> None:
+    """Refuse to assign, as NumPy does."""
+    raise ValueError("assignment destination is read-only")
+
+
+class Indexer:
+    """Calls one function for ``indexer[key]``, and another one for ``indexer[key] = value``."""
+
+    __slots__ = ("_get", "_set")
+
+    def __init__(self, get: Callable[[Any], Any], set: Callable[[Any, Any], None] = _refuse) -> None:
+        self._get = get
+        self._set = set
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._get(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._set(key, value)
+
+
 class Readable(Operators):
-    """Reads the items of an array, or of a view of it."""
+    """Reads the items that a handle shows, as they are; a view overrides what depends on its mapping."""
 
     __slots__ = ()
 
     _handle: Handle
+    _graph: Any
+    """Makes a dask array of this and of chunks."""
 
     @property
-    @abstractmethod
+    def _layout(self) -> Layout:
+        return self._handle.described.state.require_layout()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents in items."""
+        return self._layout.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the items."""
+        return self._layout.dtype
+
+    @property
     def chunks(self) -> tuple[int, ...]:
-        """Extents in items of the best part to read at once."""
+        """Extents of a chunk in items."""
+        return self._layout.chunks
 
     @property
-    @abstractmethod
     def blocks(self) -> tuple[int, ...]:
-        """Extents in items of the smallest part to read."""
+        """Extents of a block in items."""
+        return self._layout.blocks
 
-    @abstractmethod
-    def _get(self, key: Any, rule: Select) -> Any: ...
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
 
-    @abstractmethod
-    def _set(self, key: Any, value: Any, rule: Select) -> None: ...
+    @property
+    def size(self) -> int:
+        """Number of items."""
+        return math.prod(self.shape)
 
-    def _view(self, mapping: Mapping) -> View:
-        return View(self, mapping)
+    @property
+    def itemsize(self) -> int:
+        """Size of an item in bytes."""
+        return self.dtype.itemsize
 
-    @abstractmethod
+    @property
+    def nbytes(self) -> int:
+        """Size of all items in bytes, without padding and compression."""
+        return self.size * self.itemsize
+
+    def __getitem__(self, key: Any) -> Any:
+        source = self._handle.source
+        layout = source.state.layout or source.state.require_layout()
+        where = item(key, layout.shape)
+        if where is None or layout.dtype.kind == "V":
+            return self._get(key, select)
+        try:
+            return read_item(source, layout, where)
+        except (ChunkMissingError, ConflictError):  # perhaps a commit through this handle removed the chunk
+            return self._get(key, select)
+
+    def _get(self, key: Any, rule: Select) -> Any:
+        source = self._handle.source
+        while True:
+            try:
+                layout = source.state.layout or source.state.require_layout()
+                rest, names = (key, None) if layout.dtype.names is None else fields(key, layout.dtype)
+                selection = rule(rest, layout.shape)
+                result: Any = np.empty(selection.shape, layout.dtype)
+                read(source, layout, selection.positions, selection.axes, selection.view(result))
+                break
+            except (FormatError, UnsupportedError, ConflictError) as error:
+                source = self._handle.recover(source, error)
+        if selection.kind == "scalar":
+            result = result[()]
+        if names is None:
+            return result
+        found = result[names]
+        if isinstance(found, np.ndarray):
+            # Copied, so that a field does not keep the memory of all others.
+            found = np.array(found) if isinstance(names, str) else found
+            # In NumPy, a["x"][1:3] = 0 changes a. Here it would be lost in a copy.
+            found.flags.writeable = False
+        return found
+
+    __setitem__: Any = staticmethod(_refuse)
+    _set = __setitem__
+
     def _mapping(self, shape: tuple[int, ...]) -> Mapping:
         """Return what this shows of the array, which has this shape now."""
+        return Mapping.of(shape)
 
-    @abstractmethod
-    def _showing(self, handle: Handle) -> Self:
-        """Return the same view of another state."""
-
-    @abstractmethod
-    def __dask_tokenize__(self) -> tuple[Any, ...]: ...
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        handle = self._handle
+        if handle.in_transaction:
+            return "b2array", handle.url, uuid4().hex
+        return "b2array", handle.url, handle.snapshot.start, handle.generation
 
     def _indexer(self, rule: Select) -> Indexer:
         return Indexer(lambda key: self._get(key, rule), lambda key, value: self._set(key, value, rule))
@@ -109,33 +195,43 @@ class Readable(Operators):
     def __iter__(self) -> Iterator[Any]:
         if not self.shape:
             raise TypeError("iteration over a 0-d array")
-        return self._rows()
-
-    def _rows(self) -> Iterator[Any]:
         # One read serves as many rows as a chunk has, unless they are too large together.
         row_nbytes = max(1, self.nbytes // max(1, len(self)))
         step = max(1, min(self.chunks[0], _ROWS_NBYTES // row_nbytes))
-        for start in range(0, len(self), step):
-            yield from self[start : start + step]
+        return (row for start in range(0, len(self), step) for row in self[start : start + step])
 
-    def _item(self) -> npt.NDArray[Any]:
-        """Return an array that converts to a number, or fails to, as this one's items in memory do."""
-        return self[...] if self.size == 1 else np.broadcast_to(np.zeros((), self.dtype), self.shape)
+    def to_dask(self, chunks: Any = "auto") -> da.Array:
+        """Return a dask array of what is committed now. It reads nothing before it is computed.
 
-    def __bool__(self) -> bool:
-        return bool(self._item())
+        Parameters
+        ----------
+        chunks : "auto", or what dask takes
+            The default is whole stored chunks, as many together as dask's setting ``array.chunk-size`` permits; or
+            whole blocks, where one stored chunk is larger.
 
-    def __int__(self) -> int:
-        return int(self._item())
+        Returns
+        -------
+        dask.array.Array
+            With a name that depends on URL, generation and chunks only.
 
-    def __float__(self) -> float:
-        return float(self._item())
+        Raises
+        ------
+        ValueError
+            A transaction is under way.
 
-    def __complex__(self) -> complex:
-        return complex(self._item())
+        Warns
+        -----
+        dask.array.PerformanceWarning
+            The given chunks do not consist of whole stored chunks.
 
-    def __index__(self) -> int:
-        return self._item().__index__()
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.zeros((400, 600), dtype="f8", chunks=(100, 100), blocks=(50, 50))
+        >>> a.to_dask().chunks, a.to_dask(chunks=(200, 300)).sum().compute()
+        (((400,), (600,)), np.float64(0.0))
+        """
+        return cast("da.Array", self._graph(self, chunks))
 
     # Views.
 
@@ -155,19 +251,19 @@ class Readable(Operators):
     @property
     def view(self) -> Indexer:
         """Lazy views of a part: ``a.view[10:20, ::2]`` reads nothing. Takes integers, slices, Ellipsis and None."""
-        return Indexer(lambda key: self._view(self._shown().sliced(key)))
+        return Indexer(lambda key: View(self, self._shown().sliced(key)))
 
     def _shown(self) -> Mapping:
         return self._mapping(self._handle.source.state.require_layout().shape)
 
     def transpose(self, *axes: Any) -> View:
         """Return a lazy view with another order of the axes, as `numpy.transpose`."""
-        return self._view(self._shown().transposed(*axes))
+        return View(self, self._shown().transposed(*axes))
 
     def squeeze(self, axis: Any = None) -> View:
         """Return a lazy view without axes of length 1, as `numpy.squeeze`."""
         shown = self._shown()
-        return self._view(shown.reshaped(shown.model.squeeze(axis).shape))
+        return View(self, shown.reshaped(shown.model.squeeze(axis).shape))
 
     def reshape(self, *shape: Any, order: str = "C") -> View:
         """Return a lazy view that splits and joins whole axes, as `numpy.reshape`.
@@ -187,7 +283,7 @@ class Readable(Operators):
         if order != "C":
             raise ValueError(f"a view is reshaped in C order only, not {order!r}; a[...].reshape() reads the items")
         shown = self._shown()
-        return self._view(shown.reshaped(shown.model.reshape(*shape).shape))
+        return View(self, shown.reshaped(shown.model.reshape(*shape).shape))
 
     # Reductions, which NumPy's functions call.
 
@@ -203,15 +299,12 @@ class View(Readable):
     views become useless.
     """
 
-    __slots__ = ("__weakref__", "_array", "_fixed")
+    __slots__ = ("__weakref__", "_fixed", "_graph", "_handle")
 
     def __init__(self, array: Any, mapping: Mapping) -> None:
-        self._array = array
+        self._handle = array._handle
+        self._graph = array._graph
         self._fixed = mapping
-
-    @property
-    def _handle(self) -> Handle:  # type: ignore[override]
-        return cast(Handle, self._array._handle)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -219,42 +312,28 @@ class View(Readable):
         return self._fixed.lengths
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the items."""
-        return cast(np.dtype[Any], self._array.dtype)
-
-    @property
     def chunks(self) -> tuple[int, ...]:
         """Extents in items of what about one chunk of the array holds."""
-        return self._fixed.covering(self._array.chunks)
+        return self._fixed.covering(self._layout.chunks)
 
     @property
     def blocks(self) -> tuple[int, ...]:
         """Extents in items of what about one block of the array holds."""
-        return self._fixed.covering(self._array.blocks)
-
-    def to_dask(self, chunks: Any = "auto") -> da.Array:
-        """Return a dask array that reads what is committed now; parameters as for `NDArray.to_dask`."""
-        return cast("da.Array", self._array._graph(self, chunks))
+        return self._fixed.covering(self._layout.blocks)
 
     def __getitem__(self, key: Any) -> Any:
         return self._get(key, select)
 
-    __setitem__ = staticmethod(refuse)
-    _set = cast(Any, __setitem__)
-
     def _get(self, key: Any, rule: Select) -> Any:
         rest, names = fields(key, self.dtype)
         selection = rule(rest, self.shape)
-        result: Any = np.empty(selection.shape, self.dtype)
+        place, arranged = self._fixed.located(selection)
 
-        def attempt(source: Source) -> None:
-            layout = source.state.require_layout()
-            pieces.fill(source, layout, self._mapping(layout.shape), selection, result)
+        def located(_: Any, shape: Sequence[int]) -> Selection:
+            self._mapping(tuple(shape))
+            return vectorised(place, shape)
 
-        self._handle.reading(attempt)
-        if selection.kind == "scalar":
-            result = result[()]
+        result = arranged(super()._get(..., located))[() if selection.kind == "scalar" else ...]
         return result if names is None else result[names]
 
     def _mapping(self, shape: tuple[int, ...]) -> Mapping:
@@ -262,14 +341,8 @@ class View(Readable):
             raise ValueError(f"this is a view of an array of shape {self._fixed.shape}, which has become {shape}")
         return self._fixed
 
-    def _view(self, mapping: Mapping) -> View:
-        return View(self._array, mapping)
-
-    def _showing(self, handle: Handle) -> View:
-        return View(self._array._showing(handle), self._fixed)
-
     def __repr__(self) -> str:
         return f"<b2array.View of {self._handle.url} shape={self.shape} dtype={self.dtype}>"
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return *self._array.__dask_tokenize__(), self._fixed
+        return *super().__dask_tokenize__(), self._fixed

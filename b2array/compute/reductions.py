@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -58,11 +59,6 @@ class _Task:
             return True, math.prod(items.shape[axis] for axis in self.axes)
         counted = np.broadcast_to(valid & known, items.shape)
         return counted, np.add.reduce(counted, self.axes, np.int64, keepdims=True)
-
-    def over(self, total: Array, number: Any) -> Any:
-        """Divide without a warning, as NumPy's nan-variants do."""
-        with np.errstate(**dict.fromkeys(["divide", "invalid"] * self.skipna, "ignore")):  # type: ignore[arg-type]
-            return np.true_divide(total, number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,28 +145,25 @@ def _reduced(source: Source, layout: Layout, mapping: Mapping, task: _Task, verb
     """Return the result with an extent of 1 along the digits that are reduced."""
     kept = [axis for axis in range(len(task.lengths)) if axis not in task.axes]
     error = np.geterr()  # each thread has its own settings
-
-    def state(box: Box, items: Array) -> tuple[Box, State]:
-        with np.errstate(**error):
-            if items.size == 1 or any(items.strides):
-                return box, verb.piece(task, box, items)
-            one = verb.piece(task, box, items[(slice(0, 1),) * items.ndim])
-            return box, _repeated(task, verb, one, math.prod(items.shape[axis] for axis in task.axes))
-
-    def place(found: tuple[Box, State]) -> Box:
-        return tuple(slice(0, 1) if axis in task.axes else i for axis, i in enumerate(found[0]))
-
     result = np.empty([1 if axis in task.axes else n for axis, n in enumerate(task.lengths)], task.dtype)
     nbytes = math.prod(task.lengths) * layout.itemsize
     with bars.track(nbytes, f"{show} of {source.url}", bool(show)) as shown:
 
-        def counted() -> Iterator[tuple[Box, State]]:
-            for box, found in pieces(source, layout, mapping, kept, state, merge=task.valid is None):
-                yield box, found
-                shown.advance(math.prod(i.stop - i.start for i in box) * layout.itemsize)
+        def state(box: Box, items: Array) -> tuple[Box, State]:
+            shown.advance(items.nbytes)
+            place = tuple(slice(0, 1) if axis in task.axes else i for axis, i in enumerate(box))
+            with np.errstate(**error):
+                if items.size == 1 or any(items.strides):
+                    return place, verb.piece(task, box, items)
+                one = verb.piece(task, box, items[(slice(0, 1),) * items.ndim])
+                return place, _repeated(task, verb, one, math.prod(items.shape[axis] for axis in task.axes))
 
-        for where, column in groupby(counted(), place):
-            result[where] = verb.finish(task, _folded(task, verb, (found for _, found in column)))
+        found = pieces(source, layout, mapping, kept, state, merge=task.valid is None)
+        for where, column in groupby(found, itemgetter(0)):
+            last = _folded(task, verb, (of_piece for _, of_piece in column))
+            # NumPy's nan-variants divide without a warning.
+            with np.errstate(**{"divide": "ignore", "invalid": "ignore"} if task.skipna else {}):  # type: ignore[arg-type]
+                result[where] = verb.finish(task, last)
     return result
 
 
@@ -188,23 +181,23 @@ def _folded(task: _Task, verb: _Verb, states: Iterable[State]) -> State:
 
 def _repeated(task: _Task, verb: _Verb, state: State, n: int) -> State:
     """Combine a state with itself until it stands for `n` boxes with the same items."""
-    found = state
-    for bit in bin(n)[3:]:
-        found = verb.combine(task, found, found)
-        if bit == "1":
-            found = verb.combine(task, found, state)
-    return found
+    if n == 1:
+        return state
+    half = _repeated(task, verb, state, n // 2)
+    even = verb.combine(task, half, half)
+    return verb.combine(task, even, state) if n % 2 else even
 
 
 # Sums, products and means.
 
 
-def _by(ufunc: np.ufunc) -> _Verb:
+def _by(ufunc: np.ufunc, dtype: npt.DTypeLike | None = None) -> _Verb:
     """Return the reduction that a ufunc makes of the items that count; the state has their number, too."""
 
     def piece(task: _Task, box: Box, items: Array) -> State:
         valid, number = task.where(box, items)
-        return ufunc.reduce(items, task.axes, task.wide, keepdims=True, where=valid), number
+        converted = items if dtype is None else items.astype(dtype)
+        return ufunc.reduce(converted, task.axes, task.wide, keepdims=True, where=valid), number
 
     def finish(task: _Task, state: State) -> Any:
         return ufunc.reduce(state[0], task.axes, task.wide, keepdims=True, **task.given)
@@ -212,11 +205,11 @@ def _by(ufunc: np.ufunc) -> _Verb:
     return _Verb(piece, lambda _, a, b: (ufunc(a[0], b[0]), a[1] + b[1]), finish)
 
 
-def _mean(task: _Task, state: State) -> Any:
+def _mean(_: _Task, state: State) -> Any:
     total, number = state
     if not np.all(number):
         warnings.warn("Mean of empty slice", RuntimeWarning, stacklevel=2)
-    return task.over(total, number)
+    return np.true_divide(total, number)
 
 
 # Variance: the number of items, their mean, and the sum of squares around it.
@@ -245,7 +238,7 @@ def _var(task: _Task, state: State) -> Any:
     few = number <= task.ddof
     if np.any(few):
         warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=2)
-    found = task.over(squares, np.maximum(number - task.ddof, 0))
+    found = np.true_divide(squares, np.maximum(number - task.ddof, 0))
     return np.where(few, np.nan, found) if task.skipna else found
 
 
@@ -268,10 +261,6 @@ def _extreme(ufunc: np.ufunc, of_known: np.ufunc) -> _Verb:
     return _Verb(piece, lambda task, a, b: ((of_known if task.skipna else ufunc)(a[0], b[0]),), finish)
 
 
-def _count(task: _Task, _: Box, items: Array) -> State:
-    return np.add.reduce(items.astype(bool), task.axes, np.int64, keepdims=True), 0
-
-
 def _position(function: Callable[..., Any], last: float) -> _Verb:
     """Return where the first of the extreme items is, which NumPy's function finds; `last` replaces NaN.
 
@@ -285,22 +274,19 @@ def _position(function: Callable[..., Any], last: float) -> _Verb:
             items, known = np.where(isnan, items.dtype.type(last), items), ~isnan.all(task.axes, keepdims=True)
         rows = items.transpose([*(axis for axis in range(items.ndim) if axis not in task.axes), *task.axes])
         rows = rows.reshape(*rows.shape[: items.ndim - len(task.axes)], -1)
-        rest = np.expand_dims(function(rows, axis=-1), -1)
-        value = np.take_along_axis(rows, rest, -1)
-        position, stride = np.zeros_like(rest), 1
-        for axis in reversed(task.axes):
-            rest, inside = np.divmod(rest, items.shape[axis])
-            position += (inside + box[axis].start) * stride
-            stride *= task.lengths[axis]
-        shape = [1 if axis in task.axes else n for axis, n in enumerate(items.shape)]
-        return value.reshape(shape), position.reshape(shape), known
+        best = function(rows, axis=-1)
+        value = np.take_along_axis(rows, best[..., None], -1)[..., 0]
+        position = np.zeros_like(best)
+        # NumPy splits no positions for a shape without dimensions.
+        inside = np.unravel_index(best, [1, *(items.shape[axis] for axis in task.axes)])[1:]
+        for axis, along in zip(task.axes, inside, strict=True):
+            position = position * task.lengths[axis] + box[axis].start + along
+        return np.expand_dims(value, task.axes), np.expand_dims(position, task.axes), known
 
     def combine(_: _Task, a: State, b: State) -> State:
-        first = a[1] < b[1]
-        low, high = np.where(first, a[0], b[0]), np.where(first, b[0], a[0])
-        later = function(np.stack([low, high]), axis=0)
-        positions = np.where(later, np.maximum(a[1], b[1]), np.minimum(a[1], b[1]))
-        return np.where(later, high, low), positions, a[2] | b[2]
+        items = np.where(a[1] < b[1], [a[0], b[0]], [b[0], a[0]])
+        later = function(items, axis=0)
+        return np.choose(later, items), np.choose(later, np.sort([a[1], b[1]], axis=0)), a[2] | b[2]
 
     def finish(_: _Task, state: State) -> Any:
         if not np.all(state[2]):
@@ -315,7 +301,7 @@ _VERBS = {
     "prod": _by(np.multiply),
     "any": _by(np.logical_or),
     "all": _by(np.logical_and),
-    "count_nonzero": replace(_by(np.add), piece=_count),
+    "count_nonzero": _by(np.add, bool),
     "mean": replace(_by(np.add), finish=_mean),
     "var": _Verb(_moments, _combine_moments, _var),
     "std": _Verb(_moments, _combine_moments, lambda task, state: np.sqrt(_var(task, state))),

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import bloscpack
-from b2array.array import copying
 from b2array.array.array import open_array
 from b2array.buffers import Buffer
 from b2array.codec.cparams import AnyCParams, given_or_default
@@ -259,10 +258,10 @@ def _warn_of_loss(source: Source, target: Format, url: str) -> None:
 
 def _regions(source: Source, target: Format, settings: Settings) -> list[Box]:
     """Cut the array into boxes to read and write at once: whole chunks, if possible of the destination."""
+    most = _BUDGET // max(1, source.dtype.itemsize)
     if target.sequential:
-        return list(boxes(source.shape, max(1, _BUDGET // source.dtype.itemsize)))
-    unit = source.chunks if target.name == "npy" and source.chunks else settings.chunks
-    return list(copying.boxes(source.shape, unit, source.dtype.itemsize, _BUDGET))
+        return list(boxes(source.shape, most))
+    return list(boxes(source.shape, most, source.chunks if target.name == "npy" and source.chunks else settings.chunks))
 
 
 def _pieces(source: Source, regions: list[Box], advance: Callable[[int], object] = id) -> Iterator[Piece]:

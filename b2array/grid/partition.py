@@ -11,6 +11,7 @@ full size at their high end, and all grids are in C order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import chain, product, starmap
 from typing import Any, NamedTuple
@@ -261,26 +262,21 @@ def _fancy(
     return tuple(key), moved, order
 
 
-def boxes(shape: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:
-    """Cut an array into boxes of at most `most` items (at least 1) that follow each other in C order.
+def boxes(shape: Sequence[int], most: int, unit: Sequence[int] | None = None) -> Iterator[tuple[slice, ...]]:
+    """Cut an array into boxes of at most `most` items, or of one unit, that follow each other in C order.
+
+    They consist of whole units, which are single items by default.
 
     Examples
     --------
     >>> [tuple((i.start, i.stop) for i in box) for box in boxes((3, 4), 8)]
     [((0, 2), (0, 4)), ((2, 3), (0, 4))]
     """
-    if 0 in shape:
-        return
-    axis, inner = len(shape), 1
-    while axis and inner * shape[axis - 1] <= most:
-        axis -= 1
-        inner *= shape[axis]
-    rest = tuple(slice(0, n) for n in shape[axis:])
-    if not axis:
-        yield rest
-        return
-    step = max(1, most // inner)
-    for outer in np.ndindex(*shape[: axis - 1]):
-        for start in range(0, shape[axis - 1], step):
-            along = slice(start, min(start + step, shape[axis - 1]))
-            yield (*(slice(i, i + 1) for i in outer), along, *rest)
+    steps = [max(1, c) for c in unit or (1,) * len(shape)]
+    for axis, n in reversed([*enumerate(shape)]):
+        fit = max(1, most // math.prod(steps))
+        steps[axis] *= min(fit, max(1, -(-n // steps[axis])))
+        if steps[axis] < n:
+            break
+    for start in product(*(range(0, n, step) for n, step in zip(shape, steps, strict=True))):
+        yield tuple(slice(i, min(i + step, n)) for i, step, n in zip(start, steps, shape, strict=True))

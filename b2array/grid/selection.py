@@ -52,6 +52,8 @@ class Selection:
         Shape of NumPy's result.
     kind : {"scalar", "basic", "advanced", "mask"}
         "scalar": NumPy returns a scalar; "mask": one boolean array of the array's own shape.
+    order : tuple of int or None
+        The place of each factor in the result, or None: they are in order.
     """
 
     positions: tuple[Positions, ...]
@@ -59,10 +61,10 @@ class Selection:
     box: tuple[int, ...]
     shape: tuple[int, ...]
     kind: Kind
-    # From result to box: reshape to `merged`, transpose by `_order`, flip. `runs` are the result's dimensions that
+    # From result to box: reshape to `merged`, transpose by `order`, flip. `runs` are the result's dimensions that
     # each merged one consists of, given where one of them merges several.
     merged: tuple[int, ...]
-    _order: tuple[int, ...] | None = None
+    order: tuple[int, ...] | None = None
     flips: tuple[slice, ...] | None = None
     runs: tuple[tuple[int, int], ...] | None = None
 
@@ -79,13 +81,13 @@ class Selection:
         if not result.flags.c_contiguous:
             raise ValueError("the result must be C-contiguous")
         boxed = result.reshape(self.merged)
-        if self._order is None and self.flips is None:
+        if self.order is None and self.flips is None:
             return boxed
         return self.arrange(boxed)
 
     def arrange(self, merged: NDArray[Any]) -> NDArray[Any]:
         """Transpose and flip a result whose dimensions are merged into one for each factor."""
-        boxed = merged if self._order is None else merged.transpose(self._order)
+        boxed = merged if self.order is None else merged.transpose(self.order)
         return boxed if self.flips is None else boxed[self.flips]
 
 
@@ -388,7 +390,7 @@ def _assemble(slots: list[Slot], kind: Kind) -> Selection:
         shape=tuple(shape),
         kind=kind,
         merged=merged,
-        _order=order,
+        order=order,
         flips=tuple(_FLIP if turn else slice(None) for turn in flipped) if any(flipped) else None,
         runs=tuple(runs) if any(stop - start > 1 for start, stop in runs) else None,
     )

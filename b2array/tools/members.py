@@ -8,13 +8,14 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from b2array.array.array import NDArray
-from b2array.array.copying import boxes
+from b2array.array.copying import PIECE_NBYTES
 from b2array.array.schunk import SChunk
 from b2array.engine.snapshot import Snapshot, load
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.exchange.formats import Format, Storage
 from b2array.exchange.groups import members_of
 from b2array.exchange.places import find
+from b2array.grid.partition import boxes
 from b2array.group.archive import Archive
 from b2array.group.group import Group
 from b2array.group.manifest import ATTRS, EMBEDDED, is_embedded
@@ -197,7 +198,7 @@ def _read(kind: Format, address: str, storage_options: Storage, *, progress: boo
             try:
                 source = tree.open(name)
                 with track(source.nbytes, "verifying", progress) as shown:
-                    for box in boxes(source.shape, source.chunks or (1,) * len(source.shape), source.dtype.itemsize):
+                    for box in boxes(source.shape, PIECE_NBYTES // max(1, source.dtype.itemsize), source.chunks):
                         shown.advance(source.read(box).nbytes)
                 found[name] = report
             except FormatError as error:

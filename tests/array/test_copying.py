@@ -41,7 +41,7 @@ class Distant:
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "_PIECE_NBYTES", MOST)
+    monkeypatch.setattr(copying, "PIECE_NBYTES", MOST)
 
 
 @contextmanager

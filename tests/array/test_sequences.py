@@ -12,7 +12,7 @@ from b2array.array import copying, sequences
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch):
-    monkeypatch.setattr(copying, "_PIECE_NBYTES", 100)
+    monkeypatch.setattr(copying, "PIECE_NBYTES", 100)
     monkeypatch.setattr(sequences, "_ITEMS", 7)
 
 

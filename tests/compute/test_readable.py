@@ -13,7 +13,7 @@ from keys import keys, orthogonal_keys
 from views import changed, shown
 
 import b2array
-from b2array.compute import pieces
+from b2array.compute import readable
 
 
 @settings(max_examples=60, deadline=None)
@@ -60,12 +60,12 @@ def test_a_view_reads_the_items_that_are_asked_for_and_no_others(cube, monkeypat
     array, values = cube
     asked = []
 
-    def read(source, layout, positions, axes, box, nbytes):
+    def read(source, layout, positions, axes, box):
         asked.append(box.size)
-        plain(source, layout, positions, axes, box, nbytes)
+        plain(source, layout, positions, axes, box)
 
-    plain = pieces.read
-    monkeypatch.setattr(pieces, "read", read)
+    plain = readable.read
+    monkeypatch.setattr(readable, "read", read)
     view = array.view[10:20, ::2].T
     assert view.shape == (8, 15, 10)
     joined, split = array.reshape(720, 8), array.reshape(4, 6, 30, 2, 4).T
@@ -135,6 +135,15 @@ def test_numpys_functions_make_views(cube):
 def test_what_no_view_can_show_is_refused_with_numpys_words_or_a_way_out(cube, action, error, text):
     with pytest.raises(error, match=text):
         action(cube[0])
+
+
+@pytest.mark.parametrize("key", [(...,), ([0, 0],), ([[0], [0]],), (True, [0, 0]), (slice(None, None, -1),)])
+def test_items_that_a_view_repeats_belong_to_the_caller(key):
+    for array, values in ((np.float32(3), np.float32(3)[None]), (np.arange(6).reshape(1, 6), np.arange(6)[None, None])):
+        found = b2array.asarray(array).view[None][key]
+        assert same(found, values[key])
+        found += 1
+        assert same(found, values[key] + 1)
 
 
 def test_rows_of_joined_axes_stay_lazy(cube):
