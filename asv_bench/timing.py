@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
@@ -11,14 +12,18 @@ Times = tuple[float, float]
 
 
 def in_turns(verbs: Mapping[str, Callable[[int], Callable[[], object]]], rounds: int) -> dict[str, Times]:
-    """Return medians; a verb is called with the number of the round, and what it returns is timed."""
+    """Return medians; a verb is called with the number of the round, and what it returns is timed.
+
+    The order is another one in each round: what a verb leaves behind, such as other code in the processor's caches and
+    threads that are still busy, must not always meet the same one.
+    """
     samples: dict[str, list[Times]] = {name: [] for name in verbs}
-    order = list(verbs)
+    order, rng = list(verbs), random.Random(0)
     for number in range(rounds):
+        rng.shuffle(order)
         for name in order:
             verb = verbs[name](number)
             wall, cpu = time.perf_counter(), time.process_time()
             verb()
             samples[name].append((time.perf_counter() - wall, time.process_time() - cpu))
-        order.append(order.pop(0))
     return {name: (median(wall for wall, _ in each), median(cpu for _, cpu in each)) for name, each in samples.items()}
