@@ -16,14 +16,13 @@ from b2array.grid.layout import MAX_NDIM, grid_shape
 
 __all__ = ["automatic"]
 
-BLOCK_NBYTES, LEAST_BLOCK_NBYTES = 128 * 2**10, 64 * 2**10
-LEAST_OF_FULL_BLOCKS = 64 * 2**20
+BLOCK_NBYTES = 64 * 2**10
 CHUNK_NBYTES = 8 * 2**20
 LEAST_CHUNK_NBYTES = 2 * 2**20
 FEW_CHUNKS = 32
 FEW_PARTS = 16
 FEW_BLOCKS = 4
-STRETCH = 8
+STRETCH = 4
 KEPT_WHOLE = 16
 GROWING = 1024
 
@@ -36,10 +35,10 @@ def automatic(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Choose the shapes of chunks and blocks, the same on every machine.
 
-    Blocks have about 128 KiB, in arrays of less than 64 MiB about 64 KiB. Chunks have about a 32nd of the array, 2 to
-    8 MiB: a small change writes a whole chunk. Blocks are thin along the first axis, along which most arrays are
-    written and read, and longer along each axis than along the one before; axes of at most 16 items stay whole. Chunks
-    consist of whole blocks except where they span the axis. An axis of extent 0 is one that will grow.
+    Blocks have about 64 KiB. Chunks have about a 32nd of the array, 2 to 8 MiB: a small change writes a whole chunk.
+    Blocks are thin along the first axis, along which most arrays are written and read, and longer along each axis than
+    along the one before; axes of at most 16 items stay whole. Chunks consist of whole blocks except where they span the
+    axis. An axis of extent 0 is one that will grow.
 
     Parameters
     ----------
@@ -70,11 +69,11 @@ def automatic(
     >>> automatic((1000, 1000), 8)
     ((256, 1000), (32, 250))
     >>> automatic((0, 720, 1440), 4)
-    ((2, 720, 1440), (1, 45, 720))
+    ((2, 720, 1440), (1, 45, 360))
     >>> automatic((365, 720, 1440), 4, chunks=(1, -1, -1))
-    ((1, 720, 1440), (1, 90, 360))
+    ((1, 720, 1440), (1, 45, 360))
     >>> automatic((365, 720, 1440), 4, chunks="1MB")
-    ((2, 90, 1440), (1, 45, 720))
+    ((2, 180, 720), (1, 45, 360))
     """
     outer = tuple(as_int(n) for n in shape)
     extents = outer + tuple(inner)
@@ -83,13 +82,12 @@ def automatic(
     if any(n < 0 for n in extents):
         raise ValueError("negative dimensions are not allowed")
     size = max(itemsize, 1)
-    nbytes = math.prod(n or GROWING for n in extents) * size
-    of_chunk = min(max(nbytes // FEW_CHUNKS, LEAST_CHUNK_NBYTES), CHUNK_NBYTES)
-    of_block = BLOCK_NBYTES if nbytes >= LEAST_OF_FULL_BLOCKS else LEAST_BLOCK_NBYTES
-    chunk, chunk_nbytes = _given("chunks", chunks, outer, of_chunk)
+    share = math.prod(n or GROWING for n in extents) * size // FEW_CHUNKS
+    usual = min(max(share, LEAST_CHUNK_NBYTES), CHUNK_NBYTES)
+    chunk, chunk_nbytes = _given("chunks", chunks, outer, usual)
     chunk += tuple(inner)
     within = tuple(n if c is None else c for c, n in zip(chunk, extents, strict=True))
-    block, block_nbytes = _given("blocks", blocks, within[: len(outer)], min(of_block, chunk_nbytes))
+    block, block_nbytes = _given("blocks", blocks, within[: len(outer)], min(BLOCK_NBYTES, chunk_nbytes))
     exact = [c is not None for c in chunk]
     chosen = _block(within, block_nbytes / size, block + tuple(inner), exact)
     grid = grid_shape(within, chosen)
@@ -168,8 +166,8 @@ def _block(extents: tuple[int, ...], target: float, fixed: _Partial, exact: Sequ
     """Choose a shape of about `target` items, thin along the first axis and long along the last one.
 
     One index of the first axis takes one layer of blocks, or a few blocks if that is more. Of the other axes, each has
-    a share in the block up to `STRETCH` times that of the one before: what is long along the last axis lies together
-    in memory, and is decoded right to where it belongs.
+    up to `STRETCH` times the share in the block of the one before: what is long along the last axis lies together in
+    memory, and is copied faster.
     """
     free = [axis for axis, n in enumerate(fixed) if n is None]
     block = [f if f is not None else n or GROWING for n, f in zip(extents, fixed, strict=True)]
