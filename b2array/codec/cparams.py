@@ -130,8 +130,8 @@ AnyCParams = CParams | str | Mapping[str, Any] | None
 def given_or_default(cparams: AnyCParams) -> CParams:
     """Return the parameters that a user gave, zstd at level 2 for None.
 
-    At level 2 zstd works at its own default level, 3. Level 5 takes two to four times as long to write and saves 0 to
-    8 % of most data, so that only those who name it get it.
+    At level 2 zstd works at its own default level, 3. At level 5, the default of those who choose a codec, it works at
+    9: that saves 0 to 14 % of most data, and takes two to four times as long to write.
 
     Parameters
     ----------
