@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -121,8 +122,8 @@ def _box(start: Sequence[int], extents: Sequence[int], layout: Layout) -> Box:
 
 def _windows(reader: Reader, positions: Any, axes: Any) -> Iterator[list[ChunkRead]]:
     """Yield the chunks that are fetched together."""
-    chunks = parts_of_chunks(reader.layout, positions, axes)
-    return ([reader.plan(*each)] for each in chunks) if reader.source.is_local else reader.windows(chunks)
+    jobs = starmap(reader.plan, parts_of_chunks(reader.layout, positions, axes))
+    return ([job] for job in jobs) if reader.source.is_local else reader.windows(jobs)
 
 
 def _asked(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[int, int]]:

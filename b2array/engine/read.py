@@ -9,10 +9,10 @@ cache. One item takes a shorter way, `read_item`. Nothing here knows keys: selec
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, filterfalse, islice
+from itertools import chain, filterfalse, islice, starmap
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -67,17 +67,19 @@ def read(
     chunks = parts_of_chunks(layout, positions, axes)
     if source.buffer is not None:
         chunks = filterfalse(reader.copy_open, chunks)
-    first = list(islice(chunks, 2))
+    planned = starmap(reader.plan, chunks)
+    first = list(islice(planned, 2))
+    jobs = chain(first, planned)
     if len(first) == 1:
         reader.run(first[0], alone=True)
     elif not source.is_local:
-        for _ in threads.spread(lambda pair: reader.finish(*pair), reader.fetched(chain(first, chunks))):
+        for _ in threads.spread(lambda pair: reader.finish(*pair), reader.fetched(jobs)):
             pass
-    elif max((len(reader.plan(*each).wanted) for each in first), default=0) * layout.block_nbytes >= _LEAST_SHARED:
-        threads.each(reader.run, chain(first, chunks))
+    elif max((len(job.wanted) for job in first), default=0) * layout.block_nbytes >= _LEAST_SHARED:
+        threads.each(reader.run, jobs)
     else:
-        for each in chain(first, chunks):
-            reader.run(each)
+        for job in jobs:
+            reader.run(job)
 
 
 def prepare(
@@ -160,9 +162,8 @@ class Reader(NamedTuple):
     axes: Axes | None = None
     by_slices: bool = True
 
-    def run(self, chunk: tuple[int, Part], *, alone: bool = False) -> None:
+    def run(self, job: ChunkRead, *, alone: bool = False) -> None:
         """Read one chunk; with `alone`, in several threads."""
-        job = self.plan(*chunk)
         stored = fetch(self.source, (ChunkRequest(job.number, job.wanted),))[0] if job.wanted else None
         self.finish(job, stored, alone=alone)
 
@@ -179,9 +180,9 @@ class Reader(NamedTuple):
                 self.finish(job._replace(found=found.entries(job.tiling.numbers)), None)
         return found is not None
 
-    def fetched(self, chunks: Iterator[tuple[int, Part]]) -> Iterator[tuple[ChunkRead, Stored | None]]:
+    def fetched(self, jobs: Iterable[ChunkRead]) -> Iterator[tuple[ChunkRead, Stored | None]]:
         """Fetch chunks in bounded windows, each in one batch of requests, and a few of them at the same time."""
-        for window in threads.ahead(self._fetch_window, self.windows(chunks), _WINDOWS_UNDER_WAY):
+        for window in threads.ahead(self._fetch_window, self.windows(jobs), _WINDOWS_UNDER_WAY):
             yield from window
             del window  # its memory is free while the next one is awaited
 
@@ -189,19 +190,18 @@ class Reader(NamedTuple):
         stored = iter(fetch(self.source, [ChunkRequest(job.number, job.wanted) for job in jobs if job.wanted]))
         return [(job, next(stored) if job.wanted else None) for job in jobs]
 
-    def windows(self, chunks: Iterator[tuple[int, Part]]) -> Iterator[list[ChunkRead]]:
-        """Plan chunks in windows. One batch of requests fetches a window."""
-        jobs: list[ChunkRead] = []
+    def windows(self, jobs: Iterable[ChunkRead]) -> Iterator[list[ChunkRead]]:
+        """Put plans together in windows. One batch of requests fetches a window."""
+        window: list[ChunkRead] = []
         nbytes = 0
-        for chunk in chunks:
-            job = self.plan(*chunk)
-            jobs.append(job)
+        for job in jobs:
+            window.append(job)
             nbytes += self._nbytes_to_come(job.number, len(job.wanted))
-            if nbytes >= _WINDOW_NBYTES or len(jobs) >= _WINDOW_CHUNKS:
-                yield jobs
-                jobs, nbytes = [], 0
-        if jobs:
-            yield jobs
+            if nbytes >= _WINDOW_NBYTES or len(window) >= _WINDOW_CHUNKS:
+                yield window
+                window, nbytes = [], 0
+        if window:
+            yield window
 
     def _nbytes_to_come(self, n: int, nblocks: int) -> int:
         sizes = self.source.known_sizes(n)
