@@ -33,6 +33,8 @@ __all__ = ["Overlay", "changeable"]
 Int64Array = npt.NDArray[np.int64]
 
 _SPOOL = "<spool>"
+_LEAST_IN_MEMORY = 8 * 2**20
+_MOST_IN_MEMORY = 64 * 2**20
 
 
 class Overlay(Target):
@@ -72,9 +74,14 @@ class Overlay(Target):
         path, reserved = self._final.temporary(""), 0
         if path is not None:
             reserved = len(frame.pack_header(self.frame) if self.base is None else self.base.header)
-        # If the frame will be in memory, so can the spool.
-        in_memory = self.store.appendable and path is None
-        return Staging(self.store, Spool(path, reserved=reserved, **{"limit": np.inf} if in_memory else {}), 0)
+        limit: float = _MOST_IN_MEMORY
+        if path is not None:
+            # The file becomes the frame if that is new or hardly any of it stays, and is written twice otherwise.
+            old_nbytes = 0 if self.base is None else self.base.frame.frame_len
+            limit = min(max(old_nbytes // 2, _LEAST_IN_MEMORY), _MOST_IN_MEMORY)
+        elif self.store.appendable:  # the frame will be in memory, too
+            limit = np.inf
+        return Staging(self.store, Spool(path, reserved=reserved, limit=limit), 0)
 
     def _first_number(self) -> int:
         state = self.state

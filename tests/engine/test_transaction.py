@@ -18,7 +18,7 @@ from b2array import config
 from b2array.array.schunk import SChunk
 from b2array.codec import encode
 from b2array.codec.header import Special
-from b2array.engine import snapshot, transaction
+from b2array.engine import overlay, snapshot, transaction
 from b2array.engine.source import Location
 from b2array.engine.transaction import Transaction
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
@@ -29,7 +29,6 @@ from b2array.format.state import parse
 from b2array.store import base
 from b2array.store.local import LocalStore
 from b2array.store.memory import MemoryStore
-from b2array.store.spool import Spool
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -383,7 +382,7 @@ def test_an_interrupted_commit_that_took_effect_is_found_by_the_next(array, monk
 
 @LAYOUTS
 def test_a_failed_creation_leaves_nothing(tmp_path, monkeypatch, layout):
-    monkeypatch.setitem(Spool.__init__.__kwdefaults__, "limit", 1000)
+    monkeypatch.setattr(overlay, "_LEAST_IN_MEMORY", 1000)
     noise = np.random.default_rng(0).random(1000)
     verb = "adopt" if layout == "contiguous" else "create"
     original = getattr(LocalStore, verb)
@@ -421,7 +420,7 @@ def test_creators_of_one_array_do_not_overwrite_each_other(tmp_path, monkeypatch
 
 
 def test_a_large_new_file_is_spooled_beside_and_gets_its_name(tmp_path, monkeypatch):
-    monkeypatch.setitem(Spool.__init__.__kwdefaults__, "limit", 10_000)
+    monkeypatch.setattr(overlay, "_LEAST_IN_MEMORY", 10_000)
     noise = np.random.default_rng(0).random(10_000)
     adopted = []
     adopt = LocalStore.adopt
@@ -444,7 +443,8 @@ def test_a_large_new_file_is_spooled_beside_and_gets_its_name(tmp_path, monkeypa
 @pytest.fixture
 def spooled_noise(tmp_path, monkeypatch):
     """An array, and values for all of it that do not wait in memory."""
-    monkeypatch.setitem(Spool.__init__.__kwdefaults__, "limit", 10_000)
+    monkeypatch.setattr(overlay, "_LEAST_IN_MEMORY", 10_000)
+    monkeypatch.setattr(overlay, "_MOST_IN_MEMORY", 60_000)
     noise = np.random.default_rng(0).random((2, 10_000))
     array = b2array.asarray(noise[0], url=tmp_path / "a.b2nd", chunks=1000, blocks=500, cparams={"clevel": 0})
     (tmp_path / "a.b2nd").chmod(0o640)
@@ -483,10 +483,19 @@ def test_a_large_write_of_some_chunks_is_appended_and_joins_what_others_write(sp
     array, path, (old, new) = spooled_noise
     inode, other = path.stat().st_ino, b2array.open(path, mode="r+")
     with array.transaction():
-        array[:3000] = new[:3000]
+        array[:6000] = new[:6000]
         other[9000:] = 7.0
     assert path.stat().st_ino == inode
-    assert (b2array.open(path)[...] == [*new[:3000], *old[3000:9000], *np.full(1000, 7.0)]).all()
+    assert (b2array.open(path)[...] == [*new[:6000], *old[6000:9000], *np.full(1000, 7.0)]).all()
+
+
+@pytest.mark.parametrize(("count", "in_file"), [(4000, False), (6000, True)])
+def test_new_chunks_wait_in_memory_until_they_are_half_of_the_old_file(spooled_noise, count, in_file):
+    array, path, (_, new) = spooled_noise
+    with array.transaction():
+        array[:count] = new[:count]
+        assert any(file.name.endswith(".b2tmp") for file in path.parent.iterdir()) == in_file
+    assert (b2array.open(path)[:count] == new[:count]).all()
 
 
 def test_a_large_write_of_every_chunk_does_not_replace_what_others_wrote_meanwhile(spooled_noise):
