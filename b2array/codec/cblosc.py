@@ -55,7 +55,7 @@ _SPARSE = 2
 """Blocks that lie in more than this many times their size are put together: copying what is between them costs more."""
 _FEW_BLOCKS = 8
 """Up to here a plain loop over the streams is faster than NumPy."""
-_FEW_BYTES = 512
+_FEW_BYTES = 2**14
 """Up to here NumPy unshuffles faster."""
 _LONGEST_ZSTD = 2**16
 """Decoding longer streams takes zstd so long that making a context for each does not matter."""
