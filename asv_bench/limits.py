@@ -3,8 +3,8 @@
     python asv_bench/limits.py [--rounds N]
 
 For each action, prints milliseconds of both libraries in one thread, and how many of b2array's are spent in C: files,
-checksums, decoding, encoding. The rest is Python and copies in memory. The last column is the ratio that is left if the
-rest took no time at all.
+checksums, decoding, encoding, and, for a read of what the cache has, one copy of the result. The rest is Python and
+other copies in memory. The last column is the ratio that is left if the rest took no time at all.
 """
 
 from __future__ import annotations
@@ -30,13 +30,18 @@ from b2array.engine import staging
 from b2array.format import checksums
 from b2array.store import disk
 from b2array.store.local import LocalStore
+from b2array.store.spool import Spool
 
 IN_C = {
-    "file": [(disk, "read_into"), (LocalStore, "append"), (LocalStore, "replace")],
+    "file": [
+        (disk, "read_into"), (LocalStore, "append"), (LocalStore, "replace"), (LocalStore, "adopt"),
+        (Spool, "_flush"), (Spool, "finish"),
+    ],
     "checksums": [(checksums, "check_blocks"), (staging, "pack_record")],
     "decode": [(cblosc, "_decompress"), (codecs, "decode_zstd_frames")],
     "encode": [(cblosc, "compress")],
-}
+    "copy": [],
+}  # fmt: skip
 
 spent = dict.fromkeys(IN_C, 0.0)
 
@@ -64,6 +69,40 @@ def actions(directory: Path, data: np.ndarray) -> dict[str, tuple[Callable[[int]
     parameters = {"codec": blosc2.Codec.ZSTD, "clevel": CLEVEL}
     d = blosc2.zeros(data.shape, dtype="f8", urlpath=str(directory / "d.b2nd"), mode="w", cparams=parameters, **equal)
 
+    # A table that is written along its second axis, which touches every chunk.
+    table = np.ascontiguousarray(data[:49].reshape(-1)[: 2500**2].reshape(2500, 2500))
+    e = b2array.asarray(table, url=directory / "e.b2nd")
+    f = blosc2.asarray(table, urlpath=str(directory / "f.b2nd"), mode="w")
+
+    def across(axis: int, ours: Any, theirs: Any, values: np.ndarray) -> tuple[Callable[[int], Any], ...]:
+        def write(array: Any) -> Callable[[int], Any]:
+            def prepared(n: int) -> Any:
+                key = (slice(None),) * axis + (n,)
+                step = np.ascontiguousarray(values[key])
+                return lambda: array.__setitem__(key, step)
+
+            return prepared
+
+        return write(ours), write(theirs)
+
+    def warm(key: Callable[[int], Any]) -> tuple[Callable[[int], Any], Callable[[int], Any]]:
+        def first(n: int) -> Any:
+            read = a[key(n)]
+
+            def run() -> None:
+                a[key(n)]
+                begin = time.perf_counter()
+                read.copy()
+                spent["copy"] += time.perf_counter() - begin
+
+            return run
+
+        def second(n: int) -> Any:
+            b[key(n)]
+            return lambda: b[key(n)]
+
+        return first, second
+
     def opened(key: Callable[[int], Any], *, again: bool) -> tuple[Callable[[int], Any], Callable[[int], Any]]:
         def first(n: int) -> Any:
             forget()
@@ -84,9 +123,11 @@ def actions(directory: Path, data: np.ndarray) -> dict[str, tuple[Callable[[int]
         "a[i], just opened": opened(order.__getitem__, again=False),
         "point": opened(point, again=True),
         "point, just opened": opened(point, again=False),
-        "a[i] = step, equal chunks": (
-            lambda n: lambda: c.__setitem__(n, data[n]), lambda n: lambda: d.__setitem__(n, data[n]),
-        ),
+        "a[i], again": warm(order.__getitem__),
+        "box, again": warm(lambda n: (slice(n, n + 48), slice(n, n + 96), slice(n, n + 192))),
+        "a[i] = step, equal chunks": across(0, c, d, data),
+        "a[:, j] = step, equal chunks": across(1, c, d, data),
+        "table[:, j] = column": across(1, e, f, table),
         "write all": (lambda _: lambda: a.__setitem__(..., data), lambda _: lambda: b.__setitem__(slice(None), data)),
     }  # fmt: skip
 
@@ -113,7 +154,7 @@ def main() -> None:
                     spent.update(dict.fromkeys(spent, 0.0))
                     begin = time.perf_counter()
                     run()
-                    samples[library].append([time.perf_counter() - begin, *spent.values()])
+                    samples[library].append([time.perf_counter() - begin - spent["copy"], *spent.values()])
             ours, theirs = ([1e3 * median(column) for column in zip(*each, strict=True)] for each in samples)
             shares = "".join(f"{share:>11.2f}" for share in ours[1:])
             print(f"{label:28}{theirs[0]:>9.2f}{ours[0]:>9.2f}{shares}{sum(ours[1:]) / theirs[0]:>11.2f}", flush=True)

@@ -1,13 +1,11 @@
-"""`demo`: store a simulation, read parts of it, survive a killed writer, and compare with other libraries."""
+"""`demo`: store a simulation, read parts of it, and survive a killed writer."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -51,9 +49,9 @@ def main(steps: int = 160, side: int = 384) -> None:
     _line("simulate", f"{steps} steps on {side} x {side} points of {field.dtype}: {_bytes(field.nbytes)}", seconds)
     with TemporaryDirectory(prefix="b2array-demo-") as directory, config.using(cache_bytes=0):
         path = Path(directory) / "pond.b2nd"
-        stored, writing = timed(lambda: creation.asarray(field, url=path))
+        stored, seconds = timed(lambda: creation.asarray(field, url=path))
         nbytes = path.stat().st_size
-        _line("store", f"pond.b2nd: {_bytes(nbytes)}, {field.nbytes / nbytes:.1f} times smaller", writing)
+        _line("store", f"pond.b2nd: {_bytes(nbytes)}, {field.nbytes / nbytes:.1f} times smaller", seconds)
         stored.close()
 
         a, seconds = timed(lambda: open_array(path))
@@ -63,7 +61,6 @@ def main(steps: int = 160, side: int = 384) -> None:
         print(f"\nThe pond at step {steps // 2}, read from the file:\n")
         print(*_drawn(a[steps // 2]), sep="\n")
         _kill_a_writer(path, field)
-        _compare(field, a, path, writing, nbytes)
         a.close()
 
 
@@ -165,42 +162,6 @@ def _kill_a_writer(path: Path, field: Field) -> None:
         raise RuntimeError("the array differs from what was stored before the writer was killed")
     print("\nAnother process overwrote half of the array. It was killed before the last step of its commit,")
     print(f"with {_bytes(written)} written. All checksums fit ({_time(seconds)}), and every item is as it was.")
-
-
-def _compare(field: Field, a: NDArray, path: Path, writing: float, nbytes: int) -> None:
-    """Do the same with other libraries that are installed."""
-    rows = [_row("b2array", writing, nbytes, open_array(path), field)]
-    for name, write in (("blosc2", _with_blosc2), ("zarr", _with_zarr)):
-        with suppress(ImportError):
-            other = path.with_name(f"other-{name}")
-            opened, seconds = timed(partial(write, import_module(name), field, a, other))
-            files = other.rglob("*") if other.is_dir() else [other]
-            nbytes = sum(file.stat().st_size for file in files if file.is_file())
-            rows.append(_row(name, seconds, nbytes, opened, field))
-    if len(rows) == 1:
-        print("\nWith blosc2 or zarr installed, this demonstration measures them, too.")
-        return
-    print("\nThe same with other libraries, in the same chunks; zarr compresses as it does by default:")
-    titles = ("store", "size", "item", "all steps", "box", "step", "everything")
-    print(f"{'':<11}" + "".join(f"{title:>11}" for title in titles) + f"\n{_RULE}")
-    for name, *cells in rows:
-        print(f"{name:<11}" + "".join(f"{cell:>11}" for cell in cells))
-
-
-def _row(name: str, writing: float, nbytes: int, opened: Any, field: Field) -> list[str]:
-    reads = [_time(_repeated(partial(opened.__getitem__, part.key))) for part in _parts(field.shape)]
-    return [name, _time(writing), _bytes(nbytes), *reads]
-
-
-def _with_blosc2(blosc2: Any, field: Field, a: NDArray, path: Path) -> Any:
-    cparams = {"codec": blosc2.Codec.ZSTD, "clevel": a.cparams.clevel}
-    blosc2.asarray(field, urlpath=str(path), mode="w", chunks=a.chunks, blocks=a.blocks, cparams=cparams)
-    return blosc2.open(str(path), mode="r")
-
-
-def _with_zarr(zarr: Any, field: Field, a: NDArray, path: Path) -> Any:
-    zarr.create_array(path, data=field, chunks=a.chunks)
-    return zarr.open_array(path, mode="r")
 
 
 def _repeated(verb: Callable[[], object]) -> float:

@@ -77,19 +77,6 @@ def test_the_picture_shows_high_and_low(capsys: pytest.CaptureFixture[str]) -> N
     assert len(set("".join(demo._drawn(np.zeros((3, 3), "f4"))))) == 1
 
 
-@pytest.mark.parametrize("hidden", [["blosc2"], ["blosc2", "zarr"]])
-def test_other_libraries_are_measured_if_they_are_installed(
-    hidden: list[str], temporary: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in hidden:
-        monkeypatch.setitem(sys.modules, name, None)
-    demo.main(8, 16)
-    out = capsys.readouterr().out
-    assert bool(re.search(r"^zarr +\d", out, re.MULTILINE)) == ("zarr" not in hidden)
-    assert not re.search(r"^blosc2 +\d", out, re.MULTILINE)
-    assert ("With blosc2 or zarr installed" in out) == ("zarr" in hidden)
-
-
 def test_the_pond_is_a_pond() -> None:
     field = demo.ripples(40, 48)
     assert field.shape == (40, 48, 48)
