@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -36,6 +37,9 @@ class Digit(NamedTuple):
 
 
 Digits = tuple[Digit, ...]
+
+_MOST_AROUND = 4
+"""We read at most this many times the items that are wanted."""
 
 
 class _Dimension(NamedTuple):
@@ -125,9 +129,9 @@ class Mapping:
 
     def _taken(self, number: int, positions: range, starts: list[int]) -> Digits:
         """Restrict the digits of an axis to positions along it, and move `starts` to the first one."""
-        digits = self.axes[number]
         if not positions:
             return (Digit(0, 0, 0),)
+        digits = _varying(self.axes[number], positions)
         inner = math.prod(digit.length for digit in digits[1:])
         first, step, count = positions.start, positions.step, len(positions)
         found: Digits = ()
@@ -138,10 +142,10 @@ class Mapping:
             found = (outer._replace(length=count // inner), *rest)
         elif count > 1:
             raise ValueError(
-                f"axis {number} joins axes of the array: a view takes single positions, or whole rows of {inner}, not "
-                f"{positions}; v[key] reads the items"
+                f"axis {number} joins axes of the array: a view takes positions in one row, or whole rows of {inner}, "
+                f"not {positions}; v[key] reads the items"
             )
-        for digit in reversed(digits):
+        for digit in reversed(self.axes[number]):
             first, position = divmod(first, digit.length)
             starts[digit.axis] += digit.step * position
         return found
@@ -162,8 +166,10 @@ class Mapping:
         if 0 in selection.box:
             return (*(slice(0) for _ in self.shape), ...), lambda items: np.empty(selection.shape, items.dtype)
         starts = list(self.starts)
-        factors = zip(selection.positions, selection.axes or ((axis,) for axis in range(len(self.axes))), strict=True)
-        dims = [dim for factor in factors for dim in self._dimensions(*factor, starts)]
+        factors = selection.axes or [(axis,) for axis in range(len(self.axes))]
+        covered, trims = zip(*map(self._covered, selection.positions, factors), strict=True) if factors else ((), ())
+        each = [self._dimensions(*factor, starts) for factor in zip(covered, factors, strict=True)]
+        dims = list(chain.from_iterable(each))
         # Digits that count on along an axis of their own are a slice of it. All others become index arrays.
         key: list[Any] = []
         straight: list[int] = []
@@ -187,10 +193,25 @@ class Mapping:
             box = items.reshape([dims[n].length if dims[n].moves else 1 for n in order]).transpose(np.argsort(order))
             for n, dim in enumerate(dims):
                 box = box if dim.moves else box.repeat(dim.length, n)
-            box = box.reshape(selection.box)[selection.flips or ...]
-            return box.transpose(np.argsort(selection.order or range(box.ndim))).reshape(selection.shape)
+            box = box.reshape([math.prod(dim.length for dim in of_factor) for of_factor in each])[(*trims, ...)]
+            box = box[selection.flips or ...]
+            ordered: Array = box.transpose(np.argsort(selection.order or range(box.ndim)))
+            return ordered.reshape(selection.shape)
 
         return (*key, ...), arranged  # with an ellipsis, a single item is an array, too
+
+    def _covered(self, positions: Positions, axes: Sequence[int]) -> tuple[Positions, slice]:
+        """Return whole rows around a part of joined axes, and where in them it is: reading them takes less memory.
+
+        Not if the rows have many more items than the part.
+        """
+        if isinstance(positions, slice) and len(self.axes[axes[0]]) > 1:
+            along = range(positions.start, positions.stop, positions.step)
+            inner = math.prod(digit.length for digit in _varying(self.axes[axes[0]], along)[1:])
+            low, high = along[0] // inner * inner, (along[-1] // inner + 1) * inner
+            if high - low <= _MOST_AROUND * len(along):
+                return slice(low, high, 1), slice(along[0] - low, along[-1] + 1 - low, along.step)
+        return positions, slice(None)
 
     def _dimensions(self, positions: Positions, axes: Sequence[int], starts: list[int]) -> list[_Dimension]:
         """Return the dimensions of one factor of a selection, and move `starts` to its first item."""
@@ -207,6 +228,16 @@ class Mapping:
                 rest, moved = np.divmod(rest, length)  # noqa: PLW2901
                 moves[axis] = moves.get(axis, 0) + moved * step
         return [_Dimension(positions.shape[1], moves)]
+
+
+def _varying(digits: Digits, positions: range) -> Digits:
+    """Return the last digits of an axis: those that differ along the positions, but at least one."""
+    while len(digits) > 1:
+        inner = math.prod(digit.length for digit in digits[1:])
+        if positions[0] // inner != positions[-1] // inner:
+            break
+        digits = digits[1:]
+    return digits
 
 
 def _merged(digits: Iterable[Digit]) -> Digits:

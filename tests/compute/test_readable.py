@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -94,6 +95,33 @@ def test_a_view_shows_what_its_array_becomes_and_refuses_another_shape(cube):
         view[...]
     with pytest.raises(ValueError, match="has become"):
         view.sum()
+
+
+def test_a_part_of_joined_axes_takes_little_more_memory_than_it_has_items():
+    values = np.arange(500_000.0).reshape(50, 100, 100)
+    flat = b2array.asarray(values, chunks=(10, 100, 100)).reshape(-1)
+    for key in (slice(5, -7), slice(-3, 11, -1), slice(10_050, 19_001, 2)):
+        flat[key]
+        tracemalloc.start()
+        try:
+            found = flat[key]
+            assert tracemalloc.get_traced_memory()[1] < 3 * found.nbytes
+        finally:
+            tracemalloc.stop()
+        assert (found == values.reshape(-1)[key]).all()
+
+
+def test_a_view_takes_a_part_of_one_row_of_joined_axes(cube):
+    array, values = cube
+    flat, lines = array.reshape(-1), array.reshape(720, 8)
+    for view, expected in (
+        (flat.view[256:464], values.reshape(-1)[256:464]),
+        (flat.view[463:255:-1], values.reshape(-1)[463:255:-1]),
+        (flat.view[249:255:2], values.reshape(-1)[249:255:2]),
+        (lines.view[31:50, ::2], values.reshape(720, 8)[31:50, ::2]),
+    ):
+        assert same(view[...], np.ascontiguousarray(expected))
+        assert view.sum() == expected.sum()
 
 
 def test_numpys_functions_make_views(cube):
