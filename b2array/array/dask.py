@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
-from itertools import islice
+from itertools import accumulate, takewhile
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
@@ -23,6 +24,7 @@ from b2array.array.frozen import Frozen, Shared, one_thread, register_sizeof
 from b2array.array.items import Indexed
 from b2array.compute.readable import Readable
 from b2array.engine.handle import Handle
+from b2array.engine.source import Source
 from b2array.engine.transaction import Transaction
 from b2array.errors import ReadOnlyError, warn
 from b2array.grid import assignment
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from dask.delayed import Delayed
 
 __all__ = [
-    "Frozen", "Region", "Write", "check_piece", "check_source", "computed", "final", "from_dask", "gathered",
+    "Frozen", "Region", "Write", "check_source", "computed", "final", "from_dask", "gathered", "join",
     "register_sizeof", "store", "to_dask",
 ]  # fmt: skip
 
@@ -135,13 +137,7 @@ def store(
     if a._handle.in_transaction:
         if not compute or return_stored or resume:
             raise ValueError("in a transaction only compute=True works: it commits at its end, and nothing before")
-        draft = a._handle.source
-        if isinstance(draft, Transaction) and draft.base is None and x.shape == a.shape:
-            job = Job(draft.store, a._layout, inside, new=draft.state, overwrite=True, token=x.name)
-            write = Write(x, job, make=type(a))
-            distributed.join(write.job, write.computed(progress, scheduler), draft)
-        else:
-            _store_joining(a, x, inside, progress, scheduler)
+        join([(a, x, inside)], progress, scheduler)
         return None
     a._handle.announce_commit()
     base = a._handle.at_snapshot("r+")
@@ -155,22 +151,60 @@ def store(
     return to_dask(a)[inside] if return_stored else None
 
 
-def _store_joining(a: Indexed, x: da.Array, inside: Region, progress: bool, scheduler: Any) -> None:
-    """Write as part of a transaction: tasks compute pieces, some at a time, and this process writes them."""
-    from dask.array.core import slices_from_chunks
+def join(parts: Sequence[tuple[Indexed, da.Array, Region]], progress: bool, scheduler: Any) -> None:
+    """Write arrays into regions of others, as part of the transactions that these are in.
+
+    Tasks encode the values for new arrays, wherever they run. Values for other arrays are computed piece by piece, and
+    encoded in this process.
+    """
+    fresh, others = [], []
+    for a, x, region in parts:
+        draft: Source = a._handle.source
+        job: Job | None = None
+        if not isinstance(draft, Transaction):  # no reader sees the array before the transaction of its group ends
+            base = a._handle.at_snapshot("r+")
+            job = Job(base.store, a._layout, region, base=base, token=x.name)
+        elif draft.base is None and x.shape == a.shape:
+            job = Job(draft.store, a._layout, region, new=draft.state, overwrite=True, token=x.name)
+        if job is None:
+            others.append((a, _aligned(x, a._layout.chunks, region), region))
+        else:
+            fresh.append((a, draft, Write(x, job, make=type(a))))
+    if fresh:
+        found = computed([write for *_, write in fresh], progress, scheduler)
+        for (a, draft, write), entries in zip(fresh, found, strict=True):
+            if isinstance(draft, Transaction):
+                distributed.join(write.job, entries, draft)
+            else:
+                a._handle.replace_state(distributed.commit(write.job, entries))
+    if others:
+        _put_in_turn(others, progress, scheduler)
+
+
+def _put_in_turn(
+    parts: Sequence[tuple[Indexed, da.Array, Region]], progress: bool, scheduler: Any
+) -> None:  # fmt: skip
+    """Compute some pieces at a time, those that are equally far in their arrays together, and put them."""
     from dask.base import compute
 
     options = {} if scheduler is None else {"scheduler": scheduler}
-    x = _aligned(x, a._layout.chunks, inside)
-    places = zip(x.to_delayed().ravel().tolist(), slices_from_chunks(x.chunks), strict=True)
-    largest = max(1, math.prod(map(max, x.chunks)) * x.dtype.itemsize)
-    count = max(1, _JOINING_NBYTES // largest)
-    with track(x.npartitions, "storing", progress, unit="items") as shown:
-        while batch := list(islice(places, count)):
-            for (_, part), values in zip(batch, compute(*(each for each, _ in batch), **options), strict=True):
-                check_piece(values, part)
-                whole = zip(inside, part, strict=True)
-                a[tuple(slice(i.start + p.start, i.start + p.stop) for i, p in whole)] = values
+    queue = []
+    for (a, _, region), x in zip(parts, _in_one_graph([x for _, x, _ in parts]), strict=True):
+        pieces = zip(x.to_delayed(optimize_graph=False).ravel().tolist(), _pieces(x), strict=True)
+        for n, (task, inside) in enumerate(pieces):
+            nbytes = math.prod(part.stop - part.start for part in inside) * x.dtype.itemsize
+            queue.append((n / x.npartitions, nbytes, a, region, inside, task))
+    queue.sort(key=itemgetter(0))
+    with track(len(queue), "storing", progress, unit="items") as shown:
+        while queue:
+            fitting = takewhile(_JOINING_NBYTES.__ge__, accumulate(nbytes for _, nbytes, *_ in queue))
+            count = max(1, len(list(fitting)))
+            batch, queue = queue[:count], queue[count:]
+            found = compute(*(task for *_, task in batch), **options)
+            for (*_, a, region, inside, _), values in zip(batch, found, strict=True):
+                _check_piece(values, inside)
+                whole = zip(region, inside, strict=True)
+                a[tuple(slice(r.start + i.start, r.start + i.stop) for r, i in whole)] = values
                 shown.advance()
 
 
@@ -342,17 +376,19 @@ def final(writes: Sequence[Write], name: str, function: Callable[..., Any], *arg
 
 def _joined(writes: Sequence[Write]) -> list[da.Array | list[Delayed]]:
     """Return the entries of several writes in one graph, which does what they share once."""
+    put = [write.entries() for write in writes]
+    arrays = iter(_in_one_graph([each for each in put if not isinstance(each, list)]))
+    return [each if isinstance(each, list) else next(arrays) for each in put]
+
+
+def _in_one_graph(arrays: Sequence[da.Array]) -> list[da.Array]:
     import dask.array as da
     from dask.core import flatten
     from dask.highlevelgraph import HighLevelGraph
 
-    put = [write.entries() for write in writes]
-    arrays = [each for each in put if isinstance(each, da.Array)]
     keys = [key for each in arrays for key in flatten(each.__dask_keys__())]
     graph = da.Array.__dask_optimize__(HighLevelGraph.merge(*(each.dask for each in arrays)), keys)
-    return [
-        da.Array(graph, each.name, each.chunks, meta=each._meta) if isinstance(each, da.Array) else each for each in put
-    ]
+    return [da.Array(graph, each.name, each.chunks, meta=each._meta) for each in arrays]
 
 
 def _pieces(x: da.Array) -> Iterator[Region]:
@@ -397,7 +433,7 @@ def _put(
     values: Any, inside: Region, shared: Shared[Job], there: frozenset[int] = frozenset()
 ) -> npt.NDArray[Any]:  # fmt: skip
     inside = _plain(inside)
-    check_piece(values, inside)
+    _check_piece(values, inside)
     with one_thread():
         return _as_item(distributed.put(shared.value, np.asarray(values), inside, there), len(inside))
 
@@ -417,7 +453,7 @@ def _read(inside: Region, frozen: Frozen, region: Region) -> npt.NDArray[Any]:
     return np.asarray(frozen[tuple(slice(whole.start + part.start, whole.start + part.stop) for whole, part in where)])
 
 
-def check_piece(values: Any, inside: Region) -> None:
+def _check_piece(values: Any, inside: Region) -> None:
     """Raise an error if a piece that dask has computed does not fill its place."""
     assignment.check_unmasked(values)
     lengths = tuple(part.stop - part.start for part in inside)
