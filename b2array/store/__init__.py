@@ -5,7 +5,6 @@ base           Store, what every store can do; versions, conflicts, retries
 memory         objects in this process
 local          files and directories
 disk           calls of the operating system for local files
-fallback       the same calls where POSIX is missing
 remote         whatever fsspec reaches: object stores, HTTP, archives, caches
 cloud          object stores that compare while they write: commits by conditional requests
 s3             their requests to S3

@@ -6,7 +6,8 @@ import ctypes
 import errno
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -25,14 +26,40 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 try:
     from os import preadv as read_into
 except ImportError:  # Windows, old macOS
-    from b2array.store.fallback import read_into  # type: ignore[assignment]
+    _seeking = threading.Lock()
+
+    def read_into(fd: int, buffers: Sequence[memoryview], offset: int, /) -> int:  # type: ignore[misc]
+        """Do what `os.preadv` does."""
+        done = 0
+        with _seeking:
+            os.lseek(fd, offset, os.SEEK_SET)
+            for view in buffers:
+                data = os.read(fd, len(view))
+                view[: len(data)] = data
+                done += len(data)
+                if len(data) < len(view):
+                    break
+        return done
+
 
 if sys.platform == "win32":
-    from b2array.store.fallback import flock as _flock
-    from b2array.store.fallback import unlock as _unlock
+    import msvcrt
 
     _BINARY = os.O_BINARY
     READ = os.O_RDONLY | os.O_BINARY
+
+    def _flock(fd: int, shared: bool) -> None:  # noqa: ARG001 - Windows has no shared locks
+        while True:
+            os.lseek(fd, 0, os.SEEK_SET)
+            try:
+                return msvcrt.locking(fd, msvcrt.LK_LOCK, 1)
+            except OSError as error:  # after ten seconds
+                if error.errno != errno.EDEADLK:
+                    raise
+
+    def _unlock(fd: int) -> None:
+        os.lseek(fd, 0, os.SEEK_SET)
+        msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)
 else:
     import fcntl
 

@@ -247,41 +247,21 @@ class LocalStore(Store):
         path = self._path(name)
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        with self._written_beside(path, data) as (temporary, stamp):
-            disk.rename_exclusively(temporary, path)
-        return stamp
+        return self._write(path, data, exclusive=True)
 
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
-        path = os.path.realpath(self._path(name))
-        with self._written_beside(path, data) as (temporary, stamp):
-            self._rename(temporary, path, expected)
-        if not name:
-            self._file = None
-        return stamp
+        return self._write(os.path.realpath(self._path(name)), data, exclusive=False, expected=expected)
 
-    @staticmethod
-    def _rename(temporary: str, path: str, expected: str | None) -> None:
-        """Give a file the name and the mode of another; ConflictError if that is not the `expected` version."""
-        found = None
-        with suppress(FileNotFoundError):
-            status = os.stat(path)
-            found = _local_stamp(status).version
-            os.chmod(temporary, status.st_mode & 0o7777)
-        if expected is not None and found != expected:
-            raise conflict(path)
-        os.replace(temporary, path)
-
-    @contextmanager
-    def _written_beside(self, path: str, data: Buffer | Iterable[Buffer]) -> Iterator[tuple[str, Stamp]]:
-        directory = os.path.dirname(path)
-        disk.make_directories(directory)
+    def _write(
+        self, path: str, data: Buffer | Iterable[Buffer], *, exclusive: bool, expected: str | None = None
+    ) -> Stamp:  # fmt: skip
+        disk.make_directories(os.path.dirname(path))
         temporary = f"{path}.{os.urandom(8).hex()}{disk.TEMPORARY_SUFFIX}"
         try:
             with open(temporary, "xb") as file:
                 file.writelines(as_pieces(data))
                 disk.flush(file, "ordered", "full")
-                stamp = _local_stamp(os.fstat(file.fileno()))
-            yield temporary, stamp
+            return self._rename(temporary, path, exclusive=exclusive, expected=expected)
         except OSError as error:
             if error.filename == temporary:
                 error.filename = path  # the name that the caller knows
@@ -289,19 +269,26 @@ class LocalStore(Store):
         finally:
             with suppress(OSError):  # usually it was renamed; if it stays, it does no harm
                 os.unlink(temporary)
-        if durability() == "full":
-            disk.sync_directory(directory)
 
     def temporary(self, name: str) -> str | None:
         return f"{os.path.realpath(self._path(name))}.{os.urandom(8).hex()}{disk.TEMPORARY_SUFFIX}"
 
     def adopt(self, path: str, name: str, *, exclusive: bool, expected: str | None = None) -> Stamp:
-        target = os.path.realpath(self._path(name))
-        stamp = _local_stamp(os.stat(path))
+        return self._rename(path, os.path.realpath(self._path(name)), exclusive=exclusive, expected=expected)
+
+    def _rename(self, source: str, target: str, *, exclusive: bool, expected: str | None) -> Stamp:
+        stamp = _local_stamp(os.stat(source))
         if exclusive:
-            disk.rename_exclusively(path, target)
+            disk.rename_exclusively(source, target)
         else:
-            self._rename(path, target, expected)
+            found = None
+            with suppress(FileNotFoundError):
+                status = os.stat(target)
+                found = _local_stamp(status).version
+                os.chmod(source, status.st_mode & 0o7777)
+            if expected is not None and found != expected:
+                raise conflict(target)
+            os.replace(source, target)
         self.close()
         if durability() == "full":
             disk.sync_directory(os.path.dirname(target))
