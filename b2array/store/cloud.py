@@ -16,21 +16,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import blake2b
 from types import NoneType
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from b2array.buffers import Buffer
-from b2array.errors import B2ArrayError, ConflictError, LimitError
+from b2array.errors import B2ArrayError, LimitError
 from b2array.store import upload
 from b2array.store.base import COMPARE_AND_SWAP, Head, Stamp, conflict, join_pieces, where
-from b2array.store.remote import CONNECTIONS, FsspecStore, join, status_of
+from b2array.store.remote import ABSENT, CONNECTIONS, FsspecStore, join, status_of
 from b2array.store.spans import Span
 
 __all__ = ["ABSENT", "CloudStore", "Part", "remove_each"]
 
 T = TypeVar("T")
-
-ABSENT: Final = ""
-"""The version of an object that does not exist, as a condition for writing."""
 
 _HIDING = os.urandom(16)  # without it, trying would find a short password
 
@@ -155,37 +152,24 @@ class CloudStore(FsspecStore):
     def stamp(self, name: str) -> Stamp:
         return self._wait(name, self._ask)
 
-    def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
-        content = upload.split(data)
-        try:
-            if isinstance(content, bytes):
-                return self._write_whole(name, content, ABSENT)
-            if self._version(name) is None:
-                return self._write_parts(name, content, ABSENT)
-        except ConflictError:
-            pass
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), where(self.url, name))
-
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
-        place = where(self.url, name)
         content = upload.split(data) if expected is None else join_pieces(data)
-        if not isinstance(content, bytes):
-            return self._write_parts(name, content, None)
-        if len(content) > self.put_limit:
+        place = where(self.url, name)
+        if isinstance(content, bytes) and len(content) > self.put_limit:
             raise LimitError(f"{place}: {len(content)} bytes are too many to replace an object in one request")
         try:
-            return self._write_whole(name, content, expected)
+            return self._write(name, content, expected)
         except FileNotFoundError:
             if expected is None:
                 raise
         raise conflict(place)
 
-    def _write_whole(self, name: str, content: bytes, expected: str | None) -> Stamp:
+    def _put(self, name: str, content: bytes, expected: str | None) -> Stamp:
         version = self._wait(name, self._send, content, expected)
         self._forget(name)
         return Stamp(len(content), version)
 
-    def _write_parts(self, name: str, contents: Iterator[bytes], expected: str | None) -> Stamp:
+    def _put_parts(self, name: str, parts: Iterator[bytes], expected: str | None) -> Stamp:
         begun = self._wait(name, self._begin, expected)
 
         def send(part: Part) -> Any:
@@ -193,9 +177,9 @@ class CloudStore(FsspecStore):
 
         try:
             sent: list[Any] = []
-            parts = _parts(contents)
+            numbered = _numbered(parts)
             with ThreadPoolExecutor(self.uploads) as threads:
-                while some := list(itertools.islice(parts, self.uploads)):
+                while some := list(itertools.islice(numbered, self.uploads)):
                     sent += threads.map(send, some)
                     nbytes = some[-1].stop
                     some.clear()  # frees the parts before the next ones are made
@@ -234,7 +218,7 @@ async def remove_each(requests: Iterable[Awaitable[object]]) -> None:
             raise answer
 
 
-def _parts(contents: Iterator[bytes]) -> Iterator[Part]:
+def _numbered(contents: Iterator[bytes]) -> Iterator[Part]:
     """Yield the parts of an object; the last one says how large the object is."""
     start, ahead = 0, next(contents)
     for number in itertools.count():

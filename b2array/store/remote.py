@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from b2array.buffers import Buffer
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
@@ -31,9 +31,13 @@ from b2array.store.base import (
 from b2array.store.secrets import leaks, redact, secrets
 from b2array.store.spans import Span
 
-__all__ = ["CONNECTIONS", "CachingStore", "FsspecStore", "HttpStore", "join", "status_of"]
+__all__ = ["ABSENT", "CONNECTIONS", "CachingStore", "FsspecStore", "HttpStore", "join", "status_of"]
 
 _T = TypeVar("_T")
+
+ABSENT: Final = ""
+"""The version of an object that does not exist, as a condition for writing."""
+
 _READ_LIMIT = 16 * 2**20  # larger reads are split: several connections are faster than one
 CONNECTIONS = 8  # fewer than the S3 client's connections, so that no request waits for one
 _ARCHIVES = ("github", "libarchive", "reference", "tar", "zip")
@@ -222,26 +226,32 @@ class FsspecStore(Store):
         return self._call("", ask)
 
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
+        content = upload.split(data)
         try:
-            return self._write(name, data, exclusive=True)
+            return self._write(name, content, ABSENT)
         except ConflictError:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), where(self.url, name)) from None
 
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
         if expected is not None and self._version(name) != expected:
             raise conflict(where(self.url, name))
-        return self._write(name, data)
+        return self._write(name, upload.split(data), None)
 
-    def _write(self, name: str, data: Buffer | Iterable[Buffer], *, exclusive: bool = False) -> Stamp:
+    def _write(self, name: str, content: bytes | Iterator[bytes], expected: str | None) -> Stamp:
+        """Write an object of this version, of any version (None), or where there is none (`ABSENT`)."""
         self._require_writable()
-        content = upload.split(data)
         if isinstance(content, bytes):
-            return self._put(name, content, **({"mode": "create"} if exclusive else {}))
-        if exclusive and self._version(name) is not None:
+            return self._put(name, content, expected)
+        if expected == ABSENT and self._version(name) is not None:
             raise conflict(where(self.url, name))
-        return self._put_parts(name, content, exclusive=exclusive)
+        return self._put_parts(name, content, expected)
 
-    def _put_parts(self, name: str, parts: Iterator[bytes], *, exclusive: bool) -> Stamp:  # noqa: ARG002
+    def _put(self, name: str, content: bytes, expected: str | None) -> Stamp:
+        options = {"mode": "create"} if expected == ABSENT else {}
+        self._call(name, lambda fs, path: upload.in_directory(fs, path, lambda: fs.pipe_file(path, content, **options)))
+        return self.stamp(name)
+
+    def _put_parts(self, name: str, parts: Iterator[bytes], expected: str | None) -> Stamp:  # noqa: ARG002
         # Make the parts outside of `_call`, which would translate their errors.
         file = self._call(name, upload.StreamedObject)
         try:
@@ -259,17 +269,6 @@ class FsspecStore(Store):
             return self.stamp(name).version
         except FileNotFoundError:
             return None
-
-    def _put(self, name: str, content: bytes, **options: Any) -> Stamp:
-        def pipe(fs: Any, path: str) -> None:
-            try:
-                fs.pipe_file(path, content, **options)
-            except FileNotFoundError:  # the protocol has real directories
-                fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-                fs.pipe_file(path, content, **options)
-
-        self._call(name, pipe)
-        return self.stamp(name)
 
     def _require_writable(self) -> None:
         if self.guarantee == "read only":

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from b2array.buffers import Buffer
 from b2array.store.base import Head, Mutex, Stamp, join_pieces, stale_reader, where
-from b2array.store.remote import FsspecStore, join
+from b2array.store.remote import ABSENT, FsspecStore, join
 from b2array.store.spans import Span
 
 __all__ = ["SharedMemoryStore"]
@@ -58,16 +58,16 @@ class SharedMemoryStore(FsspecStore):
         stamp = self.stamp(name)
         return Head(head.data, stamp, f"memory://{stamp.version}")
 
-    def _put(self, name: str, content: bytes, **options: Any) -> Stamp:
+    def _put(self, name: str, content: bytes, expected: str | None) -> Stamp:
         with _shared_memory:
             try:
-                return super()._put(name, content, **options)
+                return super()._put(name, content, expected)
             except FileExistsError:
                 if self._version(name) is None:  # a file above it exists; disks raise this, too
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), where(self.url, name)) from None
                 raise
 
-    def _put_parts(self, name: str, parts: Iterator[bytes], *, exclusive: bool) -> Stamp:
+    def _put_parts(self, name: str, parts: Iterator[bytes], expected: str | None) -> Stamp:
         from fsspec.implementations.memory import MemoryFile
 
         fs, root = self._connect()
@@ -75,7 +75,7 @@ class SharedMemoryStore(FsspecStore):
         file.writelines(parts)
 
         def commit(fs: Any, path: str) -> None:
-            if exclusive and fs.exists(path):
+            if expected == ABSENT and fs.exists(path):
                 raise FileExistsError
             file.commit()
 

@@ -9,12 +9,14 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from b2array.buffers import Buffer
 from b2array.store.base import as_pieces
 
-__all__ = ["PART", "WHOLE", "StreamedObject", "split"]
+__all__ = ["PART", "WHOLE", "StreamedObject", "in_directory", "split"]
+
+T = TypeVar("T")
 
 PART = 8 * 2**20
 """Bytes of a part. S3 takes at least 5 MiB, except for the last part."""
@@ -64,23 +66,24 @@ def _parts(data: Buffer | Iterable[Buffer]) -> Iterator[bytes]:
         yield b"".join(held)
 
 
+def in_directory(fs: Any, path: str, function: Callable[[], T]) -> T:
+    """Call a function that writes; if the protocol has real directories, and one is missing, make it and call again."""
+    try:
+        return function()
+    except FileNotFoundError:
+        fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        return function()
+
+
 class StreamedObject:
     """An object in a file system of fsspec that is written part by part."""
 
     def __init__(self, fs: Any, path: str) -> None:
         self._fs, self._path = fs, path
-        self._file = self._in_directory(lambda: fs.open(path, "wb", autocommit=False))
+        self._file = in_directory(fs, path, lambda: fs.open(path, "wb", autocommit=False))
         # Without this, fsspec would keep the file until its next transaction.
         with suppress(ValueError, IndexError):
             fs.transaction.files.remove(self._file)
-
-    def _in_directory(self, function: Callable[[], Any]) -> Any:
-        """Call a function; if a directory is missing, make it and call again."""
-        try:
-            return function()
-        except FileNotFoundError:
-            self._fs.makedirs(self._path.rpartition("/")[0], exist_ok=True)
-            return function()
 
     def write(self, part: bytes, *_: object) -> None:
         """Add bytes."""
@@ -89,7 +92,7 @@ class StreamedObject:
     def finish(self, *_: object) -> None:
         """Give the object its name."""
         self._file.close()
-        self._in_directory(self._file.commit)
+        in_directory(self._fs, self._path, self._file.commit)
 
     def abort(self) -> None:
         """Discard the parts, if the protocol has not written them under the object's name already."""
