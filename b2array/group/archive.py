@@ -43,18 +43,17 @@ class _Entry(NamedTuple):
 class Archive:
     """The members of a group in a zip archive, as they were when somebody first asked for them. For reading."""
 
-    def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, url: str, storage_options: Mapping[str, Any],
+        known: tuple[Stamp, dict[str, _Entry], dict[str, str]] | None = None,
+    ) -> None:  # fmt: skip
         self._address = url
         self._options = dict(storage_options)
-        self._known: tuple[Stamp, dict[str, _Entry], dict[str, str]] | None = None
+        self._known = known
         self.store: Store = open_store(url, storage_options=self._options)
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self._address, self._options, self._known
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.__init__(*state[:2])  # type: ignore[misc]
-        self._known = state[2]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._address, self._options, self._known)
 
     @property
     def url(self) -> str:

@@ -234,26 +234,24 @@ class Directory:
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
         """Replace the manifest by a changed one; try again if another writer came first."""
         for _ in attempts(self.store):
-            with self.store.lock(MANIFEST):
+            with self.store.lock(MANIFEST), suppress(ConflictError):
                 manifest, stamp = self.read()
                 manifest = change(manifest)
-                with suppress(ConflictError):
-                    self.write(manifest, stamp)
-                    return manifest
+                self.write(manifest, stamp)
+                return manifest
         raise too_many_conflicts(self.store)
 
     def recover(self) -> None:
         """Complete a transaction that was interrupted after its commit, and show the result."""
-        for _ in attempts(self.store):
-            manifest, _ = self._stored()
-            if not manifest.redo and not manifest.removed:
-                return
-            with self.store.lock(MANIFEST), suppress(ConflictError):
-                manifest, stamp = self.read()
-                self.apply(manifest)
-                self.write(manifest.applied(), stamp)
+
+        def complete(found: Manifest) -> Manifest:
+            self.apply(found)
+            return found.applied()
+
+        manifest, _ = self._stored()
+        if manifest.redo or manifest.removed:
+            self.update(complete)
             self.refresh()
-        raise too_many_conflicts(self.store)
 
     def apply(self, manifest: Manifest, *, locked: Collection[str] = ()) -> None:
         """Make the files agree with the manifest. The caller holds its lock, and those of the members `locked`."""

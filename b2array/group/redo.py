@@ -17,7 +17,6 @@ from b2array.errors import ConflictError, FormatError
 from b2array.format.state import State
 from b2array.group.manifest import Manifest, staged_path
 from b2array.store.base import Store, attempts, too_many_conflicts
-from b2array.store.spans import Span
 
 __all__ = ["ABSENT", "COMMIT_KEY", "apply", "commit_of", "read_member"]
 
@@ -58,17 +57,12 @@ def _redone(store_of: StoreOf, manifest: Manifest, path: str, own: Snapshot) -> 
         staged = _staged(store_of, path, change, own)
         if not own.name:
             return snapshot.load(staged)
-        return snapshot.restore(own.store, _content(staged), own.version)
+        return snapshot.restore(own.store, b"".join(staged.pieces()), own.version)
     return snapshot.load(own.store)
 
 
 def _staged(store_of: StoreOf, path: str, token: str, own: Snapshot) -> Store:
     return store_of(staged_path(path, token, sparse=own.name == FRAME_NAME))
-
-
-def _content(store: Store) -> memoryview:
-    (data,) = store.read([Span("", 0, store.stamp("").size)])
-    return data
 
 
 def apply(store_of: StoreOf, manifest: Manifest, *, locked: Collection[str] = ()) -> None:
@@ -116,5 +110,5 @@ def _publish(store: Store, store_of: StoreOf, path: str, change: bytes | str, ow
     if store.appendable:
         store.adopt(staged.url, own.name, exclusive=False)
         return
-    store.replace(own.name, _content(staged), expected=own.version)
+    store.replace(own.name, staged.pieces(), expected=own.version)
     staged.delete([""])

@@ -19,7 +19,7 @@ from b2array.group.transaction import Transaction
 from b2array.store.atomic import require_free
 from b2array.store.base import Store, says_more
 
-__all__ = ["check_replaceable", "clear", "complete", "consolidate", "exists", "has_members", "home_of", "initialise"]
+__all__ = ["check_replaceable", "clear", "complete", "consolidate", "exists", "home_of", "initialise"]
 
 
 def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = True) -> Directory | Archive:
@@ -29,7 +29,7 @@ def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = Tr
     there = not home.url.endswith(".b2z") and home.look()
     if not there and _is_archive(home.store):
         return Archive(url, storage_options)
-    if required and not (there or (exists(home) and has_members(home))):
+    if required and not (there or exists(home, shown=True)):
         raise FileNotFoundError(f"{home.store.url}: there is no group")
     return home
 
@@ -53,30 +53,26 @@ def _is_archive(store: Store) -> bool:
     return False
 
 
-def exists(group: Directory) -> bool:
-    """Whether there is a group, or a local directory that can become one."""
+_GLANCE = 2000
+"""The most entries to look at in a directory that nothing marks as a group."""
+
+
+def exists(group: Directory, *, shown: bool = False) -> bool:
+    """Whether there is a group, or a local directory that can become one.
+
+    If it must be `shown`, a local directory needs a mark on it or on a directory around it, or members in it or one
+    level below: not everything below it is looked at.
+    """
     if _is_marked(group):
         return True
     try:
         files = group.store.listing() if group.is_local else group.store.walk()
     except (*ABSENT, PermissionError):  # without the right to list, only a manifest can tell
         return False
-    return group.is_local or bool(members_among(files))
-
-
-_GLANCE = 2000
-"""The most entries to look at in a directory that nothing marks as a group."""
-
-
-def has_members(group: Directory) -> bool:
-    """Whether a directory shows that it is a group, without looking at everything below it.
-
-    It shows that by a mark on it or on a directory around it, or by members in it or one level below.
-    """
-    if not group.is_local or _is_marked(group):
-        return True
+    if not group.is_local:
+        return bool(members_among(files))
     place = Path(group.store.url)
-    if any(Path(outer, sign).is_file() for outer in place.parents for sign in (MANIFEST, EMBEDDED)):
+    if not shown or any(Path(outer, sign).is_file() for outer in place.parents for sign in (MANIFEST, EMBEDDED)):
         return True
     found = (path.relative_to(place).as_posix() for path in chain(place.glob("*"), place.glob("*/*")))
     return bool(members_among(islice(found, _GLANCE)))
