@@ -45,7 +45,7 @@ OPTIONAL = {
     "aiobotocore": {"store.s3"},
     "azure": {"store.azure"},
     "botocore": {"store.s3"},
-    "dask": {"array.array", "array.creation", "array.dask", "compute.readable", "xarray_io.together"},
+    "dask": {"array.array", "array.creation", "array.dask", "compute.readable", "xarray_io.writing"},
     "distributed": {"array.dask"},
     "h5py": {"exchange.hdf5"},
     "lz4": {"codec.codecs"},
@@ -54,7 +54,7 @@ OPTIONAL = {
     "s3fs": {"store.s3"},
     "tqdm": {"progress"},
     "typer": {"tools.cli", "tools.options"},
-    "xarray": {f"xarray_io.{name}" for name in ("__init__", "backend", "encoding", "existing", "together", "writing")},
+    "xarray": {f"xarray_io.{name}" for name in ("__init__", "backend", "encoding", "writing")},
     "zarr": {"exchange.zarr"},
 }
 

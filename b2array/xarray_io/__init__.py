@@ -5,10 +5,8 @@ xarray keeps in attributes by the CF conventions (units and calendars of times, 
 is in the attributes of arrays and groups.
 
 backend   opens datasets and trees: ``xarray.open_dataset(url, engine="b2array")``
-writing   `to_b2array`, its modes, and the transaction
-encoding  values of variables -> what is stored
-existing  values of variables -> what an existing array stores
-together  the dask arrays of a write, computed in one graph
+writing   `to_b2array`, its modes, and the transaction; dask arrays in one graph
+encoding  values of variables -> what is stored, in new arrays and in existing ones
 """
 
 from __future__ import annotations

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 import xarray as xr
 
+from b2array.array import dask, dask_chunks
 from b2array.array.array import NDArray
-from b2array.array.dask_chunks import dividing
+from b2array.array.dask import Region, Write
+from b2array.array.frozen import Shared
+from b2array.engine.transaction import Transaction
+from b2array.errors import ConflictError, warn
 from b2array.group import group
 from b2array.group.directory import Directory
 from b2array.group.group import Group
 from b2array.group.whole import check_replaceable
-from b2array.xarray_io import together
+from b2array.workers import distributed
+from b2array.workers.distributed import Job
 from b2array.xarray_io.backend import Url, arrays_of
-from b2array.xarray_io.encoding import attributes, encoded, is_dask, marked
-from b2array.xarray_io.existing import as_stored, detected, place
-from b2array.xarray_io.together import Part
+from b2array.xarray_io.encoding import as_stored, attributes, detected, encoded, is_dask, marked, place
+
+if TYPE_CHECKING:
+    import dask.array as da
+    from dask.delayed import Delayed
 
 __all__ = ["Mode", "to_b2array"]
 
@@ -34,6 +42,16 @@ _NAMED = "__xarray_dataarray_name__"
 """The names under which xarray stores a single array, and finds it again."""
 
 _SMALL_NBYTES = 2**20
+_WORTH_A_WARNING = 2**20
+
+
+class _Part(NamedTuple):
+    """Values for a region of an array, with its handle and its path in the outermost group."""
+
+    path: str
+    array: NDArray
+    region: Region
+    values: da.Array
 
 
 class _Task(NamedTuple):
@@ -139,7 +157,7 @@ def to_b2array(
         # Check this before anything is touched.
         new = [(path, *_encoded(node, asked)) for path, node, asked in nodes]
     with _transaction(url, task.mode, (group or "").strip("/"), storage_options) as target:
-        parts: list[Part] = []
+        parts: list[_Part] = []
         if task.mode in ("w", "x"):
             for path, variables, attrs in new:
                 parts += _created(_inner(target, path), variables, attrs, task)
@@ -148,8 +166,8 @@ def to_b2array(
                 inner = _inner(target, path, make=task.mode != "r+")
                 parts += _changed(inner, node, asked, task)
         if compute and parts:
-            together.now(parts, progress, scheduler)
-    return None if compute else together.later(parts, os.fspath(url), storage_options or {})
+            dask.join([(part.array, part.values, part.region) for part in _aligned(parts)], progress, scheduler)
+    return None if compute else _later(parts, os.fspath(url), storage_options or {})
 
 
 # What is asked for.
@@ -247,7 +265,7 @@ def _inner(target: Group, path: str, *, make: bool = True) -> Group:
 
 def _created(
     target: Group, variables: Mapping[str, xr.Variable], attrs: Mapping[str, Any], task: _Task
-) -> Iterator[Part]:  # fmt: skip
+) -> Iterator[_Part]:  # fmt: skip
     """Make new variables and attributes; yield the parts that dask has to compute."""
     _note(target, attrs)
     for name, variable in variables.items():
@@ -260,13 +278,13 @@ def _created(
             options.setdefault("fill_value", variable.attrs["_FillValue"])
         array = target.create(name, variable.shape, variable.dtype, **options)
         whole = tuple(slice(0, n) for n in variable.shape)
-        yield Part(f"{target.name}/{name}".lstrip("/"), array, whole, variable.data)
+        yield _Part(f"{target.name}/{name}".lstrip("/"), array, whole, variable.data)
 
 
 def _chunks(variable: xr.Variable) -> Any:
     """Choose stored chunks that divide those of dask, or small ones that are the same."""
     cut = variable.chunks or ()
-    if (chosen := dividing(cut, variable.dtype.itemsize)) is not None:
+    if (chosen := dask_chunks.dividing(cut, variable.dtype.itemsize)) is not None:
         return chosen
     regular = all(len({*lengths[:-1]}) <= 1 and lengths[-1] <= lengths[0] for lengths in cut)
     first = tuple(lengths[0] for lengths in cut)
@@ -282,7 +300,7 @@ def _note(target: Group, attrs: Mapping[str, Any]) -> None:
             target.attrs[name] = value
 
 
-def _changed(target: Group, ds: xr.Dataset, encoding: Mapping[Hashable, Any], task: _Task) -> Iterator[Part]:
+def _changed(target: Group, ds: xr.Dataset, encoding: Mapping[Hashable, Any], task: _Task) -> Iterator[_Part]:
     """Change existing variables, and add others; yield the parts that dask has to compute."""
     arrays, region = arrays_of(target), {}
     if task.append_dim is not None and task.append_dim not in (known := _sizes(arrays)):
@@ -312,7 +330,7 @@ def _changed(target: Group, ds: xr.Dataset, encoding: Mapping[Hashable, Any], ta
         if grown:
             array.resize(stops)
         if is_dask(variable) and variable.size:
-            yield Part(f"{target.name}/{name}".lstrip("/"), array, where[name], variable.data)
+            yield _Part(f"{target.name}/{name}".lstrip("/"), array, where[name], variable.data)
         elif grown or task.append_dim is None or not _holds(array[where[name]], variable.values):
             array[where[name]] = variable.values
 
@@ -370,3 +388,61 @@ def _widened(target: Group, name: str, array: NDArray, dtype: np.dtype[Any], tas
     }  # fmt: skip
     del target[name]
     return target.create(name, data=values, **form)
+
+
+# What dask computes.
+
+
+def _later(parts: Iterable[_Part], url: str, options: Mapping[str, Any]) -> Delayed:
+    """Return a delayed that computes everything, and commits it at once to arrays that exist already."""
+    home = group.open_group(url, "r+", storage_options=options)
+    writes, names = [], []
+    for part in _aligned(parts):
+        base = home[part.path]._handle.at_snapshot("r+")
+        layout = NDArray(base)._layout
+        writes.append(
+            Write(part.values, Job(base.store, layout, part.region, base=base, token=part.values.name), make=NDArray)
+        )
+        names.append(part.path)
+    name = f"b2array-commit-{uuid4().hex}"
+    shared = Shared(name, (url, dict(options), names, [write.job for write in writes]))
+    return dask.final(writes, name, _commit, shared)
+
+
+def _commit(put: Sequence[Any], shared: Shared[tuple[str, dict[str, Any], list[str], list[Job]]]) -> None:
+    url, options, names, jobs = shared.value
+    home = group.open_group(url, "r+", storage_options=options)
+    with home.transaction() as changes:
+        for name, job, entries in zip(names, jobs, dask.gathered(put), strict=True):
+            array = changes[name]
+            whole = tuple(slice(0, part.stop - part.start) for part in job.region)
+            moved = job.base is None or array.generation != job.base.generation
+            if array._layout != job.layout or (moved and not job.covers(whole)):
+                raise ConflictError(f"{array.url} has changed since this write to a part of it began")
+            draft = array._handle.source
+            if not isinstance(draft, Transaction):
+                raise ConflictError(f"{array.url}: expected a transaction under way, found that it has ended")
+            distributed.join(job, entries, draft)
+
+
+def _aligned(parts: Iterable[_Part]) -> list[_Part]:
+    """Rechunk arrays that do not consist of whole stored chunks, and warn once about all of them."""
+    from dask.array.core import PerformanceWarning
+
+    found, moved, nbytes = [], [], 0.0
+    for part in parts:
+        dask.check_source(part.values)
+        starts = [along.start for along in part.region]
+        cut = dask_chunks.aligned(part.values.chunks, part.array.chunks, starts)
+        if cut != part.values.chunks:
+            moved.append(part.path)
+            nbytes += part.values.nbytes
+            part = part._replace(values=part.values.rechunk(cut))  # noqa: PLW2901
+        found.append(part)
+    if nbytes >= _WORTH_A_WARNING:
+        warn(
+            f"the dask chunks of {moved} do not consist of whole stored chunks: {nbytes / 1e6:.1f} MB move between "
+            "tasks",
+            PerformanceWarning,
+        )
+    return found
