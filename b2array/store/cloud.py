@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from b2array.buffers import Buffer
 from b2array.errors import B2ArrayError, LimitError
 from b2array.store import upload
-from b2array.store.base import COMPARE_AND_SWAP, Head, Stamp, conflict, join_pieces, where
+from b2array.store.base import COMPARE_AND_SWAP, Stamp, conflict, join_pieces, where
 from b2array.store.remote import ABSENT, CONNECTIONS, FsspecStore, join, status_of
 from b2array.store.spans import Span
 
@@ -129,25 +129,12 @@ class CloudStore(FsspecStore):
         translated.__cause__ = failure
         return translated
 
-    def _gets(self, spans: Sequence[Span], expected: str | None) -> list[tuple[bytes, Stamp] | BaseException]:
-        def get_all(fs: Any, _: str) -> Awaitable[list[tuple[bytes, Stamp] | BaseException]]:
+    def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
+        def get_all(fs: Any, _: str) -> Awaitable[list[Any]]:
             root = self._connect()[1]
             return at_once(self._get(fs, join(root, name), start, stop, expected) for name, start, stop in spans)
 
         return self._wait(spans[0].name, get_all)
-
-    def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
-        return [found if isinstance(found, BaseException) else found[0] for found in self._gets(spans, expected)]
-
-    def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
-        spans = [Span(name, offset, offset + nbytes) for name in names]
-        return [
-            self._head(span, found) if isinstance(found, BaseException) else self._identified(span.name, *found)
-            for span, found in zip(spans, self._gets(spans, None), strict=True)
-        ]
-
-    def _identified(self, name: str, data: bytes, stamp: Stamp) -> Head:
-        return Head(memoryview(bytearray(data)), stamp, f"{self._ident}/{name} {stamp.version}")
 
     def stamp(self, name: str) -> Stamp:
         return self._wait(name, self._ask)

@@ -88,6 +88,9 @@ class FsspecStore(Store):
     those of `fsspec.core.url_to_fs`.
     """
 
+    _ident = ""
+    """Equal for stores of the same objects, and empty where nothing tells the states of an object apart."""
+
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         self.url = redact(url)
         self.is_prefix = True if url.partition("::")[0].partition("?")[0].endswith("/") else None
@@ -164,44 +167,46 @@ class FsspecStore(Store):
         return [self._fit(span, answers.pop(), clip=clip) for span in spans]
 
     def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
+        """Return for each span its bytes and the object's state, if the server sends it with them, or an error."""
         # fsspec returns errors here; one that it raised would not say which object it is about.
         names, starts, stops = ([*column] for column in zip(*spans, strict=True))
 
         def request(fs: Any, _: str) -> list[Any]:
             paths = [join(self._connect()[1], name) for name in names]
             options = self._read_options(fs, expected)
-            answers: list[Any] = fs.cat_ranges(paths, starts, stops, on_error="return", **options)
-            return answers
+            answers = fs.cat_ranges(paths, starts, stops, on_error="return", **options)
+            return [each if isinstance(each, Exception) else (each, None) for each in answers]
 
-        with _archives if self._address.partition("://")[0] in _ONE_FILE else nullcontext():
-            return self._call(names[0], request)
+        try:
+            with _archives if self._address.partition("://")[0] in _ONE_FILE else nullcontext():
+                return self._call(names[0], request)
+        except Exception as error:  # noqa: BLE001 - the caller judges it
+            return [error] * len(spans)
 
-    def _fit(self, span: Span, answer: bytes | Exception, *, clip: bool) -> memoryview:
+    def _fit(self, span: Span, answer: tuple[bytes, Stamp | None] | Exception, *, clip: bool) -> memoryview:
         if isinstance(answer, Exception):
             failure = self._translate(answer, span.name)
             if not isinstance(failure, FormatError):
                 raise failure
-            answer = b""
+        content = b"" if isinstance(answer, Exception) else answer[0]
         wanted = span.stop - span.start
-        if len(answer) > wanted:
-            answer = answer[span.start : span.stop]  # a server without ranges sends the whole object
-        if len(answer) != wanted and not clip:
-            raise too_short(where(self.url, span.name), span.start, span.stop, len(answer))
-        return memoryview(bytearray(answer))
+        if len(content) > wanted:
+            content = content[span.start : span.stop]  # a server without ranges sends the whole object
+        if len(content) != wanted and not clip:
+            raise too_short(where(self.url, span.name), span.start, span.stop, len(content))
+        return memoryview(bytearray(content))
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
         spans = [Span(name, offset, offset + nbytes) for name in names]
-        try:
-            answers = self._ranges(spans, None)
-        except Exception as error:  # noqa: BLE001 - the caller judges it
-            answers = [error] * len(spans)
-        return [self._head(span, answer) for span, answer in zip(spans, answers, strict=True)]
+        return [self._head(span, answer) for span, answer in zip(spans, self._ranges(spans, None), strict=True)]
 
     def _head(self, span: Span, answer: Any) -> Head | Exception:
         try:
-            return Head(self._fit(span, answer, clip=True), None)
+            data = self._fit(span, answer, clip=True)
         except Exception as error:  # noqa: BLE001 - the caller judges it
             return error
+        stamp = None if isinstance(answer, Exception) else answer[1]
+        return Head(data, stamp, "" if stamp is None else f"{self._ident}/{span.name} {stamp.version}")
 
     def stamp(self, name: str) -> Stamp:
         return self._call(name, lambda fs, path: _stamp(fs.info(path)))
@@ -324,13 +329,7 @@ class CachingStore(FsspecStore):
         parallel = CONNECTIONS if self._address.startswith("simplecache") else 1
         groups = [[*group] for _, group in itertools.groupby(spans, key=lambda span: span.name)]
         with _caching, ThreadPoolExecutor(parallel) as threads:
-            return [answer for answers in threads.map(self._ranges_of_one, groups) for answer in answers]
-
-    def _ranges_of_one(self, spans: Sequence[Span]) -> list[Any]:
-        try:
-            return super()._ranges(spans, None)
-        except Exception as error:  # noqa: BLE001 - the caller judges it
-            return [error] * len(spans)
+            return list(itertools.chain(*threads.map(super()._ranges, groups, itertools.repeat(None))))
 
 
 def join(root: str, name: str) -> str:
