@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from functools import cache
 from typing import Any
 
 from b2array.array.described import Attributes
@@ -27,16 +27,28 @@ def writable(home: Home, mode: Mode, url: str) -> Directory | Transaction:
     return home
 
 
-class Attrs(MutableMapping[str, Any]):
+@cache
+def _nothing() -> Handle:
+    """Return an empty frame, for reading, in place of one that is missing."""
+    return create_schunk(chunksize=2**13)._handle.at_snapshot()
+
+
+class Attrs(Attributes):
     """The attributes of a group as a mapping. Each assignment is a commit."""
 
-    __slots__ = ("_home", "_known", "_mode", "_name")
+    __slots__ = ("_home", "_mode", "_name")
 
     def __init__(self, home: Home, prefix: str, mode: Mode) -> None:
         self._home = home
         self._name = prefix + ATTRS
         self._mode: Mode = mode
-        self._known: MutableMapping[str, Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        # The frame is opened once, because a loop over the attributes asks for each of them.
+        if name != "_handle":
+            raise AttributeError(name)
+        self._handle = self._found() or _nothing()
+        return self._handle
 
     def _found(self) -> Handle | None:
         home, path = self._home, self._home.members().get(self._name)
@@ -60,38 +72,13 @@ class Attrs(MutableMapping[str, Any]):
         overwrite = isinstance(home, Transaction)
         return home.create(name, OTHER, copy_of(new, home.options["storage_options"]), overwrite=overwrite)
 
-    def _layers(self) -> MutableMapping[str, Any]:
-        # Opened once, because a loop over the attributes asks for each of them.
-        if self._known is None:
-            found = self._found()
-            self._known = {} if found is None else Attributes(found)
-        return self._known
-
-    def __getitem__(self, name: str) -> Any:
-        return self._layers()[name]
-
     def __setitem__(self, name: str, value: Any) -> None:
-        self._known = Attributes(self.require())
-        self._known[name] = value
+        self._handle = self.require()
+        super().__setitem__(name, value)
 
     def __delitem__(self, name: str) -> None:
         writable(self._home, self._mode, self._home.url)
         if name not in self:
             raise KeyError(name)
-        self._known = Attributes(self.require())
-        del self._known[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._layers()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._layers())
-
-    def __len__(self) -> int:
-        return len(self._layers())
-
-    def _ipython_key_completions_(self) -> list[str]:
-        return list(self)
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
+        self._handle = self.require()
+        super().__delitem__(name)
