@@ -11,7 +11,7 @@ from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 from b2array.buffers import Buffer
-from b2array.store.base import Head, Mutex, Stamp, join_pieces, stale_reader, where
+from b2array.store.base import Mutex, Stamp, conflict, join_pieces, where
 from b2array.store.remote import ABSENT, FsspecStore, join
 from b2array.store.spans import Span
 
@@ -27,6 +27,7 @@ class SharedMemoryStore(FsspecStore):
 
     guarantee = "lock"
     in_process = True
+    _ident = "memory:/"  # no two files of the process have the same serial number, wherever they are
 
     def stamp(self, name: str) -> Stamp:
         return self._call(name, self._stamp)
@@ -39,24 +40,12 @@ class SharedMemoryStore(FsspecStore):
         serial = _serials.setdefault(file, next(_next_serial))
         return Stamp(file.size, f"{serial}@{file.modified.isoformat()}")
 
-    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
+    def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
         with _shared_memory:
-            if expected is not None and spans and self._version(spans[0].name) != expected:
-                raise stale_reader(where(self.url, spans[0].name))
-            return super().read(spans, clip=clip)
-
-    def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
-        with _shared_memory:
-            heads = super().head(names, nbytes, offset=offset)
-            return [
-                self._stamped(name, head) if isinstance(head, Head) else head
-                for name, head in zip(names, heads, strict=True)
-            ]
-
-    def _stamped(self, name: str, head: Head) -> Head:
-        # No two files of the process have the same serial number, wherever they are.
-        stamp = self.stamp(name)
-        return Head(head.data, stamp, f"memory://{stamp.version}")
+            if expected is not None and self._version(spans[0].name) != expected:
+                return [conflict(where(self.url, spans[0].name))] * len(spans)
+            answers = zip(spans, super()._ranges(spans, None), strict=True)
+            return [each if isinstance(each, Exception) else (each[0], self.stamp(span.name)) for span, each in answers]
 
     def _put(self, name: str, content: bytes, expected: str | None) -> Stamp:
         with _shared_memory:
