@@ -32,7 +32,7 @@ from b2array.store.base import (
     stale_reader,
     too_short,
 )
-from b2array.store.spans import Merged, Span
+from b2array.store.spans import Span
 
 __all__ = ["LocalStore"]
 
@@ -82,21 +82,18 @@ class _File:
 
     def is_of(self, expected: str) -> bool:
         """Whether this file had that version, and was only appended to since."""
-        if expected not in self.known:
-            if not self._has_been(expected):
-                return False
-            self.known.add(expected)
-        return True
-
-    def _has_been(self, expected: str) -> bool:
+        if expected in self.known:
+            return True
         version, known = split_version(expected)
         found = self.stamp()
-        if identity(found.version) != identity(version):
-            return False
-        # A new file may get the inode of a deleted one.
-        if known is None or found.version == version:
-            return True
-        return found.size >= known.stop and self.read(known.stop - len(known.content), known.stop) == known.content
+        same = identity(found.version) == identity(version)
+        if same and known is not None and found.version != version:
+            # A new file may get the inode of a deleted one.
+            start = known.stop - len(known.content)
+            same = found.size >= known.stop and self.read(start, known.stop) == known.content
+        if same:
+            self.known.add(expected)
+        return same
 
     def read(self, start: int, stop: int, *, clip: bool = False) -> memoryview:
         size = os.fstat(self.fd).st_size
@@ -166,7 +163,13 @@ class LocalStore(Store):
 
     def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
         merged = merge(self.url, spans, _READ_LIMIT)
-        return scatter(spans, merged, list(self._read(merged, expected, clip=clip)))
+        views: list[memoryview] = []
+        for name, group in itertools.groupby((each.span for each in merged), key=lambda span: span.name):
+            file = self._open(name)
+            if expected is not None and not file.is_of(expected):
+                raise stale_reader(file.path)
+            views += [file.read(start, stop, clip=clip) for _, start, stop in group]
+        return scatter(spans, merged, views)
 
     def gather(
         self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
@@ -200,14 +203,6 @@ class LocalStore(Store):
         wanted = sum(span.stop - span.start for span in spans)
         if wanted > _TRUSTED_ROOM and wanted > sum(each.size for each in self.listing().values()):
             raise FormatError(f"{self.url}: expected {wanted} bytes, found fewer in the whole store")
-
-    def _read(self, merged: Sequence[Merged], expected: str | None, *, clip: bool) -> Iterator[memoryview]:
-        for name, group in itertools.groupby((each.span for each in merged), key=lambda span: span.name):
-            file = self._open(name)
-            if expected is not None and not file.is_of(expected):
-                raise stale_reader(file.path)
-            for _, start, stop in group:
-                yield file.read(start, stop, clip=clip)
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
         return [self._head(name, nbytes, offset) for name in names]

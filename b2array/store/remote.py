@@ -154,17 +154,13 @@ class FsspecStore(Store):
     def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
         merged = merge(self.url, spans, _READ_LIMIT)
         filled = [each.span for each in merged if each.span.start < each.span.stop]
+        answers = self._ranges(filled, expected)[::-1] if filled else []
         try:
-            found = dict(zip(filled, self._read(filled, expected, clip=clip), strict=True)) if filled else {}
+            # Each answer is dropped once it is copied, so that only one of them is in memory twice.
+            found = {span: self._fit(span, answers.pop(), clip=clip) for span in filled}
         except ConflictError:
             raise stale_reader(where(self.url, filled[0].name)) from None
         return scatter(spans, merged, (found.get(each.span, memoryview(b"")) for each in merged))
-
-    def _read(self, spans: Sequence[Span], expected: str | None, *, clip: bool) -> list[memoryview]:
-        answers = self._ranges(spans, expected)
-        answers.reverse()
-        # Each answer is dropped once it is copied, so that only one of them is in memory twice.
-        return [self._fit(span, answers.pop(), clip=clip) for span in spans]
 
     def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
         """Return for each span its bytes and the object's state, if the server sends it with them, or an error."""
@@ -258,14 +254,14 @@ class FsspecStore(Store):
 
     def _put_parts(self, name: str, parts: Iterator[bytes], expected: str | None) -> Stamp:  # noqa: ARG002
         # Make the parts outside of `_call`, which would translate their errors.
-        file = self._call(name, upload.StreamedObject)
+        file = self._call(name, upload.begin)
         try:
             for part in parts:
-                self._call(name, partial(file.write, part))
-            self._call(name, file.finish)
+                self._call(name, lambda *_, part=part: file.write(part))
+            self._call(name, partial(upload.finish, file=file))
         except BaseException:
             with suppress(Exception):
-                file.abort()
+                upload.abort(file)
             raise
         return self.stamp(name)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from b2array.buffers import Buffer
 from b2array.store.base import as_pieces
 
-__all__ = ["PART", "WHOLE", "StreamedObject", "in_directory", "split"]
+__all__ = ["PART", "WHOLE", "abort", "begin", "finish", "in_directory", "split"]
 
 T = TypeVar("T")
 
@@ -75,32 +75,28 @@ def in_directory(fs: Any, path: str, function: Callable[[], T]) -> T:
         return function()
 
 
-class StreamedObject:
-    """An object in a file system of fsspec that is written part by part."""
+def begin(fs: Any, path: str) -> Any:
+    """Return a file of fsspec to write an object part by part."""
+    file = in_directory(fs, path, lambda: fs.open(path, "wb", autocommit=False))
+    # Without this, fsspec would keep the file until its next transaction.
+    with suppress(ValueError, IndexError):
+        fs.transaction.files.remove(file)
+    return file
 
-    def __init__(self, fs: Any, path: str) -> None:
-        self._fs, self._path = fs, path
-        self._file = in_directory(fs, path, lambda: fs.open(path, "wb", autocommit=False))
-        # Without this, fsspec would keep the file until its next transaction.
-        with suppress(ValueError, IndexError):
-            fs.transaction.files.remove(self._file)
 
-    def write(self, part: bytes, *_: object) -> None:
-        """Add bytes."""
-        self._file.write(part)
+def finish(fs: Any, path: str, file: Any) -> None:
+    """Give the object its name."""
+    file.close()
+    in_directory(fs, path, file.commit)
 
-    def finish(self, *_: object) -> None:
-        """Give the object its name."""
-        self._file.close()
-        in_directory(self._fs, self._path, self._file.commit)
 
-    def abort(self) -> None:
-        """Discard the parts, if the protocol has not written them under the object's name already."""
-        from fsspec.spec import AbstractBufferedFile
+def abort(file: Any) -> None:
+    """Discard the parts, if the protocol has not written them under the object's name already."""
+    from fsspec.spec import AbstractBufferedFile
 
-        if isinstance(self._file, AbstractBufferedFile):
-            self._file.discard()
-            self._file.closed = True  # closing would complete the object
-        else:
-            self._file.close()
-            self._file.discard()
+    if isinstance(file, AbstractBufferedFile):
+        file.discard()
+        file.closed = True  # closing would complete the object
+    else:
+        file.close()
+        file.discard()
