@@ -299,16 +299,12 @@ class Write:
         """Compute and commit, or return a delayed that does."""
         if not compute:
             return self._committing(frozen=False)
-        done = distributed.commit(self.job, self.computed(progress, scheduler))
+        (entries,) = computed([self], progress, scheduler)
+        done = distributed.commit(self.job, entries)
         if self.handle is None:
             return self.make(Handle(done, "r+"))
         self.handle._handle.replace_state(done)
         return None
-
-    def computed(self, progress: bool, scheduler: Any) -> list[Entry]:
-        """Compute all values, and return the entries to commit."""
-        (entries,) = computed([self], progress, scheduler)
-        return entries
 
     def _committing(self, *, frozen: bool) -> Delayed:
         return final([self], self.name("commit"), _commit, self.shared, self.make, frozen)
