@@ -74,9 +74,8 @@ class Archive:
             stamp = self.store.stamp("")
             entries = located(self.url, lambda: _entries(self.store, stamp))
             self._known = stamp, entries, {}
-            inner = embedded.extents(SChunk(self._open(EMBEDDED))) if EMBEDDED in entries else {}
-            members = {**{name: embedded.path_of(name) for name in inner}, **members_among(entries)}
-            self._known = stamp, entries, dict(sorted(members.items()))
+            inner = embedded.members(SChunk(self._open(EMBEDDED))) if EMBEDDED in entries else {}
+            self._known = stamp, entries, dict(sorted({**inner, **members_among(entries)}.items()))
         return self._known
 
     def open(self, path: str, mode: Mode) -> Handle:

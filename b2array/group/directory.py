@@ -175,11 +175,11 @@ class Directory:
 
     def _members_in(self, files: Collection[str], manifest: Manifest) -> dict[str, str]:
         """Find the members by their files, and those in the embedding frame."""
-        inner = embedded.extents(self._embedding("r")) if EMBEDDED in files else {}
+        inner = embedded.members(self._embedding("r")) if EMBEDDED in files else {}
         unseen = {*manifest.hidden, *manifest.removed}
         # While a member is being replaced it has two files; one of them is hidden.
         outer = members_among(path for path in files if path.removesuffix(f"/{FRAME_NAME}") not in unseen)
-        return manifest.visible({**{name: embedded.path_of(name) for name in inner}, **outer})
+        return manifest.visible({**inner, **outer})
 
     def _embedding(self, mode: Mode) -> SChunk:
         return SChunk(Handle(snapshot.load(self.store_of(EMBEDDED)), mode))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from b2array import config
 from b2array.array.schunk import SChunk, create_schunk
@@ -13,17 +13,10 @@ from b2array.errors import FormatError, LimitError, UnsupportedError, located
 from b2array.group.manifest import EMBEDDED, is_member_name
 from b2array.store.memory import MemoryStore
 
-__all__ = ["Extent", "extents", "nothing", "open_embedded", "path_of", "remove"]
+__all__ = ["members", "nothing", "open_embedded", "remove"]
 
 _NOTES = "estore_metadata"
 _MAP = "embed_map"
-
-
-class Extent(NamedTuple):
-    """Where a member's frame is among the data, in bytes; -1 if there is only a reference to a server."""
-
-    start: int
-    nbytes: int
 
 
 def nothing() -> bytes:
@@ -33,18 +26,21 @@ def nothing() -> bytes:
     return empty.to_bytes()
 
 
-def path_of(name: str) -> str:
-    """Return what stands for the path of an embedded member."""
-    return f"{EMBEDDED}/{name}"
+def members(held: SChunk) -> dict[str, str]:
+    """Return what stands for the paths of the embedded members, by their names."""
+    return {name: f"{EMBEDDED}/{name}" for name in _extents(held)}
 
 
-def extents(held: SChunk) -> dict[str, Extent]:
-    """Return the embedded members by name; raise FormatError if they do not lie within the data."""
+def _extents(held: SChunk) -> dict[str, range | None]:
+    """Return which bytes of the data hold each member; None if there is only a reference to a server.
+
+    FormatError says that a member does not lie within the data.
+    """
     notes = held.vlmeta.get(_NOTES, {})
-    members = notes.get(_MAP, {}) if isinstance(notes, Mapping) else None
-    if not isinstance(members, Mapping):
+    found = notes.get(_MAP, {}) if isinstance(notes, Mapping) else None
+    if not isinstance(found, Mapping):
         raise FormatError(f"{held.url}: expected a map of embedded members, found another value")
-    return {_name(held, key): _extent(held, key, entry) for key, entry in members.items()}
+    return {_name(held, key): _extent(held, key, entry) for key, entry in found.items()}
 
 
 def _name(held: SChunk, key: Any) -> str:
@@ -54,26 +50,27 @@ def _name(held: SChunk, key: Any) -> str:
     return name
 
 
-def _extent(held: SChunk, key: str, entry: Any) -> Extent:
+def _extent(held: SChunk, key: str, entry: Any) -> range | None:
     if isinstance(entry, Mapping) and "urlbase" in entry:
-        return Extent(-1, 0)
+        return None
     start, nbytes = (entry.get("offset"), entry.get("length")) if isinstance(entry, Mapping) else (None, None)
     if type(start) is not int or type(nbytes) is not int or not 0 <= start <= start + nbytes <= held.nbytes:
         raise FormatError(f"{held.url}: expected {key!r} within {held.nbytes} bytes of data, found {entry!r}")
-    return Extent(start, nbytes)
+    return range(start, start + nbytes)
 
 
 def open_embedded(held: SChunk, path: str) -> Handle:
     """Open an embedded member for reading; a reference to an array on a server is not supported."""
     name = path.removeprefix(EMBEDDED + "/")
-    extent = extents(held).get(name)
-    if extent is None:
+    extents = _extents(held)
+    if name not in extents:
         raise FormatError(f"{held.url}: expected the embedded member {name!r}, found none")
-    if extent.start < 0:
+    extent = extents[name]
+    if extent is None:
         raise UnsupportedError(f"{held.url}: the member {name!r} is a reference to an array on a server")
-    if extent.nbytes > config.limits.chunk_nbytes:
-        raise LimitError(f"{held.url}: the embedded member {name!r} takes {extent.nbytes} bytes")
-    content = held.get_slice(extent.start, extent.start + extent.nbytes)
+    if len(extent) > config.limits.chunk_nbytes:
+        raise LimitError(f"{held.url}: the embedded member {name!r} takes {len(extent)} bytes")
+    content = held.get_slice(extent.start, extent.stop)
     return located(f"{held.url}: {name}", lambda: Handle(snapshot.load(MemoryStore({"": content})), "r"))
 
 

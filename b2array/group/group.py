@@ -25,7 +25,7 @@ from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.directory import Directory, Kind, copy_of
 from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name
 from b2array.group.transaction import Transaction
-from b2array.group.tree import Tree, branches, nested, tree_of
+from b2array.group.tree import Tree, branches, nested
 
 __all__ = ["Group", "open_group"]
 
@@ -429,7 +429,7 @@ class Group(MutableMapping[str, Any]):
     @property
     def info(self) -> Tree:
         """The members and groups as a tree; with shapes, types and sizes, if there are no more than 100."""
-        return tree_of(self, self._shown(), self._below(), partial(_opened, self._home, mode="r", lazy=True))
+        return Tree(self, self._shown(), self._below(), partial(_opened, self._home, mode="r", lazy=True))
 
     def _repr_html_(self) -> str:
         return self.info._repr_html_()

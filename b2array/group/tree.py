@@ -12,22 +12,26 @@ from b2array.display.tables import folded, short, size, table, titled
 from b2array.errors import B2ArrayError
 from b2array.group.manifest import ATTRS
 
-__all__ = ["Tree", "branches", "nested", "tree_of"]
+__all__ = ["Tree", "branches", "nested"]
 
 _SHOWN = 100
 """Larger groups show names only: to describe a member, it must be opened."""
 
 
 class Tree:
-    """A group that prints as a tree.
+    """A group that prints as a tree. It opens the members, given by their names and paths, to describe them."""
 
-    `members` has what is in and below the group by name: an open array, a super-chunk, an error, or None if it is not
-    described.
-    """
-
-    def __init__(self, url: str, name: str, members: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
-        self._url, self._name = url, name
-        self._members, self._attrs = dict(members), dict(attrs)
+    def __init__(
+        self, group: Any, names: Iterable[str], paths: Mapping[str, str], opened: Callable[[str], NDArray | SChunk]
+    ) -> None:  # fmt: skip
+        self._url, self._name, self._attrs = group.url, group.name, dict(group.attrs)
+        self._members: dict[str, Any] = dict.fromkeys(filter(None, names))
+        for member, path in paths.items() if len(paths) <= _SHOWN else ():
+            if member.rpartition("/")[2] != ATTRS:
+                try:
+                    self._members[member] = opened(path)
+                except (B2ArrayError, OSError) as error:  # one damaged member does not hide the others
+                    self._members[member] = error
 
     def __repr__(self) -> str:
         return "\n".join([f"/{self._name}", *branches(nested(self._members), _described)])
@@ -38,20 +42,6 @@ class Tree:
             attrs = {name: short(value) for name, value in self._attrs.items()}
             parts.insert(0, folded(f"attributes ({len(attrs)})", table(attrs)))
         return titled("b2array.Group", self._url, parts)
-
-
-def tree_of(
-    group: Any, names: Iterable[str], paths: Mapping[str, str], opened: Callable[[str], NDArray | SChunk]
-) -> Tree:
-    """Open the members, given by their names and paths, and return the tree."""
-    members: dict[str, Any] = dict.fromkeys(filter(None, names))
-    for member, path in paths.items() if len(paths) <= _SHOWN else ():
-        if member.rpartition("/")[2] != ATTRS:
-            try:
-                members[member] = opened(path)
-            except (B2ArrayError, OSError) as error:  # one damaged member does not hide the others
-                members[member] = error
-    return Tree(group.url, group.name, members, group.attrs)
 
 
 def nested(members: Mapping[str, Any]) -> dict[str, Any]:
