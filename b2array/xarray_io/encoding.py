@@ -204,7 +204,7 @@ def mapped(variable: xr.Variable, function: Any, dtype: np.dtype[Any]) -> xr.Var
 def _converted(values: npt.NDArray[Any], name: str, dtype: np.dtype[Any], exact: bool) -> npt.NDArray[Any]:
     whole = dtype.kind in "iub"
     if values.dtype.kind == "c" and dtype.kind != "c":
-        raise ValueError(f"variable {name!r} is stored as {dtype}, which cannot hold complex numbers")
+        raise _not_held(name, dtype, "complex numbers")
     rounded = np.around(values) if whole and values.dtype.kind == "f" else values
     if whole:
         _checked(rounded, name, dtype)
@@ -425,7 +425,7 @@ def _check_kind(name: str, variable: xr.Variable, array: NDArray, attrs: Mapping
     if not coded and kind in "biufc" and array.dtype.kind in "biufc":
         wrong = wrong or not np.can_cast(variable.dtype, array.dtype, "same_kind")
     if wrong:
-        raise ValueError(f"variable {name!r} is stored as {array.dtype}, which cannot hold {variable.dtype}")
+        raise _not_held(name, array.dtype, variable.dtype)
     if is_time and variable.size:
         stored, found = attrs.get("calendar", "standard"), infer_calendar_name(variable.data)
         alike = _PLAIN_CALENDARS if kind == "M" else {"standard", "gregorian"}
@@ -443,7 +443,7 @@ def _fitting(name: str, coded: xr.Variable, given: np.dtype[Any], array: NDArray
             )
         return coded
     if not np.can_cast(coded.dtype, stored, "safe") and coded.dtype != stored:
-        raise ValueError(f"variable {name!r} is stored as {stored}, which cannot hold {coded.dtype}")
+        raise _not_held(name, stored, coded.dtype)
     return coded
 
 
