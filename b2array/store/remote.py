@@ -227,6 +227,7 @@ class FsspecStore(Store):
         return self._call("", ask)
 
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
+        self._require_writable()
         content = upload.split(data)
         try:
             return self._write(name, content, ABSENT)
@@ -236,11 +237,11 @@ class FsspecStore(Store):
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
         if expected is not None and self._version(name) != expected:
             raise conflict(where(self.url, name))
+        self._require_writable()
         return self._write(name, upload.split(data), None)
 
     def _write(self, name: str, content: bytes | Iterator[bytes], expected: str | None) -> Stamp:
-        """Write an object of this version, of any version (None), or where there is none (`ABSENT`)."""
-        self._require_writable()
+        """Write an object that replaces this version, any (None), or none (`ABSENT`)."""
         if isinstance(content, bytes):
             return self._put(name, content, expected)
         if expected == ABSENT and self._version(name) is not None:
