@@ -200,8 +200,8 @@ def _put_in_turn(
             fitting = takewhile(_JOINING_NBYTES.__ge__, accumulate(nbytes for _, nbytes, *_ in queue))
             count = max(1, len(list(fitting)))
             batch, queue = queue[:count], queue[count:]
-            found = compute(*(task for *_, task in batch), **options)
-            for (*_, a, region, inside, _), values in zip(batch, found, strict=True):
+            tasks = [task for *_, task in batch]
+            for (*_, a, region, inside, _), values in zip(batch, compute(*tasks, **options), strict=True):
                 _check_piece(values, inside)
                 whole = zip(region, inside, strict=True)
                 a[tuple(slice(r.start + i.start, r.start + i.stop) for r, i in whole)] = values
