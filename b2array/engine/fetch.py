@@ -131,6 +131,8 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
     except StopIteration as end:
         stored: Stored = end.value
         return stored
+    except ChunkMissingError:  # says where already
+        raise
     except (FormatError, UnsupportedError) as error:
         raise _located(source, request.chunk, error) from error
 

@@ -138,8 +138,9 @@ class Handle:
         explained = _explained(source, error)
         if isinstance(explained, FormatError | ConflictError):
             with self.mutex:  # once a commit under way is over
-                if source is not self.source:
-                    return self.source
+                newest = self.source
+                if _identity(newest) != _identity(source):
+                    return newest
                 if source is self._transaction and self._transaction.catch_up():
                     return source
         if explained is error:
@@ -336,6 +337,11 @@ class Follower(Handle):
     @described.setter
     def described(self, _: Source) -> None:
         """Ignore it, too."""
+
+
+def _identity(source: Source) -> object:
+    """Tell a source from others. Each use of a `Follower` makes a new snapshot, mostly of the same state."""
+    return (source.generation, source.version) if isinstance(source, Snapshot) else id(source)
 
 
 def _explained(source: Source, error: B2ArrayError | OSError) -> B2ArrayError | OSError:

@@ -117,7 +117,7 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
                 reference = decode.accept(stored, (block,), context=reader.context)
                 tile = reader.decoded(number, (block,), stored, reference, narrow=True)
                 return tile.item(0, position, layout.dtype)
-            if stored.head.header.special:
+            if stored.head.header.special and layout.itemsize == source.frame.typesize:
                 return _value(stored, layout.dtype)[()]
             found = reader.decoded_whole(number)
         except (FormatError, UnsupportedError) as error:
