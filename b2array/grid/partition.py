@@ -1,4 +1,4 @@
-"""The geometry of an array: a grid of chunks, and in each chunk a grid of blocks.
+"""A selection, cut along a grid of chunks or of blocks.
 
 A selection is a product of factors. A factor stands for the positions along one axis (a `slice`), or for points along
 one or several axes together (an integer array with one row an axis). `parts` cuts such a product at the borders of a

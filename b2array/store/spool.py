@@ -89,7 +89,7 @@ class Spool:
             return memoryview(bytearray(memoryview(self._pieces[number])[start - base : stop - base]))
 
     def pieces(self, start: int, stop: int) -> Iterator[Buffer]:
-        """Yield the bytes of a range that begins and ends at borders of pieces."""
+        """Yield the bytes of a range that begins and ends at borders of pieces, when nobody writes any more."""
         if self._file is not None:
             for position in range(start, stop, _STEP):
                 yield self._from_file(self._file, position, min(position + _STEP, stop))
