@@ -23,12 +23,13 @@ from b2array.array.drafts import place_new
 from b2array.engine import transaction
 from b2array.engine.handle import Handle
 from b2array.errors import FormatError, UnsupportedError
-from b2array.exchange.convert import converted, is_array, pack_bytes, save_intact, unpack_bytes
-from b2array.exchange.formats import holds_array
+from b2array.exchange.convert import converted, is_array, save_intact
+from b2array.exchange.formats import BLP, BLP_BYTES, BYTES, holds_array
 from b2array.exchange.places import by_ending, find
 from b2array.progress import track
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
+from b2array.store.secrets import redact
 from b2array.tools import bench as measuring
 from b2array.tools import demo as demonstration
 from b2array.tools import describing
@@ -261,7 +262,7 @@ def convert(
         cparams=opts.cparams_of(codec, clevel, filters), layout=layout, overwrite=overwrite, verify=verify,
         progress=opts.shows(progress), src_options=options, dst_options=options, **more,
     )  # fmt: skip
-    print(done)
+    print(f"{redact(dst)}: {done.summary()}")
     return _report(done.failed)
 
 
@@ -326,17 +327,12 @@ def pack(
     storage: opts.Storage = None,
 ) -> None:
     """Write an array, or any file, to a Bloscpack file (.blp)."""
-    options, cparams = opts.storage_options(storage), opts.cparams_of(codec, clevel, filters)
-    more: dict[str, Any] = {"checksum": checksum, "offsets": offsets, "chunk_size": chunk_size}
-    if is_array(src, options):
-        converted(
-            src, dst, dst_format="blp", cparams=cparams, overwrite=overwrite, verify=verify,
-            progress=opts.shows(progress), src_options=options, dst_options=options, **more,
-        )  # fmt: skip
-        return
-    pack_bytes(
-        src, dst, cparams=cparams, overwrite=overwrite, verify=verify, progress=opts.shows(progress),
-        storage_options=options, **more,
+    options = opts.storage_options(storage)
+    src_format, dst_format = (None, BLP) if is_array(src, options) else (BYTES, BLP_BYTES)
+    converted(
+        src, dst, src_format=src_format, dst_format=dst_format, cparams=opts.cparams_of(codec, clevel, filters),
+        overwrite=overwrite, verify=verify, progress=opts.shows(progress), src_options=options, dst_options=options,
+        checksum=checksum, offsets=offsets, chunk_size=chunk_size,
     )  # fmt: skip
 
 
@@ -362,15 +358,11 @@ def unpack(
                 return OK
             print(f"b2array: {opts.error_text(error)}", file=sys.stderr)
             return CORRUPT
-        if f.is_array:
-            converted(
-                src, dst, src_format="blp", overwrite=overwrite, verify=verify, progress=opts.shows(progress),
-                src_options=options, dst_options=options,
-            )  # fmt: skip
-            return OK
-        unpack_bytes(
-            f, dst, overwrite=overwrite, verify=verify, progress=opts.shows(progress), storage_options=options
-        )  # fmt: skip
+        dst_format = None if f.is_array else BYTES
+    converted(
+        src, dst, src_format=BLP, dst_format=dst_format, overwrite=overwrite, verify=verify,
+        progress=opts.shows(progress), src_options=options, dst_options=options,
+    )  # fmt: skip
     return OK
 
 
