@@ -28,7 +28,7 @@ from b2array.store.local import LocalStore
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 from b2array.tools.anatomy import listed
-from b2array.tools.results import Result, first_of
+from b2array.tools.results import Result, Shown, first_of
 from b2array.tools.salvage import salvage
 from b2array.tools.verify import Findings, inspect
 
@@ -71,20 +71,13 @@ class Repair(Result):
     actions: tuple[str, ...] = ()
     backup: str | None = None
 
-    def headline(self) -> str:
-        """Say whether the frame was repaired."""
-        return ("to be repaired" if self.dry_run else "repaired") if self.changed else "nothing to repair"
-
-    def rows(self) -> dict[str, Any]:
-        """Return the numbers of chunks, those that are lost, and where the backup is."""
+    def shown(self) -> Shown:
+        """Return the numbers of chunks, those that are lost, where the backup is, and the steps."""
         if not self.changed:
-            return {}
+            return Shown("nothing to repair", lines=self.actions)
         rows: dict[str, Any] = {"chunks": self.nchunks, "lost": first_of(map(str, self.lost)) or "none"}
-        return rows | ({"old frame": self.backup} if self.backup else {})
-
-    def lines(self) -> tuple[str, ...]:
-        """Return the steps."""
-        return self.actions
+        rows |= {"old frame": self.backup} if self.backup else {}
+        return Shown("to be repaired" if self.dry_run else "repaired", rows, self.actions)
 
 
 def repair(
