@@ -107,31 +107,28 @@ def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"b2array: {message}", file=sys.stderr)
 
 
-def _command(name: str) -> Callable[[Callable[P, int | None]], Callable[P, None]]:
+def _command(verb: Callable[P, int | None]) -> Callable[P, None]:
     """Make a command of a function. It reports an error as one line and an exit code."""
 
-    def decorate(verb: Callable[P, int | None]) -> Callable[P, None]:
-        @app.command(name)
-        @functools.wraps(verb)
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            try:
-                code = verb(*args, **kwargs)
-                sys.stdout.flush()
-            except BrokenPipeError:
-                # The reader of the output closed the pipe. Without this, the interpreter would fail at its exit.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                code = OK
-            except _UsageError:
-                raise
-            except Exception as error:  # noqa: BLE001 - clients of servers raise many kinds of errors of their own
-                print(f"b2array: {opts.error_text(error)}", file=sys.stderr)
-                code = CORRUPT if isinstance(error, FormatError) else ERROR
-            if code:
-                raise typer.Exit(code)
+    @app.command(verb.__name__)
+    @functools.wraps(verb)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            code = verb(*args, **kwargs)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader of the output closed the pipe. Without this, the interpreter would fail at its exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = OK
+        except _UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - clients of servers raise many kinds of errors of their own
+            print(f"b2array: {opts.error_text(error)}", file=sys.stderr)
+            code = CORRUPT if isinstance(error, FormatError) else ERROR
+        if code:
+            raise typer.Exit(code)
 
-        return run
-
-    return decorate
+    return run
 
 
 def _print(data: Any) -> None:
@@ -143,7 +140,7 @@ def _all(lines: Iterator[str]) -> None:
         print(line)
 
 
-@_command("info")
+@_command
 def info(
     url: opts.Url,
     as_json: opts.Json = False,
@@ -186,7 +183,7 @@ def _report(failed: Mapping[str, Exception]) -> int:
     return CORRUPT if damaged else ERROR if failed else OK
 
 
-@_command("ls")
+@_command
 def ls(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None) -> int:
     """List what is directly in a group, with sizes and ratios."""
     found = describing.listed(url, opts.storage_options(storage), deep=False)
@@ -198,7 +195,7 @@ def ls(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None) 
     return _report(found.failed)
 
 
-@_command("tree")
+@_command
 def tree(url: opts.Url, storage: opts.Storage = None) -> int:
     """Draw a group with all that is below it."""
     found = describing.listed(url, opts.storage_options(storage), deep=True)
@@ -206,7 +203,7 @@ def tree(url: opts.Url, storage: opts.Storage = None) -> int:
     return _report(found.failed)
 
 
-@_command("cat")
+@_command
 def cat(
     url: opts.Url,
     key: Annotated[str, typer.Argument(help='As between brackets in NumPy: "[0:3, ::-1]".')] = "[...]",
@@ -236,7 +233,7 @@ def cat(
     print(np.array2string(np.asarray(values), threshold=sys.maxsize if every else 1000))
 
 
-@_command("convert")
+@_command
 def convert(
     src: opts.Src,
     dst: opts.Dst,
@@ -266,7 +263,7 @@ def convert(
     return _report(done.failed)
 
 
-@_command("copy")
+@_command
 def copy(
     src: opts.Src,
     dst: opts.Dst,
@@ -311,7 +308,7 @@ def copy(
     return OK
 
 
-@_command("pack")
+@_command
 def pack(
     src: opts.Src,
     dst: opts.Dst,
@@ -336,7 +333,7 @@ def pack(
     )  # fmt: skip
 
 
-@_command("unpack")
+@_command
 def unpack(
     src: opts.Src,
     dst: opts.Dst,
@@ -366,7 +363,7 @@ def unpack(
     return OK
 
 
-@_command("bench")
+@_command
 def bench(
     url: opts.Url,
     alternatives: Annotated[bool, typer.Option(help="Also with other chunks and blocks.")] = True,
@@ -410,7 +407,7 @@ def _change(
     return _show(change_each(url, options, one, dry_run=dry_run), as_json)
 
 
-@_command("verify")
+@_command
 def verify(
     url: opts.Url,
     deep: Annotated[bool, typer.Option("--deep", help="Read, compare and decode all of each chunk.")] = False,
@@ -423,7 +420,7 @@ def verify(
     return _show(verify_all(url, deep=deep, storage_options=options, progress=opts.shows(progress)), as_json)
 
 
-@_command("repair")
+@_command
 def repair(
     url: opts.Url,
     dry_run: opts.DryRun = False,
@@ -440,7 +437,7 @@ def repair(
     return _change(url, storage, repairing.repair, as_json, dry_run, **more)
 
 
-@_command("vacuum")
+@_command
 def vacuum(
     url: opts.Url,
     grace: opts.Grace = "24h",
@@ -452,7 +449,7 @@ def vacuum(
     return _change(url, storage, vacuuming.vacuum, as_json, dry_run, grace=grace)
 
 
-@_command("repack")
+@_command
 def repack(
     url: opts.Url,
     dry_run: opts.DryRun = False,
@@ -464,7 +461,7 @@ def repack(
     return _change(url, storage, vacuuming.repack, as_json, dry_run, progress=opts.shows(progress))
 
 
-@_command("demo")
+@_command
 def demo() -> None:
     """Show in ten seconds what b2array is for."""
     demonstration.main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -230,14 +231,23 @@ def frame_of(url: str, storage_options: Storage) -> Snapshot:
 
 def surveyed(url: str, storage_options: Storage) -> anatomy.Survey:
     """Measure all chunks of a frame or of a Bloscpack file."""
+    with _opened(url, storage_options) as found:
+        return _bloscpack_survey(found) if isinstance(found, bloscpack.Reader) else anatomy.survey(found)
+
+
+def raw_fields(url: str, storage_options: Storage) -> Iterator[anatomy.Field]:
+    """Yield every field before and behind the chunks."""
+    with _opened(url, storage_options) as found:
+        yield from _bloscpack_fields(found) if isinstance(found, bloscpack.Reader) else anatomy.fields(found)
+
+
+@contextmanager
+def _opened(url: str, storage_options: Storage) -> Iterator[bloscpack.Reader | Snapshot]:
     if find(url, None, storage_options, exists=True)[0].name == "blp":
         with bloscpack.open(url, storage_options=storage_options) as f:
-            return _bloscpack_survey(f)
-    held = frame_of(url, storage_options)
-    grid: tuple[int, ...] = (held.frame.nchunks,)
-    if holds_array(held.frame):
-        grid = NDArray(Handle(held, "r")).grid_shape or (1,)
-    return anatomy.survey(held, grid)
+            yield f
+    else:
+        yield frame_of(url, storage_options)
 
 
 def _bloscpack_survey(f: bloscpack.Reader) -> anatomy.Survey:
@@ -249,15 +259,6 @@ def _bloscpack_survey(f: bloscpack.Reader) -> anatomy.Survey:
     live = sum(each.cbytes for each in sizes) + f.nchunks * f.checksum_nbytes
     head = f.first_chunk
     return anatomy.Survey(tuple(sizes), (f.nchunks,), f.cbytes, head, live, max(0, f.cbytes - head - live))
-
-
-def raw_fields(url: str, storage_options: Storage) -> Iterator[anatomy.Field]:
-    """Yield every field before and behind the chunks."""
-    if find(url, None, storage_options, exists=True)[0].name == "blp":
-        with bloscpack.open(url, storage_options=storage_options) as f:
-            yield from _bloscpack_fields(f)
-    else:
-        yield from anatomy.fields(frame_of(url, storage_options))
 
 
 def _bloscpack_fields(f: bloscpack.Reader) -> Iterator[anatomy.Field]:
