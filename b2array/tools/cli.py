@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -135,11 +135,6 @@ def _print(data: Any) -> None:
     print(json.dumps(describing.plain(data), indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def _all(lines: Iterator[str]) -> None:
-    for line in lines:
-        print(line)
-
-
 @_command
 def info(
     url: opts.Url,
@@ -157,17 +152,17 @@ def info(
             return OK
         rows = [("part", "offset", "bytes", "field", "value", "meaning")]
         rows += [(f.part, str(f.offset), _hex(f.raw), f.name, str(f.value), f.meaning) for f in fields]
-        _all(table(rows, "<><<<<"))
+        print(*table(rows, "<><<<<"), sep="\n")
         return OK
     about, failed = describing.describe(url, options)
     sizes = describing.surveyed(url, options) if chunks else None
     if as_json:
         _print(about if sizes is None else about | {"sizes": sizes.data()})
     else:
-        _all(describing.lines(about))
+        print(*describing.lines(about), sep="\n")
         if sizes is not None:
             print()
-            _all(sizes.lines())
+            print(*sizes.lines(), sep="\n")
     return _report(failed)
 
 
@@ -186,21 +181,21 @@ def _report(failed: Mapping[str, Exception]) -> int:
 @_command
 def ls(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None) -> int:
     """List what is directly in a group, with sizes and ratios."""
-    found = describing.listed(url, opts.storage_options(storage), deep=False)
-    members = {name: member for name, member in found.members.items() if name}
+    found, failed = describing.listed(url, opts.storage_options(storage), deep=False)
+    members = {name: member for name, member in found.items() if name}
     if as_json:
         _print(members)
     elif members:
-        _all(table([describing.row(name, member) for name, member in members.items()], "<<<>>"))
-    return _report(found.failed)
+        print(*table([describing.row(name, member) for name, member in members.items()], "<<<>>"), sep="\n")
+    return _report(failed)
 
 
 @_command
 def tree(url: opts.Url, storage: opts.Storage = None) -> int:
     """Draw a group with all that is below it."""
-    found = describing.listed(url, opts.storage_options(storage), deep=True)
-    _all(describing.drawn(found.members))
-    return _report(found.failed)
+    members, failed = describing.listed(url, opts.storage_options(storage), deep=True)
+    print(*describing.drawn(members), sep="\n")
+    return _report(failed)
 
 
 @_command
@@ -384,10 +379,10 @@ def bench(
     if as_json:
         _print({"file": [each._asdict() for each in own], "sample": [each._asdict() for each in others]})
         return
-    _all(table(list(measuring.rates(own)), "<>>>"))
+    print(*table(list(measuring.rates(own)), "<>>>"), sep="\n")
     if others:
         print("\nA sample in memory, with other chunks and blocks:\n")
-        _all(table(list(measuring.compared(others)), "<<>" + ">" * len(own)))
+        print(*table(list(measuring.compared(others)), "<<>" + ">" * len(own)), sep="\n")
 
 
 def _show(done: Result | Results, as_json: bool) -> int:

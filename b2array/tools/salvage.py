@@ -198,7 +198,8 @@ class _Wreck:
         if self.expected > most:
             raise FormatError(f"expected a header that counts at most {most} chunks, found {self.expected}")
         if self.sparse:
-            valid, index_places = self._numbers(), [self.header.header_len]
+            numbers = map(chunk_number, self.file.store.listing())
+            valid, index_places = {n for n in numbers if n is not None}, [self.header.header_len]
         else:
             valid, index_places = self._walk()
         offsets, end = self._index(valid, index_places)
@@ -216,10 +217,6 @@ class _Wreck:
         return Salvaged(found, certain, certain and self.fingerprint_type == 0, tuple(self.notes))
 
     # Chunks.
-
-    def _numbers(self) -> set[int]:
-        numbers = (chunk_number(name) for name in self.file.store.listing())
-        return {number for number in numbers if number is not None}
 
     def _walk(self) -> tuple[set[int], list[int]]:
         """Find chunks in a file; return their offsets from the end of the header, and where an index may be."""
