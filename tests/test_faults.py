@@ -314,6 +314,23 @@ def test_a_disk_that_is_full_leaves_the_files_as_they_were(tmp_path, monkeypatch
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of file sizes")
 @both_layouts
+@pytest.mark.parametrize("first", [0, 5, 10])
+def test_a_transaction_goes_on_after_the_disk_was_full(tmp_path, monkeypatch, layout, first):
+    monkeypatch.setattr(overlay, "Spool", lambda path, **options: Spool(path, **options | {"limit": 60_000}))
+    path = tmp_path / "a.b2nd"
+    a = b2array.asarray(NOISE[::-1].copy(), url=path, layout=layout, chunks=(5, 1000), blocks=(5, 500))
+    with a.transaction():
+        a[:first] = NOISE[:first]
+        with files_of_at_most(30_000), pytest.raises(OSError, match=r"too large|No space"):
+            a[...] = -NOISE
+        assert np.array_equal(a[...], [*NOISE[:first], *NOISE[::-1][first:]])
+        a[...] = NOISE
+    for found in (a, b2array.open(path), blosc2.open(str(path))):
+        assert np.array_equal(found[...], NOISE)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of file sizes")
+@both_layouts
 @pytest.mark.parametrize("spooled", [False, True])
 def test_a_new_array_that_finds_no_room_is_not_there(tmp_path, monkeypatch, layout, spooled):
     if spooled:

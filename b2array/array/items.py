@@ -177,16 +177,16 @@ def _arranged(key: Any, value: Any, rule: Select, layout: Layout) -> Assignment:
 
 
 def _note_write(handle: Handle, layout: Layout, selection: Selection) -> None:
-    """Count successive writes of small parts of one chunk. When there are many, warn, once for each handle.
+    """Count successive writes of small parts of the same chunks. When there are many, warn, once for each handle.
 
-    Each of them commits the whole chunk. A transaction would commit it once; smaller chunks would help, too.
+    Each of them commits whole chunks. A transaction would commit them once; smaller chunks would help, too.
     """
     coords, part, share = [], [], 1.0
     for positions, c, n in zip(selection.positions, layout.chunks, layout.shape, strict=False):
         if not isinstance(positions, slice):
             return
         extent = positions.stop - positions.start
-        coords.append(positions.start // c)
+        coords += [positions.start // c, (positions.stop - 1) // c]
         part.append(min(extent, c))
         share *= min(extent / min(c, n), 1)
     before, count = handle.small_writes
@@ -197,8 +197,8 @@ def _note_write(handle: Handle, layout: Layout, selection: Selection) -> None:
     if count == _MANY_WRITES:
         handle.small_writes = None, 0
         warn(
-            f"{handle.url}: {count} commits in a row have each written one chunk of shape {layout.chunks} for a part "
-            f"of shape {tuple(part)}; write the parts in one transaction ('with a.transaction():'), or create the "
-            f"array with chunks={tuple(part)}",
+            f"{handle.url}: {count} commits in a row have each written the same chunks of shape {layout.chunks} for "
+            f"parts of shape {tuple(part)}; write the parts in one transaction ('with a.transaction():'), or create "
+            f"the array with chunks={tuple(part)}",
             PerformanceWarning,
         )

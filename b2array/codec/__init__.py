@@ -14,6 +14,6 @@ lazy      chunks without their data, as the C library makes them
 
 To decode, `decode` parses the head, checks that the streams can hold the sizes that they claim, and makes a plan: which
 blocks `cblosc` decodes together, which `codecs` decodes one by one, and which filters are left to undo. To encode,
-`encode` looks whether the data repeat one item. If not, `filters` prepares the blocks, `cblosc` or `codecs` compresses
-them, and `encode` joins head and blocks.
+`encode` looks whether the data repeat one item. If not, `filters`, or C-Blosc 1 itself, prepares the blocks, `cblosc`
+or `codecs` compresses them, and `encode` joins head and blocks.
 """

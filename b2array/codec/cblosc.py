@@ -4,7 +4,7 @@ The streams of a Blosc2 block are byte for byte those of a Blosc1 block. So a 16
 front of the blocks make a chunk that C-Blosc 1 decodes, and the chunks that it makes have the blocks that we need. It
 does not know runs (streams stored as one repeated byte): reading replaces them by streams of the codec, writing puts
 them back. It splits blocks into at most 16 streams of at least 128 bytes. It makes a context for every zstd stream, so
-small ones are decoded here, before C-Blosc 1 undoes their shuffle.
+those of split blocks, and those of blocks that stay shuffled, are decoded here.
 
 Source: "Blosc Chunk Format", sections Header and Blocks.
 """
@@ -51,8 +51,8 @@ _CNAMES = {
 _HEADER = struct.Struct("<4B3i")
 _INT32 = struct.Struct("<i")
 
-_SPARSE = 2
-"""Blocks that lie in more than this many times their size are put together: copying what is between them costs more."""
+_MAX_SPREAD = 2
+"""Blocks that lie spread over more than this many times their uncompressed size are copied together first."""
 _FEW_BLOCKS = 8
 """Up to here a plain loop over the streams is faster than NumPy."""
 _FEW_BYTES = 2**14
@@ -100,7 +100,7 @@ class Blosc1Params(NamedTuple):
         return _HEADER.pack(VERSION_BLOSC1, 1, flags, self.typesize, nbytes, self.block_nbytes, cbytes)
 
 
-class Run(NamedTuple):
+class ByteRun(NamedTuple):
     """A run in a block, stored in `nbytes` bytes at `start`, and the stream of the codec that replaces it."""
 
     block: int
@@ -161,7 +161,7 @@ def _decode_as_is(
 ) -> None:
     low, high = min(starts), max(stops)
     base = low - margin_in_front(len(starts))
-    if (region.readonly or base < 0) and high - low > _SPARSE * out.nbytes:
+    if (region.readonly or base < 0) and high - low > _MAX_SPREAD * out.nbytes:
         _decompress(_spliced(params, region, starts, stops, [], out.nbytes), out)
         return
     head = params.header(out.nbytes, high - base) + struct.pack(f"<{len(starts)}i", *[s - base for s in starts])
@@ -190,7 +190,7 @@ def decode_planes(
     if params.fmt == CodecFormat.ZSTD:
         decode_zstd(region, starts, stops, neblock, [out.data])
         return
-    if region.readonly and max(stops) - min(starts) > _SPARSE * out.nbytes:
+    if region.readonly and max(stops) - min(starts) > _MAX_SPREAD * out.nbytes:
         region, starts, stops = _packed(region, starts, stops, params.block_nbytes + 4 * params.nstreams)
     # Each stream is a block to C-Blosc 1, so that one stream can replace all runs of the same byte.
     found = stream_positions(region, starts, stops, params.nstreams, neblock)
@@ -251,12 +251,12 @@ def _decode_split_zstd(
     for first in range(0, len(starts), step):
         part = slice(first, first + step)
         target = out[first * params.block_nbytes : (first + step) * params.block_nbytes]
-        raw, blocks = _raw_chunk(unsplit, len(starts[part]))
+        raw, blocks = _raw_blosc1_chunk(unsplit, len(starts[part]))
         decode_zstd(region, starts[part], stops[part], params.neblock, blocks)
         _decompress(raw, target)
 
 
-def _raw_chunk(params: Blosc1Params, nblocks: int) -> tuple[memoryview, list[memoryview]]:
+def _raw_blosc1_chunk(params: Blosc1Params, nblocks: int) -> tuple[memoryview, list[memoryview]]:
     """Return a Blosc1 chunk of raw, unsplit blocks, and views of the blocks, whose contents are not defined yet."""
     nbytes = params.block_nbytes
     front = margin_in_front(nblocks)
@@ -276,7 +276,8 @@ def unshuffle(planes: Bytes, out: Bytes) -> None:
     if nbytes <= _FEW_BYTES:
         out.reshape(-1, width).T[:] = planes.reshape(width, -1)
         return
-    raw, (block,) = _raw_chunk(Blosc1Params(CodecFormat.BLOSCLZ, width, SHUFFLE, split=False, block_nbytes=nbytes), 1)
+    unsplit = Blosc1Params(CodecFormat.BLOSCLZ, width, SHUFFLE, split=False, block_nbytes=nbytes)
+    raw, (block,) = _raw_blosc1_chunk(unsplit, 1)
     np.ndarray(planes.shape, np.uint8, block)[...] = planes
     _decompress(raw, out)
 
@@ -290,7 +291,7 @@ def decode_stream(fmt: CodecFormat, payload: Buffer, nbytes: int) -> Bytes:
     return out
 
 
-def _runs_in(params: Blosc1Params, region: memoryview, starts: Sequence[int], stops: Sequence[int]) -> list[Run]:
+def _runs_in(params: Blosc1Params, region: memoryview, starts: Sequence[int], stops: Sequence[int]) -> list[ByteRun]:
     """List the runs in the order of blocks and streams; check the sizes of all streams."""
     nstreams, neblock = params.nstreams, params.neblock
     if len(starts) <= _FEW_BLOCKS:
@@ -305,7 +306,7 @@ def _runs_in(params: Blosc1Params, region: memoryview, starts: Sequence[int], st
         where = positions[blocks, numbers].tolist(), csizes[blocks, numbers].tolist()
         found = list(zip(blocks.tolist(), *where, strict=True))
     return [
-        Run(block, position, 4 + (csize < 0), encoded_run(params.fmt, neblock, -csize))
+        ByteRun(block, position, 4 + (csize < 0), encoded_run(params.fmt, neblock, -csize))
         for block, position, csize in found
     ]
 
@@ -315,14 +316,14 @@ def _spliced(
     region: memoryview,
     starts: Sequence[int],
     stops: Sequence[int],
-    runs: Sequence[Run],
+    runs: Sequence[ByteRun],
     nbytes: int,
 ) -> memoryview:
     """Put together a Blosc1 chunk of blocks whose runs are replaced by streams of the codec."""
     pieces: list[Buffer] = [b""]
     position = BLOSC1_HEADER_LEN + 4 * len(starts)
     new_starts = []
-    of_block: list[list[Run]] = [[] for _ in starts]
+    of_block: list[list[ByteRun]] = [[] for _ in starts]
     for run in runs:
         of_block[run.block].append(run)
     # No valid block is longer. Without this bound, blocks that overlap would each be copied up to the end of the chunk.

@@ -35,16 +35,16 @@ from b2array.codec.streams import MIN_STREAM, check_ratio, many_stream_positions
 from b2array.errors import FormatError
 
 __all__ = [
-    "Tile", "accept", "check_plausible_size", "decode", "decode_blocks", "decode_tile", "decompress", "group_length",
-    "scratch_margins", "vl_blocks",
+    "STEP_NBYTES", "Tile", "accept", "check_plausible_size", "decode", "decode_blocks", "decode_tile", "decompress",
+    "scratch_margins", "step_length", "vl_blocks",
 ]  # fmt: skip
 
 Bytes = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
 Numbers = Sequence[int] | Int64Array
 
-GROUP_NBYTES = 4 * 2**20
-"""Blocks are decoded in groups of about this many bytes: a group is still in the cache when it is copied on."""
+STEP_NBYTES = 4 * 2**20
+"""Blocks are decoded in steps of about this many bytes, which are still in the cache when they are copied on."""
 
 _RUNS_NBYTES = 512
 """What the runs of blocks that stay shuffled take in front of the blocks: one stream for each byte that is repeated."""
@@ -100,7 +100,7 @@ def decode(buf: Buffer, *, out: Bytes | None = None, context: Context = NO_CONTE
     if header.special:
         fill(stored.head, out, range(header.nblocks))
         return out
-    step = group_length(header.block_nbytes)
+    step = step_length(header.block_nbytes)
     for first in range(0, header.nblocks, step):
         numbers = range(first, min(first + step, header.nblocks))
         part = out[first * header.block_nbytes : numbers.stop * header.block_nbytes]
@@ -108,15 +108,15 @@ def decode(buf: Buffer, *, out: Bytes | None = None, context: Context = NO_CONTE
     return out
 
 
-def group_length(block_nbytes: int) -> int:
+def step_length(block_nbytes: int) -> int:
     """Return how many blocks of `block_nbytes` bytes are decoded in one call."""
-    return max(1, GROUP_NBYTES // max(1, block_nbytes))
+    return max(1, STEP_NBYTES // max(1, block_nbytes))
 
 
 def accept(stored: Stored, numbers: Numbers, *, context: Context) -> Bytes | None:
     """Refuse blocks that cannot be as large as they say; return the first block, decoded, if others build on it."""
     header = stored.head.header
-    if len(numbers) * header.block_nbytes > GROUP_NBYTES:
+    if len(numbers) * header.block_nbytes > STEP_NBYTES:
         check_plausible_size(stored, numbers, context=context)
     if FilterId.DELTA not in header.filters or not header.has_streams or header.vl_blocks:
         return None
@@ -230,7 +230,7 @@ def check_plausible_size(stored: Stored, numbers: Numbers, *, context: Context =
     """Refuse blocks that their streams cannot possibly hold, before memory is allocated for them."""
     header = stored.head.header
     nbytes = len(numbers) * header.block_nbytes
-    if not header.has_streams or nbytes <= GROUP_NBYTES:
+    if not header.has_streams or nbytes <= STEP_NBYTES:
         return
     # The region alone proves nothing: the margins behind the blocks may be larger than the blocks.
     pick = _as_index(numbers)

@@ -2,7 +2,8 @@
 
 mapping     what a view shows: positions along its axes -> positions along those of the array
 pieces      an array or a view, piece by piece in workers
-reductions  `sum`, `mean`, `argmin`, ..., `nansum`, ...: a state of each piece -> combined -> finished
+reductions  `sum`, `mean`, `argmin`, ..., `nansum`, ...: a state of each piece -> combined -> finished; `Readable` has
+            them as methods, and `b2array` those without NaN as functions
 operators   `+`, `==`, `-a`, ...: as if on `a[...]`, if that fits into memory
 readable    `Readable`: all that reads arrays and views; `View`; `Indexer`: what `oindex`, `vindex` and `chunk_view` are
 """

@@ -114,7 +114,7 @@ class Mapping:
         return replace(self, axes=tuple(axes))
 
     def sliced(self, key: Any) -> Mapping:
-        """Take what a key of integers, slices, Ellipsis and None selects; of joined axes, boxes of the array only."""
+        """Take what a key of integers, slices, Ellipsis and None selects; of joined axes, part of one or whole rows."""
         found = select(key, self.lengths)
         if found.kind not in ("basic", "scalar"):
             raise IndexError(
@@ -201,9 +201,9 @@ class Mapping:
         return (*key, ...), arranged  # with an ellipsis, a single item is an array, too
 
     def _covered(self, positions: Positions, axes: Sequence[int]) -> tuple[Positions, slice]:
-        """Return whole rows around a part of joined axes, and where in them it is: reading them takes less memory.
+        """Widen a part of joined axes to whole rows, and say where in them the part is; not if they are far longer.
 
-        Not if the rows have many more items than the part.
+        Rows are slices of the array, which need no index arrays.
         """
         if isinstance(positions, slice) and len(self.axes[axes[0]]) > 1:
             along = range(positions.start, positions.stop, positions.step)

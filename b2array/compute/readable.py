@@ -15,7 +15,7 @@ from b2array.compute.operators import Operators
 from b2array.compute.reductions import reduction
 from b2array.engine.handle import Handle
 from b2array.engine.read import read, read_item
-from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
+from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.grid.layout import Layout
 from b2array.grid.selection import Selection, fields, item, orthogonal, select, vectorised
 
@@ -112,7 +112,7 @@ class Readable(Operators):
             return self._get(key, select)
         try:
             return read_item(source, layout, where)
-        except (ChunkMissingError, ConflictError):  # perhaps a commit through this handle removed the chunk
+        except (FormatError, UnsupportedError, ConflictError):  # perhaps a commit through this handle removed the chunk
             return self._get(key, select)
 
     def _get(self, key: Any, rule: Select) -> Any:
@@ -129,15 +129,7 @@ class Readable(Operators):
                 source = self._handle.recover(source, error)
         if selection.kind == "scalar":
             result = result[()]
-        if names is None:
-            return result
-        found = result[names]
-        if isinstance(found, np.ndarray):
-            # Copied, so that a field does not keep the memory of all others.
-            found = np.array(found) if isinstance(names, str) else found
-            # In NumPy, a["x"][1:3] = 0 changes a. Here it would be lost in a copy.
-            found.flags.writeable = False
-        return found
+        return result if names is None else _named(result, names)
 
     __setitem__: Any = staticmethod(_refuse)
     _set = __setitem__
@@ -292,6 +284,17 @@ class Readable(Operators):
     any, all, count_nonzero = map(reduction, ("any", "all", "count_nonzero"))
 
 
+def _named(result: Any, names: str | list[str]) -> Any:
+    """Return fields of items; arrays for reading only."""
+    found = result[names]
+    if isinstance(found, np.ndarray):
+        # Copied, so that a field does not keep the memory of all others.
+        found = np.array(found) if isinstance(names, str) else found
+        # In NumPy, a["x"][1:3] = 0 changes a. Here it would be lost in a copy.
+        found.flags.writeable = False
+    return found
+
+
 class View(Readable):
     """A lazy, read-only view of an array: a part of it, or another arrangement.
 
@@ -334,7 +337,7 @@ class View(Readable):
             return vectorised(place, shape)
 
         result = arranged(super()._get(..., located))[() if selection.kind == "scalar" else ...]
-        return result if names is None else result[names]
+        return result if names is None else _named(result, names)
 
     def _mapping(self, shape: tuple[int, ...]) -> Mapping:
         if shape != self._fixed.shape:

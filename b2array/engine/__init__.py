@@ -5,8 +5,9 @@ compares them with their checksums. `read` decodes them, leaves them in the cach
 
 To write `a[1:3] = x`, `Handle.change` begins a `Transaction` and calls `write.assign`. That puts the values into an
 `OpenChunk`, on top of the old chunk if it is written in part, encodes it, and gives it to `Overlay.store_chunk`, which
-calls `Staging.put`. In a transaction of the user, a chunk that is written in part stays open until `Overlay.flush`
-encodes it. `Transaction.commit` looks whether others have committed, packs the next `State`, and swaps the index.
+calls `Staging.put`. In a transaction of the user, a chunk that is written in part, or alone, stays open until
+`Overlay.flush` encodes it. `Transaction.commit` puts the changes on top of what others committed meanwhile, packs the
+next `State`, and swaps the index. Where others changed the same chunks, `Handle.change` makes the change again.
 
 source       `Source`: what `read` and `fetch` read from, a snapshot or a transaction
 snapshot     `Snapshot`: one committed state in a store; `load`, `reload`

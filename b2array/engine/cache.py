@@ -46,7 +46,7 @@ class Slab:
 
 
 class Entry(NamedTuple):
-    """A block: its row in a tile, and the slab that holds it."""
+    """A block: its row in a tile, and the slab of the cache that holds it; None outside of the cache."""
 
     tile: Tile
     row: int
@@ -59,7 +59,7 @@ class Cache:
     def __init__(self) -> None:
         self._chunks: dict[Key, dict[int, Entry]] = {}
         self._slabs: OrderedDict[Slab, None] = OrderedDict()
-        self._open: list[Slab] = []
+        self._filling: list[Slab] = []
 
     @property
     def nbytes(self) -> int:
@@ -84,17 +84,17 @@ class Cache:
         return found
 
     def room_for(self, nbytes: int) -> tuple[Slab, Bytes] | None:
-        """Return memory for a tile, and the slab that it belongs to; None if it would take too much of the cache."""
+        """Return a slab and memory in it for a tile; None if that would take too much of the cache."""
         if nbytes > config.cache_bytes // 2:
             return None
         try:
-            slab = self._open.pop()
+            slab = self._filling.pop()
         except IndexError:
             slab = self._new_slab(nbytes)
         if slab.used + nbytes > slab.memory.nbytes or slab not in self._slabs:
             slab = self._new_slab(nbytes)
         start, slab.used = slab.used, slab.used + nbytes
-        self._open.append(slab)
+        self._filling.append(slab)
         return slab, slab.memory[start : start + nbytes]
 
     def _new_slab(self, nbytes: int) -> Slab:

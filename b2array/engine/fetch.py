@@ -3,6 +3,7 @@
 Whole chunks take one wave of requests. So do blocks whose chunk's head was read before, and those whose sizes the frame
 notes. Other blocks take two waves: one for the heads of their chunks, one for the blocks. `steps_of`, a generator,
 asks for the bytes of one chunk, step by step; `fetch` puts what the generators of many chunks ask for into one wave.
+Local files have no waves: each chunk is read by itself, mostly in one step, and noted sizes are not used.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ Numbers = Sequence[int] | Int64Array
 class Ask(NamedTuple):
     """Bytes to read into one buffer of `nbytes` bytes, each span to its place.
 
-    With `clip`, fewer bytes of the one span come if the object ends inside it. `leads`: they tell what to ask for next.
+    With `clip` there is one span, and it may be cut off where the object ends. `leads`: the bytes decide what to ask
+    for next.
     """
 
     spans: list[Span]
@@ -131,6 +133,8 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
     except StopIteration as end:
         stored: Stored = end.value
         return stored
+    except ChunkMissingError:  # says where already
+        raise
     except (FormatError, UnsupportedError) as error:
         raise _located(source, request.chunk, error) from error
 
@@ -282,7 +286,7 @@ class _Chunk:
         view = yield ask
         head = self.cached.head if self.cached is not None else self.unpack_head(view)
         found, (_, start, stop) = head.header.cbytes, self.location
-        # Not if the object ends there.
+        # The chunk is longer than we asked for. Ask again, unless its object ends here.
         if len(view) == ask.nbytes < found and (stop < 0 or start + found <= stop):
             view = yield self.ask(0, found + checksums.record_nbytes(len(head.starts)) * self.record_due)
         return (yield from self.take_whole(head, view))
@@ -382,7 +386,7 @@ class _Chunk:
     # A chunk whose sizes are noted.
 
     def by_sizes(self, sizes: Sizes) -> Generator[Ask, memoryview, Stored | None]:
-        """Read head and wanted blocks at once, from where the noted sizes put them; None if they do not say it."""
+        """Read head and wanted blocks at once, from where the noted sizes put them; None if the sizes do not tell."""
         cbytes = int(sizes[0])
         if self.location.stop >= 0 and self.location.start + cbytes > self.location.stop:
             return None

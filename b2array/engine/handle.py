@@ -23,7 +23,7 @@ from b2array.store.base import COMPARE_AND_SWAP, Mutex, Store, attempts, stale_r
 __all__ = ["Follower", "Handle", "Mode"]
 
 _PICKLED_NBYTES = 2**16
-"""A record of sizes that takes more than this, and serves writers only, stays out of pickles."""
+"""A table of sizes that takes more than this, and serves writers only, stays out of pickles."""
 
 Mode = Literal["r", "r+"]
 T = TypeVar("T")
@@ -130,7 +130,7 @@ class Handle:
         return self._snapshot.generation
 
     def recover(self, source: Source, error: B2ArrayError) -> Source:
-        """Return what to read from after an error, or raise the error, with the URL if it did not say it.
+        """After an error, return the source to read from next, or raise the error with the URL in it.
 
         A commit through this handle may have taken away what was read; then there is a newer source. ConflictError:
         another writer took it away.
@@ -138,8 +138,9 @@ class Handle:
         explained = _explained(source, error)
         if isinstance(explained, FormatError | ConflictError):
             with self.mutex:  # once a commit under way is over
-                if source is not self.source:
-                    return self.source
+                newest = self.source
+                if _identity(newest) != _identity(source):
+                    return newest
                 if source is self._transaction and self._transaction.catch_up():
                     return source
         if explained is error:
@@ -160,11 +161,11 @@ class Handle:
     def change(self, task: Callable[[Transaction], T], *, anywhere: bool = False) -> T:
         """Call a task that changes a transaction, and commit what it did; return its result.
 
-        If another writer came first, the task is called again, with a transaction on top of what that one committed.
-        After some attempts the handle takes the store's lock, if there is one, and other writers wait. Inside a
-        transaction the task joins that one. A task that raises changes nothing. With `anywhere`, the change still
-        makes sense if another writer has changed metalayers, number or order of the chunks. ConflictError says that it
-        makes no sense any more.
+        What others committed meanwhile is kept. If they changed the same chunks, the task is called again. After some
+        attempts the handle takes the store's lock, if there is one, and other writers wait. Inside a transaction the
+        task joins that one. A task that raises changes nothing. With `anywhere`, the change still makes sense if
+        another writer has changed metalayers, number or order of the chunks. ConflictError says that it makes no sense
+        any more.
         """
         self.require_writable()
         for tried in attempts(self.store):
@@ -336,6 +337,11 @@ class Follower(Handle):
     @described.setter
     def described(self, _: Source) -> None:
         """Ignore it, too."""
+
+
+def _identity(source: Source) -> object:
+    """Tell a source from others. Each use of a `Follower` makes a new snapshot, mostly of the same state."""
+    return (source.generation, source.version) if isinstance(source, Snapshot) else id(source)
 
 
 def _explained(source: Source, error: B2ArrayError | OSError) -> B2ArrayError | OSError:

@@ -107,7 +107,7 @@ class OpenChunk:
         if self._stored is None or not numbers:
             return data
         decode.check_plausible_size(self._stored, numbers, context=self.form.context)
-        step = decode.group_length(self.form.layout.block_nbytes)
+        step = decode.step_length(self.form.layout.block_nbytes)
         for first in range(0, len(numbers), step):
             pick = slice(first, first + step)
             decode.decode_blocks(self._stored, numbers[pick], data[pick].reshape(-1), context=self.form.context)
@@ -204,7 +204,7 @@ def _put_runs(grid: Array, runs: tuple[Run, ...], values: Array, undo: Undo | No
 
 
 class WriteBuffer:
-    """The open chunks of a transaction, the least recently used one first.
+    """The open chunks of a transaction, the least recently written one first.
 
     Attributes
     ----------
@@ -223,7 +223,7 @@ class WriteBuffer:
         self.mutex = Mutex()
 
     def keep(self, n: int, chunk: OpenChunk) -> None:
-        """Keep a chunk, now the most recently used one."""
+        """Keep a chunk, now the most recently written one."""
         self.drop(n)
         self.chunks[n] = chunk
         self._sizes[n] = chunk.nbytes
@@ -241,7 +241,7 @@ class WriteBuffer:
         self.nbytes = sum(self._sizes.values())
 
     def excess(self) -> list[int]:
-        """Return the chunks to encode if all take more memory than they may: the rest then takes half of that."""
+        """If all take too much memory, return those to encode, oldest first, until the rest takes half of that."""
         if self.nbytes <= config.write_buffer_bytes:
             return []
         rest = self.nbytes

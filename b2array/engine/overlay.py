@@ -76,7 +76,7 @@ class Overlay(Target):
             reserved = len(frame.pack_header(self.frame) if self.base is None else self.base.header)
         limit: float = _MOST_IN_MEMORY
         if path is not None:
-            # The file becomes the frame if that is new or hardly any of it stays, and is written twice otherwise.
+            # The file becomes the frame if that is new or all its chunks are, and is written twice otherwise.
             old_nbytes = 0 if self.base is None else self.base.frame.frame_len
             limit = min(max(old_nbytes // 2, _LEAST_IN_MEMORY), _MOST_IN_MEMORY)
         elif self.store.appendable:  # the frame will be in memory, too

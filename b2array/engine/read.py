@@ -2,7 +2,7 @@
 
 All reads go one way. `grid.tiling` cuts a selection into parts of chunks, and each part into steps of blocks that are
 decoded together. The reader asks the cache for the blocks, fetches and decodes the others, and leaves those in the
-cache. One item takes a shorter way, `read_item`. Nothing here knows keys: selections are products of groups, as
+cache. One item takes a shorter way, `read_item`. Nothing here knows keys: selections are products of factors, as
 `b2array.grid.partition` cuts them.
 """
 
@@ -49,7 +49,7 @@ _WINDOWS_UNDER_WAY = 4
 """This many windows are requested before the first one has arrived, so that they do not wait for each other."""
 _LEAST_SHARED = 2**20
 """Threads share chunks of which this much is decoded. For less, they mostly wait for the interpreter."""
-_MAX_SCRATCH = 4 * decode.GROUP_NBYTES
+_MAX_SCRATCH = 4 * decode.STEP_NBYTES
 _SHARE = 4
 """A read goes through the cache only if its result is at most one part in this many of the cache."""
 
@@ -57,7 +57,7 @@ _SHARE = 4
 def read(
     source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array, nbytes: int = 0
 ) -> None:
-    """Fill `box`, with one dimension a group, with the items of a selection; see `b2array.grid.partition`.
+    """Fill `box`, with one dimension a factor, with the items of a selection; see `b2array.grid.partition`.
 
     If this is part of a larger read, `nbytes` is the size of that in bytes.
     """
@@ -71,7 +71,7 @@ def read(
     first = list(islice(planned, 2))
     jobs = chain(first, planned)
     if len(first) == 1:
-        reader.run(first[0], alone=True)
+        reader.run(first[0], in_threads=True)
     elif not source.is_local:
         for _ in threads.spread(lambda pair: reader.finish(*pair), reader.fetched(jobs)):
             pass
@@ -117,7 +117,7 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
                 reference = decode.accept(stored, (block,), context=reader.context)
                 tile = reader.decoded(number, (block,), stored, reference, narrow=True)
                 return tile.item(0, position, layout.dtype)
-            if stored.head.header.special:
+            if stored.head.header.special and layout.itemsize == source.frame.typesize:
                 return _value(stored, layout.dtype)[()]
             found = reader.decoded_whole(number)
         except (FormatError, UnsupportedError) as error:
@@ -162,10 +162,10 @@ class Reader(NamedTuple):
     axes: Axes | None = None
     by_slices: bool = True
 
-    def run(self, job: ChunkRead, *, alone: bool = False) -> None:
-        """Read one chunk; with `alone`, in several threads."""
+    def run(self, job: ChunkRead, *, in_threads: bool = False) -> None:
+        """Read one chunk; with `in_threads`, in several."""
         stored = fetch(self.source, (ChunkRequest(job.number, job.wanted),))[0] if job.wanted else None
-        self.finish(job, stored, alone=alone)
+        self.finish(job, stored, in_threads=in_threads)
 
     def copy_open(self, chunk: tuple[int, Part]) -> bool:
         """Read a chunk if a transaction keeps it open; say whether it does."""
@@ -212,7 +212,7 @@ class Reader(NamedTuple):
     def plan(self, number: int, part: Part) -> ChunkRead:
         """Decide how to read a chunk, and ask the cache for its blocks."""
         layout = self.layout
-        length = decode.GROUP_NBYTES // layout.block_nbytes or 1
+        length = decode.STEP_NBYTES // layout.block_nbytes or 1
         if self.by_slices:
             tiling = tiling_of(layout, cast(Slices, part.inside), length)
         else:
@@ -226,7 +226,7 @@ class Reader(NamedTuple):
             elif found:
                 wanted = [n for n in tiling.numbers if n not in found]
         if wanted and not self.source.is_local and len(wanted) == self._ninhabited(part.coords):
-            wanted = range(layout.nblocks)
+            wanted = range(layout.nblocks)  # all but padding is wanted: one range is easier to ask for
         return ChunkRead(number, part, tiling, found, wanted)
 
     def _ninhabited(self, coords: Sequence[int]) -> int:
@@ -235,7 +235,7 @@ class Reader(NamedTuple):
         extents = zip(coords, layout.shape, layout.chunks, layout.blocks, strict=True)
         return math.prod(-(-min(c, n - coord * c) // b) for coord, n, c, b in extents)
 
-    def finish(self, job: ChunkRead, stored: Stored | None, *, alone: bool = False) -> None:
+    def finish(self, job: ChunkRead, stored: Stored | None, *, in_threads: bool = False) -> None:
         """Decode and copy one chunk; `stored` has the blocks that the cache does not have."""
         reference, steps = None, job.tiling.steps
         try:
@@ -243,7 +243,7 @@ class Reader(NamedTuple):
                 header = stored.head.header
                 if self.is_regular(header):
                     reference = decode.accept(stored, job.wanted, context=self.context)
-                    if alone and len(steps) > 1 and threads.width() > 1:
+                    if in_threads and len(steps) > 1 and threads.width() > 1:
                         # The threads share the region, so none of them may use it as scratch space.
                         shared = replace(stored, region=stored.region.toreadonly())
                         threads.each(lambda step: self._copy_step(job, step, shared, reference), steps)

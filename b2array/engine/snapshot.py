@@ -103,7 +103,7 @@ class Snapshot(Source):
         return entry if isinstance(entry, Special) else self.location_of(entry)
 
     def locate_unchecked(self, n: int) -> Location | Special:
-        """Return the same, but for a lost chunk a location without a chunk: annotations stay packed."""
+        """Do the same without looking whether the chunk is lost, which would unpack the annotations."""
         offsets = self.frame.offsets
         entry = int(offsets[n]) if 0 <= n < len(offsets) else -1
         return self.locate(n) if entry < 0 else self.location_of(entry)
@@ -126,15 +126,15 @@ class Snapshot(Source):
         return self.store.read(spans, expected=self._expected, clip=clip)
 
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
-        """Read bytes to their places in one buffer, which this thread may use again for the next call."""
+        """Read bytes to their places in one buffer; the memory is used again when nothing refers to it."""
         return self.store.gather(spans, places, nbytes, expected=self._expected)
 
 
 def load(store: Store, *, start: int = 0) -> Snapshot:
     """Read the frame that a store holds now.
 
-    One wave of requests finds out whether the store is one file or a directory. A second one follows only if header,
-    index and trailer take more than 64 KiB.
+    One wave of requests finds out whether the store is one file or a directory, and reads 64 KiB. More follow if the
+    trailer lies behind that: in a file that is larger, or in a directory whose header and index are.
     """
     start = operator.index(start)
     if start < 0:

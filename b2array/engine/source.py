@@ -93,7 +93,7 @@ class Source(ABC):
         """Return where chunk `n` is; ChunkLostError if it is lost. In a contiguous frame it may end before `stop`."""
 
     def locate_unchecked(self, n: int) -> Location | Special:
-        """Return the same; but for a lost chunk it may return a location without a chunk: reading that fails."""
+        """Do the same, perhaps without looking whether the chunk is lost: then reading it fails."""
         return self.locate(n)
 
     def entry(self, n: int) -> int | Special:
@@ -118,7 +118,7 @@ class Source(ABC):
 
     @abstractmethod
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
-        """Read bytes to their places in one buffer, which this thread may use again for the next call."""
+        """Read bytes to their places in one buffer; the memory is used again when nothing refers to it."""
 
 
 class Target(Source):

@@ -63,9 +63,10 @@ class Staging:
         self._mutex = threading.Lock()
 
     def put(self, buf: bytes, nblocks: int, head: ChunkHead | None = None) -> int:
-        """Put a chunk where it will stay, and return its code. A record of sizes has a column for each of `nblocks`.
+        """Put a chunk into its file, or into the spool, and return its code.
 
-        A chunk of zeros or NaN becomes one of a repeated value, which other readers can read in parts.
+        The table of sizes has a column for each of `nblocks`. A chunk of zeros or NaN becomes one of a repeated value,
+        which other readers can read in parts.
         """
         self.require_open()
         head = head or chunk.unpack_head(buf)
@@ -154,7 +155,7 @@ class Staging:
         return self._digest.digest()
 
     def digests(self, offsets: Int64Array) -> Int64Array:
-        """Return a number for each entry of an index with codes, which other chunks do not have."""
+        """Return an index with a digest instead of each code: it tells new chunks apart before they have places."""
         digests = np.array(offsets, "<i8")
         new = (digests < 0) & (digests >= _LOWEST_CODE)
         digests[new] = np.array(self._chunk_digests, np.int64)[-1 - digests[new]]

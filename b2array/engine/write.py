@@ -1,8 +1,8 @@
 """Items from memory into chunks: the values of a selection -> blocks -> chunks that are encoded and staged.
 
 The values go into an `OpenChunk`, with the old chunk below it if they replace only a part. It is encoded at once, but
-in a transaction a chunk that is written in part stays open. Nothing here knows keys: selections are products, as
-`b2array.grid.partition` cuts them.
+in a transaction a chunk that is written in part, or alone, stays open. Nothing here knows keys: selections are
+products, as `b2array.grid.partition` cuts them.
 """
 
 from __future__ import annotations
@@ -162,5 +162,5 @@ class _Writer:
 
     def _stored(self, number: int, *, private: bool) -> Stored:
         (stored,) = fetch(self.target, [ChunkRequest(number, None)])
-        # A chunk that stays open must not be in the memory that this thread uses again and again.
+        # Otherwise an open chunk would hold all of this thread's scratch memory, and count only its own bytes.
         return Stored.whole(bytes(stored.region), stored.head) if private else stored

@@ -1,4 +1,4 @@
-"""The geometry of an array: a grid of chunks, and in each chunk a grid of blocks.
+"""A selection, cut along a grid of chunks or of blocks.
 
 A selection is a product of factors. A factor stands for the positions along one axis (a `slice`), or for points along
 one or several axes together (an integer array with one row an axis). `parts` cuts such a product at the borders of a
@@ -135,7 +135,10 @@ def _cut_slice(positions: slice, extent: int, base: Positions | None) -> list[_P
         origin = coord * extent
         end = min(origin + extent, stop)
         count = (end - start + step - 1) // step
-        pieces.append((coord, slice(start - origin, end - origin, step), slice(position, position + count, 1)))
+        inside = slice(start - origin, end - origin, step)
+        if count == 1:  # a step would make the whole of a thin chunk look like a part
+            inside = slice(inside.start, inside.start + 1, 1)
+        pieces.append((coord, inside, slice(position, position + count, 1)))
         start += count * step
         position += count
     return pieces

@@ -19,5 +19,5 @@ atomic         files that are made elsewhere and renamed; what they may replace
 secrets        keeps passwords and keys out of messages
 
 Above it, `engine` reads spans of chunks and commits frames: ``create`` and ``replace`` publish an object as a whole,
-``append`` and ``patch`` extend a local file.
+``adopt`` gives a file that was made beside its name, ``append`` and ``patch`` extend a file on disk or in memory.
 """

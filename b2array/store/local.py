@@ -81,7 +81,7 @@ class _File:
         return _local_stamp(os.fstat(self.fd))
 
     def is_of(self, expected: str) -> bool:
-        """Whether this file had that version, and was only appended to since."""
+        """Whether this is the file of that version: later commits append to it and patch its header."""
         if expected not in self.known:
             if not self._has_been(expected):
                 return False
@@ -135,7 +135,7 @@ class LocalStore(Store):
     """A local file or directory. A relative path is resolved at once: the working directory may change later.
 
     A store of one file keeps it open, so that its bytes can be read even after another writer has replaced the file.
-    `head` opens the file again; `replace` and `close` close it.
+    `head` opens the file again; `replace`, `adopt`, `exchange` and `close` close it.
     """
 
     guarantee = "lock"

@@ -14,6 +14,7 @@ from typing import IO, Self, cast
 
 from b2array.buffers import Buffer
 from b2array.errors import ConflictError
+from b2array.store.disk import make_directories
 
 __all__ = ["Spool"]
 
@@ -61,13 +62,20 @@ class Spool:
         """Add pieces; return where the first one starts, in bytes."""
         with self._mutex:
             self._require_open()
-            start = self.length
+            start, count = self.length, len(self._pieces)
             for piece in pieces:
                 self._starts.append(self.length)
                 self._pieces.append(piece)
                 self.length += len(piece)
-            if self._file is not None or self.length > self._limit:
-                self._flush()
+            try:
+                if self._file is not None or self.length > self._limit:
+                    self._flush()
+            except BaseException:  # such as that of a full disk: the caller may go on without these pieces
+                self.length = start
+                del self._starts[count:], self._pieces[count:]
+                if self._pieces:  # the earlier ones are still in memory, and not all of them are in the file
+                    self._remove()
+                raise
             return start
 
     def read(self, start: int, stop: int) -> memoryview:
@@ -81,7 +89,7 @@ class Spool:
             return memoryview(bytearray(memoryview(self._pieces[number])[start - base : stop - base]))
 
     def pieces(self, start: int, stop: int) -> Iterator[Buffer]:
-        """Yield the bytes of a range that begins and ends at borders of pieces."""
+        """Yield the bytes of a range that begins and ends at borders of pieces, when nobody writes any more."""
         if self._file is not None:
             for position in range(start, stop, _STEP):
                 yield self._from_file(self._file, position, min(position + _STEP, stop))
@@ -108,13 +116,20 @@ class Spool:
 
     def _flush(self) -> None:
         if self._file is None:
-            self._file = tempfile.TemporaryFile() if self.path is None else Path(self.path).open("x+b")  # noqa: SIM115
+            self._file = self._new_file()
         if self._pieces:
             self._file.seek(self.reserved + self._starts[0])
             self._file.writelines(self._pieces)
             self._file.flush()  # otherwise a forked process would write the same bytes again
         self._starts.clear()
         self._pieces.clear()
+
+    def _new_file(self) -> IO[bytes]:
+        if self.path is None:
+            return tempfile.TemporaryFile()
+        path = Path(self.path)
+        make_directories(str(path.parent))
+        return path.open("x+b")
 
     def _from_file(self, file: IO[bytes], start: int, stop: int) -> bytearray:
         file.seek(self.reserved + start)
@@ -139,14 +154,18 @@ class Spool:
             self._closed = True
             self._starts.clear()
             self._pieces.clear()
-            file, self._file = self._file, None
-            if file is None or self._owner != os.getpid():
-                return
-            with suppress(OSError):  # the disk may be full; the content is not needed any more
-                file.close()
-            if self.path is not None:
-                with suppress(OSError):
-                    Path(self.path).unlink()
+            if self._file is not None:
+                self._remove()
+
+    def _remove(self) -> None:
+        file, self._file = self._file, None
+        if file is None or self._owner != os.getpid():
+            return
+        with suppress(OSError):  # the disk may be full; the content is not needed any more
+            file.close()
+        if self.path is not None:
+            with suppress(OSError):
+                Path(self.path).unlink()
 
     def __enter__(self) -> Self:
         return self

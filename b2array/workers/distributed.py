@@ -177,7 +177,7 @@ class WorkerTarget(Target):
         return self._base.read(spans, clip=clip)
 
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
-        """Read bytes to their places in one buffer, which this thread may use again for the next call."""
+        """Read bytes to their places in one buffer; the memory is used again when nothing refers to it."""
         return self._base.gather(spans, places, nbytes)
 
     def store_chunk(self, buf: bytes) -> int:

@@ -229,7 +229,7 @@ def test_any_set_of_blocks_of_any_chunk_decodes(data, typesize, params, draw):
 
 
 def test_groups_are_cut_where_the_cache_ends(monkeypatch):
-    monkeypatch.setattr(decode, "GROUP_NBYTES", 3000)
+    monkeypatch.setattr(decode, "STEP_NBYTES", 3000)
     data = walk(4000).tobytes()
     for pipeline in PIPELINES:
         buf = encoder.encode(data, typesize=8, blocksize=1024, cparams=CParams("lz4", filters=pipeline))

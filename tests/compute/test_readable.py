@@ -205,3 +205,6 @@ def test_fields_of_a_view_are_read_by_name():
         view["z"]
     with pytest.raises(ValueError, match="read-only"):
         view["x"] += 1
+    for found in (view["x"], view[["x", "y"]]):
+        with pytest.raises(ValueError, match="read-only"):
+            found[...] = 0

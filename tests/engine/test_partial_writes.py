@@ -370,3 +370,15 @@ def test_members_of_a_group_keep_their_chunks_open(tmp_path, counts):
         assert counts.chunks + counts.encoded == 0
         assert (member[:7, 0] == np.arange(1, 8)).all()
     assert b2array.open_group(tmp_path / "g")["x"][:, 0].tolist() == [1, 2, 3, 4, 5, 6, 7, 0]
+
+
+def test_a_step_over_thin_chunks_replaces_them_without_reading_them(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).random((9, 5, 4))
+    array = b2array.asarray(values, url=tmp_path / "a.b2nd", chunks=(1, 5, 4), layout="sparse")
+    for file in (tmp_path / "a.b2nd").glob("*.chunk"):
+        file.write_bytes(b"")
+    for key in (slice(None, None, 2), slice(1, None, 3)):
+        values[key] += 1
+        array[key] = values[key]
+    written = [0, 1, 2, 4, 6, 7, 8]
+    assert (array[written] == values[written]).all()

@@ -321,6 +321,14 @@ def test_items_that_are_arrays_grow_along_the_other_dimensions_only(tmp_path):
     assert same(b2array.load(url), np.concatenate([grown(values, (3, 4, 2), 0), np.ones((1, 4, 2), "f4")])[1:])
 
 
+def test_an_item_of_equal_items_that_are_arrays_is_read(tmp_path):
+    url = str(tmp_path / "a.b2nd")
+    blosc2.zeros((40, 40), np.dtype(("f4", (2,))), urlpath=url, chunks=(10, 10), blocks=(5, 5))
+    a = b2array.open(url, "r+")
+    a[...] = 1.5
+    assert (a[0, 0, 1], a[39, 7, 0]) == (1.5, 1.5)
+
+
 # Copies.
 
 

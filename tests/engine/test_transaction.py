@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import shutil
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -432,6 +433,8 @@ def test_a_large_new_file_is_spooled_beside_and_gets_its_name(tmp_path, monkeypa
     monkeypatch.setattr(LocalStore, "adopt", remember)
     array = b2array.asarray(noise, url=tmp_path / "a.b2nd", chunks=1000, blocks=500)
     assert adopted == [(tmp_path / "a.b2nd").stat().st_ino]
+    assert (b2array.asarray(noise, url=tmp_path / "new/folder/a.b2nd")[...] == noise).all()
+    shutil.rmtree(tmp_path / "new")
     assert [file.name for file in tmp_path.iterdir()] == ["a.b2nd"]
     assert (array[...] == noise).all()
     assert (blosc2.open(str(tmp_path / "a.b2nd"))[...] == noise).all()

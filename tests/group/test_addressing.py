@@ -13,7 +13,7 @@ from servers import RangeServer
 
 import b2array
 from b2array import Group, NDArray, SChunk
-from b2array.errors import FormatError, LimitError, ReadOnlyError
+from b2array.errors import ChecksumError, FormatError, LimitError, ReadOnlyError
 from b2array.group.addressing import group_of
 
 X = np.arange(12.0).reshape(3, 4)
@@ -187,6 +187,19 @@ def test_a_handle_can_follow_other_writers(root: str, name: str) -> None:
     writer[0] = 9
     assert live[...].tolist() == [9, 0, 5, 6]
     assert still[...].tolist() == [0, 0]
+
+
+def test_a_follower_refuses_a_damaged_chunk(tmp_path: Path) -> None:
+    path = tmp_path / "x.b2nd"
+    b2array.asarray(np.random.default_rng(0).random(1000), url=path, chunks=500)
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 4] ^= 1
+    path.write_bytes(raw)
+    followed = b2array.open(path, follow=True)
+    for key in (slice(None), 5):
+        with pytest.raises(ChecksumError, match="chunk 0"):
+            followed[key]
+    assert followed[500:].shape == (500,)
 
 
 def test_a_follower_can_write_and_its_transaction_stands_still(tmp_path: Path) -> None:
