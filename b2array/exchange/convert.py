@@ -7,31 +7,28 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array import bloscpack
 from b2array.array.array import open_array
-from b2array.buffers import Buffer
 from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.display.tables import counted
 from b2array.display.tables import nbytes as shown_nbytes
 from b2array.errors import B2ArrayError, FormatError, warn
-from b2array.exchange.formats import Box, Build, Format, Piece, Settings, Source, Storage, Tree
+from b2array.exchange.formats import BYTES, Box, Build, Format, Piece, Settings, Source, Storage, Tree
 from b2array.exchange.places import find
 from b2array.grid.chunking import automatic
 from b2array.grid.partition import boxes
 from b2array.progress import track
-from b2array.store.atomic import require_free
-from b2array.store.base import Store
-from b2array.store.open import open_store
 from b2array.store.secrets import redact
 
 __all__ = [
-    "Conversion", "convert", "converted", "is_array", "pack_bytes", "save_intact", "unpack_bytes",
+    "Conversion", "convert", "converted", "is_array", "save_intact",
 ]  # fmt: skip
 
 Url = str | os.PathLike[str]
@@ -130,25 +127,28 @@ def convert(
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The result of a conversion: numbers of arrays and bytes, seconds, and errors by name of the array."""
+    """The result of a conversion: what opens the copy, number of arrays, seconds, and errors by name of the array."""
 
-    url: str
+    made: Callable[[], AbstractContextManager[Tree]]
     narrays: int
-    nbytes: int
-    stored: int
     seconds: float
     failed: Mapping[str, Exception]
 
-    def __str__(self) -> str:
-        ratio = f"{self.nbytes / self.stored:.2f}" if self.stored else "none"
+    def summary(self) -> str:
+        """Measure the copy, and return all numbers in a line."""
+        nbytes = stored = 0
+        with self.made() as tree:
+            for copy in map(tree.open, tree.names):
+                nbytes += copy.nbytes
+                stored += copy.stored() or 0
         return (
-            f"{self.url}: {counted(self.narrays - len(self.failed), 'array')} of {shown_nbytes(self.nbytes)}"
-            f" in {shown_nbytes(self.stored)}, ratio {ratio}, {self.seconds:.2f} s"
+            f"{counted(self.narrays - len(self.failed), 'array')} of {shown_nbytes(nbytes)} in {shown_nbytes(stored)},"
+            f" ratio {f'{nbytes / stored:.2f}' if stored else 'none'}, {self.seconds:.2f} s"
         )
 
 
 def converted(
-    src: Url, dst: Url, *, src_format: str | None = None, dst_format: str | None = None,
+    src: Url, dst: Url, *, src_format: str | Format | None = None, dst_format: str | Format | None = None,
     chunks: Sequence[int] | None = None, blocks: Sequence[int] | None = None, cparams: AnyCParams = None,
     layout: str = "auto", overwrite: bool = False, verify: bool = False, progress: bool = False,
     src_options: Storage = None, dst_options: Storage = None, **options: Any,
@@ -172,14 +172,8 @@ def converted(
             failed = _all_converted(tree, to_format, build, dst_url, wanted, verify=verify, progress=progress)
         else:
             _one_converted(tree.only(src_url), to_format, dst_url, wanted, verify=verify, progress=progress)
-    nbytes = stored = 0
-    with to_format.tree(dst_url, dst_options) as made:
-        for each in made.names:
-            copy = made.open(each)
-            nbytes += copy.nbytes
-            stored += copy.stored() or 0
     seconds = time.perf_counter() - begun
-    return Conversion(redact(os.fspath(dst)), len(names), nbytes, stored, seconds, failed)
+    return Conversion(partial(to_format.tree, dst_url, dst_options), len(names), seconds, failed)
 
 
 def _one_converted(source: Source, target: Format, url: str, wanted: Settings, *, verify: bool, progress: bool) -> None:
@@ -187,7 +181,7 @@ def _one_converted(source: Source, target: Format, url: str, wanted: Settings, *
     target.check(source, settings)
     _warn_of_loss(source, target, url)
     regions = _regions(source, target, settings)
-    with track(source.nbytes, "converting", progress) as shown:
+    with track(source.nbytes, target.verb, progress) as shown:
         target.write(url, source, _pieces(source, regions, shown.advance), settings)
     if verify:
         with target.open(url, wanted.storage_options) as copy, track(source.nbytes, "verifying", progress) as shown:
@@ -260,7 +254,8 @@ def _regions(source: Source, target: Format, settings: Settings) -> list[Box]:
     """Cut the array into boxes to read and write at once: whole chunks, if possible of the destination."""
     most = _BUDGET // max(1, source.dtype.itemsize)
     if target.sequential:
-        return list(boxes(source.shape, most))
+        # Small pieces stay in the processor's cache, but each reads all of the chunks that it is in.
+        return list(boxes(source.shape, most if source.chunks else most // 8))
     return list(boxes(source.shape, most, source.chunks if target.name == "npy" and source.chunks else settings.chunks))
 
 
@@ -307,72 +302,10 @@ def is_array(url: str, storage_options: Storage) -> bool:
     return True
 
 
-# Bloscpack files of plain bytes.
-
-
-def pack_bytes(
-    src: str, dst: str, *, cparams: AnyCParams, overwrite: bool, verify: bool, progress: bool,
-    storage_options: Storage, **options: Any,
-) -> None:  # fmt: skip
-    """Write the bytes of a file to a Bloscpack file."""
-    store = open_store(src, storage_options=storage_options)
-    with (
-        track(store.stamp("").size, "packing", progress) as shown,
-        bloscpack.create(
-            dst, cparams=cparams, overwrite=overwrite, storage_options=storage_options, **options
-        ) as writer,
-    ):
-        for data in store.pieces():
-            writer.write(data)
-            shown.advance(len(data))
-    if verify:
-        with bloscpack.open(dst, storage_options=storage_options) as f:
-            _compare_bytes(f, store, f.url)
-
-
-def unpack_bytes(
-    f: bloscpack.Reader, dst: str, *, overwrite: bool, verify: bool, progress: bool, storage_options: Storage
-) -> None:
-    """Write the bytes in a Bloscpack file to a file of their own."""
-
-    def counted() -> Iterator[Buffer]:
-        for piece in f.iter_chunks():
-            yield piece
-            shown.advance(len(piece))
-
-    with track(f.nbytes, "unpacking", progress) as shown:
-        store = _write(dst, counted(), overwrite=overwrite, storage_options=storage_options)
-    if verify:
-        _compare_bytes(f, store, store.url)
-
-
 def save_intact(data: Any, dst: str, *, overwrite: bool, storage_options: Storage) -> None:
     """Write the intact part of a damaged Bloscpack file: an array in any format, bytes as they are."""
-    if isinstance(data, bytes):
-        _write(dst, (data,), overwrite=overwrite, storage_options=storage_options)
-        return
     with tempfile.TemporaryDirectory(prefix="b2array-") as directory:
-        np.save(f"{directory}/intact.npy", data)
-        convert(f"{directory}/intact.npy", dst, overwrite=overwrite, dst_options=storage_options)
-
-
-def _write(dst: str, pieces: Iterable[Buffer], *, overwrite: bool, storage_options: Storage) -> Store:
-    store = open_store(dst, storage_options=storage_options)
-    require_free(store, {"": b""}, "a file", overwrite=overwrite)
-    write = store.replace if overwrite else store.create
-    write("", pieces)
-    return store
-
-
-def _compare_bytes(f: bloscpack.Reader, store: Store, made: str) -> None:
-    """Raise B2ArrayError if a Bloscpack file and another file differ; `made` is the new file."""
-    at = 0
-    for piece in f.iter_chunks():
-        (head,) = store.head([""], len(piece), offset=at) if piece else (None,)
-        if isinstance(head, Exception):
-            raise head
-        if head is not None and bytes(head.data) != piece:
-            raise B2ArrayError(f"{made} differs from its source at byte {at} or behind")
-        at += len(piece)
-    if at != store.stamp("").size:
-        raise B2ArrayError(f"{made} differs from its source: one has {at} bytes, the other {store.stamp('').size}")
+        path, plain = f"{directory}/intact.npy", isinstance(data, bytes)
+        np.save(path, np.frombuffer(data, np.uint8) if plain else data)
+        kind = BYTES if plain else None
+        converted(path, dst, dst_format=kind, overwrite=overwrite, dst_options=storage_options)

@@ -35,8 +35,9 @@ from b2array.store.open import open_store
 from b2array.store.secrets import redact
 
 __all__ = [
-    "B2ND", "BLP", "NPY", "Box", "Build", "Building", "Format", "Piece", "Put", "Settings", "Source", "Storage", "Tree",
-    "array_options", "holds_array", "json_attrs", "local_copy", "lone", "refuse_objects", "require", "source_of",
+    "B2ND", "BLP", "BLP_BYTES", "BYTES", "NPY", "Box", "Build", "Building", "Format", "Piece", "Put", "Settings",
+    "Source", "Storage", "Tree", "array_options", "holds_array", "json_attrs", "local_copy", "lone", "refuse_objects",
+    "require", "source_of",
 ]  # fmt: skip
 
 Box = tuple[slice, ...]
@@ -146,7 +147,7 @@ class Format(NamedTuple):
     `tree` opens a source. `check` raises an error for an array that the format cannot hold, before anything is
     written. `write` writes a destination from pieces; if `sequential`, they must follow each other in C order. `keeps`
     names the properties that the format stores besides the items. `building` writes many arrays; formats of one array
-    have none. A file of the format begins with one of `magics`.
+    have none. A file of the format begins with one of `magics`. Bars of progress say `verb`.
     """
 
     name: str
@@ -158,6 +159,7 @@ class Format(NamedTuple):
     keeps: frozenset[str] = frozenset({"attrs", "dims", "fill value"})
     building: Build | None = None
     magics: tuple[bytes, ...] = ()
+    verb: str = "converting"
 
     @contextmanager
     def open(self, url: str, storage_options: Storage) -> Iterator[Source]:
@@ -299,6 +301,29 @@ NPY = Format(
 )  # fmt: skip
 
 
+# Bytes without a format.
+
+
+@contextmanager
+def _tree_bytes(url: str, storage_options: Storage) -> Iterator[Tree]:
+    with local_copy(url, storage_options) as path:
+        data = np.memmap(path, np.uint8, "r") if Path(path).stat().st_size else np.empty(0, np.uint8)
+        source = Source(data.shape, data.dtype, lambda box: np.asarray(data[box]), stored=lambda: data.nbytes)
+        yield Tree(("",), lambda _: source)
+
+
+def _write_bytes(url: str, _: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+    store = open_store(url, storage_options=settings.storage_options)
+    require_free(store, {"": b""}, "a file", overwrite=settings.overwrite)
+    write = store.replace if settings.overwrite else store.create
+    write("", (values.data for _, values in pieces))
+
+
+BYTES = Format(
+    "bytes", (), _tree_bytes, refuse_objects, _write_bytes, sequential=True, keeps=frozenset(), verb="unpacking"
+)  # fmt: skip
+
+
 # Bloscpack.
 
 
@@ -342,12 +367,19 @@ def _write_blp(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
     raw = np.asarray(source.fill, source.dtype).tobytes()
     if any(raw):
         metadata["fill_value"] = raw.hex()
+    _pack(url, pieces, settings, shape=source.shape, dtype=source.dtype, metadata=metadata)
+
+
+def _pack(url: str, pieces: Iterable[Piece], settings: Settings, **array: Any) -> None:
+    """Write a Bloscpack file: of bytes, or of an array with this shape, dtype and metadata."""
     with bloscpack.create(
-        url, source.shape, source.dtype, metadata=metadata, cparams=settings.cparams, overwrite=settings.overwrite,
-        storage_options=settings.storage_options, **settings.options,
+        url, cparams=settings.cparams, overwrite=settings.overwrite, storage_options=settings.storage_options,
+        **array, **settings.options,
     ) as writer:  # fmt: skip
         for _, values in pieces:
             writer.write(np.ascontiguousarray(values))
 
 
 BLP = Format("blp", (".blp",), _tree_blp, _check_blp, _write_blp, sequential=True, magics=(MAGIC,))
+BLP_BYTES = BLP._replace(write=lambda url, _, pieces, settings: _pack(url, pieces, settings), verb="packing")
+"""Bloscpack files of bytes that are no array."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from b2array.array import copying, drafts
 from b2array.array.copying import CopyOptions
@@ -33,19 +33,14 @@ from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
 
-__all__ = ["B2D", "B2Z", "Members", "members_of"]
+__all__ = ["B2D", "B2Z", "members_of"]
 
 
-class Members(NamedTuple):
-    """The members of a group: where they are, their paths by name, and why the list may be incomplete."""
+def members_of(url: str, storage_options: Storage) -> tuple[Directory | Archive, dict[str, str], B2ArrayError | None]:
+    """Find the members of a group, or of the part of it that is named behind ``#``, with the frames of attributes.
 
-    home: Directory | Archive
-    paths: dict[str, str]
-    error: B2ArrayError | None
-
-
-def members_of(url: str, storage_options: Storage) -> Members:
-    """Find the members of a group, or of the part of it that is named behind ``#``, with the frames of attributes."""
+    Return where they are, their paths by name, and why the list may be incomplete.
+    """
     address, _, wanted = url.partition("#")
     wanted = wanted.strip("/")
     home, error = whole.home_of(address, storage_options or {}), None
@@ -61,12 +56,12 @@ def members_of(url: str, storage_options: Storage) -> Members:
         raise FormatError(f"{home.url}: expected an archive of Blosc2 frames, found a zip archive without any")
     name = wanted if wanted in paths else wanted.removesuffix(ARRAY).removesuffix(OTHER)
     if name in paths:
-        return Members(home, {"": paths[name]}, error)
+        return home, {"": paths[name]}, error
     start = f"{name}/" * bool(name)
     below = {each[len(start) :]: path for each, path in paths.items() if each.startswith(start)}
     if wanted and not below:
         raise FileNotFoundError(f"{home.url} has no member {wanted!r}")
-    return Members(home, below, error)
+    return home, below, error
 
 
 @contextmanager

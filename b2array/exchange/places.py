@@ -29,14 +29,16 @@ _FILES = (B2Z, HDF5)
 
 
 def find(
-    url: str | os.PathLike[str], name: str | None, storage_options: Storage, *, exists: bool
+    url: str | os.PathLike[str], name: str | Format | None, storage_options: Storage, *, exists: bool
 ) -> tuple[Format, str]:
     """Return the format of a file, and its URL with a member behind ``#``, as in ``results.h5#run/pressure``.
 
-    The format's name tells the format, else the ending of the URL, else the contents of the file. A member may be named
+    A given name tells the format, else the ending of the URL, else the contents of the file. A member may be named
     behind ``#``, or as a path below its group, with or without the ending of its file.
     """
     text = os.fspath(url)
+    if isinstance(name, Format):
+        return name, text
     if name is not None and name not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {name!r}")
     if name is not None:

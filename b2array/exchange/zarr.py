@@ -199,16 +199,13 @@ def _building(url: str, settings: Settings, kind: Literal["array", "hierarchy"] 
     number = settings.options.get("zarr_format", 3)
 
     def group(name: str, attrs: Mapping[str, Any]) -> Any:
-        where = f"{place}/{name}".rstrip("/")
-        node = zarr.open_group(where, mode="a", zarr_format=number, storage_options=options)
+        node = zarr.open_group(place, path=name, mode="a", zarr_format=number, storage_options=options)
         return node.update_attributes(formats.json_attrs(attrs)) if attrs else node
 
     def put(name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
-        for outer in _outer(name):
-            group(outer, {})
         try:
             more = {"overwrite": settings.overwrite} if beside is None else {}
-            out = _create(f"{place}/{name}".rstrip("/"), source, settings, options, **more)
+            out = _create(place, source, settings, options, name=name or None, **more)
             for box, values in pieces:
                 out[box] = values
         except BaseException:
@@ -236,16 +233,11 @@ def _building(url: str, settings: Settings, kind: Literal["array", "hierarchy"] 
 def _make_outer(container: str, member: str, number: int, storage_options: Storage) -> None:
     """Make the groups that a new member is in."""
     zarr = _zarr()
-    for outer in ("", *_outer(member)):
+    for outer in ("", *accumulate(member.strip("/").split("/")[:-1], "{}/{}".format)):
         where = f"{container}/{outer}".rstrip("/")
         if _opened(where, storage_options) is None:
             options = dict(storage_options or {}) if "://" in where else None
             zarr.open_group(where, mode="a", zarr_format=number, storage_options=options)
-
-
-def _outer(name: str) -> Iterator[str]:
-    """Yield the names of the groups that an array is in, but not that of the outermost one."""
-    return accumulate(name.strip("/").split("/")[:-1], "{}/{}".format)
 
 
 @contextmanager

@@ -41,6 +41,7 @@ __all__ = [
     "Frame",
     "Packed",
     "create",
+    "noted_header",
     "pack",
     "pack_header",
     "pack_vlmeta",
@@ -195,7 +196,7 @@ def _verified(
         computed = fingerprint.fingerprint(now, tail)
         if computed == stored:
             return head, FINGERPRINT_128
-        before = _noted_header(layers)
+        before = noted_header(layers)
         if (
             before is None
             or not fingerprint.is_changed_by_others(now, before)
@@ -208,12 +209,13 @@ def _verified(
         old = unpack_header(fingerprint.with_frame_len(before, fingerprint.frame_len(now)))
         return replace(head, typesize=old.typesize, blocksize=old.blocksize), _NO_FINGERPRINT
     # Other software removes our fingerprint or keeps it, but does not write its own.
-    if (fingerprint_type or any(stored)) and _noted_header(layers) is not None:
+    if (fingerprint_type or any(stored)) and noted_header(layers) is not None:
         raise FormatError(f"expected a fingerprint of type 3, or none, found one of type {fingerprint_type}")
     return head, fingerprint_type
 
 
-def _noted_header(layers: Layers) -> bytes | None:
+def noted_header(layers: Layers) -> bytes | None:
+    """Return the copy of the header that b2array's layer in the trailer has, or None."""
     raw = metalayers.find(layers, "b2array")
     try:
         return None if raw is None else fingerprint.noted_header(unpack_vlmeta(raw))

@@ -22,6 +22,7 @@ from b2array.display import tables
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import Location
 from b2array.errors import UnsupportedError
+from b2array.exchange.formats import holds_array
 from b2array.format import b2nd, checksums, frame
 from b2array.format.header import HEADER_FIELDS, FrameType
 from b2array.store.base import Listed, Store
@@ -106,7 +107,7 @@ class Survey:
         yield from chunk_map(self.chunks, self.grid)
 
 
-def survey(held: Snapshot, grid: tuple[int, ...] = ()) -> Survey:
+def survey(held: Snapshot) -> Survey:
     """Read the headers of all chunks and the sizes of the files."""
     head = held.frame
     chunks: list[ChunkSizes] = []
@@ -129,16 +130,14 @@ def survey(held: Snapshot, grid: tuple[int, ...] = ()) -> Survey:
             else:
                 chunks.append(ChunkSizes(n, None, "", head.chunk_nbytes(n) or 0, 0, 0, place.name.lower()))
     frame_nbytes = head.header_len + head.frame_len - head.tail_start
-    total, nbytes = _total(held), sum(live.values())
+    total, nbytes = None, sum(live.values())
+    if head.frame_type == FrameType.CONTIGUOUS:
+        total = held.store.stamp("").size - held.start
+    elif (files := listed(held.store)) is not None:
+        total = sum(each.size for name, each in files.items() if not name.startswith("."))
     dead = None if total is None else max(0, total - frame_nbytes - nbytes)
+    grid = held.state.require_layout().grid_shape or (1,) if holds_array(head) else (head.nchunks,)
     return Survey(tuple(chunks), grid, total, frame_nbytes, nbytes, dead)
-
-
-def _total(held: Snapshot) -> int | None:
-    if held.frame.frame_type == FrameType.CONTIGUOUS:
-        return held.store.stamp("").size - held.start
-    files = listed(held.store)
-    return None if files is None else sum(each.size for name, each in files.items() if not name.startswith("."))
 
 
 def listed(store: Store) -> dict[str, Listed] | None:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -23,12 +23,13 @@ from b2array.array.drafts import place_new
 from b2array.engine import transaction
 from b2array.engine.handle import Handle
 from b2array.errors import FormatError, UnsupportedError
-from b2array.exchange.convert import converted, is_array, pack_bytes, save_intact, unpack_bytes
-from b2array.exchange.formats import holds_array
+from b2array.exchange.convert import converted, is_array, save_intact
+from b2array.exchange.formats import BLP, BLP_BYTES, BYTES, holds_array
 from b2array.exchange.places import by_ending, find
 from b2array.progress import track
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
+from b2array.store.secrets import redact
 from b2array.tools import bench as measuring
 from b2array.tools import demo as demonstration
 from b2array.tools import describing
@@ -106,43 +107,35 @@ def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"b2array: {message}", file=sys.stderr)
 
 
-def _command(name: str) -> Callable[[Callable[P, int | None]], Callable[P, None]]:
+def _command(verb: Callable[P, int | None]) -> Callable[P, None]:
     """Make a command of a function. It reports an error as one line and an exit code."""
 
-    def decorate(verb: Callable[P, int | None]) -> Callable[P, None]:
-        @app.command(name)
-        @functools.wraps(verb)
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            try:
-                code = verb(*args, **kwargs)
-                sys.stdout.flush()
-            except BrokenPipeError:
-                # The reader of the output closed the pipe. Without this, the interpreter would fail at its exit.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                code = OK
-            except _UsageError:
-                raise
-            except Exception as error:  # noqa: BLE001 - clients of servers raise many kinds of errors of their own
-                print(f"b2array: {opts.error_text(error)}", file=sys.stderr)
-                code = CORRUPT if isinstance(error, FormatError) else ERROR
-            if code:
-                raise typer.Exit(code)
+    @app.command(verb.__name__)
+    @functools.wraps(verb)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            code = verb(*args, **kwargs)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader of the output closed the pipe. Without this, the interpreter would fail at its exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = OK
+        except _UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - clients of servers raise many kinds of errors of their own
+            print(f"b2array: {opts.error_text(error)}", file=sys.stderr)
+            code = CORRUPT if isinstance(error, FormatError) else ERROR
+        if code:
+            raise typer.Exit(code)
 
-        return run
-
-    return decorate
+    return run
 
 
 def _print(data: Any) -> None:
     print(json.dumps(describing.plain(data), indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def _all(lines: Iterator[str]) -> None:
-    for line in lines:
-        print(line)
-
-
-@_command("info")
+@_command
 def info(
     url: opts.Url,
     as_json: opts.Json = False,
@@ -159,17 +152,17 @@ def info(
             return OK
         rows = [("part", "offset", "bytes", "field", "value", "meaning")]
         rows += [(f.part, str(f.offset), _hex(f.raw), f.name, str(f.value), f.meaning) for f in fields]
-        _all(table(rows, "<><<<<"))
+        print(*table(rows, "<><<<<"), sep="\n")
         return OK
     about, failed = describing.describe(url, options)
     sizes = describing.surveyed(url, options) if chunks else None
     if as_json:
         _print(about if sizes is None else about | {"sizes": sizes.data()})
     else:
-        _all(describing.lines(about))
+        print(*describing.lines(about), sep="\n")
         if sizes is not None:
             print()
-            _all(sizes.lines())
+            print(*sizes.lines(), sep="\n")
     return _report(failed)
 
 
@@ -185,27 +178,27 @@ def _report(failed: Mapping[str, Exception]) -> int:
     return CORRUPT if damaged else ERROR if failed else OK
 
 
-@_command("ls")
+@_command
 def ls(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None) -> int:
     """List what is directly in a group, with sizes and ratios."""
-    found = describing.listed(url, opts.storage_options(storage), deep=False)
-    members = {name: member for name, member in found.members.items() if name}
+    found, failed = describing.listed(url, opts.storage_options(storage), deep=False)
+    members = {name: member for name, member in found.items() if name}
     if as_json:
         _print(members)
     elif members:
-        _all(table([describing.row(name, member) for name, member in members.items()], "<<<>>"))
-    return _report(found.failed)
+        print(*table([describing.row(name, member) for name, member in members.items()], "<<<>>"), sep="\n")
+    return _report(failed)
 
 
-@_command("tree")
+@_command
 def tree(url: opts.Url, storage: opts.Storage = None) -> int:
     """Draw a group with all that is below it."""
-    found = describing.listed(url, opts.storage_options(storage), deep=True)
-    _all(describing.drawn(found.members))
-    return _report(found.failed)
+    members, failed = describing.listed(url, opts.storage_options(storage), deep=True)
+    print(*describing.drawn(members), sep="\n")
+    return _report(failed)
 
 
-@_command("cat")
+@_command
 def cat(
     url: opts.Url,
     key: Annotated[str, typer.Argument(help='As between brackets in NumPy: "[0:3, ::-1]".')] = "[...]",
@@ -235,7 +228,7 @@ def cat(
     print(np.array2string(np.asarray(values), threshold=sys.maxsize if every else 1000))
 
 
-@_command("convert")
+@_command
 def convert(
     src: opts.Src,
     dst: opts.Dst,
@@ -261,11 +254,11 @@ def convert(
         cparams=opts.cparams_of(codec, clevel, filters), layout=layout, overwrite=overwrite, verify=verify,
         progress=opts.shows(progress), src_options=options, dst_options=options, **more,
     )  # fmt: skip
-    print(done)
+    print(f"{redact(dst)}: {done.summary()}")
     return _report(done.failed)
 
 
-@_command("copy")
+@_command
 def copy(
     src: opts.Src,
     dst: opts.Dst,
@@ -310,7 +303,7 @@ def copy(
     return OK
 
 
-@_command("pack")
+@_command
 def pack(
     src: opts.Src,
     dst: opts.Dst,
@@ -326,21 +319,16 @@ def pack(
     storage: opts.Storage = None,
 ) -> None:
     """Write an array, or any file, to a Bloscpack file (.blp)."""
-    options, cparams = opts.storage_options(storage), opts.cparams_of(codec, clevel, filters)
-    more: dict[str, Any] = {"checksum": checksum, "offsets": offsets, "chunk_size": chunk_size}
-    if is_array(src, options):
-        converted(
-            src, dst, dst_format="blp", cparams=cparams, overwrite=overwrite, verify=verify,
-            progress=opts.shows(progress), src_options=options, dst_options=options, **more,
-        )  # fmt: skip
-        return
-    pack_bytes(
-        src, dst, cparams=cparams, overwrite=overwrite, verify=verify, progress=opts.shows(progress),
-        storage_options=options, **more,
+    options = opts.storage_options(storage)
+    src_format, dst_format = (None, BLP) if is_array(src, options) else (BYTES, BLP_BYTES)
+    converted(
+        src, dst, src_format=src_format, dst_format=dst_format, cparams=opts.cparams_of(codec, clevel, filters),
+        overwrite=overwrite, verify=verify, progress=opts.shows(progress), src_options=options, dst_options=options,
+        checksum=checksum, offsets=offsets, chunk_size=chunk_size,
     )  # fmt: skip
 
 
-@_command("unpack")
+@_command
 def unpack(
     src: opts.Src,
     dst: opts.Dst,
@@ -362,19 +350,15 @@ def unpack(
                 return OK
             print(f"b2array: {opts.error_text(error)}", file=sys.stderr)
             return CORRUPT
-        if f.is_array:
-            converted(
-                src, dst, src_format="blp", overwrite=overwrite, verify=verify, progress=opts.shows(progress),
-                src_options=options, dst_options=options,
-            )  # fmt: skip
-            return OK
-        unpack_bytes(
-            f, dst, overwrite=overwrite, verify=verify, progress=opts.shows(progress), storage_options=options
-        )  # fmt: skip
+        dst_format = None if f.is_array else BYTES
+    converted(
+        src, dst, src_format=BLP, dst_format=dst_format, overwrite=overwrite, verify=verify,
+        progress=opts.shows(progress), src_options=options, dst_options=options,
+    )  # fmt: skip
     return OK
 
 
-@_command("bench")
+@_command
 def bench(
     url: opts.Url,
     alternatives: Annotated[bool, typer.Option(help="Also with other chunks and blocks.")] = True,
@@ -395,10 +379,10 @@ def bench(
     if as_json:
         _print({"file": [each._asdict() for each in own], "sample": [each._asdict() for each in others]})
         return
-    _all(table(list(measuring.rates(own)), "<>>>"))
+    print(*table(list(measuring.rates(own)), "<>>>"), sep="\n")
     if others:
         print("\nA sample in memory, with other chunks and blocks:\n")
-        _all(table(list(measuring.compared(others)), "<<>" + ">" * len(own)))
+        print(*table(list(measuring.compared(others)), "<<>" + ">" * len(own)), sep="\n")
 
 
 def _show(done: Result | Results, as_json: bool) -> int:
@@ -418,7 +402,7 @@ def _change(
     return _show(change_each(url, options, one, dry_run=dry_run), as_json)
 
 
-@_command("verify")
+@_command
 def verify(
     url: opts.Url,
     deep: Annotated[bool, typer.Option("--deep", help="Read, compare and decode all of each chunk.")] = False,
@@ -431,7 +415,7 @@ def verify(
     return _show(verify_all(url, deep=deep, storage_options=options, progress=opts.shows(progress)), as_json)
 
 
-@_command("repair")
+@_command
 def repair(
     url: opts.Url,
     dry_run: opts.DryRun = False,
@@ -448,7 +432,7 @@ def repair(
     return _change(url, storage, repairing.repair, as_json, dry_run, **more)
 
 
-@_command("vacuum")
+@_command
 def vacuum(
     url: opts.Url,
     grace: opts.Grace = "24h",
@@ -460,7 +444,7 @@ def vacuum(
     return _change(url, storage, vacuuming.vacuum, as_json, dry_run, grace=grace)
 
 
-@_command("repack")
+@_command
 def repack(
     url: opts.Url,
     dry_run: opts.DryRun = False,
@@ -472,7 +456,7 @@ def repack(
     return _change(url, storage, vacuuming.repack, as_json, dry_run, progress=opts.shows(progress))
 
 
-@_command("demo")
+@_command
 def demo() -> None:
     """Show in ten seconds what b2array is for."""
     demonstration.main()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,15 +35,12 @@ from b2array.tools import anatomy
 from b2array.tools.results import table
 
 __all__ = [
-    "Described", "describe", "drawn", "frame_of", "lines", "listed", "plain", "raw_fields", "row", "surveyed",
+    "describe", "drawn", "frame_of", "lines", "listed", "plain", "raw_fields", "row", "surveyed",
 ]  # fmt: skip
 
 
-class Described(NamedTuple):
-    """The contents of a group: descriptions of its arrays and groups by name, and the errors of those that fail."""
-
-    members: dict[str, dict[str, Any]]
-    failed: dict[str, Exception]
+Members = dict[str, dict[str, Any]]
+"""Descriptions of arrays and groups by name."""
 
 
 def describe(url: str, storage_options: Storage) -> tuple[dict[str, Any], dict[str, Exception]]:
@@ -58,23 +56,23 @@ def describe(url: str, storage_options: Storage) -> tuple[dict[str, Any], dict[s
             source = tree.only(url)
             held = source.handle
             return _frame(held.snapshot) if held is not None else {"format": kind.name} | _source(source), {}
-        found = _described(tree, tree.names)
+        members, failed = _described(tree, tree.names)
     about = {"format": "group" if kind.name in ("b2d", "b2z") else kind.name, "url": redact(url)}
-    return about | _group(found.members), found.failed
+    return about | _group(members), failed
 
 
-def listed(url: str, storage_options: Storage, *, deep: bool) -> Described:
-    """Describe the members of a group: those directly in it, or all below it."""
+def listed(url: str, storage_options: Storage, *, deep: bool) -> tuple[Members, dict[str, Exception]]:
+    """Describe the members of a group: those directly in it, or all below it; return the errors by name, too."""
     kind, address = find(url, None, storage_options, exists=True)
     if kind.building is None:
         raise FormatError(f"{redact(url)}: expected a group, found the format {kind.name}")
     with kind.tree(address, storage_options) as tree:
-        found = _described(tree, [name for name in tree.names if deep or "/" not in name])
-    return found if deep else Described({n: each for n, each in found.members.items() if "/" not in n}, found.failed)
+        members, failed = _described(tree, [name for name in tree.names if deep or "/" not in name])
+    return {name: each for name, each in members.items() if deep or "/" not in name}, failed
 
 
-def _described(tree: Tree, names: Iterable[str]) -> Described:
-    members: dict[str, dict[str, Any]] = {}
+def _described(tree: Tree, names: Iterable[str]) -> tuple[Members, dict[str, Exception]]:
+    members: Members = {}
     failed: dict[str, Exception] = {} if tree.error is None else {"/": tree.error}
     for name in (*tree.attrs, *tree.names):
         for outer in accumulate(name.split("/")[:-1], "{}/{}".format):
@@ -91,7 +89,7 @@ def _described(tree: Tree, names: Iterable[str]) -> Described:
         except Exception as error:  # noqa: BLE001 - as above
             failed[name] = error
             members[name] = {"kind": "damaged" if isinstance(error, FormatError) else "unreadable"}
-    return Described(dict(sorted(members.items())), failed)
+    return dict(sorted(members.items())), failed
 
 
 def _brief(source: Source) -> dict[str, Any]:
@@ -230,14 +228,23 @@ def frame_of(url: str, storage_options: Storage) -> Snapshot:
 
 def surveyed(url: str, storage_options: Storage) -> anatomy.Survey:
     """Measure all chunks of a frame or of a Bloscpack file."""
+    with _opened(url, storage_options) as found:
+        return _bloscpack_survey(found) if isinstance(found, bloscpack.Reader) else anatomy.survey(found)
+
+
+def raw_fields(url: str, storage_options: Storage) -> Iterator[anatomy.Field]:
+    """Yield every field before and behind the chunks."""
+    with _opened(url, storage_options) as found:
+        yield from _bloscpack_fields(found) if isinstance(found, bloscpack.Reader) else anatomy.fields(found)
+
+
+@contextmanager
+def _opened(url: str, storage_options: Storage) -> Iterator[bloscpack.Reader | Snapshot]:
     if find(url, None, storage_options, exists=True)[0].name == "blp":
         with bloscpack.open(url, storage_options=storage_options) as f:
-            return _bloscpack_survey(f)
-    held = frame_of(url, storage_options)
-    grid: tuple[int, ...] = (held.frame.nchunks,)
-    if holds_array(held.frame):
-        grid = NDArray(Handle(held, "r")).grid_shape or (1,)
-    return anatomy.survey(held, grid)
+            yield f
+    else:
+        yield frame_of(url, storage_options)
 
 
 def _bloscpack_survey(f: bloscpack.Reader) -> anatomy.Survey:
@@ -249,15 +256,6 @@ def _bloscpack_survey(f: bloscpack.Reader) -> anatomy.Survey:
     live = sum(each.cbytes for each in sizes) + f.nchunks * f.checksum_nbytes
     head = f.first_chunk
     return anatomy.Survey(tuple(sizes), (f.nchunks,), f.cbytes, head, live, max(0, f.cbytes - head - live))
-
-
-def raw_fields(url: str, storage_options: Storage) -> Iterator[anatomy.Field]:
-    """Yield every field before and behind the chunks."""
-    if find(url, None, storage_options, exists=True)[0].name == "blp":
-        with bloscpack.open(url, storage_options=storage_options) as f:
-            yield from _bloscpack_fields(f)
-    else:
-        yield from anatomy.fields(frame_of(url, storage_options))
 
 
 def _bloscpack_fields(f: bloscpack.Reader) -> Iterator[anatomy.Field]:

@@ -1,14 +1,12 @@
 """`repair`: make a damaged frame readable again.
 
-Header, index and trailer are restored where a fingerprint proves what they were. Otherwise `salvage` puts the frame
-together from its readable parts. In both cases all chunks are checked, and those that are damaged are marked as lost.
+`salvage` gets header, index and trailer back. All chunks are checked, and those that are damaged are marked as lost.
 """
 
 from __future__ import annotations
 
 import os
-import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +19,7 @@ from b2array.engine.snapshot import Snapshot, load
 from b2array.engine.source import FRAME_NAME
 from b2array.engine.transaction import Transaction, copied
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError, located
-from b2array.format import fingerprint, frame, index, metalayers
+from b2array.format import index
 from b2array.format.annotations import sizes_row
 from b2array.format.header import FrameType
 from b2array.format.state import parse, sized_blocks
@@ -30,19 +28,14 @@ from b2array.store.local import LocalStore
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 from b2array.tools.anatomy import listed
-from b2array.tools.results import Result, first_of
-from b2array.tools.salvage import FrameFile, Salvaged, salvage
+from b2array.tools.results import Result, Shown, first_of
+from b2array.tools.salvage import salvage
 from b2array.tools.verify import Findings, inspect
 
 __all__ = ["BACKUP_SUFFIX", "Repair", "repair"]
 
 BACKUP_SUFFIX = ".b2bak"
 """End of the name of a backup."""
-
-_TYPE_AT = -1 - fingerprint.FINGERPRINT_NBYTES
-_SMALLEST_HEADER, _SMALLEST_TAIL = 97, 25
-_WRONG_BYTES = 2
-"""If at most this many bytes differ, the stored fingerprint itself is damaged: the others cannot match by accident."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +71,13 @@ class Repair(Result):
     actions: tuple[str, ...] = ()
     backup: str | None = None
 
-    def headline(self) -> str:
-        """Say whether the frame was repaired."""
-        return ("to be repaired" if self.dry_run else "repaired") if self.changed else "nothing to repair"
-
-    def rows(self) -> dict[str, Any]:
-        """Return the numbers of chunks, those that are lost, and where the backup is."""
+    def shown(self) -> Shown:
+        """Return the numbers of chunks, those that are lost, where the backup is, and the steps."""
         if not self.changed:
-            return {}
+            return Shown("nothing to repair", lines=self.actions)
         rows: dict[str, Any] = {"chunks": self.nchunks, "lost": first_of(map(str, self.lost)) or "none"}
-        return rows | ({"old frame": self.backup} if self.backup else {})
-
-    def lines(self) -> tuple[str, ...]:
-        """Return the steps."""
-        return self.actions
+        rows |= {"old frame": self.backup} if self.backup else {}
+        return Shown("to be repaired" if self.dry_run else "repaired", rows, self.actions)
 
 
 def repair(
@@ -179,8 +165,7 @@ def _read(store: Store) -> tuple[Snapshot, bool, bool, tuple[str, ...]]:
         return load(store), True, True, ()
     except (FormatError, UnsupportedError) as error:
         reason = error
-    file = FrameFile(store)
-    saved = located(store.url, lambda: _restored(file) or salvage(file, reason))
+    saved = located(store.url, lambda: salvage(store, reason))
     name = FRAME_NAME if saved.frame.frame_type == FrameType.SPARSE else ""
     held = Snapshot(store, parse(saved.frame), 0, store.stamp(name).version, "")
     return held, saved.certain, saved.proven, (f"put the frame together again, because of: {reason}", *saved.notes)
@@ -246,63 +231,3 @@ def _write(held: Snapshot, found: Findings, lost: set[int], files: Mapping[str, 
     for n in lost:
         draft.mark_lost(n)
     draft.commit()
-
-
-# The fingerprint proves what header, index and trailer were.
-
-
-def _restored(file: FrameFile) -> Salvaged | None:
-    """Return the frame as it was committed; None if it had no fingerprint, or if index or trailer are damaged.
-
-    It is not certain if other software had written a header since, because the shape may then be an older one.
-    """
-    mark = file.read(fingerprint.MARK_AT.start, fingerprint.MARK_AT.stop)
-    for header, tail, text in _candidates(file):
-        # Its type belongs to the fingerprint, and may be damaged too.
-        unsigned = tail[:_TYPE_AT] + bytes((frame.FINGERPRINT_128,))
-        signed = unsigned + fingerprint.fingerprint(header, unsigned + bytes(fingerprint.FINGERPRINT_NBYTES))
-        wrong = sum(a != b for a, b in zip(signed[_TYPE_AT:], tail[_TYPE_AT:], strict=True))
-        if wrong <= _WRONG_BYTES:
-            certain = header[fingerprint.MARK_AT] == mark or not any(mark)
-            rest = "only the fingerprint itself is damaged" if wrong else "nothing else is damaged"
-            return Salvaged(frame.unpack(header, signed), certain, certain, (f"{text}{rest}",))
-    return None
-
-
-def _candidates(file: FrameFile) -> Iterator[tuple[bytes, bytes, str]]:
-    """Yield possible headers, each with its index and trailer, and how they were found.
-
-    The frame ends where its header says or with the file. There are two headers, the first one and the copy in the
-    trailer.
-    """
-    first = file.read(0, _SMALLEST_HEADER)
-    if len(first) < _SMALLEST_HEADER:
-        return
-    frame_len = fingerprint.frame_len(first)
-    for end in dict.fromkeys((frame_len, file.size)):
-        if end > file.size:
-            continue
-        headers = []
-        (header_len,) = struct.unpack_from(">i", first, 0x0B)
-        if _SMALLEST_HEADER <= header_len <= end:
-            headers.append((file.read(0, header_len), ""))
-        noted = _noted(file, end)
-        if noted is not None:
-            headers.append((noted, "took the header that is noted in the trailer; "))
-        for header, origin in headers:
-            (nbytes,), (cbytes,) = struct.unpack_from(">q", header, 0x1E), struct.unpack_from(">q", header, 0x27)
-            start = len(header) + (cbytes if nbytes and header[0x1A] == FrameType.CONTIGUOUS else 0)
-            if len(header) <= start <= end - _SMALLEST_TAIL:
-                text = origin if end == frame_len else f"the frame ends after {end} bytes; {origin}"
-                yield fingerprint.with_frame_len(header, end), file.read(start, end), text
-
-
-def _noted(file: FrameFile, end: int) -> bytes | None:
-    """Return the copy of the header in the trailer that ends at `end`."""
-    (length,) = struct.unpack(">I", file.read(end - 22, end - 18)) if end > _SMALLEST_TAIL else (0,)
-    try:
-        layers = metalayers.unpack(file.read(max(0, end - length), end), 2)
-        raw = metalayers.find(layers, "b2array")
-        return None if raw is None else fingerprint.noted_header(frame.unpack_vlmeta(raw))
-    except (FormatError, UnsupportedError):
-        return None

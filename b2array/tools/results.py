@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from html import escape
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from b2array.display.tables import Info, counted, near
 
-__all__ = ["Failure", "Result", "Results", "first_of", "table"]
+__all__ = ["Failure", "Result", "Results", "Shown", "first_of", "table"]
+
+
+class Shown(NamedTuple):
+    """What is printed of a result: the outcome in a few words, a table of names and values, and lines below it."""
+
+    headline: str
+    rows: Mapping[str, Any] = MappingProxyType({})
+    lines: Sequence[str] = ()
 
 
 class Result:
@@ -23,17 +32,9 @@ class Result:
         """Whether nothing is wrong."""
         return True
 
-    def headline(self) -> str:
-        """Return the outcome in a few words."""
+    def shown(self) -> Shown:
+        """Return what is printed."""
         raise NotImplementedError
-
-    def rows(self) -> dict[str, Any]:
-        """Return names and values of the table."""
-        return {}
-
-    def lines(self) -> Iterable[str]:
-        """Return further lines, below the table."""
-        return ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields in types that JSON has."""
@@ -41,13 +42,14 @@ class Result:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def __str__(self) -> str:
-        rows = repr(Info(self.rows())).splitlines() if self.rows() else []
-        return "\n  ".join([f"{self.url}: {self.headline()}", *rows, *self.lines()])
+        headline, rows, lines = self.shown()
+        return "\n  ".join([f"{self.url}: {headline}", *repr(Info(rows)).splitlines(), *lines])
 
     def _repr_html_(self) -> str:
-        lines = "".join(f"<li>{escape(line)}</li>" for line in self.lines())
-        head = f"<p>{escape(near(self.url))}: <b>{escape(self.headline())}</b></p>"
-        return head + Info(self.rows())._repr_html_() + f"<ul>{lines}</ul>" * bool(lines)
+        headline, rows, lines = self.shown()
+        below = "".join(f"<li>{escape(line)}</li>" for line in lines)
+        head = f"<p>{escape(near(self.url))}: <b>{escape(headline)}</b></p>"
+        return head + Info(rows)._repr_html_() + f"<ul>{below}</ul>" * bool(below)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +65,9 @@ class Failure(Result):
         """False: nothing is known to be in order."""
         return False
 
-    def headline(self) -> str:
-        """Say that the command failed."""
-        return "failed"
-
-    def lines(self) -> Iterable[str]:
+    def shown(self) -> Shown:
         """Return the error."""
-        return (self.error,)
+        return Shown("failed", lines=(self.error,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +101,14 @@ class Results:
         return {"url": self.url, "ok": self.ok, "members": members}
 
     def _cells(self) -> list[list[str]]:
-        found = {name: (each.headline(), each.rows()) for name, each in self.members.items()}
-        columns = list(dict.fromkeys(column for _, rows in found.values() for column in rows))
-        cells = [[name, head, *(str(rows.get(each, "")) for each in columns)] for name, (head, rows) in found.items()]
+        found = {name: each.shown() for name, each in self.members.items()}
+        columns = list(dict.fromkeys(column for each in found.values() for column in each.rows))
+        cells = [[name, s.headline, *(str(s.rows.get(each, "")) for each in columns)] for name, s in found.items()]
         return [["member", "result", *columns], *cells]
 
     def _lines(self) -> Iterator[str]:
         for name, each in self.members.items():
-            yield from (f"{name}: {line}" for line in each.lines())
+            yield from (f"{name}: {line}" for line in each.shown().lines)
 
     def _headline(self) -> str:
         wrong = sum(not each.ok for each in self.members.values())

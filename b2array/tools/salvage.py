@@ -1,15 +1,16 @@
-"""Put a damaged frame together from its readable parts: the header, an index that fits the chunks, and the trailer.
+"""Get header, index and trailer of a damaged frame back.
 
-Other software changes frames in place. If it is killed meanwhile, the header may be older than the chunks, chunks may
-have overwritten the index, and the trailer may be missing. Each chunk stores its own length, so chunks can be found
-without an index.
+They are restored where a fingerprint proves what they were. Otherwise the frame is put together from its readable
+parts: the header, an index that fits the chunks, and the trailer. Other software changes frames in place. If it is
+killed meanwhile, the header may be older than the chunks, chunks may have overwritten the index, and the trailer may be
+missing. Each chunk stores its own length, so chunks can be found without an index.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +25,12 @@ from b2array.engine.source import FRAME_NAME
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import b2nd, checksums, fingerprint, frame, index, metalayers
 from b2array.format.frame import Frame
-from b2array.format.header import FrameType, Header, header_nbytes, unpack_header
+from b2array.format.header import FrameType, header_nbytes, unpack_header
 from b2array.format.metalayers import Layers
 from b2array.store.base import Store
 from b2array.store.spans import Span
 
-__all__ = ["FrameFile", "Salvaged", "salvage"]
+__all__ = ["Salvaged", "salvage"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -37,6 +38,10 @@ _NO_LIMIT = 2**62
 _TRAILER_END = struct.Struct(">BI2B16s")
 _TRAILER_NBYTES = 25
 _WINDOW = 4 * 2**20
+_SMALLEST_HEADER = 97
+_TYPE_AT = -1 - fingerprint.FINGERPRINT_NBYTES
+_WRONG_BYTES = 2
+"""If at most this many bytes differ, the stored fingerprint itself is damaged: the others cannot match by accident."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +59,17 @@ class Salvaged:
     notes: tuple[str, ...]
 
 
-def salvage(file: FrameFile, reason: FormatError | UnsupportedError) -> Salvaged:
-    """Put a frame together from its readable parts, unless it is not damaged but of an unsupported kind."""
+def salvage(store: Store, reason: FormatError | UnsupportedError) -> Salvaged:
+    """Return the frame as it was committed, or put it together, unless it is of an unsupported kind."""
+    file = _FrameFile(store)
+    if (restored := _restored(file)) is not None:
+        return restored
     if isinstance(reason, UnsupportedError):
         raise reason
     return _Wreck(file).salvaged()
 
 
-class FrameFile:
+class _FrameFile:
     """The file that holds the header, index and trailer."""
 
     def __init__(self, store: Store) -> None:
@@ -79,12 +87,71 @@ class FrameFile:
         stop = min(stop, self.size)
         return bytes(self.store.read([Span(self.name, start, stop)])[0]) if start < stop else b""
 
+    def trailer(self, start: int, end: int) -> tuple[Layers, int] | None:
+        """Return the layers of the trailer that is between `start` and `end`, and the type of its fingerprint."""
+        if not start + _TRAILER_NBYTES <= end <= self.size:
+            return None
+        marker, nbytes, ext, fingerprint_type, _ = _TRAILER_END.unpack(self.read(end - _TRAILER_END.size, end))
+        if (marker, ext) != (0xCE, 0xD8) or not _TRAILER_NBYTES <= nbytes <= end - start:
+            return None
+        try:
+            return metalayers.unpack(self.read(end - nbytes, end), 2), fingerprint_type
+        except FormatError:
+            return None
+
+
+def _restored(file: _FrameFile) -> Salvaged | None:
+    """Return the frame as it was committed; None if it had no fingerprint, or if index or trailer are damaged.
+
+    It is not certain if other software had written a header since, because the shape may then be an older one.
+    """
+    mark = file.read(fingerprint.MARK_AT.start, fingerprint.MARK_AT.stop)
+    for header, tail, text in _candidates(file):
+        # Its type belongs to the fingerprint, and may be damaged too.
+        unsigned = tail[:_TYPE_AT] + bytes((frame.FINGERPRINT_128,))
+        signed = unsigned + fingerprint.fingerprint(header, unsigned + bytes(fingerprint.FINGERPRINT_NBYTES))
+        wrong = sum(a != b for a, b in zip(signed[_TYPE_AT:], tail[_TYPE_AT:], strict=True))
+        if wrong <= _WRONG_BYTES:
+            certain = header[fingerprint.MARK_AT] == mark or not any(mark)
+            rest = "only the fingerprint itself is damaged" if wrong else "nothing else is damaged"
+            return Salvaged(frame.unpack(header, signed), certain, certain, (f"{text}{rest}",))
+    return None
+
+
+def _candidates(file: _FrameFile) -> Iterator[tuple[bytes, bytes, str]]:
+    """Yield possible headers, each with its index and trailer, and how they were found.
+
+    The frame ends where its header says or with the file. There are two headers, the first one and the copy in the
+    trailer.
+    """
+    first = file.read(0, _SMALLEST_HEADER)
+    if len(first) < _SMALLEST_HEADER:
+        return
+    frame_len = fingerprint.frame_len(first)
+    for end in dict.fromkeys((frame_len, file.size)):
+        if end > file.size:
+            continue
+        headers = []
+        (header_len,) = struct.unpack_from(">i", first, 0x0B)
+        if _SMALLEST_HEADER <= header_len <= end:
+            headers.append((file.read(0, header_len), ""))
+        trailer = file.trailer(0, end)
+        noted = frame.noted_header(trailer[0]) if trailer is not None else None
+        if noted is not None:
+            headers.append((noted, "took the header that is noted in the trailer; "))
+        for header, origin in headers:
+            (nbytes,), (cbytes,) = struct.unpack_from(">q", header, 0x1E), struct.unpack_from(">q", header, 0x27)
+            start = len(header) + (cbytes if nbytes and header[0x1A] == FrameType.CONTIGUOUS else 0)
+            if len(header) <= start <= end - _TRAILER_NBYTES:
+                text = origin if end == frame_len else f"the frame ends after {end} bytes; {origin}"
+                yield fingerprint.with_frame_len(header, end), file.read(start, end), text
+
 
 class _Wreck:
     """A damaged frame, and what is known about it so far."""
 
-    def __init__(self, file: FrameFile) -> None:
-        self.store = file.store
+    def __init__(self, file: _FrameFile) -> None:
+        self.file = file
         self.size = file.size
         self.read = file.read
         data = self.read(0, 2**16)
@@ -102,8 +169,7 @@ class _Wreck:
         self._check_geometry()
         self.context = Context(self.header.codec, self.header.codec_meta)
         self.notes: list[str] = []
-        self.fingerprint_type = 0
-        self.foreign = False
+        self.fingerprint_type: int | None = None
         self.gaps: list[int] = []
 
     def _check_geometry(self) -> None:
@@ -132,7 +198,8 @@ class _Wreck:
         if self.expected > most:
             raise FormatError(f"expected a header that counts at most {most} chunks, found {self.expected}")
         if self.sparse:
-            valid, index_places = self._numbers(), [self.header.header_len]
+            numbers = map(chunk_number, self.file.store.listing())
+            valid, index_places = {n for n in numbers if n is not None}, [self.header.header_len]
         else:
             valid, index_places = self._walk()
         offsets, end = self._index(valid, index_places)
@@ -145,16 +212,11 @@ class _Wreck:
         if self.header.nbytes and not offsets.size:
             raise FormatError(f"expected chunks of {self.header.nbytes} bytes, found none")
         cbytes = self.header.cbytes if self.sparse else self.size - self.header.header_len
-        described = {each.name: getattr(self.header, each.name) for each in fields(Header)}
-        described |= {"cbytes": cbytes, "frame_len": self.size}
-        found = Frame(**described, offsets=offsets, vlmetalayers=layers)
-        return Salvaged(found, certain, certain and self.foreign, tuple(self.notes))
+        header = replace(self.header, cbytes=cbytes, frame_len=self.size)
+        found = frame.with_tail(header, offsets=offsets, vlmetalayers=layers)
+        return Salvaged(found, certain, certain and self.fingerprint_type == 0, tuple(self.notes))
 
     # Chunks.
-
-    def _numbers(self) -> set[int]:
-        numbers = (chunk_number(name) for name in self.store.listing())
-        return {number for number in numbers if number is not None}
 
     def _walk(self) -> tuple[set[int], list[int]]:
         """Find chunks in a file; return their offsets from the end of the header, and where an index may be."""
@@ -223,7 +285,6 @@ class _Wreck:
 
     def _index(self, valid: set[int], places: list[int]) -> tuple[Int64Array | None, int]:
         """Find the last index whose chunks are all found; return it, and where it ends."""
-        missing_allowed = self.sparse
         for at in places[:1] + sorted(places[1:], reverse=True):
             found = self._index_at(at)
             if found is None:
@@ -231,7 +292,7 @@ class _Wreck:
             offsets, end = found
             stored = offsets[offsets >= 0]
             known = np.isin(stored, np.array(sorted(valid), np.int64))
-            if not known.all() and not (missing_allowed or at == self.header.tail_start):
+            if not known.all() and not (self.sparse or at == self.header.tail_start):
                 continue
             if at != places[0]:
                 self.notes.append("took an index that was found behind the chunks")
@@ -243,23 +304,19 @@ class _Wreck:
 
     def _index_at(self, at: int) -> tuple[Int64Array, int] | None:
         header = self._chunk_header(at)
-        if header is None or header.nbytes % 8 or (self.expected and header.nbytes not in self.index_sizes):
+        if header is None or not header.nbytes or (self.expected and header.nbytes not in self.index_sizes):
             return None
-        if not header.nbytes or header.nbytes > config.limits.index_nbytes:
-            return None
+        stop = at + header.cbytes
         try:
-            data = decode.decode(self.read(at, at + header.cbytes), context=self.context)
+            offsets = index.unpack(self.read(at, stop), nbytes=header.nbytes, chunksize=0, context=self.context)
+            index.check(offsets, None if self.sparse else self.size)
         except (FormatError, UnsupportedError):
             return None
-        offsets = np.frombuffer(data, "<i8").astype(np.int64)
-        special = np.isin(offsets, list(index.SPECIAL_OFFSETS.values()))
-        top = 2**32 - 1 if self.sparse else self.size - HEADER_LEN
-        if not (special | ((offsets >= 0) & (offsets <= top))).all():
-            return None
-        if len(np.unique(offsets[~special])) < np.count_nonzero(~special):
+        stored = offsets[offsets >= 0]
+        if len(np.unique(stored)) < len(stored):
             return None  # no writer stores one chunk under two numbers
         counted = self._as_counted(offsets)
-        return None if counted is None else (counted, at + header.cbytes)
+        return None if counted is None else (counted, stop)
 
     def _as_counted(self, offsets: Int64Array) -> Int64Array | None:
         """Leave out a chunk that the header does not count yet; return None if it is not the last one."""
@@ -288,26 +345,13 @@ class _Wreck:
 
     def _trailer(self, start: int) -> Layers:
         """Find the trailer, which ends where the frame ends by its header, or at the end of the file."""
-        for end in dict.fromkeys((self.frame_len, self.size)):
-            layers = self._trailer_before(start, end) if start + _TRAILER_NBYTES <= end <= self.size else None
-            if layers is not None:
-                return layers
+        for end in (self.frame_len, self.size):
+            found = self.file.trailer(start, end)
+            if found is not None:
+                layers, self.fingerprint_type = found
+                return tuple(self._readable(layers))
         self.notes.append("found no trailer: attributes are lost")
         return ()
-
-    def _trailer_before(self, start: int, end: int) -> Layers | None:
-        tail = self.read(end - _TRAILER_END.size, end)
-        marker, nbytes, ext, fingerprint_type, _ = _TRAILER_END.unpack(tail)
-        if (marker, ext) != (0xCE, 0xD8) or not _TRAILER_NBYTES <= nbytes <= end - start:
-            return None
-        raw = self.read(end - nbytes, end)
-        try:
-            layers = tuple(self._readable(metalayers.unpack(raw, 2)))
-        except FormatError:
-            return None
-        self.fingerprint_type = fingerprint_type
-        self.foreign = fingerprint_type == 0
-        return layers
 
     def _readable(self, layers: Layers) -> Iterator[tuple[str, bytes]]:
         for name, raw in layers:

@@ -18,7 +18,7 @@ from b2array.errors import ReadOnlyError, UnsupportedError
 from b2array.format.header import FrameType
 from b2array.store.base import Listed, Store
 from b2array.store.open import open_store
-from b2array.tools.results import Result, first_of
+from b2array.tools.results import Result, Shown, first_of
 from b2array.tools.verify import verify_frame
 from b2array.workers import pending
 
@@ -37,14 +37,11 @@ class Cleanup(Result):
     removed: tuple[str, ...] = ()
     nbytes: int = 0
 
-    def headline(self) -> str:
-        """Say how many bytes were freed."""
+    def shown(self) -> Shown:
+        """Return how many bytes were freed, and the files."""
         exact, _, rounded = shown_nbytes(self.nbytes).partition(" ")
-        return f"{'would free' if self.dry_run else 'freed'} {counted(int(exact), 'byte')} {rounded}".rstrip()
-
-    def rows(self) -> dict[str, Any]:
-        """Return the files."""
-        return {"files": f"{len(self.removed)}: {first_of(self.removed)}"} if self.removed else {}
+        headline = f"{'would free' if self.dry_run else 'freed'} {counted(int(exact), 'byte')} {rounded}".rstrip()
+        return Shown(headline, {"files": f"{len(self.removed)}: {first_of(self.removed)}"} if self.removed else {})
 
 
 def vacuum(

@@ -36,7 +36,7 @@ from b2array.store.base import Listed, in_one_state
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 from b2array.tools.anatomy import listed
-from b2array.tools.results import Result, first_of
+from b2array.tools.results import Result, Shown, first_of
 from b2array.workers import pending
 
 __all__ = ["Findings", "Problem", "Report", "inspect", "verified", "verify_frame"]
@@ -129,29 +129,19 @@ class Report(Result):
         """Return all fields in types that JSON has, and whether all is in order."""
         return Result.to_dict(self) | {"problems": [problem._asdict() for problem in self.problems], "ok": self.ok}
 
-    def headline(self) -> str:
-        """Say whether the frame is in order."""
-        return "in order" if self.ok else counted(len(self.problems), "problem")
-
-    def rows(self) -> dict[str, Any]:
-        """Return layout, chunks, checksums and dead space."""
-        if not self.layout:
-            return {}
-        rows: dict[str, Any] = {"layout": self.layout}
+    def shown(self) -> Shown:
+        """Return layout, chunks, checksums and dead space, the problems, and the files that nothing needs."""
+        rows: dict[str, Any] = {"layout": self.layout} if self.layout else {}
         if self.generation:
             rows["chunks"] = f"{self.nchunks}, {self.special} of them not stored" if self.special else self.nchunks
             rows["checksums"] = f"{self.checked} of {counted(self.nchunks - self.special, 'stored chunk')}"
             rows |= {"dead space": shown_nbytes(self.dead_nbytes)} if self.dead_nbytes else {}
-        return rows
-
-    def lines(self) -> Iterator[str]:
-        """Yield the problems, and the files that nothing needs."""
-        if self.stale:
-            yield f"{counted(self.stale, 'chunk')} with the checksums of an earlier one"
+        lines = [f"{counted(self.stale, 'chunk')} with the checksums of an earlier one"] if self.stale else []
         for names, what in ((self.orphans, "orphaned chunk file"), (self.leftovers, "leftover file")):
             if names:
-                yield f"{counted(len(names), what)}: {first_of(names)}"
-        yield from (f"{problem.kind}: {problem.text}" for problem in self.problems)
+                lines.append(f"{counted(len(names), what)}: {first_of(names)}")
+        lines += [f"{problem.kind}: {problem.text}" for problem in self.problems]
+        return Shown("in order" if self.ok else counted(len(self.problems), "problem"), rows, lines)
 
 
 def verify_frame(

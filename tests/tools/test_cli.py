@@ -438,6 +438,21 @@ def test_bytes_of_any_file_are_packed_and_unpacked(run: Run, tmp_path: Path) -> 
     assert Path("saved.bin").read_bytes() == data[:1_200_000]
 
 
+@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 3000])
+def test_bytes_in_other_stores_are_packed_and_unpacked(data: bytes, run: Run, tmp_path: Path) -> None:
+    place = f"memory://{tmp_path.name}-{len(data)}"
+    Path("some.bin").write_bytes(data)
+    for command, source, made in (
+        ("pack", "some.bin", f"{place}/some.blp"),
+        ("unpack", f"{place}/some.blp", f"{place}/back.bin"),
+        ("pack", f"{place}/back.bin", "again.blp"),
+        ("unpack", "again.blp", "again.bin"),
+    ):
+        assert run(command, source, made, "--verify") == (0, "", "")
+    assert Path("again.bin").read_bytes() == data
+    assert not bloscpack.open("again.blp").is_array
+
+
 @pytest.mark.parametrize("harm", [lambda data: data[:-1], lambda data: data + b"x", lambda data: b"x" + data[1:]])
 def test_bytes_that_differ_afterwards_are_an_error(
     harm: Callable[[bytes], bytes], run: Run, monkeypatch: pytest.MonkeyPatch
