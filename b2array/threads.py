@@ -110,7 +110,8 @@ def _in_order(pool: ThreadPoolExecutor, task: Callable[[T], R], source: Iterator
     try:
         under_way.extend(_in_pool(pool.submit, task, item) for item in islice(source, count))
         while under_way:
-            result = under_way.popleft().result()
+            result = under_way[0].result()  # one that is interrupted here is still waited for below
+            under_way.popleft()
             under_way.extend(_in_pool(pool.submit, task, item) for item in islice(source, 1))
             yield result
             del result  # it may be large

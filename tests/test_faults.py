@@ -341,3 +341,44 @@ def test_a_new_array_that_finds_no_room_is_not_there(tmp_path, monkeypatch, layo
         assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
     a = b2array.asarray(NOISE, url=tmp_path / "a.b2nd", layout=layout, chunks=(5, 1000), blocks=(5, 500))
     assert np.array_equal(a[...], NOISE)
+
+
+def test_an_appender_keeps_the_steps_of_an_append_that_failed(monkeypatch):
+    a = b2array.zeros((0, 2), "i8", chunks=(8, 2))
+    append = type(a).append
+    failures: list[int] = []
+
+    def sometimes(self, *args):
+        if failures:
+            raise OSError(errno.ENOSPC, f"No space left on device {failures.pop()}")
+        return append(self, *args)
+
+    monkeypatch.setattr(type(a), "append", sometimes)
+    for every in (None, 3, 20):
+        failures.append(1)
+        failed, start = [], len(a)
+        with a.appender(every=every) as out:
+            for step in range(40):
+                try:
+                    out.append([step, step])
+                except OSError:
+                    failed.append(step)
+        assert len(failed) == 1
+        assert a[start:, 0].tolist() == list(range(40))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of file sizes")
+def test_a_bloscpack_file_is_given_up_after_a_write_that_failed(tmp_path):
+    parts = np.random.default_rng(0).integers(0, 256, (8, 300_000), np.uint8)
+    with (
+        pytest.raises(ValueError, match="one failed"),
+        b2array.bloscpack.create(tmp_path / "a.blp", chunk_size=100_000) as writer,
+    ):
+        writer.write(parts[0])
+        with files_of_at_most(450_000), pytest.raises(OSError, match=r"too large|No space"):
+            writer.write(parts[1])
+        with pytest.raises(ValueError, match="one failed"):
+            writer.write(parts[1])
+    with files_of_at_most(10), pytest.raises(OSError, match=r"too large|No space"):
+        b2array.bloscpack.pack(parts[0].tobytes(), tmp_path / "b.blp")
+    assert list(tmp_path.iterdir()) == []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
@@ -393,3 +395,24 @@ def test_a_call_that_interrupts_the_work_of_a_pool_makes_do_without_threads(monk
     assert found[:2] == [1, True]
     assert set(found) == {1}
     assert workers.width() == 2
+
+
+def test_a_call_whose_result_nobody_awaits_any_more_has_ended():
+    begun, ended = threading.Event(), []
+
+    def slow(n: int) -> int:
+        begun.set()
+        time.sleep(0.3 if n == 0 else 0)
+        ended.append(n)
+        return n
+
+    def interrupted() -> None:
+        for _ in workers.spread(slow, range(4)):
+            pass
+
+    with config.using(threads=2):
+        timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    assert 0 in ended

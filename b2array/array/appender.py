@@ -107,8 +107,10 @@ class Appender:
         return (self._array.shape[self._axis] + self._used) % self._length
 
     def _room(self) -> int:
-        """Return how many steps fit until the chunks are full, or until a commit is due."""
-        room = self._length - self._beyond
+        """Return how many steps fit until chunks or the buffer are full, or until a commit is due."""
+        if self._used == self._length or self._uncommitted == self._every:  # the last commit failed
+            self.commit()
+        room = self._length - max(self._beyond, self._used)
         return room if self._every is None else min(room, self._every - self._uncommitted)
 
     def _keep(self, steps: npt.NDArray[Any], count: int) -> None:
@@ -121,9 +123,11 @@ class Appender:
 
     def _settle(self) -> None:
         """Append and commit the steps that are due."""
-        if self._uncommitted == self._every or (self._every is None and not self._beyond):
+        # The buffer is full in the middle of a chunk if others append through the same handle.
+        full = not self._beyond or self._used == self._length
+        if self._uncommitted == self._every or (self._every is None and full):
             self.commit()
-        elif not self._beyond:
+        elif full:
             if not self._array.in_transaction:
                 self._transaction.enter_context(self._array.transaction())
             self._flush()

@@ -236,14 +236,15 @@ class NDArray(Indexed):
         array([1, 2, 3, 4, 5])
         """
         self._handle.require_writable()
-        array, axis = resize.joint(values, self.shape, self.dtype, axis)
-        where, length = operator.index(index), self.shape[axis]
-        if not -length <= where <= length:
-            raise IndexError(f"index {where} is out of bounds for axis {axis} with size {length}")
-        start = where + length if where < 0 else where
-        if array.shape[axis]:
-            self._handle.change(lambda transaction: resize.insert(transaction, array, start, axis))
-        return self.shape
+        with self._handle.mutex:  # no other thread must change the shape meanwhile
+            array, axis = resize.joint(values, self.shape, self.dtype, axis)
+            where, length = operator.index(index), self.shape[axis]
+            if not -length <= where <= length:
+                raise IndexError(f"index {where} is out of bounds for axis {axis} with size {length}")
+            start = where + length if where < 0 else where
+            if array.shape[axis]:
+                self._handle.change(lambda transaction: resize.insert(transaction, array, start, axis))
+            return self.shape
 
     def delete(self, key: Any, axis: int = 0) -> tuple[int, ...]:
         """Remove positions along an axis, in one commit, and return the new shape.
@@ -275,10 +276,11 @@ class NDArray(Indexed):
         """
         self._handle.require_writable()
         axis = np.lib.array_utils.normalize_axis_index(axis, self.ndim)
-        gone = resize.positions(key, self.shape, axis)
-        if not isinstance(gone, slice) or gone.stop > gone.start:
-            self._handle.change(lambda transaction: resize.delete(transaction, gone, axis))
-        return self.shape
+        with self._handle.mutex:  # no other thread must change the shape meanwhile
+            gone = resize.positions(key, self.shape, axis)
+            if not isinstance(gone, slice) or gone.stop > gone.start:
+                self._handle.change(lambda transaction: resize.delete(transaction, gone, axis))
+            return self.shape
 
     def appender(self, axis: int = 0, every: int | None = None) -> Appender:
         """Return a context manager that takes steps (of a simulation, say) one by one, and writes whole chunks.

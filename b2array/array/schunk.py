@@ -213,7 +213,9 @@ class SChunk(Opened):
         item = bytes(self.typesize) if not any(item) else item
         if len(item) != self.typesize:
             raise ValueError(f"an item has {self.typesize} bytes, not {len(item)}; give it as bytes or a NumPy scalar")
-        whole, rest = divmod(operator.index(nitems) * self.typesize, self.chunksize)
+        if (count := operator.index(nitems)) < 0:
+            raise ValueError(f"nitems must be 0 or more, not {count}")
+        whole, rest = divmod(count * self.typesize, self.chunksize)
         lengths = [self.chunksize] * whole + [rest] * bool(rest)
         made = [encode.special_chunk(item, n, typesize=self.typesize, blocksize=self.blocksize) for n in lengths]
 

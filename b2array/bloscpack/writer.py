@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import IO, Any, Self
@@ -165,11 +166,16 @@ class Writer:
             self._store = open_store(url, storage_options=options.storage_options)
             require_free(self._store, {"": MAGIC}, "a Bloscpack file", overwrite=options.overwrite)
             self._place = AtomicFile(self._store, overwrite=options.overwrite)
-            self._file = self._place.path.open("x+b")
         self.packed: bytes | None = None
         """The bytes of the complete file, if it was created without a URL."""
-        self._position = 0
-        self._put(_pack_head(self._header, section, (), self._nslots))
+        self._position, self._failed = 0, False
+        try:
+            if self._place is not None:
+                self._file = self._place.path.open("x+b")
+            self._put(_pack_head(self._header, section, (), self._nslots))
+        except BaseException:
+            self.abort()
+            raise
         self._first_chunk = self._position
 
     def _section(self, room: int | None) -> bytes:
@@ -208,10 +214,21 @@ class Writer:
         nbytes = self._encoder.nbytes + len(flat)
         if self._nbytes is not None and nbytes > self._nbytes:
             raise ValueError(f"expected {self._nbytes} bytes in all, got {nbytes}")
-        self._encoder.write(flat)
+        self._require_intact()
+        try:
+            self._encoder.write(flat)
+        except BaseException:  # as of a full disk: part of a chunk may be in the file
+            self._failed = True
+            self.abort()
+            raise
+
+    def _require_intact(self) -> None:
+        if self._failed:
+            raise ValueError("expected a file that every write has reached, found that one failed: there is no file")
 
     def close(self) -> None:
-        """Complete the file and give it its name."""
+        """Complete the file and give it its name; ValueError if a write has failed."""
+        self._require_intact()
         if self._file.closed:
             return
         try:
@@ -257,7 +274,8 @@ class Writer:
 
     def abort(self) -> None:
         """Give up, and leave no file."""
-        self._file.close()
+        with suppress(OSError):  # the disk may be full; the content is not needed any more
+            self._file.close()
         if self._place is not None:
             self._place.abort()
 

@@ -309,7 +309,7 @@ class Handle:
             raise ValueError("a handle with a transaction under way cannot be pickled")
         held = self._snapshot
         thin, index = held.state.without_index(_PICKLED_NBYTES)
-        return _restored, (held.store, thin, index, held.start, held.version, held.generation, self._mode)
+        return _restored, (type(self), held.store, thin, index, held.start, held.version, held.generation, self._mode)
 
 
 class Follower(Handle):
@@ -330,8 +330,28 @@ class Follower(Handle):
         """Ignore the new value: the next use finds the same state, or a newer one."""
 
     @property
+    def generation(self) -> str:
+        """Names the state that is committed now, or the one that the transaction under way builds on."""
+        if self._transaction is None:
+            self.refresh()
+        return self._snapshot.generation
+
+    def enter(self, transaction: Transaction | None = None) -> Transaction:
+        """Begin with what is committed now."""
+        with self.mutex:
+            if transaction is None and self._transaction is None:
+                self.refresh()
+            return super().enter(transaction)
+
+    def at_snapshot(self, mode: Mode = "r") -> Handle:
+        """Return a handle that shows what is committed now, and does not follow."""
+        if self._transaction is None:
+            self.refresh()
+        return super().at_snapshot(mode)
+
+    @property
     def described(self) -> Source:
-        """The same."""
+        """The same as `source`."""
         return self.source
 
     @described.setter
@@ -357,6 +377,7 @@ def _explained(source: Source, error: B2ArrayError | OSError) -> B2ArrayError | 
 
 
 def _restored(
-    store: Store, thin: Frame, index: bytes, start: int, version: str | None, generation: str, mode: Mode
-) -> Handle:
-    return Handle(Snapshot(store, with_index(thin, index), start, version, generation), mode)
+    kind: type[Handle], store: Store, thin: Frame, index: bytes, start: int, version: str | None, generation: str,
+    mode: Mode,
+) -> Handle:  # fmt: skip
+    return kind(Snapshot(store, with_index(thin, index), start, version, generation), mode)

@@ -85,7 +85,8 @@ class Job:
         """Coordinates of the chunks that the region touches, along every dimension."""
         return tuple(
             range(part.start // size, -(-part.stop // size) if part.stop > part.start else part.start // size)
-            for part, size in zip(self.region, self.layout.chunks, strict=True)
+            # Other software makes chunks of no extent for arrays without items.
+            for part, size in zip(self.region, (max(1, c) for c in self.layout.chunks), strict=True)
         )
 
     @property

@@ -519,3 +519,10 @@ def test_a_handle_says_what_it_is(tmp_path):
     assert repr(held) == f"<b2array.SChunk {tmp_path / 'a.b2frame'}: 4 chunks, 1600 bytes>"
     with pytest.raises(TypeError):
         held.meta["m"] = 3
+
+
+def test_a_negative_number_of_items_is_refused():
+    a = b2array.create_schunk(chunksize=100)
+    with pytest.raises(ValueError, match="0 or more, not -1"):
+        a.fill_special(-1)
+    assert a.nbytes == 0

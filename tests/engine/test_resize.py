@@ -7,9 +7,11 @@ import shutil
 import tempfile
 import threading
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import blosc2
+import dask.array as da
 import numpy as np
 import pytest
 from arrays import DTYPES, items, same
@@ -19,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from keys import keys
 
 import b2array
-from b2array.engine import write
+from b2array.engine import resize, write
 from b2array.errors import ConflictError, LimitError, ReadOnlyError
 
 LAYOUTS = ["contiguous", "sparse"]
@@ -591,3 +593,29 @@ def test_lists_are_appended_as_numpy_makes_arrays_of_them(dtype, values):
     a = b2array.zeros((1, 2) if values else (0,), dtype)
     a.append(values)
     assert same(a[1:] if values else a[...], np.array(values, dtype))
+
+
+@pytest.mark.parametrize("edit", [lambda a: a.delete(slice(2, 9)), lambda a: a.insert([-1], 9)])
+def test_positions_are_those_of_the_shape_that_is_changed(edit, monkeypatch):
+    a = b2array.asarray(np.arange(10), chunks=(4,))
+    other = threading.Thread(target=lambda: a.delete(slice(0, 6)))
+    find, joint = resize.positions, resize.joint
+
+    def late(function, *args):
+        if other.ident is None:
+            other.start()
+            other.join(0.2)
+        return function(*args)
+
+    monkeypatch.setattr(resize, "positions", partial(late, find))
+    monkeypatch.setattr(resize, "joint", partial(late, joint))
+    edit(a)
+    other.join()
+    assert a[...].tolist() in ([], [6, 7, 8, -1, 9])
+
+
+def test_an_array_with_chunks_of_no_extent_is_stored_to(tmp_path):
+    blosc2.zeros((0, 3), urlpath=str(tmp_path / "a.b2nd"), mode="w")
+    a = b2array.open(tmp_path / "a.b2nd", "r+")
+    a.store(da.zeros((0, 3)))
+    assert a.shape == (0, 3)

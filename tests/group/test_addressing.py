@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,26 @@ def test_a_follower_refuses_a_damaged_chunk(tmp_path: Path) -> None:
         with pytest.raises(ChecksumError, match="chunk 0"):
             followed[key]
     assert followed[500:].shape == (500,)
+
+
+def test_a_follower_begins_with_what_is_committed_now(tmp_path: Path) -> None:
+    a = b2array.create(tmp_path / "x.b2nd", (4, 4), "i8", chunks=(2, 2))
+
+    def followed() -> NDArray:
+        found = b2array.open(tmp_path / "x.b2nd", "r+", follow=True)
+        a[...] = a[0, 0] + 1
+        return found
+
+    b = followed()
+    with b.transaction():
+        b[0] += 1
+    assert (b[0, 0], b[1, 1]) == (2, 1)
+    turned = followed().T
+    assert turned.to_dask().compute()[0, 0] == a[0, 0]
+    assert followed().generation == a.generation
+    b = pickle.loads(pickle.dumps(followed()))
+    a[...] = 50
+    assert b[0, 0] == 50
 
 
 def test_a_follower_can_write_and_its_transaction_stands_still(tmp_path: Path) -> None:
