@@ -167,6 +167,18 @@ def test_lengths_of_time_are_converted_to_the_stored_unit(url: Path) -> None:
     assert reopened(url).a.values.tolist() == [1, 2, 3 * 10**9]
 
 
+@pytest.mark.filterwarnings("ignore:Timedeltas can't be serialized faithfully")
+def test_lengths_of_time_that_need_a_finer_unit_than_the_stored_one_are_refused(url: Path) -> None:
+    days = along(np.array([1, 2], "m8[D]").astype("m8[ns]"))
+    to_b2array(days, url)
+    for options in ({"append_dim": "t"}, {"region": {"t": slice(0, 1)}}):
+        with pytest.raises(ValueError, match=r"variable 'a' has units='days' .* 'hours'"):
+            to_b2array(along(np.array([12], "m8[h]").astype("m8[ns]")), url, **options)
+    to_b2array(along(np.array(["NaT", 72], "m8[h]").astype("m8[ns]")), url, append_dim="t")
+    to_b2array(along(np.array([], "m8[ns]")), url, append_dim="t")
+    assert reopened(url).a.values.astype("m8[h]").astype(int).tolist()[::3] == [24, 72]
+
+
 # Numbers.
 
 

@@ -381,7 +381,9 @@ def as_stored(name: str, variable: xr.Variable, array: NDArray) -> xr.Variable:
     if coded.ndim != array.ndim:
         raise ValueError(f"variable {name!r} is stored as characters of text, which cannot hold {given}")
     for key in _CODED:
-        if not _same(attrs.get(key), coded.attrs.get(key)) and (" since " in str(attrs.get("units")) or key != "units"):
+        # Units of plain numbers are free text. Those of instants and of spans of time say what the numbers mean.
+        counts = key != "units" or given.kind == "m" or " since " in str(attrs.get("units"))
+        if counts and not _same(attrs.get(key), coded.attrs.get(key)):
             raise ValueError(
                 f"variable {name!r} has {key}={attrs.get(key)!r} where it is stored, "
                 f"the new one {coded.attrs.get(key)!r}"
