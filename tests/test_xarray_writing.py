@@ -282,6 +282,16 @@ def test_appending_overwrites_other_coordinates_and_adds_variables(url: Path) ->
     assert (reopened(url).a.values.tolist(), reopened(url).x.values.tolist()) == ([1, 2, 2], [8, 9])
 
 
+def test_a_new_variable_along_the_dimension_that_grows_is_refused(url: Path) -> None:
+    first = along([1, 2, 3]).assign_coords(t=[0, 1, 2])
+    to_b2array(first, url)
+    later = along([4, 5, 6]).assign_coords(t=[3, 4, 5]).assign(new=("t", [7, 8, 9]))
+    for part in (later, later.isel(t=[0])):
+        with pytest.raises(ValueError, match=r"no variables \['new'\], and new ones cannot have the dimension 't'"):
+            to_b2array(part, url, append_dim="t")
+    xr.testing.assert_identical(reopened(url), first)
+
+
 def test_what_a_step_repeats_is_not_written_again(url: Path) -> None:
     step = along([1.0]).assign_coords(x=("x", np.arange(1000)))
     to_b2array(step, url)

@@ -357,6 +357,11 @@ def _check_new(
         raise ValueError(f"the dataset has no dimension {task.append_dim!r}")
     sizes = _sizes(arrays)
     for name, variable in new.items():
+        if task.append_dim in variable.dims:
+            raise ValueError(
+                f"{target.url} has no variables {[name]}, and new ones cannot have the dimension {task.append_dim!r}, "
+                "along which the others grow"
+            )
         for dim, n in variable.sizes.items():
             if sizes.get(str(dim), n) != n:
                 raise ValueError(
