@@ -50,6 +50,15 @@ def test_appended_text_makes_the_stored_text_wider(url: Path, kind: object) -> N
     assert b2array.open_group(url)["a"].chunks == (4,)
 
 
+def test_text_that_becomes_wider_keeps_its_fill_value(url: Path) -> None:
+    to_b2array(along(np.array(["a", "b"], object)), url, encoding={"a": {"fill_value": "z"}})
+    to_b2array(along(np.array(["long"], object)), url, append_dim="t")
+    array = b2array.open_group(url, "r+")["a"]
+    assert array.fill_value == "z"
+    array.resize(4)
+    assert array[:].tolist() == ["a", "b", "long", "z"]
+
+
 @pytest.mark.parametrize("values", [["asdf"], np.array([b"asdf"])], ids=["U", "S"])
 def test_wider_text_of_one_width_is_refused_by_the_name_of_its_variable(url: Path, values: object) -> None:
     first = along(np.asarray(values).astype(np.asarray(values).dtype.kind + "3"))

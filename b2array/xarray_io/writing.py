@@ -389,7 +389,7 @@ def _widened(target: Group, name: str, array: NDArray, dtype: np.dtype[Any], tas
     values = array[...].astype(dtype)
     form: dict[str, Any] = {
         "chunks": array.chunks, "cparams": array.cparams, "dims": array.dims, "attrs": dict(array.attrs),
-        "layout": array.info["layout"],
+        "layout": array.info["layout"], "fill_value": array.fill_value,
     }  # fmt: skip
     del target[name]
     return target.create(name, data=values, **form)
