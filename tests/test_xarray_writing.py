@@ -258,6 +258,12 @@ def test_a_region_leaves_indexes_and_is_found_by_them(url: Path) -> None:
     assert reopened(url).t.values.tolist() == [10, 20, 30, 40, 50]
 
 
+def test_a_region_is_not_looked_for_among_repeated_values(url: Path) -> None:
+    to_b2array(along(np.zeros(3)).assign_coords(t=[10, 20, 20]), url)
+    with pytest.raises(ValueError, match=r"the stored coordinate 't' must have different values"):
+        to_b2array(along([1.0]).assign_coords(t=[10]), url, region="auto")
+
+
 def test_a_region_found_by_one_coordinate_leaves_the_other_indexes(url: Path) -> None:
     ds = xr.Dataset({"a": (("t", "x"), np.zeros((4, 2)))}, {"t": [1, 2, 3, 4], "x": [5, 6]})
     to_b2array(ds, url)

@@ -325,7 +325,12 @@ def _detected(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray]) -> s
         raise KeyError(f"there is no stored coordinate {dim!r} in which to find the region")
     raw = xr.Variable(dims_of(str(dim), array), array[...], attributes_of(array.attrs))
     stored = conventions.decode_cf_variable(dim, raw)
-    positions = stored.to_index_variable().to_index().get_indexer(ds[dim].to_index())
+    index = stored.to_index_variable().to_index()
+    if not index.is_unique:
+        raise ValueError(
+            f"the stored coordinate {dim!r} must have different values to find a region in, found repeated ones"
+        )
+    positions = index.get_indexer(ds[dim].to_index())
     if (positions < 0).any():
         raise KeyError(f"values of the coordinate {dim!r} are not among the stored ones")
     if (np.diff(positions) != 1).any():
