@@ -30,7 +30,7 @@ from b2array.format import summary
 from b2array.format.header import FrameType
 from b2array.format.summary import Record, Summary
 from b2array.group import embedded, redo, summaries
-from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, joined_url, members_among
+from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, check_new, is_embedded, joined_url, members_among
 from b2array.group.redo import ABSENT, commit_of
 from b2array.store.base import Stamp, Store, attempts, conflict, stale_reader, too_many_conflicts
 from b2array.store.open import open_store
@@ -325,6 +325,7 @@ class Directory:
 
     def create(self, name: str, suffix: str, make: NewFrame, *, overwrite: bool) -> Handle:
         """Make a member, or replace one, and return it."""
+        check_new(name, self.members())
         path = name + suffix
         if path in self.read()[0].hidden and not overwrite:
             raise self.occupied(path)

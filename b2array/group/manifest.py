@@ -20,7 +20,7 @@ from b2array.format import summary
 from b2array.format.summary import Record
 
 __all__ = [
-    "ARRAY", "ATTRS", "EMBEDDED", "MANIFEST", "OTHER", "SUFFIXES", "Manifest", "check_name", "check_path",
+    "ARRAY", "ATTRS", "EMBEDDED", "MANIFEST", "OTHER", "SUFFIXES", "Manifest", "check_name", "check_new", "check_path",
     "is_embedded", "is_member_name", "joined_url", "members_among", "staged_path",
 ]  # fmt: skip
 
@@ -59,6 +59,15 @@ def check_name(name: str) -> str:
     if reason := _refused(name.removeprefix("/")):
         raise ValueError(f"{name!r} cannot name a member: {reason}")
     return name.removeprefix("/")
+
+
+def check_new(name: str, members: Collection[str]) -> None:
+    """Raise ValueError for a name that not every place can hold. Members that are there keep theirs."""
+    if name in members:
+        return
+    for text in ("::", "?versionId="):
+        if text in name:
+            raise ValueError(f"{name!r} cannot name a member: {text!r} has a meaning of its own in URLs")
 
 
 def _refused(name: str) -> str:

@@ -171,6 +171,27 @@ def test_names_that_cannot_be_are_refused(group: Group, name: str) -> None:
     assert list(group) == []
 
 
+@pytest.mark.parametrize("name", ["a::b", "a::b/x", "x?versionId=1"])
+def test_names_that_change_the_meaning_of_urls_are_refused(group: Group, name: str) -> None:
+    for make in (lambda home: home.create(name, 3), lambda home: home.require_group(name)):
+        with pytest.raises(ValueError, match=r"cannot name a member: .* in URLs"):
+            make(group)
+        with pytest.raises(ValueError, match=r"cannot name a member: .* in URLs"), group.transaction() as changes:
+            make(changes)
+    assert list(group) == []
+
+
+def test_local_members_whose_names_mean_something_in_urls_are_still_there(tmp_path: Path) -> None:
+    group = open_group(tmp_path / "old.b2d", "w")
+    b2array.asarray([1, 2], url=tmp_path / "old.b2d" / "a::b.b2nd")
+    group.refresh()
+    assert (list(group), group["a::b"][:].tolist()) == (["a::b"], [1, 2])
+    group["a::b"] = [3]
+    assert group["a::b"][:].tolist() == [3]
+    group.move("a::b", "c")
+    assert list(group) == ["c"]
+
+
 def test_an_array_is_no_group_and_a_group_no_array(group: Group) -> None:
     group.create("a/x", 2)
     with pytest.raises(FileExistsError, match="there is a group 'a'"):
