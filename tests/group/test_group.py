@@ -30,6 +30,7 @@ from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError
 from b2array.group import manifest, redo
 from b2array.group.directory import Directory
 from b2array.group.manifest import Manifest, check_name
+from b2array.group.transaction import Transaction
 
 _serials = itertools.count()
 
@@ -74,6 +75,25 @@ def test_handles_write_and_others_see_it_when_they_open(group: Group, url: str) 
     group.create("x", 4, "i4")
     group["x"][1:3] = 5
     assert open_group(url)["x"][...].tolist() == [0, 5, 5, 0]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_group_that_replaces_another_shows_nothing_that_was_not_visible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    place = tmp_path / "group.b2d"
+    group = open_group(place, "w")
+    group["kept"] = group["deleted"] = [1]
+    interrupted = group.transaction()
+    changes = interrupted.__enter__()
+    changes.create("secret", data=[1, 2, 3], layout=layout)
+    with monkeypatch.context() as patch, group.transaction() as others:
+        patch.setattr(Directory, "remove_frames", lambda *_: None)
+        patch.setattr(Transaction, "_clear_log", lambda *_: None)
+        del others["deleted"]
+    assert [*open_group(place)] == ["kept"]
+    assert [*open_group(place, "w")] == [*open_group(place)] == []
+    assert not [*place.glob("*.b2nd*")]
 
 
 def test_a_group_for_reading_refuses_changes(group: Group, url: str) -> None:
