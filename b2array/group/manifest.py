@@ -68,6 +68,9 @@ def check_new(name: str, members: Collection[str]) -> None:
     for text in ("::", "?versionId="):
         if text in name:
             raise ValueError(f"{name!r} cannot name a member: {text!r} has a meaning of its own in URLs")
+    for part in name.split("/"):
+        if part in (MANIFEST, EMBEDDED) or part.endswith((".b2lock", ".b2tmp")):
+            raise ValueError(f"{name!r} cannot name a member: {part!r} names a file that is not a member")
 
 
 def _refused(name: str) -> str:

@@ -201,6 +201,18 @@ def test_names_that_change_the_meaning_of_urls_are_refused(group: Group, name: s
     assert list(group) == []
 
 
+@pytest.mark.parametrize("name", [".b2group/x", "g/embed.b2e", "x.b2nd.b2lock/y", "x.b2nd.0123456789abcdef.b2tmp/y"])
+def test_names_of_the_files_of_a_group_are_refused(group: Group, url: str, name: str) -> None:
+    group["x"] = [1]
+    for make in (lambda home: home.create(name, 3), lambda home: home.require_group(name)):
+        with pytest.raises(ValueError, match=r"cannot name a member: .* names a file"):
+            make(group)
+        with pytest.raises(ValueError, match=r"cannot name a member: .* names a file"), group.transaction() as changes:
+            make(changes)
+    group["x"] = [2]
+    assert [*open_group(url)] == ["x"]
+
+
 def test_local_members_whose_names_mean_something_in_urls_are_still_there(tmp_path: Path) -> None:
     group = open_group(tmp_path / "old.b2d", "w")
     b2array.asarray([1, 2], url=tmp_path / "old.b2d" / "a::b.b2nd")
