@@ -232,6 +232,32 @@ def test_an_array_is_no_group_and_a_group_no_array(group: Group) -> None:
         group.create("a/x/y", 2)
 
 
+def test_nothing_is_put_below_an_array_or_over_a_group(group: Group, url: str, tmp_path: Path) -> None:
+    group["x"] = group["g/y"] = [1, 2]
+    for name, error, found in (("x/y", ValueError, "'x' is an array"), ("g", FileExistsError, "is a group 'g'")):
+        other = open_group(tmp_path / "other.b2d", "w")
+        other[name] = [3]
+        with pytest.raises(error, match=found):
+            other.copy("/", group)
+    with pytest.raises(ValueError, match="'x' is an array"):
+        Group(group._home, "x/", "r+").attrs["n"] = 1
+    assert [name for name, _ in open_group(url).walk()] == ["g", "g/y", "x"]
+
+
+@pytest.mark.parametrize(("one", "two"), [("q", "q/r"), ("q/r", "q"), ("q/r", "q/r/s")])
+def test_of_two_writers_who_make_an_array_and_a_group_of_one_name_the_later_is_told(
+    group: Group, url: str, one: str, two: str
+) -> None:
+    later = group.transaction()
+    later.__enter__()[two] = [2]
+    with open_group(url, "r+").transaction() as faster:
+        faster[one] = [1]
+    with pytest.raises(ConflictError, match="another writer was faster"):
+        later.__exit__(None, None, None)
+    assert [name for name, _ in open_group(url).walk()][-1:] == [one]
+    assert open_group(url)[one][:].tolist() == [1]
+
+
 def test_groups_pickle(group: Group) -> None:
     group.create("a/x", data=[1, 2, 3])
     again = pickle.loads(pickle.dumps(group["a"]))
