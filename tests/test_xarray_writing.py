@@ -50,6 +50,15 @@ def test_appended_text_makes_the_stored_text_wider(url: Path, kind: object) -> N
     assert b2array.open_group(url)["a"].chunks == (4,)
 
 
+def test_text_that_becomes_wider_keeps_its_fill_value(url: Path) -> None:
+    to_b2array(along(np.array(["a", "b"], object)), url, encoding={"a": {"fill_value": "z"}})
+    to_b2array(along(np.array(["long"], object)), url, append_dim="t")
+    array = b2array.open_group(url, "r+")["a"]
+    assert array.fill_value == "z"
+    array.resize(4)
+    assert array[:].tolist() == ["a", "b", "long", "z"]
+
+
 @pytest.mark.parametrize("values", [["asdf"], np.array([b"asdf"])], ids=["U", "S"])
 def test_wider_text_of_one_width_is_refused_by_the_name_of_its_variable(url: Path, values: object) -> None:
     first = along(np.asarray(values).astype(np.asarray(values).dtype.kind + "3"))
@@ -167,6 +176,18 @@ def test_lengths_of_time_are_converted_to_the_stored_unit(url: Path) -> None:
     assert reopened(url).a.values.tolist() == [1, 2, 3 * 10**9]
 
 
+@pytest.mark.filterwarnings("ignore:Timedeltas can't be serialized faithfully")
+def test_lengths_of_time_that_need_a_finer_unit_than_the_stored_one_are_refused(url: Path) -> None:
+    days = along(np.array([1, 2], "m8[D]").astype("m8[ns]"))
+    to_b2array(days, url)
+    for options in ({"append_dim": "t"}, {"region": {"t": slice(0, 1)}}):
+        with pytest.raises(ValueError, match=r"variable 'a' has units='days' .* 'hours'"):
+            to_b2array(along(np.array([12], "m8[h]").astype("m8[ns]")), url, **options)
+    to_b2array(along(np.array(["NaT", 72], "m8[h]").astype("m8[ns]")), url, append_dim="t")
+    to_b2array(along(np.array([], "m8[ns]")), url, append_dim="t")
+    assert reopened(url).a.values.astype("m8[h]").astype(int).tolist()[::3] == [24, 72]
+
+
 # Numbers.
 
 
@@ -237,6 +258,12 @@ def test_a_region_leaves_indexes_and_is_found_by_them(url: Path) -> None:
     assert reopened(url).t.values.tolist() == [10, 20, 30, 40, 50]
 
 
+def test_a_region_is_not_looked_for_among_repeated_values(url: Path) -> None:
+    to_b2array(along(np.zeros(3)).assign_coords(t=[10, 20, 20]), url)
+    with pytest.raises(ValueError, match=r"the stored coordinate 't' must have different values"):
+        to_b2array(along([1.0]).assign_coords(t=[10]), url, region="auto")
+
+
 def test_a_region_found_by_one_coordinate_leaves_the_other_indexes(url: Path) -> None:
     ds = xr.Dataset({"a": (("t", "x"), np.zeros((4, 2)))}, {"t": [1, 2, 3, 4], "x": [5, 6]})
     to_b2array(ds, url)
@@ -268,6 +295,16 @@ def test_appending_overwrites_other_coordinates_and_adds_variables(url: Path) ->
     assert found.attrs == {"version": 2, "kept": 1}
     to_b2array(later.assign_coords(x=("x", [0, 0])), url, append_dim="t", mode="a-")
     assert (reopened(url).a.values.tolist(), reopened(url).x.values.tolist()) == ([1, 2, 2], [8, 9])
+
+
+def test_a_new_variable_along_the_dimension_that_grows_is_refused(url: Path) -> None:
+    first = along([1, 2, 3]).assign_coords(t=[0, 1, 2])
+    to_b2array(first, url)
+    later = along([4, 5, 6]).assign_coords(t=[3, 4, 5]).assign(new=("t", [7, 8, 9]))
+    for part in (later, later.isel(t=[0])):
+        with pytest.raises(ValueError, match=r"no variables \['new'\], and new ones cannot have the dimension 't'"):
+            to_b2array(part, url, append_dim="t")
+    xr.testing.assert_identical(reopened(url), first)
 
 
 def test_what_a_step_repeats_is_not_written_again(url: Path) -> None:

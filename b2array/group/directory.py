@@ -30,7 +30,7 @@ from b2array.format import summary
 from b2array.format.header import FrameType
 from b2array.format.summary import Record, Summary
 from b2array.group import embedded, redo, summaries
-from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, joined_url, members_among
+from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, check_new, is_embedded, joined_url, members_among
 from b2array.group.redo import ABSENT, commit_of
 from b2array.store.base import Stamp, Store, attempts, conflict, stale_reader, too_many_conflicts
 from b2array.store.open import open_store
@@ -115,7 +115,7 @@ class Directory:
         with suppress(Exception):  # `exists` decides what else counts
             manifest, _ = self._stored(versioned=False)
             if not self.is_local and manifest != Manifest():
-                self._known = manifest, manifest.visible(self._listed(manifest))
+                self._known = manifest, manifest.visible(self.listed(manifest))
             return manifest != Manifest()
         return False
 
@@ -145,7 +145,7 @@ class Directory:
                 known = self._local_state()
             else:
                 manifest, _ = self._stored(versioned=False)
-                known = manifest, manifest.visible(self._listed(manifest))
+                known = manifest, manifest.visible(self.listed(manifest))
             self._known = known
         return known
 
@@ -161,7 +161,7 @@ class Directory:
                 break
         return manifest, self._members_in(files, manifest)
 
-    def _listed(self, manifest: Manifest) -> Mapping[str, str]:
+    def listed(self, manifest: Manifest) -> Mapping[str, str]:
         """Return the members that the manifest lists; without a list, those of the store or the summaries."""
         if manifest.members is not None:
             return manifest.members
@@ -188,7 +188,7 @@ class Directory:
         """Read the manifest and its version. Where there is no manifest, there is no version either."""
         manifest, stamp = self._stored()
         if not self.is_local:
-            manifest = replace(manifest, members=self._listed(manifest))
+            manifest = replace(manifest, members=self.listed(manifest))
         return manifest, stamp
 
     def _stored(self, *, versioned: bool = True) -> tuple[Manifest, Stamp | None]:
@@ -325,6 +325,7 @@ class Directory:
 
     def create(self, name: str, suffix: str, make: NewFrame, *, overwrite: bool) -> Handle:
         """Make a member, or replace one, and return it."""
+        check_new(name, self.members(), self.url)
         path = name + suffix
         if path in self.read()[0].hidden and not overwrite:
             raise self.occupied(path)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import accumulate
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -23,7 +22,7 @@ from b2array.group import whole
 from b2array.group.archive import Archive
 from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.directory import Directory, Kind, copy_of
-from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name
+from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name, check_new
 from b2array.group.transaction import Transaction
 from b2array.group.tree import Tree, branches, nested
 
@@ -443,11 +442,7 @@ def _free(group: Group, name: str, *, overwrite: bool = False) -> str:
     full = group._prefix + name
     if not overwrite and full in members:
         raise FileExistsError(f"{group.url}: there is a member {name!r}; overwrite=True replaces it")
-    if any(other.startswith(full + "/") for other in members):
-        raise FileExistsError(f"{group.url}: there is a group {name!r}")
-    for outer in accumulate(full.split("/")[:-1], "{}/{}".format):
-        if outer in members:
-            raise ValueError(f"{name!r} cannot name a member: {outer!r} is an array, not a group")
+    check_new(full, members, group._home.url)
     return name
 
 

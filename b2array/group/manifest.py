@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, Self
 
 import msgpack
@@ -20,7 +21,7 @@ from b2array.format import summary
 from b2array.format.summary import Record
 
 __all__ = [
-    "ARRAY", "ATTRS", "EMBEDDED", "MANIFEST", "OTHER", "SUFFIXES", "Manifest", "check_name", "check_path",
+    "ARRAY", "ATTRS", "EMBEDDED", "MANIFEST", "OTHER", "SUFFIXES", "Manifest", "check_name", "check_new", "check_path",
     "is_embedded", "is_member_name", "joined_url", "members_among", "staged_path",
 ]  # fmt: skip
 
@@ -59,6 +60,28 @@ def check_name(name: str) -> str:
     if reason := _refused(name.removeprefix("/")):
         raise ValueError(f"{name!r} cannot name a member: {reason}")
     return name.removeprefix("/")
+
+
+def check_new(name: str, members: Collection[str], url: str) -> None:
+    """Check the name of a new member of the group at a URL; raise nothing if it has such a member.
+
+    Raises FileExistsError if there is a group of that name. Raises ValueError for names that not every place can hold,
+    and if a part of the name is an array.
+    """
+    if name in members:
+        return
+    if any(other.startswith(f"{name}/") for other in members):
+        raise FileExistsError(f"{url}: there is a group {name!r}")
+    refused = f"{url}: {name!r} cannot name a member"
+    for outer in accumulate(name.split("/")[:-1], "{}/{}".format):
+        if outer in members:
+            raise ValueError(f"{refused}: {outer!r} is an array, not a group")
+    for text in ("::", "?versionId="):
+        if text in name:
+            raise ValueError(f"{refused}: {text!r} has a meaning of its own in URLs")
+    for part in name.split("/"):
+        if part in (MANIFEST, EMBEDDED) or part.endswith((".b2lock", ".b2tmp")):
+            raise ValueError(f"{refused}: {part!r} names a file that is not a member")
 
 
 def _refused(name: str) -> str:

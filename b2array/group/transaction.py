@@ -32,7 +32,7 @@ from b2array.format.header import FrameType
 from b2array.format.index import chunk_name
 from b2array.group import redo
 from b2array.group.directory import Directory, Kind, NewFrame, record_of
-from b2array.group.manifest import ARRAY, MANIFEST, OTHER, Manifest, is_embedded, staged_path
+from b2array.group.manifest import ARRAY, MANIFEST, OTHER, Manifest, check_new, is_embedded, staged_path
 from b2array.store.base import Mutex, Stamp, attempts, may_still_happen, too_many_conflicts
 
 __all__ = ["Transaction"]
@@ -122,6 +122,7 @@ class Transaction:
         self._require_open()
         if name in self.members():
             raise ValueError(f"a transaction cannot replace the member {name!r}; delete it first, or change it instead")
+        check_new(name, self.members(), self.url)
         path = self._removed.get(name, "")
         if path and not is_embedded(path):
             if (handle := self._replaced(path, new)) is not None:
@@ -259,8 +260,14 @@ class Transaction:
     def _after(self, before: Manifest) -> Manifest:
         """Return the manifest after the transaction, still without its redo log."""
         members = {name: path for name, path in (before.members or {}).items() if name not in self._removed}
-        if clash := sorted(self._created.keys() & members.keys()):
+        others = {*self._view.listed(before)} - {*self._removed} if self._created else set()
+        if clash := sorted(self._created.keys() & others):
             raise ConflictError(f"{self.url}: another writer has made {clash} as well")
+        for name in self._created:
+            try:
+                check_new(name, others, self.url)
+            except (FileExistsError, ValueError) as error:
+                raise ConflictError(f"another writer was faster: {error}") from None
         removed = [path for path in self._removed.values() if not is_embedded(path)]
         after = replace(
             before.applied().revealing(self._created.values()),

@@ -123,8 +123,11 @@ def check_replaceable(group: Directory) -> None:
 
 
 def clear(group: Directory) -> None:
-    """Remove a group with all its members."""
+    """Remove a group with all its members, and the files of members that are not visible."""
     check_replaceable(group)
+    hidden = group.manifest.hidden
     group.remove(group.members())
+    # Without the manifest, nothing would hide them.
+    group.remove_frames(hidden)
     group.store.delete([MANIFEST, EMBEDDED])
     group.refresh()

@@ -325,7 +325,12 @@ def _detected(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray]) -> s
         raise KeyError(f"there is no stored coordinate {dim!r} in which to find the region")
     raw = xr.Variable(dims_of(str(dim), array), array[...], attributes_of(array.attrs))
     stored = conventions.decode_cf_variable(dim, raw)
-    positions = stored.to_index_variable().to_index().get_indexer(ds[dim].to_index())
+    index = stored.to_index_variable().to_index()
+    if not index.is_unique:
+        raise ValueError(
+            f"the stored coordinate {dim!r} must have different values to find a region in, found repeated ones"
+        )
+    positions = index.get_indexer(ds[dim].to_index())
     if (positions < 0).any():
         raise KeyError(f"values of the coordinate {dim!r} are not among the stored ones")
     if (np.diff(positions) != 1).any():
@@ -381,7 +386,9 @@ def as_stored(name: str, variable: xr.Variable, array: NDArray) -> xr.Variable:
     if coded.ndim != array.ndim:
         raise ValueError(f"variable {name!r} is stored as characters of text, which cannot hold {given}")
     for key in _CODED:
-        if not _same(attrs.get(key), coded.attrs.get(key)) and (" since " in str(attrs.get("units")) or key != "units"):
+        # Units of plain numbers are free text. Those of instants and of spans of time say what the numbers mean.
+        counts = key != "units" or given.kind == "m" or " since " in str(attrs.get("units"))
+        if counts and not _same(attrs.get(key), coded.attrs.get(key)):
             raise ValueError(
                 f"variable {name!r} has {key}={attrs.get(key)!r} where it is stored, "
                 f"the new one {coded.attrs.get(key)!r}"

@@ -357,6 +357,11 @@ def _check_new(
         raise ValueError(f"the dataset has no dimension {task.append_dim!r}")
     sizes = _sizes(arrays)
     for name, variable in new.items():
+        if task.append_dim in variable.dims:
+            raise ValueError(
+                f"{target.url} has no variables {[name]}, and new ones cannot have the dimension {task.append_dim!r}, "
+                "along which the others grow"
+            )
         for dim, n in variable.sizes.items():
             if sizes.get(str(dim), n) != n:
                 raise ValueError(
@@ -384,7 +389,7 @@ def _widened(target: Group, name: str, array: NDArray, dtype: np.dtype[Any], tas
     values = array[...].astype(dtype)
     form: dict[str, Any] = {
         "chunks": array.chunks, "cparams": array.cparams, "dims": array.dims, "attrs": dict(array.attrs),
-        "layout": array.info["layout"],
+        "layout": array.info["layout"], "fill_value": array.fill_value,
     }  # fmt: skip
     del target[name]
     return target.create(name, data=values, **form)

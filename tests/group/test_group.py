@@ -30,6 +30,7 @@ from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError
 from b2array.group import manifest, redo
 from b2array.group.directory import Directory
 from b2array.group.manifest import Manifest, check_name
+from b2array.group.transaction import Transaction
 
 _serials = itertools.count()
 
@@ -74,6 +75,25 @@ def test_handles_write_and_others_see_it_when_they_open(group: Group, url: str) 
     group.create("x", 4, "i4")
     group["x"][1:3] = 5
     assert open_group(url)["x"][...].tolist() == [0, 5, 5, 0]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_group_that_replaces_another_shows_nothing_that_was_not_visible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    place = tmp_path / "group.b2d"
+    group = open_group(place, "w")
+    group["kept"] = group["deleted"] = [1]
+    interrupted = group.transaction()
+    changes = interrupted.__enter__()
+    changes.create("secret", data=[1, 2, 3], layout=layout)
+    with monkeypatch.context() as patch, group.transaction() as others:
+        patch.setattr(Directory, "remove_frames", lambda *_: None)
+        patch.setattr(Transaction, "_clear_log", lambda *_: None)
+        del others["deleted"]
+    assert [*open_group(place)] == ["kept"]
+    assert [*open_group(place, "w")] == [*open_group(place)] == []
+    assert not [*place.glob("*.b2nd*")]
 
 
 def test_a_group_for_reading_refuses_changes(group: Group, url: str) -> None:
@@ -171,12 +191,71 @@ def test_names_that_cannot_be_are_refused(group: Group, name: str) -> None:
     assert list(group) == []
 
 
+@pytest.mark.parametrize("name", ["a::b", "a::b/x", "x?versionId=1"])
+def test_names_that_change_the_meaning_of_urls_are_refused(group: Group, name: str) -> None:
+    for make in (lambda home: home.create(name, 3), lambda home: home.require_group(name)):
+        with pytest.raises(ValueError, match=r"cannot name a member: .* in URLs"):
+            make(group)
+        with pytest.raises(ValueError, match=r"cannot name a member: .* in URLs"), group.transaction() as changes:
+            make(changes)
+    assert list(group) == []
+
+
+@pytest.mark.parametrize("name", [".b2group/x", "g/embed.b2e", "x.b2nd.b2lock/y", "x.b2nd.0123456789abcdef.b2tmp/y"])
+def test_names_of_the_files_of_a_group_are_refused(group: Group, url: str, name: str) -> None:
+    group["x"] = [1]
+    for make in (lambda home: home.create(name, 3), lambda home: home.require_group(name)):
+        with pytest.raises(ValueError, match=r"cannot name a member: .* names a file"):
+            make(group)
+        with pytest.raises(ValueError, match=r"cannot name a member: .* names a file"), group.transaction() as changes:
+            make(changes)
+    group["x"] = [2]
+    assert [*open_group(url)] == ["x"]
+
+
+def test_local_members_whose_names_mean_something_in_urls_are_still_there(tmp_path: Path) -> None:
+    group = open_group(tmp_path / "old.b2d", "w")
+    b2array.asarray([1, 2], url=tmp_path / "old.b2d" / "a::b.b2nd")
+    group.refresh()
+    assert (list(group), group["a::b"][:].tolist()) == (["a::b"], [1, 2])
+    group["a::b"] = [3]
+    assert group["a::b"][:].tolist() == [3]
+    group.move("a::b", "c")
+    assert list(group) == ["c"]
+
+
 def test_an_array_is_no_group_and_a_group_no_array(group: Group) -> None:
     group.create("a/x", 2)
     with pytest.raises(FileExistsError, match="there is a group 'a'"):
         group.create("a", 2)
     with pytest.raises(ValueError, match="'a/x' is an array"):
         group.create("a/x/y", 2)
+
+
+def test_nothing_is_put_below_an_array_or_over_a_group(group: Group, url: str, tmp_path: Path) -> None:
+    group["x"] = group["g/y"] = [1, 2]
+    for name, error, found in (("x/y", ValueError, "'x' is an array"), ("g", FileExistsError, "is a group 'g'")):
+        other = open_group(tmp_path / "other.b2d", "w")
+        other[name] = [3]
+        with pytest.raises(error, match=found):
+            other.copy("/", group)
+    with pytest.raises(ValueError, match="'x' is an array"):
+        Group(group._home, "x/", "r+").attrs["n"] = 1
+    assert [name for name, _ in open_group(url).walk()] == ["g", "g/y", "x"]
+
+
+@pytest.mark.parametrize(("one", "two"), [("q", "q/r"), ("q/r", "q"), ("q/r", "q/r/s")])
+def test_of_two_writers_who_make_an_array_and_a_group_of_one_name_the_later_is_told(
+    group: Group, url: str, one: str, two: str
+) -> None:
+    later = group.transaction()
+    later.__enter__()[two] = [2]
+    with open_group(url, "r+").transaction() as faster:
+        faster[one] = [1]
+    with pytest.raises(ConflictError, match="another writer was faster"):
+        later.__exit__(None, None, None)
+    assert [name for name, _ in open_group(url).walk()][-1:] == [one]
+    assert open_group(url)[one][:].tolist() == [1]
 
 
 def test_groups_pickle(group: Group) -> None:
