@@ -484,6 +484,19 @@ def without(module: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize(
+    ("src", "dst"), [("", ""), ("/v", "/v"), ("/v", ""), ("", "/v"), ("/", "#v"), ("", "/"), ("", "/more/x")]
+)
+def test_a_zarr_store_that_cannot_rename_does_not_replace_what_is_read(tmp_path: Path, src: str, dst: str) -> None:
+    url = f"memory:/{tmp_path}/s.zarr"
+    zarr.create_group(url).create_array("v", data=np.arange(1, 11), chunks=(3,))
+    with pytest.raises(ValueError, match=r"s\.zarr\S* cannot be replaced while .* is read"):
+        b2array.convert(url + src, url + dst, overwrite=True, verify=True)
+    np.testing.assert_array_equal(zarr.open_group(url, mode="r")["v"][:], np.arange(1, 11))
+    b2array.convert(f"{url}/v", f"{url}/v2", overwrite=True, verify=True)
+    np.testing.assert_array_equal(zarr.open_group(url, mode="r")["v2"][:], np.arange(1, 11))
+
+
 @pytest.mark.parametrize(("module", "name", "extra"), [("zarr", "x.zarr", "zarr"), ("h5py", "x.h5", "hdf5")])
 def test_missing_packages_are_named_in_one_line(
     module: str, name: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
