@@ -26,6 +26,7 @@ from b2array.format.state import parse, sized_blocks
 from b2array.store.base import Listed, Store
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
+from b2array.store.secrets import redact
 from b2array.store.spans import Span
 from b2array.tools.anatomy import listed
 from b2array.tools.results import Result, Shown, first_of
@@ -200,7 +201,7 @@ def _back_up(held: Snapshot, url: str, options: Mapping[str, Any] | None) -> str
         # A link is enough, because the repaired frame is a new file with the old name.
         with suppress(OSError):
             return _unused(lambda name: os.link(path, name), path)
-    return _unused(lambda name: open_store(name, storage_options=options).create("", store.pieces()), url)
+    return redact(_unused(lambda name: open_store(name, storage_options=options).create("", store.pieces()), url))
 
 
 def _unused(make: Callable[[str], Any], name: str) -> str:
@@ -212,7 +213,7 @@ def _unused(make: Callable[[str], Any], name: str) -> str:
         except FileExistsError:
             continue
         return backup
-    raise FileExistsError(f"{name}{BACKUP_SUFFIX} and 999 more backups exist")
+    raise FileExistsError(f"{redact(name)}{BACKUP_SUFFIX} and 999 more backups exist")
 
 
 def _write(held: Snapshot, found: Findings, lost: set[int], files: Mapping[str, Listed]) -> None:

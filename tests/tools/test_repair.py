@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 
 import blosc2
+import fsspec
 import numpy as np
 import pytest
 from damage import LAYOUTS, flip, index_file, kinds, noise, place, record_at, write, write_stock
@@ -21,6 +22,7 @@ from b2array.errors import (
     FormatError,
 )
 from b2array.format.header import unpack_header
+from b2array.tools import repair as repairing
 
 pytestmark = pytest.mark.usefixtures("_no_cache")
 
@@ -32,6 +34,24 @@ def test_what_is_in_order_is_not_touched(path, layout):
     assert (result.changed, result.lost, result.backup) == (False, (), None)
     assert index_file(path).read_bytes() == before
     assert "nothing to repair" in str(result)
+
+
+def test_the_place_of_the_old_frame_shows_no_password(tmp_path, monkeypatch):
+    url = f"memory://user:word@{tmp_path.name}/x.b2nd"
+    data = noise()
+    b2array.asarray(data, url=tmp_path / "x.b2nd", chunks=(8, 40), layout="contiguous")
+    broken = bytearray((tmp_path / "x.b2nd").read_bytes())
+    broken[len(broken) // 2] ^= 1
+    for _ in range(2):
+        fsspec.filesystem("memory").pipe_file(url, bytes(broken))
+        result = b2array.repair(url)
+        assert result.backup.startswith(f"memory://{tmp_path.name}/x.b2nd.")
+        assert "word" not in str(result)
+    monkeypatch.setattr(repairing, "range", lambda _: range(2), raising=False)
+    fsspec.filesystem("memory").pipe_file(url, bytes(broken))
+    with pytest.raises(FileExistsError, match="more backups exist") as caught:
+        b2array.repair(url)
+    assert "word" not in str(caught.value)
 
 
 def test_lost_chunks_are_errors_until_they_are_written_again(path, layout):
