@@ -139,8 +139,11 @@ def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
             changes.create(full, suffix, new, overwrite=False).close()
 
         def group(name: str, attrs: Mapping[str, Any]) -> None:
-            full = f"{prefix}/{name}".strip("/")
-            changes.create(f"{full}/{ATTRS}".lstrip("/"), OTHER, _attributes(attrs, storage), overwrite=False)
+            full = f"{prefix}/{name}/{ATTRS}".replace("//", "/").lstrip("/")
+            new = _attributes(attrs, storage)  # attributes that cannot be stored must not cost the old ones
+            if settings.overwrite and (path := changes.members().get(full)):
+                changes.remove({full: path})
+            changes.create(full, OTHER, new, overwrite=False)
 
         yield Building(put, group)
     except BaseException:

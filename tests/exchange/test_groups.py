@@ -259,6 +259,26 @@ def test_a_group_without_members_is_a_group_afterwards(place: str, tmp_path: Pat
         assert tree.names == ()
 
 
+@pytest.mark.parametrize("place", ["x.b2d", "memory://"])
+def test_attributes_of_a_group_inside_another_are_replaced_on_request(place: str, tmp_path: Path) -> None:
+    url = address(place, tmp_path)
+    group = b2array.open_group(url, "w")
+    group["s/y"] = [1]
+    group["s"].attrs["old"] = 1
+    group.require_group("s/in").attrs["old"] = 1
+    new = b2array.open_group(tmp_path / "new.b2d", "w")
+    new["in/z"] = [5]
+    new.attrs["new"] = new["in"].attrs["new"] = 2
+    assert converted(tmp_path / "new.b2d", f"{url}#s").failed.keys() == {"/", "in/"}
+    assert dict(b2array.open_group(url)["s"].attrs) == {"old": 1}
+    group.refresh()
+    del group["s/in/z"]
+    b2array.convert(tmp_path / "new.b2d", f"{url}#s", overwrite=True, verify=True)
+    found = b2array.open_group(url)["s"]
+    assert dict(found.attrs) == dict(found["in"].attrs) == {"new": 2}
+    assert (found["y"][...].tolist(), found["in/z"][...].tolist()) == ([1], [5])
+
+
 def test_an_archive_of_something_else_is_no_group(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", a=np.arange(3))
     with pytest.raises(FormatError, match="zip archive without any"):
