@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 import b2array
-from b2array.errors import B2ArrayError, FormatError, ReadOnlyError
+from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange.convert import converted
 from b2array.exchange.places import find
 
@@ -277,6 +277,23 @@ def test_attributes_of_a_group_inside_another_are_replaced_on_request(place: str
     found = b2array.open_group(url)["s"]
     assert dict(found.attrs) == dict(found["in"].attrs) == {"new": 2}
     assert (found["y"][...].tolist(), found["in/z"][...].tolist()) == ([1], [5])
+
+
+@pytest.mark.parametrize("place", ["x.b2d", "memory://"])
+def test_a_group_into_which_nothing_could_be_copied_is_not_left_behind(place: str, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for name in ARRAYS:
+            file.create_dataset(name, data=["x"], dtype=h5py.string_dtype())
+    url = address(place, tmp_path / "new")
+    with pytest.raises(UnsupportedError):
+        b2array.convert(tmp_path / "x.h5", url)
+    with pytest.raises(FileNotFoundError):
+        b2array.open_group(url)
+    b2array.open_group(tmp_path / "good.b2d", "w")["z"] = [5]
+    b2array.convert(tmp_path / "good.b2d", url)
+    with pytest.raises(UnsupportedError):
+        b2array.convert(tmp_path / "x.h5", url, overwrite=True)
+    assert [*b2array.open_group(url)] == ["z"]
 
 
 def test_an_archive_of_something_else_is_no_group(tmp_path: Path) -> None:
