@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import tracemalloc
 from pathlib import Path
 
 import blosc2
@@ -38,8 +40,7 @@ def test_what_is_in_order_is_not_touched(path, layout):
 
 def test_the_place_of_the_old_frame_shows_no_password(tmp_path, monkeypatch):
     url = f"memory://user:word@{tmp_path.name}/x.b2nd"
-    data = noise()
-    b2array.asarray(data, url=tmp_path / "x.b2nd", chunks=(8, 40), layout="contiguous")
+    write(tmp_path / "x.b2nd", noise(), "contiguous")
     broken = bytearray((tmp_path / "x.b2nd").read_bytes())
     broken[len(broken) // 2] ^= 1
     for _ in range(2):
@@ -52,6 +53,18 @@ def test_the_place_of_the_old_frame_shows_no_password(tmp_path, monkeypatch):
     with pytest.raises(FileExistsError, match="more backups exist") as caught:
         b2array.repair(url)
     assert "word" not in str(caught.value)
+
+
+def test_a_cut_frame_in_a_large_sparse_file_is_repaired_in_little_memory(path):
+    write(path, noise(), "contiguous")
+    os.truncate(path, path.stat().st_size // 2)
+    os.truncate(path, 2**26)
+    tracemalloc.start()
+    result = b2array.repair(path, dry_run=True, trust_order=True)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 0 < len(result.lost) < result.nchunks
+    assert most < 2**25
 
 
 def test_lost_chunks_are_errors_until_they_are_written_again(path, layout):
