@@ -132,10 +132,11 @@ def repair(
     store = open_store(url, storage_options=storage_options)
     if store.guarantee == "read only" and not dry_run:
         raise ReadOnlyError(f"{store.url} can only be read")
-    file, inside = store.head(("", FRAME_NAME), 1)
+    file, inside = store.head(("", FRAME_NAME), 16)
     is_directory = store.is_prefix or not isinstance(inside, Exception)
-    if isinstance(file, FileNotFoundError) and not is_directory:
-        load(store)  # raises an error, before the lock leaves a file where nothing is
+    head = inside if is_directory else file
+    if isinstance(head, Exception) or bytes(head.data[2:9]) != b"b2frame":
+        _read(store)  # raises an error if there is no frame, before the lock leaves a file
     with store.lock(FRAME_NAME if is_directory else "", shared=dry_run):
         held, certain, proven, actions = _read(store)
         files = listed(store)

@@ -67,6 +67,19 @@ def test_a_cut_frame_in_a_large_sparse_file_is_repaired_in_little_memory(path):
     assert most < 2**25
 
 
+@pytest.mark.parametrize("what", ["text", "empty file", "empty directory", "nothing", "directory with text"])
+def test_no_lock_file_is_left_beside_what_is_no_frame(tmp_path, what):
+    path = tmp_path / "x"
+    if "directory" in what:
+        path.mkdir()
+    if what not in ("nothing", "empty directory"):
+        (path / FRAME_NAME if path.is_dir() else path).write_bytes(b"hello" * ("text" in what))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises((FormatError, FileNotFoundError)):
+        b2array.repair(path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_lost_chunks_are_errors_until_they_are_written_again(path, layout):
     data = noise()
     write(path, data, layout)
