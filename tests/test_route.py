@@ -105,7 +105,7 @@ def test_an_assignment(line: Any) -> None:
     def assign() -> None:
         line[1:3] = values
 
-    within(route(assign), 496, 37, 0)
+    within(route(assign), 495, 37, 0)
 
 
 def test_a_point_of_a_file_just_opened(cube: Any) -> None:

@@ -85,11 +85,10 @@ def parts(
 
     Examples
     --------
-    >>> for part in parts((slice(2, 9, 3),), (4,)):
+    >>> for part in parts((slice(0, 9, 3),), (4,)):
     ...     print(part.coords, part.inside, part.outside)
-    (0,) (slice(2, 4, 3),) (slice(0, 1, 1),)
-    (1,) (slice(1, 4, 3),) (slice(1, 2, 1),)
-    (2,) (slice(0, 1, 3),) (slice(2, 3, 1),)
+    (0,) (slice(0, 4, 3),) (slice(0, 2, 1),)
+    (1,) (slice(2, 3, 1),) (slice(2, 3, 1),)
     """
     if not positions:
         return iter((Part((), (), ()),))
