@@ -308,6 +308,22 @@ def test_a_name_with_a_hash_is_still_a_file(tmp_path: Path) -> None:
     assert np.load(tmp_path / "x.npy").tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("name", ["x.npy", "x.b2nd", "x.blp"])
+def test_a_directory_with_a_hash_in_its_name_takes_files(tmp_path: Path, name: str) -> None:
+    b2array.asarray([1, 2], url=tmp_path / "a.b2nd").close()
+    (tmp_path / "d#1").mkdir()
+    for _ in range(2):
+        b2array.convert(tmp_path / "a.b2nd", tmp_path / "d#1" / name, overwrite=True, verify=True)
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"d#1"}
+    b2array.convert(tmp_path / "d#1" / name, tmp_path / "back.npy")
+    assert np.load(tmp_path / "back.npy").tolist() == [1, 2]
+    for other in ("x.h5", "x.b2d", "x.zarr"):
+        with pytest.raises(ValueError, match="no ending of a known format"):
+            b2array.convert(tmp_path / "a.b2nd", tmp_path / "d#1" / other)
+    b2array.convert(tmp_path / "a.b2nd", f"{tmp_path}/plain#1")
+    assert b2array.open_group(tmp_path / "plain")["1"][...].tolist() == [1, 2]
+
+
 def test_many_arrays_do_not_become_one_file(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="name one of air/deep/w, air/t, roof"):
         b2array.convert(source, tmp_path / "x.npy")
