@@ -25,6 +25,7 @@ from b2array.exchange.places import find
 from b2array.grid.chunking import automatic
 from b2array.grid.partition import boxes
 from b2array.progress import track
+from b2array.store.open import open_store
 from b2array.store.secrets import redact
 
 __all__ = [
@@ -157,6 +158,8 @@ def converted(
     begun = time.perf_counter()
     from_format, src_url = find(src, src_format, src_options, exists=True)
     to_format, dst_url = find(dst, dst_format, dst_options, exists=False)
+    if overwrite and to_format.name == "zarr":
+        _refuse_the_source(src_url, src_options, dst_url, dst_options)
     known = {"zarr": {"zarr_format"}, "blp": {"checksum", "offsets", "chunk_size", "max_app_chunks"}}
     if unknown := sorted(options.keys() - known.get(to_format.name, set())):
         raise TypeError(f"a destination of format {to_format.name} takes no {', '.join(unknown)}")
@@ -174,6 +177,18 @@ def converted(
             _one_converted(tree.only(src_url), to_format, dst_url, wanted, verify=verify, progress=progress)
     seconds = time.perf_counter() - begun
     return Conversion(partial(to_format.tree, dst_url, dst_options), len(names), seconds, failed)
+
+
+def _refuse_the_source(src: str, src_options: Storage, dst: str, dst_options: Storage) -> None:
+    """Raise ValueError if a Zarr store that cannot rename would replace the source while it is read."""
+    source = open_store(src.replace("#", "/", 1), storage_options=src_options)
+    target = open_store(dst.replace("#", "/", 1), storage_options=dst_options)
+    one, two = (f"{store.url.rstrip('/')}/" for store in (source, target))
+    if target.temporary("") is None and (one.startswith(two) or two.startswith(one)):
+        raise ValueError(
+            f"{target.url} cannot be replaced while {source.url} is read, because one holds the other: "
+            "convert to another place"
+        )
 
 
 def _one_converted(source: Source, target: Format, url: str, wanted: Settings, *, verify: bool, progress: bool) -> None:

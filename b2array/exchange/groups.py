@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,15 +117,16 @@ def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
     address, _, prefix = url.removesuffix(ARRAY).partition("#")
     storage = settings.storage_options or {}
     home = Directory(address, storage)
-    if whole.exists(home):
+    made = not whole.exists(home)
+    if made:
+        whole.initialise(home)
+    else:
         if not prefix and not settings.overwrite and (home.members() or not home.is_local):
             raise FileExistsError(f"{home.url} exists; overwrite=True replaces it")
         if not prefix:
             whole.check_replaceable(home)
         whole.complete(home)
         home.recover()
-    else:
-        whole.initialise(home)
     changes = Transaction(home, None if prefix else "")
     try:
 
@@ -139,12 +140,20 @@ def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
             changes.create(full, suffix, new, overwrite=False).close()
 
         def group(name: str, attrs: Mapping[str, Any]) -> None:
-            full = f"{prefix}/{name}".strip("/")
-            changes.create(f"{full}/{ATTRS}".lstrip("/"), OTHER, _attributes(attrs, storage), overwrite=False)
+            full = f"{prefix}/{name}/{ATTRS}".replace("//", "/").lstrip("/")
+            new = _attributes(attrs, storage)  # attributes that cannot be stored must not cost the old ones
+            if settings.overwrite and (path := changes.members().get(full)):
+                changes.remove({full: path})
+            changes.create(full, OTHER, new, overwrite=False)
 
         yield Building(put, group)
     except BaseException:
         changes.abort()
+        # A new group left empty would refuse the next attempt. Others may have added members to it meanwhile.
+        with suppress(OSError, B2ArrayError):
+            home.refresh()
+            if made and not home.members():
+                whole.clear(home)
         raise
     changes.commit()
 

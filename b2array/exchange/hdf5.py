@@ -96,7 +96,7 @@ def _reading(where: str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, KeyError) as error:
-        if getattr(error, "errno", None) is not None:
+        if isinstance(error, UnsupportedError) or getattr(error, "errno", None) is not None:
             raise
         raise FormatError(f"{where}: {error.args[0] if error.args else error}") from None
 
@@ -110,6 +110,8 @@ def _source(data: Any, where: str) -> Source:
         with _reading(where):
             return np.asarray(data[box])
 
+    if data.shape is None:
+        raise UnsupportedError(f"{where}: expected a dataset with a shape, found an empty one without a dataspace")
     dims = tuple(_dim(dim) for dim in data.dims)
     return Source(
         data.shape, np.lib.format.drop_metadata(data.dtype), read, data.chunks, attrs=_attrs(data.file, data.name),

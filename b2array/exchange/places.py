@@ -62,7 +62,9 @@ def by_ending(url: str) -> tuple[Format | None, str]:
     inner = _split(url)
     if inner is not None:
         return _by_ending(inner.partition("#")[0]) or B2D, inner
-    return _by_ending(url), url
+    kind, inside = _by_ending(url), _by_ending(url.rpartition("#")[2])
+    # The name of a directory may have a "#". Formats of many arrays would take it for the beginning of a member.
+    return inside if kind is None and inside is not None and not inside.building else kind, url
 
 
 def _by_ending(url: str) -> Format | None:
@@ -73,8 +75,10 @@ def _by_ending(url: str) -> Format | None:
 def _split(url: str) -> str | None:
     """Return a URL with ``#`` before the name of a member; None if it names no member."""
     if "#" in url:
-        kind = _by_ending(url.rpartition("#")[0])
-        return url if (kind is not None and kind.building) or (kind is None and not os.path.lexists(url)) else None
+        kind, parent = _by_ending(url.rpartition("#")[0]), Path(url).parent
+        if kind is not None:
+            return url if kind.building else None
+        return None if os.path.lexists(url) or ("#" in str(parent) and parent.is_dir()) else url
     found = _CONTAINER.fullmatch(url)
     if found is None:
         return None

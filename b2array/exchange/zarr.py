@@ -217,7 +217,7 @@ def _building(url: str, settings: Settings, kind: Literal["array", "hierarchy"] 
     try:
         if beside is None and there and kind == "hierarchy":
             store.delete(store.walk())
-        with nullcontext() if beside is None else _exchanged(Path(store.url), Path(beside)):
+        with nullcontext() if beside is None else _exchanged(Path(store.url).resolve(), Path(beside)):
             if kind == "hierarchy":
                 group("", {})
             yield Building(put, group)

@@ -214,7 +214,7 @@ def cat(
         raise typer.BadParameter(str(error), param_hint="KEY") from None
     options = opts.storage_options(storage)
     if output is not None and not output.partition("?")[0].lower().endswith(".npy"):
-        raise ValueError(f"{output} does not end in .npy, the only format that cat writes; see b2array convert")
+        raise ValueError(f"{redact(output)} does not end in .npy, the only format that cat writes; see b2array convert")
     store = None if output is None else open_store(output, storage_options=options)
     if store is not None:
         require_free(store, {"": b""}, "a file", overwrite=overwrite)
@@ -277,10 +277,10 @@ def copy(
     cparams, (origin, address) = opts.cparams_of(codec, clevel, filters), find(src, None, options, exists=True)
     several = False
     if origin.name not in _FRAMES:
-        raise UnsupportedError(f"{src} is of the format {origin.name}; see b2array convert")
+        raise UnsupportedError(f"{redact(src)} is of the format {origin.name}; see b2array convert")
     target = by_ending(dst)[0]
     if target is not None and target.name not in _FRAMES:
-        raise ValueError(f"{dst} has an ending that copy does not write; see b2array convert")
+        raise ValueError(f"{redact(dst)} has an ending that copy does not write; see b2array convert")
     if origin.name != "b2nd":
         with origin.tree(address, options) as members:
             several = members.names != ("",)

@@ -201,6 +201,7 @@ def _read(kind: Format, address: str, storage_options: Storage, *, progress: boo
                     for box in boxes(source.shape, PIECE_NBYTES // max(1, source.dtype.itemsize), source.chunks):
                         shown.advance(source.read(box).nbytes)
                 found[name] = report
-            except FormatError as error:
-                found[name] = Report(where, deep=True, problems=(Problem("chunk", None, "", str(error)),))
+            except (FormatError, UnsupportedError) as error:
+                problem = "chunk" if isinstance(error, FormatError) else "unsupported"
+                found[name] = Report(where, deep=True, problems=(Problem(problem, None, "", str(error)),))
     return found[""] if list(found) == [""] else Results(url, found)

@@ -26,6 +26,7 @@ from b2array.format.state import parse, sized_blocks
 from b2array.store.base import Listed, Store
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
+from b2array.store.secrets import redact
 from b2array.store.spans import Span
 from b2array.tools.anatomy import listed
 from b2array.tools.results import Result, Shown, first_of
@@ -131,10 +132,11 @@ def repair(
     store = open_store(url, storage_options=storage_options)
     if store.guarantee == "read only" and not dry_run:
         raise ReadOnlyError(f"{store.url} can only be read")
-    file, inside = store.head(("", FRAME_NAME), 1)
+    file, inside = store.head(("", FRAME_NAME), 16)
     is_directory = store.is_prefix or not isinstance(inside, Exception)
-    if isinstance(file, FileNotFoundError) and not is_directory:
-        load(store)  # raises an error, before the lock leaves a file where nothing is
+    head = inside if is_directory else file
+    if isinstance(head, Exception) or bytes(head.data[2:9]) != b"b2frame":
+        _read(store)  # raises an error if there is no frame, before the lock leaves a file
     with store.lock(FRAME_NAME if is_directory else "", shared=dry_run):
         held, certain, proven, actions = _read(store)
         files = listed(store)
@@ -200,7 +202,7 @@ def _back_up(held: Snapshot, url: str, options: Mapping[str, Any] | None) -> str
         # A link is enough, because the repaired frame is a new file with the old name.
         with suppress(OSError):
             return _unused(lambda name: os.link(path, name), path)
-    return _unused(lambda name: open_store(name, storage_options=options).create("", store.pieces()), url)
+    return redact(_unused(lambda name: open_store(name, storage_options=options).create("", store.pieces()), url))
 
 
 def _unused(make: Callable[[str], Any], name: str) -> str:
@@ -212,7 +214,7 @@ def _unused(make: Callable[[str], Any], name: str) -> str:
         except FileExistsError:
             continue
         return backup
-    raise FileExistsError(f"{name}{BACKUP_SUFFIX} and 999 more backups exist")
+    raise FileExistsError(f"{redact(name)}{BACKUP_SUFFIX} and 999 more backups exist")
 
 
 def _write(held: Snapshot, found: Findings, lost: set[int], files: Mapping[str, Listed]) -> None:

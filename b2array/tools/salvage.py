@@ -131,12 +131,14 @@ def _candidates(file: _FrameFile) -> Iterator[tuple[bytes, bytes, str]]:
     for end in dict.fromkeys((frame_len, file.size)):
         if end > file.size:
             continue
+        trailer = file.trailer(0, end)
+        if trailer is None:
+            continue  # without a trailer there is no fingerprint, and the rest of the file may be large
         headers = []
         (header_len,) = struct.unpack_from(">i", first, 0x0B)
         if _SMALLEST_HEADER <= header_len <= end:
             headers.append((file.read(0, header_len), ""))
-        trailer = file.trailer(0, end)
-        noted = frame.noted_header(trailer[0]) if trailer is not None else None
+        noted = frame.noted_header(trailer[0])
         if noted is not None:
             headers.append((noted, "took the header that is noted in the trailer; "))
         for header, origin in headers:

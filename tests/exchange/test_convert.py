@@ -330,6 +330,16 @@ def test_what_fails_at_its_end_leaves_what_was_there(
     np.testing.assert_array_equal(np.load(tmp_path / "back.npy"), np.arange(10_000))
 
 
+def test_a_symbolic_link_to_a_zarr_array_stays_and_its_array_is_replaced(tmp_path: Path) -> None:
+    np.save(tmp_path / "new.npy", np.arange(3))
+    zarr.create_array(tmp_path / "real" / "t.zarr", data=np.arange(5.0))
+    (tmp_path / "link.zarr").symlink_to("real/t.zarr")
+    b2array.convert(tmp_path / "new.npy", tmp_path / "link.zarr", overwrite=True, verify=True)
+    assert (tmp_path / "link.zarr").is_symlink()
+    np.testing.assert_array_equal(read("zarr3", tmp_path / "real" / "t.zarr")[0], np.arange(3))
+    assert [path.name for path in (tmp_path / "real").iterdir()] == ["t.zarr"]
+
+
 def test_a_zarr_array_that_cannot_be_renamed_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "one.npy", np.arange(3))
     np.save(tmp_path / "two.npy", np.arange(5))
@@ -482,6 +492,19 @@ def without(module: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setitem(sys.modules, module, None)
         patch.setattr(builtins, "__import__", original)
         yield
+
+
+@pytest.mark.parametrize(
+    ("src", "dst"), [("", ""), ("/v", "/v"), ("/v", ""), ("", "/v"), ("/", "#v"), ("", "/"), ("", "/more/x")]
+)
+def test_a_zarr_store_that_cannot_rename_does_not_replace_what_is_read(tmp_path: Path, src: str, dst: str) -> None:
+    url = f"memory:/{tmp_path}/s.zarr"
+    zarr.create_group(url).create_array("v", data=np.arange(1, 11), chunks=(3,))
+    with pytest.raises(ValueError, match=r"s\.zarr\S* cannot be replaced while .* is read"):
+        b2array.convert(url + src, url + dst, overwrite=True, verify=True)
+    np.testing.assert_array_equal(zarr.open_group(url, mode="r")["v"][:], np.arange(1, 11))
+    b2array.convert(f"{url}/v", f"{url}/v2", overwrite=True, verify=True)
+    np.testing.assert_array_equal(zarr.open_group(url, mode="r")["v2"][:], np.arange(1, 11))
 
 
 @pytest.mark.parametrize(("module", "name", "extra"), [("zarr", "x.zarr", "zarr"), ("h5py", "x.h5", "hdf5")])

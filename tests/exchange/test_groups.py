@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 import b2array
-from b2array.errors import B2ArrayError, FormatError, ReadOnlyError
+from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange.convert import converted
 from b2array.exchange.places import find
 
@@ -259,6 +259,43 @@ def test_a_group_without_members_is_a_group_afterwards(place: str, tmp_path: Pat
         assert tree.names == ()
 
 
+@pytest.mark.parametrize("place", ["x.b2d", "memory://"])
+def test_attributes_of_a_group_inside_another_are_replaced_on_request(place: str, tmp_path: Path) -> None:
+    url = address(place, tmp_path)
+    group = b2array.open_group(url, "w")
+    group["s/y"] = [1]
+    group["s"].attrs["old"] = 1
+    group.require_group("s/in").attrs["old"] = 1
+    new = b2array.open_group(tmp_path / "new.b2d", "w")
+    new["in/z"] = [5]
+    new.attrs["new"] = new["in"].attrs["new"] = 2
+    assert converted(tmp_path / "new.b2d", f"{url}#s").failed.keys() == {"/", "in/"}
+    assert dict(b2array.open_group(url)["s"].attrs) == {"old": 1}
+    group.refresh()
+    del group["s/in/z"]
+    b2array.convert(tmp_path / "new.b2d", f"{url}#s", overwrite=True, verify=True)
+    found = b2array.open_group(url)["s"]
+    assert dict(found.attrs) == dict(found["in"].attrs) == {"new": 2}
+    assert (found["y"][...].tolist(), found["in/z"][...].tolist()) == ([1], [5])
+
+
+@pytest.mark.parametrize("place", ["x.b2d", "memory://"])
+def test_a_group_into_which_nothing_could_be_copied_is_not_left_behind(place: str, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for name in ARRAYS:
+            file.create_dataset(name, data=["x"], dtype=h5py.string_dtype())
+    url = address(place, tmp_path / "new")
+    with pytest.raises(UnsupportedError):
+        b2array.convert(tmp_path / "x.h5", url)
+    with pytest.raises(FileNotFoundError):
+        b2array.open_group(url)
+    b2array.open_group(tmp_path / "good.b2d", "w")["z"] = [5]
+    b2array.convert(tmp_path / "good.b2d", url)
+    with pytest.raises(UnsupportedError):
+        b2array.convert(tmp_path / "x.h5", url, overwrite=True)
+    assert [*b2array.open_group(url)] == ["z"]
+
+
 def test_an_archive_of_something_else_is_no_group(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", a=np.arange(3))
     with pytest.raises(FormatError, match="zip archive without any"):
@@ -269,6 +306,22 @@ def test_a_name_with_a_hash_is_still_a_file(tmp_path: Path) -> None:
     b2array.asarray([1, 2], url=tmp_path / "run #1.b2nd").close()
     b2array.convert(tmp_path / "run #1.b2nd", tmp_path / "x.npy")
     assert np.load(tmp_path / "x.npy").tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.b2nd", "x.blp"])
+def test_a_directory_with_a_hash_in_its_name_takes_files(tmp_path: Path, name: str) -> None:
+    b2array.asarray([1, 2], url=tmp_path / "a.b2nd").close()
+    (tmp_path / "d#1").mkdir()
+    for _ in range(2):
+        b2array.convert(tmp_path / "a.b2nd", tmp_path / "d#1" / name, overwrite=True, verify=True)
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"d#1"}
+    b2array.convert(tmp_path / "d#1" / name, tmp_path / "back.npy")
+    assert np.load(tmp_path / "back.npy").tolist() == [1, 2]
+    for other in ("x.h5", "x.b2d", "x.zarr"):
+        with pytest.raises(ValueError, match="no ending of a known format"):
+            b2array.convert(tmp_path / "a.b2nd", tmp_path / "d#1" / other)
+    b2array.convert(tmp_path / "a.b2nd", f"{tmp_path}/plain#1")
+    assert b2array.open_group(tmp_path / "plain")["1"][...].tolist() == [1, 2]
 
 
 def test_many_arrays_do_not_become_one_file(source: Path, tmp_path: Path) -> None:

@@ -239,6 +239,20 @@ def test_a_program_that_is_misunderstood_says_one_line_with_and_without_rich(
     assert re.fullmatch(r"b2array[a-z ]*: .+ --help\)\n", done.stderr)
 
 
+def test_messages_about_formats_show_no_password(tmp_path: Path, waves: np.ndarray, run: Run) -> None:
+    url = f"memory://user:word@{tmp_path.name}/x"
+    b2array.convert("waves.b2nd", f"{url}.zarr")
+    for command in (
+        ["copy", f"{url}.zarr", "y.b2nd"],
+        ["copy", "waves.b2nd", f"{url}.npy"],
+        ["cat", "waves.b2nd", "-o", f"{url}.txt"],
+    ):
+        code, out, err = run(*command)
+        assert (code, out) == (1, "")
+        assert f"memory://{tmp_path.name}/x" in err
+        assert "word" not in err
+
+
 @pytest.mark.parametrize("command", ["info", "cat", "verify", "bench"])
 @pytest.mark.parametrize("status", [403, 500])
 def test_what_a_server_refuses_is_one_line(command: str, status: int, http: Any, run: Run) -> None:

@@ -157,6 +157,21 @@ def test_damage_in_archives_and_other_formats_is_found(run: Run) -> None:
             assert f"b2array convert {name} copy.b2d" in err
 
 
+def test_an_empty_dataset_of_hdf5_is_told_and_hides_no_other(run: Run) -> None:
+    with h5py.File("g.h5", "w") as file:
+        file["empty"], file["full"] = h5py.Empty("f4"), [1, 2]
+    code, out, _ = run("verify", "g.h5", "--json")
+    assert code == 3
+    found = members(out)
+    assert {name: each["ok"] for name, each in found.items()} == {"empty": False, "full": True}
+    assert [problem["kind"] for problem in found["empty"]["problems"]] == ["unsupported"]
+    for command in (["ls", "g.h5"], ["convert", "g.h5", "g.b2d"]):
+        code, out, err = run(*command)
+        assert code != 0
+        assert "empty: g.h5#empty: expected a dataset with a shape" in err
+    assert b2array.open("g.b2d/full")[...].tolist() == [1, 2]
+
+
 def test_what_nothing_proves_is_repaired_on_request_as_the_command_line_names_it(run: Run) -> None:
     make("g.b2d")
     index = Path("g.b2d/z.b2nd/chunks.b2frame")

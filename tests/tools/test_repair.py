@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import tracemalloc
 from pathlib import Path
 
 import blosc2
+import fsspec
 import numpy as np
 import pytest
 from damage import LAYOUTS, flip, index_file, kinds, noise, place, record_at, write, write_stock
@@ -21,6 +24,7 @@ from b2array.errors import (
     FormatError,
 )
 from b2array.format.header import unpack_header
+from b2array.tools import repair as repairing
 
 pytestmark = pytest.mark.usefixtures("_no_cache")
 
@@ -32,6 +36,48 @@ def test_what_is_in_order_is_not_touched(path, layout):
     assert (result.changed, result.lost, result.backup) == (False, (), None)
     assert index_file(path).read_bytes() == before
     assert "nothing to repair" in str(result)
+
+
+def test_the_place_of_the_old_frame_shows_no_password(tmp_path, monkeypatch):
+    url = f"memory://user:word@{tmp_path.name}/x.b2nd"
+    write(tmp_path / "x.b2nd", noise(), "contiguous")
+    broken = bytearray((tmp_path / "x.b2nd").read_bytes())
+    broken[len(broken) // 2] ^= 1
+    for _ in range(2):
+        fsspec.filesystem("memory").pipe_file(url, bytes(broken))
+        result = b2array.repair(url)
+        assert result.backup.startswith(f"memory://{tmp_path.name}/x.b2nd.")
+        assert "word" not in str(result)
+    monkeypatch.setattr(repairing, "range", lambda _: range(2), raising=False)
+    fsspec.filesystem("memory").pipe_file(url, bytes(broken))
+    with pytest.raises(FileExistsError, match="more backups exist") as caught:
+        b2array.repair(url)
+    assert "word" not in str(caught.value)
+
+
+def test_a_cut_frame_in_a_large_sparse_file_is_repaired_in_little_memory(path):
+    write(path, noise(), "contiguous")
+    os.truncate(path, path.stat().st_size // 2)
+    os.truncate(path, 2**26)
+    tracemalloc.start()
+    result = b2array.repair(path, dry_run=True, trust_order=True)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 0 < len(result.lost) < result.nchunks
+    assert most < 2**25
+
+
+@pytest.mark.parametrize("what", ["text", "empty file", "empty directory", "nothing", "directory with text"])
+def test_no_lock_file_is_left_beside_what_is_no_frame(tmp_path, what):
+    path = tmp_path / "x"
+    if "directory" in what:
+        path.mkdir()
+    if what not in ("nothing", "empty directory"):
+        (path / FRAME_NAME if path.is_dir() else path).write_bytes(b"hello" * ("text" in what))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises((FormatError, FileNotFoundError)):
+        b2array.repair(path)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_lost_chunks_are_errors_until_they_are_written_again(path, layout):
