@@ -107,38 +107,39 @@ def _reduce(
     a: Any, function: Callable[..., Any], name: str, axis: Any, keepdims: bool = False, *, skipna: bool,
     progress: bool = False, **given: Any,
 ) -> Any:  # fmt: skip
-    if not a.size:
-        return function(np.empty(a.shape, a.dtype), axis=axis, keepdims=keepdims, **given)
-    valid = None
-    if given.get("where", True) is not True:
-        valid = np.broadcast_to(given["where"], a.shape)
-        given["where"] = np.ones((), valid.dtype)
-    # NumPy's result for one item tells the type of the result, or raises the error.
-    options = given | ({"ddof": 0} if "ddof" in given else {})
-    with np.errstate(all="ignore"):
-        model = np.asarray(function(np.zeros((1,) * a.ndim, a.dtype), axis=axis, keepdims=True, **options))
-    # NumPy reduces an array without dimensions along axis 0, too.
-    everything = axis is None or not a.ndim
-    reduced = range(a.ndim) if everything else np.lib.array_utils.normalize_axis_tuple(axis, a.ndim)
-    skipna = skipna and a.dtype.kind in ("fcmM" if name in ("min", "max") else "fc")
-    numeric = model.dtype if model.dtype.kind in "biufc" else None
-    wide = {"f2": "f8", "f4": "f8", "c8": "c16"}.get(model.dtype.str[1:], numeric)
-    initial = {"initial": given["initial"]} if given.get("initial") is not None else {}
-
-    def attempt(source: Source) -> Array:
+    def attempt(source: Source) -> Any:
         layout = source.state.require_layout()
         mapping = a._mapping(layout.shape)
+        shown, dtype = mapping.lengths, layout.dtype  # those of `a` may change meanwhile
+        if 0 in shown:
+            return function(np.empty(shown, dtype), axis=axis, keepdims=keepdims, **given)
+        options, valid = given, None
+        if given.get("where", True) is not True:
+            valid = np.broadcast_to(given["where"], shown)
+            options = options | {"where": np.ones((), valid.dtype)}
+        if "ddof" in given:
+            options = options | {"ddof": 0}
+        # NumPy's result for one item tells the type of the result, or raises the error.
+        with np.errstate(all="ignore"):
+            model = np.asarray(function(np.zeros((1,) * len(shown), dtype), axis=axis, keepdims=True, **options))
+        # NumPy reduces an array without dimensions along axis 0, too.
+        everything = axis is None or not shown
+        reduced = range(len(shown)) if everything else np.lib.array_utils.normalize_axis_tuple(axis, len(shown))
+        numeric = model.dtype if model.dtype.kind in "biufc" else None
+        wide = {"f2": "f8", "f4": "f8", "c8": "c16"}.get(model.dtype.str[1:], numeric)
+        initial = {"initial": given["initial"]} if given.get("initial") is not None else {}
         lengths = tuple(digit.length for digit in mapping.digits)
         of_digits = [axis for axis, digits in enumerate(mapping.axes) for _ in digits]
         axes = tuple(n for n, axis in enumerate(of_digits) if axis in reduced)
         # Splitting dimensions of a broadcast array does not copy it.
         counted = None if valid is None else valid.reshape(lengths)
-        task = _Task(lengths, axes, model.dtype, wide, counted, initial, given.get("ddof", 0), skipna)
-        return _reduced(source, layout, mapping, task, _VERBS[name], show=name if progress else "")
+        ignores = skipna and dtype.kind in ("fcmM" if name in ("min", "max") else "fc")
+        task = _Task(lengths, axes, model.dtype, wide, counted, initial, given.get("ddof", 0), ignores)
+        found = _reduced(source, layout, mapping, task, _VERBS[name], show=name if progress else "")
+        shape = [1 if k in reduced else n for k, n in enumerate(shown) if keepdims or k not in reduced]
+        return found.reshape(shape)[() if not shape else ...]
 
-    found = a._handle.reading(attempt)
-    shape = [1 if k in reduced else n for k, n in enumerate(a.shape) if keepdims or k not in reduced]
-    return found.reshape(shape)[() if not shape else ...]
+    return a._handle.reading(attempt)
 
 
 def _reduced(source: Source, layout: Layout, mapping: Mapping, task: _Task, verb: _Verb, *, show: str) -> Array:

@@ -20,6 +20,7 @@ from b2array import config
 from b2array.codec import decode
 from b2array.compute import pieces
 from b2array.compute.mapping import Mapping
+from b2array.engine.handle import Handle
 
 SUMS = ("sum", "prod", "mean", "std", "var")
 VERBS = (*SUMS, "min", "max", "any", "all", "argmin", "argmax", "count_nonzero")
@@ -276,3 +277,17 @@ def test_remote_pieces_are_read_at_the_same_time(monkeypatch):
     with config.using(cache_bytes=0):
         assert np.allclose(array.mean(axis=0), values.mean(axis=0))
     assert most > 3
+
+
+def test_result_has_the_shape_of_what_was_reduced_if_another_thread_resizes_meanwhile(monkeypatch):
+    values = np.arange(12).reshape(2, 6, 1)
+    array = b2array.asarray(values)
+    plain = Handle.reading
+
+    def interrupted(handle, task):
+        found = plain(handle, task)
+        array.resize((3, 4, 1))
+        return found
+
+    monkeypatch.setattr(Handle, "reading", interrupted)
+    assert array.sum(axis=2).tolist() == values.sum(axis=2).tolist()
