@@ -194,9 +194,11 @@ def special_chunk(value: bytes | Special, nbytes: int, *, typesize: int, blocksi
         special = value
     elif any(value):
         special, item = Special.VALUE, value
+    blocksize = blocksize or default_blocksize(nbytes, width)
+    if item:  # the C library refuses blocks with a part of an item, which only large items make
+        blocksize = max(blocksize - blocksize % len(item), len(item))
     header = ChunkHeader(
-        width, nbytes, blocksize or default_blocksize(nbytes, width), HEADER_LEN + len(item), FLAG_EXTENDED,
-        blosc2_flags=special << 4,
+        width, nbytes, blocksize, HEADER_LEN + len(item), FLAG_EXTENDED, blosc2_flags=special << 4
     )  # fmt: skip
     return header.pack() + item
 

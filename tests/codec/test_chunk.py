@@ -138,7 +138,8 @@ def expected_special(value, itemsize, count):
 def test_special_chunks_decode_whole_and_in_parts(name, value, itemsize, blocksize):
     count = 1003
     data = expected_special(value, itemsize, count)
-    buf = encoder.special_chunk(value, len(data), typesize=itemsize, blocksize=blocksize)
+    buf = encoder.special_chunk(value, len(data), typesize=itemsize)
+    buf = patched(buf, blocksize=blocksize) if blocksize else buf
     assert len(buf) == 32 + (itemsize if name == "value" else 0)
     assert decoded(buf) == data
     slices = block_slices(buf, data)
@@ -151,6 +152,14 @@ def test_special_chunks_decode_whole_and_in_parts(name, value, itemsize, blocksi
 def test_stock_reads_our_special_chunks(name, value, itemsize):
     data = expected_special(value, itemsize, 1003)
     buf = encoder.special_chunk(value, len(data), typesize=itemsize, blocksize=itemsize * 100)
+    assert blosc2.decompress2(buf) == data
+
+
+@pytest.mark.parametrize("blocksize", [0, 100, 1000, 10**6])
+def test_stock_reads_our_special_chunks_of_large_items(blocksize):
+    data = bytes(range(1, 151)) * 2 * 1003
+    buf = encoder.encode(data, typesize=300, blocksize=blocksize)
+    assert len(buf) == 332
     assert blosc2.decompress2(buf) == data
 
 
