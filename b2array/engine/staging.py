@@ -29,7 +29,7 @@ from b2array.format.checksums import pack_record
 from b2array.store.base import Store
 from b2array.store.spool import Spool
 
-__all__ = ["CHECKED_AFTER", "Staging"]
+__all__ = ["CHECKED_AFTER", "LOWEST_CODE", "Staging"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -37,7 +37,7 @@ CHECKED_AFTER = 3600.0
 """Seconds after which a commit makes sure that the files it made are still there."""
 
 _TOMBSTONE = b"\xff" * HEADER_LEN
-_LOWEST_CODE = -(2**32)
+LOWEST_CODE = -(2**32)
 """Smaller entries of an index stand for special values."""
 
 
@@ -157,13 +157,13 @@ class Staging:
     def digests(self, offsets: Int64Array) -> Int64Array:
         """Return an index with a digest instead of each code: it tells new chunks apart before they have places."""
         digests = np.array(offsets, "<i8")
-        new = (digests < 0) & (digests >= _LOWEST_CODE)
+        new = (digests < 0) & (digests >= LOWEST_CODE)
         digests[new] = np.array(self._chunk_digests, np.int64)[-1 - digests[new]]
         return digests
 
     def extent(self, code: int) -> tuple[int, int] | None:
         """Return where a spooled chunk starts and stops in the spool, in bytes; None for other codes."""
-        return self._extents[-1 - code][:2] if _LOWEST_CODE <= code < 0 else None
+        return self._extents[-1 - code][:2] if LOWEST_CODE <= code < 0 else None
 
     def read(self, start: int, stop: int) -> memoryview:
         """Return bytes of a spooled chunk."""
@@ -182,7 +182,7 @@ class Staging:
         # If the spool becomes the new file, everything stays where it is.
         complete = not data_start and self._spool is not None and self._spool.on_disk and self._spool.reserved > 0
         kept = np.full(len(self._extents), complete)
-        kept[-1 - offsets[(offsets < 0) & (offsets >= _LOWEST_CODE)]] = True
+        kept[-1 - offsets[(offsets < 0) & (offsets >= LOWEST_CODE)]] = True
         return kept
 
     def placed(self, offsets: Int64Array, data_start: int) -> tuple[Int64Array, int]:
@@ -194,7 +194,7 @@ class Staging:
         lengths = np.array([stop - start for start, _, stop in self._extents], np.int64)
         lengths *= self._kept(offsets, data_start)
         stops = data_start + np.cumsum(lengths)
-        new = (offsets < 0) & (offsets >= _LOWEST_CODE)
+        new = (offsets < 0) & (offsets >= LOWEST_CODE)
         which = -1 - offsets[new]
         offsets[new] = stops[which] - lengths[which]
         return offsets, int(stops[-1]) if len(stops) else data_start

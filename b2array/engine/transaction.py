@@ -23,7 +23,7 @@ from b2array.engine.fetch import chunk_number, each_chunk
 from b2array.engine.overlay import Overlay, changeable
 from b2array.engine.snapshot import Snapshot, load, reload
 from b2array.engine.source import FRAME_NAME, Location, Source
-from b2array.engine.staging import Staging
+from b2array.engine.staging import LOWEST_CODE, Staging
 from b2array.errors import B2ArrayError, ConflictError, FormatError, warn
 from b2array.format import fingerprint, frame, index
 from b2array.format.annotations import LAYER, UNSIZED, Annotations, merged, packed_sizes
@@ -402,7 +402,10 @@ def copied(
     new = Transaction(store, None, state, overwrite=overwrite, locked=locked, replaces=replaces)
     lost = {*lost, *annotations.lost}
     try:
-        stored = [n for n in range(old.frame.nchunks) if n not in lost and isinstance(source.locate(n), Location)]
+        # An open transaction notes what is read. Elsewhere only the chunks that the index refers to are looked at.
+        listed = source.buffer is None
+        numbers = np.flatnonzero(old.frame.offsets >= LOWEST_CODE).tolist() if listed else range(old.frame.nchunks)
+        stored = [n for n in numbers if n not in lost and isinstance(source.locate(n), Location)]
         shown = progress or Progress(None)
         shown.advance(old.frame.nchunks - len(stored))
         for n, each in zip(stored, each_chunk(source, stored), strict=True):

@@ -14,6 +14,8 @@ import pytest
 
 import b2array
 from b2array.array import copying
+from b2array.engine.snapshot import Snapshot
+from b2array.errors import ConflictError
 
 CHUNKS = (16, 128)
 SHAPE = (1024, 1000)
@@ -205,3 +207,28 @@ def test_options_replace_what_a_stored_array_would_keep() -> None:
     assert b.meta["made"] == "there"
     c = b2array.asarray(a, dtype="f8", chunks=(30, 30))
     assert (c.dtype, c.chunks, c.attrs["unit"], c.fill_value) == (np.dtype("f8"), (30, 30), "m", 7.0)
+
+
+def test_a_copy_looks_at_no_chunks_that_are_not_stored(monkeypatch):
+    array = b2array.zeros((10_000,), "i4", chunks=(1,), blocks=(1,))
+    array[[5, 7000]] = 1, 2
+    looked_at = []
+    locate = Snapshot.locate
+    monkeypatch.setattr(Snapshot, "locate", lambda self, n: looked_at.append(n) or locate(self, n))
+    copy = array.copy()
+    assert set(looked_at) == {5, 7000}
+    assert np.flatnonzero(copy[...]).tolist() == [5, 7000]
+
+
+def test_a_copy_in_a_transaction_has_what_is_not_encoded_yet_and_counts_as_a_read(tmp_path):
+    array = b2array.zeros((9,), "i4", url=tmp_path / "a.b2nd", chunks=(3,))
+    other = b2array.open(tmp_path / "a.b2nd", mode="r+")
+
+    def change():
+        with array.transaction():
+            array[0] = 1
+            assert array.copy()[...].tolist() == [1] + [0] * 8
+            other[8] = 2
+
+    with pytest.raises(ConflictError):
+        change()
