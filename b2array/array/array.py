@@ -236,7 +236,7 @@ class NDArray(Indexed):
         array([1, 2, 3, 4, 5])
         """
         self._handle.require_writable()
-        with self._handle.mutex:  # no other thread must change the shape meanwhile
+        with self._handle.mutex.held:  # no other thread must change the shape meanwhile
             array, axis = resize.joint(values, self.shape, self.dtype, axis)
             where, length = operator.index(index), self.shape[axis]
             if not -length <= where <= length:
@@ -276,7 +276,7 @@ class NDArray(Indexed):
         """
         self._handle.require_writable()
         axis = np.lib.array_utils.normalize_axis_index(axis, self.ndim)
-        with self._handle.mutex:  # no other thread must change the shape meanwhile
+        with self._handle.mutex.held:  # no other thread must change the shape meanwhile
             gone = resize.positions(key, self.shape, axis)
             if not isinstance(gone, slice) or gone.stop > gone.start:
                 self._handle.change(lambda transaction: resize.delete(transaction, gone, axis))
