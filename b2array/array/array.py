@@ -83,7 +83,10 @@ class NDArray(Indexed):
         """Write a dask array, in parallel and as one commit.
 
         Each task encodes a piece of `x` and puts its chunks where no reader looks; when all are there, they are
-        committed. Nothing is visible before that, and a task that fails or is repeated does no harm.
+        committed. Nothing is visible before that, and a task that fails or is repeated does no harm. Inside a
+        `transaction`, pieces are written in turn: if one fails, let the error leave the transaction, which would
+        otherwise commit the pieces before it.
+
         ``dask.array.store(x, a)`` works as well, but makes every task a commit of its own; with threads, inside a
         `transaction`, it makes one.
 
