@@ -146,11 +146,11 @@ class Indexed(Described):
         source = self._handle.source
         layout = source.state.require_layout()
 
-        def chunk(coords: tuple[int, ...]) -> tuple[tuple[slice, ...], npt.NDArray[Any]]:
-            box = chunk_box(layout, coords)
+        def chunk(number: int) -> tuple[tuple[slice, ...], npt.NDArray[Any]]:
+            box = chunk_box(layout, [int(coord) for coord in np.unravel_index(number, layout.grid_shape)])
             return box, resize.read_box(source, layout, box)
 
-        return threads.spread(chunk, np.ndindex(*layout.grid_shape))
+        return threads.spread(chunk, range(layout.nchunks))
 
 
 def _of_chunks(key: Any, shape: Sequence[int], chunks: Sequence[int]) -> Selection:

@@ -489,6 +489,17 @@ def test_chunks_are_iterated_over_with_their_places():
     assert list(b2array.zeros((0, 3)).iter_chunks()) == []
 
 
+def test_iterating_over_chunks_makes_no_list_of_them():
+    a = b2array.zeros((2**20,), "u1", chunks=(1,), blocks=(1,))
+    next(a.iter_chunks())
+    tracemalloc.start()
+    try:
+        next(a.iter_chunks())
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
 # Other writers.
 
 
