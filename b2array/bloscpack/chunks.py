@@ -18,11 +18,9 @@ from b2array.bloscpack.header import FileHeader, digest_size
 from b2array.codec.chunk import extents
 from b2array.codec.header import BLOSC1_HEADER_LEN, ChunkHeader
 from b2array.config import HEADER_LEN
-from b2array.errors import B2ArrayError, FormatError
+from b2array.errors import FormatError, located
 
-__all__ = ["ChunkRange", "Chunks", "in_chunk"]
-
-Int64Array = npt.NDArray[np.int64]
+__all__ = ["ChunkRange", "Chunks"]
 
 _STRIDE = 64 * 2**10
 """Bytes to read at once."""
@@ -44,23 +42,23 @@ class ChunkRange(NamedTuple):
 class Chunks:
     """The chunks of a file. If the file does not say where they are, this finds them one after the other.
 
-    ``read(start, stop)`` returns bytes of the file.
+    ``read(start, stop)`` returns bytes of the file, which has `size` of them. The first chunk begins at `first`.
     """
 
     def __init__(
-        self, url: str, header: FileHeader, size: int, first: int, offsets: Int64Array | None,
+        self, url: str, header: FileHeader, size: int, first: int, offsets: npt.NDArray[np.int64] | None,
         read: Callable[[int, int], memoryview],
     ) -> None:  # fmt: skip
-        self._url, self._header, self._size, self._first, self._read = url, header, size, first, read
-        self._offsets = offsets
-        self._starts, self._stops, self._ends = array("q"), array("q"), array("q")
+        self._url, self._header, self._size, self._offsets, self._read = url, header, size, offsets, read
+        # Where each chunk begins in the file, and where the one before ends: in the file, and in the data.
+        self._starts, self._stops, self._borders = array("q"), array("q", [first]), array("q", [0])
         self._window = (0, memoryview(b""))
         if offsets is not None and header.nbytes >= 0:
-            ends = np.minimum(np.arange(1, header.nchunks + 1) * header.chunk_size, header.nbytes)
+            borders = np.minimum(np.arange(1, len(offsets) + 1) * header.chunk_size, header.nbytes)
             # A chunk is at most as long as its data and its header.
-            longest = np.diff(ends, prepend=0) + HEADER_LEN + digest_size(header.checksum)
+            longest = np.diff(borders, prepend=0) + HEADER_LEN + digest_size(header.checksum)
             stops = np.minimum(extents(offsets, size), offsets + longest)
-            for known, values in ((self._starts, offsets), (self._stops, stops), (self._ends, ends)):
+            for known, values in ((self._starts, offsets), (self._stops, stops), (self._borders, borders)):
                 known.frombytes(values.astype(np.int64).tobytes())
 
     def __len__(self) -> int:
@@ -69,13 +67,7 @@ class Chunks:
     @property
     def nbytes(self) -> int:
         """Uncompressed bytes of the chunks that are known so far."""
-        return self._ends[-1] if self._ends else 0
-
-    def __getitem__(self, n: int) -> ChunkRange:
-        while len(self) <= n and self._step():
-            pass
-        first = self._ends[n - 1] if n else 0
-        return ChunkRange(n, self._starts[n], self._stops[n], first, self._ends[n] - first)
+        return self._borders[-1]
 
     def find(self, stop: int) -> Chunks:
         """Find the chunks of the first `stop` uncompressed bytes."""
@@ -83,64 +75,50 @@ class Chunks:
             pass
         return self
 
+    def __getitem__(self, n: int) -> ChunkRange:
+        while len(self) <= n and self._step():
+            pass
+        first = self._borders[n]
+        return ChunkRange(n, self._starts[n], self._stops[n + 1], first, self._borders[n + 1] - first)
+
     def between(self, start: int, stop: int) -> Iterator[ChunkRange]:
         """Yield the chunks that hold the uncompressed bytes from `start` to `stop`."""
         if start >= stop:
             return
-        n = bisect_right(self.find(start + 1)._ends, start)
-        while n < len(self) or (self.nbytes < stop and self._step()):
-            chunk = self[n]
-            if chunk.first >= stop:
-                return
-            yield chunk
+        n = bisect_right(self.find(start + 1)._borders, start) - 1
+        while self._borders[n] < stop and (n < len(self) or self._step()):
+            yield self[n]
             n += 1
 
     def _step(self) -> bool:
         """Find one more chunk; False if there is none."""
-        header, n = self._header, len(self)
-        if n == header.nchunks:
+        header, n, start = self._header, len(self), self._stops[-1]
+        if n == header.nchunks or (header.nchunks < 0 and start == self._size):
             return False
-        start = self._stops[-1] if n else self._first
         if self._offsets is not None:
             start = int(self._offsets[n])
-        if header.nchunks < 0 and start == self._size:
-            return False
-        try:
-            nbytes, stop = self._look(start)
-            self._check(n, nbytes)
-        except B2ArrayError as error:
-            raise in_chunk(n, self._url, error) from error
-        self._ends.append(self.nbytes + nbytes)
+        nbytes, stop = located(f"chunk {n} of {self._url}", lambda: self._look(n, start))
         self._starts.append(start)
         self._stops.append(stop)
+        self._borders.append(self.nbytes + nbytes)
         return True
 
-    def _look(self, start: int) -> tuple[int, int]:
-        """Return how many bytes the chunk at `start` holds, and where its checksum ends."""
-        size = self._size
+    def _look(self, n: int, start: int) -> tuple[int, int]:
+        """Return how many bytes chunk `n` holds, whose header is at `start`, and where its checksum ends."""
+        header, size = self._header, self._size
         if start + BLOSC1_HEADER_LEN > size:
             raise FormatError(f"expected a chunk at byte {start}, found the end at {size}")
         base, window = self._window
         if not base <= start <= min(size, start + HEADER_LEN) <= base + len(window):
             base, window = self._window = start, self._read(start, min(size, start + _STRIDE))
         found = ChunkHeader.unpack(window[start - base : start - base + HEADER_LEN])
-        stop = start + found.cbytes + digest_size(self._header.checksum)
+        stop = start + found.cbytes + digest_size(header.checksum)
         if stop > size:
             raise FormatError(f"expected a chunk that ends at byte {stop}, found the end at {size}")
-        return found.nbytes, stop
-
-    def _check(self, n: int, nbytes: int) -> None:
-        header = self._header
-        if header.chunk_size < 0:
-            return
         is_last = n == header.nchunks - 1
-        expected = header.last_chunk if is_last and header.last_chunk >= 0 else header.chunk_size
+        most = header.last_chunk if is_last and header.last_chunk >= 0 else header.chunk_size
         # While somebody writes the file, any chunk may be the last one.
-        may_be_shorter = header.last_chunk < 0 and (is_last or header.nchunks < 0)
-        if nbytes != expected and not (may_be_shorter and nbytes < expected):
-            raise FormatError(f"expected {expected} uncompressed bytes, found {nbytes}")
-
-
-def in_chunk(number: int, url: str, error: B2ArrayError) -> B2ArrayError:
-    """Return the error with the chunk's number in front of its message."""
-    return type(error)(f"chunk {number} of {url}: {error}")
+        least = 0 if header.last_chunk < 0 and (is_last or header.nchunks < 0) else most
+        if header.chunk_size >= 0 and not least <= found.nbytes <= most:
+            raise FormatError(f"expected {most} uncompressed bytes, found {found.nbytes}")
+        return found.nbytes, stop

@@ -517,6 +517,17 @@ def test_a_file_whose_table_gets_another_size_is_complete_and_alone(
     assert (tmp_path / "late.blp").read_bytes() == b"other"
 
 
+def test_a_writer_that_was_closed_or_given_up_takes_no_more(tmp_path: Path) -> None:
+    for end in (bloscpack.Writer.close, bloscpack.Writer.abort):
+        writer = bloscpack.create(tmp_path / "x.blp", overwrite=True)
+        writer.write(b"kept")
+        end(writer)
+        with pytest.raises(ValueError, match="closed or given up"):
+            writer.write(b"lost")
+        writer.close()
+    assert bloscpack.unpack(tmp_path / "x.blp") == b"kept"
+
+
 def test_open_extents_are_the_outermost() -> None:
     with bloscpack.create(None, (3, None), "i4", order="F") as writer:
         for n in range(5):
