@@ -19,6 +19,7 @@ from b2array.codec.chunk import extents
 from b2array.codec.header import BLOSC1_HEADER_LEN, ChunkHeader
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError, located
+from b2array.store.base import Mutex
 
 __all__ = ["ChunkRange", "Chunks"]
 
@@ -42,6 +43,8 @@ class ChunkRange(NamedTuple):
 class Chunks:
     """The chunks of a file. If the file does not say where they are, this finds them one after the other.
 
+    Threads may share it.
+
     ``read(start, stop)`` returns bytes of the file, which has `size` of them. The first chunk begins at `first`.
     """
 
@@ -50,57 +53,63 @@ class Chunks:
         read: Callable[[int, int], memoryview],
     ) -> None:  # fmt: skip
         self._url, self._header, self._size, self._offsets, self._read = url, header, size, offsets, read
-        # Where each chunk begins in the file, and where the one before ends: in the file, and in the data.
-        self._starts, self._stops, self._borders = array("q"), array("q", [first]), array("q", [0])
+        # For each chunk where it begins and ends in the file, and where it ends in the data; what is before them first.
+        self._known = array("q", (0, first, 0))
         self._window = (0, memoryview(b""))
+        self._mutex = Mutex()
         if offsets is not None and header.nbytes >= 0:
-            borders = np.minimum(np.arange(1, len(offsets) + 1) * header.chunk_size, header.nbytes)
+            ends = np.minimum(np.arange(1, len(offsets) + 1) * header.chunk_size, header.nbytes)
             # A chunk is at most as long as its data and its header.
-            longest = np.diff(borders, prepend=0) + HEADER_LEN + digest_size(header.checksum)
+            longest = np.diff(ends, prepend=0) + HEADER_LEN + digest_size(header.checksum)
             stops = np.minimum(extents(offsets, size), offsets + longest)
-            for known, values in ((self._starts, offsets), (self._stops, stops), (self._borders, borders)):
-                known.frombytes(values.astype(np.int64).tobytes())
+            self._known.frombytes(np.column_stack((offsets, stops, ends)).astype(np.int64).tobytes())
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._known) // 3 - 1
 
     @property
     def nbytes(self) -> int:
         """Uncompressed bytes of the chunks that are known so far."""
-        return self._borders[-1]
+        return self._known[-1]
 
     def find(self, stop: int) -> Chunks:
         """Find the chunks of the first `stop` uncompressed bytes."""
-        while self.nbytes < stop and self._step():
+        while self.nbytes < stop and self._has(len(self)):
             pass
         return self
 
     def __getitem__(self, n: int) -> ChunkRange:
-        while len(self) <= n and self._step():
-            pass
-        first = self._borders[n]
-        return ChunkRange(n, self._starts[n], self._stops[n + 1], first, self._borders[n + 1] - first)
+        self._has(n)
+        first, start, stop, end = self._known[3 * n + 2 : 3 * n + 6]
+        return ChunkRange(n, start, stop, first, end - first)
 
     def between(self, start: int, stop: int) -> Iterator[ChunkRange]:
         """Yield the chunks that hold the uncompressed bytes from `start` to `stop`."""
         if start >= stop:
             return
-        n = bisect_right(self.find(start + 1)._borders, start) - 1
-        while self._borders[n] < stop and (n < len(self) or self._step()):
+        known = range(len(self.find(start + 1)) + 1)
+        n = bisect_right(known, start, key=lambda n: self._known[3 * n + 2]) - 1
+        while self._known[3 * n + 2] < stop and self._has(n):
             yield self[n]
             n += 1
 
-    def _step(self) -> bool:
-        """Find one more chunk; False if there is none."""
-        header, n, start = self._header, len(self), self._stops[-1]
+    def _has(self, n: int) -> bool:
+        """Whether there is a chunk `n`. This finds the chunks up to it."""
+        if n >= len(self):
+            with self._mutex:
+                while len(self) <= n and self._step(len(self)):
+                    pass
+        return n < len(self)
+
+    def _step(self, n: int) -> bool:
+        """Find chunk `n`, which is the first unknown one; False if there is none."""
+        header, start = self._header, self._known[-2]
         if n == header.nchunks or (header.nchunks < 0 and start == self._size):
             return False
         if self._offsets is not None:
             start = int(self._offsets[n])
         nbytes, stop = located(f"chunk {n} of {self._url}", lambda: self._look(n, start))
-        self._starts.append(start)
-        self._stops.append(stop)
-        self._borders.append(self.nbytes + nbytes)
+        self._known.extend(array("q", (start, stop, self.nbytes + nbytes)))
         return True
 
     def _look(self, n: int, start: int) -> tuple[int, int]:

@@ -8,10 +8,12 @@ import os
 import shutil
 import struct
 import subprocess
+import time
 import tracemalloc
 import warnings
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -374,6 +376,22 @@ def test_any_store_will_do(tmp_path: Path) -> None:
         bloscpack.append("simplecache::memory://bloscpack-test/x.blp", x)
     with pytest.raises(FileNotFoundError):
         bloscpack.open(tmp_path / "missing.blp")
+
+
+@pytest.mark.parametrize("nchunks", [100, -1])
+def test_threads_share_a_reader_that_does_not_know_where_the_chunks_are(nchunks: int) -> None:
+    chunk = [chunk1(struct.pack("<i", n) * 20) for n in range(100)]
+    f = bloscpack.open(FileHeader(chunk_size=80, last_chunk=80, nchunks=nchunks).pack() + b"".join(chunk))
+    look = f._chunks._look
+
+    def slow(n: int, start: int) -> tuple[int, int]:
+        time.sleep(0.0002)
+        return look(n, start)
+
+    f._chunks._look = slow
+    with ThreadPoolExecutor(4) as pool:
+        found = [each.result() for each in [pool.submit(f.__getitem__, slice(None)) for _ in range(4)]]
+    assert found == [b"".join(struct.pack("<i", n) * 20 for n in range(100))] * 4
 
 
 def test_reads_over_http(http: Any) -> None:
