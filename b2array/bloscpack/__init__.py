@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from b2array.bloscpack.header import Description, Order
 from b2array.bloscpack.reader import Reader, Url, store_of
-from b2array.bloscpack.writer import PackOptions, Writer, content, more_content, rewrite
+from b2array.bloscpack.writer import PackOptions, Writer, content, extend
 from b2array.buffers import Buffer
 from b2array.codec.cparams import AnyCParams
 from b2array.errors import warn
@@ -257,6 +257,4 @@ def append(url: Url, x: Any, *, cparams: AnyCParams = None, storage_options: Map
     """
     store = store_of(url, storage_options)
     with store.lock(""):
-        reader = Reader(store)
-        about, pieces = more_content(x, reader)
-        rewrite(store, reader, about, pieces, cparams)
+        extend(store, x, cparams)

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast, get_type_hints
 
 import numpy as np
 
@@ -104,27 +104,12 @@ HEADER_FIELDS = (
 )
 """The fields of a header of versions 2 and 3."""
 
-META_FIELDS = (
-    HeaderField("magic", "8s", "how the metadata are written"),
-    HeaderField("options", "B", "none are known"),
-    HeaderField("checksum", "B", "of the metadata, as of chunks"),
-    HeaderField("codec", "B", "of the metadata, 0: none, 1: zlib"),
-    HeaderField("level", "B", "of the codec"),
-    HeaderField("meta_size", "I", "bytes of the metadata before compression"),
-    HeaderField("max_meta_size", "I", "bytes reserved for the metadata"),
-    HeaderField("meta_comp_size", "I", "bytes of the metadata as they are stored"),
-    HeaderField("user_codec", "8s", "name of another codec"),
-)
-"""The fields of the header of the metadata."""
-
 
 def _struct(fields: Iterable[HeaderField]) -> struct.Struct:
     return struct.Struct("<" + "".join(field.format for field in fields))
 
 
-_VERSION1, _HEADER, _META = _struct(VERSION1_FIELDS), _struct(HEADER_FIELDS), _struct(META_FIELDS)
-META_HEADER_LEN = _META.size
-
+_VERSION1, _HEADER = _struct(VERSION1_FIELDS), _struct(HEADER_FIELDS)
 _OFFSETS, _METADATA = 0x01, 0x02
 
 
@@ -210,17 +195,17 @@ _RESERVE = 10
 
 
 class MetaHeader(NamedTuple):
-    """The header of the metadata: the fields of `META_FIELDS`."""
+    """The header of the metadata. Each field has a struct format and a meaning."""
 
-    magic: bytes
-    options: int
-    checksum: int
-    codec: int
-    level: int
-    meta_size: int
-    max_meta_size: int
-    meta_comp_size: int
-    user_codec: bytes
+    magic: Annotated[bytes, "8s", "how the metadata are written"]
+    options: Annotated[int, "B", "none are known"]
+    checksum: Annotated[int, "B", "of the metadata, as of chunks"]
+    codec: Annotated[int, "B", "of the metadata, 0: none, 1: zlib"]
+    level: Annotated[int, "B", "of the codec"]
+    meta_size: Annotated[int, "I", "bytes of the metadata before compression"]
+    max_meta_size: Annotated[int, "I", "bytes reserved for the metadata"]
+    meta_comp_size: Annotated[int, "I", "bytes of the metadata as they are stored"]
+    user_codec: Annotated[bytes, "8s", "name of another codec"]
 
     @classmethod
     def unpack(cls, buf: Buffer) -> Self:
@@ -246,6 +231,15 @@ class MetaHeader(NamedTuple):
     def section_nbytes(self) -> int:
         """Size in bytes of this header, the metadata, the reserved bytes behind them, and the checksum."""
         return META_HEADER_LEN + self.max_meta_size + digest_size(self.checksum)
+
+
+META_FIELDS = tuple(
+    HeaderField(name, *hint.__metadata__) for name, hint in get_type_hints(MetaHeader, include_extras=True).items()
+)
+"""The fields of the header of the metadata."""
+
+_META = _struct(META_FIELDS)
+META_HEADER_LEN = _META.size
 
 
 def unpack_metadata(head: MetaHeader, section: Buffer) -> Any:

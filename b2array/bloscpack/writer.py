@@ -33,7 +33,7 @@ from b2array.store.base import Store
 from b2array.store.open import open_store
 from b2array.store.spool import Spool
 
-__all__ = ["PackOptions", "Writer", "content", "more_content", "rewrite"]
+__all__ = ["PackOptions", "Writer", "content", "extend"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -310,13 +310,13 @@ class Writer:
 # Appending.
 
 
-def rewrite(
-    store: Store, reader: Reader, about: Description | None, pieces: Iterable[Bytes], cparams: AnyCParams
-) -> None:
-    """Replace a file by one with more data at its end. The caller holds the lock of its store.
+def extend(store: Store, x: Any, cparams: AnyCParams) -> None:
+    """Replace the file in a store by one with more data at its end. The caller holds the lock of the store.
 
-    `about` is the array that the new file holds, None if it holds bytes. Full chunks are copied as they are.
+    Full chunks are copied as they are.
     """
+    reader = Reader(store)
+    about, pieces = _more_content(x, reader)
     header, size = reader.header, reader.header.chunk_size
     if size >= 0 and reader.nchunks <= 1:
         size = max(size, _chunk_size(None, reader.dtype.itemsize))
@@ -366,13 +366,11 @@ def content(x: Any) -> tuple[Description | None, Iterator[Bytes]]:
         return None, _pieces(_flat(x, None), "C")
     check_unmasked(x)
     values = x if isinstance(x, Sliceable) else np.asarray(x)
-    order: Order = "C"
-    if isinstance(values, np.ndarray) and values.flags.f_contiguous and not values.flags.c_contiguous:
-        order = "F"
+    order: Order = "F" if isinstance(values, np.ndarray) and values.flags.fnc else "C"
     return Description(np.dtype(values.dtype), tuple(values.shape), order), _pieces(values, order)
 
 
-def more_content(x: Any, reader: Reader) -> tuple[Description | None, Iterator[Bytes]]:
+def _more_content(x: Any, reader: Reader) -> tuple[Description | None, Iterator[Bytes]]:
     """Return what array a file holds when `x` is appended, None if it holds bytes, and the bytes of `x` in pieces."""
     if not reader.is_array:
         if not isinstance(x, Buffer):
