@@ -97,24 +97,17 @@ class Chunks:
         """Whether there is a chunk `n`. This finds the chunks up to it."""
         if n >= len(self):
             with self._mutex:
-                while len(self) <= n and self._step(len(self)):
+                while len(self) <= n and located(f"chunk {len(self)} of {self._url}", self._step):
                     pass
         return n < len(self)
 
-    def _step(self, n: int) -> bool:
-        """Find chunk `n`, which is the first unknown one; False if there is none."""
-        header, start = self._header, self._known[-2]
-        if n == header.nchunks or (header.nchunks < 0 and start == self._size):
+    def _step(self) -> bool:
+        """Find the first chunk that is not known; False if there is none."""
+        header, size, n, start = self._header, self._size, len(self), self._known[-2]
+        if n == header.nchunks or (header.nchunks < 0 and start == size):
             return False
         if self._offsets is not None:
             start = int(self._offsets[n])
-        nbytes, stop = located(f"chunk {n} of {self._url}", lambda: self._look(n, start))
-        self._known.extend(array("q", (start, stop, self.nbytes + nbytes)))
-        return True
-
-    def _look(self, n: int, start: int) -> tuple[int, int]:
-        """Return how many bytes chunk `n` holds, whose header is at `start`, and where its checksum ends."""
-        header, size = self._header, self._size
         if start + BLOSC1_HEADER_LEN > size:
             raise FormatError(f"expected a chunk at byte {start}, found the end at {size}")
         base, window = self._window
@@ -130,4 +123,5 @@ class Chunks:
         least = 0 if header.last_chunk < 0 and (is_last or header.nchunks < 0) else most
         if header.chunk_size >= 0 and not least <= found.nbytes <= most:
             raise FormatError(f"expected {most} uncompressed bytes, found {found.nbytes}")
-        return found.nbytes, stop
+        self._known.extend(array("q", (start, stop, self.nbytes + found.nbytes)))
+        return True

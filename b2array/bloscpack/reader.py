@@ -35,7 +35,6 @@ __all__ = ["Reader", "Url", "store_of"]
 
 Url = str | os.PathLike[str]
 Bytes = npt.NDArray[np.uint8]
-Int64Array = npt.NDArray[np.int64]
 
 _BEGINNING = 64 * 2**10
 _STRIDE = 64 * 2**10
@@ -126,7 +125,7 @@ class Reader:
                 return length // 8 if not count and 0 < length < size and not length % 8 else count
         return (end - start) // 8
 
-    def _read_offsets(self) -> Int64Array | None:
+    def _read_offsets(self) -> npt.NDArray[np.int64] | None:
         """Return the offsets, or None if they are unknown."""
         nchunks = self.header.nchunks
         if not self.header.offsets or nchunks < 0:

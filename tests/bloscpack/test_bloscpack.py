@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from numcodecs import blosc
 import b2array
 from b2array import CParams, bloscpack
 from b2array.bloscpack.header import CHECKSUMS, Description, FileHeader, describe, description, digest
+from b2array.codec.header import ChunkHeader
 from b2array.errors import ChecksumError, FormatError, LimitError, ReadOnlyError, UnsupportedError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "bloscpack"
@@ -379,16 +381,17 @@ def test_any_store_will_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nchunks", [100, -1])
-def test_threads_share_a_reader_that_does_not_know_where_the_chunks_are(nchunks: int) -> None:
+def test_threads_share_a_reader_that_does_not_know_where_the_chunks_are(
+    nchunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chunk = [chunk1(struct.pack("<i", n) * 20) for n in range(100)]
     f = bloscpack.open(FileHeader(chunk_size=80, last_chunk=80, nchunks=nchunks).pack() + b"".join(chunk))
-    look = f._chunks._look
 
-    def slow(n: int, start: int) -> tuple[int, int]:
+    def slow(buf: memoryview) -> ChunkHeader:
         time.sleep(0.0002)
-        return look(n, start)
+        return ChunkHeader.unpack(buf)
 
-    f._chunks._look = slow
+    monkeypatch.setattr("b2array.bloscpack.chunks.ChunkHeader", SimpleNamespace(unpack=slow))
     with ThreadPoolExecutor(4) as pool:
         found = [each.result() for each in [pool.submit(f.__getitem__, slice(None)) for _ in range(4)]]
     assert found == [b"".join(struct.pack("<i", n) * 20 for n in range(100))] * 4
