@@ -219,8 +219,7 @@ class Reader:
         if copy is False:
             raise ValueError("a compressed array cannot be seen as a NumPy array without a copy")
         data = self.read()
-        result = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
-        return result if dtype is None else result.astype(dtype, copy=False)
+        return np.asarray(np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data, dtype)
 
     def __getitem__(self, key: Any) -> Any:
         about = self.description
