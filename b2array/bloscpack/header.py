@@ -47,7 +47,7 @@ _OF_4_BYTES = {1: zlib.adler32, 2: zlib.crc32}
 
 def checksum_id(name: str | None) -> int:
     """Return the position of a checksum in `CHECKSUMS`; ValueError if its name is unknown."""
-    known = "none" if name is None else name.lower()
+    known = "none" if name is None else str(name).lower()
     if known not in CHECKSUMS:
         raise ValueError(f"checksum must be one of {', '.join(CHECKSUMS)}, not {name!r}")
     return CHECKSUMS.index(known)

@@ -7,6 +7,7 @@ Source: "RFC for the new Bloscpack Header", section Description of the offsets e
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from b2array.codec import cblosc
 from b2array.codec.codecs import codec_name
 from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.codec.header import CODEC_FORMATS, FilterId
-from b2array.errors import LimitError, UnsupportedError
+from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.grid.assignment import Sliceable, check_unmasked
 from b2array.grid.partition import boxes
 from b2array.store.atomic import AtomicFile, require_free
@@ -139,12 +140,16 @@ def _chunk_size(given: int | None, itemsize: int) -> int:
 
 def _metadata(about: Description | None, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return the metadata of a file: those of its array, and those that were given."""
-    if about is None:
-        return None if given is None else dict(given)
-    clash = sorted(set(given or {}) & set(head.ARRAY_KEYS))
+    metadata = {} if about is None else head.describe(about)
+    clash = sorted(metadata.keys() & set(given or {}))
     if clash:
         raise ValueError(f"metadata must not have the key {clash[0]!r}: arrays fill it in themselves")
-    return head.describe(about) | dict(given or {})
+    metadata |= given or {}
+    try:
+        head.description(json.loads(json.dumps(metadata)))
+    except FormatError as error:
+        raise ValueError(f"no reader would understand the metadata: {error}") from None
+    return None if about is None and given is None else metadata
 
 
 def _sized(header: FileHeader, nbytes: int, size: int) -> FileHeader:
@@ -395,6 +400,7 @@ def _flat(data: Any, about: Description | None) -> Bytes:
     if isinstance(data, Buffer):
         return np.frombuffer(memoryview(data).cast("B"), np.uint8)
     if about is None:
+        check_unmasked(data)
         return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
     return _converted(data, about.dtype).reshape(-1, order=about.order).view(np.uint8)
 

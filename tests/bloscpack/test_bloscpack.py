@@ -436,6 +436,31 @@ def test_impossible_parameters_are_refused(options: dict[str, Any], tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [((3,), {"order": "A"}, "order C or F"), ((1,) * 65, {}, "64 extents"),
+     ((3,), {"checksum": False}, "must be one of"), (None, {"metadata": {"container": "numpy"}}, "dtype")],
+)  # fmt: skip
+def test_what_no_reader_would_understand_is_not_written(
+    shape: tuple[int, ...] | None, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        bloscpack.create(tmp_path / "x.blp", shape, None if shape is None else "i4", **options)
+    assert not isinstance(caught.value, FormatError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bytes_with_the_metadata_of_an_array_are_an_array() -> None:
+    metadata = {"container": "numpy", "dtype": "<i4", "shape": (2, 3), "order": "F"}
+    x = np.arange(6, dtype="<i4").reshape((2, 3), order="F")
+    same(bloscpack.unpack(bloscpack.pack(x.tobytes("F"), metadata=metadata)), x)
+
+
+def test_masked_items_are_not_written_as_bytes() -> None:
+    with pytest.raises(TypeError, match="masked"), bloscpack.create(None) as writer:
+        writer.write(np.ma.masked_array([1, 2], [False, True]))
+
+
 def test_chunk_sizes_are_rounded_down_to_whole_items() -> None:
     for wanted, size in ((8, 8), (15, 8), (1000, 1000), (1007, 1000)):
         f = bloscpack.open(bloscpack.pack(np.arange(1000), chunk_size=wanted))
