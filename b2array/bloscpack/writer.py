@@ -402,7 +402,7 @@ def _flat(data: Any, about: Description | None) -> Bytes:
     if about is None:
         check_unmasked(data)
         return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-    return _converted(data, about.dtype).reshape(-1, order=about.order).view(np.uint8)
+    return np.asarray(_converted(data, about.dtype)).reshape(-1, order=about.order).view(np.uint8)
 
 
 def _converted(data: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -456,6 +456,14 @@ def test_bytes_with_the_metadata_of_an_array_are_an_array() -> None:
     same(bloscpack.unpack(bloscpack.pack(x.tobytes("F"), metadata=metadata)), x)
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_masked_arrays_without_masked_items_are_written(order: str) -> None:
+    x = np.array([[1, 2], [3, 4]])
+    with bloscpack.create(None, (None, 2) if order == "C" else (2, None), "i8", order=order) as writer:
+        writer.write(np.ma.masked_array(x, mask=False))
+    same(bloscpack.unpack(writer.packed), np.asarray(x, order=order))
+
+
 def test_masked_items_are_not_written_as_bytes() -> None:
     with pytest.raises(TypeError, match="masked"), bloscpack.create(None) as writer:
         writer.write(np.ma.masked_array([1, 2], [False, True]))
