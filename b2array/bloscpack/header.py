@@ -66,9 +66,12 @@ def digest(number: int, data: Buffer) -> bytes:
     return hashlib.new(CHECKSUMS[number], data, usedforsecurity=False).digest() if number else b""
 
 
+_SIZES = tuple(len(digest(number, b"")) for number in range(len(CHECKSUMS)))
+
+
 def digest_size(number: int) -> int:
     """Return the length of a checksum in bytes."""
-    return len(digest(number, b""))
+    return _SIZES[number]
 
 
 def compare(what: str, number: int, data: Buffer, found: Buffer) -> None:
