@@ -96,7 +96,7 @@ class Chunks:
     def _has(self, n: int) -> bool:
         """Whether there is a chunk `n`. This finds the chunks up to it."""
         if n >= len(self):
-            with self._mutex:
+            with self._mutex.held:
                 while len(self) <= n and located(f"chunk {len(self)} of {self._url}", self._step):
                     pass
         return n < len(self)
