@@ -19,11 +19,16 @@ class Index:
         return f"Index({self.value})"
 
 
+def _short(bound):
+    """Return a short type for integers from -bound - 1 to bound."""
+    return np.int8 if bound < 128 else np.int32
+
+
 @st.composite
 def integers(draw, extent):
     bound = max(extent, 1)
     value = draw(st.integers(-bound, bound - 1) | st.integers(-bound - 1, bound))
-    kind = draw(st.sampled_from([int, int, int, np.int64, np.int8, np.array, Index]))
+    kind = draw(st.sampled_from([int, int, int, np.int64, _short(bound), np.array, Index]))
     return kind(value)
 
 
@@ -46,7 +51,7 @@ def integer_arrays(draw, extent, whole):
     flat = draw(st.lists(st.integers(-bound, bound - 1), min_size=size, max_size=size))
     if flat and draw(st.integers(0, 30)) == 0:
         flat[-1] = draw(st.sampled_from([bound, -bound - 1]))
-    array = np.array(flat, draw(st.sampled_from([np.int64, np.int8, ">i4"]))).reshape(dims)
+    array = np.array(flat, draw(st.sampled_from([np.int64, _short(bound), ">i4"]))).reshape(dims)
     kind = draw(st.sampled_from(["array", "list", "tuple", "unsigned"]))
     if kind == "unsigned" and (array >= 0).all():
         return array.astype(np.uint64)
