@@ -16,7 +16,7 @@ from b2array.codec.cparams import AnyCParams, CParams, given_or_default
 from b2array.codec.header import CodecId, FilterId, Special
 from b2array.engine import resize
 from b2array.engine.snapshot import frame_in
-from b2array.engine.source import FRAME_NAME
+from b2array.engine.source import EMBEDDED, FRAME_NAME
 from b2array.engine.transaction import Transaction, is_part
 from b2array.engine.write import write
 from b2array.errors import UnsupportedError
@@ -307,7 +307,7 @@ def place_new(
 def _make_room(store: Store, frame_type: FrameType, *, overwrite: bool) -> None:
     name = FRAME_NAME if frame_type == FrameType.SPARSE else ""
     kinds = {"": FIRST_BYTES, FRAME_NAME: FIRST_BYTES}
-    found = require_free(store, kinds, "a frame", overwrite=overwrite, name=name)
+    found = require_free(store, kinds, "a frame", overwrite=overwrite, name=name, never=(EMBEDDED,))
     if found in (None, name):
         return
     if frame_in(store) is None:

@@ -15,7 +15,7 @@ from typing import Any, Self
 import msgpack
 
 from b2array.buffers import Buffer
-from b2array.engine.source import FRAME_NAME
+from b2array.engine.source import EMBEDDED, FRAME_NAME
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.format.summary import Record
@@ -27,8 +27,6 @@ __all__ = [
 
 MANIFEST = ".b2group"
 """The object that holds the manifest."""
-EMBEDDED = "embed.b2e"
-"""The frame in which python-blosc2 keeps small members. Without it, python-blosc2 does not open a directory."""
 ATTRS = "__vlmeta__"
 """Last part of the name of the frame with a group's attributes."""
 ARRAY = ".b2nd"

@@ -8,6 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from b2array.engine.source import FRAME_NAME
 from b2array.errors import FormatError, ReadOnlyError
 from b2array.format import foreign
 from b2array.group import embedded
@@ -17,7 +18,7 @@ from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, me
 from b2array.group.redo import ABSENT
 from b2array.group.transaction import Transaction
 from b2array.store.atomic import require_free
-from b2array.store.base import Store, says_more
+from b2array.store.base import Head, Store, says_more
 
 __all__ = ["check_replaceable", "clear", "complete", "consolidate", "exists", "home_of", "initialise"]
 
@@ -92,14 +93,23 @@ def initialise(group: Directory) -> None:
     """Make an empty group: an embedding frame, and a manifest where one is needed."""
     if group.store.guarantee == "read only":
         raise ReadOnlyError(f"{group.url} can only be read")
+    _require_no_frame(group)
     group.store.create(EMBEDDED, embedded.nothing())
     if not group.is_local:
         group.write(Manifest({}), None)
 
 
+def _require_no_frame(group: Directory) -> None:
+    """Raise FileExistsError where a group would be hidden by an array, or by another file."""
+    heads = group.store.head([FRAME_NAME] if group.store.is_prefix else ["", FRAME_NAME], 1)
+    if any(isinstance(head, Head) and head.data for head in heads):
+        raise FileExistsError(f"{group.store.url} exists and is not a group")
+
+
 def complete(group: Directory) -> None:
     """Add the embedding frame without which python-blosc2 does not open a directory."""
-    if group.is_local and isinstance(group.store.head([EMBEDDED], 1)[0], FileNotFoundError):
+    if group.is_local and isinstance(group.store.head([EMBEDDED], 1)[0], ABSENT):
+        _require_no_frame(group)
         with suppress(FileExistsError):
             group.store.create(EMBEDDED, embedded.nothing())
 

@@ -244,6 +244,30 @@ def test_nothing_is_put_below_an_array_or_over_a_group(group: Group, url: str, t
     assert [name for name, _ in open_group(url).walk()] == ["g", "g/y", "x"]
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("layout", ["auto", "contiguous", "sparse"])
+def test_an_array_does_not_replace_a_group(group: Group, url: str, layout: Any, overwrite: bool) -> None:
+    group["x"] = [1]
+    with pytest.raises(FileExistsError):
+        b2array.zeros(3, url=url, layout=layout, overwrite=overwrite)
+    assert list(b2array.open(url)) == ["x"]
+
+
+@pytest.mark.parametrize("mode", ["w", "x", "a"])
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_group_does_not_replace_an_array(url: str, tmp_path: Path, layout: Any, mode: Any) -> None:
+    b2array.asarray([1, 2], url=url, layout=layout)
+    with pytest.raises((FileExistsError, FormatError)):
+        open_group(url, mode)
+    np.save(tmp_path / "x.npy", [3])
+    for target in (url, f"{url}#x"):
+        with pytest.raises(FileExistsError):
+            b2array.convert(tmp_path / "x.npy", target)
+    assert b2array.open(url)[:].tolist() == [1, 2]
+    with pytest.raises((FileNotFoundError, FormatError)):
+        open_group(url)
+
+
 @pytest.mark.parametrize(("one", "two"), [("q", "q/r"), ("q/r", "q"), ("q/r", "q/r/s")])
 def test_of_two_writers_who_make_an_array_and_a_group_of_one_name_the_later_is_told(
     group: Group, url: str, one: str, two: str
