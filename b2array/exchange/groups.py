@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -149,11 +149,8 @@ def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
         yield Building(put, group)
     except BaseException:
         changes.abort()
-        # A new group left empty would refuse the next attempt. Others may have added members to it meanwhile.
-        with suppress(OSError, B2ArrayError):
-            home.refresh()
-            if made and not home.members():
-                whole.clear(home)
+        if made:
+            whole.discard(home)  # left empty, it would refuse the next attempt
         raise
     changes.commit()
 

@@ -263,6 +263,8 @@ class Transaction:
         others = {*self._view.listed(before)} - {*self._removed} if self._created else set()
         if clash := sorted(self._created.keys() & others):
             raise ConflictError(f"{self.url}: another writer has made {clash} as well")
+        if self._view.is_local and (gone := {*self._created.values()} - {*before.hidden}):
+            raise ConflictError(f"{self.url}: somebody removed {sorted(gone)} before the commit that needs them")
         for name in self._created:
             try:
                 check_new(name, others, self.url)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import chain, islice
@@ -9,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from b2array.engine.source import FRAME_NAME
-from b2array.errors import FormatError, ReadOnlyError
+from b2array.errors import B2ArrayError, FormatError, ReadOnlyError
 from b2array.format import foreign
 from b2array.group import embedded
 from b2array.group.archive import MAGIC, Archive
@@ -20,7 +22,7 @@ from b2array.group.transaction import Transaction
 from b2array.store.atomic import require_free
 from b2array.store.base import Head, Store, says_more
 
-__all__ = ["check_replaceable", "clear", "complete", "consolidate", "exists", "home_of", "initialise"]
+__all__ = ["check_replaceable", "clear", "complete", "consolidate", "discard", "exists", "home_of", "initialise"]
 
 
 def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = True) -> Directory | Archive:
@@ -58,8 +60,14 @@ _GLANCE = 2000
 """The most entries to look at in a directory that nothing marks as a group."""
 
 
+_ABANDONED = re.compile(
+    r".*[.]b2lock|.+[.][0-9a-f]{16}[.]b2(tmp|write)(/.+)?|.+[.]b2(nd|f|b)/[0-9A-Fa-f]+[.](chunk|b2write)", re.DOTALL
+)
+"""Files of writers that failed or were killed before their first commit."""
+
+
 def exists(group: Directory, *, shown: bool = False) -> bool:
-    """Whether there is a group, or a local directory that can become one.
+    """Whether there is a group, or a local directory with anything in it, which can become one.
 
     If it must be `shown`, a local directory needs a mark on it or on a directory around it, or members in it or one
     level below: not everything below it is looked at.
@@ -73,10 +81,14 @@ def exists(group: Directory, *, shown: bool = False) -> bool:
     if not group.is_local:
         return bool(members_among(files))
     place = Path(group.store.url)
-    if not shown or any(Path(outer, sign).is_file() for outer in place.parents for sign in (MANIFEST, EMBEDDED)):
-        return True
-    found = (path.relative_to(place).as_posix() for path in chain(place.glob("*"), place.glob("*/*")))
-    return bool(members_among(islice(found, _GLANCE)))
+    if shown:
+        if any(Path(outer, sign).is_file() for outer in place.parents for sign in (MANIFEST, EMBEDDED)):
+            return True
+        found = (path.relative_to(place).as_posix() for path in chain(place.glob("*"), place.glob("*/*")))
+        if not members_among(islice(found, _GLANCE)):
+            return False
+    inside = (path.relative_to(place).as_posix() for path in place.rglob("*") if not path.is_dir())
+    return not place.is_dir() or not all(map(_ABANDONED.fullmatch, inside))
 
 
 def _is_marked(group: Directory) -> bool:
@@ -141,3 +153,16 @@ def clear(group: Directory) -> None:
     group.remove_frames(hidden)
     group.store.delete([MANIFEST, EMBEDDED])
     group.refresh()
+
+
+def discard(group: Directory) -> None:
+    """Remove a group that was made in vain, unless others have begun to use it."""
+    with suppress(OSError, B2ArrayError):
+        group.refresh()
+        if group.members() or group.manifest.hidden:
+            return
+        clear(group)
+        if group.is_local and group.store.walk() in ([], [".b2lock"]):
+            group.store.delete([".b2lock"])
+            for directory, *_ in os.walk(group.store.url, topdown=False):
+                Path(directory).rmdir()
