@@ -24,6 +24,7 @@ from b2array.exchange.formats import BYTES, Box, Build, Format, Piece, Settings,
 from b2array.exchange.places import find
 from b2array.grid.chunking import automatic
 from b2array.grid.partition import boxes
+from b2array.group.addressing import split_member
 from b2array.progress import track
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
@@ -181,8 +182,8 @@ def converted(
 
 def _refuse_the_source(src: str, src_options: Storage, dst: str, dst_options: Storage) -> None:
     """Raise ValueError if a Zarr store that cannot rename would replace the source while it is read."""
-    source = open_store(src.replace("#", "/", 1), storage_options=src_options)
-    target = open_store(dst.replace("#", "/", 1), storage_options=dst_options)
+    source = open_store("/".join(split_member(src)), storage_options=src_options)
+    target = open_store("/".join(split_member(dst)), storage_options=dst_options)
     one, two = (f"{store.url.rstrip('/')}/" for store in (source, target))
     if target.temporary("") is None and (one.startswith(two) or two.startswith(one)):
         raise ValueError(

@@ -30,6 +30,7 @@ from b2array.engine.handle import Handle
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
+from b2array.group.addressing import split_member
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
@@ -136,7 +137,7 @@ def lone(build: Build) -> Put:
 
     def write(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
         with build(url, settings) as building:
-            building.put("" if "#" in url else "data", source, pieces, settings)
+            building.put("" if split_member(url)[1] else "data", source, pieces, settings)
 
     return write
 

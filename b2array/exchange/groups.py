@@ -25,6 +25,7 @@ from b2array.errors import B2ArrayError, FormatError, ReadOnlyError
 from b2array.exchange import formats
 from b2array.exchange.formats import Building, Format, Piece, Settings, Source, Storage, Tree
 from b2array.group import embedded, whole
+from b2array.group.addressing import split_member
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.directory import Directory, Kind, NewFrame, copy_of
 from b2array.group.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, Manifest, check_name, members_among
@@ -41,8 +42,7 @@ def members_of(url: str, storage_options: Storage) -> tuple[Directory | Archive,
 
     Return where they are, their paths by name, and why the list may be incomplete.
     """
-    address, _, wanted = url.partition("#")
-    wanted = wanted.strip("/")
+    address, wanted = split_member(url)
     home, error = whole.home_of(address, storage_options or {}), None
     try:
         paths = home.members()
@@ -114,7 +114,7 @@ def _path(prefix: str, name: str) -> str:
 @contextmanager
 def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
     """Write members in one commit. A name behind ``#`` is where in the group."""
-    address, _, prefix = url.removesuffix(ARRAY).partition("#")
+    address, prefix = split_member(url.removesuffix(ARRAY))
     storage = settings.storage_options or {}
     home = Directory(address, storage)
     made = not whole.exists(home)
@@ -158,7 +158,7 @@ def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
 @contextmanager
 def _building_b2z(url: str, settings: Settings) -> Iterator[Building]:
     """Write an archive. The frame of one member at a time is in a file beside it."""
-    address, _, prefix = url.removesuffix(ARRAY).partition("#")
+    address, prefix = split_member(url.removesuffix(ARRAY))
     store = open_store(address, storage_options=settings.storage_options)
     (there,) = store.head([""], 1)
     if prefix and not isinstance(there, Exception):

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange import formats
 from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
+from b2array.group.addressing import split_member
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
@@ -32,17 +33,11 @@ _SCALES = frozenset({
 })  # fmt: skip
 
 
-def _parts(url: str) -> tuple[str, str]:
-    """Split a URL into that of the file and the name of a dataset or group; no name is the whole file."""
-    file, _, name = url.partition("#")
-    return file, name.strip("/")
-
-
 @contextmanager
 def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
     """Open a file, or one dataset or group of it."""
     h5py = formats.require("h5py", "hdf5", "HDF5")
-    address, name = _parts(url)
+    address, name = split_member(url)
     with formats.local_copy(address, storage_options) as path, _opened(h5py, path, redact(address)) as file:
         if name and name not in file:
             raise FileNotFoundError(f"{redact(address)} holds no dataset {name!r}")
@@ -166,7 +161,7 @@ def _building(url: str, settings: Settings, *, most: float = math.inf) -> Iterat
     more than `most` datasets.
     """
     h5py = formats.require("h5py", "hdf5", "HDF5")
-    address, name = _parts(url)
+    address, name = split_member(url)
     store = open_store(address, storage_options=settings.storage_options)
     overwrite = settings.overwrite or bool(name)
     exists = require_free(store, {"": _MAGIC}, "an HDF5 file", overwrite=overwrite) is not None

@@ -25,6 +25,7 @@ from b2array.codec.header import FilterId
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange import formats
 from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
+from b2array.group.addressing import split_member
 from b2array.store.atomic import require_free
 from b2array.store.base import Store
 from b2array.store.disk import exchange
@@ -97,7 +98,8 @@ def _opened(url: str, storage_options: Storage) -> Any:
 
 def _parts(url: str) -> str:
     """Return the URL of a member, whose name may follow ``#``."""
-    return "/".join(part.strip("/") if n else part.rstrip("/") for n, part in enumerate(url.split("#", 1)))
+    address, name = split_member(url)
+    return f"{address.rstrip('/')}/{name}".rstrip("/")
 
 
 @contextmanager
@@ -189,7 +191,7 @@ def _building(url: str, settings: Settings, kind: Literal["array", "hierarchy"] 
     In a local directory it is made beside what it replaces, elsewhere in place.
     """
     zarr = _zarr()
-    (container, _, member), url = url.partition("#"), _parts(url)
+    (container, member), url = split_member(url), _parts(url)
     store = open_store(url, storage_options=settings.storage_options)
     there = _is_there(url, store, settings, kind)
     beside = store.temporary("")

@@ -16,6 +16,7 @@ from b2array.exchange.formats import Format, Storage
 from b2array.exchange.groups import members_of
 from b2array.exchange.places import find
 from b2array.grid.partition import boxes
+from b2array.group.addressing import split_member
 from b2array.group.archive import Archive
 from b2array.group.directory import Directory
 from b2array.group.group import Group
@@ -54,7 +55,7 @@ def change_each(
             " copies it to a group"
         )
     done = _each(address, storage_options, change, None, recover=not dry_run)
-    if grace is None or not isinstance(done, Results) or "#" in address or "/" in done.members:
+    if grace is None or not isinstance(done, Results) or split_member(address)[1] or "/" in done.members:
         return done
     home = Directory(address, storage_options or {})
     found = _collected(done.url, done.url, {"/": ""}, lambda _: vacuum_group(home, grace=grace, dry_run=dry_run))

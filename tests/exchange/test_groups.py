@@ -308,7 +308,7 @@ def test_a_name_with_a_hash_is_still_a_file(tmp_path: Path) -> None:
     assert np.load(tmp_path / "x.npy").tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("name", ["x.npy", "x.b2nd", "x.blp"])
+@pytest.mark.parametrize("name", ["x.npy", "x.b2nd", "x.blp", "x.h5", "x.b2d", "x.b2z", "x.zarr"])
 def test_a_directory_with_a_hash_in_its_name_takes_files(tmp_path: Path, name: str) -> None:
     b2array.asarray([1, 2], url=tmp_path / "a.b2nd").close()
     (tmp_path / "d#1").mkdir()
@@ -317,11 +317,42 @@ def test_a_directory_with_a_hash_in_its_name_takes_files(tmp_path: Path, name: s
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"d#1"}
     b2array.convert(tmp_path / "d#1" / name, tmp_path / "back.npy")
     assert np.load(tmp_path / "back.npy").tolist() == [1, 2]
-    for other in ("x.h5", "x.b2d", "x.zarr"):
-        with pytest.raises(ValueError, match="no ending of a known format"):
-            b2array.convert(tmp_path / "a.b2nd", tmp_path / "d#1" / other)
     b2array.convert(tmp_path / "a.b2nd", f"{tmp_path}/plain#1")
     assert b2array.open_group(tmp_path / "plain")["1"][...].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["x.h5", "x.b2d", "x.zarr"])
+def test_members_are_named_in_a_directory_with_a_hash_in_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d #1").mkdir()
+    np.save(tmp_path / "x.npy", [1, 2])
+    for n, member in enumerate(("#a/one", "/a/two", "#three#")):
+        b2array.convert("x.npy", f"d #1/{name}{member}")
+        for source in (f"d #1/{name}{member}", f"{tmp_path}/d #1/{name}{member}"):
+            b2array.convert(source, f"{n}.npy", overwrite=True, verify=True)
+            assert np.load(f"{n}.npy").tolist() == [1, 2]
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["d #1"]
+
+
+def test_the_name_of_a_new_file_may_have_a_hash(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", [1, 2])
+    for name in ("run #1.npy", "run #1.b2nd", "run #1.blp"):
+        b2array.convert(tmp_path / "x.npy", tmp_path / name, verify=True)
+        assert (tmp_path / name).is_file()
+
+
+def test_a_group_in_a_directory_with_a_hash_in_its_name_is_opened_and_checked(tmp_path: Path) -> None:
+    for place in (tmp_path / "d", tmp_path / "d#1"):
+        b2array.open_group(place / "g.b2d", "w")["x"] = [place.name]
+    b2array.open_group(tmp_path / "d", "a")
+    for url in (f"{tmp_path}/d#1/g.b2d/x", f"{tmp_path}/d#1/g.b2d#x", f"{tmp_path}/d#1/g.b2d/x.b2nd"):
+        assert b2array.open(url)[:].tolist() == ["d#1"]
+        assert b2array.verify(url).ok
+        assert b2array.repack(url).nbytes == 0
+    assert [*b2array.open(tmp_path / "d#1" / "g.b2d")] == ["x"]
+    assert [*b2array.verify(f"{tmp_path}/d#1/g.b2d").members] == ["x"]
 
 
 def test_many_arrays_do_not_become_one_file(source: Path, tmp_path: Path) -> None:
