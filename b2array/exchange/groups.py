@@ -132,18 +132,25 @@ def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
 
         def put(name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
             full = _path(prefix, name)
-            # Of several, one that cannot be read must not cost an old one.
-            if full in changes.members() and (name or not settings.overwrite):
+            old = {full: path} if (path := changes.members().get(full)) else {}
+            if old and not settings.overwrite:
                 raise FileExistsError(f"{home.url} holds {full!r} already; overwrite=True replaces it")  # noqa: TRY301
             suffix, new = _frame(source, pieces, settings)
-            changes.remove({full: path} if (path := changes.members().get(full)) else {})
-            changes.create(full, suffix, new, overwrite=False).close()
+            changes.remove(old)
+            try:
+                changes.create(full, suffix, new, overwrite=False).close()
+            except BaseException:
+                changes.restore(old)  # one that cannot be read must not cost an old one
+                raise
 
         def group(name: str, attrs: Mapping[str, Any]) -> None:
             full = f"{prefix}/{name}/{ATTRS}".replace("//", "/").lstrip("/")
             new = _attributes(attrs, storage)  # attributes that cannot be stored must not cost the old ones
-            if settings.overwrite and (path := changes.members().get(full)):
-                changes.remove({full: path})
+            old = {full: path} if (path := changes.members().get(full)) else {}
+            if old and not settings.overwrite:
+                where = f"{home.url}/{full.removesuffix(ATTRS)}"
+                raise FileExistsError(f"{where} has attributes already; overwrite=True replaces them")  # noqa: TRY301
+            changes.remove(old)
             changes.create(full, OTHER, new, overwrite=False)
 
         yield Building(put, group)

@@ -6,6 +6,7 @@ Sources: the HDF5 data model, and the conventions of HDF5 dimension scales.
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -179,18 +180,23 @@ def _building(url: str, settings: Settings, *, most: float = math.inf) -> Iterat
 
             def put(inner: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
                 where = full(inner)
+                kept = f"{where}.{os.urandom(8).hex()}"
                 if where in file:
                     if not (settings.overwrite and isinstance(file[where], h5py.Dataset)):
                         raise FileExistsError(
                             f"{redact(address)} holds {where!r} already; overwrite=True replaces a dataset"
                         )
-                    del file[where]
+                    file.move(where, kept)
                 try:
                     _put(file, where, source, pieces, settings)
                 except BaseException:
                     if where in file:
                         del file[where]
+                    if kept in file:  # one that cannot be read must not cost an old one
+                        file.move(kept, where)
                     raise
+                if kept in file:
+                    del file[kept]
 
             yield Building(put, lambda inner, attrs: _set_attrs(file.require_group(full(inner) or "/"), attrs))
 

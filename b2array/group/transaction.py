@@ -186,6 +186,11 @@ class Transaction:
             else:
                 self._removed[name] = path
 
+    def restore(self, members: Mapping[str, str]) -> None:
+        """Keep members after all that `remove` took away, and that the transaction has not changed before."""
+        self._removed = {name: path for name, path in self._removed.items() if name not in members}
+        self._show({**self.members(), **members})
+
     def _discard(self, paths: Collection[str]) -> None:
         for path in paths:
             self._view.remove_files(path)

@@ -279,6 +279,45 @@ def test_attributes_of_a_group_inside_another_are_replaced_on_request(place: str
     assert (found["y"][...].tolist(), found["in/z"][...].tolist()) == ([1], [5])
 
 
+def test_attributes_that_could_not_be_copied_are_not_counted_as_arrays(tmp_path: Path) -> None:
+    new, old = (b2array.open_group(tmp_path / name, "w") for name in ("new.b2d", "old.b2d"))
+    new["a"] = new["in/b"] = [1]
+    for group in (new, old, new["in"], old.require_group("in")):
+        group.attrs["n"] = 1
+    old["s/x"] = [1]
+    old["s"].attrs["n"] = 1
+    old.require_group("s/in").attrs["n"] = 1
+    with pytest.raises(B2ArrayError, match=r"b2d: the attributes of 2 groups could not be copied: /: .* already"):
+        b2array.convert(tmp_path / "new.b2d", f"{tmp_path}/old.b2d#s")
+    done = converted(tmp_path / "new.b2d", f"{tmp_path}/old.b2d#in")
+    assert done.failed.keys() == {"/"}
+    assert done.summary().startswith("2 arrays")
+
+
+@pytest.mark.parametrize("place", ["x.b2d", "memory://", "x.h5"])
+def test_members_of_a_group_inside_another_are_replaced_on_request_but_not_by_damaged_ones(
+    place: str, tmp_path: Path
+) -> None:
+    url = address(place, tmp_path)
+    new = b2array.open_group(tmp_path / "new.b2d", "w")
+    for name in ("flat", "in/sparse", "bad", "more"):
+        new.create(name, data=[1, 2], layout="sparse" if name == "in/sparse" else "auto")
+    new["in"].attrs["n"] = 1
+    b2array.convert(tmp_path / "new.b2d", f"{url}#s")
+    for name in ("flat", "in/sparse", "bad"):
+        new[name][:] = [3, 4]
+    del new["more"]
+    (tmp_path / "new.b2d" / "bad.b2nd").write_bytes(b"nothing")
+    with pytest.raises((B2ArrayError, FileExistsError)):
+        b2array.convert(tmp_path / "new.b2d", f"{url}#s")
+    with pytest.raises(B2ArrayError, match=r": 1 of 3 arrays could not be copied: bad: "):
+        b2array.convert(tmp_path / "new.b2d", f"{url}#s", overwrite=True, verify=True)
+    b2array.convert(url, tmp_path / "back.b2d")
+    back = b2array.open_group(tmp_path / "back.b2d")["s"]
+    found = {name: a[:].tolist() for name, a in back.walk() if isinstance(a, b2array.NDArray)}
+    assert found == {"bad": [1, 2], "flat": [3, 4], "in/sparse": [3, 4], "more": [1, 2]}
+
+
 @pytest.mark.parametrize("place", ["x.b2d", "memory://"])
 def test_a_group_into_which_nothing_could_be_copied_is_not_left_behind(place: str, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
