@@ -89,8 +89,9 @@ class Directory:
 
     @property
     def url(self) -> str:
-        """Where the group is, without secrets."""
-        return self.store.url.rstrip("/")
+        """Where the group is, without secrets: what comes before a slash and a path."""
+        url = self.store.url.rstrip("/")
+        return f"{url}/" if url.endswith(":") else url
 
     @property
     def options(self) -> dict[str, Any]:

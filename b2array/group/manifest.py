@@ -139,11 +139,14 @@ def joined_url(url: str, path: str) -> str:
     'simplecache::https://example.org/group/a.b2nd?key=1'
     >>> joined_url("zip://inside::file:///archive.zip", "a.b2nd")
     'zip://inside/a.b2nd::file:///archive.zip'
+    >>> joined_url("memory://", "a.b2nd")
+    'memory://a.b2nd'
     """
     links = url.split("::")
     at = next((n for n, link in enumerate(links) if "://" in link), len(links) - 1)
     base, mark, query = links[at].partition("?") if "://" in links[at] else (links[at], "", "")
-    links[at] = f"{base.rstrip('/')}/{path}{mark}{query}"
+    outer = base.rstrip("/")
+    links[at] = f"{base if outer.endswith(':') else outer + '/'}{path}{mark}{query}"
     return "::".join(links)
 
 

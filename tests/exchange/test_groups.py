@@ -10,6 +10,8 @@ import h5py
 import numpy as np
 import pytest
 import zarr
+from damage import flip
+from damage import place as place_of
 
 import b2array
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
@@ -302,20 +304,24 @@ def test_members_of_a_group_inside_another_are_replaced_on_request_but_not_by_da
     new = b2array.open_group(tmp_path / "new.b2d", "w")
     for name in ("flat", "in/sparse", "bad", "more"):
         new.create(name, data=[1, 2], layout="sparse" if name == "in/sparse" else "auto")
+    noise = np.random.default_rng(0).random(1000)
+    new.create("torn", data=noise, chunks=(500,))
     new["in"].attrs["n"] = 1
     b2array.convert(tmp_path / "new.b2d", f"{url}#s")
     for name in ("flat", "in/sparse", "bad"):
         new[name][:] = [3, 4]
+    new["torn"][:] = noise[::-1]
+    flip(*place_of(tmp_path / "new.b2d" / "torn.b2nd", 1, 600))
     del new["more"]
     (tmp_path / "new.b2d" / "bad.b2nd").write_bytes(b"nothing")
     with pytest.raises((B2ArrayError, FileExistsError)):
         b2array.convert(tmp_path / "new.b2d", f"{url}#s")
-    with pytest.raises(B2ArrayError, match=r": 1 of 3 arrays could not be copied: bad: "):
+    with pytest.raises(B2ArrayError, match=r": 2 of 4 arrays could not be copied: bad: .*; torn: "):
         b2array.convert(tmp_path / "new.b2d", f"{url}#s", overwrite=True, verify=True)
     b2array.convert(url, tmp_path / "back.b2d")
     back = b2array.open_group(tmp_path / "back.b2d")["s"]
     found = {name: a[:].tolist() for name, a in back.walk() if isinstance(a, b2array.NDArray)}
-    assert found == {"bad": [1, 2], "flat": [3, 4], "in/sparse": [3, 4], "more": [1, 2]}
+    assert found == {"bad": [1, 2], "flat": [3, 4], "in/sparse": [3, 4], "more": [1, 2], "torn": noise.tolist()}
 
 
 @pytest.mark.parametrize("place", ["x.b2d", "memory://"])

@@ -127,6 +127,21 @@ def test_modes(url: str) -> None:
         open_group(url, "q")  # type: ignore[arg-type]
 
 
+def test_the_root_of_a_store_is_a_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.store", {})
+    group = open_group("memory://", "w-")
+    group["x"] = [1]
+    group["s/y"] = [2]
+    assert (group.url, group["s"].url, group["x"].url) == ("memory://", "memory://s", "memory://x.b2nd")
+    for url in ("memory://s/y", "memory://s/y.b2nd"):
+        assert b2array.open(url)[:].tolist() == [2]
+    assert list(open_group(group.url)) == list(b2array.open("memory://")) == ["s", "x"]
+    with pytest.raises(FileExistsError, match=r"memory:// exists"):
+        open_group("memory://", "w-")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_attributes_of_every_group_are_its_own(group: Group, url: str) -> None:
     assert dict(group.attrs) == {}
     group.attrs["title"] = "outer"
@@ -253,7 +268,7 @@ def test_an_array_does_not_replace_a_group(group: Group, url: str, layout: Any, 
     assert list(b2array.open(url)) == ["x"]
 
 
-@pytest.mark.parametrize("mode", ["w", "x", "a"])
+@pytest.mark.parametrize("mode", ["w", "w-", "x", "a"])
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_a_group_does_not_replace_an_array(url: str, tmp_path: Path, layout: Any, mode: Any) -> None:
     b2array.asarray([1, 2], url=url, layout=layout)
