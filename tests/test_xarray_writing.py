@@ -487,6 +487,16 @@ def test_what_is_in_memory_is_written_at_once_even_if_nothing_is_computed(url: P
     assert delayed.compute() is None
 
 
+def test_what_is_computed_later_goes_where_it_was_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ds = xr.Dataset({"a": ("t", da.arange(12.0, chunks=4))})
+    delayed = to_b2array(ds, "w.b2d", compute=False)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    delayed.compute()
+    xr.testing.assert_identical(reopened(tmp_path / "w.b2d").load(), ds.compute())
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_a_template_is_filled_by_many_jobs(url: Path, layout: str) -> None:
     ds = xr.Dataset({"a": ("t", da.arange(12.0, chunks=4))}, {"t": np.arange(12)})

@@ -74,11 +74,12 @@ class Directory:
     def __init__(
         self, url: str, storage_options: Mapping[str, Any], known: tuple[Manifest, dict[str, str]] | None = None
     ) -> None:
-        self._address = url
         self._options = dict(storage_options)
         self._known = known
         self._records: tuple[bytes, dict[str, Any]] = b"", {}
         self.store = open_store(url, **self.options)
+        # Members are opened when they are asked for. By then the working directory may be another one.
+        self._address = self.store.url if self.is_local else url
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._address, self._options, self._known)

@@ -419,7 +419,8 @@ def _later(parts: Iterable[_Part], url: str, options: Mapping[str, Any]) -> Dela
         )
         names.append(part.path)
     name = f"b2array-commit-{uuid4().hex}"
-    shared = Shared(name, (url, dict(options), names, [write.job for write in writes]))
+    place = cast(Directory, home._writable()).address("")  # absolute: tasks may run in another working directory
+    shared = Shared(name, (place, dict(options), names, [write.job for write in writes]))
     return dask.final(writes, name, _commit, shared)
 
 

@@ -127,6 +127,30 @@ def test_modes(url: str) -> None:
         open_group(url, "q")  # type: ignore[arg-type]
 
 
+def test_a_group_stays_where_it_is_when_the_working_directory_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    group = open_group("g.b2d", "w")
+    group["x"] = [1]
+    b2array.convert("g.b2d", "g.b2z")
+    archive = open_group("g.b2z")
+    monkeypatch.chdir(tmp_path / "there")
+    group["later"] = [2]
+    with group.transaction() as changes:
+        changes["x"][0] = 3
+    group.attrs["unit"] = "m"
+    group.refresh()
+    for held in (group, pickle.loads(pickle.dumps(group)), open_group(tmp_path / "here" / "g.b2d")):
+        assert {name: a[:].tolist() for name, a in held.arrays().items()} == {"later": [2], "x": [3]}
+        assert dict(held.attrs) == {"unit": "m"}
+    for held in (archive, pickle.loads(pickle.dumps(archive))):
+        assert held["x"][:].tolist() == [1]
+    assert list((tmp_path / "there").iterdir()) == []
+
+
 def test_the_root_of_a_store_is_a_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.store", {})
