@@ -55,12 +55,12 @@ def change_each(
             " copies it to a group"
         )
     done = _each(address, storage_options, change, None, recover=not dry_run)
-    if grace is None or not isinstance(done, Results) or split_member(address)[1] or "/" in done.members:
+    if grace is None or not isinstance(done, Results) or split_member(address)[1] or "." in done.members:
         return done
     home = Directory(address, storage_options or {})
-    found = _collected(done.url, done.url, {"/": ""}, lambda _: vacuum_group(home, grace=grace, dry_run=dry_run))
+    found = _collected(done.url, done.url, {".": ""}, lambda _: vacuum_group(home, grace=grace, dry_run=dry_run))
     (left,) = found.members.values()
-    return done if left == Cleanup(home.store.url, dry_run) else Results(done.url, {"/": left, **done.members})
+    return done if left == Cleanup(home.store.url, dry_run) else Results(done.url, {".": left, **done.members})
 
 
 def _for_groups(change: Callable[Concatenate[Url, P], R]) -> Callable[Concatenate[Url, P], R | Results]:
@@ -192,7 +192,7 @@ def _collected(
     """Return the results for members. One that fails does not stop the others."""
     found: dict[str, Result] = {}
     if error is not None:
-        found["/"] = Failure(home, str(error), isinstance(error, FormatError))
+        found["."] = Failure(home, str(error), isinstance(error, FormatError))
     for member, path in paths.items():
         name = f"{member.removesuffix(ATTRS).rstrip('/')}/" if member.rpartition("/")[2] == ATTRS else member
         try:

@@ -61,7 +61,7 @@ def vacuum(
     ----------
     url : str or os.PathLike
         An array, any other frame, or a group, whose members are gone through: the result is then a `Results`. In it,
-        "/" stands for what killed writers left outside of the members, with members that were never committed.
+        "." stands for what killed writers left outside of the members, with members that were never committed.
     grace : str or float, default "24h"
         How old a file must be, in seconds or as text with a unit ("s", "min", "h", "d"). One hour or more is safe while
         others write, because a commit that takes longer checks that its files still exist. Use less only while there is

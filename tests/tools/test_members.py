@@ -119,6 +119,7 @@ def test_vacuum_removes_what_killed_writers_left_outside_of_the_members(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     make(url)
+    b2array.open_group(url, "r+").attrs["title"] = "all"
     fs, root = fsspec.url_to_fs(url)
 
     def files() -> set[str]:
@@ -137,19 +138,30 @@ def test_vacuum_removes_what_killed_writers_left_outside_of_the_members(
     for path in ("a/y.b2nd.0123456789abcdef.b2tmp", "a/gone.b2nd.0123456789abcdef.b2tmp"):
         fs.pipe(f"{root}/{path}", b"left")
     left = files()
-    assert "/" not in b2array.vacuum(url).members
+    assert "." not in b2array.vacuum(url).members
     found = b2array.vacuum(url, grace=0, dry_run=True)
     assert files() == left
     assert found == replaced(b2array.vacuum(url, grace=0), dry_run=True)
-    assert "a/gone.b2nd.0123456789abcdef.b2tmp" in found.members["/"].removed
-    assert found.members["/"].nbytes > 4
+    assert "a/gone.b2nd.0123456789abcdef.b2tmp" in found.members["."].removed
+    assert found.members["."].nbytes > 4
     assert files() == before
     if url == "g.b2d":
         with pytest.raises(ConflictError, match="somebody removed"):
             unfinished.__exit__(None, None, None)
         group.create("new/flat", data=[3])
     assert b2array.verify(url, deep=True).ok
-    assert "/" not in b2array.vacuum(url, grace=0).members
+    assert "." not in b2array.vacuum(url, grace=0).members
+
+
+def test_a_damaged_list_of_members_is_told_beside_attributes_that_are_in_order(tmp_path: Path) -> None:
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    group["x"] = [1]
+    group.attrs["title"] = "all"
+    group.consolidate()
+    (tmp_path / "g.b2d" / ".b2group").write_bytes(b"nothing")
+    report = b2array.verify(tmp_path / "g.b2d")
+    assert {name: each.ok for name, each in report.members.items()} == {".": False, "/": True, "x": True}
+    assert (report.ok, report.damaged) == (False, True)
 
 
 def replaced(found: Results, **changes: Any) -> Results:
