@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -175,6 +175,10 @@ class Group(MutableMapping[str, Any]):
     def __contains__(self, name: object) -> bool:
         name = name.removeprefix("/") if isinstance(name, str) else ""
         return bool(name) and any(f"{other}/".startswith(f"{name}/") for other in self._shown())
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        # NumPy would make an array of the names.
+        raise TypeError(f"{self.url} is a group, not an array; its method copy copies members")
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys(name.partition("/")[0] for name in self._shown() if name))
@@ -437,12 +441,13 @@ class Group(MutableMapping[str, Any]):
     _ipython_key_completions_ = MutableMapping.keys
 
 
-def _free(group: Group, name: str, *, overwrite: bool = False) -> str:
-    """Check and return the name of a new member of a group."""
+def _free(group: Group, name: str, *, overwrite: bool | None = None) -> str:
+    """Check and return the name of a new member of a group; None: the caller has no such argument."""
     name, members = check_name(name), group._home.members()
     full = group._prefix + name
     if not overwrite and full in members:
-        raise FileExistsError(f"{group.url}: there is a member {name!r}; overwrite=True replaces it")
+        hint = "" if overwrite is None else "; overwrite=True replaces it"
+        raise FileExistsError(f"{group.url}: there is a member {name!r}{hint}")
     check_new(full, members, group._home.url)
     return name
 

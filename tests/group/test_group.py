@@ -271,6 +271,26 @@ def test_an_array_is_no_group_and_a_group_no_array(group: Group) -> None:
         group.create("a/x/y", 2)
 
 
+def test_groups_and_super_chunks_are_not_stored_as_the_arrays_that_numpy_makes_of_them(group: Group) -> None:
+    group["in/x"] = [1]
+    chunks = b2array.create_schunk(chunksize=4)
+    chunks.append_data(b"ab\0\0")
+    for data in (group["in"], chunks):
+        for store in (lambda: group.__setitem__("new", data), lambda: b2array.asarray(data), lambda: np.asarray(data)):  # noqa: B023
+            with pytest.raises(TypeError, match=r"is a group, not an array|is a super-chunk"):
+                store()
+    assert list(group) == ["in"]
+
+
+def test_errors_advise_only_what_can_be_done(group: Group) -> None:
+    group["x"] = group["y"] = [1]
+    with pytest.raises(FileExistsError, match="'x'; overwrite=True replaces it"):
+        group.create("x", 3)
+    for change in (lambda: group.copy("y", group, "x"), lambda: group.move("y", "x"), lambda: group.create_group("x")):
+        with pytest.raises(FileExistsError, match=r"there is a member 'x'$"):
+            change()
+
+
 def test_nothing_is_put_below_an_array_or_over_a_group(group: Group, url: str, tmp_path: Path) -> None:
     group["x"] = group["g/y"] = [1, 2]
     for name, error, found in (("x/y", ValueError, "'x' is an array"), ("g", FileExistsError, "is a group 'g'")):
