@@ -281,6 +281,18 @@ def test_attributes_of_a_group_inside_another_are_replaced_on_request(place: str
     assert (found["y"][...].tolist(), found["in/z"][...].tolist()) == ([1], [5])
 
 
+@pytest.mark.parametrize("place", ["x.b2d", "x.h5", "x.zarr", "memory://", "memory.zarr"])
+def test_nothing_is_put_below_an_array(place: str, tmp_path: Path) -> None:
+    url = f"memory:/{tmp_path}/x.zarr" if place == "memory.zarr" else address(place, tmp_path)
+    np.save(tmp_path / "x.npy", [1, 2])
+    b2array.convert(tmp_path / "x.npy", f"{url}#in/a")
+    for member in ("#in/a/b", "/in/a/b/c"):
+        with pytest.raises((TypeError, ValueError)):
+            b2array.convert(tmp_path / "x.npy", url + member, overwrite=True)
+    b2array.convert(url, tmp_path / "back.b2d")
+    assert [name for name, _ in b2array.open_group(tmp_path / "back.b2d").walk()] == ["in", "in/a"]
+
+
 def test_attributes_that_could_not_be_copied_are_not_counted_as_arrays(tmp_path: Path) -> None:
     new, old = (b2array.open_group(tmp_path / name, "w") for name in ("new.b2d", "old.b2d"))
     new["a"] = new["in/b"] = [1]
