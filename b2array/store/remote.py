@@ -174,7 +174,7 @@ class FsspecStore(Store):
             return [each if isinstance(each, Exception) else (each, None) for each in answers]
 
         try:
-            with _archives if self._address.partition("://")[0] in _ONE_FILE else nullcontext():
+            with _archives.held if self._address.partition("://")[0] in _ONE_FILE else nullcontext():
                 return self._call(names[0], request)
         except Exception as error:  # noqa: BLE001 - the caller judges it
             return [error] * len(spans)
@@ -325,7 +325,7 @@ class CachingStore(FsspecStore):
     def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:  # noqa: ARG002
         parallel = CONNECTIONS if self._address.startswith("simplecache") else 1
         groups = [[*group] for _, group in itertools.groupby(spans, key=lambda span: span.name)]
-        with _caching, ThreadPoolExecutor(parallel) as threads:
+        with _caching.held, ThreadPoolExecutor(parallel) as threads:
             return list(itertools.chain(*threads.map(super()._ranges, groups, itertools.repeat(None))))
 
 
