@@ -85,8 +85,8 @@ def exists(group: Directory, *, shown: bool = False) -> bool:
         if any(Path(outer, sign).is_file() for outer in place.parents for sign in (MANIFEST, EMBEDDED)):
             return True
         found = (path.relative_to(place).as_posix() for path in chain(place.glob("*"), place.glob("*/*")))
-        if not members_among(islice(found, _GLANCE)):
-            return False
+        members = map(place.joinpath, members_among(islice(found, _GLANCE)).values())
+        return any(each.is_file() or each.joinpath(FRAME_NAME).is_file() for each in members)
     inside = (path.relative_to(place).as_posix() for path in place.rglob("*") if not path.is_dir())
     return not place.is_dir() or not all(map(_ABANDONED.fullmatch, inside))
 

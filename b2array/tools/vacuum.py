@@ -173,8 +173,8 @@ def _whole(group: Directory, path: str) -> Listed:
     files: dict[str, Listed] = {}
     with suppress(FileNotFoundError):
         files = group.store_of(path).listing()
-    if not files:  # the manifest has hidden it before anything was written
-        return Listed(0, group.store.listing()[MANIFEST].modified)
+    if not files:  # the manifest hides it since before anything was written
+        return group.store.listing().get(MANIFEST, Listed(0, time.time()))._replace(size=0)
     return Listed(sum(each.size for each in files.values()), pending.youngest(files.values()))
 
 
