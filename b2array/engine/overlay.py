@@ -15,7 +15,7 @@ from b2array import threads
 from b2array.codec import chunk
 from b2array.codec.chunk import ChunkHead
 from b2array.codec.header import Special
-from b2array.engine.open_chunk import OpenChunk, Undo, WriteBuffer
+from b2array.engine.open_chunk import OpenChunk, WriteBuffer
 from b2array.engine.snapshot import Snapshot, frame_in
 from b2array.engine.source import Location, Target
 from b2array.engine.staging import Staging
@@ -66,7 +66,6 @@ class Overlay(Target):
         self._touched: set[int] = set()
         self._read: set[int] = set()
         self._attrs: dict[str, bytes | None] = {}
-        self._undo: Undo | None = None
         self._staging = self._new_staging()
 
     def _new_staging(self) -> Staging:
@@ -180,11 +179,6 @@ class Overlay(Target):
         """From now on, keep changed chunks open until `flush`, or until they take too much memory."""
         self.buffer = WriteBuffer()
 
-    @property
-    def undo(self) -> Undo | None:
-        """Takes calls that undo changes to open chunks; None outside of `attempt`."""
-        return self._undo
-
     def flush(self, numbers: Iterable[int] | None = None) -> None:
         """Encode and store open chunks: all of them by default."""
         if self.buffer is None or not self.buffer.chunks:
@@ -204,8 +198,8 @@ class Overlay(Target):
     def set_code(self, n: int, code: int) -> None:
         """Set index entry `n` to a code that `store_chunk` has returned."""
         offsets, sizes = self.state.frame.offsets, self.state.sizes
-        if self._undo is not None:
-            self._undo.append(partial(_set, offsets, sizes, n, int(offsets[n]), sizes[n].copy()))
+        if self.undo is not None:
+            self.undo.append(partial(_set, offsets, sizes, n, int(offsets[n]), sizes[n].copy()))
         if self.buffer is not None:
             self.buffer.drop(n)
         row = self._staging.sizes.get(code)
@@ -263,8 +257,8 @@ class Overlay(Target):
         self._staging.require_open()
         before = self.state, self.restructured, dict(self._attrs)
         open_chunks = {} if self.buffer is None else dict(self.buffer.chunks)
-        outer, self._undo = self._undo, []
-        log = self._undo
+        outer, self.undo = self.undo, []
+        log = self.undo
         try:
             result = task(self)
             if outer is not None:
@@ -277,7 +271,7 @@ class Overlay(Target):
                 self.buffer.replace(open_chunks)
             raise
         finally:
-            self._undo = outer
+            self.undo = outer
         return result
 
 

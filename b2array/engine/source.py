@@ -128,6 +128,9 @@ class Target(Source):
 
     __slots__ = ()
 
+    undo: Undo | None = None
+    """Takes calls that undo changes to open chunks; None if nothing will have to be undone."""
+
     @abstractmethod
     def store_chunk(self, buf: bytes) -> int:
         """Keep a chunk, and return a code for it."""
@@ -135,11 +138,6 @@ class Target(Source):
     @abstractmethod
     def set_code(self, n: int, code: int) -> None:
         """Let chunk `n` be the one that `store_chunk` has returned this code for."""
-
-    @property
-    def undo(self) -> Undo | None:
-        """Takes calls that undo changes to open chunks; None if nothing will have to be undone."""
-        return None
 
     def flush(self, numbers: Iterable[int] | None = None) -> None:
         """Encode and store open chunks: all of them by default."""

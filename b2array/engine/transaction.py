@@ -172,7 +172,7 @@ class Transaction(Overlay):
 
     def catch_up(self) -> bool:
         """Go on from the state of another writer whose commit removed the bytes of the base; say whether one did."""
-        if self.base is None or self.sparse or self.store.appendable or self._undo is not None:
+        if self.base is None or self.sparse or self.store.appendable or self.undo is not None:
             return False
         current = reload(self.base)
         if current.generation == self.base.generation:
@@ -402,10 +402,9 @@ def copied(
     new = Transaction(store, None, state, overwrite=overwrite, locked=locked, replaces=replaces)
     lost = {*lost, *annotations.lost}
     try:
-        # An open transaction notes what is read. Elsewhere only the chunks that the index refers to are looked at.
-        listed = source.buffer is None
-        numbers = np.flatnonzero(old.frame.offsets >= LOWEST_CODE).tolist() if listed else range(old.frame.nchunks)
-        stored = [n for n in numbers if n not in lost and isinstance(source.locate(n), Location)]
+        # A transaction notes all that is read; elsewhere only chunks that the index refers to are looked at.
+        kept = range(old.frame.nchunks) if source.buffer else np.flatnonzero(old.frame.offsets >= LOWEST_CODE).tolist()
+        stored = [n for n in kept if n not in lost and isinstance(source.locate(n), Location)]
         shown = progress or Progress(None)
         shown.advance(old.frame.nchunks - len(stored))
         for n, each in zip(stored, each_chunk(source, stored), strict=True):
