@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -30,6 +32,8 @@ class RangeServer:
     """Method, path with query, and Range header of every request."""
     headers: list[dict[str, str]] = field(default_factory=list)
     """The headers of every request."""
+    replies: list[bytes | str] = field(default_factory=list)
+    """What the next requests get instead: bytes to send before the connection is closed, or "reset"."""
     delay: float = 0.0
     """Seconds that every answer takes."""
     ranges: bool = True
@@ -85,6 +89,9 @@ class _Handler(BaseHTTPRequestHandler):
             with self.lock:
                 served.under_way -= 1
                 served.depth = max(served.depth, depth)
+        if served.replies:
+            self._misbehave(served.replies.pop())
+            return
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -92,6 +99,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if body:
             self.wfile.write(content)
+
+    def _misbehave(self, reply: bytes | str) -> None:
+        self.close_connection = True
+        if reply == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+            return
+        self.wfile.write(reply)
 
     def _content(self, path: str) -> tuple[int, dict[str, str], bytes]:
         status = self.served.statuses.get(path)

@@ -13,6 +13,7 @@ import traceback
 import zipfile
 from pathlib import Path
 
+import blosc2
 import numpy as np
 import pytest
 from servers import S3_KEY, S3_SECRET
@@ -345,6 +346,21 @@ def test_a_refused_chunk_is_that_refusal_and_never_zeros(tmp_path, http, layout,
     with pytest.raises(Exception, match=str(status)) as caught:
         b2array.open(http.url_of("a.b2nd"))
     assert not isinstance(caught.value, B2ArrayError | FileNotFoundError)
+
+
+def test_an_array_that_was_replaced_on_a_server_is_noticed(tmp_path, http):
+    random = np.random.default_rng(0).permuted(DATA, axis=0)
+    for name, data in (("one", random), ("other", random[::-1])):
+        path = str(tmp_path / name)
+        blosc2.asarray(data.copy(), urlpath=path, cparams={"clevel": 0}, chunks=(10, 50), blocks=(5, 25))
+    http.objects["a.b2nd"] = (tmp_path / "one").read_bytes()
+    a = b2array.open(http.url_of("a.b2nd"))
+    assert np.array_equal(a[:10], random[:10])
+    http.objects["a.b2nd"] = (tmp_path / "other").read_bytes()
+    with pytest.raises(ConflictError, match="refresh"):
+        a[20:]
+    a.refresh()
+    assert np.array_equal(a[...], random[::-1])
 
 
 @both_layouts

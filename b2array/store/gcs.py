@@ -59,11 +59,11 @@ class GcsStore(CloudStore):
                 generation: str = json.loads(answer)["generation"]
                 return generation
             persisted = _PERSISTED.fullmatch(headers.get("Range", ""))
-            start = int(persisted[1]) + 1 if persisted else 0
+            before, start = start, int(persisted[1]) + 1 if persisted else 0
             if start == part.stop:
                 return ""
-            if start < part.start:
-                raise OSError(f"expected to continue an upload at {part.start}, found that {start} bytes have arrived")
+            if not before < start < part.stop:
+                raise OSError(f"expected to continue an upload behind {before}, found that {start} bytes have arrived")
 
     async def _finish(self, fs: Any, path: str, begun: str, sent: list[str], expected: str | None) -> str:
         return sent[-1]

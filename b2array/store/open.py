@@ -20,8 +20,8 @@ _KINDS = {
     "blockcache": "remote.CachingStore",
     "cached": "remote.CachingStore",
     "filecache": "remote.CachingStore",
-    "http": "remote.HttpStore",
-    "https": "remote.HttpStore",
+    "http": "http.HttpStore",
+    "https": "http.HttpStore",
     "memory": "shared_memory.SharedMemoryStore",
     "simplecache": "remote.CachingStore",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tracemalloc
 
 import fsspec
@@ -17,6 +18,8 @@ import b2array
 from b2array import bloscpack
 from b2array.codec.cparams import CParams
 from b2array.store import upload
+from b2array.store.cloud import Part
+from b2array.store.gcs import GcsStore
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 
@@ -268,3 +271,17 @@ def test_a_conversion_whose_upload_fails_leaves_what_was_there(big, bucket, s3_o
     assert bloscpack.unpack(url, storage_options=s3_options) == b"before"
     with pytest.raises(FileExistsError, match="overwrite"):
         b2array.convert(big.url, url, dst_options=s3_options)
+
+
+@pytest.mark.parametrize("ranges", [(None,) * 9, ("bytes=0-4",) * 9, ("bytes=0-99",)])
+def test_google_is_not_asked_forever_to_continue_an_upload(ranges):
+    class Stuck:
+        answers = iter(ranges)
+
+        async def _call(self, *_, **__):
+            found = next(self.answers)
+            return {} if found is None else {"Range": found}, b""
+
+    store = GcsStore("gs://bucket/a", {"token": "anon"})
+    with pytest.raises(OSError, match="expected to continue an upload behind"):
+        asyncio.run(store._send_part(Stuck(), "bucket/a", "session", Part(0, 0, bytes(10), None)))
