@@ -65,9 +65,7 @@ class GcsStore(CloudStore):
                 return ""
             stalled = stalled + 1 if start == before else 0
             if not part.start <= start < part.stop or stalled > config.retries:
-                raise OSError(
-                    f"expected to continue an upload between {part.start} and {part.stop}, found that {start} bytes have arrived"
-                )
+                raise OSError(f"expected an upload to go on behind {part.start}, found that {start} bytes have arrived")
 
     async def _finish(self, fs: Any, path: str, begun: str, sent: list[str], expected: str | None) -> str:
         return sent[-1]

@@ -328,7 +328,8 @@ class CachingStore(FsspecStore):
 
     fsspec fills the files of its cache where other readers see them, and leaves them unfinished if another file of the
     same batch fails. So the store reads once at a time, and one object after another (``simplecache``: several objects
-    in threads).
+    in threads). It removes the copy of an object that could not be read: ``blockcache`` would take blocks that did not
+    arrive for zeros.
 
     The store can only be read. A writer would compare with the cached index, and miss the commits of others.
     """
@@ -339,7 +340,20 @@ class CachingStore(FsspecStore):
         parallel = CONNECTIONS if self._address.startswith("simplecache") else 1
         groups = [[*group] for _, group in itertools.groupby(spans, key=lambda span: span.name)]
         with _caching, ThreadPoolExecutor(parallel) as threads:
-            return list(itertools.chain(*threads.map(super()._ranges, groups, itertools.repeat(None))))
+            return list(itertools.chain(*threads.map(self._copied, groups)))
+
+    def _copied(self, spans: Sequence[Span]) -> list[Any]:
+        answers, name = super()._ranges(spans, None), spans[0].name
+        if any(isinstance(each, Exception) for each in answers):
+            with suppress(Exception):
+                fs, root = self._connect()
+                os.unlink(os.path.join(fs.storage[-1], fs.hash_name(fs._strip_protocol(join(root, name)))))
+            if isinstance(answers[0], FileNotFoundError):
+                try:
+                    self.stamp(name)
+                except Exception as error:  # noqa: BLE001 - ``filecache`` hides it
+                    return [error] * len(spans)
+        return answers
 
 
 async def at_once(requests: Iterable[Awaitable[_T]], most: int = CONNECTIONS) -> list[_T | BaseException]:

@@ -309,6 +309,21 @@ def test_a_cache_asks_once_and_survives_a_missing_neighbour(http, tmp_path):
     assert http.requests == []
 
 
+@pytest.mark.parametrize("chain", ["simplecache", "filecache", "blockcache"])
+@pytest.mark.parametrize(
+    "reply", [SLOW, "reset", b"HTTP/1.1 200 OK\r\nContent-Length: 102400\r\n\r\n" + CONTENT[:5000]]
+)
+def test_a_cache_keeps_nothing_of_a_copy_that_failed(http, tmp_path, chain, reply):
+    http.objects["a"] = CONTENT
+    store = open_store(f"{chain}::{http.url_of('a')}", storage_options={chain: {"cache_storage": str(tmp_path)}})
+    http.replies[:] = [reply] * 9
+    with pytest.raises(Exception, match=r".") as caught:
+        read(store, ("", 6000, 6010))
+    assert not isinstance(caught.value, FileNotFoundError | FormatError)
+    http.replies.clear()
+    assert read(store, ("", 6000, 6010)) == [CONTENT[6000:6010]]
+
+
 # ---- secrets ----
 
 
