@@ -161,6 +161,7 @@ def test_a_timeout_is_a_timeout(http):
 
 # What answers do: each is sent by hand, as many times as `replies` says, before the server answers as it should.
 
+CUT = b"HTTP/1.1 200 OK\r\nContent-Length: 102400\r\n\r\n" + CONTENT[:150]
 SLOW = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -184,7 +185,7 @@ def ranged(content, what, *headers):
         ranged(CONTENT[100:150], b"bytes 100-149/102400"),
         ranged(CONTENT[100:200], b"bytes 100-199/102400", b"Content-Encoding: gzip"),
         b"HTTP/1.1 206 Partial Content\r\nContent-Length: 100\r\n\r\n" + CONTENT[:100],
-        b"HTTP/1.1 200 OK\r\nContent-Length: 102400\r\n\r\n" + CONTENT[:150],
+        CUT,
         b"HTTP/1.1 416 No\r\nContent-Range: bytes */102400\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 204 No Content\r\n\r\n",
     ],
