@@ -19,6 +19,7 @@ from b2array.engine.source import FRAME_NAME
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.format.summary import Record
+from b2array.store.open import quoted
 
 __all__ = [
     "ARRAY", "ATTRS", "EMBEDDED", "MANIFEST", "OTHER", "SUFFIXES", "Manifest", "check_name", "check_new", "check_path",
@@ -137,15 +138,15 @@ def joined_url(url: str, path: str) -> str:
     --------
     >>> joined_url("/data/group.b2d/", "a/b.b2nd")
     '/data/group.b2d/a/b.b2nd'
-    >>> joined_url("simplecache::https://example.org/group?key=1", "a.b2nd")
-    'simplecache::https://example.org/group/a.b2nd?key=1'
+    >>> joined_url("simplecache::https://example.org/group?key=1", "50%.b2nd")
+    'simplecache::https://example.org/group/50%25.b2nd?key=1'
     >>> joined_url("zip://inside::file:///archive.zip", "a.b2nd")
     'zip://inside/a.b2nd::file:///archive.zip'
     """
     links = url.split("::")
     at = next((n for n, link in enumerate(links) if "://" in link), len(links) - 1)
     base, mark, query = links[at].partition("?") if "://" in links[at] else (links[at], "", "")
-    links[at] = f"{base.rstrip('/')}/{path}{mark}{query}"
+    links[at] = f"{base.rstrip('/')}/{quoted(path, base)}{mark}{query}"
     return "::".join(links)
 
 

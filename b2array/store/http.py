@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
+import os
 import random
 import re
 from collections.abc import Sequence
@@ -66,8 +68,10 @@ class HttpStore(FsspecStore):
         headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
         if expected is not None and _is_strong(expected):
             headers["If-Match"] = expected
-        session = await fs.set_session()
-        async with session.get(fs.encode_url(url), **{**fs.kwargs, "headers": headers}) as answer:
+        session, place = await fs.set_session(), fs.encode_url(url)
+        async with session.get(place, **{**fs.kwargs, "headers": headers}) as answer:
+            if answer.url.path == f"{place.path}/":  # the server shows what is in the directory
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             found = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             compressed = answer.headers.get("Content-Encoding") in _COMPRESSED
             if answer.status == 416 and found is not None and found[1] is None:

@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
+from urllib.parse import quote
 
 from b2array.errors import UnsupportedError
 from b2array.store.base import Store
 from b2array.store.local import LocalStore
 from b2array.store.secrets import redact
 
-__all__ = ["open_store"]
+__all__ = ["open_store", "quoted"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")
 _KINDS = {
@@ -54,6 +55,17 @@ def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     module, _, kind = found.partition(".")
     remote: Callable[..., Store] = getattr(import_module(f"b2array.store.{module}"), kind)
     return remote(address, storage_options or {})
+
+
+def quoted(path: str, url: str) -> str:
+    """Return a path as it stands in a URL behind another one: on HTTP servers ``%``, ``?`` and ``#`` mean other things.
+
+    Examples
+    --------
+    >>> quoted("50%/a#b.b2nd", "https://example.org"), quoted("50%/a#b.b2nd", "s3://bucket")
+    ('50%25/a%23b.b2nd', '50%/a#b.b2nd')
+    """
+    return quote(path) if url.lower().startswith(("http://", "https://")) else path
 
 
 def _file_system(url: str) -> type:

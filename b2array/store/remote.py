@@ -29,6 +29,7 @@ from b2array.store.base import (
     too_short,
     where,
 )
+from b2array.store.open import quoted
 from b2array.store.secrets import leaks, redact, secrets
 from b2array.store.spans import Span
 
@@ -374,7 +375,7 @@ def join(root: str, name: str) -> str:
     if "://" not in root:
         return f"{root.rstrip('/')}/{name}" if root else name
     path, mark, query = root.partition("?")
-    return f"{path.rstrip('/')}/{name}{mark}{query}"
+    return f"{path.rstrip('/')}/{quoted(name, path)}{mark}{query}"
 
 
 def _name(path: str, root: str) -> str:
