@@ -228,6 +228,21 @@ def test_a_bucket_that_does_not_exist_is_that_error(cloud):
         open_store(url, storage_options=cloud.options).create("", iter([bytes(upload.WHOLE), b"x"]))
 
 
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_a_bucket_is_a_place_for_a_group_and_no_object(cloud, cloud_url, slash):
+    url = cloud_url + slash
+    with pytest.raises(FileNotFoundError):
+        b2array.verify(url, storage_options=cloud.options)
+    store = open_store(url, storage_options=cloud.options)
+    for ask in (lambda: store.stamp(""), lambda: store.read([Span("", 0, 1)]), lambda: store.replace("", b"x")):
+        with pytest.raises(FileNotFoundError, match=cloud_url):
+            ask()
+    with b2array.open_group(url, "w", storage_options=cloud.options).transaction() as group:
+        group.create("x", data=np.arange(4))
+    assert b2array.verify(url, storage_options=cloud.options).ok
+    assert b2array.open_group(url, storage_options=cloud.options)["x"][2] == 2
+
+
 # ---- how many requests ----
 
 

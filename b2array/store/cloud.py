@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import os
 from abc import abstractmethod
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from types import NoneType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from b2array.buffers import Buffer
 from b2array.errors import LimitError
@@ -24,6 +25,8 @@ from b2array.store.remote import ABSENT, FsspecStore, at_once, join, status_of
 from b2array.store.spans import Span
 
 __all__ = ["ABSENT", "CloudStore", "Part", "remove_each"]
+
+_T = TypeVar("_T")
 
 _HIDING = os.urandom(16)  # without it, trying would find a short password
 
@@ -105,10 +108,10 @@ class CloudStore(FsspecStore):
         return super()._translate(error, name)
 
     def _answers(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
-        return self._get_each(self._get, spans, expected)
+        return self._get_each(partial(_of_object, self._get), spans, expected)
 
     def stamp(self, name: str) -> Stamp:
-        return self._wait(name, self._ask)
+        return self._wait(name, partial(_of_object, self._ask))
 
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
         content = upload.split(data) if expected is None else join_pieces(data)
@@ -123,12 +126,12 @@ class CloudStore(FsspecStore):
         raise conflict(place)
 
     def _put(self, name: str, content: bytes, expected: str | None) -> Stamp:
-        version = self._wait(name, self._send, content, expected)
+        version = self._wait(name, partial(_of_object, self._send), content, expected)
         self._forget(name)
         return Stamp(len(content), version)
 
     def _put_parts(self, name: str, parts: Iterator[bytes], expected: str | None) -> Stamp:
-        begun = self._wait(name, self._begin, expected)
+        begun = self._wait(name, partial(_of_object, self._begin), expected)
 
         def send(part: Part) -> Any:
             return self._wait(name, self._send_part, begun, part)
@@ -156,6 +159,13 @@ class CloudStore(FsspecStore):
     def delete(self, names: Iterable[str]) -> None:
         asked = list(names)
         self._wait("", lambda fs, root: self._remove(fs, [join(root, name) for name in asked]))
+
+
+async def _of_object(request: Callable[..., Awaitable[_T]], fs: Any, path: str, *args: Any) -> _T:
+    """Send a request about an object: a bucket is none, though the clients would ask for it."""
+    if "/" not in path.strip("/"):
+        raise FileNotFoundError(path)
+    return await request(fs, path, *args)
 
 
 async def remove_each(requests: Iterable[Awaitable[object]]) -> None:
