@@ -217,12 +217,16 @@ class FsspecStore(Store):
             failure = self._translate(answer, span.name)
             if not isinstance(failure, FormatError):
                 raise failure
-        content = b"" if isinstance(answer, Exception) else answer[0]
-        wanted = span.stop - span.start
+        content, state = (b"", None) if isinstance(answer, Exception) else answer
+        wanted, place = span.stop - span.start, where(self.url, span.name)
         if len(content) > wanted:
             content = content[span.start : span.stop]  # a server without ranges sends the whole object
+        if state is not None and len(content) < min(wanted, state.size - span.start):
+            raise OSError(
+                f"{place}: expected {wanted} bytes at {span.start}, found {len(content)}: the answer is cut off"
+            )
         if len(content) != wanted and not clip:
-            raise too_short(where(self.url, span.name), span.start, span.stop, len(content))
+            raise too_short(place, span.start, span.stop, len(content))
         return memoryview(bytearray(content))
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:

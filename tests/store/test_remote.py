@@ -250,6 +250,24 @@ def test_an_empty_object_has_a_stamp(http, ranges):
     assert (bytes(head.data), head.stamp) == (b"", store.stamp(""))
 
 
+def test_an_answer_of_a_cloud_that_is_cut_off_is_no_damage(cloud, cloud_url, monkeypatch):
+    store = open_store(f"{cloud_url}/a", storage_options=cloud.options)
+    store.create("", CONTENT)
+    get = type(store)._get
+
+    async def cut(*args):
+        content, stamp = await get(*args)
+        return content[:50], stamp
+
+    monkeypatch.setattr(type(store), "_get", cut)
+    (probed,) = store.head([""], 100, offset=100)
+    assert "expected 100 bytes at 100, found 50: the answer is cut off" in str(probed)
+    for clip in (False, True):
+        with pytest.raises(OSError, match="cut off"):
+            read(store, ("", 100, 200), clip=clip)
+    assert len(read(store, ("", len(CONTENT) - 50, len(CONTENT) + 50), clip=True)[0]) == 50
+
+
 def test_a_store_that_cannot_connect_gives_that_error_as_the_head(cloud, monkeypatch):
     import fsspec
 
