@@ -122,7 +122,7 @@ def azurite() -> Iterator[str]:
 class Gate:
     """Stands in front of a server, numbers requests, and does to some of them what networks and servers do.
 
-    The rule says what becomes of a request: None (it passes), a status to answer with, "dropped" (it does not arrive),
+    The rule says what becomes of a request: None (it passes), a status to answer with, or that and a text, "dropped" (it does not arrive),
     "lost" (it arrives, its answer does not), "denied" (it arrives, and the answer is that it may not), "twice" (it
     arrives twice), "late" (it arrives when the client has given up), or "held" (the answer is that it may not, but it
     arrives when `release` is called). A function is called for what becomes of it.
@@ -190,12 +190,14 @@ class _GateHandler(BaseHTTPRequestHandler):
         if fate == "held":
             self.gate.held.append(partial(self._arrive, body))
             fate, self.close_connection = 403, True  # another request would take the place of this one
-        if isinstance(fate, int):
-            self.send_response(fate)
-            self.send_header("Content-Length", "0")
+        if isinstance(fate, int | tuple):
+            status, text = fate if isinstance(fate, tuple) else (fate, "")
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
             if self.close_connection:
                 self.send_header("Connection", "close")
             self.end_headers()
+            self.wfile.write(text.encode())
             return
         self.close_connection = fate in ("dropped", "lost", "late")
         if fate == "dropped":

@@ -218,6 +218,22 @@ def test_a_request_that_is_not_allowed_is_a_permission_error_without_secrets(clo
     assert store.stamp("x").size == 7
 
 
+def test_a_write_that_another_one_under_way_refuses_is_sent_again(cloud_of, _bucket_names):
+    cloud = cloud_of("s3")
+    url = f"{cloud.make_bucket(next(_bucket_names))}/a"
+    text = "<Error><Code>ConditionalRequestConflict</Code><Message>in progress</Message></Error>"
+    with gate_to(cloud) as (gate, endpoint):
+        store = open_store(url, storage_options=cloud.through(endpoint))
+        gate.arm(lambda number, _: (409, text) if number < 2 else None)
+        stamp = store.create("", b"one")
+        gate.arm(lambda number, _: (409, text) if number < 2 else None)
+        assert store.replace("", b"two", expected=stamp.version) == store.stamp("")
+        gate.arm(lambda *_: (409, text))
+        with config.using(retries=1), pytest.raises(ConflictError):
+            store.replace("", b"three", expected='"1"')
+        assert len(gate.asked) == 2
+
+
 def test_a_bucket_that_does_not_exist_is_that_error(cloud):
     url = f"{cloud.protocol}://no-such-bucket-at-all/a.b2nd"
     with pytest.raises(FileNotFoundError):

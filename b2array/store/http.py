@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import itertools
 import os
-import random
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from b2array import config
 from b2array.errors import UnsupportedError
 from b2array.store.base import Listed, Stamp, stale_reader
-from b2array.store.remote import FsspecStore, stamp_of, status_of
+from b2array.store.remote import FsspecStore, patiently, stamp_of, status_of
 from b2array.store.spans import Span
 
 __all__ = ["HttpStore"]
 
 _CONNECTIONS = 100
-_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _BUSY = (429, 500, 502, 503, 504)
 _COMPRESSED = ("br", "deflate", "gzip", "zstd")
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
@@ -52,14 +48,7 @@ class HttpStore(FsspecStore):
 
     async def _get(self, fs: Any, url: str, start: int, stop: int, expected: str | None) -> tuple[bytes, Stamp]:
         """Read a range of an object, and the state of the object."""
-        for attempt in itertools.count(1):
-            try:
-                return await self._ask(fs, url, start, stop, expected)
-            except Exception as error:
-                if attempt > config.retries or not _may_pass(error):
-                    raise
-            await asyncio.sleep(random.uniform(0, min(_LONGEST_PAUSE, _PAUSE * 2**attempt)))  # noqa: S311
-        raise AssertionError
+        return await patiently(partial(self._ask, fs, url, start, stop, expected), _may_pass)
 
     async def _ask(self, fs: Any, url: str, start: int, stop: int, expected: str | None) -> tuple[bytes, Stamp]:
         from aiohttp import ClientPayloadError

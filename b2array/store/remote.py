@@ -13,6 +13,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from b2array import config
 from b2array.buffers import Buffer
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError
 from b2array.store import upload
@@ -24,6 +25,7 @@ from b2array.store.base import (
     Store,
     conflict,
     merge,
+    pause,
     scatter,
     stale_reader,
     too_short,
@@ -33,7 +35,17 @@ from b2array.store.open import quoted
 from b2array.store.secrets import leaks, redact, secrets
 from b2array.store.spans import Span
 
-__all__ = ["ABSENT", "CONNECTIONS", "CachingStore", "FsspecStore", "at_once", "join", "stamp_of", "status_of"]
+__all__ = [
+    "ABSENT",
+    "CONNECTIONS",
+    "CachingStore",
+    "FsspecStore",
+    "at_once",
+    "join",
+    "patiently",
+    "stamp_of",
+    "status_of",
+]
 
 _T = TypeVar("_T")
 _Get = Callable[[Any, str, int, int, str | None], Awaitable[tuple[bytes, Stamp]]]
@@ -370,6 +382,19 @@ async def at_once(requests: Iterable[Awaitable[_T]], most: int = CONNECTIONS) ->
             return await request
 
     return await asyncio.gather(*map(answer, requests), return_exceptions=True)
+
+
+async def patiently(request: Callable[[], Awaitable[_T]], may_pass: Callable[[Exception], bool]) -> _T:
+    """Send a request again, `config.retries` times, after an error that may pass."""
+    attempt = 1
+    while True:
+        try:
+            return await request()
+        except Exception as error:
+            if attempt > config.retries or not may_pass(error):
+                raise
+        attempt += 1
+        await asyncio.sleep(pause(attempt + 1))
 
 
 def join(root: str, name: str) -> str:
