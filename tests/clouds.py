@@ -122,10 +122,10 @@ def azurite() -> Iterator[str]:
 class Gate:
     """Stands in front of a server, numbers requests, and does to some of them what networks and servers do.
 
-    The rule says what becomes of a request: None (it passes), a status to answer with, or that and a text, "dropped" (it does not arrive),
-    "lost" (it arrives, its answer does not), "denied" (it arrives, and the answer is that it may not), "twice" (it
-    arrives twice), "late" (it arrives when the client has given up), or "held" (the answer is that it may not, but it
-    arrives when `release` is called). A function is called for what becomes of it.
+    The rule says what becomes of a request: None (it passes), a status to answer with, or that and a text, "dropped"
+    (it does not arrive), "lost" (it arrives, its answer does not), "denied" (it arrives, and the answer is that it
+    may not), "twice" (it arrives twice), "late" (it arrives when the client has given up), or "held" (the answer is
+    that it may not, but it arrives when `release` is called). A function is called for what becomes of it.
     """
 
     def __init__(self, endpoint: str) -> None:

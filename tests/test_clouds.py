@@ -218,9 +218,8 @@ def test_a_request_that_is_not_allowed_is_a_permission_error_without_secrets(clo
     assert store.stamp("x").size == 7
 
 
-def test_a_write_that_another_one_under_way_refuses_is_sent_again(cloud_of, _bucket_names):
-    cloud = cloud_of("s3")
-    url = f"{cloud.make_bucket(next(_bucket_names))}/a"
+def test_a_write_that_another_one_under_way_refuses_is_sent_again(cloud_of, bucket):
+    cloud, url = cloud_of("s3"), f"s3://{bucket}/a"
     text = "<Error><Code>ConditionalRequestConflict</Code><Message>in progress</Message></Error>"
     with gate_to(cloud) as (gate, endpoint):
         store = open_store(url, storage_options=cloud.through(endpoint))

@@ -36,16 +36,8 @@ from b2array.store.secrets import leaks, redact, secrets
 from b2array.store.spans import Span
 
 __all__ = [
-    "ABSENT",
-    "CONNECTIONS",
-    "CachingStore",
-    "FsspecStore",
-    "at_once",
-    "join",
-    "patiently",
-    "stamp_of",
-    "status_of",
-]
+    "ABSENT", "CONNECTIONS", "CachingStore", "FsspecStore", "at_once", "join", "patiently", "stamp_of", "status_of",
+]  # fmt: skip
 
 _T = TypeVar("_T")
 _Get = Callable[[Any, str, int, int, str | None], Awaitable[tuple[bytes, Stamp]]]
