@@ -21,14 +21,17 @@ _KINDS = {
     "blockcache": "remote.CachingStore",
     "cached": "remote.CachingStore",
     "filecache": "remote.CachingStore",
-    "http": "http.HttpStore",
-    "https": "http.HttpStore",
     "memory": "shared_memory.SharedMemoryStore",
     "simplecache": "remote.CachingStore",
 }
 """Modules and classes by protocol. They are imported when they are first needed: many programs use local files only."""
-_CLOUDS = {"adlfs.spec": "azure.AzureStore", "gcsfs.core": "gcs.GcsStore", "s3fs.core": "s3.S3Store"}
-"""Modules and classes by the module of a file system that can send conditional requests."""
+_CLIENTS = {
+    "adlfs.spec": "azure.AzureStore",
+    "fsspec.implementations.http": "http.HttpStore",
+    "gcsfs.core": "gcs.GcsStore",
+    "s3fs.core": "s3.S3Store",
+}
+"""The same by the module of a file system, for those that send the requests of a store."""
 _EXTRAS = {"http": "http", "https": "http", "s3": "s3", "s3a": "s3"}
 
 
@@ -50,8 +53,8 @@ def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     if scheme is None or scheme[0] in ("file://", "local://"):
         return LocalStore(os.fsdecode(url)[scheme.end() if scheme else 0 :])
     address = os.fspath(url)
-    clouds = [_CLOUDS[base.__module__] for base in _file_system(address).__mro__ if base.__module__ in _CLOUDS]
-    found = clouds[0] if clouds else _KINDS.get(scheme[1].lower(), "remote.FsspecStore")
+    clients = [_CLIENTS[base.__module__] for base in _file_system(address).__mro__ if base.__module__ in _CLIENTS]
+    found = clients[0] if clients else _KINDS.get(scheme[1].lower(), "remote.FsspecStore")
     module, _, kind = found.partition(".")
     remote: Callable[..., Store] = getattr(import_module(f"b2array.store.{module}"), kind)
     return remote(address, storage_options or {})
