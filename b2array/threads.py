@@ -13,11 +13,12 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from itertools import chain, islice
 from multiprocessing import parent_process
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
 
 from numcodecs import blosc
 
@@ -29,15 +30,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _END: Any = object()
-_lock = threading.Lock()
 _turn = threading.RLock()
-_pool: ThreadPoolExecutor | None = None
-_pool_size = 0
 
 
 class _Here(threading.local):
-    in_pool = False
-    """Whether this thread may hold a lock that threads of a pool wait for."""
+    taking = False
+    """Whether this thread may hold the lock that others wait for in `each`."""
 
 
 _here = _Here()
@@ -48,8 +46,8 @@ def width() -> int:
     main = threading.main_thread()
     if threading.current_thread() is not main or parent_process() is not None:
         return 1
-    # A call that interrupts `_in_pool` would wait for ever. When the interpreter ends, no thread can start.
-    if _here.in_pool or not main.is_alive():
+    # A call that interrupts `each` there would wait for ever. When the interpreter ends, no thread can start.
+    if _here.taking or not main.is_alive():
         return 1
     return max(1, config.threads)
 
@@ -82,7 +80,7 @@ def alone(call: Callable[..., R], /, *args: object) -> R:
             blosc.use_threads = wish
 
 
-def spread(task: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Iterator[R]:
+def spread(task: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Generator[R]:
     """Yield ``task(item)`` for each item, in order. Each worker computes at most `ahead` items ahead.
 
     Items are consumed as the work proceeds, always in the calling thread.
@@ -92,38 +90,7 @@ def spread(task: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Ite
     if len(first) < 2:
         yield from map(task, chain(first, source))
         return
-    yield from _in_order(_in_pool(_executor, nworkers), task, chain(first, source), nworkers * ahead)
-
-
-def _in_pool(call: Callable[..., R], *args: object) -> R:
-    """Call a function that holds a lock that threads of a pool wait for."""
-    _here.in_pool = True
-    try:
-        return call(*args)
-    finally:
-        _here.in_pool = False
-
-
-def _in_order(pool: ThreadPoolExecutor, task: Callable[[T], R], source: Iterator[T], count: int) -> Iterator[R]:
-    """Yield results in the order of the items, with `count` calls running or finished ahead of the caller."""
-    under_way: deque[Future[R]] = deque()
-    try:
-        under_way.extend(_in_pool(pool.submit, task, item) for item in islice(source, count))
-        while under_way:
-            result = under_way[0].result()  # one that is interrupted here is still waited for below
-            under_way.popleft()
-            under_way.extend(_in_pool(pool.submit, task, item) for item in islice(source, 1))
-            yield result
-            del result  # it may be large
-    finally:
-        _ended(under_way)
-
-
-def _ended(under_way: Iterable[Future[R]]) -> list[Future[R]]:
-    """Cancel the calls that have not begun, wait for the others, and return those."""
-    begun = [future for future in under_way if not future.cancel()]
-    wait(begun)
-    return begun
+    yield from _in_order(_shared_pool(nworkers), task, chain(first, source), nworkers * ahead)
 
 
 def each(task: Callable[[T], object], items: Iterable[T]) -> None:
@@ -137,36 +104,39 @@ def each(task: Callable[[T], object], items: Iterable[T]) -> None:
         for item in source:
             task(item)
         return
-    taking = threading.Lock()
+    lock = threading.Lock()
     stopped = False
 
     def take() -> T:
-        with taking:
-            return next(source, _END)
+        _here.taking = True
+        try:
+            with lock:
+                return next(source, _END)
+        finally:
+            _here.taking = False
 
-    def work() -> None:
+    def work(_: object = None) -> None:
         nonlocal stopped
         try:
-            while not stopped:
-                item = _in_pool(take)
-                if item is _END:
-                    return
+            while not stopped and (item := take()) is not _END:
                 task(item)
         except BaseException:
             stopped = True
             raise
 
     # This thread works too: one thread less to wake, and to find a processor for.
-    pool = _in_pool(_executor, nworkers)
-    under_way = [_in_pool(pool.submit, work) for _ in range(nworkers - 1)]
+    others = _Calls(_shared_pool(nworkers), work)
+    answers = []
     try:
+        answers += [others.begin(None) for _ in range(nworkers - 1)]
         work()
     finally:
         stopped = True
-        # Calls that have not begun, because all threads are busy, have nothing left to do.
-        begun = _ended(under_way)
-    for future in begun:
-        future.result()
+        others.end()
+    for answer in answers:
+        # One that has not begun, because all threads are busy, had nothing left to do.
+        if not answer.empty():
+            _result(answer)
 
 
 def ahead(task: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]:
@@ -177,27 +147,137 @@ def ahead(task: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]
     """
     source = iter(items)
     first = list(islice(source, 2))
-    if len(first) < 2 or count < 2 or _here.in_pool:
+    if len(first) < 2 or count < 2:
         yield from map(task, chain(first, source))
         return
-    with ThreadPoolExecutor(count, thread_name_prefix="b2array-ahead") as pool:
+    pool = _Pool(count, "b2array-ahead")
+    try:
         yield from _in_order(pool, task, chain(first, source), count)
+    finally:
+        pool.close()
 
 
-def _executor(size: int) -> ThreadPoolExecutor:
-    global _pool, _pool_size
-    with _lock:
-        if _pool is None or _pool_size != size:
-            # A generator of `spread` may still use the earlier pool, whose threads end with it.
-            _pool = ThreadPoolExecutor(size, thread_name_prefix="b2array")
-            _pool_size = size
-        return _pool
+def _in_order(pool: _Pool, task: Callable[[T], R], source: Iterator[T], count: int) -> Iterator[R]:
+    """Yield results in the order of the items, with `count` calls running or finished ahead of the caller."""
+    calls = _Calls(pool, task)
+    answers: deque[_Answer[R]] = deque()
+    try:
+        answers.extend(map(calls.begin, islice(source, count)))
+        while answers:
+            result = _result(answers.popleft())
+            answers.extend(map(calls.begin, islice(source, 1)))
+            yield result
+            del result  # it may be large
+    finally:
+        calls.end()
+
+
+_Answer = SimpleQueue[tuple[R, BaseException | None]]
+"""Gets one pair: a result, or an error."""
+
+
+def _result(answer: _Answer[R]) -> R:
+    result, error = answer.get()
+    if error is None:
+        return result
+    try:
+        raise error
+    finally:
+        del error  # it refers to this frame
+
+
+class _Calls(Generic[T, R]):
+    """Calls of one task in threads of a pool, which all are over after `end`."""
+
+    def __init__(self, pool: _Pool, task: Callable[[T], R]) -> None:
+        self._pool, self._task = pool, task
+        self._begun: list[None] = []
+        self._over: list[None] = []
+        self._ended = False
+        self._news: SimpleQueue[None] = SimpleQueue()
+
+    def begin(self, item: T) -> _Answer[R]:
+        """Let the pool call the task with an item, and return what gets the answer."""
+        answer: _Answer[R] = SimpleQueue()
+        self._pool.calls.put(partial(self._call, answer, item))
+        return answer
+
+    def _call(self, answer: _Answer[R], item: T) -> None:
+        self._begun.append(None)
+        try:
+            if not self._ended:
+                answer.put((self._task(item), None))
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            answer.put((_END, error))
+        finally:
+            self._over.append(None)
+            if self._ended:
+                self._news.put(None)
+
+    def end(self) -> None:
+        """Let no more calls begin, and wait for the others, even if that is interrupted (once)."""
+        self._ended = True
+        interrupted = None
+        while len(self._over) < len(self._begun):
+            try:
+                self._news.get()
+            except BaseException as error:
+                if interrupted:
+                    raise
+                interrupted = error
+        if interrupted:
+            raise interrupted
+
+
+class _Pool:
+    """Threads that make calls, in the order in which these come into the queue.
+
+    This is no pool of `concurrent.futures`: there, Ctrl-C inside `submit` can leave a lock taken for ever, or hide a
+    call that goes on. Queues are C code, which it does not interrupt.
+    """
+
+    def __init__(self, size: int, name: str) -> None:
+        self.size = size
+        self.calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=_serve, args=(self.calls,), name=f"{name}_{n}", daemon=True) for n in range(size)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End the threads."""
+        self.__del__()
+        for thread in self._threads:
+            thread.join()
+
+    def __del__(self) -> None:
+        for _ in range(self.size):
+            self.calls.put(None)
+
+
+def _serve(calls: SimpleQueue[Callable[[], object] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call()
+        del call  # its result may be large
+
+
+_pool: _Pool | None = None
+"""Shared by the calls from the main thread."""
+
+
+def _shared_pool(size: int) -> _Pool:
+    global _pool
+    pool = _pool
+    if pool is None or pool.size != size:
+        # A generator of `spread` may still use the earlier pool, whose threads end with it.
+        pool = _pool = _Pool(size, "b2array")
+    return pool
 
 
 def _after_fork() -> None:
-    global _pool, _lock, _turn
+    global _pool, _turn
     _pool = None
-    _lock = threading.Lock()
     _turn = threading.RLock()
 
 

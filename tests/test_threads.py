@@ -277,12 +277,12 @@ def test_each_does_everything_once() -> None:
 
 
 def test_each_does_not_wait_for_threads_that_are_busy_elsewhere() -> None:
-    pool, free = workers._executor(2), threading.Event()
-    elsewhere = [pool.submit(free.wait, 10) for _ in range(2)]
+    elsewhere, free = workers._Calls(workers._shared_pool(2), threading.Event.wait), threading.Event()
+    answers = [elsewhere.begin(free) for _ in range(2)]
     done: list[int] = []
     workers.each(done.append, range(9))
     free.set()
-    assert all(future.result() for future in elsewhere)
+    assert [answer.get(timeout=10) for answer in answers] == [(True, None)] * 2
     assert done == list(range(9))
 
 
@@ -372,14 +372,8 @@ atexit.register(finish)
     assert (done.stdout, done.stderr) == ("500500\n", "")
 
 
-def test_a_call_that_interrupts_the_work_of_a_pool_makes_do_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_interrupts_the_taking_of_an_item_makes_do_without_threads() -> None:
     found: list[Any] = []
-    submit = workers.ThreadPoolExecutor.submit
-
-    def interrupted(*args: Any) -> Any:
-        found.append(workers.width())
-        found.append(list(workers.ahead(name_of, range(3), 2)) == [name_of()] * 3)
-        return submit(*args)
 
     def items() -> Iterator[int]:
         for n in range(3):
@@ -387,12 +381,7 @@ def test_a_call_that_interrupts_the_work_of_a_pool_makes_do_without_threads(monk
                 found.append(workers.width())
             yield n
 
-    monkeypatch.setattr(workers.ThreadPoolExecutor, "submit", interrupted)
-    assert list(workers.spread(lambda n: n, range(2))) == [0, 1]
-    assert found == [1, True] * 2
-    found.clear()
     workers.each(lambda n: n, items())
-    assert found[:2] == [1, True]
     assert set(found) == {1}
     assert workers.width() == 2
 
@@ -416,3 +405,19 @@ def test_a_call_whose_result_nobody_awaits_any_more_has_ended():
         with pytest.raises(KeyboardInterrupt):
             interrupted()
     assert 0 in ended
+
+
+def test_calls_are_over_at_the_end_even_if_waiting_for_them_is_interrupted() -> None:
+    free, ended = threading.Event(), []
+    calls = workers._Calls(workers._shared_pool(2), lambda n: (free.wait(10), ended.append(n)))
+    for n in range(5):
+        calls.begin(n)
+    while len(calls._begun) < 2:
+        time.sleep(0.001)
+    signals = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    signals.start()
+    later = threading.Timer(0.3, free.set)
+    later.start()
+    with pytest.raises(KeyboardInterrupt):
+        calls.end()
+    assert len(ended) == 2

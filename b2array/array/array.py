@@ -83,7 +83,10 @@ class NDArray(Indexed):
         """Write a dask array, in parallel and as one commit.
 
         Each task encodes a piece of `x` and puts its chunks where no reader looks; when all are there, they are
-        committed. Nothing is visible before that, and a task that fails or is repeated does no harm.
+        committed. Nothing is visible before that, and a task that fails or is repeated does no harm. Inside a
+        `transaction`, pieces are written in turn: if one fails, let the error leave the transaction, which would
+        otherwise commit the pieces before it.
+
         ``dask.array.store(x, a)`` works as well, but makes every task a commit of its own; with threads, inside a
         `transaction`, it makes one.
 
@@ -236,7 +239,7 @@ class NDArray(Indexed):
         array([1, 2, 3, 4, 5])
         """
         self._handle.require_writable()
-        with self._handle.mutex:  # no other thread must change the shape meanwhile
+        with self._handle.mutex.held:  # no other thread must change the shape meanwhile
             array, axis = resize.joint(values, self.shape, self.dtype, axis)
             where, length = operator.index(index), self.shape[axis]
             if not -length <= where <= length:
@@ -276,7 +279,7 @@ class NDArray(Indexed):
         """
         self._handle.require_writable()
         axis = np.lib.array_utils.normalize_axis_index(axis, self.ndim)
-        with self._handle.mutex:  # no other thread must change the shape meanwhile
+        with self._handle.mutex.held:  # no other thread must change the shape meanwhile
             gone = resize.positions(key, self.shape, axis)
             if not isinstance(gone, slice) or gone.stop > gone.start:
                 self._handle.change(lambda transaction: resize.delete(transaction, gone, axis))

@@ -137,10 +137,8 @@ def _recoded(source: Source, old: Layout, dtype: np.dtype[Any], url: Url | None,
         for name, content in source.state.attrs().items():
             if name not in (new.attrs or {}):
                 draft.set_attr(name, content)
-        steps = rewrite(draft, layout, range(layout.nchunks), lambda box: resize.read_box(source, old, box))
         with _tracked(layout.nchunks, wanted) as shown:
-            for _ in steps:
-                shown.advance()
+            rewrite(draft, layout, range(layout.nchunks), lambda box: resize.read_box(source, old, box), shown.advance)
     return draft
 
 

@@ -111,7 +111,7 @@ class Opened:
         handle.require_writable()
         if handle.store.guarantee != "lock":
             raise UnsupportedError(f"{self.url}: there are no locks in this place; changes are compared when committed")
-        with handle.mutex:
+        with handle.mutex.held:
             if handle.locked or handle.in_transaction:
                 raise ValueError("the lock is held already, or a transaction is under way on this handle")
             with handle.store.lock(handle.snapshot.name):

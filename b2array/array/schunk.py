@@ -268,7 +268,7 @@ class SChunk(Opened):
         self._edit(lambda new: edits.reorder(new, order))
 
     def _edit(self, function: Callable[[Transaction], None], *, anywhere: bool = False) -> int:
-        with self._handle.mutex:  # threads that share the handle must mean the same chunk by `n`
+        with self._handle.mutex.held:  # threads that share the handle must mean the same chunk by `n`
             self._handle.change(function, anywhere=anywhere)
             return self.nchunks
 

@@ -137,7 +137,7 @@ class Handle:
         """
         explained = _explained(source, error)
         if isinstance(explained, FormatError | ConflictError):
-            with self.mutex:  # once a commit under way is over
+            with self.mutex.held:  # once a commit under way is over
                 newest = self.source
                 if _identity(newest) != _identity(source):
                     return newest
@@ -175,7 +175,7 @@ class Handle:
             try:
                 return self._attempt(task)
             except ConflictError:
-                with self.mutex:
+                with self.mutex.held:
                     if self._transaction is not None:
                         again = self._transaction.catch_up()
                     else:
@@ -185,7 +185,7 @@ class Handle:
                 if not again:
                     raise
         known = self._snapshot
-        with self.mutex:
+        with self.mutex.held:
             if self._transaction is not None:
                 return self._attempt(task)
             with nullcontext() if self.locked else self.store.lock(self._snapshot.name):
@@ -196,11 +196,10 @@ class Handle:
 
     def _attempt(self, task: Callable[[Transaction], T], *, locked: bool = False) -> T:
         """Try a change once; with `locked`, the caller holds the store's lock."""
-        with self.mutex:
+        with self.mutex.held:
             if self._transaction is not None:
                 try:
-                    with self._transaction.savepoint():
-                        return task(self._transaction)
+                    return self._transaction.attempt(task)
                 except (FormatError, UnsupportedError, NotADirectoryError) as error:
                     raise _explained(self._transaction, error) from error
             transaction = self.new_transaction(locked=locked)
@@ -211,7 +210,7 @@ class Handle:
             if isinstance(error, FormatError | UnsupportedError | NotADirectoryError):
                 raise _explained(transaction, error) from error
             raise
-        with self.mutex:
+        with self.mutex.held:
             self._commit(transaction)
         return result
 
@@ -246,7 +245,7 @@ class Handle:
             self.leave(None)
             transaction.abort()
             raise
-        with self.mutex:
+        with self.mutex.held:
             try:
                 self._commit(transaction)
             finally:
@@ -255,7 +254,7 @@ class Handle:
     def enter(self, transaction: Transaction | None = None) -> Transaction:
         """Enter a transaction, or the given one of a new frame; the caller commits it, and calls `leave`."""
         self.require_writable()
-        with self.mutex:
+        with self.mutex.held:
             if self._transaction is not None:
                 raise ValueError("a transaction is under way on this handle already")
             transaction = transaction or self.new_transaction()
@@ -265,7 +264,7 @@ class Handle:
 
     def leave(self, snapshot: Snapshot | None) -> None:
         """Leave the transaction and show a new state, or the old one, once other threads have finished their change."""
-        with self.mutex:
+        with self.mutex.held:
             self._show(snapshot or self._snapshot)
 
     def require_writable(self) -> None:
@@ -289,13 +288,13 @@ class Handle:
 
     def replace_state(self, snapshot: Snapshot) -> None:
         """Show a state that was committed by other means than this handle, unless a transaction is under way."""
-        with self.mutex:
+        with self.mutex.held:
             if self._transaction is None:
                 self._show(snapshot)
 
     def refresh(self) -> None:
         """Show what others have committed since this handle was opened or last changed something."""
-        with self.mutex:
+        with self.mutex.held:
             if self._transaction is not None:
                 raise ValueError("refresh() inside a transaction would lose its changes")
             self._show(reload(self._snapshot))
@@ -340,7 +339,7 @@ class Follower(Handle):
 
     def enter(self, transaction: Transaction | None = None) -> Transaction:
         """Begin with what is committed now."""
-        with self.mutex:
+        with self.mutex.held:
             if transaction is None and self._transaction is None:
                 self.refresh()
             return super().enter(transaction)

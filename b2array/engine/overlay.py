@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from b2array.store.spool import Spool
 __all__ = ["Overlay", "changeable"]
 
 Int64Array = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 _SPOOL = "<spool>"
 _LEAST_IN_MEMORY = 8 * 2**20
@@ -181,14 +182,14 @@ class Overlay(Target):
 
     @property
     def undo(self) -> Undo | None:
-        """Takes calls that undo changes to open chunks; None outside of `savepoint`."""
+        """Takes calls that undo changes to open chunks; None outside of `attempt`."""
         return self._undo
 
     def flush(self, numbers: Iterable[int] | None = None) -> None:
         """Encode and store open chunks: all of them by default."""
         if self.buffer is None or not self.buffer.chunks:
             return
-        with self.buffer.mutex:
+        with self.buffer.mutex.held:
             chunks = self.buffer.chunks
             chosen = [(n, chunks[n]) for n in (list(chunks) if numbers is None else numbers) if n in chunks]
 
@@ -196,9 +197,9 @@ class Overlay(Target):
                 buf = chunk.encoded()
                 return self.store_chunk(buf) if self.sparse else buf
 
-            made = threads.spread(store, (chunk for _, chunk in chosen))
-            for (n, _), each in zip(chosen, made, strict=True):
-                self.set_code(n, self.store_chunk(each) if isinstance(each, bytes) else each)
+            with closing(threads.spread(store, (chunk for _, chunk in chosen))) as made:
+                for (n, _), each in zip(chosen, made, strict=True):
+                    self.set_code(n, self.store_chunk(each) if isinstance(each, bytes) else each)
 
     def set_code(self, n: int, code: int) -> None:
         """Set index entry `n` to a code that `store_chunk` has returned."""
@@ -257,16 +258,17 @@ class Overlay(Target):
         self._attrs[name] = content
         self.state = self.state.with_attr(name, content)
 
-    @contextmanager
-    def savepoint(self) -> Iterator[None]:
-        """Undo what is changed inside the block if it raises."""
+    def attempt(self, task: Callable[[Self], T]) -> T:
+        """Call a task with this, and return its result; if it raises, undo what it changed."""
         self._staging.require_open()
         before = self.state, self.restructured, dict(self._attrs)
         open_chunks = {} if self.buffer is None else dict(self.buffer.chunks)
         outer, self._undo = self._undo, []
         log = self._undo
         try:
-            yield
+            result = task(self)
+            if outer is not None:
+                outer += log
         except BaseException:
             for undo in reversed(log):
                 undo()
@@ -274,11 +276,9 @@ class Overlay(Target):
             if self.buffer is not None:
                 self.buffer.replace(open_chunks)
             raise
-        else:
-            if outer is not None:
-                outer.extend(log)
         finally:
             self._undo = outer
+        return result
 
 
 def _set(offsets: Int64Array, sizes: Sizes, n: int, code: int, row: Sizes) -> None:

@@ -103,7 +103,7 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
         block = block * -(-c // b) + coord
         position = position * b + rest
     if source.buffer is not None:
-        with source.buffer.mutex:
+        with source.buffer.mutex.held:
             if (chunk := source.buffer.chunks.get(number)) is not None:
                 tile, row, _ = chunk.entries((block,))[block]
                 return tile.item(row, position, layout.dtype)
@@ -174,7 +174,7 @@ class Reader(NamedTuple):
         if buffer is None or number not in buffer.chunks:
             return False
         job = self.plan(number, part)
-        with buffer.mutex:
+        with buffer.mutex.held:
             found = buffer.chunks.get(number)
             if found is not None:
                 self.finish(job._replace(found=found.entries(job.tiling.numbers)), None)

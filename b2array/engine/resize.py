@@ -57,7 +57,7 @@ def resize(transaction: Transaction, shape: tuple[int, ...]) -> None:
         values[cast(Any, (*inside, ...))] = read_box(before, old, common)
         return values
 
-    _run(rewrite(transaction, new, torn, filled))
+    rewrite(transaction, new, torn, filled)
 
 
 def _torn(transaction: Transaction, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
@@ -159,7 +159,7 @@ def _splice(transaction: Transaction, pieces: Iterable[_Piece], axis: int, value
                 read(before, old, (*box[:axis], wanted_here, *box[axis + 1 :]), None, target)
         return result
 
-    _run(rewrite(transaction, new, numbers.tolist(), joined))
+    rewrite(transaction, new, numbers.tolist(), joined)
 
 
 def _find_rows(rows: npt.NDArray[np.int64], positions: Positions, start: int, stop: int, end: int, step: int) -> None:
@@ -298,11 +298,6 @@ def _cast(values: Any, dtype: np.dtype[Any]) -> Array:
     if not known:
         raise TypeError(f"Cannot cast array data from {found!r} to {dtype!r} according to the rule 'same_kind'")
     return array
-
-
-def _run(steps: Iterable[object]) -> None:
-    for _ in steps:
-        pass
 
 
 def _with(extents: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:

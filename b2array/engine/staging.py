@@ -53,8 +53,7 @@ class Staging:
         self.sizes: dict[int, Sizes] = {}
         self._store = store
         self._spool = spool
-        self._extents: list[tuple[int, int, int]] = []
-        self._chunk_digests: list[int] = []
+        self._extents: list[tuple[int, int, int, int]] = []  # start, stop, stop of the record, digest
         self._adopted: set[int] = set()
         self._digest = blake2b(digest_size=16)
         self._closed = False
@@ -97,12 +96,18 @@ class Staging:
             raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
 
     def _enqueue(self, spool: Spool, buf: bytes, record: bytes = b"") -> int:
+        digest = int.from_bytes(blake2b(record or buf, digest_size=8).digest(), "little", signed=True)
         with self._mutex:
-            start = spool.write(buf, record)
-            self._extents.append((start, start + len(buf), start + len(buf) + len(record)))
-            digest = blake2b(record or buf, digest_size=8).digest()
-            self._chunk_digests.append(int.from_bytes(digest, "little", signed=True))
-            return -len(self._extents)
+            start, count = spool.length, len(self._extents)
+            stop = start + len(buf)
+            try:
+                self._extents.append((start, stop, stop + len(record), digest))
+                spool.write(buf, record)
+            except BaseException:
+                if spool.length == start:  # Ctrl-C can come after the writing, too
+                    del self._extents[count:]
+                raise
+            return -1 - count
 
     def _file(self, buf: bytes, head: ChunkHead) -> tuple[int, bytes]:
         while True:
@@ -158,7 +163,7 @@ class Staging:
         """Return an index with a digest instead of each code: it tells new chunks apart before they have places."""
         digests = np.array(offsets, "<i8")
         new = (digests < 0) & (digests >= _LOWEST_CODE)
-        digests[new] = np.array(self._chunk_digests, np.int64)[-1 - digests[new]]
+        digests[new] = np.array([digest for *_, digest in self._extents], np.int64)[-1 - digests[new]]
         return digests
 
     def extent(self, code: int) -> tuple[int, int] | None:
@@ -191,7 +196,7 @@ class Staging:
         The first of `pieces` will be at `data_start`, in bytes from the end of the header; it is 0 in a new file.
         """
         offsets = np.array(offsets, np.int64)
-        lengths = np.array([stop - start for start, _, stop in self._extents], np.int64)
+        lengths = np.array([stop - start for start, _, stop, _ in self._extents], np.int64)
         lengths *= self._kept(offsets, data_start)
         stops = data_start + np.cumsum(lengths)
         new = (offsets < 0) & (offsets >= _LOWEST_CODE)
@@ -201,7 +206,7 @@ class Staging:
 
     def pieces(self, offsets: Int64Array, data_start: int = 0) -> Iterator[Buffer]:
         """Yield the spooled chunks that an index with codes refers to, in the order that `placed` counts on."""
-        for kept, (start, _, stop) in zip(self._kept(offsets, data_start).tolist(), self._extents, strict=True):
+        for kept, (start, _, stop, _) in zip(self._kept(offsets, data_start).tolist(), self._extents, strict=True):
             if kept:
                 yield from self._require_spool().pieces(start, stop)
 

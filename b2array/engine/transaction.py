@@ -153,10 +153,10 @@ class Transaction(Overlay):
 
     # On top of what other writers committed.
 
-    def _lock(self) -> AbstractContextManager[None]:
+    def _lock(self) -> AbstractContextManager[object]:
         return nullcontext() if self._locked else self.store.lock(self.name)
 
-    def _on_newest(self, function: Callable[[Snapshot], T], lock: Callable[[], AbstractContextManager[None]]) -> T:
+    def _on_newest(self, function: Callable[[Snapshot], T], lock: Callable[[], AbstractContextManager[object]]) -> T:
         """Put the changes on top of the newest state and call `function` with it; again if others were first."""
         for _ in attempts(self.store):
             with lock():

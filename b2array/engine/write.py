@@ -7,7 +7,8 @@ products, as `b2array.grid.partition` cuts them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -68,15 +69,15 @@ def write(
     if target.buffer is not None:
         writer.keep_open(target.buffer, chain(first, chunks))
         return
-    made = map(writer.make, first) if len(first) == 1 else threads.spread(writer.make, chain(first, chunks))
-    for _ in _set_codes(target, made):
-        pass
+    alone = (writer.make(chunk) for chunk in first)
+    _set_codes(target, alone if len(first) == 1 else threads.spread(writer.make, chain(first, chunks)))
 
 
 def rewrite(
-    target: Target, layout: Layout, numbers: Iterable[int], produce: Callable[[Slices], Array]
-) -> Iterator[int]:
-    """Make whole chunks from scratch, a few at a time, and yield the number of each.
+    target: Target, layout: Layout, numbers: Iterable[int], produce: Callable[[Slices], Array],
+    made: Callable[[], object] = lambda: None,
+) -> None:  # fmt: skip
+    """Make whole chunks from scratch, a few at a time, and call `made` after each.
 
     Workers call `produce` with a box of the array, and it returns the items there.
     """
@@ -89,7 +90,7 @@ def rewrite(
         values = np.asarray(produce(box))
         return _Writer(target, form, None, values, None).make((number, Part(coords, whole, whole)))
 
-    yield from _set_codes(target, threads.spread(make, numbers))
+    _set_codes(target, threads.spread(make, numbers), made)
 
 
 def chunk_box(layout: Layout, coords: Sequence[int]) -> Slices:
@@ -104,16 +105,17 @@ Made = tuple[int, OpenChunk | bytes | int]
 """The number of a chunk, and the chunk: still open, encoded, or stored under a code."""
 
 
-def _set_codes(target: Target, made: Iterable[Made]) -> Iterator[int]:
+def _set_codes(target: Target, chunks: Generator[Made], made: Callable[[], object] = lambda: None) -> None:
     """Store chunks, and refer to them when all are stored: a transaction may go on without a write that failed."""
     codes = []
-    for number, chunk in made:
-        if isinstance(chunk, OpenChunk):
-            if target.buffer is not None:
-                target.buffer.keep(number, chunk)
-        else:
-            codes.append((number, target.store_chunk(chunk) if isinstance(chunk, bytes) else chunk))
-        yield number
+    with closing(chunks):  # before the transaction undoes what threads have done
+        for number, chunk in chunks:
+            if isinstance(chunk, OpenChunk):
+                if target.buffer is not None:
+                    target.buffer.keep(number, chunk)
+            else:
+                codes.append((number, target.store_chunk(chunk) if isinstance(chunk, bytes) else chunk))
+            made()
     for number, code in codes:
         target.set_code(number, code)
 
@@ -132,11 +134,10 @@ class _Writer:
 
     def keep_open(self, buffer: WriteBuffer, chunks: Iterator[tuple[int, Part]]) -> None:
         """Write to chunks and leave them open, as long as there is room for them."""
-        with buffer.mutex:
+        with buffer.mutex.held:
             # What has to leave the buffer is encoded between two windows, when nothing is put into it.
             while window := list(islice(chunks, 4 * threads.width())):
-                for _ in _set_codes(self.target, threads.spread(self.make, window)):
-                    pass
+                _set_codes(self.target, threads.spread(self.make, window))
                 self.target.flush(buffer.excess())
 
     def make(self, of_chunk: tuple[int, Part]) -> Made:

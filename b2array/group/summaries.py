@@ -40,14 +40,14 @@ class Promised(Handle):
         # Python asks here only for missing attributes: before the promise is kept.
         if name not in ("source", "_snapshot"):
             raise AttributeError(name)
-        with self.mutex:
+        with self.mutex.held:
             if isinstance(self.described, Summary):
                 self._show(self._keep())
         return object.__getattribute__(self, name)
 
     def refresh(self) -> None:
         """Show what the store holds now, as described or not."""
-        with self.mutex:
+        with self.mutex.held:
             self._show(load(self.store))
 
 

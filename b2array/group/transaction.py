@@ -109,7 +109,7 @@ class Transaction:
             return self._handles[path]
         if path in self._created.values() or is_embedded(path):
             return self._view.open(path, mode)
-        with self._mutex:
+        with self._mutex.held:
             if path not in self._changed:
                 handle = Handle(self._view.current(path), mode)
                 if mode == "r":

@@ -235,7 +235,7 @@ class Store(ABC):
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects, if they exist. The name ``""`` also removes an empty directory."""
 
-    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:  # noqa: ARG002
+    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:  # noqa: ARG002
         """Exclude other writers from the object ``""``, or from the whole directory if `name` is not empty.
 
         Local files use the lock file of the C library, stores in memory a mutex; other stores do nothing. A thread
@@ -422,10 +422,12 @@ class Mutex:
         self._owner = os.getpid()
         self._lock = threading.RLock()
 
-    def __enter__(self) -> None:
+    @property
+    def held(self) -> AbstractContextManager[object]:
+        """For ``with``: the lock is held inside.
+
+        Methods `__enter__` and `__exit__` would be Python code: Ctrl-C inside them would leave the lock held for ever.
+        """
         if self._owner != os.getpid():
             self._owner, self._lock = os.getpid(), threading.RLock()
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        return self._lock

@@ -359,7 +359,7 @@ class LocalStore(Store):
                 if durability() == "full":
                     disk.sync_directory(os.path.dirname(path))
 
-    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:
+    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:
         return disk.locked(os.path.join(self.url, _LOCK_SUFFIX) if name else self.url + _LOCK_SUFFIX, shared=shared)
 
     def close(self) -> None:

@@ -71,7 +71,7 @@ class MemoryStore(Store):
         return f"<MemoryStore of {sum(len(each.data) for each in self._objects.values())} bytes>"
 
     def __getstate__(self) -> dict[str, _Object]:
-        with self._mutex:
+        with self._mutex.held:
             return {name: dataclasses.replace(each, data=bytes(each.data)) for name, each in self._objects.items()}
 
     def __setstate__(self, objects: dict[str, _Object]) -> None:
@@ -86,7 +86,7 @@ class MemoryStore(Store):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where(self.url, name)) from None
 
     def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
-        with self._mutex:
+        with self._mutex.held:
             return [self._copy(span, expected, clip=clip) for span in spans]
 
     def _copy(self, span: Span, expected: str | None, *, clip: bool) -> memoryview:
@@ -100,7 +100,7 @@ class MemoryStore(Store):
             return memoryview(bytearray(view[start:stop]))
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
-        with self._mutex:
+        with self._mutex.held:
             return [self._head(name, nbytes, offset) for name in names]
 
     def _head(self, name: str, nbytes: int, offset: int) -> Head | Exception:
@@ -115,23 +115,23 @@ class MemoryStore(Store):
         return self._get(name).stamp()
 
     def listing(self) -> dict[str, Listed]:
-        with self._mutex:
+        with self._mutex.held:
             return {name: Listed(len(each.data), each.modified) for name, each in self._objects.items()}
 
     def walk(self) -> list[str]:
-        with self._mutex:
+        with self._mutex.held:
             return sorted(self._objects)
 
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
         new = _Object(join_pieces(data))
-        with self._mutex:
+        with self._mutex.held:
             if self._objects.setdefault(name, new) is not new:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), where(self.url, name))
         return new.stamp()
 
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
         new = _Object(join_pieces(data))
-        with self._mutex:
+        with self._mutex.held:
             if expected is not None and (name not in self._objects or self.stamp(name).version != expected):
                 raise conflict(where(self.url, name))
             self._objects[name] = new
@@ -139,12 +139,12 @@ class MemoryStore(Store):
 
     def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:
         content = join_pieces(data)
-        with self._mutex:
+        with self._mutex.held:
             self._writable(name, offset)[offset:] = content
 
     def patch(self, name: str, offset: int, data: Buffer) -> Stamp:
         content = join_pieces(data)
-        with self._mutex:
+        with self._mutex.held:
             self._writable(name, offset + len(content))[offset : offset + len(content)] = content
             return self.stamp(name)
 
@@ -155,9 +155,9 @@ class MemoryStore(Store):
         return found.begin_change()
 
     def delete(self, names: Iterable[str]) -> None:
-        with self._mutex:
+        with self._mutex.held:
             for name in names:
                 self._objects.pop(name, None)
 
-    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:  # noqa: ARG002
-        return self._writers
+    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:  # noqa: ARG002
+        return self._writers.held

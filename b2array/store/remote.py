@@ -204,7 +204,7 @@ class FsspecStore(Store):
             answers = fs.cat_ranges(paths, starts, stops, on_error="return")
             return [each if isinstance(each, Exception) else (each, None) for each in answers]
 
-        with _archives if self._address.partition("://")[0] in _ONE_FILE else nullcontext():
+        with _archives.held if self._address.partition("://")[0] in _ONE_FILE else nullcontext():
             return self._call(names[0], request)
 
     def _get_each(self, get: _Get, spans: Sequence[Span], expected: str | None, most: int = CONNECTIONS) -> list[Any]:
@@ -348,7 +348,7 @@ class CachingStore(FsspecStore):
     def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:  # noqa: ARG002
         parallel = CONNECTIONS if self._address.startswith("simplecache") else 1
         groups = [[*group] for _, group in itertools.groupby(spans, key=lambda span: span.name)]
-        with _caching, ThreadPoolExecutor(parallel) as threads:
+        with _caching.held, ThreadPoolExecutor(parallel) as threads:
             return list(itertools.chain(*threads.map(self._copied, groups)))
 
     def _copied(self, spans: Sequence[Span]) -> list[Any]:

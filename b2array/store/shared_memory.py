@@ -41,14 +41,14 @@ class SharedMemoryStore(FsspecStore):
         return Stamp(file.size, f"{serial}@{file.modified.isoformat()}")
 
     def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
-        with _shared_memory:
+        with _shared_memory.held:
             if expected is not None and self._version(spans[0].name) != expected:
                 return [conflict(where(self.url, spans[0].name))] * len(spans)
             answers = zip(spans, super()._ranges(spans, None), strict=True)
             return [each if isinstance(each, Exception) else (each[0], self.stamp(span.name)) for span, each in answers]
 
     def _put(self, name: str, content: bytes, expected: str | None) -> Stamp:
-        with _shared_memory:
+        with _shared_memory.held:
             try:
                 return super()._put(name, content, expected)
             except FileExistsError:
@@ -68,7 +68,7 @@ class SharedMemoryStore(FsspecStore):
                 raise FileExistsError
             file.commit()
 
-        with _shared_memory:
+        with _shared_memory.held:
             self._call(name, commit)
             return self.stamp(name)
 
@@ -76,7 +76,7 @@ class SharedMemoryStore(FsspecStore):
         if expected is None:
             return super().replace(name, data)
         content = join_pieces(data)
-        with _shared_memory:
+        with _shared_memory.held:
             return super().replace(name, content, expected=expected)
 
     def beside(self, *, directory: bool) -> Self | None:
@@ -86,7 +86,7 @@ class SharedMemoryStore(FsspecStore):
 
     def exchange(self, other: Self) -> None:
         (fs, here), (_, there) = self._connect(), other._connect()
-        with _shared_memory:
+        with _shared_memory.held:
             fs.store |= {
                 new + path.removeprefix(old): fs.store.pop(path)
                 for old, new in ((here, there), (there, here))
@@ -94,5 +94,5 @@ class SharedMemoryStore(FsspecStore):
                 if path == old or path.startswith(f"{old}/")
             }
 
-    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:  # noqa: ARG002
-        return _shared_writers
+    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:  # noqa: ARG002
+        return _shared_writers.held

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
 from io import BufferedRandom
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Self, cast
 
@@ -63,11 +64,12 @@ class Spool:
         with self._mutex:
             self._require_open()
             start, count = self.length, len(self._pieces)
-            for piece in pieces:
-                self._starts.append(self.length)
-                self._pieces.append(piece)
-                self.length += len(piece)
+            *starts, stop = accumulate(map(len, pieces), initial=start)
             try:
+                # Nothing interrupts these three.
+                self._starts += starts
+                self._pieces += pieces
+                self.length = stop
                 if self._file is not None or self.length > self._limit:
                     self._flush()
             except BaseException:  # such as that of a full disk: the caller may go on without these pieces
@@ -121,8 +123,7 @@ class Spool:
             self._file.seek(self.reserved + self._starts[0])
             self._file.writelines(self._pieces)
             self._file.flush()  # otherwise a forked process would write the same bytes again
-        self._starts.clear()
-        self._pieces.clear()
+        self._starts, self._pieces = [], []  # both at once, whatever interrupts
 
     def _new_file(self) -> IO[bytes]:
         if self.path is None:

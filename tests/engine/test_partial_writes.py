@@ -74,10 +74,14 @@ class Undone(Exception):
 
 def undone(array: b2array.NDArray, writes: list) -> None:
     """Write inside of a change to the transaction that fails in the end."""
-    with pytest.raises(Undone), array._handle.source.savepoint():
+
+    def fail(_: object) -> None:
         for key, values in writes:
             array[key] = values
         raise Undone
+
+    with pytest.raises(Undone):
+        array._handle.source.attempt(fail)
 
 
 def stock_reads(path: Path) -> np.ndarray:

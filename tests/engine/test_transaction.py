@@ -121,15 +121,18 @@ def test_an_attempt_that_raises_leaves_what_was_there_before_it(array, layout):
     made.put(0, chunk_of(1))
     made.set_attr("kept", attributes.encode_attr(1))
     offsets, sizes = made.frame.offsets.copy(), made.state.sizes.copy()
-    with pytest.raises(KeyboardInterrupt), made.savepoint():
+
+    def interrupted(_: Transaction) -> None:
         made.put(0, chunk_of(2))
         made.put(3, zeros())
         made.set_attr("lost", attributes.encode_attr(2))
-        with made.savepoint():
-            made.put(1, chunk_of(3))
+        made.attempt(lambda _: made.put(1, chunk_of(3)))
         made.reindex([2, 1], nbytes=160)
         made.put(1, chunk_of(4))
         raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.attempt(interrupted)
     np.testing.assert_array_equal(made.frame.offsets, offsets)
     np.testing.assert_array_equal(made.state.sizes, sizes)
     made.commit()
@@ -143,12 +146,18 @@ def test_an_attempt_that_raises_leaves_what_was_there_before_it(array, layout):
 
 def test_an_inner_attempt_that_raises_leaves_the_outer_one(array):
     (made,) = drafts(array, 1)
-    with made.savepoint():
+
+    def fail(_: Transaction) -> None:
+        made.put(0, chunk_of(2))
+        made.put(1, chunk_of(2))
+        raise ZeroDivisionError
+
+    def go_on(_: Transaction) -> None:
         made.put(0, chunk_of(1))
-        with pytest.raises(ZeroDivisionError), made.savepoint():
-            made.put(0, chunk_of(2))
-            made.put(1, chunk_of(2))
-            raise ZeroDivisionError
+        with pytest.raises(ZeroDivisionError):
+            made.attempt(fail)
+
+    made.attempt(go_on)
     made.commit()
     array.refresh()
     assert array[:12].tolist() == [1] * 10 + [10, 11]
