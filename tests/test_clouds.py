@@ -177,6 +177,36 @@ def test_a_commit_whose_request_arrives_after_it_has_failed_takes_effect_as_a_wh
     check(data + 1)
 
 
+@pytest.mark.usefixtures("_hurry")
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_commit_that_its_writer_was_not_told_of_happens_once_when_others_are_on_top_of_it(
+    cloud, cloud_url, gate, layout
+):
+    gate, options = gate
+    url = f"{cloud_url}/a.b2nd"
+    b2array.asarray(np.arange(4), url=url, chunks=(2,), layout=layout, storage_options=cloud.options)
+    a = b2array.open(url, "r+", storage_options=options)
+
+    def change_twice() -> None:
+        b = b2array.open(url, "r+", storage_options=cloud.options)
+        b.append([200])
+        b[1] -= 10
+
+    def overtaken(change: Callable[[], object]) -> None:
+        index = "chunks.b2frame" if layout == "sparse" else "a.b2nd"
+        gate.overtake = change_twice
+        gate.arm(lambda _, what: None if gate.fired or index not in what or what[:3] in ("GET", "HEA") else "overtaken")
+        change()
+        assert gate.fired
+
+    overtaken(lambda: a.append([100]))
+    assert a[...].tolist() == [0, -9, 2, 3, 100, 200]
+    overtaken(lambda: a.__setitem__(1, 5))
+    assert a[...].tolist() == [0, -5, 2, 3, 100, 200, 200]
+    assert b2array.open(url, storage_options=cloud.options)[...].tolist() == a[...].tolist()
+    assert b2array.verify(url, deep=True, storage_options=cloud.options).ok
+
+
 def test_a_group_transaction_whose_request_arrives_after_it_has_failed_takes_effect_as_a_whole(cloud, cloud_url, gate):
     gate, options = gate
     url = f"{cloud_url}/g.b2d"

@@ -32,13 +32,22 @@ from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.state import DIGESTS, State, changed_chunks, layers_with, parse
 from b2array.progress import Progress
-from b2array.store.base import Store, attempts, durability, identity, may_still_happen, too_many_conflicts
+from b2array.store.base import (
+    COMPARE_AND_SWAP,
+    Store,
+    attempts,
+    durability,
+    identity,
+    may_still_happen,
+    too_many_conflicts,
+)
 
 __all__ = ["Prepared", "Transaction", "copied", "discard", "is_part", "take_place"]
 
 T = TypeVar("T")
 
 _CHAIN = "chain"
+_RECENT, _RECENT_NBYTES, _ID_NBYTES = "recent", 256, 8
 _ATOMIC_HEADER = 512
 """A header is rewritten in place only if it changes only within its first bytes, as many as a disk's sector has."""
 _DEAD_LIMIT = 2**16
@@ -321,7 +330,7 @@ class Transaction(Overlay):
             found = None
             with suppress(OSError, B2ArrayError):
                 found = load(self.store)
-            if found is None or found.generation != generation:
+            if found is None or (found.generation != generation and not _is_past(made.state, found.state)):
                 raise
             return found
         return Snapshot(self.store, made.state, 0, version, generation, header=made.header)
@@ -339,8 +348,12 @@ class Transaction(Overlay):
         header = frame.pack_header(described)
         # Chunks of a file whose every commit moves them are told apart by their digests.
         movable = not self.sparse and not self.store.appendable
+        chain, past = self._chain(), state.annotations.entry(_RECENT)
+        # A writer that was not told of its commit finds it here, when others have put theirs on top of it.
+        recent = (chain[:_ID_NBYTES] + (past if isinstance(past, bytes) else b""))[:_RECENT_NBYTES]
         entries = {
-            _CHAIN: self._chain(),
+            _CHAIN: chain,
+            **({_RECENT: recent} if self.store.guarantee == COMPARE_AND_SWAP else {}),
             DIGESTS: self._staging.digests(state.frame.offsets).tobytes() if movable else b"",
             fingerprint.HEADER: header,
         }
@@ -364,6 +377,14 @@ class Transaction(Overlay):
         base = self.base.generation if self.base is not None else ""
         salt = b"" if self.store.guarantee == "lock" else os.urandom(16)
         return blake2b(base.encode() + self._staging.digest, digest_size=16, salt=salt).digest()
+
+
+def _is_past(made: State, found: State) -> bool:
+    """Whether a state that was made was committed, and others on top of it led to the one that was found."""
+    ours, past = (each.annotations.entry(_RECENT) for each in (made, found))
+    if not isinstance(ours, bytes) or not isinstance(past, bytes):
+        return False
+    return ours[:_ID_NBYTES] in (past[at : at + _ID_NBYTES] for at in range(0, len(past), _ID_NBYTES))
 
 
 def _is_mostly_dead(state: State) -> bool:
