@@ -26,28 +26,18 @@ from b2array.engine.source import FRAME_NAME, Location, Source
 from b2array.engine.staging import Staging
 from b2array.errors import B2ArrayError, ConflictError, FormatError, warn
 from b2array.format import fingerprint, frame, index
-from b2array.format.annotations import LAYER, UNSIZED, Annotations, merged, packed_sizes
+from b2array.format.annotations import CHAIN, LAYER, UNSIZED, Annotations, merged, packed_sizes
 from b2array.format.checksums import record_nbytes
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.state import DIGESTS, State, changed_chunks, layers_with, parse
 from b2array.progress import Progress
-from b2array.store.base import (
-    COMPARE_AND_SWAP,
-    Store,
-    attempts,
-    durability,
-    identity,
-    may_still_happen,
-    too_many_conflicts,
-)
+from b2array.store.base import Store, attempts, durability, identity, may_still_happen, too_many_conflicts
 
 __all__ = ["Prepared", "Transaction", "copied", "discard", "is_part", "take_place"]
 
 T = TypeVar("T")
 
-_CHAIN = "chain"
-_RECENT, _RECENT_NBYTES, _ID_NBYTES = "recent", 256, 8
 _ATOMIC_HEADER = 512
 """A header is rewritten in place only if it changes only within its first bytes, as many as a disk's sector has."""
 _DEAD_LIMIT = 2**16
@@ -330,7 +320,8 @@ class Transaction(Overlay):
             found = None
             with suppress(OSError, B2ArrayError):
                 found = load(self.store)
-            if found is None or (found.generation != generation and not _is_past(made.state, found.state)):
+            past = found is not None and found.state.annotations.lists(made.state.annotations)
+            if found is None or not (past or found.generation == generation):
                 raise
             return found
         return Snapshot(self.store, made.state, 0, version, generation, header=made.header)
@@ -348,12 +339,8 @@ class Transaction(Overlay):
         header = frame.pack_header(described)
         # Chunks of a file whose every commit moves them are told apart by their digests.
         movable = not self.sparse and not self.store.appendable
-        chain, past = self._chain(), state.annotations.entry(_RECENT)
-        # A writer that was not told of its commit finds it here, when others have put theirs on top of it.
-        recent = (chain[:_ID_NBYTES] + (past if isinstance(past, bytes) else b""))[:_RECENT_NBYTES]
         entries = {
-            _CHAIN: chain,
-            **({_RECENT: recent} if self.store.guarantee == COMPARE_AND_SWAP else {}),
+            CHAIN: self._chain(),
             DIGESTS: self._staging.digests(state.frame.offsets).tobytes() if movable else b"",
             fingerprint.HEADER: header,
         }
@@ -362,6 +349,8 @@ class Transaction(Overlay):
             next=self._staging.next if self.sparse else None,
             sizes=packed_sizes(state.sizes),
         )
+        if self.store.guarantee != "lock":
+            annotations = annotations.with_commit_listed()
         layers = layers_with(described.vlmetalayers, annotations, self.url)
         packed = frame.pack(replace(described, vlmetalayers=layers), header)
         room = packed.frame.vlmetalayer(LAYER) is not None
@@ -377,14 +366,6 @@ class Transaction(Overlay):
         base = self.base.generation if self.base is not None else ""
         salt = b"" if self.store.guarantee == "lock" else os.urandom(16)
         return blake2b(base.encode() + self._staging.digest, digest_size=16, salt=salt).digest()
-
-
-def _is_past(made: State, found: State) -> bool:
-    """Whether a state that was made was committed, and others on top of it led to the one that was found."""
-    ours, past = (each.annotations.entry(_RECENT) for each in (made, found))
-    if not isinstance(ours, bytes) or not isinstance(past, bytes):
-        return False
-    return ours[:_ID_NBYTES] in (past[at : at + _ID_NBYTES] for at in range(0, len(past), _ID_NBYTES))
 
 
 def _is_mostly_dead(state: State) -> bool:
