@@ -207,6 +207,32 @@ def test_a_commit_that_its_writer_was_not_told_of_happens_once_when_others_are_o
     assert b2array.verify(url, deep=True, storage_options=cloud.options).ok
 
 
+@pytest.mark.usefixtures("_hurry")
+def test_a_group_transaction_that_was_not_told_of_happens_once_when_others_are_on_top_of_it(cloud, cloud_url, gate):
+    gate, options = gate
+    url = f"{cloud_url}/g.b2d"
+    with b2array.open_group(url, "w", storage_options=cloud.options).transaction() as made:
+        for name in "ab":
+            made.create(name, data=np.arange(4), chunks=(2,), layout="sparse")
+
+    def change_twice() -> None:
+        with b2array.open_group(url, "r+", storage_options=cloud.options).transaction() as theirs:
+            theirs["a"].append([200])
+            theirs.create("b", data=np.full(3, 9))
+
+    gate.overtake = change_twice
+    with b2array.open_group(url, "r+", storage_options=options).transaction() as ours:
+        ours["a"].append([100])
+        ours.create("c", data=np.arange(3))
+        del ours["b"]
+        gate.arm(lambda _, what: None if gate.fired or ".b2group" not in what or what[:3] == "GET" else "overtaken")
+    assert gate.fired
+    found = b2array.open_group(url, storage_options=cloud.options)
+    expected = {"a": [0, 1, 2, 3, 100, 200], "b": [9, 9, 9], "c": [0, 1, 2]}
+    assert {name: found[name][...].tolist() for name in found} == expected
+    assert b2array.verify(url, deep=True, storage_options=cloud.options).ok
+
+
 def test_a_group_transaction_whose_request_arrives_after_it_has_failed_takes_effect_as_a_whole(cloud, cloud_url, gate):
     gate, options = gate
     url = f"{cloud_url}/g.b2d"
