@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.bloscpack.header import Description, Order
-from b2array.bloscpack.reader import Reader, Url, open, read_header, store_of
-from b2array.bloscpack.writer import PackOptions, Writer, content, more_content, rewrite
+from b2array.bloscpack.reader import Reader, Url, store_of
+from b2array.bloscpack.writer import PackOptions, Writer, content, extend
 from b2array.buffers import Buffer
-from b2array.codec.cparams import AnyCParams, given_or_default
+from b2array.codec.cparams import AnyCParams
 from b2array.errors import warn
 
 __all__ = ["Reader", "Writer", "append", "create", "open", "pack", "unpack"]
@@ -161,6 +161,35 @@ def create(
     return Writer(url, about, None if -1 in about.shape else about.nbytes, options)
 
 
+def open(url: Url | Buffer, *, storage_options: Mapping[str, Any] | None = None) -> Reader:
+    """Open a Bloscpack file. Only the chunks that a key needs are read.
+
+    Parameters
+    ----------
+    url : str, os.PathLike or bytes-like
+        A path, a URL that fsspec understands, or the bytes of a file.
+    storage_options : mapping, optional
+        Options for fsspec.
+
+    Raises
+    ------
+    FormatError
+        The file is not a Bloscpack file.
+    UnsupportedError
+        The file has an unknown version, or its items are pickled Python objects.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from b2array import bloscpack
+    >>> packed = bloscpack.pack(np.arange(12).reshape(6, 2))
+    >>> with bloscpack.open(packed) as f:
+    ...     f.shape, f[4:].tolist()
+    ((6, 2), [[8, 9], [10, 11]])
+    """
+    return Reader(store_of(url, storage_options))
+
+
 def unpack(
     url: Url | Buffer, *, partial: bool = False, storage_options: Mapping[str, Any] | None = None
 ) -> npt.NDArray[Any] | bytes:
@@ -228,6 +257,4 @@ def append(url: Url, x: Any, *, cparams: AnyCParams = None, storage_options: Map
     """
     store = store_of(url, storage_options)
     with store.lock(""):
-        reader = read_header(store)
-        about, pieces = more_content(x, reader)
-        rewrite(store, reader, about, pieces, given_or_default(cparams))
+        extend(store, x, cparams)

@@ -18,11 +18,10 @@ from b2array.bloscpack.header import FileHeader, digest_size
 from b2array.codec.chunk import extents
 from b2array.codec.header import BLOSC1_HEADER_LEN, ChunkHeader
 from b2array.config import HEADER_LEN
-from b2array.errors import B2ArrayError, FormatError
+from b2array.errors import FormatError, located
+from b2array.store.base import Mutex
 
-__all__ = ["ChunkRange", "Chunks", "in_chunk"]
-
-Int64Array = npt.NDArray[np.int64]
+__all__ = ["ChunkRange", "Chunks"]
 
 _STRIDE = 64 * 2**10
 """Bytes to read at once."""
@@ -44,103 +43,85 @@ class ChunkRange(NamedTuple):
 class Chunks:
     """The chunks of a file. If the file does not say where they are, this finds them one after the other.
 
-    ``read(start, stop)`` returns bytes of the file.
+    Threads may share it.
+
+    ``read(start, stop)`` returns bytes of the file, which has `size` of them. The first chunk begins at `first`.
     """
 
     def __init__(
-        self, url: str, header: FileHeader, size: int, first: int, offsets: Int64Array | None,
+        self, url: str, header: FileHeader, size: int, first: int, offsets: npt.NDArray[np.int64] | None,
         read: Callable[[int, int], memoryview],
     ) -> None:  # fmt: skip
-        self._url, self._header, self._size, self._first, self._read = url, header, size, first, read
-        self._offsets = offsets
-        self._starts, self._stops, self._ends = array("q"), array("q"), array("q")
+        self._url, self._header, self._size, self._offsets, self._read = url, header, size, offsets, read
+        # For each chunk where it begins and ends in the file, and where it ends in the data; what is before them first.
+        self._known = array("q", (0, first, 0))
         self._window = (0, memoryview(b""))
+        self._mutex = Mutex()
         if offsets is not None and header.nbytes >= 0:
-            ends = np.minimum(np.arange(1, header.nchunks + 1) * header.chunk_size, header.nbytes)
+            ends = np.minimum(np.arange(1, len(offsets) + 1) * header.chunk_size, header.nbytes)
             # A chunk is at most as long as its data and its header.
             longest = np.diff(ends, prepend=0) + HEADER_LEN + digest_size(header.checksum)
             stops = np.minimum(extents(offsets, size), offsets + longest)
-            for known, values in ((self._starts, offsets), (self._stops, stops), (self._ends, ends)):
-                known.frombytes(values.astype(np.int64).tobytes())
+            self._known.frombytes(np.column_stack((offsets, stops, ends)).astype(np.int64).tobytes())
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._known) // 3 - 1
 
     @property
     def nbytes(self) -> int:
         """Uncompressed bytes of the chunks that are known so far."""
-        return self._ends[-1] if self._ends else 0
-
-    def __getitem__(self, n: int) -> ChunkRange:
-        while len(self) <= n and self._step():
-            pass
-        first = self._ends[n - 1] if n else 0
-        return ChunkRange(n, self._starts[n], self._stops[n], first, self._ends[n] - first)
+        return self._known[-1]
 
     def find(self, stop: int) -> Chunks:
         """Find the chunks of the first `stop` uncompressed bytes."""
-        while self.nbytes < stop and self._step():
+        while self.nbytes < stop and self._has(len(self)):
             pass
         return self
+
+    def __getitem__(self, n: int) -> ChunkRange:
+        self._has(n)
+        first, start, stop, end = self._known[3 * n + 2 : 3 * n + 6]
+        return ChunkRange(n, start, stop, first, end - first)
 
     def between(self, start: int, stop: int) -> Iterator[ChunkRange]:
         """Yield the chunks that hold the uncompressed bytes from `start` to `stop`."""
         if start >= stop:
             return
-        n = bisect_right(self.find(start + 1)._ends, start)
-        while n < len(self) or (self.nbytes < stop and self._step()):
-            chunk = self[n]
-            if chunk.first >= stop:
-                return
-            yield chunk
+        known = range(len(self.find(start + 1)) + 1)
+        n = bisect_right(known, start, key=lambda n: self._known[3 * n + 2]) - 1
+        while self._known[3 * n + 2] < stop and self._has(n):
+            yield self[n]
             n += 1
 
+    def _has(self, n: int) -> bool:
+        """Whether there is a chunk `n`. This finds the chunks up to it."""
+        if n >= len(self):
+            with self._mutex.held:
+                while len(self) <= n and located(f"chunk {len(self)} of {self._url}", self._step):
+                    pass
+        return n < len(self)
+
     def _step(self) -> bool:
-        """Find one more chunk; False if there is none."""
-        header, n = self._header, len(self)
-        if n == header.nchunks:
+        """Find the first chunk that is not known; False if there is none."""
+        header, size, n, start = self._header, self._size, len(self), self._known[-2]
+        if n == header.nchunks or (header.nchunks < 0 and start == size):
             return False
-        start = self._stops[-1] if n else self._first
         if self._offsets is not None:
             start = int(self._offsets[n])
-        if header.nchunks < 0 and start == self._size:
-            return False
-        try:
-            nbytes, stop = self._look(start)
-            self._check(n, nbytes)
-        except B2ArrayError as error:
-            raise in_chunk(n, self._url, error) from error
-        self._ends.append(self.nbytes + nbytes)
-        self._starts.append(start)
-        self._stops.append(stop)
-        return True
-
-    def _look(self, start: int) -> tuple[int, int]:
-        """Return how many bytes the chunk at `start` holds, and where its checksum ends."""
-        size = self._size
         if start + BLOSC1_HEADER_LEN > size:
             raise FormatError(f"expected a chunk at byte {start}, found the end at {size}")
         base, window = self._window
         if not base <= start <= min(size, start + HEADER_LEN) <= base + len(window):
             base, window = self._window = start, self._read(start, min(size, start + _STRIDE))
         found = ChunkHeader.unpack(window[start - base : start - base + HEADER_LEN])
-        stop = start + found.cbytes + digest_size(self._header.checksum)
+        stop = start + found.cbytes + digest_size(header.checksum)
         if stop > size:
             raise FormatError(f"expected a chunk that ends at byte {stop}, found the end at {size}")
-        return found.nbytes, stop
-
-    def _check(self, n: int, nbytes: int) -> None:
-        header = self._header
-        if header.chunk_size < 0:
-            return
         is_last = n == header.nchunks - 1
-        expected = header.last_chunk if is_last and header.last_chunk >= 0 else header.chunk_size
+        most = header.last_chunk if is_last and header.last_chunk >= 0 else header.chunk_size
         # While somebody writes the file, any chunk may be the last one.
-        may_be_shorter = header.last_chunk < 0 and (is_last or header.nchunks < 0)
-        if nbytes != expected and not (may_be_shorter and nbytes < expected):
-            raise FormatError(f"expected {expected} uncompressed bytes, found {nbytes}")
-
-
-def in_chunk(number: int, url: str, error: B2ArrayError) -> B2ArrayError:
-    """Return the error with the chunk's number in front of its message."""
-    return type(error)(f"chunk {number} of {url}: {error}")
+        least = 0 if header.last_chunk < 0 and (is_last or header.nchunks < 0) else most
+        if header.chunk_size >= 0 and not least <= found.nbytes <= most:
+            raise FormatError(f"expected {most} uncompressed bytes, found {found.nbytes}")
+        self._known.extend(array("q", (start, stop, self.nbytes + found.nbytes)))
+        return True

@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import math
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast, get_type_hints
 
 import numpy as np
 
@@ -26,7 +28,7 @@ from b2array.format.dtypes import parse_dtype
 __all__ = [
     "CHECKSUMS", "HEADER_FIELDS", "META_FIELDS", "META_HEADER_LEN", "VERSION1_FIELDS", "Description", "FileHeader",
     "MetaHeader", "Order", "checksum_id", "compare", "describe", "description", "digest", "digest_size",
-    "pack_metadata", "unpack_metadata",
+    "pack_metadata", "repack_metadata", "unpack_metadata",
 ]  # fmt: skip
 
 MAGIC = b"blpk"
@@ -37,30 +39,15 @@ Order = Literal["C", "F"]
 
 # Checksums.
 
-
-def _crc(function: Callable[[Buffer], int]) -> Callable[[Buffer], bytes]:
-    return lambda data: function(data).to_bytes(4, "little")
-
-
-def _hash(name: str) -> Callable[[Buffer], bytes]:
-    return lambda data: hashlib.new(name, data, usedforsecurity=False).digest()
-
-
-_DIGESTS: dict[str, Callable[[Buffer], bytes]] = {
-    "none": lambda _: b"",
-    "adler32": _crc(zlib.adler32),
-    "crc32": _crc(zlib.crc32),
-} | {name: _hash(name) for name in ("md5", "sha1", "sha224", "sha256", "sha384", "sha512")}
-
-CHECKSUMS = tuple(_DIGESTS)
+CHECKSUMS = ("none", "adler32", "crc32", "md5", "sha1", "sha224", "sha256", "sha384", "sha512")
 """The names of the checksums. A file stores a position in this tuple."""
 
-_SIZES = tuple(len(function(b"")) for function in _DIGESTS.values())
+_OF_4_BYTES = {1: zlib.adler32, 2: zlib.crc32}
 
 
 def checksum_id(name: str | None) -> int:
     """Return the position of a checksum in `CHECKSUMS`; ValueError if its name is unknown."""
-    known = "none" if name is None else name.lower()
+    known = "none" if name is None else str(name).lower()
     if known not in CHECKSUMS:
         raise ValueError(f"checksum must be one of {', '.join(CHECKSUMS)}, not {name!r}")
     return CHECKSUMS.index(known)
@@ -74,7 +61,12 @@ def digest(number: int, data: Buffer) -> bytes:
     >>> digest(checksum_id("adler32"), b"b2array").hex()
     'b4021f0a'
     """
-    return _DIGESTS[CHECKSUMS[number]](data)
+    if number in _OF_4_BYTES:
+        return _OF_4_BYTES[number](data).to_bytes(4, "little")
+    return hashlib.new(CHECKSUMS[number], data, usedforsecurity=False).digest() if number else b""
+
+
+_SIZES = tuple(len(digest(number, b"")) for number in range(len(CHECKSUMS)))
 
 
 def digest_size(number: int) -> int:
@@ -115,27 +107,12 @@ HEADER_FIELDS = (
 )
 """The fields of a header of versions 2 and 3."""
 
-META_FIELDS = (
-    HeaderField("magic", "8s", "how the metadata are written"),
-    HeaderField("options", "B", "none are known"),
-    HeaderField("checksum", "B", "of the metadata, as of chunks"),
-    HeaderField("codec", "B", "of the metadata, 0: none, 1: zlib"),
-    HeaderField("level", "B", "of the codec"),
-    HeaderField("meta_size", "I", "bytes of the metadata before compression"),
-    HeaderField("max_meta_size", "I", "bytes reserved for the metadata"),
-    HeaderField("meta_comp_size", "I", "bytes of the metadata as they are stored"),
-    HeaderField("user_codec", "8s", "name of another codec"),
-)
-"""The fields of the header of the metadata."""
-
 
 def _struct(fields: Iterable[HeaderField]) -> struct.Struct:
     return struct.Struct("<" + "".join(field.format for field in fields))
 
 
-_VERSION1, _HEADER, _META = _struct(VERSION1_FIELDS), _struct(HEADER_FIELDS), _struct(META_FIELDS)
-META_HEADER_LEN = _META.size
-
+_VERSION1, _HEADER = _struct(VERSION1_FIELDS), _struct(HEADER_FIELDS)
 _OFFSETS, _METADATA = 0x01, 0x02
 
 
@@ -169,33 +146,27 @@ class FileHeader:
         if version not in (1, 2, 3):
             raise UnsupportedError(f"version {version} of the Bloscpack format: only 1, 2 and 3 are known")
         if version == 1:
-            self = cls(version, nchunks=_VERSION1.unpack_from(buf)[-1])
+            self, options = cls(version, nchunks=_VERSION1.unpack_from(buf)[-1]), 0
+        elif len(buf) < _HEADER.size:
+            raise FormatError(f"expected a header of {_HEADER.size} bytes, found {len(buf)} bytes")
         else:
-            if len(buf) < _HEADER.size:
-                raise FormatError(f"expected a header of {_HEADER.size} bytes, found {len(buf)} bytes")
             _, _, options, checksum, typesize, chunk_size, last, nchunks, more = _HEADER.unpack_from(buf)
-            if options & ~(_OFFSETS | _METADATA if version == 3 else _OFFSETS):
-                raise UnsupportedError(f"options {options:#04x} of a Bloscpack file of version {version}")
             flags = bool(options & _OFFSETS), bool(options & _METADATA)
             self = cls(version, *flags, checksum, typesize, chunk_size, last, nchunks, more if version == 3 else 0)
-        self._check()
-        return self
-
-    def _check(self) -> None:
+        if options & ~(_OFFSETS | _METADATA if version == 3 else _OFFSETS):
+            raise UnsupportedError(f"options {options:#04x} of a Bloscpack file of version {version}")
         _check_checksum(self.checksum)
-        sizes = {"chunk-size": self.chunk_size, "last-chunk": self.last_chunk, "nchunks": self.nchunks}
-        for name, value in sizes.items():
-            if value < -1:
-                raise FormatError(f"expected {name} of -1 or more, found {value}")
+        for name, size in (("chunk-size", self.chunk_size), ("last-chunk", self.last_chunk), ("nchunks", self.nchunks)):
+            if size < -1:
+                raise FormatError(f"expected {name} of -1 or more, found {size}")
         if 0 <= self.chunk_size < self.last_chunk:
             raise FormatError(f"expected last-chunk of at most {self.chunk_size}, found {self.last_chunk}")
         if not 0 <= self.max_app_chunks < 2**60:
             raise FormatError(f"expected max_app_chunks of 0 to 2**60, found {self.max_app_chunks}")
+        return self
 
     def pack(self) -> bytes:
-        """Return the header's bytes."""
-        if self.version == 1:
-            return _VERSION1.pack(MAGIC, 1, b"", self.nchunks)
+        """Return the bytes of a header of version 2 or 3."""
         options = _OFFSETS * self.offsets | _METADATA * self.metadata
         return _HEADER.pack(
             MAGIC, self.version, options, self.checksum, self.typesize, self.chunk_size, self.last_chunk,
@@ -227,20 +198,20 @@ _RESERVE = 10
 
 
 class MetaHeader(NamedTuple):
-    """The header of the metadata: the fields of `META_FIELDS`."""
+    """The header of the metadata. Each field has a struct format and a meaning."""
 
-    magic: bytes
-    options: int
-    checksum: int
-    codec: int
-    level: int
-    meta_size: int
-    max_meta_size: int
-    meta_comp_size: int
-    user_codec: bytes
+    magic: Annotated[bytes, "8s", "how the metadata are written"]
+    options: Annotated[int, "B", "none are known"]
+    checksum: Annotated[int, "B", "of the metadata, as of chunks"]
+    codec: Annotated[int, "B", "of the metadata, 0: none, 1: zlib"]
+    level: Annotated[int, "B", "of the codec"]
+    meta_size: Annotated[int, "I", "bytes of the metadata before compression"]
+    max_meta_size: Annotated[int, "I", "bytes reserved for the metadata"]
+    meta_comp_size: Annotated[int, "I", "bytes of the metadata as they are stored"]
+    user_codec: Annotated[bytes, "8s", "name of another codec"]
 
     @classmethod
-    def unpack(cls, buf: Buffer) -> MetaHeader:
+    def unpack(cls, buf: Buffer) -> Self:
         """Read the header of metadata in JSON, plain or compressed by zlib."""
         if len(buf) < META_HEADER_LEN:
             raise FormatError(f"expected a metadata header of {META_HEADER_LEN} bytes, found {len(buf)} bytes")
@@ -263,6 +234,15 @@ class MetaHeader(NamedTuple):
     def section_nbytes(self) -> int:
         """Size in bytes of this header, the metadata, the reserved bytes behind them, and the checksum."""
         return META_HEADER_LEN + self.max_meta_size + digest_size(self.checksum)
+
+
+META_FIELDS = tuple(
+    HeaderField(name, *hint.__metadata__) for name, hint in get_type_hints(MetaHeader, include_extras=True).items()
+)
+"""The fields of the header of the metadata."""
+
+_META = _struct(META_FIELDS)
+META_HEADER_LEN = _META.size
 
 
 def unpack_metadata(head: MetaHeader, section: Buffer) -> Any:
@@ -295,6 +275,12 @@ def pack_metadata(metadata: Any, *, checksum: int = 1, room: int | None = None) 
     return b"".join((head, stored, bytes(room - len(stored)), digest(checksum, stored)))
 
 
+def repack_metadata(section: Buffer, metadata: Any) -> bytes:
+    """Return a section for changed metadata, with the room and the kind of checksum of the old section."""
+    old = MetaHeader.unpack(section)
+    return pack_metadata(metadata, checksum=old.checksum, room=old.max_meta_size)
+
+
 # Arrays.
 
 _NOT_A_DTYPE = (TypeError, ValueError, SyntaxError, LookupError, ArithmeticError, MemoryError, RecursionError)
@@ -315,13 +301,12 @@ class Description(NamedTuple):
     @property
     def row_nbytes(self) -> int:
         """Bytes of one row, which is one step along `axis`."""
-        rest = self.shape[: self.axis] + self.shape[self.axis + 1 :]
-        return int(np.prod(rest, dtype=object)) * self.dtype.itemsize
+        return self.with_rows(1).nbytes
 
     @property
     def nbytes(self) -> int:
         """Bytes of all items."""
-        return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def with_rows(self, rows: int) -> Description:
         """Return the same description with another number of rows.
@@ -360,11 +345,10 @@ def description(metadata: Any) -> Description | None:
     shape, order = metadata["shape"], metadata["order"]
     if order not in ("C", "F"):
         raise FormatError(f"expected order C or F, found {str(order)[:80]!r}")
-    valid = isinstance(shape, list) and len(shape) <= 64 and all(type(n) is int and -1 <= n < 2**63 for n in shape)
-    if not valid or shape.count(-1) > 1:
+    if not isinstance(shape, list) or len(shape) > 64 or not all(type(n) is int and -1 <= n < 2**63 for n in shape):
         raise FormatError(f"expected a shape of at most 64 extents, found {repr(shape)[:80]}")
     about = Description(_read_dtype(metadata["dtype"]), tuple(shape), cast(Order, order))
-    if -1 in shape and shape[about.axis] != -1:
+    if -1 in about.with_rows(0).shape:
         raise FormatError(f"expected an unknown extent only along the axis that grows, found {repr(shape)[:80]}")
     return about
 
@@ -379,10 +363,8 @@ def _read_dtype(stored: Any) -> np.dtype[Any]:
         limit = config.limits.dtype_text
         if len(stored) > limit:
             raise FormatError(f"expected at most {limit} bytes of type text, found {len(stored)}")
-        try:
+        with suppress(*_NOT_A_DTYPE):
             descr = ast.literal_eval(stored)
-        except _NOT_A_DTYPE:
-            descr = stored
     if isinstance(descr, str):
         return parse_dtype(descr)
     try:
@@ -406,8 +388,5 @@ def _tuples(descr: Any) -> Any:
     """Turn the lists that stand for fields, and for shapes inside them, into tuples."""
     if not isinstance(descr, list):
         return descr
-    if not descr:
-        return ()
-    if isinstance(descr[0], list | tuple):
-        return [_tuples(field) for field in descr]
-    return tuple(_tuples(part) for part in descr)
+    parts = [_tuples(part) for part in descr]
+    return parts if descr and isinstance(descr[0], list | tuple) else tuple(parts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Self
 
@@ -16,34 +16,25 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config, threads
-from b2array.bloscpack.chunks import ChunkRange, Chunks, in_chunk
-from b2array.bloscpack.header import (
-    META_HEADER_LEN,
-    Description,
-    FileHeader,
-    MetaHeader,
-    compare,
-    description,
-    digest_size,
-    unpack_metadata,
-)
+from b2array.bloscpack import header as head
+from b2array.bloscpack.chunks import ChunkRange, Chunks
+from b2array.bloscpack.header import Description, FileHeader, MetaHeader
 from b2array.buffers import Buffer
 from b2array.codec import decode
 from b2array.codec.codecs import MAX_RATIO
 from b2array.codec.header import BLOSC1_HEADER_LEN, ChunkHeader
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, located
-from b2array.grid.partition import Part, Positions, parts, put, take
+from b2array.grid.partition import Positions, parts, put, take
 from b2array.grid.selection import select
 from b2array.store.base import Store
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 
-__all__ = ["Reader", "Url", "open", "read_header", "store_of"]
+__all__ = ["Reader", "Url", "store_of"]
 
 Url = str | os.PathLike[str]
 Bytes = npt.NDArray[np.uint8]
-Int64Array = npt.NDArray[np.int64]
 
 _BEGINNING = 64 * 2**10
 _STRIDE = 64 * 2**10
@@ -55,45 +46,9 @@ _WINDOW_NBYTES = 32 * 2**20
 _ALL = 2**63
 
 
-def open(url: Url | Buffer, *, storage_options: Mapping[str, Any] | None = None) -> Reader:
-    """Open a Bloscpack file. Only the chunks that a key needs are read.
-
-    Parameters
-    ----------
-    url : str, os.PathLike or bytes-like
-        A path, a URL that fsspec understands, or the bytes of a file.
-    storage_options : mapping, optional
-        Options for fsspec.
-
-    Raises
-    ------
-    FormatError
-        The file is not a Bloscpack file.
-    UnsupportedError
-        The file has an unknown version, or its items are pickled Python objects.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from b2array import bloscpack
-    >>> packed = bloscpack.pack(np.arange(12).reshape(6, 2))
-    >>> with bloscpack.open(packed) as f:
-    ...     f.shape, f[4:].tolist()
-    ((6, 2), [[8, 9], [10, 11]])
-    """
-    return read_header(store_of(url, storage_options))
-
-
 def store_of(url: Url | Buffer, storage_options: Mapping[str, Any] | None) -> Store:
     """Return the store for a URL, or for the bytes of a file."""
-    if isinstance(url, bytes | bytearray | memoryview):
-        return MemoryStore({"": url})
-    return open_store(url, storage_options=storage_options)
-
-
-def read_header(store: Store) -> Reader:
-    """Open the file in a store as it is. Errors name its URL."""
-    return located(store.url, lambda: Reader(store))
+    return MemoryStore({"": url}) if isinstance(url, Buffer) else open_store(url, storage_options=storage_options)
 
 
 class Reader:
@@ -101,40 +56,46 @@ class Reader:
 
     Arrays take the keys that NumPy takes, and read the chunks that hold the selected rows. Rows run along the first
     axis, with order "F" along the last one. Files of bytes give bytes for ``f[start:stop]`` and a number for ``f[n]``.
+    Threads may share a reader.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.url = store.url
         """Where the file is, without secrets."""
-        (head,) = store.head([""], _BEGINNING)
-        if isinstance(head, Exception):
-            raise head
-        self.stamp = head.stamp or store.stamp("")
+        self._last: tuple[int, Bytes] | None = None
+        located(store.url, self._read_head)
+
+    def _read_head(self) -> None:
+        (beginning,) = self._store.head([""], _BEGINNING)
+        if isinstance(beginning, Exception):
+            raise beginning
+        self.stamp = beginning.stamp or self._store.stamp("")
         """The state of the file: its size, and a version that a change replaces."""
         if self.stamp.size < 0:
             raise UnsupportedError(f"{self.url}: expected the size of the file, found a server that does not tell it")
-        self._beginning = head.data
-        self.header: FileHeader = FileHeader.unpack(head.data)
+        self._beginning = beginning.data
+        self.header: FileHeader = FileHeader.unpack(beginning.data)
         """What the file says about itself."""
         self.metadata: Any = None
         """The metadata, None if there are none."""
         self.meta_head: MetaHeader | None = None
-        position = self.header.length
-        if self.header.metadata:
-            meta = self.meta_head = MetaHeader.unpack(self._bytes(position, position + META_HEADER_LEN))
-            section = self._bytes(position, position + meta.section_nbytes)
-            self.metadata = unpack_metadata(meta, section)
-            position += meta.section_nbytes
-        self._about = description(self.metadata)
-        self.table_start = position
+        self.table_start = start = self.header.length
         """Where the table of offsets begins, if there is one."""
+        if self.header.metadata:
+            meta = self.meta_head = MetaHeader.unpack(self._bytes(start, start + head.META_HEADER_LEN))
+            self.table_start += meta.section_nbytes
+            self.metadata = head.unpack_metadata(meta, self._bytes(start, self.table_start))
+        about = head.description(self.metadata)
+        self._is_array = about is not None
+        self._about = about or Description(np.dtype(np.uint8), (-1,), "C")
         self.nslots = self._count_slots()
         """The number of slots in the table of offsets, used and free."""
+        self.first_chunk = self.table_start + 8 * self.nslots
+        """Where the first chunk is in the file."""
         self._chunks = Chunks(
             self.url, self.header, self.stamp.size, self.first_chunk, self._read_offsets(), self._bytes
         )
-        self._last: tuple[int, Bytes] | None = None
         self._beginning = memoryview(b"")
 
     def _bytes(self, start: int, stop: int) -> memoryview:
@@ -145,40 +106,31 @@ class Reader:
         return self._store.read([Span("", start, stop)], expected=self.stamp.version)[0]
 
     def _count_slots(self) -> int:
-        header = self.header
+        header, start, size = self.header, self.table_start, self.stamp.size
         if not header.offsets:
             return 0
-        if header.nchunks < 0:
-            return self._count_unused_slots()
-        nslots = header.nchunks + header.max_app_chunks
-        if self.table_start + 8 * nslots > self.stamp.size:
-            raise FormatError(f"{self.url}: expected {nslots} offsets, found a file of {self.stamp.size} bytes")
-        return nslots
-
-    def _count_unused_slots(self) -> int:
-        """Count the slots of an unfinished file. They hold -1, and no chunk begins with these bytes."""
-        count, position, size = 0, self.table_start, self.stamp.size
-        while position + 8 <= size:
-            stop = min(size, position + _STRIDE)
-            entries = np.frombuffer(self._bytes(position, stop - (stop - position) % 8), "<i8")
-            other = np.flatnonzero(entries != -1)
-            if len(other):
-                first = int(entries[other[0]])
+        if header.nchunks >= 0:
+            nslots = header.nchunks + header.max_app_chunks
+            if start + 8 * nslots > size:
+                raise FormatError(f"{self.url}: expected {nslots} offsets, found a file of {size} bytes")
+            return nslots
+        # The slots of an unfinished file hold -1, and no chunk begins with these bytes.
+        end = size - (size - start) % 8
+        for position in range(start, end, _STRIDE):
+            entries = np.frombuffer(self._bytes(position, min(end, position + _STRIDE)), "<i8")
+            used = np.flatnonzero(entries != -1)
+            if len(used):
+                count, length = (position - start) // 8 + int(used[0]), int(entries[0]) - start
                 # The first slot may be filled in: the first chunk comes right behind the table.
-                if not count and not other[0] and 0 < first - position < size and (first - position) % 8 == 0:
-                    return (first - position) // 8
-                return count + int(other[0])
-            count += len(entries)
-            position += 8 * len(entries)
-        return count
+                return length // 8 if not count and 0 < length < size and not length % 8 else count
+        return (end - start) // 8
 
-    def _read_offsets(self) -> Int64Array | None:
+    def _read_offsets(self) -> npt.NDArray[np.int64] | None:
         """Return the offsets, or None if they are unknown."""
         nchunks = self.header.nchunks
         if not self.header.offsets or nchunks < 0:
             return None
-        raw = self._bytes(self.table_start, self.table_start + 8 * nchunks)
-        offsets = np.frombuffer(raw, "<i8").astype(np.int64)
+        offsets = np.frombuffer(self._bytes(self.table_start, self.table_start + 8 * nchunks), "<i8").astype(np.int64)
         low, high = self.first_chunk, self.stamp.size - BLOSC1_HEADER_LEN
         # If the file was cut short, find the chunks before the cut one after the other.
         if (offsets == -1).any() or (offsets > high).any():
@@ -187,41 +139,29 @@ class Reader:
             raise FormatError(f"{self.url}: expected offsets of {low} to {high}, found {offsets.min()}")
         return offsets
 
-    @property
-    def first_chunk(self) -> int:
-        """Where the first chunk is in the file."""
-        return self.table_start + 8 * self.nslots
-
     def head_bytes(self) -> bytes:
         """Return everything before the first chunk."""
         return bytes(self._bytes(0, self.first_chunk))
 
     @property
-    def checksum_nbytes(self) -> int:
-        """Bytes of the checksum behind each chunk."""
-        return digest_size(self.header.checksum)
-
-    @property
     def is_array(self) -> bool:
         """Whether the file holds an array rather than bytes."""
-        return self._about is not None
+        return self._is_array
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of the items; uint8 if the file holds bytes."""
-        return np.dtype(np.uint8) if self._about is None else self._about.dtype
+        return self._about.dtype
 
     @property
     def order(self) -> str:
         """Order of the items in the file, "C" or "F"."""
-        return "C" if self._about is None else self._about.order
+        return self._about.order
 
     @property
     def description(self) -> Description:
         """Type, shape and order, with all extents."""
         about = self._about
-        if about is None:
-            return Description(np.dtype(np.uint8), (self.nbytes,), "C")
         if -1 not in about.shape:
             return about
         return about.with_rows(self.nbytes // about.row_nbytes if about.row_nbytes else 0)
@@ -279,8 +219,7 @@ class Reader:
         if copy is False:
             raise ValueError("a compressed array cannot be seen as a NumPy array without a copy")
         data = self.read()
-        result = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
-        return result if dtype is None else result.astype(dtype, copy=False)
+        return np.asarray(np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data, dtype)
 
     def __getitem__(self, key: Any) -> Any:
         about = self.description
@@ -290,7 +229,10 @@ class Reader:
         self._check_size(about, self.header.nbytes)
         result = np.empty(selection.shape, about.dtype)
         if result.size:
-            group, line = _find_axis(about.axis, selection.axes)
+            axes = selection.axes or tuple((axis,) for axis in range(len(about.shape)))
+            group, line = next(
+                (g, covered.index(about.axis)) for g, covered in enumerate(axes) if about.axis in covered
+            )
             rows = selection.positions[group]
             # Read rows that are close together in large steps, scattered ones chunk by chunk.
             nbytes = self.header.chunk_size if self.header.chunk_size > 0 else _STRIDE
@@ -299,12 +241,12 @@ class Reader:
             step = max(1, nbytes // about.row_nbytes)
             box = selection.view(result)
             for part in parts(selection.positions, about.with_rows(step).shape, selection.axes):
-                first, stop, inside = _trim_rows(part, group, line)
+                first, stop, inside = _trim_rows(part.inside, group, line)
                 origin = part.coords[about.axis] * step
                 flat = self.read_bytes((origin + first) * about.row_nbytes, (origin + stop) * about.row_nbytes)
                 loaded = _shaped(flat, about.with_rows(stop - first))
                 put(box, part.outside, take(loaded, inside, selection.axes))
-        if self._about is None:
+        if not self.is_array:
             return int(result[()]) if selection.kind == "scalar" else result.tobytes()
         return result[()] if selection.kind == "scalar" else result
 
@@ -323,32 +265,30 @@ class Reader:
         """Read everything: an array, or bytes. Errors name the chunk that is damaged or missing."""
         nbytes, about = self.nbytes, self.description
         self._check_size(about, nbytes)
-        for n in range(0 if nbytes else self.nchunks):
-            self.decode(n)  # empty chunks may be damaged, too
-        flat = self.read_bytes(0, nbytes)
-        return flat.tobytes() if self._about is None else _shaped(flat, about)
+        for _ in self.decoded(map(self.place, range(0 if nbytes else self.nchunks))):
+            pass  # empty chunks may be damaged, too
+        return self._content(self.read_bytes(0, nbytes), about)
 
     def read_intact(self) -> tuple[npt.NDArray[Any] | bytes, B2ArrayError | None]:
         """Read everything before the first damage, of an array whole rows. Also return the error that names it."""
+        about = self._about
+        if not about.shape:
+            return self.read(), None
         pieces = [np.empty(0, np.uint8)]
         error: B2ArrayError | None = None
         try:
             pieces.extend(self._decode(chunk, *self._fetch([chunk])) for chunk in self._chunks.between(0, _ALL))
         except B2ArrayError as found:
             error = found
-        flat, about = np.concatenate(pieces), self._about
-        if about is None:
-            return flat.tobytes(), error
-        if not about.shape:
-            if error is not None:
-                raise error
-            self._check_size(about, len(flat))
-            return _shaped(flat, about), None
+        flat = np.concatenate(pieces)
         rows = len(flat) // about.row_nbytes if about.row_nbytes else max(about.shape[about.axis], 0)
         intact = about.with_rows(rows)
         if error is None and intact.shape != self.shape:
             error = FormatError(f"{self.url}: expected {self.shape[about.axis]} rows, found {rows}")
-        return _shaped(flat[: intact.nbytes], intact), error
+        return self._content(flat[: intact.nbytes], intact), error
+
+    def _content(self, flat: Bytes, about: Description) -> npt.NDArray[Any] | bytes:
+        return _shaped(flat, about) if self.is_array else flat.tobytes()
 
     def read_bytes(self, start: int, stop: int) -> Bytes:
         """Return uncompressed bytes in the order of the file."""
@@ -362,7 +302,7 @@ class Reader:
             first = chunks[0].first
             return last[1][start - first : stop - first].copy()
         out = np.empty(stop - start, np.uint8)
-        for chunk, data in self._decoded(chunks):
+        for chunk, data in self.decoded(chunks):
             low, high = max(start, chunk.first), min(stop, chunk.first + chunk.nbytes)
             out[low - start : high - start] = data[low - chunk.first : high - chunk.first]
             if chunk is chunks[-1] and high - chunk.first < chunk.nbytes:
@@ -372,18 +312,14 @@ class Reader:
 
     def iter_chunks(self) -> Iterator[bytes]:
         """Yield the uncompressed bytes of one chunk after the other."""
-        for _, data in self._decoded(self._chunks.between(0, _ALL)):
+        for _, data in self.decoded(self._chunks.between(0, _ALL)):
             yield data.tobytes()
 
     def get_chunk(self, n: int) -> bytes:
         """Compare the checksum of chunk `n`, and return the chunk without it."""
         chunk = self.place(n)
-        return bytes(self._verified(chunk, *self._fetch([chunk])))
-
-    def decode(self, n: int) -> bytes:
-        """Return the uncompressed bytes of chunk `n`."""
-        chunk = self.place(n)
-        return self._decode(chunk, *self._fetch([chunk])).tobytes()
+        (view,) = self._fetch([chunk])
+        return bytes(located(f"chunk {n} of {self.url}", lambda: self._verified(view)))
 
     def place(self, n: int) -> ChunkRange:
         """Find chunk `n`."""
@@ -400,35 +336,31 @@ class Reader:
         spans = [Span("", chunk.start, chunk.stop) for chunk in chunks]
         return self._store.read(spans, expected=self.stamp.version)
 
-    def _decoded(self, chunks: Iterator[ChunkRange] | Sequence[ChunkRange]) -> Iterator[tuple[ChunkRange, Bytes]]:
+    def decoded(self, chunks: Iterable[ChunkRange]) -> Iterator[tuple[ChunkRange, Bytes]]:
         """Fetch and decode chunks: many at once, but a bounded number of bytes."""
-        largest = max(self.header.chunk_size, 2**20)
-        source = iter(chunks)
-        while window := tuple(islice(source, max(1, _WINDOW_NBYTES // largest))):
+        most, source = _WINDOW_NBYTES // max(self.header.chunk_size, 2**20), iter(chunks)
+        while window := tuple(islice(source, max(1, most))):
             jobs = zip(window, self._fetch(window), strict=True)
             yield from zip(window, threads.spread(lambda job: self._decode(*job), jobs), strict=True)
 
     def _decode(self, chunk: ChunkRange, view: memoryview) -> Bytes:
-        stored = self._verified(chunk, view)
-        try:
+        def decoded() -> Bytes:
+            stored = self._verified(view)
             found = ChunkHeader.unpack(stored).nbytes
             if found != chunk.nbytes:
                 raise FormatError(f"expected {chunk.nbytes} uncompressed bytes, found {found}")
             return decode.decode(stored)
-        except B2ArrayError as error:
-            raise in_chunk(chunk.number, self.url, error) from error
 
-    def _verified(self, chunk: ChunkRange, view: memoryview) -> memoryview:
-        """Return the bytes of a chunk after comparing their checksum."""
-        try:
-            cbytes = ChunkHeader.unpack(view).cbytes
-            stop = cbytes + self.checksum_nbytes
-            if stop > len(view):
-                raise FormatError(f"expected {stop} bytes, found {len(view)}")
-            if config.verify != "never":
-                compare("its checksum", self.header.checksum, view[:cbytes], view[cbytes:stop])
-        except B2ArrayError as error:
-            raise in_chunk(chunk.number, self.url, error) from error
+        return located(f"chunk {chunk.number} of {self.url}", decoded)
+
+    def _verified(self, view: memoryview) -> memoryview:
+        """Return the bytes of a chunk after comparing their checksum, which is behind them."""
+        cbytes = ChunkHeader.unpack(view).cbytes
+        stop = cbytes + head.digest_size(self.header.checksum)
+        if stop > len(view):
+            raise FormatError(f"expected {stop} bytes, found {len(view)}")
+        if config.verify != "never":
+            head.compare("its checksum", self.header.checksum, view[:cbytes], view[cbytes:stop])
         return view[:cbytes]
 
 
@@ -436,16 +368,9 @@ def _shaped(flat: Bytes, about: Description) -> npt.NDArray[Any]:
     return flat.view(about.dtype).reshape(about.shape, order=about.order)
 
 
-def _find_axis(axis: int, axes: Sequence[Sequence[int]] | None) -> tuple[int, int]:
-    """Find an axis among groups of axes: return its group, and its position in the group."""
-    if axes is None:
-        return axis, 0
-    return next((g, group.index(axis)) for g, group in enumerate(axes) if axis in group)
-
-
-def _trim_rows(part: Part, group: int, line: int) -> tuple[int, int, tuple[Positions, ...]]:
+def _trim_rows(inside: tuple[Positions, ...], group: int, line: int) -> tuple[int, int, tuple[Positions, ...]]:
     """Return the first row that a part selects, the end of its rows, and the selection relative to the first row."""
-    rows = part.inside[group]
+    rows = inside[group]
     if isinstance(rows, slice):
         first, stop = rows.start, range(rows.start, rows.stop, rows.step)[-1] + 1
         trimmed: Positions = slice(0, stop - first, rows.step)
@@ -453,4 +378,4 @@ def _trim_rows(part: Part, group: int, line: int) -> tuple[int, int, tuple[Posit
         first, stop = int(rows[line].min()), int(rows[line].max()) + 1
         trimmed = rows.copy()
         trimmed[line] -= first
-    return first, stop, (*part.inside[:group], trimmed, *part.inside[group + 1 :])
+    return first, stop, (*inside[:group], trimmed, *inside[group + 1 :])

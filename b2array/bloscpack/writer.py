@@ -7,6 +7,7 @@ Source: "RFC for the new Bloscpack Header", section Description of the offsets e
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,26 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import threads
-from b2array.bloscpack.header import (
-    ARRAY_KEYS,
-    MAGIC,
-    META_HEADER_LEN,
-    Description,
-    FileHeader,
-    Order,
-    checksum_id,
-    describe,
-    digest,
-    digest_size,
-    pack_metadata,
-)
+from b2array.bloscpack import header as head
+from b2array.bloscpack.header import Description, FileHeader, Order
 from b2array.bloscpack.reader import Reader, Url
 from b2array.buffers import Buffer
 from b2array.codec import cblosc
 from b2array.codec.codecs import codec_name
-from b2array.codec.cparams import AnyCParams, CParams, given_or_default
+from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.codec.header import CODEC_FORMATS, FilterId
-from b2array.errors import LimitError, UnsupportedError
+from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.grid.assignment import Sliceable, check_unmasked
 from b2array.grid.partition import boxes
 from b2array.store.atomic import AtomicFile, require_free
@@ -44,7 +34,7 @@ from b2array.store.base import Store
 from b2array.store.open import open_store
 from b2array.store.spool import Spool
 
-__all__ = ["PackOptions", "Writer", "content", "more_content", "rewrite"]
+__all__ = ["PackOptions", "Writer", "content", "extend"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -53,7 +43,6 @@ _MAX_CHUNK_SIZE = 2**31 - 1 - 16
 """The most bytes that C-Blosc 1 compresses at once."""
 
 _MAX_ITEMSIZE = 255
-_META_CHECKSUM = 1
 _APPENDABLE = 10
 """Reserve this many times the slots of a table, for chunks that are appended later."""
 
@@ -75,15 +64,18 @@ _SHUFFLES: dict[tuple[int, ...], int] = {
 class PackOptions:
     """How to write a file: the options of `b2array.bloscpack.pack`."""
 
-    checksum: str | None = "adler32"
-    offsets: bool = True
-    chunk_size: int | None = None
-    metadata: Mapping[str, Any] | None = None
-    cparams: AnyCParams = None
-    version: int = 3
-    max_app_chunks: int | None = None
-    overwrite: bool = False
-    storage_options: Mapping[str, Any] | None = None
+    checksum: str | None
+    offsets: bool
+    chunk_size: int | None
+    metadata: Mapping[str, Any] | None
+    cparams: AnyCParams
+    version: int
+    max_app_chunks: int | None
+    overwrite: bool
+    storage_options: Mapping[str, Any] | None
+
+
+# Chunks.
 
 
 class _ChunkEncoder:
@@ -107,35 +99,89 @@ class _ChunkEncoder:
         self.typesize = itemsize if itemsize <= _MAX_ITEMSIZE else 1
         self.size, self.checksum, self._put = size, checksum, put
         self.offsets = list(offsets)
-        self.nbytes = self._npending = 0
-        self.last = size
-        """Uncompressed bytes of the last chunk."""
+        self.nbytes = 0
+        """Bytes that were added so far."""
         self._pending: list[Bytes] = []
 
     def write(self, flat: Bytes) -> None:
         """Add bytes."""
+        npending = self.nbytes % self.size
         self.nbytes += len(flat)
-        self._npending += len(flat)
-        if self._npending < self.size:
+        if npending + len(flat) < self.size:
             # The caller may change its buffer before there are enough bytes for a chunk.
             self._pending.append(flat.copy())
             return
-        joined = np.concatenate((*self._pending, flat)) if self._pending else flat
+        joined = np.concatenate((*self._pending, flat)) if npending else flat
         border = len(joined) - len(joined) % self.size
         self._encode(joined[first : first + self.size] for first in range(0, border, self.size))
-        self._pending, self._npending = [joined[border:].copy()], len(joined) - border
+        self._pending = [joined[border:].copy()]
 
-    def finish(self, header: FileHeader) -> FileHeader:
-        """Write what is left as the last chunk; return the header. A file without data has one empty chunk."""
-        if self._npending or not self.offsets:
-            self.last = self._npending
+    def finish(self) -> None:
+        """Write what is left as the last chunk. A file without data has one empty chunk."""
+        if self.nbytes % self.size or not self.offsets:
             self._encode([np.concatenate([np.empty(0, np.uint8), *self._pending])])
-        chunk_size = self.last if len(self.offsets) == 1 else self.size
-        return replace(header, nchunks=len(self.offsets), chunk_size=chunk_size, last_chunk=self.last)
 
     def _encode(self, pieces: Iterable[Bytes]) -> None:
         for chunk in threads.spread(lambda data: cblosc.compress(data, *self._how, self.typesize), pieces):
-            self.offsets.append(self._put(chunk, digest(self.checksum, chunk)))
+            self.offsets.append(self._put(chunk, head.digest(self.checksum, chunk)))
+
+
+def _chunk_size(given: int | None, itemsize: int) -> int:
+    """Return the size of a chunk in bytes, given or by default, rounded down to whole items."""
+    if given is None:
+        given = max(_CHUNK_SIZE, itemsize)
+    if not itemsize <= given <= _MAX_CHUNK_SIZE:
+        raise ValueError(f"chunk_size must be {itemsize} (one item) to {_MAX_CHUNK_SIZE} bytes, not {given}")
+    return given - given % itemsize
+
+
+# What comes before the chunks.
+
+
+def _metadata(about: Description | None, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the metadata of a file: those of its array, and those that were given."""
+    metadata = {} if about is None else head.describe(about)
+    clash = sorted(metadata.keys() & set(given or {}))
+    if clash:
+        raise ValueError(f"metadata must not have the key {clash[0]!r}: arrays fill it in themselves")
+    metadata |= given or {}
+    try:
+        head.description(json.loads(json.dumps(metadata)))
+    except FormatError as error:
+        raise ValueError(f"no reader would understand the metadata: {error}") from None
+    return None if about is None and given is None else metadata
+
+
+def _sized(header: FileHeader, nbytes: int, size: int) -> FileHeader:
+    """Return the header of a file with `nbytes` bytes of data in chunks of `size` bytes."""
+    nchunks = max(1, -(-nbytes // size))
+    last = nbytes - (nchunks - 1) * size
+    return replace(header, chunk_size=last if nchunks == 1 else size, last_chunk=last, nchunks=nchunks)
+
+
+def _first_slots(header: FileHeader, more: int | None) -> int:
+    """Return how many slots the table of a new file has, with room for `more` chunks."""
+    if not header.offsets:
+        return 0
+    if more is not None and more < 0:
+        raise ValueError(f"max_app_chunks must be 0 or more, not {more}")
+    if header.nchunks < 0:
+        return _FIRST_SLOTS
+    if header.version == 2:
+        return header.nchunks
+    return header.nchunks + (_APPENDABLE * header.nchunks if more is None else more)
+
+
+def _pack_head(header: FileHeader, section: bytes, offsets: Sequence[int], nslots: int) -> bytes:
+    """Return everything before the first chunk. Free slots hold -1."""
+    if header.version == 3 and header.nchunks >= 0:
+        header = replace(header, max_app_chunks=max(0, nslots - header.nchunks))
+    table = np.full(nslots, -1, "<i8")
+    table[: len(offsets)] = offsets if header.offsets else ()
+    return b"".join((header.pack(), section, table.tobytes()))
+
+
+# New files.
 
 
 class Writer:
@@ -147,63 +193,54 @@ class Writer:
     def __init__(self, url: Url | None, about: Description | None, nbytes: int | None, options: PackOptions) -> None:
         if options.version not in (2, 3):
             raise ValueError(f"version must be 2 or 3, not {options.version}")
-        self._about, self._nbytes, self._options = about, nbytes, options
-        section = self._section(None)
-        if section and options.version == 2:
+        self._about, self._nbytes, self._overwrite = about, nbytes, options.overwrite
+        self._metadata = _metadata(about, options.metadata)
+        self._section = b"" if self._metadata is None else head.pack_metadata(self._metadata)
+        if self._section and options.version == 2:
             raise ValueError("version 2 has neither arrays nor metadata: expected bytes")
         itemsize = 1 if about is None else about.dtype.itemsize
-        size = _chunk_size(options.chunk_size, itemsize)
-        self._encoder = _ChunkEncoder(options.cparams, itemsize, size, checksum_id(options.checksum), self._put)
+        size, checksum = _chunk_size(options.chunk_size, itemsize), head.checksum_id(options.checksum)
+        self._encoder = _ChunkEncoder(options.cparams, itemsize, size, checksum, self._put)
         self._header = FileHeader(
-            options.version, options.offsets, bool(section), self._encoder.checksum, self._encoder.typesize,
-            *_sizes(nbytes, size),
-        )  # fmt: skip
-        self._meta_room = len(section) - META_HEADER_LEN - digest_size(_META_CHECKSUM)
-        self._nslots = self._first_slots() if options.offsets else 0
-        self._store = self._place = None
-        self._file: IO[bytes] = io.BytesIO()
-        if url is not None:
-            self._store = open_store(url, storage_options=options.storage_options)
-            require_free(self._store, {"": MAGIC}, "a Bloscpack file", overwrite=options.overwrite)
-            self._place = AtomicFile(self._store, overwrite=options.overwrite)
+            options.version, options.offsets, bool(self._section), checksum, self._encoder.typesize, size
+        )
+        if nbytes is not None:
+            self._header = _sized(self._header, nbytes, size)
+        self._nslots = _first_slots(self._header, options.max_app_chunks)
         self.packed: bytes | None = None
         """The bytes of the complete file, if it was created without a URL."""
-        self._position, self._failed = 0, False
-        try:
-            if self._place is not None:
-                self._file = self._place.path.open("x+b")
-            self._put(_pack_head(self._header, section, (), self._nslots))
-        except BaseException:
-            self.abort()
-            raise
-        self._first_chunk = self._position
+        self._store = self._place = None
+        self._file: IO[bytes] = io.BytesIO()
+        self._failed = False
+        if url is not None:
+            self._store = open_store(url, storage_options=options.storage_options)
+            require_free(self._store, {"": head.MAGIC}, "a Bloscpack file", overwrite=options.overwrite)
+            self._place = AtomicFile(self._store, overwrite=options.overwrite)
+        self._attempt(self._begin)
 
-    def _section(self, room: int | None) -> bytes:
-        """Pack the metadata, with `room` bytes reserved for them."""
-        user = self._options.metadata
-        if self._about is None:
-            return b"" if user is None else pack_metadata(dict(user), checksum=_META_CHECKSUM, room=room)
-        clash = sorted(set(user or {}) & set(ARRAY_KEYS))
-        if clash:
-            raise ValueError(f"metadata must not have the key {clash[0]!r}: arrays fill it in themselves")
-        return pack_metadata(describe(self._about) | dict(user or {}), checksum=_META_CHECKSUM, room=room)
-
-    def _first_slots(self) -> int:
-        nchunks, more = self._header.nchunks, self._options.max_app_chunks
-        if more is not None and more < 0:
-            raise ValueError(f"max_app_chunks must be 0 or more, not {more}")
-        if nchunks < 0:
-            return _FIRST_SLOTS
-        if self._header.version == 2:
-            return nchunks
-        return nchunks + (_APPENDABLE * nchunks if more is None else more)
+    def _begin(self) -> None:
+        if self._place is not None:
+            self._file = self._place.path.open("x+b")
+        self._put(_pack_head(self._header, self._section, (), self._nslots))
+        self._first_chunk = self._file.tell()
 
     def _put(self, *pieces: Buffer) -> int:
-        start = self._position
-        for piece in pieces:
-            self._file.write(piece)
-            self._position += len(piece)
+        start = self._file.tell()
+        self._file.writelines(pieces)
         return start
+
+    def _attempt(self, write: Callable[..., None], *args: Any) -> None:
+        """Call a function that writes. If that fails, as on a full disk, part of a chunk may be in the file."""
+        if self._failed:
+            raise ValueError("expected a file that every write has reached, found that one failed: there is no file")
+        if self._file.closed:
+            raise ValueError("expected a file that is being written, found one that was closed or given up")
+        try:
+            write(*args)
+        except BaseException:
+            self._failed = True
+            self.abort()
+            raise
 
     def write(self, data: Buffer | npt.ArrayLike) -> None:
         """Add bytes, or items of an array of the file's type in the file's order; of any length."""
@@ -214,61 +251,47 @@ class Writer:
         nbytes = self._encoder.nbytes + len(flat)
         if self._nbytes is not None and nbytes > self._nbytes:
             raise ValueError(f"expected {self._nbytes} bytes in all, got {nbytes}")
-        self._require_intact()
-        try:
-            self._encoder.write(flat)
-        except BaseException:  # as of a full disk: part of a chunk may be in the file
-            self._failed = True
-            self.abort()
-            raise
-
-    def _require_intact(self) -> None:
-        if self._failed:
-            raise ValueError("expected a file that every write has reached, found that one failed: there is no file")
+        self._attempt(self._encoder.write, flat)
 
     def close(self) -> None:
         """Complete the file and give it its name; ValueError if a write has failed."""
-        self._require_intact()
-        if self._file.closed:
-            return
-        try:
-            self._finish()
-        except BaseException:
-            self.abort()
-            raise
+        if self._failed or not self._file.closed:
+            self._attempt(self._finish)
 
     def _finish(self) -> None:
-        encoder, about = self._encoder, self._about
-        if self._nbytes not in (None, encoder.nbytes):
-            raise ValueError(f"expected {self._nbytes} bytes in all, got {encoder.nbytes}")
+        encoder, about, nbytes = self._encoder, self._about, self._encoder.nbytes
+        if self._nbytes not in (None, nbytes):
+            raise ValueError(f"expected {self._nbytes} bytes in all, got {nbytes}")
         if about is not None and -1 in about.shape:
-            if encoder.nbytes % (about.row_nbytes or encoder.nbytes + 1):
-                raise ValueError(f"expected whole rows of {about.row_nbytes} bytes, got {encoder.nbytes} bytes")
-            self._about = about.with_rows(encoder.nbytes // about.row_nbytes if about.row_nbytes else 0)
-        header, nslots = encoder.finish(self._header), self._nslots
-        if header.offsets and header.version == 2:
+            rows, rest = divmod(nbytes, about.row_nbytes or nbytes + 1)
+            if rest:
+                raise ValueError(f"expected whole rows of {about.row_nbytes} bytes, got {nbytes} bytes")
+            metadata = (self._metadata or {}) | {"shape": about.with_rows(rows).shape}
+            self._section = head.repack_metadata(self._section, metadata)
+        encoder.finish()
+        header, nslots = _sized(self._header, nbytes, encoder.size), self._nslots
+        if header.version == 2 and nslots:
             nslots = header.nchunks
-        while header.offsets and nslots < header.nchunks:
+        while 0 < nslots < header.nchunks:
             nslots *= 2
         moved = 8 * (nslots - self._nslots)
-        section = self._section(self._meta_room) if header.metadata else b""
-        head = _pack_head(header, section, [start + moved for start in encoder.offsets], nslots)
+        packed = _pack_head(header, self._section, [start + moved for start in encoder.offsets], nslots)
         if moved or self._place is None:
-            self._copy_behind(head)
+            self._copy_behind(packed)
         else:
             self._file.seek(0)
-            self._file.write(head)
+            self._file.write(packed)
             self._file.close()
             self._place.finish()
 
-    def _copy_behind(self, head: bytes) -> None:
+    def _copy_behind(self, packed: bytes) -> None:
         """Write the file again with another head: its length was unknown when the first chunk was written."""
         self._file.seek(self._first_chunk)
-        pieces = chain((head,), iter(lambda: self._file.read(_STEP), b""))
+        pieces = chain((packed,), iter(lambda: self._file.read(_STEP), b""))
         if self._store is None:
             self.packed = b"".join(pieces)
         else:
-            write = self._store.replace if self._options.overwrite else self._store.create
+            write = self._store.replace if self._overwrite else self._store.create
             write("", pieces)
         self.abort()
 
@@ -289,80 +312,54 @@ class Writer:
             self.abort()
 
 
-def _pack_head(header: FileHeader, section: bytes, offsets: Sequence[int], nslots: int) -> bytes:
-    """Return everything before the first chunk. Free slots hold -1."""
-    if header.version == 3:
-        header = replace(header, max_app_chunks=max(0, nslots - header.nchunks) if header.nchunks >= 0 else 0)
-    table = np.full(nslots, -1, "<i8")
-    table[: len(offsets)] = offsets if header.offsets else ()
-    return b"".join((header.pack(), section, table.tobytes()))
-
-
-def _chunk_size(given: int | None, itemsize: int) -> int:
-    """Return the size of a chunk in bytes, given or by default, rounded down to whole items."""
-    if given is None:
-        given = max(_CHUNK_SIZE, itemsize)
-    if not itemsize <= given <= _MAX_CHUNK_SIZE:
-        raise ValueError(f"chunk_size must be {itemsize} (one item) to {_MAX_CHUNK_SIZE} bytes, not {given}")
-    return given - given % itemsize
-
-
-def _sizes(nbytes: int | None, size: int) -> tuple[int, int, int]:
-    """Return the header's chunk-size, last-chunk and nchunks; -1 where it is still unknown."""
-    if nbytes is None:
-        return size, -1, -1
-    nchunks = max(1, -(-nbytes // size))
-    last = nbytes - (nchunks - 1) * size
-    return last if nchunks == 1 else size, last, nchunks
-
-
 # Appending.
 
 
-def rewrite(store: Store, reader: Reader, about: Description | None, pieces: Iterable[Bytes], cparams: CParams) -> None:
-    """Replace a file by one with more data at its end. The caller holds the lock of its store.
+def extend(store: Store, x: Any, cparams: AnyCParams) -> None:
+    """Replace the file in a store by one with more data at its end. The caller holds the lock of the store.
 
-    `about` is the array that the new file holds, None if it holds bytes. Full chunks are copied as they are.
+    Full chunks are copied as they are.
     """
-    header = reader.header
-    if header.chunk_size < 0:
-        raise UnsupportedError(f"{reader.url} does not say how large its chunks are")
-    size = header.chunk_size
-    if reader.nchunks <= 1:
+    reader = Reader(store)
+    about, pieces = _more_content(x, reader)
+    header, size = reader.header, reader.header.chunk_size
+    if size >= 0 and reader.nchunks <= 1:
         size = max(size, _chunk_size(None, reader.dtype.itemsize))
+    if size <= 0:
+        raise UnsupportedError(f"{reader.url} does not say how large its chunks are")
     starts, stop, rest = _kept_chunks(reader, size)
     with Spool() as spool:
         encoder = _ChunkEncoder(
             cparams, max(header.typesize, 1), size, header.checksum, lambda *new: stop + spool.write(*new), starts
         )
-        for piece in chain((np.frombuffer(rest, np.uint8),), pieces):
+        for piece in chain(rest, pieces):
             encoder.write(piece)
-        header = encoder.finish(header)
+        encoder.finish()
+        header = _sized(header, len(starts) * size + encoder.nbytes, size)
         if header.offsets and header.nchunks > reader.nslots:
             raise LimitError(
                 f"{reader.url} has room for the offsets of {reader.nslots} chunks, not of {header.nchunks}"
             )
         section = reader.head_bytes()[header.length : reader.table_start]
-        if about is not None and reader.meta_head is not None:
-            metadata = reader.metadata | {"shape": list(about.shape)}
-            meta = reader.meta_head
-            section = pack_metadata(metadata, checksum=meta.checksum, room=meta.max_meta_size)
-        head = _pack_head(header, section, encoder.offsets, reader.nslots)
+        if about is not None:
+            section = head.repack_metadata(section, reader.metadata | {"shape": about.shape})
+        packed = _pack_head(header, section, encoder.offsets, reader.nslots)
         new = spool.pieces(0, spool.length)
-        store.replace("", chain((head,), reader.stored_pieces(stop), new), expected=reader.stamp.version)
+        store.replace("", chain((packed,), reader.stored_pieces(stop), new), expected=reader.stamp.version)
 
 
-def _kept_chunks(reader: Reader, size: int) -> tuple[list[int], int, bytes]:
+def _kept_chunks(reader: Reader, size: int) -> tuple[list[int], int, list[Bytes]]:
     """Return where the full chunks are and where they end, and the data of a last chunk that is not full."""
     starts = [reader.place(n).start for n in range(reader.nchunks)]
     if not starts:
-        return [], reader.first_chunk, b""
-    last = len(starts) - 1
-    if starts[last] != max(starts):
+        return [], reader.first_chunk, []
+    last = reader.place(len(starts) - 1)
+    if last.start != max(starts):
         raise UnsupportedError(f"{reader.url} has chunks behind its last one")
-    if reader.place(last).nbytes < size:
-        return starts[:-1], starts[last], reader.decode(last)
-    return starts, starts[last] + len(reader.get_chunk(last)) + reader.checksum_nbytes, b""
+    if last.nbytes < size:
+        return starts[:-1], last.start, [data for _, data in reader.decoded([last])]
+    cbytes = len(reader.get_chunk(last.number)) + head.digest_size(reader.header.checksum)
+    return starts, last.start + cbytes, []
 
 
 # Arrays and bytes as a stream of bytes.
@@ -370,30 +367,26 @@ def _kept_chunks(reader: Reader, size: int) -> tuple[list[int], int, bytes]:
 
 def content(x: Any) -> tuple[Description | None, Iterator[Bytes]]:
     """Return what array `x` is, None if it is bytes, and its bytes in pieces."""
-    if isinstance(x, bytes | bytearray | memoryview):
+    if isinstance(x, Buffer):
         return None, _pieces(_flat(x, None), "C")
     check_unmasked(x)
     values = x if isinstance(x, Sliceable) else np.asarray(x)
-    order: Order = "C"
-    if isinstance(values, np.ndarray) and values.flags.f_contiguous and not values.flags.c_contiguous:
-        order = "F"
+    order: Order = "F" if isinstance(values, np.ndarray) and values.flags.fnc else "C"
     return Description(np.dtype(values.dtype), tuple(values.shape), order), _pieces(values, order)
 
 
-def more_content(x: Any, reader: Reader) -> tuple[Description | None, Iterator[Bytes]]:
+def _more_content(x: Any, reader: Reader) -> tuple[Description | None, Iterator[Bytes]]:
     """Return what array a file holds when `x` is appended, None if it holds bytes, and the bytes of `x` in pieces."""
     if not reader.is_array:
-        if not isinstance(x, bytes | bytearray | memoryview):
+        if not isinstance(x, Buffer):
             raise TypeError(f"{reader.url} holds bytes, not an array")
         return content(x)
     about = reader.description
-    values = _converted(x, about.dtype)
-    if not about.shape or values.ndim != len(about.shape):
-        raise ValueError(f"{values.ndim} dimensions cannot be added to an array of shape {about.shape}")
-    rows = values.shape[about.axis]
-    if about.with_rows(rows).shape != values.shape:
+    values, axis = _converted(x, about.dtype), about.axis
+    fits = 0 < values.ndim == len(about.shape) and about.with_rows(values.shape[axis]).shape == values.shape
+    if not fits:
         raise ValueError(f"shape {values.shape} cannot be added to an array of shape {about.shape}")
-    return about.with_rows(about.shape[about.axis] + rows), _pieces(values, about.order)
+    return about.with_rows(about.shape[axis] + values.shape[axis]), _pieces(values, about.order)
 
 
 def _pieces(values: Any, order: Order) -> Iterator[Bytes]:
@@ -404,11 +397,12 @@ def _pieces(values: Any, order: Order) -> Iterator[Bytes]:
 
 def _flat(data: Any, about: Description | None) -> Bytes:
     """Return the bytes of data in the order of the file."""
-    if isinstance(data, bytes | bytearray | memoryview):
+    if isinstance(data, Buffer):
         return np.frombuffer(memoryview(data).cast("B"), np.uint8)
     if about is None:
+        check_unmasked(data)
         return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-    return _converted(data, about.dtype).reshape(-1, order=about.order).view(np.uint8)
+    return np.asarray(_converted(data, about.dtype)).reshape(-1, order=about.order).view(np.uint8)
 
 
 def _converted(data: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -7,7 +7,7 @@ on; those of others are seen after `refresh`, or always by a `Follower`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Literal, TypeVar
 
 from b2array import config
@@ -226,6 +226,10 @@ class Handle:
             committed = transaction.commit()
         except (FormatError, NotADirectoryError) as error:
             raise _explained(transaction, error) from error
+        except KeyboardInterrupt:  # which may come after the store has got the new state
+            with suppress(OSError, B2ArrayError):
+                self._show(reload(self._snapshot), self._transaction)
+            raise
         # Without changes there was no commit, and another thread's may have moved the handle on meanwhile.
         if committed is not transaction.base:
             self._show(committed, self._transaction)

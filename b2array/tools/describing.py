@@ -253,7 +253,7 @@ def _bloscpack_survey(f: bloscpack.Reader) -> anatomy.Survey:
         part = f.place(n)
         cbytes = len(f.get_chunk(n))
         sizes.append(anatomy.ChunkSizes(n, part.start, "", part.nbytes, cbytes, 0, ""))
-    live = sum(each.cbytes for each in sizes) + f.nchunks * f.checksum_nbytes
+    live = sum(each.cbytes for each in sizes) + f.nchunks * digest_size(f.header.checksum)
     head = f.first_chunk
     return anatomy.Survey(tuple(sizes), (f.nchunks,), f.cbytes, head, live, max(0, f.cbytes - head - live))
 

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from b2array.buffers import Buffer
 from b2array.codec import chunk
 from b2array.codec.header import ChunkHeader, Special
 from b2array.engine.snapshot import Snapshot, load
@@ -73,12 +72,12 @@ def put(job: Job, values: npt.NDArray[Any], inside: Region, there: Collection[in
     if not there:
         write(target, job.layout, job.part(inside), None, values)
         return target.entries
-    kept = [_kept(job, _required(job), number) for number in sorted(there)]
+    earlier = _kept(job, sorted(there))
     for number, part in zip(job.numbers(job.part(inside)), _cells(job, inside), strict=True):
         if number not in there:
             own = tuple(slice(p.start - i.start, p.stop - i.start) for p, i in zip(part, inside, strict=True))
             write(target, job.layout, job.part(part), None, values[own])
-    return [*kept, *target.entries]
+    return [*earlier, *target.entries]
 
 
 def _cells(job: Job, inside: Region) -> Iterator[Region]:
@@ -93,22 +92,20 @@ def _cells(job: Job, inside: Region) -> Iterator[Region]:
 
 def keep(job: Job, inside: Region) -> list[Entry]:
     """Return the entries of chunks that an earlier attempt has put, after comparing their checksums."""
-    store = _required(job)
-    return [_kept(job, store, number) for number in job.numbers(job.part(inside))]
+    return _kept(job, job.numbers(job.part(inside)))
 
 
-def _required(job: Job) -> Store:
+def _kept(job: Job, numbers: Iterable[int]) -> list[Entry]:
     store = job.staging_store
     if store is None:
         raise ValueError("chunks that are handed back are not kept")
-    return store
-
-
-def _kept(job: Job, store: Store, number: int) -> Entry:
-    code = job.first + job.position(number)
-    buf = _stored(store, code)
-    head = chunk.unpack_head(buf)
-    return Entry(number, code, _row(job, head), pack_record(buf, head, number=code))
+    entries = []
+    for number in numbers:
+        code = job.first + job.position(number)
+        buf = _stored(store, code)
+        head = chunk.unpack_head(buf)
+        entries.append(Entry(number, code, _row(job, head), pack_record(buf, head, number=code)))
+    return entries
 
 
 def _spooled(store: Store, entry: Entry) -> bytes:
@@ -207,15 +204,11 @@ class WorkerTarget(Target):
             try:
                 store.create(name, (buf, record))
             except FileExistsError:
-                if not _holds(store, name, buf + record):
+                (found,) = store.head([name], len(buf) + len(record) + 1)
+                if isinstance(found, Exception) or found.data != buf + record:
                     continue
             return Entry(n, code, _row(job, head), record)
         raise FileExistsError(f"{self.url}: the files for chunk {n} exist already, {_ATTEMPTS} times")
-
-
-def _holds(store: Store, name: str, content: Buffer) -> bool:
-    (head,) = store.head([name], len(content) + 1)
-    return not isinstance(head, Exception) and head.data == content
 
 
 # The end.
@@ -233,7 +226,9 @@ def commit(job: Job, entries: Iterable[Entry]) -> Snapshot:
     ValueError
         Parts are missing.
     """
-    _check_reachable(job)
+    is_sent = isinstance(job.store, MemoryStore) and job.base is None  # a new array: the store is pickled with the job
+    if job.store.in_process and not is_sent and job.process != os.getpid():
+        raise ValueError(f"{job.store.url}: an array in the memory of one process cannot be changed by another one")
     if (done := _committed(job)) is not None:
         return done
     found = _complete(job, entries)
@@ -261,7 +256,10 @@ def _complete(job: Job, entries: Iterable[Entry]) -> list[Entry]:
 
 
 def _commit(job: Job, entries: Sequence[Entry]) -> Snapshot:
-    transaction = _new_transaction(job)
+    if job.base is not None:
+        transaction = job.base.new_transaction()
+    else:
+        transaction = Transaction(job.store, None, job.new, overwrite=job.overwrite)
     try:
         _take(job, transaction, entries)
         transaction.annotate_entry(_JOB, job.id)
@@ -271,12 +269,6 @@ def _commit(job: Job, entries: Sequence[Entry]) -> Snapshot:
     return transaction.commit()
 
 
-def _check_reachable(job: Job) -> None:
-    is_sent = isinstance(job.store, MemoryStore) and job.base is None  # a new array: the store is pickled with the job
-    if job.store.in_process and not is_sent and job.process != os.getpid():
-        raise ValueError(f"{job.store.url}: an array in the memory of one process cannot be changed by another one")
-
-
 def _committed(job: Job) -> Snapshot | None:
     """Return the state that this write has left if it was committed, although an answer was lost; else None."""
     try:
@@ -284,12 +276,6 @@ def _committed(job: Job) -> Snapshot | None:
     except (FileNotFoundError, FormatError):
         return None
     return current if current.state.annotations.entry(_JOB) == job.id else None
-
-
-def _new_transaction(job: Job) -> Transaction:
-    if job.base is not None:
-        return job.base.new_transaction()
-    return Transaction(job.store, None, job.new, overwrite=job.overwrite)
 
 
 def _take(job: Job, transaction: Transaction, entries: Sequence[Entry]) -> None:
@@ -320,10 +306,8 @@ def _check_there(store: Store, codes: Sequence[int]) -> None:
 def _tidy(job: Job) -> None:
     store = job.staging_store
     with suppress(OSError):  # files that stay behind are harmless
-        if store is None:
-            return
         if store is job.store:
             store.delete([job.journal_name])
-        else:
+        elif store is not None:
             store.delete(list(store.listing()))
             store.delete([""])

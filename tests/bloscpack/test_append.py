@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from b2array import bloscpack
-from b2array.bloscpack.header import digest_size
+from b2array.bloscpack.header import FileHeader, digest_size
 from b2array.codec.cparams import CParams
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.store.local import LocalStore
@@ -195,6 +195,15 @@ def test_chunks_behind_the_last_one_are_not_overwritten(tmp_path):
     with pytest.raises(UnsupportedError, match="behind its last one"):
         bloscpack.append(path, b"more")
     assert path.read_bytes() == packed
+
+
+def test_a_file_whose_chunks_are_empty_takes_no_more(tmp_path):
+    path = tmp_path / "x.blp"
+    empty = bloscpack.open(bloscpack.pack(b"")).get_chunk(0)
+    path.write_bytes(FileHeader(nchunks=2, chunk_size=0, last_chunk=0).pack() + 2 * empty)
+    with pytest.raises(UnsupportedError, match="how large its chunks are"):
+        bloscpack.append(path, b"more")
+    assert bloscpack.unpack(path) == b""
 
 
 def test_permissions_and_links_stay(tmp_path):

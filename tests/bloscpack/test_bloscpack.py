@@ -8,12 +8,15 @@ import os
 import shutil
 import struct
 import subprocess
+import time
 import tracemalloc
 import warnings
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,7 @@ from numcodecs import blosc
 import b2array
 from b2array import CParams, bloscpack
 from b2array.bloscpack.header import CHECKSUMS, Description, FileHeader, describe, description, digest
+from b2array.codec.header import ChunkHeader
 from b2array.errors import ChecksumError, FormatError, LimitError, ReadOnlyError, UnsupportedError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "bloscpack"
@@ -376,6 +380,23 @@ def test_any_store_will_do(tmp_path: Path) -> None:
         bloscpack.open(tmp_path / "missing.blp")
 
 
+@pytest.mark.parametrize("nchunks", [100, -1])
+def test_threads_share_a_reader_that_does_not_know_where_the_chunks_are(
+    nchunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunk = [chunk1(struct.pack("<i", n) * 20) for n in range(100)]
+    f = bloscpack.open(FileHeader(chunk_size=80, last_chunk=80, nchunks=nchunks).pack() + b"".join(chunk))
+
+    def slow(buf: memoryview) -> ChunkHeader:
+        time.sleep(0.0002)
+        return ChunkHeader.unpack(buf)
+
+    monkeypatch.setattr("b2array.bloscpack.chunks.ChunkHeader", SimpleNamespace(unpack=slow))
+    with ThreadPoolExecutor(4) as pool:
+        found = [each.result() for each in [pool.submit(f.__getitem__, slice(None)) for _ in range(4)]]
+    assert found == [b"".join(struct.pack("<i", n) * 20 for n in range(100))] * 4
+
+
 def test_reads_over_http(http: Any) -> None:
     x = np.arange(100000).reshape(100, 1000)
     http.objects["x.blp"] = bloscpack.pack(x)
@@ -413,6 +434,39 @@ def test_impossible_parameters_are_refused(options: dict[str, Any], tmp_path: Pa
     with pytest.raises(ValueError, match=r"must be|themselves"):
         bloscpack.pack(np.arange(10), tmp_path / "x.blp", **options)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [((3,), {"order": "A"}, "order C or F"), ((1,) * 65, {}, "64 extents"),
+     ((3,), {"checksum": False}, "must be one of"), (None, {"metadata": {"container": "numpy"}}, "dtype")],
+)  # fmt: skip
+def test_what_no_reader_would_understand_is_not_written(
+    shape: tuple[int, ...] | None, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        bloscpack.create(tmp_path / "x.blp", shape, None if shape is None else "i4", **options)
+    assert not isinstance(caught.value, FormatError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bytes_with_the_metadata_of_an_array_are_an_array() -> None:
+    metadata = {"container": "numpy", "dtype": "<i4", "shape": (2, 3), "order": "F"}
+    x = np.arange(6, dtype="<i4").reshape((2, 3), order="F")
+    same(bloscpack.unpack(bloscpack.pack(x.tobytes("F"), metadata=metadata)), x)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_masked_arrays_without_masked_items_are_written(order: str) -> None:
+    x = np.array([[1, 2], [3, 4]])
+    with bloscpack.create(None, (None, 2) if order == "C" else (2, None), "i8", order=order) as writer:
+        writer.write(np.ma.masked_array(x, mask=False))
+    same(bloscpack.unpack(writer.packed), np.asarray(x, order=order))
+
+
+def test_masked_items_are_not_written_as_bytes() -> None:
+    with pytest.raises(TypeError, match="masked"), bloscpack.create(None) as writer:
+        writer.write(np.ma.masked_array([1, 2], [False, True]))
 
 
 def test_chunk_sizes_are_rounded_down_to_whole_items() -> None:
@@ -515,6 +569,17 @@ def test_a_file_whose_table_gets_another_size_is_complete_and_alone(
         writer.close()
     assert {found.name for found in tmp_path.iterdir()} == {"x.blp", "new.blp", "late.blp"}
     assert (tmp_path / "late.blp").read_bytes() == b"other"
+
+
+def test_a_writer_that_was_closed_or_given_up_takes_no_more(tmp_path: Path) -> None:
+    for end in (bloscpack.Writer.close, bloscpack.Writer.abort):
+        writer = bloscpack.create(tmp_path / "x.blp", overwrite=True)
+        writer.write(b"kept")
+        end(writer)
+        with pytest.raises(ValueError, match="closed or given up"):
+            writer.write(b"lost")
+        writer.close()
+    assert bloscpack.unpack(tmp_path / "x.blp") == b"kept"
 
 
 def test_open_extents_are_the_outermost() -> None:
