@@ -170,8 +170,8 @@ class FsspecStore(Store):
                 return error
             kind = kind if forbidden else type(error)
         number = errno.EACCES if forbidden else getattr(error, "errno", None)
-        says = redact(getattr(error, "strerror", None) or str(error), self._secrets) or type(error).__name__
-        text = f"{place}: {says}"
+        says = getattr(error, "strerror", None) or str(error) or str(error.__cause__ or "") or type(error).__name__
+        text = f"{place}: {redact(says, self._secrets)}"
         made = kind(text) if number is None else kind(number, text)
         if not hidden:
             made.__cause__ = error
