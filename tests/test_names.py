@@ -60,6 +60,15 @@ def test_functions_say_their_own_name_when_they_refuse_a_keyword(function: str) 
         CALLS[function](path="a.b2nd")
 
 
+@pytest.mark.parametrize("function", sorted(CALLS.keys() - {"create", "copy"}))
+@pytest.mark.parametrize("name", ["path", "urlpath", "file"])
+def test_functions_that_are_given_a_place_by_another_name_tell_theirs(function: str, name: str) -> None:
+    with pytest.raises(TypeError, match=rf"'{name}': the place is given as url"):
+        CALLS[function](**{name: "a.b2nd"})
+    with pytest.raises(TypeError, match=r"'chunk'$"):
+        CALLS[function](chunk=3)
+
+
 def test_a_group_and_dask_say_their_own_name_as_well() -> None:
     group = b2array.open_group("memory://names.b2d", "w")
     with pytest.raises(TypeError, match=r"^create\(\) got an unexpected keyword argument 'path'"):

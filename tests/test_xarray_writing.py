@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import time
 import warnings
 from collections import Counter
 from pathlib import Path
 
 import dask
 import dask.array as da
+import fsspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -438,10 +440,61 @@ def test_a_template_shows_the_fill_value_until_all_of_it_is_committed(url: Path,
     xr.testing.assert_identical(reopened(url).load(), ds.compute())
 
 
+@pytest.mark.parametrize("where", ["local", "memory", "empty directory"])
+@pytest.mark.parametrize("mode", ["w-", "w", "a"])
+@pytest.mark.parametrize("layout", ["auto", "sparse"])
+@pytest.mark.parametrize("scheduler", ["sync", "threads"])
+def test_a_first_write_that_fails_leaves_nothing_that_a_second_one_stumbles_over(
+    tmp_path: Path, where: str, mode: str, layout: str, scheduler: str
+) -> None:
+    url = f"memory://{tmp_path}/w.b2d" if where == "memory" else str(tmp_path / "w.b2d")
+    fails = [True]
+
+    def work(block: np.ndarray) -> np.ndarray:
+        if fails and block[0] == 8:
+            raise RuntimeError("out of order")
+        time.sleep(0.02 * len(fails))  # other tasks go on for a while
+        return block
+
+    a = da.arange(32.0, chunks=4).map_blocks(work, dtype=float, meta=np.empty(0))
+    ds = xr.Dataset({"a": ("t", a), "b": ("t", da.zeros(32, chunks=4))}, {"t": np.arange(32)}, {"title": "new"})
+    tree = xr.DataTree(ds, children={"inner": xr.DataTree(ds)})
+    if where == "empty directory":
+        Path(url).mkdir()
+    with pytest.raises(RuntimeError, match="out of order"):
+        to_b2array(tree, url, mode=mode, layout=layout, scheduler=scheduler)
+    with pytest.raises(FileNotFoundError):
+        b2array.open_group(url)
+    if scheduler == "sync":
+        assert not fsspec.url_to_fs(url)[0].find(url)
+    fails.clear()
+    to_b2array(tree, url, mode=mode, layout=layout)
+    xr.testing.assert_identical(reopened(url).load(), ds.compute())
+
+
+def test_a_group_that_was_there_stays_when_a_write_fails(url: Path) -> None:
+    b2array.open_group(url, "w")
+    bad = da.zeros(3, chunks=1).map_blocks(np.linalg.inv, dtype=float, meta=np.empty(0))
+    for mode in ("w", "a"):
+        with pytest.raises(np.linalg.LinAlgError):
+            to_b2array(xr.Dataset({"a": ("t", bad)}), url, mode=mode)
+        assert len(b2array.open_group(url)) == 0
+
+
 def test_what_is_in_memory_is_written_at_once_even_if_nothing_is_computed(url: Path) -> None:
     delayed = to_b2array(along([1.0]), url, compute=False)
     assert reopened(url).a.values.tolist() == [1]
     assert delayed.compute() is None
+
+
+def test_what_is_computed_later_goes_where_it_was_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ds = xr.Dataset({"a": ("t", da.arange(12.0, chunks=4))})
+    delayed = to_b2array(ds, "w.b2d", compute=False)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    delayed.compute()
+    xr.testing.assert_identical(reopened(tmp_path / "w.b2d").load(), ds.compute())
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])

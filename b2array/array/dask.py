@@ -171,7 +171,12 @@ def join(parts: Sequence[tuple[Indexed, da.Array, Region]], progress: bool, sche
         else:
             fresh.append((a, draft, Write(x, job, make=type(a))))
     if fresh:
-        found = computed([write for *_, write in fresh], progress, scheduler)
+        try:
+            found = computed([write for *_, write in fresh], progress, scheduler)
+        except BaseException:
+            for *_, write in fresh:  # a write that is part of a transaction cannot be resumed
+                distributed.tidy(write.job)
+            raise
         for (a, draft, write), entries in zip(fresh, found, strict=True):
             if isinstance(draft, Transaction):
                 distributed.join(write.job, entries, draft)

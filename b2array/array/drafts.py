@@ -16,7 +16,7 @@ from b2array.codec.cparams import AnyCParams, CParams, given_or_default
 from b2array.codec.header import CodecId, FilterId, Special
 from b2array.engine import resize
 from b2array.engine.snapshot import frame_in
-from b2array.engine.source import FRAME_NAME
+from b2array.engine.source import EMBEDDED, FRAME_NAME
 from b2array.engine.transaction import Transaction, is_part
 from b2array.engine.write import write
 from b2array.errors import UnsupportedError
@@ -95,6 +95,8 @@ class ArrayOptions:
             object.__setattr__(self, "cparams", given_or_default(self.cparams))
 
 
+_PLACES = frozenset({"file", "filename", "fname", "path", "urlpath"})
+"""What other libraries call the argument `url`."""
 OPTIONS: Final = frozenset(field.name for field in fields(ArrayOptions))
 
 
@@ -105,7 +107,7 @@ def array_options(function: str, options: Mapping[str, Any]) -> ArrayOptions:
     --------
     >>> array_options("zeros", {"path": "a.b2nd"})
     Traceback (most recent call last):
-    TypeError: zeros() got an unexpected keyword argument 'path'
+    TypeError: zeros() got an unexpected keyword argument 'path': the place is given as url
     """
     check_keywords(function, options, OPTIONS)
     return ArrayOptions(**options)
@@ -115,7 +117,9 @@ def check_keywords(function: str, given: Iterable[str], known: frozenset[str]) -
     """Raise the TypeError of Python for a keyword that the function does not have."""
     for name in given:
         if name not in known:
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+            # `create` with options is that of a group, whose members have names instead.
+            hint = ": the place is given as url" if name in _PLACES and function != "create" else ""
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
 
 
 # The transaction.
@@ -307,7 +311,7 @@ def place_new(
 def _make_room(store: Store, frame_type: FrameType, *, overwrite: bool) -> None:
     name = FRAME_NAME if frame_type == FrameType.SPARSE else ""
     kinds = {"": FIRST_BYTES, FRAME_NAME: FIRST_BYTES}
-    found = require_free(store, kinds, "a frame", overwrite=overwrite, name=name)
+    found = require_free(store, kinds, "a frame", overwrite=overwrite, name=name, never=(EMBEDDED,))
     if found in (None, name):
         return
     if frame_in(store) is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -153,6 +153,10 @@ class SChunk(Opened):
         if not -count <= n < count:
             raise IndexError(f"index {n} is out of bounds for {count} items")
         return self.get_slice(n % count, n % count + 1)
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        # NumPy would make text of the chunks, which loses zeros at their ends.
+        raise TypeError(f"{self.url} is a super-chunk, whose bytes have no type: get_slice() returns them")
 
     def __iter__(self) -> Iterator[bytes]:
         """Give the data of one chunk after the other."""

@@ -13,9 +13,8 @@ import numpy.typing as npt
 from b2array.compute.mapping import Mapping
 from b2array.compute.operators import Operators
 from b2array.compute.reductions import reduction
-from b2array.engine.handle import Handle
+from b2array.engine.handle import RECOVERABLE, Handle
 from b2array.engine.read import read, read_item
-from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.grid.layout import Layout
 from b2array.grid.selection import Selection, fields, item, orthogonal, select, vectorised
 
@@ -112,7 +111,7 @@ class Readable(Operators):
             return self._get(key, select)
         try:
             return read_item(source, layout, where)
-        except (FormatError, UnsupportedError, ConflictError):  # perhaps a commit through this handle removed the chunk
+        except RECOVERABLE:  # perhaps a commit through this handle removed the chunk
             return self._get(key, select)
 
     def _get(self, key: Any, rule: Select) -> Any:
@@ -125,7 +124,7 @@ class Readable(Operators):
                 result: Any = np.empty(selection.shape, layout.dtype)
                 read(source, layout, selection.positions, selection.axes, selection.view(result))
                 break
-            except (FormatError, UnsupportedError, ConflictError) as error:
+            except RECOVERABLE as error:
                 source = self._handle.recover(source, error)
         if selection.kind == "scalar":
             result = result[()]

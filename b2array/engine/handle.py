@@ -20,10 +20,13 @@ from b2array.format.state import with_index
 from b2array.format.summary import Summary
 from b2array.store.base import COMPARE_AND_SWAP, Mutex, Store, attempts, stale_reader
 
-__all__ = ["Follower", "Handle", "Mode"]
+__all__ = ["RECOVERABLE", "Follower", "Handle", "Mode"]
 
 _PICKLED_NBYTES = 2**16
 """A table of sizes that takes more than this, and serves writers only, stays out of pickles."""
+
+RECOVERABLE = (FormatError, UnsupportedError, ConflictError, NotADirectoryError)
+"""What a reading may raise because a commit took away what it reads; see `Handle.recover`."""
 
 Mode = Literal["r", "r+"]
 T = TypeVar("T")
@@ -129,7 +132,7 @@ class Handle:
         """Names the committed state that this handle shows; changes with every commit."""
         return self._snapshot.generation
 
-    def recover(self, source: Source, error: B2ArrayError) -> Source:
+    def recover(self, source: Source, error: B2ArrayError | OSError) -> Source:
         """After an error, return the source to read from next, or raise the error with the URL in it.
 
         A commit through this handle may have taken away what was read; then there is a newer source. ConflictError:
@@ -153,7 +156,7 @@ class Handle:
         while True:
             try:
                 return task(source)
-            except (FormatError, UnsupportedError, ConflictError) as error:
+            except RECOVERABLE as error:
                 source = self.recover(source, error)
 
     # Changing.

@@ -24,6 +24,7 @@ from b2array.exchange.formats import BYTES, Box, Build, Format, Piece, Settings,
 from b2array.exchange.places import find
 from b2array.grid.chunking import automatic
 from b2array.grid.partition import boxes
+from b2array.group.addressing import split_member
 from b2array.progress import track
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
@@ -122,18 +123,35 @@ def convert(
     if done.failed:
         listed = "; ".join(f"{name}: {error}" for name, error in done.failed.items())
         kind = FormatError if any(isinstance(error, FormatError) for error in done.failed.values()) else B2ArrayError
-        share = f"{len(done.failed)} of {counted(done.narrays, 'array')}"
-        raise kind(f"{redact(os.fspath(src))}: {share} could not be copied: {listed}")
+        raise kind(f"{redact(os.fspath(src))}: {done.share()} could not be copied: {listed}")
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The result of a conversion: what opens the copy, number of arrays, seconds, and errors by name of the array."""
+    """The result of a conversion: what opens the copy, number of arrays, seconds, and errors.
+
+    An error has the name of its array; with a slash behind it, that of the group whose attributes were not copied; and
+    the empty name if the list of arrays may be incomplete.
+    """
 
     made: Callable[[], AbstractContextManager[Tree]]
     narrays: int
     seconds: float
     failed: Mapping[str, Exception]
+
+    @property
+    def _lost(self) -> int:
+        return sum(bool(name) and not name.endswith("/") for name in self.failed)
+
+    def share(self) -> str:
+        """Say how much failed."""
+        groups = sum(name.endswith("/") for name in self.failed)
+        parts = {
+            f"{self._lost} of {counted(self.narrays, 'array')}": self._lost,
+            f"the attributes of {counted(groups, 'group')}": groups,
+            "the whole list of arrays": "" in self.failed,
+        }
+        return " and ".join(part for part, happened in parts.items() if happened)
 
     def summary(self) -> str:
         """Measure the copy, and return all numbers in a line."""
@@ -143,7 +161,7 @@ class Conversion:
                 nbytes += copy.nbytes
                 stored += copy.stored() or 0
         return (
-            f"{counted(self.narrays - len(self.failed), 'array')} of {shown_nbytes(nbytes)} in {shown_nbytes(stored)},"
+            f"{counted(self.narrays - self._lost, 'array')} of {shown_nbytes(nbytes)} in {shown_nbytes(stored)},"
             f" ratio {f'{nbytes / stored:.2f}' if stored else 'none'}, {self.seconds:.2f} s"
         )
 
@@ -181,8 +199,8 @@ def converted(
 
 def _refuse_the_source(src: str, src_options: Storage, dst: str, dst_options: Storage) -> None:
     """Raise ValueError if a Zarr store that cannot rename would replace the source while it is read."""
-    source = open_store(src.replace("#", "/", 1), storage_options=src_options)
-    target = open_store(dst.replace("#", "/", 1), storage_options=dst_options)
+    source = open_store("/".join(split_member(src)), storage_options=src_options)
+    target = open_store("/".join(split_member(dst)), storage_options=dst_options)
     one, two = (f"{store.url.rstrip('/')}/" for store in (source, target))
     if target.temporary("") is None and (one.startswith(two) or two.startswith(one)):
         raise ValueError(

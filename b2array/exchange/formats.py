@@ -30,6 +30,7 @@ from b2array.engine.handle import Handle
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
+from b2array.group.addressing import split_member
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
@@ -136,7 +137,7 @@ def lone(build: Build) -> Put:
 
     def write(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
         with build(url, settings) as building:
-            building.put("" if "#" in url else "data", source, pieces, settings)
+            building.put("" if split_member(url)[1] else "data", source, pieces, settings)
 
     return write
 
@@ -225,8 +226,12 @@ def source_of(handle: Handle) -> Source:
     if not holds_array(handle.frame):
         held = SChunk(handle)
 
-        def read(box: Box) -> npt.NDArray[Any]:
-            return np.frombuffer(held.get_slice(box[0].start, box[0].stop), np.uint8)
+        def read(key: Any) -> npt.NDArray[Any]:
+            part = key[0] if isinstance(key, tuple) and len(key) == 1 else key
+            if not isinstance(part, slice) or part.step not in (None, 1):
+                return np.asarray(np.frombuffer(held.get_slice(), np.uint8)[key])
+            start, stop, _ = part.indices(held.nbytes)
+            return np.frombuffer(held.get_slice(start, max(start, stop)), np.uint8)
 
         shape, attrs = (held.nbytes,), dict(held.vlmeta)
         return Source(shape, np.dtype("u1"), read, attrs=attrs, stored=lambda: held.cbytes, handle=handle)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from b2array.errors import B2ArrayError, FormatError, ReadOnlyError
 from b2array.exchange import formats
 from b2array.exchange.formats import Building, Format, Piece, Settings, Source, Storage, Tree
 from b2array.group import embedded, whole
+from b2array.group.addressing import split_member
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.directory import Directory, Kind, NewFrame, copy_of
 from b2array.group.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, Manifest, check_name, members_among
@@ -41,8 +42,7 @@ def members_of(url: str, storage_options: Storage) -> tuple[Directory | Archive,
 
     Return where they are, their paths by name, and why the list may be incomplete.
     """
-    address, _, wanted = url.partition("#")
-    wanted = wanted.strip("/")
+    address, wanted = split_member(url)
     home, error = whole.home_of(address, storage_options or {}), None
     try:
         paths = home.members()
@@ -114,7 +114,7 @@ def _path(prefix: str, name: str) -> str:
 @contextmanager
 def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
     """Write members in one commit. A name behind ``#`` is where in the group."""
-    address, _, prefix = url.removesuffix(ARRAY).partition("#")
+    address, prefix = split_member(url.removesuffix(ARRAY))
     storage = settings.storage_options or {}
     home = Directory(address, storage)
     made = not whole.exists(home)
@@ -132,28 +132,32 @@ def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
 
         def put(name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
             full = _path(prefix, name)
-            # Of several, one that cannot be read must not cost an old one.
-            if full in changes.members() and (name or not settings.overwrite):
+            old = {full: path} if (path := changes.members().get(full)) else {}
+            if old and not settings.overwrite:
                 raise FileExistsError(f"{home.url} holds {full!r} already; overwrite=True replaces it")  # noqa: TRY301
             suffix, new = _frame(source, pieces, settings)
-            changes.remove({full: path} if (path := changes.members().get(full)) else {})
-            changes.create(full, suffix, new, overwrite=False).close()
+            changes.remove(old)
+            try:
+                changes.create(full, suffix, new, overwrite=False).close()
+            except BaseException:
+                changes.restore(old)  # one that cannot be read must not cost an old one
+                raise
 
         def group(name: str, attrs: Mapping[str, Any]) -> None:
             full = f"{prefix}/{name}/{ATTRS}".replace("//", "/").lstrip("/")
             new = _attributes(attrs, storage)  # attributes that cannot be stored must not cost the old ones
-            if settings.overwrite and (path := changes.members().get(full)):
-                changes.remove({full: path})
+            old = {full: path} if (path := changes.members().get(full)) else {}
+            if old and not settings.overwrite:
+                where = f"{home.url}/{full.removesuffix(ATTRS)}"
+                raise FileExistsError(f"{where} has attributes already; overwrite=True replaces them")  # noqa: TRY301
+            changes.remove(old)
             changes.create(full, OTHER, new, overwrite=False)
 
         yield Building(put, group)
     except BaseException:
         changes.abort()
-        # A new group left empty would refuse the next attempt. Others may have added members to it meanwhile.
-        with suppress(OSError, B2ArrayError):
-            home.refresh()
-            if made and not home.members():
-                whole.clear(home)
+        if made:
+            whole.discard(home)  # left empty, it would refuse the next attempt
         raise
     changes.commit()
 
@@ -161,7 +165,7 @@ def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
 @contextmanager
 def _building_b2z(url: str, settings: Settings) -> Iterator[Building]:
     """Write an archive. The frame of one member at a time is in a file beside it."""
-    address, _, prefix = url.removesuffix(ARRAY).partition("#")
+    address, prefix = split_member(url.removesuffix(ARRAY))
     store = open_store(address, storage_options=settings.storage_options)
     (there,) = store.head([""], 1)
     if prefix and not isinstance(there, Exception):

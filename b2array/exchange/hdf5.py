@@ -6,6 +6,7 @@ Sources: the HDF5 data model, and the conventions of HDF5 dimension scales.
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange import formats
 from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
+from b2array.group.addressing import split_member
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
@@ -32,17 +34,11 @@ _SCALES = frozenset({
 })  # fmt: skip
 
 
-def _parts(url: str) -> tuple[str, str]:
-    """Split a URL into that of the file and the name of a dataset or group; no name is the whole file."""
-    file, _, name = url.partition("#")
-    return file, name.strip("/")
-
-
 @contextmanager
 def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
     """Open a file, or one dataset or group of it."""
     h5py = formats.require("h5py", "hdf5", "HDF5")
-    address, name = _parts(url)
+    address, name = split_member(url)
     with formats.local_copy(address, storage_options) as path, _opened(h5py, path, redact(address)) as file:
         if name and name not in file:
             raise FileNotFoundError(f"{redact(address)} holds no dataset {name!r}")
@@ -166,7 +162,7 @@ def _building(url: str, settings: Settings, *, most: float = math.inf) -> Iterat
     more than `most` datasets.
     """
     h5py = formats.require("h5py", "hdf5", "HDF5")
-    address, name = _parts(url)
+    address, name = split_member(url)
     store = open_store(address, storage_options=settings.storage_options)
     overwrite = settings.overwrite or bool(name)
     exists = require_free(store, {"": _MAGIC}, "an HDF5 file", overwrite=overwrite) is not None
@@ -184,18 +180,23 @@ def _building(url: str, settings: Settings, *, most: float = math.inf) -> Iterat
 
             def put(inner: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
                 where = full(inner)
+                kept = f"{where}.{os.urandom(8).hex()}"
                 if where in file:
                     if not (settings.overwrite and isinstance(file[where], h5py.Dataset)):
                         raise FileExistsError(
                             f"{redact(address)} holds {where!r} already; overwrite=True replaces a dataset"
                         )
-                    del file[where]
+                    file.move(where, kept)
                 try:
                     _put(file, where, source, pieces, settings)
                 except BaseException:
                     if where in file:
                         del file[where]
+                    if kept in file:  # one that cannot be read must not cost an old one
+                        file.move(kept, where)
                     raise
+                if kept in file:
+                    del file[kept]
 
             yield Building(put, lambda inner, attrs: _set_attrs(file.require_group(full(inner) or "/"), attrs))
 

@@ -12,7 +12,7 @@ from b2array.exchange.groups import B2D, B2Z
 from b2array.exchange.hdf5 import HDF5
 from b2array.exchange.zarr import ZARR
 from b2array.group import whole
-from b2array.group.addressing import group_of
+from b2array.group.addressing import group_of, split_member
 from b2array.group.directory import Directory
 from b2array.group.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.store.base import Head, Store
@@ -42,7 +42,7 @@ def find(
     if name is not None and name not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {name!r}")
     if name is not None:
-        return FORMATS[name], (_split(text) or text) if FORMATS[name].building else text
+        return FORMATS[name], by_ending(text)[1] if FORMATS[name].building else text
     found, text = by_ending(text)
     if found is not None and (found.name != "b2nd" or not exists or "://" in text or os.path.lexists(text)):
         return found, text
@@ -59,34 +59,26 @@ def find(
 
 def by_ending(url: str) -> tuple[Format | None, str]:
     """Return what the text of a URL tells: the format or None, and the URL with ``#`` before the name of a member."""
-    inner = _split(url)
-    if inner is not None:
-        return _by_ending(inner.partition("#")[0]) or B2D, inner
-    kind, inside = _by_ending(url), _by_ending(url.rpartition("#")[2])
-    # The name of a directory may have a "#". Formats of many arrays would take it for the beginning of a member.
-    return inside if kind is None and inside is not None and not inside.building else kind, url
+    address, name = split_member(url)
+    kind = _by_ending(address)
+    if name:
+        of_file = None if kind is not None or os.path.lexists(address) else _by_ending(name)
+        if of_file is not None and not of_file.building and (of_file.name != "b2nd" or "://" not in url):
+            return of_file, url  # the name of a file may have a "#"
+        return (B2D, f"{address}#{name}") if kind is None else (kind, url)
+    found = _CONTAINER.fullmatch(url)
+    if found is None:
+        return kind, url
+    kind = _by_ending(found[1])
+    # A directory may have the ending of a file.
+    if kind in _FILES and Path(found[1]).is_dir():
+        return _by_ending(url), url
+    return kind, f"{found[1]}#{found[2].rstrip('/')}"
 
 
 def _by_ending(url: str) -> Format | None:
-    path = redact(url).partition("::")[0].partition("#")[0].partition("?")[0].rstrip("/\\").lower()
+    path = redact(url).partition("::")[0].partition("?")[0].rstrip("/\\").lower()
     return next((each for each in FORMATS.values() if path.endswith(each.suffixes)), None)
-
-
-def _split(url: str) -> str | None:
-    """Return a URL with ``#`` before the name of a member; None if it names no member."""
-    if "#" in url:
-        kind, parent = _by_ending(url.rpartition("#")[0]), Path(url).parent
-        if kind is not None:
-            return url if kind.building else None
-        return None if os.path.lexists(url) or ("#" in str(parent) and parent.is_dir()) else url
-    found = _CONTAINER.fullmatch(url)
-    if found is None:
-        return None
-    kind = _by_ending(found[1])
-    # A directory may have the ending of a file.
-    if kind is not None and kind in _FILES and Path(found[1]).is_dir():
-        return None
-    return f"{found[1]}#{found[2].rstrip('/')}"
 
 
 def _sniff(store: Store) -> Format:

@@ -25,6 +25,7 @@ from b2array.codec.header import FilterId
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange import formats
 from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
+from b2array.group.addressing import split_member
 from b2array.store.atomic import require_free
 from b2array.store.base import Store
 from b2array.store.disk import exchange
@@ -97,7 +98,8 @@ def _opened(url: str, storage_options: Storage) -> Any:
 
 def _parts(url: str) -> str:
     """Return the URL of a member, whose name may follow ``#``."""
-    return "/".join(part.strip("/") if n else part.rstrip("/") for n, part in enumerate(url.split("#", 1)))
+    address, name = split_member(url)
+    return f"{address.rstrip('/')}/{name}".rstrip("/")
 
 
 @contextmanager
@@ -189,8 +191,9 @@ def _building(url: str, settings: Settings, kind: Literal["array", "hierarchy"] 
     In a local directory it is made beside what it replaces, elsewhere in place.
     """
     zarr = _zarr()
-    (container, _, member), url = url.partition("#"), _parts(url)
+    (container, member), url = split_member(url), _parts(url)
     store = open_store(url, storage_options=settings.storage_options)
+    outers = _outer_groups(container, member, settings.storage_options) if member else []
     there = _is_there(url, store, settings, kind)
     beside = store.temporary("")
     options = None if beside else dict(settings.storage_options or {})
@@ -221,8 +224,8 @@ def _building(url: str, settings: Settings, kind: Literal["array", "hierarchy"] 
             if kind == "hierarchy":
                 group("", {})
             yield Building(put, group)
-        if member:
-            _make_outer(container, member, number, settings.storage_options)
+        for outer in outers:
+            zarr.open_group(outer, mode="a", zarr_format=number, storage_options=options)
     except BaseException:
         if beside is None and not there:
             with suppress(OSError, UnsupportedError):
@@ -230,14 +233,18 @@ def _building(url: str, settings: Settings, kind: Literal["array", "hierarchy"] 
         raise
 
 
-def _make_outer(container: str, member: str, number: int, storage_options: Storage) -> None:
-    """Make the groups that a new member is in."""
-    zarr = _zarr()
-    for outer in ("", *accumulate(member.strip("/").split("/")[:-1], "{}/{}".format)):
-        where = f"{container}/{outer}".rstrip("/")
-        if _opened(where, storage_options) is None:
-            options = dict(storage_options or {}) if "://" in where else None
-            zarr.open_group(where, mode="a", zarr_format=number, storage_options=options)
+def _outer_groups(container: str, member: str, storage_options: Storage) -> list[str]:
+    """Return the groups around a new member that are to be made; ValueError if one of them is an array."""
+    missing = []
+    for outer in accumulate(member.split("/")[:-1], "{}/{}".format, initial=container.rstrip("/")):
+        node = None
+        with suppress(FileNotFoundError):
+            node = _opened(outer, storage_options)
+        if node is None:
+            missing.append(outer)
+        elif not isinstance(node, _zarr().Group):
+            raise ValueError(f"{redact(outer)} is an array, not a group")
+    return missing
 
 
 @contextmanager

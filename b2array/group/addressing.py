@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -26,7 +27,7 @@ from b2array.store.base import Head
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
 
-__all__ = ["Place", "group_of", "open"]
+__all__ = ["Place", "group_of", "open", "split_member"]
 
 AnyMode = Literal["r", "r+", "a", "w", "w-", "x"]
 Storage = Mapping[str, Any] | None
@@ -194,7 +195,8 @@ def group_of(url: Url, storage_options: Storage = None, magics: tuple[bytes, ...
     Place(group='memory://outer/run.b2d', name='air/temperature')
     """
     outer, mark, fragment = os.fsdecode(url).rpartition("#")
-    if mark and (place := group_of(outer, storage_options, magics)) is not None:
+    is_path = os.path.lexists(f"{outer}#{fragment.partition('/')[0]}")
+    if mark and not is_path and (place := group_of(outer, storage_options, magics)) is not None:
         return Place(place.group, _plain(f"{place.name}/{fragment}".strip("/")))
     front, parts, back = _cut(url)
     if not parts:
@@ -209,6 +211,22 @@ def group_of(url: Url, storage_options: Storage = None, magics: tuple[bytes, ...
         if is_archive or any(isinstance(each, Head) for each in marks):
             return Place(f"{front}{'/'.join(parts[:n])}{back}", _plain("/".join(parts[n:])))
     return None
+
+
+def split_member(url: str) -> tuple[str, str]:
+    """Split a URL into that of a file or directory, and the name of a member behind ``#``, or an empty one.
+
+    In the path of a local file or directory that exists, "#" is a letter like others.
+
+    Examples
+    --------
+    >>> split_member("run.h5#/air/temperature"), split_member("run.h5")
+    (('run.h5', 'air/temperature'), ('run.h5', ''))
+    """
+    ends = [found.start() for found in re.finditer(r"[#/\\]|$", url)]
+    there = max((end for end in ends if os.path.lexists(url[:end])), default=0)
+    address, _, name = url[there:].partition("#")
+    return url[:there] + address, name.strip("/")
 
 
 def _plain(name: str) -> str:

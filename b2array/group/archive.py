@@ -47,10 +47,10 @@ class Archive:
         self, url: str, storage_options: Mapping[str, Any],
         known: tuple[Stamp, dict[str, _Entry], dict[str, str]] | None = None,
     ) -> None:  # fmt: skip
-        self._address = url
         self._options = dict(storage_options)
         self._known = known
         self.store: Store = open_store(url, storage_options=self._options)
+        self._address = self.store.url if self.store.appendable else url
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._address, self._options, self._known)

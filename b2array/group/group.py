@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from b2array.group.tree import Tree, branches, nested
 
 __all__ = ["Group", "open_group"]
 
-GroupMode = Literal["r", "r+", "a", "w", "x"]
+GroupMode = Literal["r", "r+", "a", "w", "w-", "x"]
 
 
 def open_group(
@@ -40,9 +40,9 @@ def open_group(
     ----------
     url : str or os.PathLike
         A directory, a prefix that fsspec understands, or a ``.b2z`` file of python-blosc2.
-    mode : {"r", "r+", "a", "w", "x"}
+    mode : {"r", "r+", "a", "w", "w-", "x"}
         "r": read; "r+": read and change; "a": the same, and make the group if there is none; "w": make an empty group,
-        which replaces one that is there; "x": make a group where there is none.
+        which replaces one that is there; "w-" and "x": make a group where there is none.
     storage_options : mapping, optional
         For fsspec.
 
@@ -66,8 +66,8 @@ def open_group(
     >>> group["air"]["temperature"][:].tolist(), list(group), "air/pressure" in group
     ([20.5, 21.0], ['air'], False)
     """
-    if mode not in ("r", "r+", "a", "w", "x"):
-        raise ValueError(f"mode must be 'r', 'r+', 'a', 'w' or 'x', not {mode!r}")
+    if mode not in ("r", "r+", "a", "w", "w-", "x"):
+        raise ValueError(f"mode must be 'r', 'r+', 'a', 'w', 'w-' or 'x', not {mode!r}")
     address, options = os.fspath(url), storage_options or {}
     required = mode in ("r", "r+")
     home = whole.home_of(address, options, required=required)
@@ -76,11 +76,11 @@ def open_group(
             raise ReadOnlyError(f"{home.url} is an archive, which can only be read; open it with mode='r'")
         return Group(home, "", mode)
     there = required or whole.exists(home)
-    if mode == "x" and there:
-        raise FileExistsError(f"{home.url} exists")
+    if mode in ("w-", "x") and there:
+        raise FileExistsError(f"{home.store.url} exists")
     if mode == "w" and there:
         whole.clear(home)
-    if mode in ("w", "x") or not there:
+    if mode in ("w", "w-", "x") or not there:
         whole.initialise(home)
     elif mode == "a":
         whole.complete(home)
@@ -111,7 +111,8 @@ class Group(MutableMapping[str, Any]):
     @property
     def url(self) -> str:
         """Where the group is, without secrets."""
-        return f"{self._home.url}/{self._prefix}".rstrip("/")
+        url = f"{self._home.url}/{self._prefix}"
+        return url if url.endswith("://") else url.rstrip("/")
 
     @property
     def name(self) -> str:
@@ -174,6 +175,10 @@ class Group(MutableMapping[str, Any]):
     def __contains__(self, name: object) -> bool:
         name = name.removeprefix("/") if isinstance(name, str) else ""
         return bool(name) and any(f"{other}/".startswith(f"{name}/") for other in self._shown())
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        # NumPy would make an array of the names.
+        raise TypeError(f"{self.url} is a group, not an array; its method copy copies members")
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys(name.partition("/")[0] for name in self._shown() if name))
@@ -436,12 +441,13 @@ class Group(MutableMapping[str, Any]):
     _ipython_key_completions_ = MutableMapping.keys
 
 
-def _free(group: Group, name: str, *, overwrite: bool = False) -> str:
-    """Check and return the name of a new member of a group."""
+def _free(group: Group, name: str, *, overwrite: bool | None = None) -> str:
+    """Check and return the name of a new member of a group; None: the caller has no such argument."""
     name, members = check_name(name), group._home.members()
     full = group._prefix + name
     if not overwrite and full in members:
-        raise FileExistsError(f"{group.url}: there is a member {name!r}; overwrite=True replaces it")
+        hint = "" if overwrite is None else "; overwrite=True replaces it"
+        raise FileExistsError(f"{group.url}: there is a member {name!r}{hint}")
     check_new(full, members, group._home.url)
     return name
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 import msgpack
 
 from b2array.buffers import Buffer
-from b2array.engine.source import FRAME_NAME
+from b2array.engine.source import EMBEDDED, FRAME_NAME
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.format.summary import Record
@@ -28,8 +28,6 @@ __all__ = [
 
 MANIFEST = ".b2group"
 """The object that holds the manifest."""
-EMBEDDED = "embed.b2e"
-"""The frame in which python-blosc2 keeps small members. Without it, python-blosc2 does not open a directory."""
 ATTRS = "__vlmeta__"
 """Last part of the name of the frame with a group's attributes."""
 ARRAY = ".b2nd"
@@ -143,11 +141,14 @@ def joined_url(url: str, path: str) -> str:
     'simplecache::https://example.org/group/50%25.b2nd?key=1'
     >>> joined_url("zip://inside::file:///archive.zip", "a.b2nd")
     'zip://inside/a.b2nd::file:///archive.zip'
+    >>> joined_url("memory://", "a.b2nd")
+    'memory://a.b2nd'
     """
     links = url.split("::")
     at = next((n for n, link in enumerate(links) if "://" in link), len(links) - 1)
     base, mark, query = links[at].partition("?") if "://" in links[at] else (links[at], "", "")
-    links[at] = f"{base.rstrip('/')}/{quoted(path, base)}{mark}{query}"
+    outer = base.rstrip("/")
+    links[at] = f"{base if outer.endswith(':') else outer + '/'}{quoted(path, base)}{mark}{query}"
     return "::".join(links)
 
 

@@ -187,6 +187,11 @@ class Transaction:
             else:
                 self._removed[name] = path
 
+    def restore(self, members: Mapping[str, str]) -> None:
+        """Keep members after all that `remove` took away, and that the transaction has not changed before."""
+        self._removed = {name: path for name, path in self._removed.items() if name not in members}
+        self._show({**self.members(), **members})
+
     def _discard(self, paths: Collection[str]) -> None:
         for path in paths:
             self._view.remove_files(path)
@@ -267,6 +272,8 @@ class Transaction:
         others = {*self._view.listed(before)} - {*self._removed} if self._created else set()
         if clash := sorted(self._created.keys() & others):
             raise ConflictError(f"{self.url}: another writer has made {clash} as well")
+        if self._view.is_local and (gone := {*self._created.values()} - {*before.hidden}):
+            raise ConflictError(f"{self.url}: somebody removed {sorted(gone)} before the commit that needs them")
         for name in self._created:
             try:
                 check_new(name, others, self.url)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from b2array.errors import FormatError, ReadOnlyError
+from b2array.engine.source import FRAME_NAME
+from b2array.errors import B2ArrayError, FormatError, ReadOnlyError
 from b2array.format import foreign
 from b2array.group import embedded
 from b2array.group.archive import MAGIC, Archive
@@ -17,9 +20,9 @@ from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, me
 from b2array.group.redo import ABSENT
 from b2array.group.transaction import Transaction
 from b2array.store.atomic import require_free
-from b2array.store.base import Store, says_more
+from b2array.store.base import Head, Store, says_more
 
-__all__ = ["check_replaceable", "clear", "complete", "consolidate", "exists", "home_of", "initialise"]
+__all__ = ["check_replaceable", "clear", "complete", "consolidate", "discard", "exists", "home_of", "initialise"]
 
 
 def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = True) -> Directory | Archive:
@@ -57,8 +60,14 @@ _GLANCE = 2000
 """The most entries to look at in a directory that nothing marks as a group."""
 
 
+_ABANDONED = re.compile(
+    r".*[.]b2lock|.+[.][0-9a-f]{16}[.]b2(tmp|write)(/.+)?|.+[.]b2(nd|f|b)/[0-9A-Fa-f]+[.](chunk|b2write)", re.DOTALL
+)
+"""Files of writers that failed or were killed before their first commit."""
+
+
 def exists(group: Directory, *, shown: bool = False) -> bool:
-    """Whether there is a group, or a local directory that can become one.
+    """Whether there is a group, or a local directory with anything in it, which can become one.
 
     If it must be `shown`, a local directory needs a mark on it or on a directory around it, or members in it or one
     level below: not everything below it is looked at.
@@ -72,10 +81,14 @@ def exists(group: Directory, *, shown: bool = False) -> bool:
     if not group.is_local:
         return bool(members_among(files))
     place = Path(group.store.url)
-    if not shown or any(Path(outer, sign).is_file() for outer in place.parents for sign in (MANIFEST, EMBEDDED)):
-        return True
-    found = (path.relative_to(place).as_posix() for path in chain(place.glob("*"), place.glob("*/*")))
-    return bool(members_among(islice(found, _GLANCE)))
+    if shown:
+        if any(Path(outer, sign).is_file() for outer in place.parents for sign in (MANIFEST, EMBEDDED)):
+            return True
+        found = (path.relative_to(place).as_posix() for path in chain(place.glob("*"), place.glob("*/*")))
+        members = map(place.joinpath, members_among(islice(found, _GLANCE)).values())
+        return any(each.is_file() or each.joinpath(FRAME_NAME).is_file() for each in members)
+    inside = (path.relative_to(place).as_posix() for path in place.rglob("*") if not path.is_dir())
+    return not place.is_dir() or not all(map(_ABANDONED.fullmatch, inside))
 
 
 def _is_marked(group: Directory) -> bool:
@@ -92,14 +105,23 @@ def initialise(group: Directory) -> None:
     """Make an empty group: an embedding frame, and a manifest where one is needed."""
     if group.store.guarantee == "read only":
         raise ReadOnlyError(f"{group.url} can only be read")
+    _require_no_frame(group)
     group.store.create(EMBEDDED, embedded.nothing())
     if not group.is_local:
         group.write(Manifest({}), None)
 
 
+def _require_no_frame(group: Directory) -> None:
+    """Raise FileExistsError where a group would be hidden by an array, or by another file."""
+    heads = group.store.head([FRAME_NAME] if group.store.is_prefix else ["", FRAME_NAME], 1)
+    if any(isinstance(head, Head) and head.data for head in heads):
+        raise FileExistsError(f"{group.store.url} exists and is not a group")
+
+
 def complete(group: Directory) -> None:
     """Add the embedding frame without which python-blosc2 does not open a directory."""
-    if group.is_local and isinstance(group.store.head([EMBEDDED], 1)[0], FileNotFoundError):
+    if group.is_local and isinstance(group.store.head([EMBEDDED], 1)[0], ABSENT):
+        _require_no_frame(group)
         with suppress(FileExistsError):
             group.store.create(EMBEDDED, embedded.nothing())
 
@@ -131,3 +153,16 @@ def clear(group: Directory) -> None:
     group.remove_frames(hidden)
     group.store.delete([MANIFEST, EMBEDDED])
     group.refresh()
+
+
+def discard(group: Directory) -> None:
+    """Remove a group that was made in vain, unless others have begun to use it."""
+    with suppress(OSError, B2ArrayError):
+        group.refresh()
+        if group.members() or group.manifest.hidden:
+            return
+        clear(group)
+        if group.is_local and group.store.walk() in ([], [".b2lock"]):
+            group.store.delete([".b2lock"])
+            for directory, *_ in os.walk(group.store.url, topdown=False):
+                Path(directory).rmdir()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,15 +15,16 @@ __all__ = ["AtomicFile", "require_free"]
 
 
 def require_free(
-    store: Store, kinds: Mapping[str, bytes], what: str, *, overwrite: bool, name: str = "", alone: bool = False
-) -> str | None:
+    store: Store, kinds: Mapping[str, bytes], what: str, *, overwrite: bool, name: str = "",
+    never: Iterable[str] = (), alone: bool = False,
+) -> str | None:  # fmt: skip
     """Return the name of the object that may be replaced, or None; FileExistsError if something must stay.
 
     `kinds` has the names of objects that may be replaced, and the first bytes of each; messages call them `what`.
-    `name` is the object to write; a directory excludes ``""``. With `alone`, a directory with other files, but none of
-    `kinds`, is an error.
+    `name` is the object to write; a directory excludes ``""``. Objects in `never` show that something else is there.
+    With `alone`, a directory with other files, but none of `kinds`, is an error.
     """
-    names = sorted({name, *kinds})
+    names = sorted({name, *kinds, *never})
     heads = dict(zip(names, store.head(names, max(1, *map(len, kinds.values()))), strict=True))
     found = {each: bytes(head.data) for each, head in heads.items() if isinstance(head, Head)}
     known = [each for each, data in found.items() if each in kinds and data.startswith(kinds[each])]
@@ -42,10 +43,10 @@ def require_free(
             with suppress(FileNotFoundError):
                 is_file = any(isinstance(error, NotADirectoryError) for error in heads.values())
                 strange = is_file or any(store.walk())
-    if found and not overwrite:
-        raise FileExistsError(f"{store.url} exists; overwrite=True replaces it")
     if strange:
         raise FileExistsError(f"{store.url} exists and is not {what} that can be replaced")
+    if found and not overwrite:
+        raise FileExistsError(f"{store.url} exists; overwrite=True replaces it")
     return known[0] if known else None
 
 

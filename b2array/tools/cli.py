@@ -399,7 +399,7 @@ def _change(
     """Change a frame or the members of a group, print the result, and return the exit code."""
     options = opts.storage_options(storage)
     one = partial(change, dry_run=dry_run, storage_options=options, **more)
-    return _show(change_each(url, options, one, dry_run=dry_run), as_json)
+    return _show(change_each(url, options, one, dry_run=dry_run, grace=more.get("grace")), as_json)
 
 
 @_command

@@ -16,7 +16,9 @@ from b2array.exchange.formats import Format, Storage
 from b2array.exchange.groups import members_of
 from b2array.exchange.places import find
 from b2array.grid.partition import boxes
+from b2array.group.addressing import split_member
 from b2array.group.archive import Archive
+from b2array.group.directory import Directory
 from b2array.group.group import Group
 from b2array.group.manifest import ATTRS, EMBEDDED, is_embedded
 from b2array.progress import track
@@ -24,6 +26,7 @@ from b2array.store.secrets import redact
 from b2array.tools import repair as repairing
 from b2array.tools import vacuum as vacuuming
 from b2array.tools.results import Failure, Result, Results
+from b2array.tools.vacuum import Cleanup, vacuum_group
 from b2array.tools.verify import Problem, Report, verified, verify_frame
 
 __all__ = ["change_each", "repack", "repair", "vacuum", "verify"]
@@ -35,8 +38,13 @@ Inner = Callable[[str, Callable[[], Snapshot]], R]
 """A function for a frame inside another file. It takes the place of the frame, and what opens it."""
 
 
-def change_each(url: str, storage_options: Storage, change: Callable[[str], R], *, dry_run: bool) -> R | Results:
-    """Change a frame, or every member of a group with files of its own. Errors do not stop the other members."""
+def change_each(
+    url: str, storage_options: Storage, change: Callable[[str], R], *, dry_run: bool, grace: str | float | None = None
+) -> R | Results:
+    """Change a frame, or every member of a group with files of its own. Errors do not stop the other members.
+
+    With `grace`, remove files that belong to no member, too; see `vacuum`.
+    """
     kind, address = find(url, None, storage_options, exists=True)
     if kind.name == "b2nd":
         return change(address)
@@ -46,7 +54,13 @@ def change_each(url: str, storage_options: Storage, change: Callable[[str], R], 
             f"{shown} is of the format {kind.name}, which is not changed in place: b2array convert {shown} copy.b2d"
             " copies it to a group"
         )
-    return _each(address, storage_options, change, None, recover=not dry_run)
+    done = _each(address, storage_options, change, None, recover=not dry_run)
+    if grace is None or not isinstance(done, Results) or split_member(address)[1] or "." in done.members:
+        return done
+    home = Directory(address, storage_options or {})
+    found = _collected(done.url, done.url, {".": ""}, lambda _: vacuum_group(home, grace=grace, dry_run=dry_run))
+    (left,) = found.members.values()
+    return done if left == Cleanup(home.store.url, dry_run) else Results(done.url, {".": left, **done.members})
 
 
 def _for_groups(change: Callable[Concatenate[Url, P], R]) -> Callable[Concatenate[Url, P], R | Results]:
@@ -58,10 +72,11 @@ def _for_groups(change: Callable[Concatenate[Url, P], R]) -> Callable[Concatenat
             return change(url, *args, **options)
         except FileNotFoundError as missing:
             storage: Any = options.get("storage_options")
+            grace: Any = options.get("grace", "24h") if change is vacuuming.vacuum else None
             try:
                 return change_each(
                     os.fspath(url), storage, lambda address: change(address, *args, **options),
-                    dry_run=bool(options.get("dry_run")),
+                    dry_run=bool(options.get("dry_run")), grace=grace,
                 )  # fmt: skip
             except FileNotFoundError:
                 raise missing from None
@@ -177,7 +192,7 @@ def _collected(
     """Return the results for members. One that fails does not stop the others."""
     found: dict[str, Result] = {}
     if error is not None:
-        found["/"] = Failure(home, str(error), isinstance(error, FormatError))
+        found["."] = Failure(home, str(error), isinstance(error, FormatError))
     for member, path in paths.items():
         name = f"{member.removesuffix(ATTRS).rstrip('/')}/" if member.rpartition("/")[2] == ATTRS else member
         try:

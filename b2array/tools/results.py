@@ -79,7 +79,8 @@ class Results:
     url : str
         The group, without secrets.
     members : mapping of str to Report
-        The result for each member by its name. The name of a group, which has attributes, ends with a slash.
+        The result for each member by its name. The name of a group, which has attributes, ends with a slash. "." is
+        the directory itself: its list of members, and what belongs to no member.
     """
 
     url: str

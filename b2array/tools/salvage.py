@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +70,14 @@ def salvage(store: Store, reason: FormatError | UnsupportedError) -> Salvaged:
     return _Wreck(file).salvaged()
 
 
+class _Trailer(NamedTuple):
+    """What a trailer says, and its length in bytes."""
+
+    layers: Layers
+    fingerprint_type: int
+    nbytes: int
+
+
 class _FrameFile:
     """The file that holds the header, index and trailer."""
 
@@ -87,15 +96,23 @@ class _FrameFile:
         stop = min(stop, self.size)
         return bytes(self.store.read([Span(self.name, start, stop)])[0]) if start < stop else b""
 
-    def trailer(self, start: int, end: int) -> tuple[Layers, int] | None:
-        """Return the layers of the trailer that is between `start` and `end`, and the type of its fingerprint."""
+    def chunk_nbytes(self, start: int) -> int:
+        """Return the stored size of the chunk that begins at `start`, or 0 if there is none."""
+        try:
+            return ChunkHeader.unpack(self.read(start, start + HEADER_LEN)).cbytes
+        except (FormatError, UnsupportedError):
+            return 0
+
+    def trailer(self, start: int, end: int) -> _Trailer | None:
+        """Return the trailer that is between `start` and `end`."""
         if not start + _TRAILER_NBYTES <= end <= self.size:
             return None
         marker, nbytes, ext, fingerprint_type, _ = _TRAILER_END.unpack(self.read(end - _TRAILER_END.size, end))
-        if (marker, ext) != (0xCE, 0xD8) or not _TRAILER_NBYTES <= nbytes <= end - start:
+        longest = min(end - start, config.limits.metadata_nbytes)
+        if (marker, ext) != (0xCE, 0xD8) or not _TRAILER_NBYTES <= nbytes <= longest:
             return None
         try:
-            return metalayers.unpack(self.read(end - nbytes, end), 2), fingerprint_type
+            return _Trailer(metalayers.unpack(self.read(end - nbytes, end), 2), fingerprint_type, nbytes)
         except FormatError:
             return None
 
@@ -136,15 +153,16 @@ def _candidates(file: _FrameFile) -> Iterator[tuple[bytes, bytes, str]]:
             continue  # without a trailer there is no fingerprint, and the rest of the file may be large
         headers = []
         (header_len,) = struct.unpack_from(">i", first, 0x0B)
-        if _SMALLEST_HEADER <= header_len <= end:
+        if _SMALLEST_HEADER <= header_len <= min(end, config.limits.metadata_nbytes):
             headers.append((file.read(0, header_len), ""))
-        noted = frame.noted_header(trailer[0])
+        noted = frame.noted_header(trailer.layers)
         if noted is not None:
             headers.append((noted, "took the header that is noted in the trailer; "))
         for header, origin in headers:
             (nbytes,), (cbytes,) = struct.unpack_from(">q", header, 0x1E), struct.unpack_from(">q", header, 0x27)
             start = len(header) + (cbytes if nbytes and header[0x1A] == FrameType.CONTIGUOUS else 0)
-            if len(header) <= start <= end - _TRAILER_NBYTES:
+            # The sizes in a damaged header may lead to a place from which the rest of the file is large.
+            if len(header) <= start and start + (file.chunk_nbytes(start) if nbytes else 0) == end - trailer.nbytes:
                 text = origin if end == frame_len else f"the frame ends after {end} bytes; {origin}"
                 yield fingerprint.with_frame_len(header, end), file.read(start, end), text
 
@@ -350,8 +368,8 @@ class _Wreck:
         for end in (self.frame_len, self.size):
             found = self.file.trailer(start, end)
             if found is not None:
-                layers, self.fingerprint_type = found
-                return tuple(self._readable(layers))
+                self.fingerprint_type = found.fingerprint_type
+                return tuple(self._readable(found.layers))
         self.notes.append("found no trailer: attributes are lost")
         return ()
 

@@ -6,8 +6,9 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from b2array.array.schunk import open_schunk
@@ -16,15 +17,18 @@ from b2array.display.tables import nbytes as shown_nbytes
 from b2array.engine.snapshot import load
 from b2array.errors import ReadOnlyError, UnsupportedError
 from b2array.format.header import FrameType
+from b2array.group.directory import Directory
+from b2array.group.manifest import MANIFEST, Manifest
 from b2array.store.base import Listed, Store
 from b2array.store.open import open_store
 from b2array.tools.results import Result, Shown, first_of
 from b2array.tools.verify import verify_frame
 from b2array.workers import pending
 
-__all__ = ["Cleanup", "in_seconds", "repack", "vacuum"]
+__all__ = ["Cleanup", "in_seconds", "repack", "vacuum", "vacuum_group"]
 
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+_LEFT = re.compile(r"(?P<left>(?P<frame>.+?)[.][0-9a-f]{16}[.]b2(?:tmp|write))(?:/.+)?", re.DOTALL)
 _DURATION = re.compile(r"\s*([0-9]+(?:[.][0-9]+)?)\s*(s|min|h|d)\s*")
 
 
@@ -56,7 +60,8 @@ def vacuum(
     Parameters
     ----------
     url : str or os.PathLike
-        An array, any other frame, or a group, whose members are gone through: the result is then a `Results`.
+        An array, any other frame, or a group, whose members are gone through: the result is then a `Results`. In it,
+        "." stands for what killed writers left outside of the members, with members that were never committed.
     grace : str or float, default "24h"
         How old a file must be, in seconds or as text with a unit ("s", "min", "h", "d"). One hour or more is safe while
         others write, because a commit that takes longer checks that its files still exist. Use less only while there is
@@ -94,15 +99,17 @@ def vacuum(
     except FileNotFoundError:
         lock = nullcontext()  # writers of a new array take no lock
     with lock:
-        found = _removable(store)
-        unknown = [name for name, each in found.items() if each.modified is None]
-        if unknown and seconds > 0:
-            raise UnsupportedError(f"{store.url} does not know how old its files are: only grace=0 is possible")
-        now = time.time()
-        old = {name: each for name, each in found.items() if now - (each.modified or 0) >= seconds}
+        old = _older(store, _removable(store), seconds)
         if not dry_run:
             pending.remove(store, old)
     return Cleanup(store.url, dry_run, tuple(sorted(old)), sum(each.size for each in old.values()))
+
+
+def _older(store: Store, found: Mapping[str, Listed], seconds: float) -> dict[str, Listed]:
+    if seconds > 0 and any(each.modified is None for each in found.values()):
+        raise UnsupportedError(f"{store.url} does not know how old its files are: only grace=0 is possible")
+    now = time.time()
+    return {name: each for name, each in found.items() if now - (each.modified or 0) >= seconds}
 
 
 def _removable(store: Store) -> dict[str, Listed]:
@@ -121,6 +128,55 @@ def _removable(store: Store) -> dict[str, Listed]:
     offsets = held.frame.offsets
     numbers = set(offsets[offsets >= 0].tolist())
     return {**(pending.orphans(store, files, numbers) if held.name else {}), **pending.leftovers(store, files)}
+
+
+def vacuum_group(group: Directory, *, grace: str | float, dry_run: bool) -> Cleanup:
+    """Remove what killed writers left in a group outside of its members.
+
+    That is members which were never committed, and files and directories where new data waited for a commit. On object
+    stores an array that the list of members does not name may be somebody's, and stays.
+    """
+    seconds, manifest, members = in_seconds(grace), group.manifest, {*group.members().values()}
+    left, arrays = {*manifest.hidden}, set()
+    known = members | left
+    for path in group.store.walk():
+        if not known.isdisjoint(accumulate(path.split("/"), "{}/{}".format)):
+            continue
+        if (match := _LEFT.fullmatch(path)) is None:
+            arrays |= {path.rpartition("/")[0]} if path.endswith(pending.SUFFIX) else set()
+        elif not group.is_local or match["frame"] not in members:  # beside a local member its own vacuum finds it
+            left.add(match["left"])
+    found = {path: _whole(group, path) for path in left}
+    old = _older(group.store, found, seconds)
+
+    def cleared(now: Manifest) -> Manifest:
+        for path in old.keys() & now.hidden:  # a writer who still wants to commit them will find that they are gone
+            group.remove_files(path)
+        return now.revealing(old.keys())
+
+    if not dry_run:
+        if old.keys() & manifest.hidden:
+            group.update(cleared)
+            group.refresh()
+        for path in old.keys() - {*manifest.hidden}:
+            group.remove_files(path)
+    removed, nbytes = [*old], sum(each.size for each in old.values())
+    for path in arrays:
+        with suppress(FileNotFoundError):
+            one = vacuum(group.address(path), grace=seconds, dry_run=dry_run, **group.options)
+            removed += [f"{path}/{name}" for name in one.removed]
+            nbytes += one.nbytes
+    return Cleanup(group.store.url, dry_run, tuple(sorted(removed)), nbytes)
+
+
+def _whole(group: Directory, path: str) -> Listed:
+    """Return the size of a file or of all files in a directory, and when the youngest of them was written."""
+    files: dict[str, Listed] = {}
+    with suppress(FileNotFoundError):
+        files = group.store_of(path).listing()
+    if not files:  # the manifest hides it since before anything was written
+        return group.store.listing().get(MANIFEST, Listed(0, time.time()))._replace(size=0)
+    return Listed(sum(each.size for each in files.values()), pending.youngest(files.values()))
 
 
 def in_seconds(grace: str | float) -> float:

@@ -42,7 +42,7 @@ from b2array.store.spans import Span
 from b2array.workers.job import Job, Region, kept
 from b2array.workers.pending import SUFFIX
 
-__all__ = ["SUFFIX", "Entry", "Job", "WorkerTarget", "commit", "join", "keep", "kept", "put"]
+__all__ = ["SUFFIX", "Entry", "Job", "WorkerTarget", "commit", "join", "keep", "kept", "put", "tidy"]
 
 _JOB = "job"
 _ATTEMPTS = 1000
@@ -238,14 +238,14 @@ def commit(job: Job, entries: Iterable[Entry]) -> Snapshot:
         if (done := _committed(job)) is None:  # another process was asked to commit at the same time
             raise
         return done
-    _tidy(job)
+    tidy(job)
     return snapshot
 
 
 def join(job: Job, entries: Iterable[Entry], transaction: Transaction) -> None:
     """Add all parts to a transaction, which somebody else commits."""
     _take(job, transaction, _complete(job, entries))
-    _tidy(job)
+    tidy(job)
 
 
 def _complete(job: Job, entries: Iterable[Entry]) -> list[Entry]:
@@ -303,7 +303,8 @@ def _check_there(store: Store, codes: Sequence[int]) -> None:
         raise ConflictError(f"{store.url}: somebody removed {len(gone)} chunks, such as {gone[0]}, before their commit")
 
 
-def _tidy(job: Job) -> None:
+def tidy(job: Job) -> None:
+    """Remove what a write needed only until its commit, as far as possible."""
     store = job.staging_store
     with suppress(OSError):  # files that stay behind are harmless
         if store is job.store:

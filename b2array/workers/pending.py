@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from b2array.store.base import Listed, Store
 from b2array.store.disk import TEMPORARY_SUFFIX
 from b2array.store.local import LocalStore
 
-__all__ = ["SUFFIX", "Journal", "beside", "is_orphan", "leftovers", "orphans", "read_journal", "remove"]
+__all__ = ["SUFFIX", "Journal", "beside", "is_orphan", "leftovers", "orphans", "read_journal", "remove", "youngest"]
 
 SUFFIX = ".b2write"
 """The names of journals in sparse frames, and of directories beside files, end with this."""
@@ -114,7 +114,7 @@ def orphans(store: Store, files: Mapping[str, Listed], numbers: Collection[int] 
     found |= {name: files[name] for name in writes}
     for name, journal in known.items():
         own = [other for other in found if other == name or _number(other) >= journal.first]
-        age = _youngest(found[other] for other in own)
+        age = youngest(found[other] for other in own)
         found |= {other: Listed(found[other].size, age) for other in own}
     return found
 
@@ -124,7 +124,8 @@ def _number(name: str) -> int:
     return -1 if number is None else number
 
 
-def _youngest(files: Iterator[Listed]) -> float | None:
+def youngest(files: Iterable[Listed]) -> float | None:
+    """Return when the youngest of some files was written; None if that is not known of all."""
     times = [each.modified for each in files]
     known = [time for time in times if time is not None]
     return max(known, default=None) if len(known) == len(times) else None

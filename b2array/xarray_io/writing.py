@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from uuid import uuid4
 
@@ -20,10 +19,9 @@ from b2array.array.dask import Region, Write
 from b2array.array.frozen import Shared
 from b2array.engine.transaction import Transaction
 from b2array.errors import ConflictError, warn
-from b2array.group import group
+from b2array.group import group, whole
 from b2array.group.directory import Directory
 from b2array.group.group import Group
-from b2array.group.whole import check_replaceable
 from b2array.workers import distributed
 from b2array.workers.distributed import Job
 from b2array.xarray_io.backend import Url, arrays_of
@@ -224,7 +222,7 @@ def _transaction(
     url: Url, mode: Mode, name: str, storage_options: Mapping[str, Any] | None
 ) -> Iterator[Group]:  # fmt: skip
     """Open a group in a transaction, with its old contents even if they are to be replaced: the commit does that."""
-    home = _home(url, "a" if name and mode in ("w", "x") else mode, storage_options)
+    home, made = _home(url, "a" if name and mode in ("w", "x") else mode, storage_options)
     inner = home.get(name) if name else home
     if inner is not None and not isinstance(inner, Group):
         raise TypeError(f"{name!r} in {home.url} is an array, and no group")
@@ -232,21 +230,32 @@ def _transaction(
         raise FileNotFoundError(f"{home.url}: there is no group {name!r}")
     if name and inner is not None and mode == "x":
         raise FileExistsError(f"{home.url}: there is a group {name!r}")
-    with (home if inner is None else inner).transaction(replace=mode == "w" and inner is not None) as changes:
-        yield changes.create_group(name) if inner is None else changes
+    try:
+        with (home if inner is None else inner).transaction(replace=mode == "w" and inner is not None) as changes:
+            yield changes.create_group(name) if inner is None else changes
+    except BaseException:
+        if made:
+            whole.discard(cast(Directory, home._writable()))
+        raise
 
 
-def _home(url: Url, mode: Mode, storage_options: Mapping[str, Any] | None) -> Group:
-    if mode == "w":
-        with suppress(FileNotFoundError):
-            there = group.open_group(url, "r+", storage_options=storage_options)._writable()
-            check_replaceable(cast(Directory, there))
-            mode = "a"
-    elif mode == "x" and "::" not in (text := os.fspath(url)) and "://" not in text:
-        place = Path(text)
-        mode = "a" if place.is_dir() and not any(place.iterdir()) else mode
+def _home(url: Url, mode: Mode, storage_options: Mapping[str, Any] | None) -> tuple[Group, bool]:
+    """Open the group, or make it; also say whether it was made."""
+    if mode != "x":
+        try:
+            home = group.open_group(url, "r+", storage_options=storage_options)
+        except FileNotFoundError:
+            if mode == "r+":
+                raise
+        else:
+            there = cast(Directory, home._writable())
+            if mode == "w":
+                whole.check_replaceable(there)
+            if mode != "r+":
+                whole.complete(there)
+            return home, False
     opened: Any = "a" if mode == "a-" else mode
-    return group.open_group(url, opened, storage_options=storage_options)
+    return group.open_group(url, opened, storage_options=storage_options), True
 
 
 def _inner(target: Group, path: str, *, make: bool = True) -> Group:
@@ -410,7 +419,8 @@ def _later(parts: Iterable[_Part], url: str, options: Mapping[str, Any]) -> Dela
         )
         names.append(part.path)
     name = f"b2array-commit-{uuid4().hex}"
-    shared = Shared(name, (url, dict(options), names, [write.job for write in writes]))
+    place = cast(Directory, home._writable()).address("")  # absolute: tasks may run in another working directory
+    shared = Shared(name, (place, dict(options), names, [write.job for write in writes]))
     return dask.final(writes, name, _commit, shared)
 
 

@@ -257,6 +257,17 @@ def test_a_writer_of_the_replaced_frame_writes_into_the_new_one(tmp_path, layout
     assert (new[0, 0], new[0, 1], new.attrs["x"], new.info["layout"]) == (7, 1, 1, layout)
 
 
+def test_a_reader_of_a_directory_that_became_a_file_is_told_so(tmp_path):
+    b2array.asarray(VALUES, url=tmp_path / "a", layout="sparse", chunks=(2, 10))
+    old = b2array.open(tmp_path / "a")
+    b2array.asarray(-VALUES, url=tmp_path / "a", layout="contiguous", chunks=(2, 10), overwrite=True)
+    for read in (lambda: old[0, 0], lambda: old[...], lambda: old[0], old.mean, lambda: b2array.copy(old)):
+        with pytest.raises(ConflictError, match="refresh"):
+            read()
+    old.refresh()
+    assert old[0, 0] == -VALUES[0, 0]
+
+
 @pytest.mark.parametrize("layout", OTHER)
 def test_a_transaction_on_the_replaced_frame_is_a_conflict(place, layout):
     url, options, _ = place

@@ -10,6 +10,8 @@ import h5py
 import numpy as np
 import pytest
 import zarr
+from damage import flip
+from damage import place as place_of
 
 import b2array
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
@@ -279,6 +281,61 @@ def test_attributes_of_a_group_inside_another_are_replaced_on_request(place: str
     assert (found["y"][...].tolist(), found["in/z"][...].tolist()) == ([1], [5])
 
 
+@pytest.mark.parametrize("place", ["x.b2d", "x.h5", "x.zarr", "memory://", "memory.zarr"])
+def test_nothing_is_put_below_an_array(place: str, tmp_path: Path) -> None:
+    url = f"memory:/{tmp_path}/x.zarr" if place == "memory.zarr" else address(place, tmp_path)
+    np.save(tmp_path / "x.npy", [1, 2])
+    b2array.convert(tmp_path / "x.npy", f"{url}#in/a")
+    for member in ("#in/a/b", "/in/a/b/c"):
+        with pytest.raises((TypeError, ValueError)):
+            b2array.convert(tmp_path / "x.npy", url + member, overwrite=True)
+    b2array.convert(url, tmp_path / "back.b2d")
+    assert [name for name, _ in b2array.open_group(tmp_path / "back.b2d").walk()] == ["in", "in/a"]
+
+
+def test_attributes_that_could_not_be_copied_are_not_counted_as_arrays(tmp_path: Path) -> None:
+    new, old = (b2array.open_group(tmp_path / name, "w") for name in ("new.b2d", "old.b2d"))
+    new["a"] = new["in/b"] = [1]
+    for group in (new, old, new["in"], old.require_group("in")):
+        group.attrs["n"] = 1
+    old["s/x"] = [1]
+    old["s"].attrs["n"] = 1
+    old.require_group("s/in").attrs["n"] = 1
+    with pytest.raises(B2ArrayError, match=r"b2d: the attributes of 2 groups could not be copied: /: .* already"):
+        b2array.convert(tmp_path / "new.b2d", f"{tmp_path}/old.b2d#s")
+    done = converted(tmp_path / "new.b2d", f"{tmp_path}/old.b2d#in")
+    assert done.failed.keys() == {"/"}
+    assert done.summary().startswith("2 arrays")
+
+
+@pytest.mark.parametrize("place", ["x.b2d", "memory://", "x.h5"])
+def test_members_of_a_group_inside_another_are_replaced_on_request_but_not_by_damaged_ones(
+    place: str, tmp_path: Path
+) -> None:
+    url = address(place, tmp_path)
+    new = b2array.open_group(tmp_path / "new.b2d", "w")
+    for name in ("flat", "in/sparse", "bad", "more"):
+        new.create(name, data=[1, 2], layout="sparse" if name == "in/sparse" else "auto")
+    noise = np.random.default_rng(0).random(1000)
+    new.create("torn", data=noise, chunks=(500,))
+    new["in"].attrs["n"] = 1
+    b2array.convert(tmp_path / "new.b2d", f"{url}#s")
+    for name in ("flat", "in/sparse", "bad"):
+        new[name][:] = [3, 4]
+    new["torn"][:] = noise[::-1]
+    flip(*place_of(tmp_path / "new.b2d" / "torn.b2nd", 1, 600))
+    del new["more"]
+    (tmp_path / "new.b2d" / "bad.b2nd").write_bytes(b"nothing")
+    with pytest.raises((B2ArrayError, FileExistsError)):
+        b2array.convert(tmp_path / "new.b2d", f"{url}#s")
+    with pytest.raises(B2ArrayError, match=r": 2 of 4 arrays could not be copied: bad: .*; torn: "):
+        b2array.convert(tmp_path / "new.b2d", f"{url}#s", overwrite=True, verify=True)
+    b2array.convert(url, tmp_path / "back.b2d")
+    back = b2array.open_group(tmp_path / "back.b2d")["s"]
+    found = {name: a[:].tolist() for name, a in back.walk() if isinstance(a, b2array.NDArray)}
+    assert found == {"bad": [1, 2], "flat": [3, 4], "in/sparse": [3, 4], "more": [1, 2], "torn": noise.tolist()}
+
+
 @pytest.mark.parametrize("place", ["x.b2d", "memory://"])
 def test_a_group_into_which_nothing_could_be_copied_is_not_left_behind(place: str, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
@@ -308,7 +365,7 @@ def test_a_name_with_a_hash_is_still_a_file(tmp_path: Path) -> None:
     assert np.load(tmp_path / "x.npy").tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("name", ["x.npy", "x.b2nd", "x.blp"])
+@pytest.mark.parametrize("name", ["x.npy", "x.b2nd", "x.blp", "x.h5", "x.b2d", "x.b2z", "x.zarr"])
 def test_a_directory_with_a_hash_in_its_name_takes_files(tmp_path: Path, name: str) -> None:
     b2array.asarray([1, 2], url=tmp_path / "a.b2nd").close()
     (tmp_path / "d#1").mkdir()
@@ -317,11 +374,42 @@ def test_a_directory_with_a_hash_in_its_name_takes_files(tmp_path: Path, name: s
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"d#1"}
     b2array.convert(tmp_path / "d#1" / name, tmp_path / "back.npy")
     assert np.load(tmp_path / "back.npy").tolist() == [1, 2]
-    for other in ("x.h5", "x.b2d", "x.zarr"):
-        with pytest.raises(ValueError, match="no ending of a known format"):
-            b2array.convert(tmp_path / "a.b2nd", tmp_path / "d#1" / other)
     b2array.convert(tmp_path / "a.b2nd", f"{tmp_path}/plain#1")
     assert b2array.open_group(tmp_path / "plain")["1"][...].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["x.h5", "x.b2d", "x.zarr"])
+def test_members_are_named_in_a_directory_with_a_hash_in_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d #1").mkdir()
+    np.save(tmp_path / "x.npy", [1, 2])
+    for n, member in enumerate(("#a/one", "/a/two", "#three#")):
+        b2array.convert("x.npy", f"d #1/{name}{member}")
+        for source in (f"d #1/{name}{member}", f"{tmp_path}/d #1/{name}{member}"):
+            b2array.convert(source, f"{n}.npy", overwrite=True, verify=True)
+            assert np.load(f"{n}.npy").tolist() == [1, 2]
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["d #1"]
+
+
+def test_the_name_of_a_new_file_may_have_a_hash(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", [1, 2])
+    for name in ("run #1.npy", "run #1.b2nd", "run #1.blp"):
+        b2array.convert(tmp_path / "x.npy", tmp_path / name, verify=True)
+        assert (tmp_path / name).is_file()
+
+
+def test_a_group_in_a_directory_with_a_hash_in_its_name_is_opened_and_checked(tmp_path: Path) -> None:
+    for place in (tmp_path / "d", tmp_path / "d#1"):
+        b2array.open_group(place / "g.b2d", "w")["x"] = [place.name]
+    b2array.open_group(tmp_path / "d", "a")
+    for url in (f"{tmp_path}/d#1/g.b2d/x", f"{tmp_path}/d#1/g.b2d#x", f"{tmp_path}/d#1/g.b2d/x.b2nd"):
+        assert b2array.open(url)[:].tolist() == ["d#1"]
+        assert b2array.verify(url).ok
+        assert b2array.repack(url).nbytes == 0
+    assert [*b2array.open(tmp_path / "d#1" / "g.b2d")] == ["x"]
+    assert [*b2array.verify(f"{tmp_path}/d#1/g.b2d").members] == ["x"]
 
 
 def test_many_arrays_do_not_become_one_file(source: Path, tmp_path: Path) -> None:

@@ -127,6 +127,45 @@ def test_modes(url: str) -> None:
         open_group(url, "q")  # type: ignore[arg-type]
 
 
+def test_a_group_stays_where_it_is_when_the_working_directory_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    group = open_group("g.b2d", "w")
+    group["x"] = [1]
+    b2array.convert("g.b2d", "g.b2z")
+    archive = open_group("g.b2z")
+    monkeypatch.chdir(tmp_path / "there")
+    group["later"] = [2]
+    with group.transaction() as changes:
+        changes["x"][0] = 3
+    group.attrs["unit"] = "m"
+    group.refresh()
+    for held in (group, pickle.loads(pickle.dumps(group)), open_group(tmp_path / "here" / "g.b2d")):
+        assert {name: a[:].tolist() for name, a in held.arrays().items()} == {"later": [2], "x": [3]}
+        assert dict(held.attrs) == {"unit": "m"}
+    for held in (archive, pickle.loads(pickle.dumps(archive))):
+        assert held["x"][:].tolist() == [1]
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_the_root_of_a_store_is_a_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.store", {})
+    group = open_group("memory://", "w-")
+    group["x"] = [1]
+    group["s/y"] = [2]
+    assert (group.url, group["s"].url, group["x"].url) == ("memory://", "memory://s", "memory://x.b2nd")
+    for url in ("memory://s/y", "memory://s/y.b2nd"):
+        assert b2array.open(url)[:].tolist() == [2]
+    assert list(open_group(group.url)) == list(b2array.open("memory://")) == ["s", "x"]
+    with pytest.raises(FileExistsError, match=r"memory:// exists"):
+        open_group("memory://", "w-")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_attributes_of_every_group_are_its_own(group: Group, url: str) -> None:
     assert dict(group.attrs) == {}
     group.attrs["title"] = "outer"
@@ -232,6 +271,26 @@ def test_an_array_is_no_group_and_a_group_no_array(group: Group) -> None:
         group.create("a/x/y", 2)
 
 
+def test_groups_and_super_chunks_are_not_stored_as_the_arrays_that_numpy_makes_of_them(group: Group) -> None:
+    group["in/x"] = [1]
+    chunks = b2array.create_schunk(chunksize=4)
+    chunks.append_data(b"ab\0\0")
+    for data in (group["in"], chunks):
+        for store in (lambda: group.__setitem__("new", data), lambda: b2array.asarray(data), lambda: np.asarray(data)):  # noqa: B023
+            with pytest.raises(TypeError, match=r"is a group, not an array|is a super-chunk"):
+                store()
+    assert list(group) == ["in"]
+
+
+def test_errors_advise_only_what_can_be_done(group: Group) -> None:
+    group["x"] = group["y"] = [1]
+    with pytest.raises(FileExistsError, match="'x'; overwrite=True replaces it"):
+        group.create("x", 3)
+    for change in (lambda: group.copy("y", group, "x"), lambda: group.move("y", "x"), lambda: group.create_group("x")):
+        with pytest.raises(FileExistsError, match=r"there is a member 'x'$"):
+            change()
+
+
 def test_nothing_is_put_below_an_array_or_over_a_group(group: Group, url: str, tmp_path: Path) -> None:
     group["x"] = group["g/y"] = [1, 2]
     for name, error, found in (("x/y", ValueError, "'x' is an array"), ("g", FileExistsError, "is a group 'g'")):
@@ -242,6 +301,30 @@ def test_nothing_is_put_below_an_array_or_over_a_group(group: Group, url: str, t
     with pytest.raises(ValueError, match="'x' is an array"):
         Group(group._home, "x/", "r+").attrs["n"] = 1
     assert [name for name, _ in open_group(url).walk()] == ["g", "g/y", "x"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("layout", ["auto", "contiguous", "sparse"])
+def test_an_array_does_not_replace_a_group(group: Group, url: str, layout: Any, overwrite: bool) -> None:
+    group["x"] = [1]
+    with pytest.raises(FileExistsError):
+        b2array.zeros(3, url=url, layout=layout, overwrite=overwrite)
+    assert list(b2array.open(url)) == ["x"]
+
+
+@pytest.mark.parametrize("mode", ["w", "w-", "x", "a"])
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_group_does_not_replace_an_array(url: str, tmp_path: Path, layout: Any, mode: Any) -> None:
+    b2array.asarray([1, 2], url=url, layout=layout)
+    with pytest.raises((FileExistsError, FormatError)):
+        open_group(url, mode)
+    np.save(tmp_path / "x.npy", [3])
+    for target in (url, f"{url}#x"):
+        with pytest.raises(FileExistsError):
+            b2array.convert(tmp_path / "x.npy", target)
+    assert b2array.open(url)[:].tolist() == [1, 2]
+    with pytest.raises((FileNotFoundError, FormatError)):
+        open_group(url)
 
 
 @pytest.mark.parametrize(("one", "two"), [("q", "q/r"), ("q/r", "q"), ("q/r", "q/r/s")])

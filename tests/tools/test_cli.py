@@ -660,6 +660,20 @@ def test_copy_writes_blosc2_frames_only(run: Run) -> None:
         assert not Path(name).exists()
 
 
+def test_the_bytes_of_a_super_chunk_in_a_group_are_printed(run: Run) -> None:
+    b2array.open_group("g.b2d", "w")
+    chunks = b2array.create_schunk("g.b2d/s.b2f", chunksize=4)
+    chunks.append_data(b"abcd")
+    chunks.append_data(b"ef")
+    for key in ("...", "0", "-1", "1:5", "::-2", "5:2", "[0, 5]", "2:,", "()", "None"):
+        assert run("cat", "g.b2d/s", f"[{key}]", "-o", "part.npy", "--overwrite") == (0, "", "")
+        expected = eval(f"items[{key}]", {"items": np.frombuffer(b"abcdef", np.uint8)})
+        np.testing.assert_array_equal(np.load("part.npy"), expected)
+    assert run("cat", "g.b2d/s", "[1:3]") == (0, "[98 99]\n", "")
+    code, _, err = run("cat", "g.b2d/s", "[6]")
+    assert (code, "out of bounds" in err) == (1, True)
+
+
 @pytest.mark.usefixtures("waves")
 def test_members_are_described_measured_and_copied_by_their_path(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_SECONDS", 0.001)

@@ -55,10 +55,17 @@ def test_the_place_of_the_old_frame_shows_no_password(tmp_path, monkeypatch):
     assert "word" not in str(caught.value)
 
 
-def test_a_cut_frame_in_a_large_sparse_file_is_repaired_in_little_memory(path):
+@pytest.mark.parametrize("end", ["zeros", "trailer"])
+def test_a_cut_frame_in_a_large_sparse_file_is_repaired_in_little_memory(path, end):
     write(path, noise(), "contiguous")
-    os.truncate(path, path.stat().st_size // 2)
+    whole = path.read_bytes()
+    os.truncate(path, len(whole) // 2)
     os.truncate(path, 2**26)
+    if end == "trailer":
+        trailer = whole[-int.from_bytes(whole[-22:-18], "big") :]
+        with path.open("r+b") as file:
+            file.seek(-len(trailer), os.SEEK_END)
+            file.write(trailer)
     tracemalloc.start()
     result = b2array.repair(path, dry_run=True, trust_order=True)
     most = tracemalloc.get_traced_memory()[1]
