@@ -317,13 +317,11 @@ class Transaction(Overlay):
             exclusive = isinstance(error, FileExistsError) and self.store.guarantee == "lock"
             if exclusive or (durability() == "full" and self.store.appendable):
                 raise
-            found = None
             with suppress(OSError, B2ArrayError):
                 found = load(self.store)
-            past = found is not None and found.state.annotations.lists(made.state.annotations)
-            if found is None or not (past or found.generation == generation):
-                raise
-            return found
+                if found.generation == generation or found.state.annotations.lists(made.state.annotations):
+                    return found
+            raise
         return Snapshot(self.store, made.state, 0, version, generation, header=made.header)
 
     def _prepared(self, data_start: int) -> Prepared:
@@ -349,8 +347,7 @@ class Transaction(Overlay):
             next=self._staging.next if self.sparse else None,
             sizes=packed_sizes(state.sizes),
         )
-        if self.store.guarantee != "lock":
-            annotations = annotations.with_commit_listed()
+        annotations = annotations if self.store.guarantee == "lock" else annotations.with_commit_listed()
         layers = layers_with(described.vlmetalayers, annotations, self.url)
         packed = frame.pack(replace(described, vlmetalayers=layers), header)
         room = packed.frame.vlmetalayer(LAYER) is not None
