@@ -66,7 +66,7 @@ durable: bool | str = "ordered"
 last minute, because nothing waits for the disk. True means "full" and False "off"."""
 
 retries: int = 5
-"""How often to try a commit again when another writer came first."""
+"""How often to try a commit again when another writer came first, and a request to an HTTP server that failed."""
 
 limits: Limits = Limits()
 """Bounds on sizes that are read from files."""

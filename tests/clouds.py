@@ -122,10 +122,11 @@ def azurite() -> Iterator[str]:
 class Gate:
     """Stands in front of a server, numbers requests, and does to some of them what networks and servers do.
 
-    The rule says what becomes of a request: None (it passes), a status to answer with, "dropped" (it does not arrive),
-    "lost" (it arrives, its answer does not), "denied" (it arrives, and the answer is that it may not), "twice" (it
-    arrives twice), "late" (it arrives when the client has given up), or "held" (the answer is that it may not, but it
-    arrives when `release` is called). A function is called for what becomes of it.
+    The rule says what becomes of a request: None (it passes), a status to answer with, or that and a text, "dropped"
+    (it does not arrive), "lost" (it arrives, its answer does not), "denied" (it arrives, and the answer is that it
+    may not), "twice" (it arrives twice), "late" (it arrives when the client has given up), "held" (the answer is that
+    it may not, but it arrives when `release` is called), or "overtaken" (it arrives, then `overtake` is called, and
+    the answer is lost). A function is called for what becomes of it.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -133,6 +134,7 @@ class Gate:
         self.lock = threading.Lock()
         self.under_way = 0
         self.held: list[Callable[[], object]] = []
+        self.overtake: Callable[[], object] = lambda: None
         self.late = 0.6
         self.arm()
 
@@ -150,6 +152,11 @@ class Gate:
         """Let requests that were held arrive."""
         while self.held:
             self.held.pop(0)()
+
+    def follow(self, fate: object) -> None:
+        """Let another writer overtake, if the request that has just arrived is to be overtaken."""
+        if fate == "overtaken":
+            self.overtake()
 
     def judge(self, what: str) -> object:
         """Count a request, given by its method and path, and return what becomes of it."""
@@ -190,14 +197,16 @@ class _GateHandler(BaseHTTPRequestHandler):
         if fate == "held":
             self.gate.held.append(partial(self._arrive, body))
             fate, self.close_connection = 403, True  # another request would take the place of this one
-        if isinstance(fate, int):
-            self.send_response(fate)
-            self.send_header("Content-Length", "0")
+        if isinstance(fate, int | tuple):
+            status, text = fate if isinstance(fate, tuple) else (fate, "")
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
             if self.close_connection:
                 self.send_header("Connection", "close")
             self.end_headers()
+            self.wfile.write(text.encode())
             return
-        self.close_connection = fate in ("dropped", "lost", "late")
+        self.close_connection = fate in ("dropped", "lost", "late", "overtaken")
         if fate == "dropped":
             return
         if fate == "late":
@@ -205,6 +214,7 @@ class _GateHandler(BaseHTTPRequestHandler):
         if fate == "twice":
             self._pass_on(body)
         answer, content = self._pass_on(body)
+        self.gate.follow(fate)
         if not self.close_connection:
             self.send_response(answer.status)
             for name, value in answer.getheaders():

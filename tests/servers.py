@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -10,7 +12,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import urlsplit
 
 S3_KEY = "loopback-access-key"
@@ -30,6 +34,8 @@ class RangeServer:
     """Method, path with query, and Range header of every request."""
     headers: list[dict[str, str]] = field(default_factory=list)
     """The headers of every request."""
+    replies: list[bytes | str] = field(default_factory=list)
+    """What the next requests get instead: bytes to send before the connection is closed, or "reset"."""
     delay: float = 0.0
     """Seconds that every answer takes."""
     ranges: bool = True
@@ -85,6 +91,9 @@ class _Handler(BaseHTTPRequestHandler):
             with self.lock:
                 served.under_way -= 1
                 served.depth = max(served.depth, depth)
+        if served.replies:
+            self._misbehave(served.replies.pop())
+            return
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -92,6 +101,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if body:
             self.wfile.write(content)
+
+    def _misbehave(self, reply: bytes | str) -> None:
+        self.close_connection = True
+        if reply == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+            return
+        self.wfile.write(reply)
 
     def _content(self, path: str) -> tuple[int, dict[str, str], bytes]:
         status = self.served.statuses.get(path)
@@ -136,6 +153,25 @@ def range_server(**settings: object) -> Iterator[RangeServer]:
     thread.start()
     try:
         yield served
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def directory_server(directory: Path) -> Iterator[str]:
+    """Serve the files below a directory, without ranges; gives the URL. Directories are pages, as on most servers."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = Server(("127.0.0.1", 0), partial(Quiet, directory=directory))
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         thread.join()

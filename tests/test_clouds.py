@@ -177,6 +177,62 @@ def test_a_commit_whose_request_arrives_after_it_has_failed_takes_effect_as_a_wh
     check(data + 1)
 
 
+@pytest.mark.usefixtures("_hurry")
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_commit_that_its_writer_was_not_told_of_happens_once_when_others_are_on_top_of_it(
+    cloud, cloud_url, gate, layout
+):
+    gate, options = gate
+    url = f"{cloud_url}/a.b2nd"
+    b2array.asarray(np.arange(4), url=url, chunks=(2,), layout=layout, storage_options=cloud.options)
+    a = b2array.open(url, "r+", storage_options=options)
+
+    def change_twice() -> None:
+        b = b2array.open(url, "r+", storage_options=cloud.options)
+        b.append([200])
+        b[1] -= 10
+
+    def overtaken(change: Callable[[], object]) -> None:
+        index = "chunks.b2frame" if layout == "sparse" else "a.b2nd"
+        gate.overtake = change_twice
+        gate.arm(lambda _, what: None if gate.fired or index not in what or what[:3] in ("GET", "HEA") else "overtaken")
+        change()
+        assert gate.fired
+
+    overtaken(lambda: a.append([100]))
+    assert a[...].tolist() == [0, -9, 2, 3, 100, 200]
+    overtaken(lambda: a.__setitem__(1, 5))
+    assert a[...].tolist() == [0, -5, 2, 3, 100, 200, 200]
+    assert b2array.open(url, storage_options=cloud.options)[...].tolist() == a[...].tolist()
+    assert b2array.verify(url, deep=True, storage_options=cloud.options).ok
+
+
+@pytest.mark.usefixtures("_hurry")
+def test_a_group_transaction_that_was_not_told_of_happens_once_when_others_are_on_top_of_it(cloud, cloud_url, gate):
+    gate, options = gate
+    url = f"{cloud_url}/g.b2d"
+    with b2array.open_group(url, "w", storage_options=cloud.options).transaction() as made:
+        for name in "ab":
+            made.create(name, data=np.arange(4), chunks=(2,), layout="sparse")
+
+    def change_twice() -> None:
+        with b2array.open_group(url, "r+", storage_options=cloud.options).transaction() as theirs:
+            theirs["a"].append([200])
+            theirs.create("b", data=np.full(3, 9))
+
+    gate.overtake = change_twice
+    with b2array.open_group(url, "r+", storage_options=options).transaction() as ours:
+        ours["a"].append([100])
+        ours.create("c", data=np.arange(3))
+        del ours["b"]
+        gate.arm(lambda _, what: None if gate.fired or ".b2group" not in what or what[:3] == "GET" else "overtaken")
+    assert gate.fired
+    found = b2array.open_group(url, storage_options=cloud.options)
+    expected = {"a": [0, 1, 2, 3, 100, 200], "b": [9, 9, 9], "c": [0, 1, 2]}
+    assert {name: found[name][...].tolist() for name in found} == expected
+    assert b2array.verify(url, deep=True, storage_options=cloud.options).ok
+
+
 def test_a_group_transaction_whose_request_arrives_after_it_has_failed_takes_effect_as_a_whole(cloud, cloud_url, gate):
     gate, options = gate
     url = f"{cloud_url}/g.b2d"
@@ -218,6 +274,21 @@ def test_a_request_that_is_not_allowed_is_a_permission_error_without_secrets(clo
     assert store.stamp("x").size == 7
 
 
+def test_a_write_that_another_one_under_way_refuses_is_sent_again(cloud_of, bucket):
+    cloud, url = cloud_of("s3"), f"s3://{bucket}/a"
+    text = "<Error><Code>ConditionalRequestConflict</Code><Message>in progress</Message></Error>"
+    with gate_to(cloud) as (gate, endpoint):
+        store = open_store(url, storage_options=cloud.through(endpoint))
+        gate.arm(lambda number, _: (409, text) if number < 2 else None)
+        stamp = store.create("", b"one")
+        gate.arm(lambda number, _: (409, text) if number < 2 else None)
+        assert store.replace("", b"two", expected=stamp.version) == store.stamp("")
+        gate.arm(lambda *_: (409, text))
+        with config.using(retries=1), pytest.raises(ConflictError):
+            store.replace("", b"three", expected='"1"')
+        assert len(gate.asked) == 2
+
+
 def test_a_bucket_that_does_not_exist_is_that_error(cloud):
     url = f"{cloud.protocol}://no-such-bucket-at-all/a.b2nd"
     with pytest.raises(FileNotFoundError):
@@ -226,6 +297,21 @@ def test_a_bucket_that_does_not_exist_is_that_error(cloud):
         b2array.zeros((4,), "i4", url=url, storage_options=cloud.options)
     with pytest.raises(FileNotFoundError):
         open_store(url, storage_options=cloud.options).create("", iter([bytes(upload.WHOLE), b"x"]))
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_a_bucket_is_a_place_for_a_group_and_no_object(cloud, cloud_url, slash):
+    url = cloud_url + slash
+    with pytest.raises(FileNotFoundError):
+        b2array.verify(url, storage_options=cloud.options)
+    store = open_store(url, storage_options=cloud.options)
+    for ask in (lambda: store.stamp(""), lambda: store.read([Span("", 0, 1)]), lambda: store.replace("", b"x")):
+        with pytest.raises(FileNotFoundError, match=cloud_url):
+            ask()
+    with b2array.open_group(url, "w", storage_options=cloud.options).transaction() as group:
+        group.create("x", data=np.arange(4))
+    assert b2array.verify(url, storage_options=cloud.options).ok
+    assert b2array.open_group(url, storage_options=cloud.options)["x"][2] == 2
 
 
 # ---- how many requests ----

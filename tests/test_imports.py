@@ -42,6 +42,7 @@ ALLOWED = {
 
 REQUIRED = {"fsspec", "isal", "msgpack", "numcodecs", "numpy", "zstandard"}
 OPTIONAL = {
+    "aiohttp": {"store.http"},
     "aiobotocore": {"store.s3"},
     "azure": {"store.azure"},
     "botocore": {"store.s3"},
@@ -243,6 +244,7 @@ def test_importing_b2array_leaves_out_what_only_some_programs_use() -> None:
         "group",
         "tools",
         "xarray_io",
+        "store.http",
         "store.remote",
         "store.s3",
         "store.shared_memory",

@@ -13,9 +13,10 @@ import traceback
 import zipfile
 from pathlib import Path
 
+import blosc2
 import numpy as np
 import pytest
-from servers import S3_KEY, S3_SECRET
+from servers import S3_KEY, S3_SECRET, directory_server
 
 import b2array
 from b2array.errors import B2ArrayError, ChunkMissingError, ConflictError, ReadOnlyError, UnsupportedError
@@ -345,6 +346,35 @@ def test_a_refused_chunk_is_that_refusal_and_never_zeros(tmp_path, http, layout,
     with pytest.raises(Exception, match=str(status)) as caught:
         b2array.open(http.url_of("a.b2nd"))
     assert not isinstance(caught.value, B2ArrayError | FileNotFoundError)
+
+
+@both_layouts
+def test_a_group_with_special_names_is_read_from_a_web_server_of_files(tmp_path, layout):
+    pytest.importorskip("aiohttp")
+    names = ["a b", "a%20b", "a?b", "a#b", "a+b", "50%", "ü", "a%2Fb", "in side/a#b"]
+    with b2array.open_group(tmp_path / "one two.b2d", "w").transaction() as group:
+        for number, name in enumerate(names):
+            group.create(name, data=np.full(5, number), layout=layout)
+    with directory_server(tmp_path) as server:
+        for url in (f"{server}/one two.b2d", f"{server}/one%20two.b2d"):
+            found = b2array.open_group(url)
+            assert [int(found[name][3]) for name in names] == [*range(len(names))]
+            assert b2array.verify(url).ok
+
+
+def test_an_array_that_was_replaced_on_a_server_is_noticed(tmp_path, http):
+    random = np.random.default_rng(0).permuted(DATA, axis=0)
+    for name, data in (("one", random), ("other", random[::-1])):
+        path = str(tmp_path / name)
+        blosc2.asarray(data.copy(), urlpath=path, cparams={"clevel": 0}, chunks=(10, 50), blocks=(5, 25))
+    http.objects["a.b2nd"] = (tmp_path / "one").read_bytes()
+    a = b2array.open(http.url_of("a.b2nd"))
+    assert np.array_equal(a[:10], random[:10])
+    http.objects["a.b2nd"] = (tmp_path / "other").read_bytes()
+    with pytest.raises(ConflictError, match="refresh"):
+        a[20:]
+    a.refresh()
+    assert np.array_equal(a[...], random[::-1])
 
 
 @both_layouts

@@ -26,7 +26,7 @@ from b2array.engine.source import FRAME_NAME, Location, Source
 from b2array.engine.staging import LOWEST_CODE, Staging
 from b2array.errors import B2ArrayError, ConflictError, FormatError, warn
 from b2array.format import fingerprint, frame, index
-from b2array.format.annotations import LAYER, UNSIZED, Annotations, merged, packed_sizes
+from b2array.format.annotations import CHAIN, LAYER, UNSIZED, Annotations, merged, packed_sizes
 from b2array.format.checksums import record_nbytes
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
@@ -38,7 +38,6 @@ __all__ = ["Prepared", "Transaction", "copied", "discard", "is_part", "take_plac
 
 T = TypeVar("T")
 
-_CHAIN = "chain"
 _ATOMIC_HEADER = 512
 """A header is rewritten in place only if it changes only within its first bytes, as many as a disk's sector has."""
 _DEAD_LIMIT = 2**16
@@ -318,12 +317,11 @@ class Transaction(Overlay):
             exclusive = isinstance(error, FileExistsError) and self.store.guarantee == "lock"
             if exclusive or (durability() == "full" and self.store.appendable):
                 raise
-            found = None
             with suppress(OSError, B2ArrayError):
                 found = load(self.store)
-            if found is None or found.generation != generation:
-                raise
-            return found
+                if found.generation == generation or found.state.annotations.lists(made.state.annotations):
+                    return found
+            raise
         return Snapshot(self.store, made.state, 0, version, generation, header=made.header)
 
     def _prepared(self, data_start: int) -> Prepared:
@@ -340,7 +338,7 @@ class Transaction(Overlay):
         # Chunks of a file whose every commit moves them are told apart by their digests.
         movable = not self.sparse and not self.store.appendable
         entries = {
-            _CHAIN: self._chain(),
+            CHAIN: self._chain(),
             DIGESTS: self._staging.digests(state.frame.offsets).tobytes() if movable else b"",
             fingerprint.HEADER: header,
         }
@@ -349,6 +347,7 @@ class Transaction(Overlay):
             next=self._staging.next if self.sparse else None,
             sizes=packed_sizes(state.sizes),
         )
+        annotations = annotations if self.store.guarantee == "lock" else annotations.with_commit_listed()
         layers = layers_with(described.vlmetalayers, annotations, self.url)
         packed = frame.pack(replace(described, vlmetalayers=layers), header)
         room = packed.frame.vlmetalayer(LAYER) is not None

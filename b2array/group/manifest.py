@@ -19,6 +19,7 @@ from b2array.engine.source import EMBEDDED, FRAME_NAME
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.format.summary import Record
+from b2array.store.open import quoted
 
 __all__ = [
     "ARRAY", "ATTRS", "EMBEDDED", "MANIFEST", "OTHER", "SUFFIXES", "Manifest", "check_name", "check_new", "check_path",
@@ -35,6 +36,7 @@ OTHER = ".b2f"
 SUFFIXES = (ARRAY, OTHER, ".b2b")
 
 _MAGIC = "b2array group"
+_RECENT, _TOKEN_NBYTES, _COMMITS = "recent", 8, 32
 _VERSION = 1
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 _UNREADABLE = (ValueError, TypeError, LookupError, RecursionError, MemoryError, msgpack.UnpackException)
@@ -135,8 +137,8 @@ def joined_url(url: str, path: str) -> str:
     --------
     >>> joined_url("/data/group.b2d/", "a/b.b2nd")
     '/data/group.b2d/a/b.b2nd'
-    >>> joined_url("simplecache::https://example.org/group?key=1", "a.b2nd")
-    'simplecache::https://example.org/group/a.b2nd?key=1'
+    >>> joined_url("simplecache::https://example.org/group?key=1", "50%.b2nd")
+    'simplecache::https://example.org/group/50%25.b2nd?key=1'
     >>> joined_url("zip://inside::file:///archive.zip", "a.b2nd")
     'zip://inside/a.b2nd::file:///archive.zip'
     >>> joined_url("memory://", "a.b2nd")
@@ -146,7 +148,7 @@ def joined_url(url: str, path: str) -> str:
     at = next((n for n, link in enumerate(links) if "://" in link), len(links) - 1)
     base, mark, query = links[at].partition("?") if "://" in links[at] else (links[at], "", "")
     outer = base.rstrip("/")
-    links[at] = f"{base if outer.endswith(':') else outer + '/'}{path}{mark}{query}"
+    links[at] = f"{base if outer.endswith(':') else outer + '/'}{quoted(path, base)}{mark}{query}"
     return "::".join(links)
 
 
@@ -224,6 +226,20 @@ class Manifest:
         """Return the manifest without anything that hides these paths."""
         hidden, removed = (tuple(path for path in each if path not in paths) for each in (self.hidden, self.removed))
         return replace(self, hidden=hidden, removed=removed)
+
+    def with_commit(self, token: str) -> Self:
+        """Return the manifest with the token of its transaction before those of the last ones."""
+        recent = [bytes.fromhex(token), *self._recent()[: _COMMITS - 1]]
+        return replace(self, unknown=tuple((dict(self.unknown) | {_RECENT: b"".join(recent)}).items()))
+
+    def follows(self, other: Self) -> bool:
+        """Whether transactions on top of the other manifest's have led to this one."""
+        return bool(other._recent()) and other._recent()[0] in self._recent()
+
+    def _recent(self) -> list[bytes]:
+        packed = dict(self.unknown).get(_RECENT)
+        found = packed if isinstance(packed, bytes) else b""
+        return [found[at : at + _TOKEN_NBYTES] for at in range(0, len(found), _TOKEN_NBYTES)]
 
     def applied(self) -> Self:
         """Return the manifest for the time when all files agree with it."""

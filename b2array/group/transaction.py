@@ -67,6 +67,7 @@ class Transaction:
         self._handles: dict[str, Handle] = {}  # of those, by path
         self._removed: dict[str, str] = {}
         self._ended = False
+        self._overtaken = False  # whether the transaction happened, and another writer committed on top of it
         self._mutex = Mutex()
         self._overwrite = replacing is not None
         if replacing is not None:
@@ -235,7 +236,9 @@ class Transaction:
                 view.apply(before)
                 for each in changed.values():
                     locks.enter_context(each.draft.store.lock(each.draft.name))
-                after, token = self._after(before), os.urandom(8).hex()
+                token = os.urandom(8).hex()
+                after = self._after(before)
+                after = after if view.store.guarantee == "lock" else after.with_commit(token)
                 frames: dict[str, Frame] = {}
                 asked = False
                 try:
@@ -255,7 +258,8 @@ class Transaction:
                 view.show(after, self.members())
                 with suppress(OSError, B2ArrayError):
                     try:
-                        self._apply(after, changed)
+                        if not self._overtaken:  # otherwise another writer has done that
+                            self._apply(after, changed)
                     finally:
                         states = self._move_on(changed, frames)
                     self._clear_log(after, states)
@@ -316,6 +320,9 @@ class Transaction:
         """
         with suppress(OSError, B2ArrayError):
             if self._view.holds(after):
+                return True
+            self._overtaken = self._view.read()[0].follows(after)
+            if self._overtaken:
                 return True
             if isinstance(error, ConflictError) or (self._view.read()[1] == stamp and not late):
                 return False

@@ -5,7 +5,8 @@ base           Store, what every store can do; versions, conflicts, retries
 memory         objects in this process
 local          files and directories
 disk           calls of the operating system for local files
-remote         whatever fsspec reaches: object stores, HTTP, archives, caches
+remote         whatever fsspec reaches: object stores, archives, caches
+http           HTTP servers, whose answers are checked
 cloud          object stores that compare while they write: commits by conditional requests
 s3             their requests to S3
 gcs            ... to Google Cloud Storage

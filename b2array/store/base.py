@@ -37,6 +37,7 @@ __all__ = [
     "durability",
     "in_one_state",
     "may_still_happen",
+    "pause",
     "too_many_conflicts",
 ]
 
@@ -308,8 +309,13 @@ def attempts(store: Store) -> Iterator[int]:
     """
     for attempt in range(_count(store)):
         if attempt and store.guarantee == COMPARE_AND_SWAP:
-            time.sleep(random.uniform(0, min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2**attempt)))  # noqa: S311
+            time.sleep(pause(attempt))
         yield attempt
+
+
+def pause(attempt: int) -> float:
+    """Return how long to wait before an attempt, in seconds: longer before later ones, and never as long as others."""
+    return random.uniform(0, min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2**attempt))  # noqa: S311
 
 
 def _count(store: Store) -> int:

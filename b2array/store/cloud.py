@@ -6,28 +6,27 @@ system of fsspec, which brings options, credentials and retries.
 
 from __future__ import annotations
 
-import asyncio
-import errno
 import itertools
 import os
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from types import NoneType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from b2array.buffers import Buffer
-from b2array.errors import B2ArrayError, LimitError
+from b2array.errors import LimitError
 from b2array.store import upload
 from b2array.store.base import COMPARE_AND_SWAP, Stamp, conflict, join_pieces, where
-from b2array.store.remote import ABSENT, CONNECTIONS, FsspecStore, join, status_of
+from b2array.store.remote import ABSENT, FsspecStore, at_once, join, status_of
 from b2array.store.spans import Span
 
 __all__ = ["ABSENT", "CloudStore", "Part", "remove_each"]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _HIDING = os.urandom(16)  # without it, trying would find a short password
 
@@ -102,42 +101,17 @@ class CloudStore(FsspecStore):
 
     # What they have in common.
 
-    def _wait(self, name: str, request: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Send a request about an object, and wait for the answer."""
-        from fsspec.asyn import sync
-
-        def send(fs: Any, path: str) -> T:
-            answer: T = sync(fs.loop, request, fs, path, *args)
-            return answer
-
-        return self._call(name, send)
-
     def _translate(self, error: Exception, name: str) -> Exception:
-        place = where(self.url, name)
         # File systems do not look before they write: if the object exists, a condition has failed.
         if isinstance(error, FileExistsError):
-            return conflict(place)
-        failure = super()._translate(error, name)
-        forbidden = status_of(error) in (401, 403) or str(failure).startswith("Forbidden")
-        if isinstance(failure, B2ArrayError | TypeError | ValueError) or (
-            isinstance(failure, OSError) and not (forbidden and type(failure) is OSError)
-        ):
-            return failure
-        # The clients have errors of their own; callers rely on OSError.
-        text = f"{place}: {failure}"
-        translated = PermissionError(errno.EACCES, text) if forbidden else OSError(text)
-        translated.__cause__ = failure
-        return translated
+            return conflict(where(self.url, name))
+        return super()._translate(error, name)
 
-    def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
-        def get_all(fs: Any, _: str) -> Awaitable[list[Any]]:
-            root = self._connect()[1]
-            return at_once(self._get(fs, join(root, name), start, stop, expected) for name, start, stop in spans)
-
-        return self._wait(spans[0].name, get_all)
+    def _answers(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
+        return self._get_each(partial(_of_object, self._get), spans, expected)
 
     def stamp(self, name: str) -> Stamp:
-        return self._wait(name, self._ask)
+        return self._wait(name, partial(_of_object, self._ask))
 
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
         content = upload.split(data) if expected is None else join_pieces(data)
@@ -152,12 +126,12 @@ class CloudStore(FsspecStore):
         raise conflict(place)
 
     def _put(self, name: str, content: bytes, expected: str | None) -> Stamp:
-        version = self._wait(name, self._send, content, expected)
+        version = self._wait(name, partial(_of_object, self._send), content, expected)
         self._forget(name)
         return Stamp(len(content), version)
 
     def _put_parts(self, name: str, parts: Iterator[bytes], expected: str | None) -> Stamp:
-        begun = self._wait(name, self._begin, expected)
+        begun = self._wait(name, partial(_of_object, self._begin), expected)
 
         def send(part: Part) -> Any:
             return self._wait(name, self._send_part, begun, part)
@@ -187,15 +161,11 @@ class CloudStore(FsspecStore):
         self._wait("", lambda fs, root: self._remove(fs, [join(root, name) for name in asked]))
 
 
-async def at_once(requests: Iterable[Awaitable[T]]) -> list[T | BaseException]:
-    """Wait for requests, several at a time. The answer to a request that fails is its error."""
-    limit = asyncio.Semaphore(CONNECTIONS)
-
-    async def answer(request: Awaitable[T]) -> T:
-        async with limit:
-            return await request
-
-    return await asyncio.gather(*map(answer, requests), return_exceptions=True)
+async def _of_object(request: Callable[..., Awaitable[_T]], fs: Any, path: str, *args: Any) -> _T:
+    """Send a request about an object: a bucket is none, though the clients would ask for it."""
+    if "/" not in path.strip("/"):
+        raise FileNotFoundError(path)
+    return await request(fs, path, *args)
 
 
 async def remove_each(requests: Iterable[Awaitable[object]]) -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from b2array import config
 from b2array.store.base import Stamp
 from b2array.store.cloud import ABSENT, CloudStore, Part, remove_each
 
@@ -50,7 +51,7 @@ class GcsStore(CloudStore):
 
     async def _send_part(self, fs: Any, path: str, begun: str, part: Part) -> str:
         total = "*" if part.total is None else part.total
-        start = part.start
+        start, stalled = part.start, 0
         while True:
             what = f"bytes {start}-{part.stop - 1}/{total}"
             asked = {"headers": {**_BYTES, "Content-Range": what}, "data": part.content[start - part.start :]}
@@ -59,11 +60,12 @@ class GcsStore(CloudStore):
                 generation: str = json.loads(answer)["generation"]
                 return generation
             persisted = _PERSISTED.fullmatch(headers.get("Range", ""))
-            start = int(persisted[1]) + 1 if persisted else 0
+            before, start = start, int(persisted[1]) + 1 if persisted else 0
             if start == part.stop:
                 return ""
-            if start < part.start:
-                raise OSError(f"expected to continue an upload at {part.start}, found that {start} bytes have arrived")
+            stalled = stalled + 1 if start == before else 0
+            if not part.start <= start < part.stop or stalled > config.retries:
+                raise OSError(f"expected an upload to go on behind {part.start}, found that {start} bytes have arrived")
 
     async def _finish(self, fs: Any, path: str, begun: str, sent: list[str], expected: str | None) -> str:
         return sent[-1]

@@ -7,27 +7,31 @@ import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
+from urllib.parse import quote
 
 from b2array.errors import UnsupportedError
 from b2array.store.base import Store
 from b2array.store.local import LocalStore
 from b2array.store.secrets import redact
 
-__all__ = ["open_store"]
+__all__ = ["open_store", "quoted"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")
 _KINDS = {
     "blockcache": "remote.CachingStore",
     "cached": "remote.CachingStore",
     "filecache": "remote.CachingStore",
-    "http": "remote.HttpStore",
-    "https": "remote.HttpStore",
     "memory": "shared_memory.SharedMemoryStore",
     "simplecache": "remote.CachingStore",
 }
 """Modules and classes by protocol. They are imported when they are first needed: many programs use local files only."""
-_CLOUDS = {"adlfs.spec": "azure.AzureStore", "gcsfs.core": "gcs.GcsStore", "s3fs.core": "s3.S3Store"}
-"""Modules and classes by the module of a file system that can send conditional requests."""
+_CLIENTS = {
+    "adlfs.spec": "azure.AzureStore",
+    "fsspec.implementations.http": "http.HttpStore",
+    "gcsfs.core": "gcs.GcsStore",
+    "s3fs.core": "s3.S3Store",
+}
+"""The same by the module of a file system, for those that send the requests of a store."""
 _EXTRAS = {"http": "http", "https": "http", "s3": "s3", "s3a": "s3"}
 
 
@@ -49,11 +53,22 @@ def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     if scheme is None or scheme[0] in ("file://", "local://"):
         return LocalStore(os.fsdecode(url)[scheme.end() if scheme else 0 :])
     address = os.fspath(url)
-    clouds = [_CLOUDS[base.__module__] for base in _file_system(address).__mro__ if base.__module__ in _CLOUDS]
-    found = clouds[0] if clouds else _KINDS.get(scheme[1].lower(), "remote.FsspecStore")
+    clients = [_CLIENTS[base.__module__] for base in _file_system(address).__mro__ if base.__module__ in _CLIENTS]
+    found = clients[0] if clients else _KINDS.get(scheme[1].lower(), "remote.FsspecStore")
     module, _, kind = found.partition(".")
     remote: Callable[..., Store] = getattr(import_module(f"b2array.store.{module}"), kind)
     return remote(address, storage_options or {})
+
+
+def quoted(path: str, url: str) -> str:
+    """Return a path as it stands in a URL behind another one: on HTTP servers ``%``, ``?`` and ``#`` mean other things.
+
+    Examples
+    --------
+    >>> quoted("50%/a#b.b2nd", "https://example.org"), quoted("50%/a#b.b2nd", "s3://bucket")
+    ('50%25/a%23b.b2nd', '50%/a#b.b2nd')
+    """
+    return quote(path) if url.lower().startswith(("http://", "https://")) else path
 
 
 def _file_system(url: str) -> type:

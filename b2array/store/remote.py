@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from b2array import config
 from b2array.buffers import Buffer
-from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
+from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError
 from b2array.store import upload
 from b2array.store.base import (
     Head,
@@ -23,22 +25,29 @@ from b2array.store.base import (
     Store,
     conflict,
     merge,
+    pause,
     scatter,
     stale_reader,
     too_short,
     where,
 )
+from b2array.store.open import quoted
 from b2array.store.secrets import leaks, redact, secrets
 from b2array.store.spans import Span
 
-__all__ = ["ABSENT", "CONNECTIONS", "CachingStore", "FsspecStore", "HttpStore", "join", "status_of"]
+__all__ = [
+    "ABSENT", "CONNECTIONS", "CachingStore", "FsspecStore", "at_once", "join", "patiently", "stamp_of", "status_of",
+]  # fmt: skip
 
 _T = TypeVar("_T")
+_Get = Callable[[Any, str, int, int, str | None], Awaitable[tuple[bytes, Stamp]]]
 
 ABSENT: Final = ""
 """The version of an object that does not exist, as a condition for writing."""
 
 _READ_LIMIT = 16 * 2**20  # larger reads are split: several connections are faster than one
+_USUAL = (B2ArrayError, MemoryError, NotImplementedError, TypeError, ValueError)
+"""Errors that say the same whatever the store is."""
 CONNECTIONS = 8  # fewer than the S3 client's connections, so that no request waits for one
 _ARCHIVES = ("github", "libarchive", "reference", "tar", "zip")
 _ONE_FILE = ("libarchive", "tar")
@@ -125,6 +134,16 @@ class FsspecStore(Store):
             failure = self._translate(error, name)
         raise failure
 
+    def _wait(self, name: str, request: Callable[..., Awaitable[_T]], *args: Any) -> _T:
+        """Send a request about an object, and wait for the answer."""
+        from fsspec.asyn import sync
+
+        def send(fs: Any, path: str) -> _T:
+            answer: _T = sync(fs.loop, request, fs, path, *args)
+            return answer
+
+        return self._call(name, send)
+
     def _translate(self, error: Exception, name: str) -> Exception:
         place = where(self.url, name)
         error = _reason(error)
@@ -137,19 +156,26 @@ class FsspecStore(Store):
             return conflict(place)
         if status == 416:
             return FormatError(f"{place}: expected more bytes, found the end")
-        return self._without_secrets(error, status)
+        return self._os_error(error, status, place)
 
-    def _without_secrets(self, error: Exception, status: int | None) -> Exception:
-        if not leaks(error, self._secrets):
+    def _os_error(self, error: Exception, status: int | None, place: str) -> Exception:
+        """Return an error that names the place and shows no secret; an `OSError` if only a client knows the error."""
+        hidden = leaks(error, self._secrets)
+        if isinstance(error, _USUAL) and not hidden:
             return error
-        text = redact(str(error), self._secrets) or type(error).__name__
-        if status in (401, 403) or isinstance(error, PermissionError):
-            return PermissionError(errno.EACCES, text)
-        return TimeoutError(text) if isinstance(error, TimeoutError) else OSError(text)
-
-    def _read_options(self, fs: Any, expected: str | None) -> dict[str, Any]:  # noqa: ARG002
-        """Return the file system's options for a conditional read."""
-        return {}
+        forbidden = status in (401, 403) or isinstance(error, PermissionError) or str(error).startswith("Forbidden")
+        kind = PermissionError if forbidden else TimeoutError if isinstance(error, TimeoutError) else OSError
+        if isinstance(error, OSError) and type(error).__module__ == "builtins":
+            if not hidden and (not forbidden or kind is type(error)) and self.url.rstrip("/") in str(error):
+                return error
+            kind = kind if forbidden else type(error)
+        number = errno.EACCES if forbidden else getattr(error, "errno", None)
+        says = getattr(error, "strerror", None) or str(error) or str(error.__cause__ or "") or type(error).__name__
+        text = f"{place}: {redact(says, self._secrets)}"
+        made = kind(text) if number is None else kind(number, text)
+        if not hidden:
+            made.__cause__ = error
+        return made
 
     def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
         merged = merge(self.url, spans, _READ_LIMIT)
@@ -164,32 +190,47 @@ class FsspecStore(Store):
 
     def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
         """Return for each span its bytes and the object's state, if the server sends it with them, or an error."""
+        try:
+            return self._answers(spans, expected)
+        except Exception as error:  # noqa: BLE001 - the caller judges it
+            return [error] * len(spans)
+
+    def _answers(self, spans: Sequence[Span], expected: str | None) -> list[Any]:  # noqa: ARG002
         # fsspec returns errors here; one that it raised would not say which object it is about.
         names, starts, stops = ([*column] for column in zip(*spans, strict=True))
 
         def request(fs: Any, _: str) -> list[Any]:
             paths = [join(self._connect()[1], name) for name in names]
-            options = self._read_options(fs, expected)
-            answers = fs.cat_ranges(paths, starts, stops, on_error="return", **options)
+            answers = fs.cat_ranges(paths, starts, stops, on_error="return")
             return [each if isinstance(each, Exception) else (each, None) for each in answers]
 
-        try:
-            with _archives.held if self._address.partition("://")[0] in _ONE_FILE else nullcontext():
-                return self._call(names[0], request)
-        except Exception as error:  # noqa: BLE001 - the caller judges it
-            return [error] * len(spans)
+        with _archives.held if self._address.partition("://")[0] in _ONE_FILE else nullcontext():
+            return self._call(names[0], request)
+
+    def _get_each(self, get: _Get, spans: Sequence[Span], expected: str | None, most: int = CONNECTIONS) -> list[Any]:
+        """Do the same by a request for each span."""
+
+        def send(fs: Any, _: str) -> Awaitable[list[Any]]:
+            root = self._connect()[1]
+            return at_once((get(fs, join(root, name), start, stop, expected) for name, start, stop in spans), most)
+
+        return self._wait(spans[0].name, send)
 
     def _fit(self, span: Span, answer: tuple[bytes, Stamp | None] | Exception, *, clip: bool) -> memoryview:
         if isinstance(answer, Exception):
             failure = self._translate(answer, span.name)
             if not isinstance(failure, FormatError):
                 raise failure
-        content = b"" if isinstance(answer, Exception) else answer[0]
-        wanted = span.stop - span.start
+        content, state = (b"", None) if isinstance(answer, Exception) else answer
+        wanted, place = span.stop - span.start, where(self.url, span.name)
         if len(content) > wanted:
             content = content[span.start : span.stop]  # a server without ranges sends the whole object
+        if state is not None and len(content) < min(wanted, state.size - span.start):
+            raise OSError(
+                f"{place}: expected {wanted} bytes at {span.start}, found {len(content)}: the answer is cut off"
+            )
         if len(content) != wanted and not clip:
-            raise too_short(where(self.url, span.name), span.start, span.stop, len(content))
+            raise too_short(place, span.start, span.stop, len(content))
         return memoryview(bytearray(content))
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
@@ -202,10 +243,10 @@ class FsspecStore(Store):
         except Exception as error:  # noqa: BLE001 - the caller judges it
             return error
         stamp = None if isinstance(answer, Exception) else answer[1]
-        return Head(data, stamp, "" if stamp is None else f"{self._ident}/{span.name} {stamp.version}")
+        return Head(data, stamp, f"{self._ident}/{span.name} {stamp.version}" if self._ident and stamp else "")
 
     def stamp(self, name: str) -> Stamp:
-        return self._call(name, lambda fs, path: _stamp(fs.info(path)))
+        return self._call(name, lambda fs, path: stamp_of(fs.info(path)))
 
     def listing(self) -> dict[str, Listed]:
 
@@ -288,25 +329,6 @@ class FsspecStore(Store):
         self._connection = None
 
 
-class HttpStore(FsspecStore):
-    """An object, or the names below it, on an HTTP server. For reading."""
-
-    guarantee = "read only"
-
-    def _read_options(self, fs: Any, expected: str | None) -> dict[str, Any]:
-        # Ranges are counted in compressed bytes if the server compresses.
-        headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
-        if expected is not None and expected.startswith('"'):  # a strong entity tag
-            headers["If-Match"] = expected
-        return {"headers": headers}
-
-    def listing(self) -> dict[str, Listed]:
-        raise UnsupportedError(f"{self.url} cannot be listed")
-
-    def walk(self) -> list[str]:
-        raise UnsupportedError(f"{self.url} cannot be listed")
-
-
 _caching, _archives = Mutex(), Mutex()
 
 
@@ -315,7 +337,8 @@ class CachingStore(FsspecStore):
 
     fsspec fills the files of its cache where other readers see them, and leaves them unfinished if another file of the
     same batch fails. So the store reads once at a time, and one object after another (``simplecache``: several objects
-    in threads).
+    in threads). It removes the copy of an object that could not be read: ``blockcache`` would take blocks that did not
+    arrive for zeros.
 
     The store can only be read. A writer would compare with the cached index, and miss the commits of others.
     """
@@ -326,7 +349,44 @@ class CachingStore(FsspecStore):
         parallel = CONNECTIONS if self._address.startswith("simplecache") else 1
         groups = [[*group] for _, group in itertools.groupby(spans, key=lambda span: span.name)]
         with _caching.held, ThreadPoolExecutor(parallel) as threads:
-            return list(itertools.chain(*threads.map(super()._ranges, groups, itertools.repeat(None))))
+            return list(itertools.chain(*threads.map(self._copied, groups)))
+
+    def _copied(self, spans: Sequence[Span]) -> list[Any]:
+        answers, name = super()._ranges(spans, None), spans[0].name
+        if any(isinstance(each, Exception) for each in answers):
+            with suppress(Exception):
+                fs, root = self._connect()
+                os.unlink(os.path.join(fs.storage[-1], fs.hash_name(fs._strip_protocol(join(root, name)))))
+            if isinstance(answers[0], FileNotFoundError):
+                try:
+                    self.stamp(name)
+                except Exception as error:  # noqa: BLE001 - ``filecache`` hides it
+                    return [error] * len(spans)
+        return answers
+
+
+async def at_once(requests: Iterable[Awaitable[_T]], most: int = CONNECTIONS) -> list[_T | BaseException]:
+    """Wait for requests, several at a time. The answer to a request that fails is its error."""
+    limit = asyncio.Semaphore(most)
+
+    async def answer(request: Awaitable[_T]) -> _T:
+        async with limit:
+            return await request
+
+    return await asyncio.gather(*map(answer, requests), return_exceptions=True)
+
+
+async def patiently(request: Callable[[], Awaitable[_T]], may_pass: Callable[[Exception], bool]) -> _T:
+    """Send a request again, `config.retries` times, after an error that may pass."""
+    attempt = 1
+    while True:
+        try:
+            return await request()
+        except Exception as error:
+            if attempt > config.retries or not may_pass(error):
+                raise
+        attempt += 1
+        await asyncio.sleep(pause(attempt + 1))
 
 
 def join(root: str, name: str) -> str:
@@ -336,14 +396,15 @@ def join(root: str, name: str) -> str:
     if "://" not in root:
         return f"{root.rstrip('/')}/{name}" if root else name
     path, mark, query = root.partition("?")
-    return f"{path.rstrip('/')}/{name}{mark}{query}"
+    return f"{path.rstrip('/')}/{quoted(name, path)}{mark}{query}"
 
 
 def _name(path: str, root: str) -> str:
     return "" if path.strip("/") == root.strip("/") else path.rpartition("/")[2]
 
 
-def _stamp(info: Mapping[str, Any]) -> Stamp:
+def stamp_of(info: Mapping[str, Any]) -> Stamp:
+    """Return the state of an object that a file system describes."""
     size = info.get("size")
     version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
     return Stamp(-1 if size is None else size, version if version.startswith('"') else f"{version}:{size}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from b2array.errors import UnsupportedError
 from b2array.store.base import Stamp, where
 from b2array.store.cloud import ABSENT, CloudStore, Part
+from b2array.store.remote import patiently
 
 __all__ = ["S3Store"]
 
@@ -21,8 +23,7 @@ class S3Store(CloudStore):
     put_limit = 5 * 2**30
 
     def _translate(self, error: Exception, name: str) -> Exception:
-        answer = getattr(error.__cause__, "response", None)
-        if isinstance(answer, dict) and answer.get("Error", {}).get("Code") == "NoSuchBucket":
+        if _code(error) == "NoSuchBucket":
             fs, root = self._connect()
             missing = f"there is no bucket {fs.split_path(root)[0]!r}"
             return FileNotFoundError(errno.ENOENT, missing, where(self.url, name))
@@ -48,7 +49,9 @@ class S3Store(CloudStore):
 
     async def _send(self, fs: Any, path: str, content: bytes, expected: str | None) -> str:
         # If s3fs split the upload, it would drop the condition.
-        answer = await fs._pipe_file(path, content, chunksize=self.put_limit, **await _condition(fs, expected))
+        put = partial(fs._pipe_file, path, content, chunksize=self.put_limit, **await _condition(fs, expected))
+        # Another write under way may fail: only a later answer tells whether it came first.
+        answer = await patiently(put, lambda error: _code(error) == "ConditionalRequestConflict")
         etag: str = answer["ETag"]
         return etag
 
@@ -79,6 +82,12 @@ class S3Store(CloudStore):
             answer = await fs._call_s3("delete_objects", Bucket=places[0]["Bucket"], Delete=keys)
             for failed in answer.get("Errors", []):
                 raise OSError(f"cannot delete {failed.get('Key')}: {failed.get('Message')}")
+
+
+def _code(error: Exception) -> object:
+    """Return what S3 calls an error; s3fs hides it behind its own."""
+    answer = getattr(error.__cause__, "response", None)
+    return answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
 
 
 def _place(fs: Any, path: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from urllib.parse import unquote
 
 __all__ = ["leaks", "redact", "secrets"]
 
-_USER = re.compile(r"(?<=://)[^/?\s'\"]*@")
+# A password may have slashes, as keys of S3 do, though they are not allowed there; a port has none.
+_USER = re.compile(r"(?<=://)(?:[^/?\s'\"]*|[^/@?\s'\":\[]+:(?!:|\d+/)[^@?\s'\"]*)@")
 _QUERY = re.compile(r"(://[^\s'\"?]*)\?[^\s'\")]*")
 _AUTHORIZATION = re.compile(r"(authorization\W+)(?:\w+\s+)?[^\s'\",)]+", re.IGNORECASE)
 _SECRET_NAME = re.compile(
@@ -66,6 +67,8 @@ def _in_options(options: Mapping[str, Any], hidden: bool = False) -> Iterator[st
             yield from _in_options(value, secret)
         elif secret and isinstance(value, str):
             yield value
+            pairs = (part.partition("=") for part in value.split(";"))  # as in the connection strings of Azure
+            yield from (part for key, _, part in pairs if _SECRET_NAME.search(key))
         elif secret and isinstance(value, tuple | list):  # such as user and password
             yield from (each for each in value if isinstance(each, str))
 

@@ -114,14 +114,15 @@ def _older(store: Store, found: Mapping[str, Listed], seconds: float) -> dict[st
 
 def _removable(store: Store) -> dict[str, Listed]:
     try:
-        files = store.listing()
+        files, exists = store.listing(), True
     except FileNotFoundError:
-        files = {}
+        files, exists = {}, False
     try:
         held = load(store)  # load the frame after the listing: files that were committed in between must stay
     except FileNotFoundError:
         found = {**pending.orphans(store, files, None), **pending.leftovers(store, files)}
-        if not any(name.rstrip("/").endswith(pending.SUFFIX) for name in found):
+        unfinished = any(name.rstrip("/").endswith(pending.SUFFIX) for name in found)
+        if not found or (exists and not unfinished):
             raise
         return found
     offsets = held.frame.offsets

@@ -17,10 +17,11 @@ from b2array import config
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.store import base
 from b2array.store.base import Head, Store
+from b2array.store.http import HttpStore
 from b2array.store.local import LocalStore
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
-from b2array.store.remote import CachingStore, FsspecStore, HttpStore
+from b2array.store.remote import CachingStore, FsspecStore
 from b2array.store.s3 import S3Store
 from b2array.store.shared_memory import SharedMemoryStore
 from b2array.store.spans import Span

@@ -9,13 +9,14 @@ import socket
 import subprocess
 import sys
 import traceback
+import tracemalloc
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from b2array import config
-from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError
+from b2array.errors import ConflictError, FormatError, LimitError
 from b2array.store import remote
 from b2array.store import s3 as s3_store
 from b2array.store.base import Head
@@ -113,20 +114,25 @@ def test_names_stand_in_front_of_the_query(http):
     assert sorted(path for _, path, _ in http.requests) == ["/a/b?signature=abcdefgh", "/a?signature=abcdefgh"]
 
 
-@pytest.mark.parametrize(("status", "expected"), [(403, 403), (401, 401), (500, 500), (503, 503)])
+@pytest.mark.parametrize(
+    ("status", "expected"), [(403, PermissionError), (401, PermissionError), (500, OSError), (503, OSError)]
+)
 def test_a_status_is_that_error_and_never_a_missing_object(http, status, expected):
     http.objects["a"] = CONTENT
     http.statuses["a"] = status
     store = open_store(http.url_of("a"))
-    (probed,) = store.head([""], 64)
-    errors = [probed]
-    for ask in (lambda: read(store, ("", 0, 9)), lambda: store.stamp("")):
-        with pytest.raises(Exception, match=str(status)) as caught:
-            ask()
-        errors.append(caught.value)
+    with config.using(retries=1):
+        (probed,) = store.head([""], 64)
+        errors = [probed]
+        for ask in (lambda: read(store, ("", 0, 9)), lambda: store.stamp("")):
+            with pytest.raises(Exception, match=str(status)) as caught:
+                ask()
+            errors.append(caught.value)
     for error in errors:
-        assert not isinstance(error, FileNotFoundError | B2ArrayError)
-        assert error.status == expected
+        assert type(error) is expected
+        assert http.url_of("a") in str(error)
+        assert error.__cause__.status == status
+    assert len(http.requests) == 3 * (1 if status < 500 else 2)
 
 
 def free_port():
@@ -149,8 +155,129 @@ def test_a_timeout_is_a_timeout(http):
     http.objects["a"] = CONTENT
     http.delay = 1.0
     options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.1)}}
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=http.url_of("a")):
         read(open_store(http.url_of("a"), storage_options=options), ("", 0, 9))
+
+
+# What answers do: each is sent by hand, as many times as `replies` says, before the server answers as it should.
+
+CUT = b"HTTP/1.1 200 OK\r\nContent-Length: 102400\r\n\r\n" + CONTENT[:150]
+SLOW = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"
+
+
+def ranged(content, what, *headers):
+    lines = [b"HTTP/1.1 206 Partial Content", b"Content-Range: " + what, b"Content-Length: %d" % len(content), *headers]
+    return b"\r\n".join([*lines, b"", content])
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        SLOW,
+        SLOW.replace(b"503", b"429"),
+        b"",  # the connection is closed
+        "reset",
+        ranged(CONTENT[100:200], b"bytes 100-199/102400")[:-10],
+        # Without a length, only the range shows that the end is missing.
+        ranged(CONTENT[100:190], b"bytes 100-199/102400").replace(b"Content-Length: 90\r\n", b""),
+        ranged(CONTENT[0:100], b"bytes 0-99/102400"),
+        ranged(CONTENT[200:300], b"bytes 200-299/102400"),
+        ranged(CONTENT[100:150], b"bytes 100-149/102400"),
+        ranged(CONTENT[100:200], b"bytes 100-199/102400", b"Content-Encoding: gzip"),
+        b"HTTP/1.1 206 Partial Content\r\nContent-Length: 100\r\n\r\n" + CONTENT[:100],
+        CUT,
+        b"HTTP/1.1 416 No\r\nContent-Range: bytes */102400\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+    ],
+    ids=repr,
+)
+def test_an_answer_with_other_bytes_is_not_believed(http, reply):
+    http.objects["a"] = CONTENT
+    store = open_store(http.url_of("a"))
+    assert read(store, ("", 0, 5)) == [CONTENT[:5]]
+    for count in (1, 2):
+        http.replies[:] = [reply] * count
+        assert read(store, ("", 100, 200)) == [CONTENT[100:200]]
+    http.replies[:] = [reply] * 2
+    assert bytes(store.head([""], 100, offset=100)[0].data) == CONTENT[100:200]
+    http.replies[:] = [reply] * 9
+    with config.using(retries=1), pytest.raises(OSError, match=r"expected|Slow|reset|payload|isconnect") as caught:
+        read(store, ("", 100, 200))
+    assert type(caught.value) in (OSError, ConnectionResetError)
+    assert http.url_of("a") in str(caught.value)
+    assert len(http.replies) == (5 if reply in (b"", "reset") else 7)  # aiohttp itself connects again once
+
+
+def test_an_object_that_was_replaced_is_noticed_even_if_the_server_ignores_the_condition(http):
+    http.objects["a"] = CONTENT
+    store = open_store(http.url_of("a"))
+    (head,) = store.head([""], 10)
+    assert head.stamp == store.stamp("")
+    http.objects["a"] = CONTENT[::-1]
+    http.replies[:] = [ranged(CONTENT[10:20], b"bytes 10-19/102400", b'ETag: "another"')]
+    for _ in range(2):
+        with pytest.raises(ConflictError, match="refresh"):
+            read(store, ("", 10, 20), expected=head.stamp.version)
+
+
+def test_a_server_without_ranges_is_read_to_the_end_of_the_span_only(http):
+    http.objects["a"] = bytes(2**26)
+    http.ranges = False
+    store = open_store(http.url_of("a"))
+    assert store.stamp("").size == 2**26
+    tracemalloc.start()
+    assert bytes(store.head([""], 100, offset=50)[0].data) == bytes(100)
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
+
+
+def test_the_bytes_before_a_span_are_not_taken_for_those_behind_the_end(http):
+    http.objects["a"] = CONTENT[:100]
+    http.ranges = False
+    store = open_store(http.url_of("a"))
+    assert read(store, ("", 60, 160), clip=True) == [CONTENT[60:100]]
+    with pytest.raises(FormatError, match="expected 100 bytes at 60, found 40"):
+        read(store, ("", 60, 160))
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_an_empty_object_has_a_stamp(http, ranges):
+    http.objects["a"] = b""
+    http.ranges = ranges
+    store = open_store(http.url_of("a"))
+    assert store.stamp("").size == 0
+    (head,) = store.head([""], 10)
+    assert (bytes(head.data), head.stamp) == (b"", store.stamp(""))
+
+
+def test_an_answer_of_a_cloud_that_is_cut_off_is_no_damage(cloud, cloud_url, monkeypatch):
+    store = open_store(f"{cloud_url}/a", storage_options=cloud.options)
+    store.create("", CONTENT)
+    get = type(store)._get
+
+    async def cut(*args):
+        content, stamp = await get(*args)
+        return content[:50], stamp
+
+    monkeypatch.setattr(type(store), "_get", cut)
+    (probed,) = store.head([""], 100, offset=100)
+    assert "expected 100 bytes at 100, found 50: the answer is cut off" in str(probed)
+    for clip in (False, True):
+        with pytest.raises(OSError, match="cut off"):
+            read(store, ("", 100, 200), clip=clip)
+    assert len(read(store, ("", len(CONTENT) - 50, len(CONTENT) + 50), clip=True)[0]) == 50
+
+
+def test_a_store_that_cannot_connect_gives_that_error_as_the_head(cloud, monkeypatch):
+    import fsspec
+
+    def fail(*_, **__):
+        raise OSError("no credentials")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", fail)
+    store = open_store(f"{cloud.protocol}://bucket/a", storage_options=cloud.options)
+    expected = f"{store.url}: no credentials"
+    assert [(type(error), str(error)) for error in store.head(["", "b"], 10)] == [(OSError, expected)] * 2
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
@@ -201,6 +328,20 @@ def test_a_cache_asks_once_and_survives_a_missing_neighbour(http, tmp_path):
     assert http.requests == []
 
 
+@pytest.mark.parametrize("chain", ["simplecache", "filecache", "blockcache"])
+@pytest.mark.parametrize("reply", [SLOW, "reset", CUT])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # fsspec leaves files of blockcache open
+def test_a_cache_keeps_nothing_of_a_copy_that_failed(http, tmp_path, chain, reply):
+    http.objects["a"] = CONTENT
+    store = open_store(f"{chain}::{http.url_of('a')}", storage_options={chain: {"cache_storage": str(tmp_path)}})
+    http.replies[:] = [reply] * 9
+    with pytest.raises(Exception, match=r".") as caught:
+        read(store, ("", 6000, 6010))
+    assert not isinstance(caught.value, FileNotFoundError | FormatError)
+    http.replies.clear()
+    assert read(store, ("", 6000, 6010)) == [CONTENT[6000:6010]]
+
+
 # ---- secrets ----
 
 
@@ -236,7 +377,8 @@ def test_no_message_shows_what_stands_in_a_url_or_in_headers(http, tmp_path, sta
         options = {"http": options, "simplecache": {"cache_storage": str(tmp_path)}}
     store = open_store(f"{chain}{place}/a?X-Amz-Signature=12%2F34-5678", storage_options=options)
     basic = base64.b64encode(b"somebody:pass-word").decode()
-    texts = [repr(store), store.url, *(shown(error) for error in errors_of(store))]
+    with config.using(retries=1):
+        texts = [repr(store), store.url, *(shown(error) for error in errors_of(store))]
     assert len(texts) >= 8
     for text in texts:
         for secret in ("somebody", "pass-word", basic, "sesame-open", "12%2F34", "12/34", "Signature"):
@@ -260,12 +402,13 @@ def test_no_message_shows_keys_of_an_object_store():
     assert not any(secret in text for text in texts for secret in ("the-access-key", "the-secret-key"))
 
 
-def test_errors_without_secrets_pass_unchanged(http):
+def test_errors_without_secrets_keep_their_cause(http):
     import aiohttp
 
     http.statuses["a"] = 403
-    with pytest.raises(aiohttp.ClientResponseError):
+    with pytest.raises(PermissionError) as caught:
         read(open_store(http.url_of("a")), ("", 0, 9))
+    assert isinstance(caught.value.__cause__, aiohttp.ClientResponseError)
 
 
 # ---- S3 ----

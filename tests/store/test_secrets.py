@@ -14,6 +14,9 @@ from b2array.store.secrets import leaks, redact, secrets
         ("https://user:pass@host:80/path", "https://host:80/path"),
         ("ftp://user:p@ss@host/path", "ftp://host/path"),
         ("https://host/path?sig=a%2Fb&c=d", "https://host/path"),
+        ("s3://KEY:sec/r+et@bucket/a@b", "s3://bucket/a@b"),
+        ("http://host:8080/a@b, http://[::1]:80/a@b", "http://host:8080/a@b, http://[::1]:80/a@b"),
+        ("s3://bucket/user@x, zip://a::http://host/x@y", "s3://bucket/user@x, zip://a::http://host/x@y"),
         ("simplecache::https://user:pass@host/x?sig=1", "simplecache::https://host/x"),
         (
             "cannot open 'https://host/x?sig=1' (or https://host/y?sig=2)",
@@ -38,6 +41,8 @@ def test_hidden_strings_are_covered_anywhere():
         ("s3://bucket/x", {"key": "kkkk", "secret": "ssss", "endpoint_url": "http://host"}, {"kkkk", "ssss"}),
         ("abfs://x", {"account_name": "public", "sas_token": "tttt"}, {"tttt"}),
         ("https://host", {"client_kwargs": {"headers": {"X": "hhhh"}, "trust_env": "yes"}}, {"hhhh"}),
+        ("s3://KEY:sec/r+et@bucket/x", {}, {"sec/r+et", "S0VZOnNlYy9yK2V0"}),
+        ("az://x", {"connection_string": "AccountName=n;AccountKey=kk=="}, {"AccountName=n;AccountKey=kk==", "kk=="}),
         ("https://host", {"client_kwargs": {"auth": ("name", "word")}}, {"name", "word"}),
         ("https://host/x?v=1&token=abc&long=12345678", {}, {"abc", "12345678"}),
         ("https://host/x?sig=a%2Fb", {}, {"a%2Fb", "a/b"}),

@@ -59,6 +59,19 @@ def test_a_damaged_member_hides_no_other_and_the_exit_code_is_3(run: Run) -> Non
     assert "z      damaged" in out
 
 
+def test_a_member_that_a_server_does_not_give_hides_no_other(http: Any, tmp_path: Path) -> None:
+    make(str(tmp_path / "g.b2d"))
+    b2array.open_group(tmp_path / "g.b2d", "r+").consolidate()
+    files = (file for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".b2lock")
+    http.objects |= {file.relative_to(tmp_path).as_posix(): file.read_bytes() for file in files}
+    http.statuses["g.b2d/a/y.b2nd/chunks.b2frame"] = 503
+    with b2array.config.using(retries=0):
+        found = b2array.verify(http.url_of("g.b2d")).members
+    assert {name: each.ok for name, each in found.items()} == {"a/": True, "a/x": True, "a/y": False, "z": True}
+    assert "503" in str(found["a/y"])
+    assert http.url_of("g.b2d/a/y.b2nd") in str(found["a/y"])
+
+
 @pytest.mark.usefixtures("_no_cache")
 def test_python_verifies_what_is_stored_behind_handles_and_urls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -62,6 +62,16 @@ def test_leftovers_beside_a_file_are_removed(path):
     assert not ours.exists()
 
 
+def test_leftovers_of_a_file_that_was_never_finished_are_removed(path):
+    ours = path.with_name("a.b2nd.0123456789abcdef.b2tmp")
+    ours.write_bytes(b"x")
+    assert b2array.vacuum(path).removed == ()
+    assert b2array.vacuum(path, grace=0).removed == (ours.name,)
+    assert not ours.exists()
+    with pytest.raises(FileNotFoundError):
+        b2array.vacuum(path, grace=0)
+
+
 def test_an_older_state_that_was_vacuumed_is_a_conflict_and_never_other_data(path):
     data = noise()
     a = write(path, data, "sparse")

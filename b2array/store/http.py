@@ -1,0 +1,104 @@
+"""Stores on HTTP servers, for reading."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from b2array.errors import UnsupportedError
+from b2array.store.base import Listed, Stamp, stale_reader
+from b2array.store.remote import FsspecStore, patiently, stamp_of, status_of
+from b2array.store.spans import Span
+
+__all__ = ["HttpStore"]
+
+_CONNECTIONS = 100
+_BUSY = (429, 500, 502, 503, 504)
+_COMPRESSED = ("br", "deflate", "gzip", "zstd")
+_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
+
+
+class HttpStore(FsspecStore):
+    """An object, or the names below it, on an HTTP server. For reading.
+
+    The store compares what an answer claims to be with what it asked for. It asks again, `config.retries` times, if the
+    server is overloaded, or if the answer breaks off.
+    """
+
+    guarantee = "read only"
+
+    def _answers(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
+        answers = self._get_each(self._get, spans, expected, _CONNECTIONS)
+        # Without a strong entity tag, two states may look the same.
+        weak = (isinstance(each, tuple) and not _is_strong(each[1].version) for each in answers)
+        return [(each[0], None) if is_weak else each for each, is_weak in zip(answers, weak, strict=True)]
+
+    def stamp(self, name: str) -> Stamp:
+        return self._wait(name, self._get, 0, 1, None)[1]
+
+    def listing(self) -> dict[str, Listed]:
+        raise UnsupportedError(f"{self.url} cannot be listed")
+
+    def walk(self) -> list[str]:
+        raise UnsupportedError(f"{self.url} cannot be listed")
+
+    async def _get(self, fs: Any, url: str, start: int, stop: int, expected: str | None) -> tuple[bytes, Stamp]:
+        """Read a range of an object, and the state of the object."""
+        return await patiently(partial(self._ask, fs, url, start, stop, expected), _may_pass)
+
+    async def _ask(self, fs: Any, url: str, start: int, stop: int, expected: str | None) -> tuple[bytes, Stamp]:
+        from aiohttp import ClientPayloadError
+
+        # Ranges are counted in compressed bytes if the server compresses.
+        headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
+        if expected is not None and _is_strong(expected):
+            headers["If-Match"] = expected
+        session, place = await fs.set_session(), fs.encode_url(url)
+        async with session.get(place, **{**fs.kwargs, "headers": headers}) as answer:
+            if answer.url.path == f"{place.path}/":  # the server shows what is in the directory
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            found = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+            compressed = answer.headers.get("Content-Encoding") in _COMPRESSED
+            if answer.status == 416 and found is not None and found[1] is None:
+                first, total, content = start, found[2], b""
+            elif answer.status == 206 and found is not None and found[1] is not None and not compressed:
+                first, total, content = int(found[1]), found[2], await answer.read()
+            elif answer.status == 200:  # a server without ranges sends the whole object
+                first, content = 0, await _beginning(answer.content, stop)
+                total = "*" if compressed else answer.headers.get("Content-Length", "*")
+            else:
+                answer.raise_for_status()
+                what = {name: answer.headers.get(name) for name in ("Content-Range", "Content-Encoding")}
+                raise ClientPayloadError(f"expected bytes {start} to {stop}, found status {answer.status} with {what}")
+            end, size = first + len(content), -1 if total == "*" else int(total)
+            if first > start or end < min(stop, size):
+                raise ClientPayloadError(f"expected bytes {start} to {stop} of {size}, found {first} to {end}")
+            tags = {name: answer.headers.get(name) for name in ("ETag", "Last-Modified")}
+        stamp = stamp_of({"size": size, **tags})
+        if "If-Match" in headers and _is_strong(stamp.version) and stamp.version != expected:
+            raise stale_reader(self.url)
+        return content[start - first : stop - first], stamp
+
+
+async def _beginning(stream: Any, nbytes: int) -> bytes:
+    taken = bytearray()
+    while len(taken) < nbytes and (piece := await stream.readany()):
+        taken += piece
+    return bytes(taken)
+
+
+def _is_strong(version: str) -> bool:
+    """Whether a version is an entity tag that is different for any two contents."""
+    return version.startswith('"')
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same request may succeed a moment later."""
+    from aiohttp import ClientConnectorError, ClientOSError, ClientPayloadError, ServerDisconnectedError
+
+    broken = isinstance(error, ClientPayloadError | ServerDisconnectedError | ClientOSError)
+    return status_of(error) in _BUSY or (broken and not isinstance(error, ClientConnectorError))
