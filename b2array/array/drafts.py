@@ -245,7 +245,7 @@ def _check_interop(params: CParams, layout: Layout) -> None:
         raise UnsupportedError(
             "stock Blosc2 reads parts of arrays with LZ4 dictionaries wrongly; interop=False writes them all the same"
         )
-    if max(params.meta_slots) > 127:
+    if max(params.metas_for(layout.itemsize)) > 127:
         raise UnsupportedError(
             "python-blosc2 does not open frames with filters_meta beyond 0 to 127 (for the truncating filters: say how "
             "many bits to keep, not how many to drop); interop=False writes them all the same"
