@@ -386,7 +386,16 @@ def test_a_call_that_interrupts_the_taking_of_an_item_makes_do_without_threads()
     assert workers.width() == 2
 
 
-def test_a_call_whose_result_nobody_awaits_any_more_has_ended():
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt even if this process was started to ignore it, as with nohup."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_call_whose_result_nobody_awaits_any_more_has_ended() -> None:
     begun, ended = threading.Event(), []
 
     def slow(n: int) -> int:
@@ -407,6 +416,7 @@ def test_a_call_whose_result_nobody_awaits_any_more_has_ended():
     assert 0 in ended
 
 
+@pytest.mark.usefixtures("signals")
 def test_calls_are_over_at_the_end_even_if_waiting_for_them_is_interrupted() -> None:
     free, ended = threading.Event(), []
     calls = workers._Calls(workers._shared_pool(2), lambda n: (free.wait(10), ended.append(n)))
@@ -414,10 +424,8 @@ def test_calls_are_over_at_the_end_even_if_waiting_for_them_is_interrupted() -> 
         calls.begin(n)
     while len(calls._begun) < 2:
         time.sleep(0.001)
-    signals = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
-    signals.start()
-    later = threading.Timer(0.3, free.set)
-    later.start()
+    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    threading.Timer(0.3, free.set).start()
     with pytest.raises(KeyboardInterrupt):
         calls.end()
     assert len(ended) == 2
