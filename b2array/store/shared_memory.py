@@ -87,12 +87,15 @@ class SharedMemoryStore(FsspecStore):
     def exchange(self, other: Self) -> None:
         (fs, here), (_, there) = self._connect(), other._connect()
         with _shared_memory.held:
-            fs.store |= {
-                new + path.removeprefix(old): fs.store.pop(path)
-                for old, new in ((here, there), (there, here))
-                for path in list(fs.store)
-                if path == old or path.startswith(f"{old}/")
-            }
+            # `fs.store |= ...` would give this object an attribute beside that of its class.
+            fs.store.update(
+                {
+                    new + path.removeprefix(old): fs.store.pop(path)
+                    for old, new in ((here, there), (there, here))
+                    for path in list(fs.store)
+                    if path == old or path.startswith(f"{old}/")
+                }
+            )
 
     def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:  # noqa: ARG002
         return _shared_writers.held
