@@ -18,6 +18,7 @@ from servers import RangeServer
 import b2array
 from b2array import config
 from b2array.display.drawing import Box, draw, merged
+from b2array.errors import FormatError
 from b2array.store.local import LocalStore, _File
 
 X = np.random.default_rng(0).normal(size=(60, 80))
@@ -242,6 +243,19 @@ def test_chunks_without_data_are_not_read_and_scalars_have_a_plan() -> None:
     assert b2array.asarray(5.0).explain(()).blocks == 1
     with pytest.raises(IndexError):
         b2array.zeros(3).explain(7)
+
+
+@pytest.mark.parametrize("content", [None, b"", bytes(50)])
+def test_a_plan_raises_what_the_read_raises(tmp_path: Path, content: bytes | None) -> None:
+    array = b2array.asarray(X, url=tmp_path / "s.b2nd", chunks=(20, 30), blocks=(5, 10), layout="sparse")
+    file = tmp_path / "s.b2nd" / "00000000.chunk"
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(FormatError) as raised:
+        array[:, 1]
+    with pytest.raises(type(raised.value), match=f"^{re.escape(str(raised.value))}$"):
+        array.explain(np.s_[:, 1])
 
 
 # Groups.
