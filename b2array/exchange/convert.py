@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
@@ -245,10 +246,15 @@ def _all_converted(
     def compare(name: str, source: Source, settings: Settings) -> None:
         _compare(source, copies.open(name), _regions(source, target, settings), f"{url}/{name}")
 
+    # A group needs no mark of its own if something is in it, or if it is the whole of the destination.
+    inhabited = {
+        outer for name in (*tree.names, *tree.attrs) if name
+        for outer in ("", *accumulate(name.split("/")[:-1], "{}/{}".format))
+    } | (set() if split_member(url)[1] else {""})  # fmt: skip
     with build(url, wanted) as building:
-        for name, attrs in tree.attrs.items():
+        for name, attrs in ({"": dict} | dict(tree.attrs)).items():
             try:
-                if found := attrs():
+                if (found := attrs()) or name not in inhabited:
                     building.group(name, found)
             except Exception as error:  # noqa: BLE001 - as above
                 failed[f"{name}/"] = error

@@ -21,16 +21,18 @@ import numpy.typing as npt
 
 from b2array import bloscpack
 from b2array.array import creation
-from b2array.array.array import NDArray, open_array
+from b2array.array.array import NDArray
 from b2array.array.drafts import ArrayOptions
 from b2array.array.schunk import SChunk
 from b2array.bloscpack.header import MAGIC, Description, describe
 from b2array.codec.cparams import CParams
 from b2array.engine.handle import Handle
+from b2array.engine.snapshot import load
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
-from b2array.group.addressing import split_member
+from b2array.group.addressing import face, split_member
+from b2array.group.directory import copy_of
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
@@ -244,12 +246,16 @@ def source_of(handle: Handle) -> Source:
 
 @contextmanager
 def _tree_b2nd(url: str, storage_options: Storage) -> Iterator[Tree]:
-    with open_array(url, storage_options=storage_options) as a:
-        source = source_of(a._handle)
+    with face(Handle(load(open_store(url, storage_options=storage_options)), "r")) as held:
+        source = source_of(held._handle)
         yield Tree(("",), lambda _: source)
 
 
 def _write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+    if source.handle is not None and source.is_bytes and url.endswith(".b2frame"):
+        new = copy_of(source.handle, settings.storage_options or {})
+        new(url, overwrite=settings.overwrite, layout=settings.layout).commit()
+        return
     creation.write_regions(url, source.shape, source.dtype, pieces, array_options(source, settings))
 
 

@@ -145,6 +145,8 @@ def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
 
         def group(name: str, attrs: Mapping[str, Any]) -> None:
             full = f"{prefix}/{name}/{ATTRS}".replace("//", "/").lstrip("/")
+            if not attrs and any(other.startswith(full.removesuffix(ATTRS)) for other in changes.members()):
+                return
             new = _attributes(attrs, storage)  # attributes that cannot be stored must not cost the old ones
             old = {full: path} if (path := changes.members().get(full)) else {}
             if old and not settings.overwrite:

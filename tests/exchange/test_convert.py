@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import blosc2
 import h5py
 import numpy as np
 import pytest
@@ -254,6 +255,34 @@ def test_memory_is_bounded(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     finally:
         tracemalloc.stop()
     assert peak < x.nbytes / 2
+
+
+@pytest.mark.filterwarnings("ignore:.*a .npy file has no place for")
+@pytest.mark.parametrize("target", PLACES)
+def test_a_super_chunk_is_a_frame_again_or_an_array_of_its_bytes(target: str, tmp_path: Path) -> None:
+    data = np.arange(3000, dtype="i2").tobytes()
+    with b2array.create_schunk(url=tmp_path / "s.b2frame", chunksize=1000, cparams=b2array.CParams("lz4")) as chunks:
+        for start in range(0, 6000, 1000):
+            chunks.append_data(data[start : start + 1000])
+        chunks.vlmeta["unit"] = "m"
+    place, options = PLACES[target]
+    b2array.convert(tmp_path / "s.b2frame", tmp_path / place, verify=True, **options)
+    b2array.convert(tmp_path / place, tmp_path / "back.npy")
+    found = np.load(tmp_path / "back.npy")
+    assert (found.dtype, found.tobytes()) == (np.uint8, data)
+    copy = tmp_path / "copy.b2frame"
+    b2array.convert(tmp_path / "s.b2frame", copy, verify=True)
+    with pytest.raises(FileExistsError):
+        b2array.convert(tmp_path / "s.b2frame", copy)
+    b2array.convert(tmp_path / "s.b2frame", copy, overwrite=True, layout="sparse")
+    held = b2array.open_schunk(copy)
+    assert (held.nchunks, held.get_slice(), held.cparams.codec, dict(held.vlmeta)) == (6, data, "lz4", {"unit": "m"})
+
+
+def test_a_tensor_of_python_blosc2_is_an_array(tmp_path: Path) -> None:
+    blosc2.save_array(np.arange(6.0).reshape(2, 3), str(tmp_path / "t.b2frame"))
+    b2array.convert(tmp_path / "t.b2frame", tmp_path / "t.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "t.npy"), np.arange(6.0).reshape(2, 3))
 
 
 @pytest.mark.parametrize("target", PLACES)
