@@ -180,7 +180,7 @@ def _report(failed: Mapping[str, Exception]) -> int:
 
 @_command
 def ls(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None) -> int:
-    """List what is directly in a group, with sizes and ratios."""
+    """List an array, or what is in a group, with sizes and ratios."""
     found, failed = describing.listed(url, opts.storage_options(storage), deep=False)
     members = {name: member for name, member in found.items() if name}
     if as_json:

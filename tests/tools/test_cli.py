@@ -674,6 +674,27 @@ def test_the_bytes_of_a_super_chunk_in_a_group_are_printed(run: Run) -> None:
     assert (code, "out of bounds" in err) == (1, True)
 
 
+def test_an_array_is_listed_in_a_line_wherever_it_is(run: Run) -> None:
+    group = b2array.open_group("g.b2d", "w")
+    group["air/t"] = np.zeros((2, 3))
+    b2array.convert("g.b2d", "g.h5", overwrite=True)
+    b2array.convert("g.b2d", "g.b2z")
+    b2array.convert("g.b2d", "g.zarr", dst_format="zarr")
+    b2array.convert("g.b2d/air/t", "t.b2nd")
+    b2array.convert("g.b2d/air/t", "#t.npy")
+    for url, name in {
+        "g.b2d/air/t": "t", "g.b2d#air/t": "t", "g.b2d/air/t.b2nd": "t.b2nd", "g.b2z/air/t": "t", "g.h5/air/t": "t",
+        "g.zarr/air/t": "t", "t.b2nd": "t.b2nd", "./#t.npy": "#t.npy",
+    }.items():  # fmt: skip
+        code, out, err = run("ls", url)
+        assert (code, err) == (0, "")
+        assert out.split()[:4] == [name, "float64", "(2,", "3)"]
+        assert json.loads(run("ls", url, "--json")[1])[name]["shape"] == [2, 3]
+        assert run("tree", url)[1].split()[:4] == ["/", "└──", name, "float64"]
+    Path("g.b2d/air/t.b2nd").write_bytes(b"nothing")
+    assert run("ls", "g.b2d/air/t")[::2] == (3, run("info", "g.b2d/air/t")[2])
+
+
 @pytest.mark.usefixtures("waves")
 def test_members_are_described_measured_and_copied_by_their_path(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_SECONDS", 0.001)
