@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from b2array import config
-from b2array.display.drawing import Box, draw
+from b2array.display.drawing import Box, draw, merged
 from b2array.display.tables import beside, size, table, titled
 from b2array.engine.fetch import Ask, fetch, steps_of
 from b2array.engine.read import ChunkRead, Reader, prepare
@@ -29,7 +29,7 @@ __all__ = ["Reading", "explained"]
 _LIMIT = 16 * 2**20
 """Stores ask for at most this many bytes at once, but for one block."""
 _MOST_BLOCKS = 4096
-"""If there are more blocks, draw only their chunks."""
+"""If there are more blocks, draw only their chunks; if there are more of these, join them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,8 @@ def explained(source: Source, layout: Layout, selection: Selection, names: Seque
             chunks, blocks, cached = chunks + 1, blocks + len(numbers), cached + len(job.found)
             corner = tuple(i * c for i, c in zip(job.part.coords, layout.chunks, strict=True))
             around.append(_box(corner, layout.chunks, layout))
+            if len(around) > _MOST_BLOCKS:
+                around = merged(around)
             if blocks <= _MOST_BLOCKS:
                 coords = np.unravel_index(numbers, layout.block_grid) if layout.ndim else ()
                 for place in zip(*coords, strict=True) if coords else [()]:

@@ -238,6 +238,14 @@ def test_what_the_cache_has_is_not_read(a: b2array.NDArray, tmp_path: Path) -> N
     assert "2 of them in the cache" in repr(after)
 
 
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_plan_of_many_chunks_keeps_few_boxes(step: int) -> None:
+    plan = b2array.zeros((10_000 * step,), "i1", chunks=(1,), blocks=(1,)).explain(np.s_[::step])
+    assert plan.chunks == 10_000
+    assert len(plan._touched) <= 4096 + 1
+    assert len(areas(draw_of(plan), "#f28e2b")) == 1
+
+
 def test_chunks_without_data_are_not_read_and_scalars_have_a_plan() -> None:
     assert b2array.zeros((100, 100), chunks=(10, 10)).explain(np.s_[:]).requests == 0
     assert b2array.asarray(5.0).explain(()).blocks == 1
