@@ -187,7 +187,7 @@ def _source(source: Source) -> dict[str, Any]:
         "shape": source.shape,
         "dtype": str(source.dtype),
         "chunks": source.chunks,
-        "fill value": source.fill,
+        "fill value": tables.item(source.fill),
         "dims": source.dims,
         "attrs": dict(source.attrs),
     }

@@ -20,6 +20,7 @@ from b2array import config
 from b2array.display.drawing import Box, draw, merged
 from b2array.errors import FormatError
 from b2array.store.local import LocalStore, _File
+from b2array.tools.describing import describe, lines, plain
 
 X = np.random.default_rng(0).normal(size=(60, 80))
 
@@ -264,6 +265,24 @@ def test_a_plan_raises_what_the_read_raises(tmp_path: Path, content: bytes | Non
         array[:, 1]
     with pytest.raises(type(raised.value), match=f"^{re.escape(str(raised.value))}$"):
         array.explain(np.s_[:, 1])
+
+
+@pytest.mark.parametrize("dtype", ["M8", [("a", "i4"), ("b", "M8")]])
+def test_times_without_a_unit_are_described(tmp_path: Path, dtype: Any) -> None:
+    array = b2array.zeros(3, dtype, url=tmp_path / "x.b2nd")
+    for text in (repr(array.info), array._repr_html_(), "".join(lines(describe(str(tmp_path / "x.b2nd"), None)[0]))):
+        assert "0x00000000" in text
+    np.save(tmp_path / "x.npy", np.zeros(3, dtype))
+    assert plain(describe(str(tmp_path / "x.npy"), None)[0])["fill value"] == f"0x{bytes(array.itemsize).hex()}"
+
+
+def test_a_large_fill_value_is_described_in_a_line(tmp_path: Path) -> None:
+    array = b2array.zeros(3, "V2000000", url=tmp_path / "x.b2nd")
+    assert "0x0000000000000000..., 1.9 MiB" in repr(array.info)
+    assert len(repr(array.info)) < 2000
+    assert len(array._repr_html_()) < 20_000
+    assert len("".join(lines(describe(str(tmp_path / "x.b2nd"), None)[0]))) < 2000
+    assert array.fill_value.nbytes == 2_000_000
 
 
 # Groups.
