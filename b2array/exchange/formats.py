@@ -10,7 +10,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -39,8 +39,8 @@ from b2array.store.secrets import redact
 
 __all__ = [
     "B2ND", "BLP", "BLP_BYTES", "BYTES", "NPY", "Box", "Build", "Building", "Format", "Piece", "Put", "Settings",
-    "Source", "Storage", "Tree", "array_options", "holds_array", "json_attrs", "local_copy", "lone", "refuse_objects",
-    "require", "source_of",
+    "Source", "Storage", "Tree", "array_options", "dims_of", "holds_array", "json_attrs", "local_copy", "lone",
+    "refuse_objects", "require", "source_of",
 ]  # fmt: skip
 
 Box = tuple[slice, ...]
@@ -209,6 +209,12 @@ def json_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
+def dims_of(found: Any, ndim: int) -> tuple[str | None, ...] | None:
+    """Return the names of dimensions that JSON notes; None if it notes something else there, as others may."""
+    known = isinstance(found, list) and len(found) == ndim and all(isinstance(name, str | None) for name in found)
+    return tuple(found) if known else None
+
+
 def _plain(value: object) -> Any:
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufU":
         return value.tolist()
@@ -348,10 +354,11 @@ def _tree_blp(url: str, storage_options: Storage) -> Iterator[Tree]:
 def _source_of_blp(f: bloscpack.Reader) -> Source:
     meta = f.metadata if isinstance(f.metadata, dict) else {}
     about = f.description
-    dims, fill, attrs = meta.get("dims"), meta.get("fill_value"), meta.get("attrs")
+    fill, attrs = meta.get("fill_value"), meta.get("attrs")
     item: Any = 0
     if isinstance(fill, str) and len(fill) == 2 * about.dtype.itemsize:
-        item = np.frombuffer(bytes.fromhex(fill), about.dtype)[0]
+        with suppress(ValueError):  # others may note something else there
+            item = np.frombuffer(bytes.fromhex(fill), about.dtype)[0]
 
     def read(box: Box) -> npt.NDArray[Any]:
         found = f[box]
@@ -359,7 +366,7 @@ def _source_of_blp(f: bloscpack.Reader) -> Source:
 
     return Source(
         about.shape, about.dtype, read, attrs=attrs if isinstance(attrs, dict) else {},
-        dims=tuple(dims) if isinstance(dims, list) else None, fill_value=item, stored=lambda: f.cbytes,
+        dims=dims_of(meta.get("dims"), len(about.shape)), fill_value=item, stored=lambda: f.cbytes,
     )  # fmt: skip
 
 

@@ -279,6 +279,18 @@ def test_a_super_chunk_is_a_frame_again_or_an_array_of_its_bytes(target: str, tm
     assert (held.nchunks, held.get_slice(), held.cparams.codec, dict(held.vlmeta)) == (6, data, "lz4", {"unit": "m"})
 
 
+@pytest.mark.parametrize("dims", [5, "ab", ["a"], [1, 2], {"a": 1}])
+def test_what_others_note_under_our_names_does_no_harm(tmp_path: Path, dims: Any) -> None:
+    x = np.arange(6, dtype="i2").reshape(2, 3)
+    bloscpack.pack(x, tmp_path / "x.blp", metadata={"dims": dims, "fill_value": "none", "attrs": {"n": 1}})
+    zarr.create_array(tmp_path / "x.zarr", data=x, zarr_format=2, attributes={"_ARRAY_DIMENSIONS": dims, "n": 1})
+    for name in ("x.blp", "x.zarr"):
+        b2array.convert(tmp_path / name, tmp_path / "x.b2nd", overwrite=True)
+        a = b2array.open(tmp_path / "x.b2nd")
+        assert (a[...].tolist(), a.dims, a.fill_value, a.attrs["n"]) == (x.tolist(), None, 0, 1)
+    assert a.attrs["_ARRAY_DIMENSIONS"] == dims
+
+
 def test_a_tensor_of_python_blosc2_is_an_array(tmp_path: Path) -> None:
     blosc2.save_array(np.arange(6.0).reshape(2, 3), str(tmp_path / "t.b2frame"))
     b2array.convert(tmp_path / "t.b2frame", tmp_path / "t.npy")

@@ -380,6 +380,18 @@ def test_chunks_of_a_directory_that_cannot_be_listed_are_described(http: Any, ru
     assert (sizes["total"], sizes["dead"], len(sizes["chunks"])) == (None, None, 5)
 
 
+def test_missing_chunks_are_damage_and_lost_ones_are_counted(run: Run) -> None:
+    b2array.asarray(np.arange(100), url="s.b2nd", layout="sparse", chunks=(20,)).close()
+    Path("s.b2nd/00000000.chunk").unlink()
+    code, out, err = run("info", "s.b2nd", "--chunks")
+    assert (code, out) == (3, "")
+    assert re.search(r"chunk \d of .*s\.b2nd: expected its file 00000000\.chunk, found none", err)
+    assert run("repair", "s.b2nd")[0] == 0
+    code, out, err = run("info", "s.b2nd", "--chunks")
+    assert (code, err) == (0, "")
+    assert "5, 4 of them stored, 1 lost" in out
+
+
 def test_the_map_of_chunks_has_a_line_a_row_and_says_what_it_leaves_out() -> None:
     sizes = [anatomy.ChunkSizes(n, n, "", 100, cbytes, 1, "") for n, cbytes in enumerate([10, 30, 60, 90, 110, 0])]
     assert list(anatomy.chunk_map(sizes, (2, 3))) == ["░▒▓", "██·"]
