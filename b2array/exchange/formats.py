@@ -202,10 +202,12 @@ def local_copy(url: str, storage_options: Storage) -> Iterator[str]:
 
 def json_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Convert attributes to types that JSON has: Python's numbers instead of NumPy's, lists instead of tuples."""
-    try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(attrs), default=_plain))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"an attribute cannot be written as JSON: {error}") from None
+    plain = {}
+    for name, value in attrs.items():
+        try:
+            plain[name] = json.loads(json.dumps(value, default=_plain))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"the attribute {name!r} cannot be written as JSON: {error}") from None
     return plain
 
 
@@ -217,7 +219,7 @@ def dims_of(found: Any, ndim: int) -> tuple[str | None, ...] | None:
 
 def _plain(value: object) -> Any:
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufU":
-        return value.tolist()
+        return (value.astype("f8") if value.dtype.char == "g" else value).tolist()
     raise TypeError(f"JSON has no type for {type(value).__name__}")
 
 

@@ -481,6 +481,33 @@ def test_netcdf_dimensions_are_recognised(tmp_path: Path) -> None:
     assert b2array.open(tmp_path / "t.b2nd").dims == ("lat",)
 
 
+@pytest.mark.parametrize("target", ["x.b2nd", "x.zarr", "x.blp", "y.h5"])
+def test_attributes_of_netcdf_are_text_and_lists_of_text(target: str, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.nc", "w") as file:
+        attrs = file.create_dataset("t", data=np.zeros(3)).attrs
+        attrs["units"], attrs["place"] = np.bytes_(b"K"), np.bytes_("Z\u00fcrich".encode())
+        attrs["comment"], attrs["nothing"] = h5py.Empty("S1"), h5py.Empty("f4")
+        attrs["flags"], attrs["fixed"] = ["a", "bb"], np.array([b"c", b"dd"])
+        attrs["long"], attrs["range"] = np.longdouble(1.5), np.array([1.0, 2.5])
+    b2array.convert(tmp_path / "x.nc", tmp_path / target)
+    b2array.convert(tmp_path / target, tmp_path / "back.b2nd")
+    found = dict(b2array.open(tmp_path / "back.b2nd").attrs)
+    assert {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in found.items()} == {
+        "units": "K", "place": "Z\u00fcrich", "comment": "", "nothing": [], "flags": ["a", "bb"], "fixed": ["c", "dd"],
+        "long": 1.5, "range": [1.0, 2.5],
+    }  # fmt: skip
+
+
+def test_attributes_that_are_no_text_stay_bytes_and_are_named_where_they_do_not_fit(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["t"] = np.zeros(3)
+        file["t"].attrs["raw"] = np.bytes_(b"\xff\xfe")
+    b2array.convert(tmp_path / "x.h5", tmp_path / "x.b2nd")
+    assert b2array.open(tmp_path / "x.b2nd").attrs["raw"] == b"\xff\xfe"
+    with pytest.raises(TypeError, match="the attribute 'raw' cannot be written as JSON: JSON has no type for bytes"):
+        b2array.convert(tmp_path / "x.h5", tmp_path / "x.zarr")
+
+
 def test_formats_are_found_by_content_and_can_be_named(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(3))
     (tmp_path / "x.npy").rename(tmp_path / "mystery")
