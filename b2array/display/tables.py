@@ -17,21 +17,9 @@ from b2array.display.drawing import draw
 from b2array.grid.layout import Layout
 
 __all__ = [
-    "Info",
-    "array_page",
-    "beside",
-    "codec",
-    "counted",
-    "filters",
-    "folded",
-    "item",
-    "nbytes",
-    "near",
-    "short",
-    "size",
-    "table",
-    "titled",
-]
+    "Info", "array_page", "beside", "codec", "counted", "filters", "folded", "item", "nbytes", "near", "short", "size",
+    "table", "titled",
+]  # fmt: skip
 
 _CELL = "text-align: left; padding: 1px 12px 1px 0"
 _LONGEST = 100

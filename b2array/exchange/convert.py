@@ -122,7 +122,7 @@ def convert(
         dst_options=dst_options, **options,
     )  # fmt: skip
     if done.failed:
-        listed = "; ".join(f"{name}: {error}" for name, error in done.failed.items())
+        listed = "; ".join(": ".join(filter(None, (name, str(error)))) for name, error in done.failed.items())
         kind = FormatError if any(isinstance(error, FormatError) for error in done.failed.values()) else B2ArrayError
         raise kind(f"{redact(os.fspath(src))}: {done.share()} could not be copied: {listed}")
 

@@ -20,16 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "Axes",
-    "Part",
-    "Positions",
-    "Run",
-    "boxes",
-    "parts",
-    "put",
-    "runs",
-    "take",
-]
+    "Axes", "Part", "Positions", "Run", "boxes", "parts", "put", "runs", "take",
+]  # fmt: skip
 
 Positions = slice | NDArray[np.int64]
 """Positions of one factor, in bounds and not negative: ``slice(start, stop, step)`` with ``step > 0`` along one

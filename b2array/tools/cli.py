@@ -173,7 +173,7 @@ def _hex(raw: bytes) -> str:
 def _report(failed: Mapping[str, Exception]) -> int:
     """Print what failed, and return the exit code."""
     for name, error in failed.items():
-        print(f"b2array: {name}: {opts.error_text(error)}", file=sys.stderr)
+        print("b2array", *filter(None, [name]), opts.error_text(error), sep=": ", file=sys.stderr)
     damaged = any(isinstance(error, FormatError) for error in failed.values())
     return CORRUPT if damaged else ERROR if failed else OK
 

@@ -707,6 +707,14 @@ def test_an_array_is_listed_in_a_line_wherever_it_is(run: Run) -> None:
     assert run("ls", "g.b2d/air/t")[::2] == (3, run("info", "g.b2d/air/t")[2])
 
 
+def test_an_error_of_no_member_has_no_empty_name(run: Run) -> None:
+    b2array.open_group("g.b2d", "w")["x"] = [1, 2]
+    Path("g.b2d/.b2group").write_bytes(b"nothing at all")
+    code, _, err = run("convert", "g.b2d", "g.h5")
+    assert code == 3
+    assert re.match(r"b2array: [^:]*\.b2group: expected", err)
+
+
 @pytest.mark.usefixtures("waves")
 def test_members_are_described_measured_and_copied_by_their_path(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_SECONDS", 0.001)
