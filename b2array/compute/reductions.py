@@ -122,7 +122,9 @@ def _reduce(
         # NumPy's result for one item tells the type of the result, or raises the error. Text may have to be a number.
         one = (np.ones if dtype.kind in "SU" else np.zeros)((1,) * len(shown), dtype)
         with np.errstate(all="ignore"):
-            kind = np.asarray(function(one, axis=axis, keepdims=keepdims, **options)).dtype
+            # Without an axis, NumPy's std may be a whole number, but not an array of them.
+            kept = keepdims or name != "std"
+            kind = np.asarray(function(one, axis=axis, keepdims=kept, **options)).dtype
         if dtype.kind in "biufc" and name in ("sum", "prod", "mean") and np.dtype(given.get("dtype")) == object:
             kind = np.dtype(object)  # NumPy's result may be a number of Python, which has no limits
         # NumPy reduces an array without dimensions along axis 0, too.
