@@ -57,7 +57,7 @@ class Reader:
 
     Arrays take the keys that NumPy takes, and read the chunks that hold the selected rows. Rows run along the first
     axis, with order "F" along the last one. Files of bytes give bytes for ``f[start:stop]`` and a number for ``f[n]``.
-    Threads may share a reader.
+    Threads may share a reader. Its pickle has its URL and options, and reads the same state of the file.
     """
 
     def __init__(self, store: Store) -> None:

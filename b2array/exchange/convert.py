@@ -64,7 +64,8 @@ def convert(
     """Copy an array, or a group of arrays, to another file format, a bounded number of bytes at a time.
 
     It copies attributes, names of dimensions and the fill value, too, and keeps the chunks if both formats have them.
-    It copies groups between directories and archives of Blosc2 frames, HDF5 files and Zarr hierarchies.
+    It copies groups, empty ones too, between directories and archives of Blosc2 frames, HDF5 files and Zarr
+    hierarchies. A super-chunk becomes an array of its bytes, but stays one in a ``.b2frame`` or a group of frames.
 
     Parameters
     ----------
