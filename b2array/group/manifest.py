@@ -17,7 +17,7 @@ import msgpack
 from b2array.buffers import Buffer
 from b2array.engine.source import EMBEDDED, FRAME_NAME
 from b2array.errors import FormatError, UnsupportedError
-from b2array.format import summary
+from b2array.format import recent, summary
 from b2array.format.summary import Record
 from b2array.store.open import quoted
 
@@ -36,7 +36,6 @@ OTHER = ".b2f"
 SUFFIXES = (ARRAY, OTHER, ".b2b")
 
 _MAGIC = "b2array group"
-_RECENT, _TOKEN_NBYTES, _COMMITS = "recent", 8, 32
 _VERSION = 1
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 _UNREADABLE = (ValueError, TypeError, LookupError, RecursionError, MemoryError, msgpack.UnpackException)
@@ -229,17 +228,11 @@ class Manifest:
 
     def with_commit(self, token: str) -> Self:
         """Return the manifest with the token of its transaction before those of the last ones."""
-        recent = [bytes.fromhex(token), *self._recent()[: _COMMITS - 1]]
-        return replace(self, unknown=tuple((dict(self.unknown) | {_RECENT: b"".join(recent)}).items()))
+        return replace(self, unknown=recent.with_commit(self.unknown, bytes.fromhex(token)))
 
     def follows(self, other: Self) -> bool:
         """Whether transactions on top of the other manifest's have led to this one."""
-        return bool(other._recent()) and other._recent()[0] in self._recent()
-
-    def _recent(self) -> list[bytes]:
-        packed = dict(self.unknown).get(_RECENT)
-        found = packed if isinstance(packed, bytes) else b""
-        return [found[at : at + _TOKEN_NBYTES] for at in range(0, len(found), _TOKEN_NBYTES)]
+        return recent.has_commit(self.unknown, recent.last_commit(other.unknown))
 
     def applied(self) -> Self:
         """Return the manifest for the time when all files agree with it."""
