@@ -33,6 +33,7 @@ from b2array.group import embedded, redo, summaries
 from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, check_new, is_embedded, joined_url, members_among
 from b2array.group.redo import ABSENT, commit_of
 from b2array.store.base import Stamp, Store, attempts, conflict, stale_reader, too_many_conflicts
+from b2array.store.endings import LOCK
 from b2array.store.open import open_store
 
 __all__ = ["Directory", "Kind", "NewFrame", "copy_of", "record_of"]
@@ -391,4 +392,4 @@ class Directory:
             store.delete([""])
         store.force()
         if self.is_local:
-            self.store_of(path + ".b2lock").delete([""])
+            self.store_of(path + LOCK).delete([""])

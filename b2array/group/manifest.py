@@ -19,6 +19,7 @@ from b2array.engine.source import EMBEDDED, FRAME_NAME
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import recent, summary
 from b2array.format.summary import Record
+from b2array.store.endings import LOCK, TEMPORARY
 from b2array.store.open import quoted
 
 __all__ = [
@@ -79,7 +80,7 @@ def check_new(name: str, members: Collection[str], url: str) -> None:
         if text in name:
             raise ValueError(f"{refused}: {text!r} has a meaning of its own in URLs")
     for part in name.split("/"):
-        if part in (MANIFEST, EMBEDDED) or part.endswith((".b2lock", ".b2tmp")):
+        if part in (MANIFEST, EMBEDDED) or part.endswith((LOCK, TEMPORARY)):
             raise ValueError(f"{refused}: {part!r} names a file that is not a member")
 
 
@@ -153,7 +154,7 @@ def joined_url(url: str, path: str) -> str:
 
 def staged_path(path: str, token: str, *, sparse: bool) -> str:
     """Return the path of a staged frame: the object that will replace a member's frame."""
-    return f"{path}/{FRAME_NAME}.{token}.b2tmp" if sparse else f"{path}.{token}.b2tmp"
+    return f"{path}/{FRAME_NAME}.{token}{TEMPORARY}" if sparse else f"{path}.{token}{TEMPORARY}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,11 @@ from b2array.store.base import (
     stale_reader,
     too_short,
 )
+from b2array.store.endings import LOCK
 from b2array.store.spans import Span
 
 __all__ = ["LocalStore"]
 
-_LOCK_SUFFIX = ".b2lock"
 _READ_LIMIT = 64 * 2**20
 
 _SETTLED = 2 * 10**9
@@ -360,7 +360,7 @@ class LocalStore(Store):
                     disk.sync_directory(os.path.dirname(path))
 
     def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:
-        return disk.locked(os.path.join(self.url, _LOCK_SUFFIX) if name else self.url + _LOCK_SUFFIX, shared=shared)
+        return disk.locked(os.path.join(self.url, LOCK) if name else self.url + LOCK, shared=shared)
 
     def close(self) -> None:
         self._file = None

@@ -20,6 +20,7 @@ from b2array.format.header import FrameType
 from b2array.group.directory import Directory
 from b2array.group.manifest import MANIFEST, Manifest
 from b2array.store.base import Listed, Store
+from b2array.store.endings import UNFINISHED
 from b2array.store.open import open_store
 from b2array.tools.results import Result, Shown, first_of
 from b2array.tools.verify import verify_frame
@@ -28,7 +29,7 @@ from b2array.workers import pending
 __all__ = ["Cleanup", "in_seconds", "repack", "vacuum", "vacuum_group"]
 
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
-_LEFT = re.compile(r"(?P<left>(?P<frame>.+?)[.][0-9a-f]{16}[.]b2(?:tmp|write))(?:/.+)?", re.DOTALL)
+_LEFT = re.compile(rf"(?P<left>(?P<frame>.+?){UNFINISHED})(?:/.+)?", re.DOTALL)
 _DURATION = re.compile(r"\s*([0-9]+(?:[.][0-9]+)?)\s*(s|min|h|d)\s*")
 
 
