@@ -105,7 +105,6 @@ def each(task: Callable[[T], object], items: Iterable[T]) -> None:
             task(item)
         return
     lock = threading.Lock()
-    stopped = False
 
     def take() -> T:
         _here.taking = True
@@ -116,12 +115,11 @@ def each(task: Callable[[T], object], items: Iterable[T]) -> None:
             _here.taking = False
 
     def work(_: object = None) -> None:
-        nonlocal stopped
         try:
-            while not stopped and (item := take()) is not _END:
+            while not others.ended and (item := take()) is not _END:
                 task(item)
         except BaseException:
-            stopped = True
+            others.ended = True
             raise
 
     # This thread works too: one thread less to wake, and to find a processor for.
@@ -131,7 +129,6 @@ def each(task: Callable[[T], object], items: Iterable[T]) -> None:
         answers += [others.begin(None) for _ in range(nworkers - 1)]
         work()
     finally:
-        stopped = True
         others.end()
     for answer in answers:
         # One that has not begun, because all threads are busy, had nothing left to do.
@@ -155,7 +152,9 @@ def ahead(task: Callable[[T], R], items: Iterable[T], count: int, *, apart: bool
     try:
         yield from _in_order(pool, task, chain(first, source), count)
     finally:
-        pool.close()
+        pool.end()
+        for thread in pool.threads:
+            thread.join()
 
 
 def _in_order(pool: _Pool, task: Callable[[T], R], source: Iterator[T], count: int) -> Iterator[R]:
@@ -194,13 +193,13 @@ def result(answer: Answer[R]) -> R:
 
 
 class _Calls(Generic[T, R]):
-    """Calls of one task in threads of a pool, which all are over after `end`."""
+    """Calls of one task in threads of a pool, which all are over after `end`. None begins once `ended` is set."""
 
     def __init__(self, pool: _Pool, task: Callable[[T], R]) -> None:
         self._pool, self._task = pool, task
         self._begun: list[None] = []
         self._over: list[None] = []
-        self._ended = False
+        self.ended = False
         self._news: SimpleQueue[None] = SimpleQueue()
 
     def begin(self, item: T) -> Answer[R]:
@@ -212,18 +211,18 @@ class _Calls(Generic[T, R]):
     def _call(self, answer: Answer[R], item: T) -> None:
         self._begun.append(None)
         try:
-            if not self._ended:
+            if not self.ended:
                 answer.put((self._task(item), None))
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             answer.put((_END, error))
         finally:
             self._over.append(None)
-            if self._ended:
+            if self.ended:
                 self._news.put(None)
 
     def end(self) -> None:
         """Let no more calls begin, and wait for the others, even if that is interrupted (once)."""
-        self._ended = True
+        self.ended = True
         interrupted = None
         while len(self._over) < len(self._begun):
             try:
@@ -246,21 +245,18 @@ class _Pool:
     def __init__(self, size: int, name: str) -> None:
         self.size = size
         self.calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._threads = [
+        self.threads = [
             threading.Thread(target=_serve, args=(self.calls,), name=f"{name}_{n}", daemon=True) for n in range(size)
         ]
-        for thread in self._threads:
+        for thread in self.threads:
             thread.start()
 
-    def close(self) -> None:
-        """End the threads."""
-        self.__del__()
-        for thread in self._threads:
-            thread.join()
-
-    def __del__(self) -> None:
+    def end(self) -> None:
+        """Let the threads end, once they have made the calls in the queue."""
         for _ in range(self.size):
             self.calls.put(None)
+
+    __del__ = end
 
 
 def _serve(calls: SimpleQueue[Callable[[], object] | None]) -> None:
