@@ -154,7 +154,6 @@ def test_a_group_stays_where_it_is_when_the_working_directory_changes(
 def test_the_root_of_a_store_is_a_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.store", {})
-    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.pseudo_dirs", [""])
     group = open_group("memory://", "w-")
     group["x"] = [1]
     group["s/y"] = [2]
