@@ -106,6 +106,7 @@ def initialise(group: Directory) -> None:
     """Make an empty group: an embedding frame, and a manifest where one is needed."""
     if group.store.guarantee == "read only":
         raise ReadOnlyError(f"{group.url} can only be read")
+    group.address("")  # refuses what cannot have members
     _require_no_frame(group)
     group.store.create(EMBEDDED, embedded.nothing())
     if not group.is_local:
