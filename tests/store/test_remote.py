@@ -13,8 +13,10 @@ import tracemalloc
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import b2array
 from b2array import config
 from b2array.errors import ConflictError, FormatError, LimitError
 from b2array.store import remote
@@ -218,6 +220,21 @@ def test_an_object_that_was_replaced_is_noticed_even_if_the_server_ignores_the_c
     for _ in range(2):
         with pytest.raises(ConflictError, match="refresh"):
             read(store, ("", 10, 20), expected=head.stamp.version)
+
+
+def test_a_server_whose_tags_tell_nothing_is_named_and_a_copy_can_be_read(http, tmp_path):
+    http.objects["a.b2nd"] = b2array.asarray(np.arange(1000), chunks=(100,)).to_bytes()
+    http.fickle = True
+    store = open_store(http.url_of("a.b2nd"))
+    with pytest.raises(ConflictError, match=f"another ETag in each answer .* open simplecache::{store.url}"):
+        read(store, ("", 0, 10), expected=store.stamp("").version)
+    options = {"simplecache": {"cache_storage": str(tmp_path)}}
+    assert b2array.open(f"simplecache::{store.url}", storage_options=options)[:].sum() == 499_500
+    http.fickle = False
+    version = store.stamp("").version
+    http.objects["a.b2nd"] = CONTENT
+    with pytest.raises(ConflictError, match="changed since it was opened"):
+        read(store, ("", 0, 10), expected=version)
 
 
 def test_a_server_without_ranges_is_read_to_the_end_of_the_span_only(http):
