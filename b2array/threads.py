@@ -105,6 +105,7 @@ def each(task: Callable[[T], object], items: Iterable[T]) -> None:
             task(item)
         return
     lock = threading.Lock()
+    stopped = False  # `others` knows it too, but with that in it `work` would outlive this call, and its items
 
     def take() -> T:
         _here.taking = True
@@ -115,11 +116,12 @@ def each(task: Callable[[T], object], items: Iterable[T]) -> None:
             _here.taking = False
 
     def work(_: object = None) -> None:
+        nonlocal stopped
         try:
-            while not others.ended and (item := take()) is not _END:
+            while not stopped and (item := take()) is not _END:
                 task(item)
         except BaseException:
-            others.ended = True
+            stopped = True
             raise
 
     # This thread works too: one thread less to wake, and to find a processor for.
@@ -129,6 +131,7 @@ def each(task: Callable[[T], object], items: Iterable[T]) -> None:
         answers += [others.begin(None) for _ in range(nworkers - 1)]
         work()
     finally:
+        stopped = True
         others.end()
     for answer in answers:
         # One that has not begun, because all threads are busy, had nothing left to do.
@@ -193,13 +196,13 @@ def result(answer: Answer[R]) -> R:
 
 
 class _Calls(Generic[T, R]):
-    """Calls of one task in threads of a pool, which all are over after `end`. None begins once `ended` is set."""
+    """Calls of one task in threads of a pool, which all are over after `end`."""
 
     def __init__(self, pool: _Pool, task: Callable[[T], R]) -> None:
         self._pool, self._task = pool, task
         self._begun: list[None] = []
         self._over: list[None] = []
-        self.ended = False
+        self._ended = False
         self._news: SimpleQueue[None] = SimpleQueue()
 
     def begin(self, item: T) -> Answer[R]:
@@ -211,18 +214,18 @@ class _Calls(Generic[T, R]):
     def _call(self, answer: Answer[R], item: T) -> None:
         self._begun.append(None)
         try:
-            if not self.ended:
+            if not self._ended:
                 answer.put((self._task(item), None))
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             answer.put((_END, error))
         finally:
             self._over.append(None)
-            if self.ended:
+            if self._ended:
                 self._news.put(None)
 
     def end(self) -> None:
         """Let no more calls begin, and wait for the others, even if that is interrupted (once)."""
-        self.ended = True
+        self._ended = True
         interrupted = None
         while len(self._over) < len(self._begun):
             try:
