@@ -105,7 +105,8 @@ def each(task: Callable[[T], object], items: Iterable[T]) -> None:
             task(item)
         return
     lock = threading.Lock()
-    stopped = False  # `others` knows it too, but with that in it `work` would outlive this call, and its items
+    # Not a flag of `others`: that refers to `work`, and the two would keep the items until garbage is collected.
+    stopped = False
 
     def take() -> T:
         _here.taking = True
