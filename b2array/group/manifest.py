@@ -73,6 +73,8 @@ def check_new(name: str, members: Collection[str], url: str) -> None:
     if any(other.startswith(f"{name}/") for other in members):
         raise FileExistsError(f"{url}: there is a group {name!r}")
     refused = f"{url}: {name!r} cannot name a member"
+    if not is_member_name(name):
+        raise ValueError(refused)
     for outer in accumulate(name.split("/")[:-1], "{}/{}".format):
         if outer in members:
             raise ValueError(f"{refused}: {outer!r} is an array, not a group")

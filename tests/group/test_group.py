@@ -29,7 +29,7 @@ from b2array import Group, NDArray, open_group
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
 from b2array.group import manifest, redo
 from b2array.group.directory import Directory
-from b2array.group.manifest import Manifest, check_name
+from b2array.group.manifest import Manifest, check_name, check_new
 from b2array.group.transaction import Transaction
 
 _serials = itertools.count()
@@ -1360,3 +1360,32 @@ def test_a_failure_after_the_commit_leaves_what_was_committed(
     found = open_group(url)
     assert _grown(found) == (5, 5)
     assert found["new"][...].tolist() == [1]
+
+
+@pytest.mark.parametrize("root", ["local", "memory"])
+def test_a_whole_group_is_copied_into_a_group_that_exists(root: str, tmp_path: Path) -> None:
+    root = str(tmp_path) if root == "local" else f"memory://{tmp_path}"
+    source, target = open_group(f"{root}/a.b2d", "w"), open_group(f"{root}/b.b2d", "w")
+    source["x"], source["t/y"] = [1], [2]
+    source.attrs["unit"] = "m"
+    inner = target.require_group("s")
+    inner.attrs["place"] = "roof"
+    source.copy("/", inner)
+    found = open_group(target.url)["s"]
+    assert (list(found), list(found["t"])) == (["t", "x"], ["y"])
+    assert found.attrs == {"place": "roof", "unit": "m"}
+    with pytest.raises(FileExistsError, match=r"there is (a member 's/(x|t/y)'|an attribute 'unit')"):
+        source.copy("/", inner)
+    other = open_group(f"{root}/c.b2d", "w")
+    other["x"] = [5]
+    with pytest.raises(FileExistsError, match="there is a member 's/x'"):
+        other.copy("/", inner)
+    found.refresh()
+    assert found["x"][:].tolist() == [1]
+
+
+def test_no_new_member_makes_a_manifest_unreadable(tmp_path: Path) -> None:
+    group = open_group(tmp_path / "a.b2d", "w")
+    for name in ("s//x", "x.b2nd", "../x", ""):
+        with pytest.raises(ValueError, match="cannot name a member"):
+            check_new(name, group._home.members(), group.url)
