@@ -27,7 +27,7 @@ from servers import RangeServer
 import b2array
 from b2array import Group, NDArray, open_group
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
-from b2array.group import manifest, redo
+from b2array.group import embedded, manifest, redo
 from b2array.group.directory import Directory
 from b2array.group.manifest import Manifest, check_name, check_new
 from b2array.group.transaction import Transaction
@@ -838,6 +838,25 @@ def test_archives_are_read_by_range_without_unpacking(tmp_path: Path, http: Rang
     assert http.nbytes_asked < 400_000
     with pytest.raises(ReadOnlyError, match="archive"):
         open_group(http.url_of("x/stock.b2z"), "r+")
+
+
+def test_threads_that_share_an_archive_see_all_members_or_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = open_group(tmp_path / "a.b2d", "w")
+    group["x"] = [1]
+    b2array.convert(group.url, str(tmp_path / "a.b2z"))
+    shared = open_group(tmp_path / "a.b2z")
+    found: list[list[str]] = []
+
+    def members(held: Any) -> dict[str, str]:
+        monkeypatch.undo()
+        other = threading.Thread(target=lambda: found.append(list(shared)))
+        other.start()
+        other.join(30)
+        return embedded.members(held)
+
+    monkeypatch.setattr(embedded, "members", members)
+    assert list(shared) == ["x"]
+    assert found == [["x"]]
 
 
 def test_an_archive_that_was_replaced_is_noticed(tmp_path: Path) -> None:
