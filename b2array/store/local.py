@@ -226,9 +226,13 @@ class LocalStore(Store):
         if not os.path.isdir(self.url):
             status = os.stat(self.url)
             return {"": Listed(status.st_size, status.st_mtime)}
+        found = {}
         with os.scandir(self.url) as entries:
-            found = {entry.name: entry.stat() for entry in entries if entry.is_file()}
-        return {name: Listed(status.st_size, status.st_mtime) for name, status in found.items()}
+            for entry in entries:
+                with suppress(FileNotFoundError):  # it may be removed meanwhile
+                    if entry.is_file():
+                        found[entry.name] = Listed(entry.stat().st_size, entry.stat().st_mtime)
+        return found
 
     def walk(self) -> list[str]:
         os.stat(self.url)
