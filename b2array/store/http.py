@@ -6,6 +6,7 @@ import errno
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -41,13 +42,13 @@ class HttpStore(FsspecStore):
         try:
             return super().read(spans, expected=expected, clip=clip)
         except ConflictError:
-            one, other = self.stamp(spans[0].name), self.stamp(spans[0].name)
-            if one.version == other.version:
-                raise
-        raise ConflictError(
-            f"{where(self.url, spans[0].name)} has another ETag in each answer of its server, as if it changed all the "
-            f"time; open simplecache::{self.url} to read a copy"
-        )
+            with suppress(OSError):
+                if self.stamp(spans[0].name).version != self.stamp(spans[0].name).version:
+                    raise ConflictError(
+                        f"{where(self.url, spans[0].name)} has another ETag in each answer of its server, as if it "
+                        f"changed all the time; open simplecache::{self.url} to read a copy"
+                    ) from None
+            raise
 
     def stamp(self, name: str) -> Stamp:
         return self._wait(name, self._get, 0, 1, None)[1]
