@@ -360,13 +360,13 @@ class CachingStore(FsspecStore):
         return answers
 
 
-def _answer(loop: asyncio.AbstractEventLoop, request: Awaitable[_T]) -> _T:
+def _answer(loop: asyncio.AbstractEventLoop | None, request: Awaitable[_T]) -> _T:
     """Let the loop of fsspec's clients send a request, and wait for the answer.
 
     `fsspec.asyn.sync` waits for an event. Ctrl-C can leave the event's lock taken, and then the loop waits for ever.
     """
-    if asyncio._get_running_loop() is loop:
-        raise RuntimeError("expected a thread that may wait, found that of fsspec's clients")
+    if loop is None or asyncio._get_running_loop() is loop:
+        raise RuntimeError("expected clients of fsspec with a loop in another thread, found it in this one, or none")
     answer: threads.Answer[_T] = SimpleQueue()
 
     async def ask() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import multiprocessing
 import pickle
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fsspec.asyn import get_loop, sync
 
 import b2array
 from b2array import config
@@ -75,6 +77,21 @@ def test_two_candidates_are_probed_in_one_wave(http):
     assert isinstance(missing, FileNotFoundError)
     assert bytes(found.data) == CONTENT[:100]
     assert len(http.requests) == http.most_under_way == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_call_that_would_wait_for_its_own_thread_is_refused(http):
+    http.objects["a"] = CONTENT
+    store = open_store(http.url_of("a"))
+
+    async def ask():
+        return store.stamp("")
+
+    with pytest.raises(OSError, match="a loop in another thread"):
+        sync(get_loop(), ask)
+    with pytest.raises(OSError, match="a loop in another thread"):
+        open_store(http.url_of("a"), storage_options={"asynchronous": True}).stamp("")
+    assert asyncio.run(ask()) == store.stamp("")
 
 
 def test_making_and_unpickling_a_store_asks_nothing(http):
