@@ -69,7 +69,8 @@ def in_time(action: Callable[[], object]) -> bool:
 class Log:
     """What is under way, and what has happened."""
 
-    def __init__(self) -> None:
+    def __init__(self, delay: float = 0.001) -> None:
+        self.delay = delay
         self.lock, self.under_way, self.most, self.events = threading.Lock(), 0, 0, list[object]()
 
     def __enter__(self) -> None:
@@ -115,7 +116,7 @@ class FakeCloud(CloudStore):
 
     async def _send_part(self, fs, path, begun, part):
         with self.log:
-            await asyncio.sleep(0.001)  # a request under way
+            await asyncio.sleep(self.log.delay)  # a request under way
         return part.number
 
     async def _finish(self, fs, path, begun, sent, expected):
@@ -138,7 +139,7 @@ def _small_parts(monkeypatch):
 @pytest.mark.usefixtures("_small_parts")
 @pytest.mark.parametrize("uploads", [1, 3])
 def test_an_interrupted_upload_sends_no_part_afterwards(uploads):
-    log = Log()
+    log = Log(0.1)
     moments = interrupt(lambda: FakeCloud(log, uploads).create("", iter([bytes(65)])), -1)
     assert (log.events, log.most) == (["begin", *["part"] * 7, [*range(7)]], uploads)
     for moment in range(1, moments + 1, 2):
@@ -161,14 +162,14 @@ class FakeCache(CachingStore):
 
     def _copied(self, spans):
         with self.log:
-            time.sleep(0.001)
+            time.sleep(self.log.delay)
         return [(span.name.encode(), None) for span in spans]
 
 
 @pytest.mark.parametrize("names", ["a", "abcde"])
 def test_an_interrupted_reader_fills_no_file_of_a_cache_afterwards(names):
     spans = [Span(name, 0, 1) for name in names]
-    log, found = Log(), []
+    log, found = Log(0.3), []
     moments = interrupt(lambda: found.extend(FakeCache(log).read(spans)), -1)
     assert [bytes(view).decode() for view in found] == [*names]
     assert log.most == len(names)
