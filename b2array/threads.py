@@ -17,14 +17,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
 from multiprocessing import parent_process
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from numcodecs import blosc
 
 from b2array import config
 
-__all__ = ["ahead", "alone", "each", "spread", "width"]
+__all__ = ["Answer", "ahead", "alone", "each", "result", "spread", "width"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -105,6 +105,7 @@ def each(task: Callable[[T], object], items: Iterable[T]) -> None:
             task(item)
         return
     lock = threading.Lock()
+    # Not a flag of `others`: that refers to `work`, and the two would keep the items until garbage is collected.
     stopped = False
 
     def take() -> T:
@@ -136,50 +137,59 @@ def each(task: Callable[[T], object], items: Iterable[T]) -> None:
     for answer in answers:
         # One that has not begun, because all threads are busy, had nothing left to do.
         if not answer.empty():
-            _result(answer)
+            result(answer)
 
 
-def ahead(task: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]:
+def ahead(task: Callable[[T], R], items: Iterable[T], count: int, *, apart: bool = False) -> Iterator[R]:
     """Yield ``task(item)`` for each item, in order, with `count` calls running in threads of their own.
 
     For calls that wait rather than compute, such as requests. The threads end with the last result, or when the
-    iterator is closed. Items are consumed as the work proceeds, always in the calling thread.
+    iterator is closed. Items are consumed as the work proceeds, always in the calling thread. With `apart`, a single
+    call has a thread of its own, too: Ctrl-C does not interrupt it, and the iterator ends after it.
     """
     source = iter(items)
     first = list(islice(source, 2))
-    if len(first) < 2 or count < 2:
+    if not apart and (len(first) < 2 or count < 2):
         yield from map(task, chain(first, source))
         return
     pool = _Pool(count, "b2array-ahead")
     try:
         yield from _in_order(pool, task, chain(first, source), count)
     finally:
-        pool.close()
+        pool.end()
+        for thread in pool.threads:
+            thread.join()
 
 
 def _in_order(pool: _Pool, task: Callable[[T], R], source: Iterator[T], count: int) -> Iterator[R]:
     """Yield results in the order of the items, with `count` calls running or finished ahead of the caller."""
     calls = _Calls(pool, task)
-    answers: deque[_Answer[R]] = deque()
+    answers: deque[Answer[R]] = deque()
     try:
         answers.extend(map(calls.begin, islice(source, count)))
         while answers:
-            result = _result(answers.popleft())
+            found = result(answers.popleft())
             answers.extend(map(calls.begin, islice(source, 1)))
-            yield result
-            del result  # it may be large
+            yield found
+            del found  # it may be large
     finally:
         calls.end()
 
 
-_Answer = SimpleQueue[tuple[R, BaseException | None]]
+Answer = SimpleQueue[tuple[R, BaseException | None]]
 """Gets one pair: a result, or an error."""
 
 
-def _result(answer: _Answer[R]) -> R:
-    result, error = answer.get()
+def result(answer: Answer[R]) -> R:
+    """Wait for an answer; return the result, or raise the error."""
+    while True:
+        try:
+            found, error = answer.get(timeout=1)
+            break
+        except Empty:  # Windows notices Ctrl-C only between two calls
+            continue
     if error is None:
-        return result
+        return found
     try:
         raise error
     finally:
@@ -196,13 +206,13 @@ class _Calls(Generic[T, R]):
         self._ended = False
         self._news: SimpleQueue[None] = SimpleQueue()
 
-    def begin(self, item: T) -> _Answer[R]:
+    def begin(self, item: T) -> Answer[R]:
         """Let the pool call the task with an item, and return what gets the answer."""
-        answer: _Answer[R] = SimpleQueue()
+        answer: Answer[R] = SimpleQueue()
         self._pool.calls.put(partial(self._call, answer, item))
         return answer
 
-    def _call(self, answer: _Answer[R], item: T) -> None:
+    def _call(self, answer: Answer[R], item: T) -> None:
         self._begun.append(None)
         try:
             if not self._ended:
@@ -239,21 +249,18 @@ class _Pool:
     def __init__(self, size: int, name: str) -> None:
         self.size = size
         self.calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._threads = [
+        self.threads = [
             threading.Thread(target=_serve, args=(self.calls,), name=f"{name}_{n}", daemon=True) for n in range(size)
         ]
-        for thread in self._threads:
+        for thread in self.threads:
             thread.start()
 
-    def close(self) -> None:
-        """End the threads."""
-        self.__del__()
-        for thread in self._threads:
-            thread.join()
-
-    def __del__(self) -> None:
+    def end(self) -> None:
+        """Let the threads end, once they have made the calls in the queue."""
         for _ in range(self.size):
             self.calls.put(None)
+
+    __del__ = end
 
 
 def _serve(calls: SimpleQueue[Callable[[], object] | None]) -> None:

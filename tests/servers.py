@@ -42,6 +42,8 @@ class RangeServer:
     """Whether ranges are honoured."""
     tags: bool = True
     """Whether answers have entity tags."""
+    fickle: bool = False
+    """Whether each answer has another entity tag."""
     under_way: int = 0
     most_under_way: int = 0
     """How many requests were answered at the same time at most."""
@@ -115,7 +117,8 @@ class _Handler(BaseHTTPRequestHandler):
         content = self.served.objects.get(path)
         if status is not None or content is None:
             return status or 404, {}, b""
-        tag = f'"{hashlib.blake2b(content, digest_size=8).hexdigest()}"'
+        salt = str(len(self.served.requests)).encode() if self.served.fickle else b""
+        tag = f'"{hashlib.blake2b(content, digest_size=8, salt=salt).hexdigest()}"'
         headers = {"ETag": tag} if self.served.tags else {}
         if self.headers.get("If-Match", tag) != tag:
             return 412, headers, b""

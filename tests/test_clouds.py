@@ -7,6 +7,7 @@ What stores do in order is in `store/test_base.py` and `store/test_upload.py`, a
 from __future__ import annotations
 
 import asyncio
+import errno
 import multiprocessing
 import os
 import random
@@ -287,6 +288,22 @@ def test_a_write_that_another_one_under_way_refuses_is_sent_again(cloud_of, buck
         with config.using(retries=1), pytest.raises(ConflictError):
             store.replace("", b"three", expected='"1"')
         assert len(gate.asked) == 2
+
+
+def test_an_upload_in_parts_that_another_write_refuses_says_so_and_leaves_nothing(cloud_of, bucket, monkeypatch):
+    monkeypatch.setattr(upload, "PART", 5 * 2**20)  # what S3 takes at least
+    monkeypatch.setattr(upload, "WHOLE", 5 * 2**20)
+    cloud, url = cloud_of("s3"), f"s3://{bucket}/a"
+    text = "<Error><Code>ConditionalRequestConflict</Code><Message>in progress</Message></Error>"
+    with gate_to(cloud) as (gate, endpoint):
+        store = open_store(url, storage_options=cloud.through(endpoint))
+        gate.arm(lambda _, what: (409, text) if what.startswith("POST") and "uploadId=" in what else None)
+        with pytest.raises(OSError, match="another request was changing the object; repeat it") as caught:
+            store.create("", iter([bytes(6 * 2**20)]))
+        assert (type(caught.value), caught.value.errno, url in str(caught.value)) == (OSError, errno.EBUSY, True)
+        assert gate.asked[-1].startswith("DELETE")
+        gate.arm()
+        assert store.create("", iter([bytes(6 * 2**20)])) == store.stamp("")
 
 
 def test_a_bucket_that_does_not_exist_is_that_error(cloud):

@@ -26,7 +26,7 @@ FACES = ("__init__", "__main__")
 ALLOWED = {
     "threads": set(),
     "grid": set(),
-    "store": set(),
+    "store": {"threads"},
     "codec": {"threads"},
     "format": {"codec", "grid"},
     "engine": {"codec", "format", "grid", "store", "threads"},

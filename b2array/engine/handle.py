@@ -315,9 +315,7 @@ class Handle:
             raise ValueError("a handle with a transaction under way cannot be pickled")
         held = self._snapshot
         thin, index = held.state.without_index(_PICKLED_NBYTES)
-        # A member that was promised by its group comes back as the handle that it has become.
-        kind = Follower if isinstance(self, Follower) else Handle
-        return _restored, (kind, held.store, thin, index, held.start, held.version, held.generation, self._mode)
+        return _restored, (type(self), held.store, thin, index, held.start, held.version, held.generation, self._mode)
 
 
 class Follower(Handle):

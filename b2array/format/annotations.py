@@ -20,6 +20,7 @@ from b2array.codec.cparams import CParams
 from b2array.codec.header import ChunkHeader
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError, UnsupportedError
+from b2array.format import recent
 from b2array.format.attributes import UNREADABLE
 
 __all__ = [
@@ -32,15 +33,14 @@ Sizes = npt.NDArray[np.uint32]
 
 LAYER = "b2array"
 """Name of the variable-length metalayer."""
-CHAIN, _RECENT = "chain", "recent"
-"""Entries about commits: the digest of this one, and the beginnings of the digests of this and earlier ones."""
+CHAIN = "chain"
+"""The entry with the digest of the commit."""
 MAX_SIZES_NBYTES = 2**20
 """Packed block sizes that are larger are left out of the metalayer."""
 UNSIZED = 2**32 - 1
 """Stands for the unknown size of a chunk that has a record of checksums."""
 
 _VERSION = 1
-_COMMIT_NBYTES, _COMMITS = 8, 32
 _KEYS = ("fill", "dims", "dtype", "next", "attrs", "lost", "sizes")
 _MERGED = ("fill", "dims", "dtype", "unknown")
 _SIZES_CPARAMS = CParams("zstd")
@@ -138,20 +138,15 @@ class Annotations:
 
     def with_commit_listed(self) -> Self:
         """Return annotations that list their own commit before those that they list already."""
-        return self.with_entries(**{_RECENT: b"".join([self._commit(), *self._commits()[: _COMMITS - 1]])})
+        return replace(self, unknown=recent.with_commit(self.unknown, self._commit()))
 
     def lists(self, other: Self) -> bool:
         """Whether a commit is listed: these annotations are its own, or those of a commit on top of it."""
-        return other._commit() in self._commits()
+        return recent.has_commit(self.unknown, other._commit())
 
     def _commit(self) -> bytes:
         chain = self.entry(CHAIN)
-        return chain[:_COMMIT_NBYTES] if isinstance(chain, bytes) else b""
-
-    def _commits(self) -> list[bytes]:
-        packed = self.entry(_RECENT)
-        found = packed if isinstance(packed, bytes) else b""
-        return [found[at : at + _COMMIT_NBYTES] for at in range(0, len(found), _COMMIT_NBYTES)]
+        return chain if isinstance(chain, bytes) else b""
 
 
 def _is_number(value: object, low: int) -> bool:

@@ -36,6 +36,8 @@ _MODES = ("r", "r+", "a", "w", "w-", "x")
 _TENSOR = "__pack_tensor__"
 """The attribute in which python-blosc2's `save_array` and `save_tensor` keep shape and type."""
 _LISTED = 8
+_OF_BUCKETS = re.compile(r"(?:.*::)?(?:https?|s3a?|gc?s|az|abfss?)://", re.IGNORECASE)
+"""What comes before the name of a bucket, a container or a server: no ending makes it that of a file."""
 
 
 def open(
@@ -270,7 +272,8 @@ def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool) 
 def _unmarked(url: Url, mode: Mode, storage_options: Storage) -> Any:
     """Open a frame that is named without the ending of its file, or a directory of arrays that nothing marks."""
     front, parts, back = _cut(url)
-    for suffix in SUFFIXES:
+    is_bucket = len(parts) < 2 and _OF_BUCKETS.fullmatch(front) is not None
+    for suffix in () if is_bucket else SUFFIXES:
         store = open_store(f"{front}{'/'.join(parts)}{suffix}{back}", storage_options=storage_options)
         try:
             return face(Handle(snapshot.load(store), mode))
@@ -278,6 +281,8 @@ def _unmarked(url: Url, mode: Mode, storage_options: Storage) -> Any:
             continue
     try:
         group = open_group(url, mode, storage_options=storage_options)
-    except (FileNotFoundError, FormatError, UnsupportedError, PermissionError, ReadOnlyError):
+    except (FileNotFoundError, FormatError, UnsupportedError, PermissionError, ReadOnlyError) as error:
+        if is_bucket and isinstance(error, FileNotFoundError):
+            raise
         return None
     return group if len(group) else None

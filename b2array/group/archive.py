@@ -70,24 +70,24 @@ class Archive:
         self.store.close()
 
     def _state(self) -> tuple[Stamp, dict[str, _Entry], dict[str, str]]:
-        if self._known is None:
+        known = self._known
+        if known is None:
             stamp = self.store.stamp("")
             entries = located(self.url, lambda: _entries(self.store, stamp))
-            self._known = stamp, entries, {}
-            inner = embedded.members(SChunk(self._open(EMBEDDED))) if EMBEDDED in entries else {}
-            self._known = stamp, entries, dict(sorted({**inner, **members_among(entries)}.items()))
-        return self._known
+            inner = embedded.members(SChunk(self._open(EMBEDDED, stamp, entries))) if EMBEDDED in entries else {}
+            known = self._known = stamp, entries, dict(sorted({**inner, **members_among(entries)}.items()))
+        return known
 
     def open(self, path: str, mode: Mode) -> Handle:
         """Open a member by its path. It must be one file, and neither compressed nor encrypted."""
         if mode != "r":
             raise ReadOnlyError(f"{self.url} is an archive, which can only be read")
-        if is_embedded(path):
-            return embedded.open_embedded(SChunk(self._open(EMBEDDED)), path)
-        return self._open(path)
-
-    def _open(self, path: str) -> Handle:
         stamp, entries, _ = self._state()
+        if is_embedded(path):
+            return embedded.open_embedded(SChunk(self._open(EMBEDDED, stamp, entries)), path)
+        return self._open(path, stamp, entries)
+
+    def _open(self, path: str, stamp: Stamp, entries: Mapping[str, _Entry]) -> Handle:
         entry, where = entries.get(path), f"{self.url}: {path}"
         if entry is None or not entry.stored:
             kind = "a directory" if entry is None else "compressed or encrypted"

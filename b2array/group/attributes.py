@@ -72,6 +72,12 @@ class Attrs(Attributes):
         overwrite = isinstance(home, Transaction)
         return home.create(name, OTHER, copy_of(new, home.options["storage_options"]), overwrite=overwrite)
 
+    def add(self, others: Attributes) -> None:
+        """Add attributes; FileExistsError if one of them is there already."""
+        if clash := sorted(self.keys() & others.keys()):
+            raise FileExistsError(f"{self._home.url}: there is an attribute {clash[0]!r}")
+        self.update(others)
+
     def __setitem__(self, name: str, value: Any) -> None:
         self._handle = self.require()
         super().__setitem__(name, value)

@@ -32,7 +32,8 @@ from b2array.format.summary import Record, Summary
 from b2array.group import embedded, redo, summaries
 from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, check_new, is_embedded, joined_url, members_among
 from b2array.group.redo import ABSENT, commit_of
-from b2array.store.base import Stamp, Store, attempts, conflict, stale_reader, too_many_conflicts
+from b2array.store.base import COMPARE_AND_SWAP, Stamp, Store, attempts, conflict, stale_reader, too_many_conflicts
+from b2array.store.endings import LOCK
 from b2array.store.open import open_store
 
 __all__ = ["Directory", "Kind", "NewFrame", "copy_of", "record_of"]
@@ -105,7 +106,10 @@ class Directory:
         return self.store.appendable
 
     def address(self, path: str) -> str:
-        """Return the URL of a path in the group."""
+        """Return the URL of a path in the group; ValueError if it would be that of another place."""
+        if "?" in self._address and not self.is_local and self.store.guarantee in ("lock", COMPARE_AND_SWAP):
+            # These stores have no queries: it is a letter of the group's name, but not where `joined_url` puts it.
+            raise ValueError(f"{self.url}: expected the URL of a group, found a '?' behind it")
         return joined_url(self._address, path)
 
     def store_of(self, path: str) -> Store:
@@ -391,4 +395,4 @@ class Directory:
             store.delete([""])
         store.force()
         if self.is_local:
-            self.store_of(path + ".b2lock").delete([""])
+            self.store_of(path + LOCK).delete([""])

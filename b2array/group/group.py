@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from b2array.array import copying, drafts
 from b2array.array.array import NDArray
+from b2array.array.described import Attributes
 from b2array.array.drafts import Shape, array_options
 from b2array.array.schunk import SChunk
-from b2array.engine.handle import Mode
+from b2array.engine.handle import Handle, Mode
 from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import ReadOnlyError
 from b2array.group import whole
@@ -321,7 +322,7 @@ class Group(MutableMapping[str, Any]):
         KeyError
             There is no such member.
         FileExistsError
-            There is a member or group of that name already.
+            There is a member, group or attribute of that name already.
 
         Examples
         --------
@@ -336,13 +337,10 @@ class Group(MutableMapping[str, Any]):
         if not chosen:
             raise KeyError(source)
         with into._changing() as changes:
-            home = changes._writable()
             target = _free(changes, name or start) if name or start else ""
             for other, path in chosen.items():
-                full = f"{changes._prefix}{target}/{other[len(start) :].removeprefix('/')}".strip("/")
-                held = self._home.open(path, "r")
-                suffix = ARRAY if held.frame.metalayer("b2nd") is not None else OTHER
-                home.create(full, suffix, copy_of(held, home.options["storage_options"]), overwrite=False)
+                full = "/".join(filter(None, (changes.name, target, other[len(start) :].removeprefix("/"))))
+                _add_copy(changes, full, self._home.open(path, "r"))
 
     def move(self, source: str, name: str) -> None:
         """Rename an array or a group in this group, in one commit. Raises what `copy` raises."""
@@ -450,6 +448,18 @@ def _free(group: Group, name: str, *, overwrite: bool | None = None) -> str:
         raise FileExistsError(f"{group.url}: there is a member {name!r}{hint}")
     check_new(full, members, group._home.url)
     return name
+
+
+def _add_copy(group: Group, full: str, held: Handle) -> None:
+    """Copy a frame; attributes may be added to those that the group has already."""
+    home = group._writable()
+    if full not in home.members():
+        suffix = ARRAY if held.frame.metalayer("b2nd") is not None else OTHER
+        home.create(full, suffix, copy_of(held, home.options["storage_options"]), overwrite=False)
+    elif full.rpartition("/")[2] == ATTRS:
+        group.attrs.add(Attributes(held))
+    else:
+        raise FileExistsError(f"{home.url}: there is a member {full!r}")
 
 
 def _opened(home: Home, path: str, mode: Mode, *, lazy: bool = False) -> NDArray | SChunk:

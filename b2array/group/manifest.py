@@ -17,8 +17,9 @@ import msgpack
 from b2array.buffers import Buffer
 from b2array.engine.source import EMBEDDED, FRAME_NAME
 from b2array.errors import FormatError, UnsupportedError
-from b2array.format import summary
+from b2array.format import recent, summary
 from b2array.format.summary import Record
+from b2array.store.endings import LOCK, TEMPORARY
 from b2array.store.open import quoted
 
 __all__ = [
@@ -36,7 +37,6 @@ OTHER = ".b2f"
 SUFFIXES = (ARRAY, OTHER, ".b2b")
 
 _MAGIC = "b2array group"
-_RECENT, _TOKEN_NBYTES, _COMMITS = "recent", 8, 32
 _VERSION = 1
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 _UNREADABLE = (ValueError, TypeError, LookupError, RecursionError, MemoryError, msgpack.UnpackException)
@@ -73,6 +73,8 @@ def check_new(name: str, members: Collection[str], url: str) -> None:
     if any(other.startswith(f"{name}/") for other in members):
         raise FileExistsError(f"{url}: there is a group {name!r}")
     refused = f"{url}: {name!r} cannot name a member"
+    if not is_member_name(name):
+        raise ValueError(refused)
     for outer in accumulate(name.split("/")[:-1], "{}/{}".format):
         if outer in members:
             raise ValueError(f"{refused}: {outer!r} is an array, not a group")
@@ -80,7 +82,7 @@ def check_new(name: str, members: Collection[str], url: str) -> None:
         if text in name:
             raise ValueError(f"{refused}: {text!r} has a meaning of its own in URLs")
     for part in name.split("/"):
-        if part in (MANIFEST, EMBEDDED) or part.endswith((".b2lock", ".b2tmp")):
+        if part in (MANIFEST, EMBEDDED) or part.endswith((LOCK, TEMPORARY)):
             raise ValueError(f"{refused}: {part!r} names a file that is not a member")
 
 
@@ -154,7 +156,7 @@ def joined_url(url: str, path: str) -> str:
 
 def staged_path(path: str, token: str, *, sparse: bool) -> str:
     """Return the path of a staged frame: the object that will replace a member's frame."""
-    return f"{path}/{FRAME_NAME}.{token}.b2tmp" if sparse else f"{path}.{token}.b2tmp"
+    return f"{path}/{FRAME_NAME}.{token}{TEMPORARY}" if sparse else f"{path}.{token}{TEMPORARY}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,17 +231,11 @@ class Manifest:
 
     def with_commit(self, token: str) -> Self:
         """Return the manifest with the token of its transaction before those of the last ones."""
-        recent = [bytes.fromhex(token), *self._recent()[: _COMMITS - 1]]
-        return replace(self, unknown=tuple((dict(self.unknown) | {_RECENT: b"".join(recent)}).items()))
+        return replace(self, unknown=recent.with_commit(self.unknown, bytes.fromhex(token)))
 
     def follows(self, other: Self) -> bool:
         """Whether transactions on top of the other manifest's have led to this one."""
-        return bool(other._recent()) and other._recent()[0] in self._recent()
-
-    def _recent(self) -> list[bytes]:
-        packed = dict(self.unknown).get(_RECENT)
-        found = packed if isinstance(packed, bytes) else b""
-        return [found[at : at + _TOKEN_NBYTES] for at in range(0, len(found), _TOKEN_NBYTES)]
+        return recent.has_commit(self.unknown, recent.last_commit(other.unknown))
 
     def applied(self) -> Self:
         """Return the manifest for the time when all files agree with it."""

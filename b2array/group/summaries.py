@@ -50,6 +50,9 @@ class Promised(Handle):
         with self.mutex.held:
             self._show(load(self.store))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.at_snapshot().__reduce__()
+
 
 def promise(store: Store, record: Any, keep: Callable[[Summary], Snapshot]) -> Promised | None:
     """Return a handle to the member that a record describes, or None if the member must be read at once."""

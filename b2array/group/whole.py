@@ -21,6 +21,7 @@ from b2array.group.redo import ABSENT
 from b2array.group.transaction import Transaction
 from b2array.store.atomic import require_free
 from b2array.store.base import Head, Store, says_more
+from b2array.store.endings import JOURNAL, LOCK, UNFINISHED
 
 __all__ = ["check_replaceable", "clear", "complete", "consolidate", "discard", "exists", "home_of", "initialise"]
 
@@ -61,7 +62,7 @@ _GLANCE = 2000
 
 
 _ABANDONED = re.compile(
-    r".*[.]b2lock|.+[.][0-9a-f]{16}[.]b2(tmp|write)(/.+)?|.+[.]b2(nd|f|b)/[0-9A-Fa-f]+[.](chunk|b2write)", re.DOTALL
+    rf".*{re.escape(LOCK)}|.+{UNFINISHED}(/.+)?|.+[.]b2(nd|f|b)/[0-9A-Fa-f]+([.]chunk|{re.escape(JOURNAL)})", re.DOTALL
 )
 """Files of writers that failed or were killed before their first commit."""
 
@@ -105,6 +106,7 @@ def initialise(group: Directory) -> None:
     """Make an empty group: an embedding frame, and a manifest where one is needed."""
     if group.store.guarantee == "read only":
         raise ReadOnlyError(f"{group.url} can only be read")
+    group.address("")  # refuses what cannot have members
     _require_no_frame(group)
     group.store.create(EMBEDDED, embedded.nothing())
     if not group.is_local:
@@ -162,7 +164,7 @@ def discard(group: Directory) -> None:
         if group.members() or group.manifest.hidden:
             return
         clear(group)
-        if group.is_local and group.store.walk() in ([], [".b2lock"]):
-            group.store.delete([".b2lock"])
+        if group.is_local and group.store.walk() in ([], [LOCK]):
+            group.store.delete([LOCK])
             for directory, *_ in os.walk(group.store.url, topdown=False):
                 Path(directory).rmdir()

@@ -4,6 +4,7 @@ open           which store a URL means
 base           Store, what every store can do; versions, conflicts, retries
 memory         objects in this process
 local          files and directories
+endings        endings of names: locks, and what waits for a commit
 disk           calls of the operating system for local files
 remote         whatever fsspec reaches: object stores, archives, caches
 http           HTTP servers, whose answers are checked

@@ -10,13 +10,13 @@ import itertools
 import os
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from types import NoneType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from b2array import threads
 from b2array.buffers import Buffer
 from b2array.errors import LimitError
 from b2array.store import upload
@@ -139,11 +139,10 @@ class CloudStore(FsspecStore):
         try:
             sent: list[Any] = []
             numbered = _numbered(parts)
-            with ThreadPoolExecutor(self.uploads) as threads:
-                while some := list(itertools.islice(numbered, self.uploads)):
-                    sent += threads.map(send, some)
-                    nbytes = some[-1].stop
-                    some.clear()  # frees the parts before the next ones are made
+            while some := list(itertools.islice(numbered, self.uploads)):
+                sent += threads.ahead(send, some, self.uploads, apart=True)  # after Ctrl-C, too, all of them have ended
+                nbytes = some[-1].stop
+                some.clear()  # frees the parts before the next ones are made
             version = self._wait(name, self._finish, begun, sent, expected)
         except BaseException:
             with suppress(Exception):  # the cloud, or a rule of the bucket, removes parts that stay behind

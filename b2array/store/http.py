@@ -6,11 +6,12 @@ import errno
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from b2array.errors import UnsupportedError
-from b2array.store.base import Listed, Stamp, stale_reader
+from b2array.errors import ConflictError, UnsupportedError
+from b2array.store.base import Listed, Stamp, stale_reader, where
 from b2array.store.remote import FsspecStore, patiently, stamp_of, status_of
 from b2array.store.spans import Span
 
@@ -36,6 +37,18 @@ class HttpStore(FsspecStore):
         # Without a strong entity tag, two states may look the same.
         weak = (isinstance(each, tuple) and not _is_strong(each[1].version) for each in answers)
         return [(each[0], None) if is_weak else each for each, is_weak in zip(answers, weak, strict=True)]
+
+    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
+        try:
+            return super().read(spans, expected=expected, clip=clip)
+        except ConflictError:
+            with suppress(OSError):
+                if self.stamp(spans[0].name).version != self.stamp(spans[0].name).version:
+                    raise ConflictError(
+                        f"{where(self.url, spans[0].name)} has another ETag in each answer of its server, as if it "
+                        f"changed all the time; open simplecache::{self.url} to read a copy"
+                    ) from None
+            raise
 
     def stamp(self, name: str) -> Stamp:
         return self._wait(name, self._get, 0, 1, None)[1]

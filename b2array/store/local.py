@@ -32,11 +32,11 @@ from b2array.store.base import (
     stale_reader,
     too_short,
 )
+from b2array.store.endings import LOCK
 from b2array.store.spans import Span
 
 __all__ = ["LocalStore"]
 
-_LOCK_SUFFIX = ".b2lock"
 _READ_LIMIT = 64 * 2**20
 
 _SETTLED = 2 * 10**9
@@ -226,9 +226,13 @@ class LocalStore(Store):
         if not os.path.isdir(self.url):
             status = os.stat(self.url)
             return {"": Listed(status.st_size, status.st_mtime)}
+        found = {}
         with os.scandir(self.url) as entries:
-            found = {entry.name: entry.stat() for entry in entries if entry.is_file()}
-        return {name: Listed(status.st_size, status.st_mtime) for name, status in found.items()}
+            for entry in entries:
+                with suppress(FileNotFoundError):  # it may be removed meanwhile
+                    if entry.is_file():
+                        found[entry.name] = Listed(entry.stat().st_size, entry.stat().st_mtime)
+        return found
 
     def walk(self) -> list[str]:
         os.stat(self.url)
@@ -360,7 +364,7 @@ class LocalStore(Store):
                     disk.sync_directory(os.path.dirname(path))
 
     def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:
-        return disk.locked(os.path.join(self.url, _LOCK_SUFFIX) if name else self.url + _LOCK_SUFFIX, shared=shared)
+        return disk.locked(os.path.join(self.url, LOCK) if name else self.url + LOCK, shared=shared)
 
     def close(self) -> None:
         self._file = None

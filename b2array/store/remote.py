@@ -7,13 +7,13 @@ import errno
 import itertools
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, TypeVar
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar, cast
 
-from b2array import config
+from b2array import config, threads
 from b2array.buffers import Buffer
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError
 from b2array.store import upload
@@ -136,13 +136,7 @@ class FsspecStore(Store):
 
     def _wait(self, name: str, request: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         """Send a request about an object, and wait for the answer."""
-        from fsspec.asyn import sync
-
-        def send(fs: Any, path: str) -> _T:
-            answer: _T = sync(fs.loop, request, fs, path, *args)
-            return answer
-
-        return self._call(name, send)
+        return self._call(name, lambda fs, path: _answer(fs.loop, request(fs, path, *args)))
 
     def _translate(self, error: Exception, name: str) -> Exception:
         place = where(self.url, name)
@@ -348,8 +342,9 @@ class CachingStore(FsspecStore):
     def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:  # noqa: ARG002
         parallel = CONNECTIONS if self._address.startswith("simplecache") else 1
         groups = [[*group] for _, group in itertools.groupby(spans, key=lambda span: span.name)]
-        with _caching.held, ThreadPoolExecutor(parallel) as threads:
-            return list(itertools.chain(*threads.map(self._copied, groups)))
+        with _caching.held:
+            # Ctrl-C must not let go of the lock while fsspec still fills a file.
+            return [*itertools.chain(*threads.ahead(self._copied, groups, min(parallel, len(groups)), apart=True))]
 
     def _copied(self, spans: Sequence[Span]) -> list[Any]:
         answers, name = super()._ranges(spans, None), spans[0].name
@@ -363,6 +358,25 @@ class CachingStore(FsspecStore):
                 except Exception as error:  # noqa: BLE001 - ``filecache`` hides it
                     return [error] * len(spans)
         return answers
+
+
+def _answer(loop: asyncio.AbstractEventLoop | None, request: Awaitable[_T]) -> _T:
+    """Let the loop of fsspec's clients send a request, and wait for the answer.
+
+    `fsspec.asyn.sync` waits for an event. Ctrl-C can leave the event's lock taken, and then the loop waits for ever.
+    """
+    if loop is None or asyncio._get_running_loop() is loop:
+        raise RuntimeError("expected clients of fsspec with a loop in another thread, found it in this one, or none")
+    answer: threads.Answer[_T] = SimpleQueue()
+
+    async def ask() -> None:
+        try:
+            answer.put((await request, None))
+        except BaseException as error:  # noqa: BLE001 - raised in the other thread
+            answer.put((cast(_T, None), error))
+
+    asyncio.run_coroutine_threadsafe(ask(), loop)
+    return threads.result(answer)
 
 
 async def at_once(requests: Iterable[Awaitable[_T]], most: int = CONNECTIONS) -> list[_T | BaseException]:

@@ -51,7 +51,7 @@ class S3Store(CloudStore):
         # If s3fs split the upload, it would drop the condition.
         put = partial(fs._pipe_file, path, content, chunksize=self.put_limit, **await _condition(fs, expected))
         # Another write under way may fail: only a later answer tells whether it came first.
-        answer = await patiently(put, lambda error: _code(error) == "ConditionalRequestConflict")
+        answer = await patiently(put, _is_busy)
         etag: str = answer["ETag"]
         return etag
 
@@ -68,7 +68,14 @@ class S3Store(CloudStore):
     async def _finish(self, fs: Any, path: str, begun: Any, sent: list[Any], expected: str | None) -> str:
         condition = await _condition(fs, expected)
         parts = {"MultipartUpload": {"Parts": sent}}
-        answer = await fs._call_s3("complete_multipart_upload", **_place(fs, path), **begun, **parts, **condition)
+        try:
+            answer = await fs._call_s3("complete_multipart_upload", **_place(fs, path), **begun, **parts, **condition)
+        except Exception as error:
+            if not _is_busy(error):
+                raise
+            # S3 wants all parts again, but their source is used up.
+            busy = "S3 refused an upload because another request was changing the object; repeat it"
+            raise OSError(errno.EBUSY, busy) from None
         etag: str = answer["ETag"]
         return etag
 
@@ -88,6 +95,11 @@ def _code(error: Exception) -> object:
     """Return what S3 calls an error; s3fs hides it behind its own."""
     answer = getattr(error.__cause__, "response", None)
     return answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
+
+
+def _is_busy(error: Exception) -> bool:
+    """Whether another request under way is the reason why S3 did not compare versions."""
+    return _code(error) == "ConditionalRequestConflict"
 
 
 def _place(fs: Any, path: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from b2array.group.directory import Directory
 from b2array.group.manifest import MANIFEST, Manifest
 from b2array.group.redo import read_member
 from b2array.store.base import Listed, Store
+from b2array.store.endings import TEMPORARY, UNFINISHED
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
 from b2array.tools.results import Result, Shown, first_of
@@ -32,7 +33,7 @@ from b2array.workers import pending
 __all__ = ["Cleanup", "in_seconds", "repack", "vacuum", "vacuum_group"]
 
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
-_LEFT = re.compile(r"(?P<left>(?P<frame>.+?)[.][0-9a-f]{16}[.]b2(?:tmp|write))(?:/.+)?", re.DOTALL)
+_LEFT = re.compile(rf"(?P<left>(?P<frame>.+?){UNFINISHED})(?:/.+)?", re.DOTALL)
 _DURATION = re.compile(r"\s*([0-9]+(?:[.][0-9]+)?)\s*(s|min|h|d)\s*")
 
 
@@ -148,7 +149,7 @@ def _awaited(
         for path, change in manifest.redo.items():
             if path.rpartition(".")[0] == place.name:
                 numbers = set(read_member(group.store_of, manifest, path).frame.offsets.tolist())
-                staged = f".{change!s}.b2tmp"
+                staged = f".{change!s}{TEMPORARY}"
                 needed |= {name for name in names if chunk_number(name) in numbers or name.endswith(staged)}
     return needed
 

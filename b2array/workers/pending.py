@@ -21,13 +21,11 @@ from b2array.buffers import Buffer
 from b2array.engine.fetch import chunk_number
 from b2array.errors import FormatError
 from b2array.store.base import Listed, Store
-from b2array.store.disk import TEMPORARY_SUFFIX
+from b2array.store.endings import JOURNAL as SUFFIX
+from b2array.store.endings import TEMPORARY
 from b2array.store.local import LocalStore
 
 __all__ = ["SUFFIX", "Journal", "beside", "is_orphan", "leftovers", "orphans", "read_journal", "remove", "youngest"]
-
-SUFFIX = ".b2write"
-"""The names of journals in sparse frames, and of directories beside files, end with this."""
 
 _JOURNAL_NBYTES = 2**16
 _TYPES = {"first": int, "count": int, "id": bytes, "generation": str}
@@ -137,7 +135,7 @@ def leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Listed]:
     What is beside it has its own name, without a path. A directory, whose name ends with a slash, is as
     young as the youngest file in it.
     """
-    found = {name: each for name, each in files.items() if name.endswith(TEMPORARY_SUFFIX)}
+    found = {name: each for name, each in files.items() if name.endswith(TEMPORARY)}
     for name, path in _beside(store).items():
         with suppress(FileNotFoundError):
             found[name] = _whole(path)
@@ -147,7 +145,7 @@ def leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Listed]:
 def _beside(store: Store) -> dict[str, Path]:
     if not isinstance(store, LocalStore):
         return {}
-    paths = *_siblings(Path(os.path.realpath(store.url)), TEMPORARY_SUFFIX), *_siblings(Path(store.url), SUFFIX)
+    paths = *_siblings(Path(os.path.realpath(store.url)), TEMPORARY), *_siblings(Path(store.url), SUFFIX)
     return {each.name + "/" * each.is_dir(): each for each in paths}
 
 

@@ -16,6 +16,7 @@ import pytest
 from dask.array.core import PerformanceWarning
 from hypothesis import given
 from hypothesis import strategies as st
+from servers import RangeServer
 
 import b2array
 from b2array import config, threads
@@ -618,3 +619,28 @@ def test_progress_bar_of_dask_works(stored: b2array.NDArray, capsys: pytest.Capt
         stored.to_dask().sum().compute()
         stored.store(da.zeros((43, 30), chunks=(10, 30), dtype="i8"))
     assert capsys.readouterr().out.count("100% Completed") >= 2
+
+
+def test_processes_compute_what_an_http_server_has(http: RangeServer, tmp_path: Path) -> None:
+    values = np.arange(6000).reshape(60, 100)
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    group.create("x", data=values, chunks=(20, 50))
+    group.create("y", data=values, chunks=(20, 50), layout="sparse")
+    group.consolidate()
+    http.objects |= {
+        str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    }
+    served = b2array.open(http.url_of("g.b2d"))
+    promised = served.arrays()
+    copied = b2array.open(
+        f"simplecache::{http.url_of('g.b2d/x.b2nd')}", storage_options={"simplecache": {"cache_storage": str(tmp_path)}}
+    )
+    arrays = [served["x"], served["y"], promised["x"], promised["y"].T, served["x"].view[:, 7:], copied]
+    wanted = [values, values, values, values.T, values[:, 7:], values]
+    with dask.config.set({"scheduler": "processes", "num_workers": 2}):
+        for found, expected in zip(dask.compute(*(a.to_dask() + 1 for a in arrays)), wanted, strict=True):
+            np.testing.assert_array_equal(found, expected + 1)
+        lost = served["x"].to_dask()
+        http.objects["g.b2d/x.b2nd"] = b2array.asarray(-values, chunks=(20, 50)).to_bytes()
+        with pytest.raises(ConflictError, match=r"x\.b2nd changed since it was opened"):
+            lost.compute()

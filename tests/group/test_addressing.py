@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import blosc2
 import numpy as np
 import pytest
+from clouds import Cloud
 from servers import RangeServer
 
 import b2array
@@ -238,3 +240,42 @@ def test_a_group_that_was_moved_opens_where_it_is(tmp_path: Path) -> None:
     b2array.open_group(tmp_path / "a.b2d", "w")["x"] = X
     shutil.move(tmp_path / "a.b2d", tmp_path / "b.b2d")
     assert b2array.open(tmp_path / "b.b2d/x").shape == (3, 4)
+
+
+def test_a_bucket_without_a_group_is_not_taken_for_a_file_without_its_ending(cloud: Cloud, cloud_url: str) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        b2array.open(cloud_url, storage_options=cloud.options)
+    assert str(caught.value) == f"{cloud_url}: there is no group"
+    b2array.open_group(cloud_url, "w", storage_options=cloud.options)["x"] = X
+    assert list(b2array.open(cloud_url, storage_options=cloud.options)) == ["x"]
+
+
+def test_a_server_is_not_taken_for_a_file_without_its_ending(http: RangeServer) -> None:
+    with pytest.raises(FileNotFoundError, match=re.escape(http.url)):
+        b2array.open(http.url)
+
+
+def test_a_number_sign_is_a_letter_of_a_groups_name(cloud: Cloud, cloud_url: str) -> None:
+    url, options = f"{cloud_url}/a#b", {"storage_options": cloud.options}
+    group = b2array.open_group(url, "w", **options)
+    group["x"], group["s/y"] = X, X
+    assert group.url == url
+    assert np.array_equal(b2array.open(f"{url}/s/y", **options)[:], X)
+    assert np.array_equal(b2array.open(f"{url}#x", **options)[:], X)
+    del group["x"]
+    assert list(b2array.open_group(url, **options)) == ["s"]
+    assert list(b2array.open_group(url, "w", **options)) == []
+
+
+def test_a_question_mark_in_the_url_of_a_group_is_refused_where_it_begins_no_query(
+    cloud: Cloud, cloud_url: str, tmp_path: Path
+) -> None:
+    for url, options in ((f"{cloud_url}/a?b", cloud.options), (f"memory://{tmp_path}/a?b", {})):
+        with pytest.raises(ValueError, match=r"a: expected the URL of a group, found a '\?'"):
+            b2array.open_group(url, "w", storage_options=options)
+        with pytest.raises(FileNotFoundError):
+            b2array.open_group(url, storage_options=options)
+        a = b2array.open(f"{url}.b2nd", "a", shape=(2,), storage_options=options)  # of an array it is a part
+        a[...] = 3
+        assert b2array.open(f"{url}.b2nd", storage_options=options)[:].tolist() == [3, 3]
+    assert b2array.open_group(tmp_path / "a?b", "w").url == str(tmp_path / "a?b")

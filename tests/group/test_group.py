@@ -27,9 +27,9 @@ from servers import RangeServer
 import b2array
 from b2array import Group, NDArray, open_group
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
-from b2array.group import manifest, redo
+from b2array.group import embedded, manifest, redo
 from b2array.group.directory import Directory
-from b2array.group.manifest import Manifest, check_name
+from b2array.group.manifest import Manifest, check_name, check_new
 from b2array.group.transaction import Transaction
 
 _serials = itertools.count()
@@ -154,7 +154,6 @@ def test_a_group_stays_where_it_is_when_the_working_directory_changes(
 def test_the_root_of_a_store_is_a_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.store", {})
-    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.pseudo_dirs", [""])
     group = open_group("memory://", "w-")
     group["x"] = [1]
     group["s/y"] = [2]
@@ -841,6 +840,25 @@ def test_archives_are_read_by_range_without_unpacking(tmp_path: Path, http: Rang
         open_group(http.url_of("x/stock.b2z"), "r+")
 
 
+def test_threads_that_share_an_archive_see_all_members_or_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = open_group(tmp_path / "a.b2d", "w")
+    group["x"] = [1]
+    b2array.convert(group.url, str(tmp_path / "a.b2z"))
+    shared = open_group(tmp_path / "a.b2z")
+    found: list[list[str]] = []
+
+    def members(held: Any) -> dict[str, str]:
+        monkeypatch.undo()
+        other = threading.Thread(target=lambda: found.append(list(shared)))
+        other.start()
+        other.join(30)
+        return embedded.members(held)
+
+    monkeypatch.setattr(embedded, "members", members)
+    assert list(shared) == ["x"]
+    assert found == [["x"]]
+
+
 def test_an_archive_that_was_replaced_is_noticed(tmp_path: Path) -> None:
     path = str(tmp_path / "stock.b2z")
     _stock_tree(path)
@@ -1361,3 +1379,32 @@ def test_a_failure_after_the_commit_leaves_what_was_committed(
     found = open_group(url)
     assert _grown(found) == (5, 5)
     assert found["new"][...].tolist() == [1]
+
+
+@pytest.mark.parametrize("root", ["local", "memory"])
+def test_a_whole_group_is_copied_into_a_group_that_exists(root: str, tmp_path: Path) -> None:
+    root = str(tmp_path) if root == "local" else f"memory://{tmp_path}"
+    source, target = open_group(f"{root}/a.b2d", "w"), open_group(f"{root}/b.b2d", "w")
+    source["x"], source["t/y"] = [1], [2]
+    source.attrs["unit"] = "m"
+    inner = target.require_group("s")
+    inner.attrs["place"] = "roof"
+    source.copy("/", inner)
+    found = open_group(target.url)["s"]
+    assert (list(found), list(found["t"])) == (["t", "x"], ["y"])
+    assert found.attrs == {"place": "roof", "unit": "m"}
+    with pytest.raises(FileExistsError, match=r"there is (a member 's/(x|t/y)'|an attribute 'unit')"):
+        source.copy("/", inner)
+    other = open_group(f"{root}/c.b2d", "w")
+    other["x"] = [5]
+    with pytest.raises(FileExistsError, match="there is a member 's/x'"):
+        other.copy("/", inner)
+    found.refresh()
+    assert found["x"][:].tolist() == [1]
+
+
+def test_no_new_member_makes_a_manifest_unreadable(tmp_path: Path) -> None:
+    group = open_group(tmp_path / "a.b2d", "w")
+    for name in ("s//x", "x.b2nd", "../x", ""):
+        with pytest.raises(ValueError, match="cannot name a member"):
+            check_new(name, group._home.members(), group.url)

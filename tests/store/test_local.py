@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import warnings
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -466,3 +466,20 @@ def test_the_c_library_waits_for_our_lock_and_shares_its_counter(tmp_path, conti
         assert process.wait(60) == 0
     assert counter(sidecar) > 2
     assert blosc2.open(str(path), mode="r")[0:4].tolist() == [7, 7, 7, 3]
+
+
+def test_a_listing_leaves_out_a_file_that_is_removed_meanwhile(tmp_path, monkeypatch):
+    for name in "abc":
+        (tmp_path / name).write_bytes(b"12")
+    scandir = os.scandir
+
+    @contextmanager
+    def scan(path):
+        with scandir(path) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        assert [entry.is_file() for entry in found] == [True] * 3
+        (tmp_path / "b").unlink()
+        yield found
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert {name: each.size for name, each in LocalStore(tmp_path).listing().items()} == {"a": 2, "c": 2}

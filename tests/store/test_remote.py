@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import multiprocessing
 import pickle
@@ -13,8 +14,11 @@ import tracemalloc
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+from fsspec.asyn import get_loop, sync
 
+import b2array
 from b2array import config
 from b2array.errors import ConflictError, FormatError, LimitError
 from b2array.store import remote
@@ -73,6 +77,21 @@ def test_two_candidates_are_probed_in_one_wave(http):
     assert isinstance(missing, FileNotFoundError)
     assert bytes(found.data) == CONTENT[:100]
     assert len(http.requests) == http.most_under_way == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_call_that_would_wait_for_its_own_thread_is_refused(http):
+    http.objects["a"] = CONTENT
+    store = open_store(http.url_of("a"))
+
+    async def ask():
+        return store.stamp("")
+
+    with pytest.raises(OSError, match="a loop in another thread"):
+        sync(get_loop(), ask)
+    with pytest.raises(OSError, match="a loop in another thread"):
+        open_store(http.url_of("a"), storage_options={"asynchronous": True}).stamp("")
+    assert asyncio.run(ask()) == store.stamp("")
 
 
 def test_making_and_unpickling_a_store_asks_nothing(http):
@@ -218,6 +237,21 @@ def test_an_object_that_was_replaced_is_noticed_even_if_the_server_ignores_the_c
     for _ in range(2):
         with pytest.raises(ConflictError, match="refresh"):
             read(store, ("", 10, 20), expected=head.stamp.version)
+
+
+def test_a_server_whose_tags_tell_nothing_is_named_and_a_copy_can_be_read(http, tmp_path):
+    http.objects["a.b2nd"] = b2array.asarray(np.arange(1000), chunks=(100,)).to_bytes()
+    http.fickle = True
+    store = open_store(http.url_of("a.b2nd"))
+    with pytest.raises(ConflictError, match=f"another ETag in each answer .* open simplecache::{store.url}"):
+        read(store, ("", 0, 10), expected=store.stamp("").version)
+    options = {"simplecache": {"cache_storage": str(tmp_path)}}
+    assert b2array.open(f"simplecache::{store.url}", storage_options=options)[:].sum() == 499_500
+    http.fickle = False
+    version = store.stamp("").version
+    http.objects["a.b2nd"] = CONTENT
+    with pytest.raises(ConflictError, match="changed since it was opened"):
+        read(store, ("", 0, 10), expected=version)
 
 
 def test_a_server_without_ranges_is_read_to_the_end_of_the_span_only(http):

@@ -1,0 +1,16 @@
+"""Endings of the names of files that hold no data of a frame: locks, and where new data waits for a commit."""
+
+from __future__ import annotations
+
+import re
+
+from b2array.store.disk import TEMPORARY_SUFFIX as TEMPORARY
+
+__all__ = ["JOURNAL", "LOCK", "TEMPORARY", "UNFINISHED"]
+
+LOCK = ".b2lock"
+JOURNAL = ".b2write"
+"""Of the journals of parallel writes in sparse frames, and of the directories beside files where their chunks wait."""
+
+UNFINISHED = rf"[.][0-9a-f]{{16}}(?:{re.escape(TEMPORARY)}|{re.escape(JOURNAL)})"
+"""A pattern: what the name of a file or directory has behind that of the file for which it waits."""
