@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import random
@@ -49,6 +50,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if any(config.getoption(option) > usual for option, usual in LONG.items()):
         for item in items:
             item.add_marker(pytest.mark.timeout(0))
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look again at the modules and tests, which have hundreds of thousands of objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
