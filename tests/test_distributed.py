@@ -30,7 +30,6 @@ distributed = pytest.importorskip("distributed")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning:distributed"),
-    pytest.mark.xdist_group("distributed"),
 ]
 
 LAYOUTS = ["contiguous", "sparse"]
