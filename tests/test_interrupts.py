@@ -1,10 +1,10 @@
-"""Ctrl-C at any moment leaves an array as it was, or as it should become, and lets the transaction go on."""
+"""Ctrl-C at any moment leaves an array as it was, or as it should become, and lets others and itself go on."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,16 +35,19 @@ def _several_threads_and_little_memory() -> Iterator[None]:
         yield
 
 
-def _interrupted(action: Callable[[], object], moment: int) -> tuple[bool, int]:
+def _interrupted(
+    action: Callable[[], object], moment: int, where: Container[str] = ()
+) -> tuple[KeyboardInterrupt | None, int]:
     """Raise KeyboardInterrupt where Python looks for signals: as a function begins, and behind a call of C code.
 
-    Return whether the action was interrupted, and how many moments it had.
+    With `where`, only in functions of these names. Return the error, whose traceback keeps what the action held, and
+    how many moments the action had.
     """
     passed = 0
 
-    def follow(_: FrameType, event: str, __: object) -> None:
+    def follow(frame: FrameType, event: str, _: object) -> None:
         nonlocal passed
-        passed += event in ("call", "c_return")
+        passed += event in ("call", "c_return") and (not where or frame.f_code.co_name in where)
         if passed == moment:
             sys.setprofile(None)
             raise KeyboardInterrupt
@@ -52,11 +55,19 @@ def _interrupted(action: Callable[[], object], moment: int) -> tuple[bool, int]:
     sys.setprofile(follow)
     try:
         action()
-    except KeyboardInterrupt:
-        return True, passed
+    except KeyboardInterrupt as error:
+        return error, passed
     finally:
         sys.setprofile(None)
-    return False, passed
+    return None, passed
+
+
+def _works(action: Callable[[], object]) -> bool:
+    """Whether another thread does this, too, instead of waiting for a lock."""
+    other = threading.Thread(target=action, daemon=True)
+    other.start()
+    other.join(30)
+    return not other.is_alive()
 
 
 def _filled(url: Path | None, layout: str) -> b2array.NDArray:
@@ -81,10 +92,54 @@ def test_an_interrupted_change_is_whole_or_undone_and_the_transaction_goes_on(
             found = array[...]
             assert any(np.array_equal(found, whole) for whole in ((_BEFORE, after) if interrupted else (after,)))
             array[5:9] = found[5:9]
-            other = threading.Thread(target=array.__getitem__, args=(slice(1, 3),), daemon=True)
-            other.start()
-            other.join(30)
-            assert not other.is_alive()
+            assert _works(lambda: array[1:3])  # noqa: B023
         assert np.array_equal(array[...], found)
         if url is not None:
             assert np.array_equal(b2array.open(url)[...], found)
+
+
+_LOCKING = {"__enter__", "__exit__", "_attempt", "_commit", "_lock", "_on_newest", "_show", "commit", "lock", "locked"}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a finalizer swallows what it gets
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_an_interrupted_commit_leaves_no_lock_and_the_handle_shows_what_the_file_has(
+    layout: str, tmp_path: Path
+) -> None:
+    array = _filled(tmp_path / "a", layout)
+    array[3, 4] = before = 0
+    moment = passed = 0
+    with config.using(durable=False):
+        while passed >= moment:
+            moment += 1
+            _kept, passed = _interrupted(lambda: array.__setitem__((3, 4), moment), moment, _LOCKING)  # noqa: B023
+            found = array[3, 4]
+            assert found in (before, moment)
+            assert found == b2array.open(tmp_path / "a")[3, 4]
+            assert _works(lambda: array.__setitem__((50, 50), -moment)), moment  # noqa: B023
+            before = found
+    assert array[50, 50] == -moment
+    assert before == moment > 20
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupted_commit_of_a_group_leaves_no_lock(tmp_path: Path) -> None:
+    group = b2array.open_group(tmp_path / "g", mode="w")
+    for name in "xy":
+        group[name] = np.zeros(3)
+
+    def change(value: int) -> None:
+        with group.transaction() as inside:
+            for name in "xy":
+                inside[name][1] = value
+
+    before = moment = passed = 0
+    with config.using(durable=False):
+        while passed >= moment:
+            moment += 1
+            _kept, passed = _interrupted(lambda: change(moment), moment, _LOCKING)  # noqa: B023
+            assert _works(lambda: group["x"].__setitem__(2, moment)), moment  # noqa: B023
+            found = [b2array.open_group(tmp_path / "g")[name][1] for name in "xy"]
+            assert found in ([before] * 2, [moment] * 2)
+            before = found[0]
+    assert before == moment > 20

@@ -227,15 +227,15 @@ class Handle:
         self.announce_commit()
         try:
             committed = transaction.commit()
+            # Without changes there was no commit, and another thread's may have moved the handle on meanwhile.
+            if committed is not transaction.base:
+                self._show(committed, self._transaction)
         except (FormatError, NotADirectoryError) as error:
             raise _explained(transaction, error) from error
         except KeyboardInterrupt:  # which may come after the store has got the new state
             with suppress(OSError, B2ArrayError):
                 self._show(reload(self._snapshot), self._transaction)
             raise
-        # Without changes there was no commit, and another thread's may have moved the handle on meanwhile.
-        if committed is not transaction.base:
-            self._show(committed, self._transaction)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -16,9 +16,12 @@ Other writers wait for the locks of local files; object stores replace the manif
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 from b2array.buffers import Buffer
@@ -219,52 +222,67 @@ class Transaction:
             if not self._ended:
                 self.abort()
             raise
+        finally:
+            self._directory.refresh()
         self._ended = True
         for path, each in self._changed.items():
             if path not in changed:
                 each.leave()
-        self._directory.refresh()
 
     def _commit(self, changed: Mapping[str, _Changed]) -> None:
         view = self._view
         for each in changed.values():
             each.draft.flush()  # before taking the locks, because it takes long
         for _ in attempts(view.store):
-            with ExitStack() as locks:
-                locks.enter_context(view.store.lock(MANIFEST))
-                before, stamp = view.read()
-                view.apply(before)
-                for each in changed.values():
-                    locks.enter_context(each.draft.store.lock(each.draft.name))
-                token = os.urandom(8).hex()
-                after = self._after(before)
-                after = after if view.store.guarantee == "lock" else after.with_commit(token)
-                frames: dict[str, Frame] = {}
-                asked = False
+            locks: list[AbstractContextManager[object]] = []
+            # One call of C code, which Ctrl-C does not interrupt. A lock left behind would make this process wait.
+            unlock: Callable[[], object] = partial(deque, map(methodcaller("__exit__", None, None, None), locks), 0)
+            with view.store.lock(MANIFEST):
                 try:
-                    after = replace(after, redo=self._prepare(changed, after, token, frames))
-                    for path in self._created.values():
-                        view.store_of(path).force()
-                    asked = True
-                    view.write(after, stamp)
-                except BaseException as error:
-                    if not self._happened(after, stamp, error, late=asked and may_still_happen(view.store, error)):
-                        self._unstage(changed, token)
-                        if isinstance(error, ConflictError) and view.read()[1] != stamp:
-                            continue
-                        raise
-                # From here on the changes are committed; what fails now is left to the next writer.
-                self._ended = True
-                view.show(after, self.members())
-                with suppress(OSError, B2ArrayError):
-                    try:
-                        if not self._overtaken:  # otherwise another writer has done that
-                            self._apply(after, changed)
-                    finally:
-                        states = self._move_on(changed, frames)
-                    self._clear_log(after, states)
-                return
+                    if self._attempt(changed, locks):
+                        return
+                finally:
+                    unlock()
         raise too_many_conflicts(view.store)
+
+    def _attempt(self, changed: Mapping[str, _Changed], locks: list[AbstractContextManager[object]]) -> bool:
+        """Commit on top of what the manifest says now, and return True; or False if another writer was faster.
+
+        The caller holds the lock of the manifest, and releases those that are added to `locks`.
+        """
+        view = self._view
+        before, stamp = view.read()
+        view.apply(before)
+        if view.is_local:  # in memory, the lock of the manifest excludes all writers
+            locks.extend(each.draft.store.lock(each.draft.name) for each in changed.values())
+        token = os.urandom(8).hex()
+        after = self._after(before)
+        after = after if view.store.guarantee == "lock" else after.with_commit(token)
+        frames: dict[str, Frame] = {}
+        asked = False
+        try:
+            after = replace(after, redo=self._prepare(changed, after, token, frames))
+            for path in self._created.values():
+                view.store_of(path).force()
+            asked = True
+            view.write(after, stamp)
+        except BaseException as error:
+            if not self._happened(after, stamp, error, late=asked and may_still_happen(view.store, error)):
+                self._unstage(changed, token)
+                if isinstance(error, ConflictError) and view.read()[1] != stamp:
+                    return False
+                raise
+        # From here on the changes are committed; what fails now is left to the next writer.
+        self._ended = True
+        view.show(after, self.members())
+        with suppress(OSError, B2ArrayError):
+            try:
+                if not self._overtaken:  # otherwise another writer has done that
+                    self._apply(after, changed)
+            finally:
+                states = self._move_on(changed, frames)
+            self._clear_log(after, states)
+        return True
 
     def _after(self, before: Manifest) -> Manifest:
         """Return the manifest after the transaction, still without its redo log."""

@@ -7,9 +7,11 @@ import errno
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from io import FileIO
 from typing import Any
+from weakref import ref
 
 from b2array.store.base import durability
 
@@ -56,10 +58,6 @@ if sys.platform == "win32":
             except OSError as error:  # after ten seconds
                 if error.errno != errno.EDEADLK:
                     raise
-
-    def _unlock(fd: int) -> None:
-        os.lseek(fd, 0, os.SEEK_SET)
-        msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)
 else:
     import fcntl
 
@@ -70,18 +68,15 @@ else:
     def _flock(fd: int, shared: bool) -> None:
         fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
 
-    def _unlock(fd: int) -> None:
-        fcntl.flock(fd, fcntl.LOCK_UN)
 
-
-_held: set[int] = set()
-"""Descriptors of locks that are held. A forked child closes them, so that it does not keep its parent's locks."""
+_held: set[ref[FileIO]] = set()
+"""Files whose locks are held. A forked child closes them, so that it does not keep its parent's locks."""
 
 
 def _drop_held() -> None:
-    for fd in _held:
-        os.close(fd)
-    _held.clear()
+    for held in tuple(_held):
+        if (file := held()) is not None:
+            file.close()
 
 
 if sys.platform != "win32":
@@ -164,27 +159,25 @@ def exchange(source: str, target: str) -> None:
         os.rename(kept, source)
 
 
-@contextmanager
-def locked(path: str, *, shared: bool) -> Iterator[None]:
-    """Hold the lock on the lock file of the C library. Readers take it only if the file exists."""
+def locked(path: str, *, shared: bool) -> AbstractContextManager[object]:
+    """Take the lock on the lock file of the C library, and hold it until the ``with`` block ends.
+
+    Readers take it only if the file exists. The file itself is the context manager: it ends in C code, which Ctrl-C
+    does not interrupt. A lock that stays behind would make the next change of its own process wait for ever.
+    """
     if not shared:
         make_directories(os.path.dirname(path))
     elif not os.path.exists(path):
-        yield
-        return
+        return nullcontext()
     flags = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
-    fd = os.open(path, flags | _BINARY, 0o666)
-    owner = os.getpid()
-    _held.add(fd)
+    file = FileIO(os.open(path, flags | _BINARY, 0o666), "r" if shared else "r+")
     try:
-        _flock(fd, shared)
+        _held.difference_update([held for held in tuple(_held) if held() is None])
+        _held.add(ref(file))
+        _flock(file.fileno(), shared)
         if not shared:
-            _raise_counter(fd)
-        yield
-    finally:
-        if os.getpid() == owner:
-            _held.discard(fd)
-            # Closing alone may not unlock: a child that was just forked may still have a copy.
-            with suppress(OSError):
-                _unlock(fd)
-            os.close(fd)
+            _raise_counter(file.fileno())
+    except BaseException:
+        file.close()
+        raise
+    return file
