@@ -52,8 +52,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(0))
 
 
-def pytest_collection_finish() -> None:
-    """Let no collection of garbage look again at the modules and tests, which have hundreds of thousands of objects."""
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> None:
+    """Let the collector of garbage skip what is there already: after some thousand tests it is millions of objects."""
     gc.collect()
     gc.freeze()
 
