@@ -58,7 +58,7 @@ _FEW_BLOCKS = 8
 _FEW_BYTES = 2**14
 """Up to here NumPy unshuffles faster."""
 _LONGEST_ZSTD = 2**16
-"""Decoding longer streams takes zstd so long that making a context for each does not matter."""
+"""C-Blosc 1 makes a context for each zstd stream. For longer ones that does not matter."""
 _RAW_CHUNK_NBYTES = 2**20
 """C-Blosc 1 unshuffles this much at a time, while it is still in the cache."""
 _MAX_ASSEMBLY = 8 * 2**20
@@ -134,8 +134,11 @@ def decode(
     in front of the blocks are used as scratch space and restored, which saves a copy: no other thread may use it at the
     same time. So may be `margin` bytes behind each block, which are not restored; `margin_behind` are enough.
     """
-    if params.fmt == CodecFormat.ZSTD and params.nstreams > 1 and params.neblock <= _LONGEST_ZSTD:
-        _decode_split_zstd(params, region, starts, stops, out)
+    if params.fmt == CodecFormat.ZSTD and params.neblock <= _LONGEST_ZSTD:
+        if params.shuffle == NOSHUFFLE:
+            decode_zstd(region, starts, stops, params.neblock, [out.data])
+        else:
+            _decode_shuffled_zstd(params, region, starts, stops, out)
         return
     # Data with runs have them in nearly every block. If the first block has none, try without looking at the others.
     of_first = stream_positions(region, starts[:1], stops[:1], params.nstreams, params.neblock)
@@ -242,7 +245,7 @@ def _expand_runs_in_place(
     return True
 
 
-def _decode_split_zstd(
+def _decode_shuffled_zstd(
     params: Blosc1Params, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes
 ) -> None:
     """Decode small zstd streams here, then let C-Blosc 1 undo the shuffle of blocks that are one raw stream each."""
