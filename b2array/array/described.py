@@ -202,7 +202,7 @@ class Described(Opened, Readable):
             "chunks": self.chunks,
             "blocks": self.blocks,
             "grid": self.grid_shape,
-            "fill value": self.fill_value,
+            "fill value": tables.item(self.fill_value),
             "dims": self.dims,
             "codec": tables.codec(self.cparams),
             "filters": tables.filters(self.cparams),

@@ -12,6 +12,7 @@ Source: "RFC for the new Bloscpack Header", and the files that Bloscpack 0.16 wr
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -155,7 +156,7 @@ def create(
         raise TypeError("an array needs both a shape and a dtype")
     if shape is None or dtype is None:
         return Writer(url, None, None, options)
-    about = Description(np.dtype(dtype), tuple(-1 if n is None else int(n) for n in shape), order)
+    about = Description(np.dtype(dtype), tuple(-1 if n is None else operator.index(n) for n in shape), order)
     if any(n is None for i, n in enumerate(shape) if i != about.axis) or any(n < -1 for n in about.shape):
         raise ValueError(f"only the extent along axis {about.axis} can be left open, not {tuple(shape)}")
     return Writer(url, about, None if -1 in about.shape else about.nbytes, options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,9 @@ class Chunks:
             longest = np.diff(ends, prepend=0) + HEADER_LEN + digest_size(header.checksum)
             stops = np.minimum(extents(offsets, size), offsets + longest)
             self._known.frombytes(np.column_stack((offsets, stops, ends)).astype(np.int64).tobytes())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Chunks, (self._url, self._header, self._size, self._known[1], self._offsets, self._read)
 
     def __len__(self) -> int:
         return len(self._known) // 3 - 1

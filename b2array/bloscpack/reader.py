@@ -7,6 +7,7 @@ entries, and the files that Bloscpack 0.16 writes.
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -56,7 +57,7 @@ class Reader:
 
     Arrays take the keys that NumPy takes, and read the chunks that hold the selected rows. Rows run along the first
     axis, with order "F" along the last one. Files of bytes give bytes for ``f[start:stop]`` and a number for ``f[n]``.
-    Threads may share a reader.
+    Threads may share a reader. Its pickle has its URL and options, and reads the same state of the file.
     """
 
     def __init__(self, store: Store) -> None:
@@ -74,7 +75,7 @@ class Reader:
         """The state of the file: its size, and a version that a change replaces."""
         if self.stamp.size < 0:
             raise UnsupportedError(f"{self.url}: expected the size of the file, found a server that does not tell it")
-        self._beginning = beginning.data
+        self._beginning: Buffer = beginning.data
         self.header: FileHeader = FileHeader.unpack(beginning.data)
         """What the file says about itself."""
         self.metadata: Any = None
@@ -96,11 +97,14 @@ class Reader:
         self._chunks = Chunks(
             self.url, self.header, self.stamp.size, self.first_chunk, self._read_offsets(), self._bytes
         )
-        self._beginning = memoryview(b"")
+        self._beginning = b""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_last": None}
 
     def _bytes(self, start: int, stop: int) -> memoryview:
         if stop <= len(self._beginning):
-            return self._beginning[start:stop]
+            return memoryview(self._beginning)[start:stop]
         if stop > self.stamp.size:
             raise FormatError(f"{self.url}: expected {stop - start} bytes at {start}, found {self.stamp.size - start}")
         return self._store.read([Span("", start, stop)], expected=self.stamp.version)[0]
@@ -291,9 +295,12 @@ class Reader:
         return _shaped(flat, about) if self.is_array else flat.tobytes()
 
     def read_bytes(self, start: int, stop: int) -> Bytes:
-        """Return uncompressed bytes in the order of the file."""
-        chunks = list(self._chunks.between(start, stop))
+        """Return uncompressed bytes in the order of the file; ValueError unless ``0 <= start <= stop <= nbytes``."""
+        start, stop = operator.index(start), operator.index(stop)
+        chunks = list(self._chunks.between(max(0, start), stop))
         end = chunks[-1].first + chunks[-1].nbytes if chunks else start
+        if not 0 <= start <= stop or (end < stop and stop > self.description.nbytes):
+            raise ValueError(f"expected 0 <= start <= stop <= {self.description.nbytes} bytes, got {start} and {stop}")
         if end < stop:
             raise FormatError(f"{self.url}: expected {stop} bytes of data, found {end}")
         self._check_plausible(stop - start)

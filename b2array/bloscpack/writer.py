@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -128,8 +129,7 @@ class _ChunkEncoder:
 
 def _chunk_size(given: int | None, itemsize: int) -> int:
     """Return the size of a chunk in bytes, given or by default, rounded down to whole items."""
-    if given is None:
-        given = max(_CHUNK_SIZE, itemsize)
+    given = max(_CHUNK_SIZE, itemsize) if given is None else operator.index(given)
     if not itemsize <= given <= _MAX_CHUNK_SIZE:
         raise ValueError(f"chunk_size must be {itemsize} (one item) to {_MAX_CHUNK_SIZE} bytes, not {given}")
     return given - given % itemsize
@@ -169,7 +169,7 @@ def _first_slots(header: FileHeader, more: int | None) -> int:
         return _FIRST_SLOTS
     if header.version == 2:
         return header.nchunks
-    return header.nchunks + (_APPENDABLE * header.nchunks if more is None else more)
+    return header.nchunks + (_APPENDABLE * header.nchunks if more is None else operator.index(more))
 
 
 def _pack_head(header: FileHeader, section: bytes, offsets: Sequence[int], nslots: int) -> bytes:

@@ -119,14 +119,19 @@ def _reduce(
             options = options | {"where": np.ones((), valid.dtype)}
         if "ddof" in given:
             options = options | {"ddof": 0}
-        # NumPy's result for one item tells the type of the result, or raises the error.
+        # NumPy's result for one item tells the type of the result, or raises the error. Text may have to be a number.
+        one = (np.ones if dtype.kind in "SU" else np.zeros)((1,) * len(shown), dtype)
         with np.errstate(all="ignore"):
-            model = np.asarray(function(np.zeros((1,) * len(shown), dtype), axis=axis, keepdims=True, **options))
+            # Without an axis, NumPy's std may be a whole number, but not an array of them.
+            kept = keepdims or name != "std"
+            kind = np.asarray(function(one, axis=axis, keepdims=kept, **options)).dtype
+        if dtype.kind in "biufc" and name in ("sum", "prod", "mean") and np.dtype(given.get("dtype")) == object:
+            kind = np.dtype(object)  # NumPy's result may be a number of Python, which has no limits
         # NumPy reduces an array without dimensions along axis 0, too.
         everything = axis is None or not shown
         reduced = range(len(shown)) if everything else np.lib.array_utils.normalize_axis_tuple(axis, len(shown))
-        numeric = model.dtype if model.dtype.kind in "biufc" else None
-        wide = {"f2": "f8", "f4": "f8", "c8": "c16"}.get(model.dtype.str[1:], numeric)
+        numeric = kind if kind.kind in "biufcO" else None
+        wide = {"f2": "f8", "f4": "f8", "c8": "c16"}.get(kind.str[1:], numeric)
         initial = {"initial": given["initial"]} if given.get("initial") is not None else {}
         lengths = tuple(digit.length for digit in mapping.digits)
         of_digits = [axis for axis, digits in enumerate(mapping.axes) for _ in digits]
@@ -134,7 +139,7 @@ def _reduce(
         # Splitting dimensions of a broadcast array does not copy it.
         counted = None if valid is None else valid.reshape(lengths)
         ignores = skipna and dtype.kind in ("fcmM" if name in ("min", "max") else "fc")
-        task = _Task(lengths, axes, model.dtype, wide, counted, initial, given.get("ddof", 0), ignores)
+        task = _Task(lengths, axes, kind, wide, counted, initial, given.get("ddof", 0), ignores)
         found = _reduced(source, layout, mapping, task, _VERBS[name], show=name if progress else "")
         shape = [1 if k in reduced else n for k, n in enumerate(shown) if keepdims or k not in reduced]
         return found.reshape(shape)[() if not shape else ...]
@@ -198,7 +203,8 @@ def _by(ufunc: np.ufunc, dtype: npt.DTypeLike | None = None) -> _Verb:
     def piece(task: _Task, box: Box, items: Array) -> State:
         valid, number = task.where(box, items)
         converted = items if dtype is None else items.astype(dtype)
-        return ufunc.reduce(converted, task.axes, task.wide, keepdims=True, where=valid), number
+        first = {"initial": ufunc.identity} if task.dtype == object else {}  # which NumPy does not know for objects
+        return ufunc.reduce(converted, task.axes, task.wide, keepdims=True, where=valid, **first), number
 
     def finish(task: _Task, state: State) -> Any:
         return ufunc.reduce(state[0], task.axes, task.wide, keepdims=True, **task.given)
@@ -218,7 +224,7 @@ def _mean(_: _Task, state: State) -> Any:
 
 def _moments(task: _Task, box: Box, items: Array) -> State:
     valid, number = task.where(box, items)
-    wide = np.result_type(task.wide, items.dtype) if items.dtype.kind == "c" else task.wide
+    wide = np.result_type(task.wide, items.dtype if items.dtype.kind == "c" else np.float64)
     mean = np.add.reduce(items, task.axes, wide, keepdims=True, where=valid) / np.maximum(number, 1)
     return number, mean, np.add.reduce(_squared(items - mean), task.axes, keepdims=True, where=valid)
 
@@ -235,8 +241,11 @@ def _combine_moments(_: _Task, a: State, b: State) -> State:
 
 
 def _var(task: _Task, state: State) -> Any:
-    number, _, squares = state
+    number, mean, squares = state
     few = number <= task.ddof
+    if task.dtype.kind in "iu":  # NumPy takes the squares around the whole part of the mean, which are whole, too
+        mean = np.rint(mean * number) / np.maximum(number, 1)
+        squares = np.rint(squares + number * np.square(mean - np.trunc(mean)))
     if np.any(few):
         warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=2)
     found = np.true_divide(squares, np.maximum(number - task.ddof, 0))

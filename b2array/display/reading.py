@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import Any
@@ -11,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from b2array import config
-from b2array.display.drawing import Box, draw
+from b2array.display.drawing import Box, draw, merged
 from b2array.display.tables import beside, size, table, titled
-from b2array.engine.fetch import Ask, steps_of
+from b2array.engine.fetch import Ask, fetch, steps_of
 from b2array.engine.read import ChunkRead, Reader, prepare
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import ChunkRequest, Source
+from b2array.errors import B2ArrayError
 from b2array.grid.layout import Layout
 from b2array.grid.selection import Selection
 from b2array.grid.tiling import parts_of_chunks
@@ -27,7 +29,7 @@ __all__ = ["Reading", "explained"]
 _LIMIT = 16 * 2**20
 """Stores ask for at most this many bytes at once, but for one block."""
 _MOST_BLOCKS = 4096
-"""If there are more blocks, draw only their chunks."""
+"""If there are more blocks, draw only their chunks; if there are more of these, join them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ def explained(source: Source, layout: Layout, selection: Selection, names: Seque
             chunks, blocks, cached = chunks + 1, blocks + len(numbers), cached + len(job.found)
             corner = tuple(i * c for i, c in zip(job.part.coords, layout.chunks, strict=True))
             around.append(_box(corner, layout.chunks, layout))
+            if len(around) > _MOST_BLOCKS:
+                around = merged(around)
             if blocks <= _MOST_BLOCKS:
                 coords = np.unravel_index(numbers, layout.block_grid) if layout.ndim else ()
                 for place in zip(*coords, strict=True) if coords else [()]:
@@ -132,16 +136,18 @@ def _asked(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[i
         apart = replace(source)  # heads that this remembers would make the read cheaper
         apart.heads.update(source.heads)
         source = apart
-    running = [(steps_of(source, request), memoryview(b"")) for request in requests]
+    running: list[tuple[Any, memoryview | None]] = [(steps_of(source, request), None) for request in requests]
     while running:
         wave = []
-        for steps, view in running:
-            try:
-                wave.append((steps, steps.send(view) if view else next(steps)))
-            except StopIteration:
-                continue
-        leading = [(steps, ask) for steps, ask in wave if ask.leads]
-        views = source.read([ask.spans[0] for _, ask in leading], clip=True) if leading else []
+        try:
+            for steps, view in running:
+                with suppress(StopIteration):
+                    wave.append((steps, steps.send(view)))
+            leading = [(steps, ask) for steps, ask in wave if ask.leads]
+            views = source.read([ask.spans[0] for _, ask in leading], clip=True) if leading else []
+        except (B2ArrayError, OSError):
+            fetch(source, requests)  # raises what a read does
+            raise
         missing = sum(ask.nbytes - len(view) for (_, ask), view in zip(leading, views, strict=True))
         count, nbytes = _counted(source, [ask for _, ask in wave])
         yield count, nbytes - missing

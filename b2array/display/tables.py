@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from b2array.codec import codecs
 from b2array.codec import filters as filter_names
 from b2array.codec.cparams import CParams
@@ -15,23 +17,14 @@ from b2array.display.drawing import draw
 from b2array.grid.layout import Layout
 
 __all__ = [
-    "Info",
-    "array_page",
-    "beside",
-    "codec",
-    "counted",
-    "filters",
-    "folded",
-    "nbytes",
-    "near",
-    "short",
-    "size",
-    "table",
-    "titled",
-]
+    "Info", "array_page", "beside", "codec", "counted", "filters", "folded", "item", "nbytes", "near", "short", "size",
+    "table", "titled",
+]  # fmt: skip
 
 _CELL = "text-align: left; padding: 1px 12px 1px 0"
 _LONGEST = 100
+_LARGEST = 2**10
+"""Print items of at most this many bytes."""
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -95,6 +88,24 @@ def short(value: Any) -> str:
     """
     text = " ".join(repr(value).split())
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
+
+
+def item(value: Any) -> Any:
+    """Return an item for a table: as it is, or as a short text if it is large, or if NumPy cannot print it.
+
+    Examples
+    --------
+    >>> item(np.float32(0.5)), item(np.zeros((), "M8")[()]), item(np.zeros((), "V5000")[()])
+    (np.float32(0.5), '0x0000000000000000', '0x0000000000000000..., 4.9 KiB')
+    """
+    found = np.asarray(value)
+    if found.nbytes > _LARGEST:
+        return f"0x{found.tobytes()[:8].hex()}..., {size(found.nbytes)}"
+    try:
+        str(value)
+    except ValueError:  # a time without a unit
+        return f"0x{found.tobytes().hex()}"
+    return value
 
 
 class Info(Mapping[str, Any]):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
@@ -63,7 +64,8 @@ def convert(
     """Copy an array, or a group of arrays, to another file format, a bounded number of bytes at a time.
 
     It copies attributes, names of dimensions and the fill value, too, and keeps the chunks if both formats have them.
-    It copies groups between directories and archives of Blosc2 frames, HDF5 files and Zarr hierarchies.
+    It copies groups, empty ones too, between directories and archives of Blosc2 frames, HDF5 files and Zarr
+    hierarchies. A super-chunk becomes an array of its bytes, but stays one in a ``.b2frame`` or a group of frames.
 
     Parameters
     ----------
@@ -121,7 +123,7 @@ def convert(
         dst_options=dst_options, **options,
     )  # fmt: skip
     if done.failed:
-        listed = "; ".join(f"{name}: {error}" for name, error in done.failed.items())
+        listed = "; ".join(": ".join(filter(None, (name, str(error)))) for name, error in done.failed.items())
         kind = FormatError if any(isinstance(error, FormatError) for error in done.failed.values()) else B2ArrayError
         raise kind(f"{redact(os.fspath(src))}: {done.share()} could not be copied: {listed}")
 
@@ -245,10 +247,15 @@ def _all_converted(
     def compare(name: str, source: Source, settings: Settings) -> None:
         _compare(source, copies.open(name), _regions(source, target, settings), f"{url}/{name}")
 
+    # A group needs no mark of its own if something is in it, or if it is the whole of the destination.
+    inhabited = {
+        outer for name in (*tree.names, *tree.attrs) if name
+        for outer in ("", *accumulate(name.split("/")[:-1], "{}/{}".format))
+    } | (set() if split_member(url)[1] else {""})  # fmt: skip
     with build(url, wanted) as building:
-        for name, attrs in tree.attrs.items():
+        for name, attrs in ({"": dict} | dict(tree.attrs)).items():
             try:
-                if found := attrs():
+                if (found := attrs()) or name not in inhabited:
                     building.group(name, found)
             except Exception as error:  # noqa: BLE001 - as above
                 failed[f"{name}/"] = error

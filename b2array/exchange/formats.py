@@ -10,7 +10,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -21,24 +21,26 @@ import numpy.typing as npt
 
 from b2array import bloscpack
 from b2array.array import creation
-from b2array.array.array import NDArray, open_array
+from b2array.array.array import NDArray
 from b2array.array.drafts import ArrayOptions
 from b2array.array.schunk import SChunk
 from b2array.bloscpack.header import MAGIC, Description, describe
 from b2array.codec.cparams import CParams
 from b2array.engine.handle import Handle
+from b2array.engine.snapshot import load
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
-from b2array.group.addressing import split_member
+from b2array.group.addressing import face, split_member
+from b2array.group.directory import copy_of
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
 
 __all__ = [
     "B2ND", "BLP", "BLP_BYTES", "BYTES", "NPY", "Box", "Build", "Building", "Format", "Piece", "Put", "Settings",
-    "Source", "Storage", "Tree", "array_options", "holds_array", "json_attrs", "local_copy", "lone", "refuse_objects",
-    "require", "source_of",
+    "Source", "Storage", "Tree", "array_options", "dims_of", "holds_array", "json_attrs", "local_copy", "lone",
+    "refuse_objects", "require", "source_of",
 ]  # fmt: skip
 
 Box = tuple[slice, ...]
@@ -200,16 +202,24 @@ def local_copy(url: str, storage_options: Storage) -> Iterator[str]:
 
 def json_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Convert attributes to types that JSON has: Python's numbers instead of NumPy's, lists instead of tuples."""
-    try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(attrs), default=_plain))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"an attribute cannot be written as JSON: {error}") from None
+    plain = {}
+    for name, value in attrs.items():
+        try:
+            plain[name] = json.loads(json.dumps(value, default=_plain))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"the attribute {name!r} cannot be written as JSON: {error}") from None
     return plain
+
+
+def dims_of(found: Any, ndim: int) -> tuple[str | None, ...] | None:
+    """Return the names of dimensions that JSON notes; None if it notes something else there, as others may."""
+    known = isinstance(found, list) and len(found) == ndim and all(isinstance(name, str | None) for name in found)
+    return tuple(found) if known else None
 
 
 def _plain(value: object) -> Any:
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufU":
-        return value.tolist()
+        return (value.astype("f8") if value.dtype.char == "g" else value).tolist()
     raise TypeError(f"JSON has no type for {type(value).__name__}")
 
 
@@ -244,12 +254,16 @@ def source_of(handle: Handle) -> Source:
 
 @contextmanager
 def _tree_b2nd(url: str, storage_options: Storage) -> Iterator[Tree]:
-    with open_array(url, storage_options=storage_options) as a:
-        source = source_of(a._handle)
+    with face(Handle(load(open_store(url, storage_options=storage_options)), "r")) as held:
+        source = source_of(held._handle)
         yield Tree(("",), lambda _: source)
 
 
 def _write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+    if source.handle is not None and source.is_bytes and url.endswith(".b2frame"):
+        new = copy_of(source.handle, settings.storage_options or {})
+        new(url, overwrite=settings.overwrite, layout=settings.layout).commit()
+        return
     creation.write_regions(url, source.shape, source.dtype, pieces, array_options(source, settings))
 
 
@@ -342,10 +356,11 @@ def _tree_blp(url: str, storage_options: Storage) -> Iterator[Tree]:
 def _source_of_blp(f: bloscpack.Reader) -> Source:
     meta = f.metadata if isinstance(f.metadata, dict) else {}
     about = f.description
-    dims, fill, attrs = meta.get("dims"), meta.get("fill_value"), meta.get("attrs")
+    fill, attrs = meta.get("fill_value"), meta.get("attrs")
     item: Any = 0
     if isinstance(fill, str) and len(fill) == 2 * about.dtype.itemsize:
-        item = np.frombuffer(bytes.fromhex(fill), about.dtype)[0]
+        with suppress(ValueError):  # others may note something else there
+            item = np.frombuffer(bytes.fromhex(fill), about.dtype)[0]
 
     def read(box: Box) -> npt.NDArray[Any]:
         found = f[box]
@@ -353,7 +368,7 @@ def _source_of_blp(f: bloscpack.Reader) -> Source:
 
     return Source(
         about.shape, about.dtype, read, attrs=attrs if isinstance(attrs, dict) else {},
-        dims=tuple(dims) if isinstance(dims, list) else None, fill_value=item, stored=lambda: f.cbytes,
+        dims=dims_of(meta.get("dims"), len(about.shape)), fill_value=item, stored=lambda: f.cbytes,
     )  # fmt: skip
 
 

@@ -130,12 +130,10 @@ def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
     changes = Transaction(home, None if prefix else "")
     try:
 
-        def put(name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
-            full = _path(prefix, name)
+        def add(full: str, suffix: str, new: NewFrame, what: str, *, overwrite: bool) -> None:
             old = {full: path} if (path := changes.members().get(full)) else {}
-            if old and not settings.overwrite:
-                raise FileExistsError(f"{home.url} holds {full!r} already; overwrite=True replaces it")  # noqa: TRY301
-            suffix, new = _frame(source, pieces, settings)
+            if old and not overwrite:
+                raise FileExistsError(f"{home.url}{what}")  # noqa: TRY301
             changes.remove(old)
             try:
                 changes.create(full, suffix, new, overwrite=False).close()
@@ -143,15 +141,16 @@ def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
                 changes.restore(old)  # one that cannot be read must not cost an old one
                 raise
 
+        def put(name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+            full = _path(prefix, name)
+            what = f" holds {full!r} already; overwrite=True replaces it"
+            add(full, *_frame(source, pieces, settings), what, overwrite=settings.overwrite)
+
         def group(name: str, attrs: Mapping[str, Any]) -> None:
-            full = f"{prefix}/{name}/{ATTRS}".replace("//", "/").lstrip("/")
-            new = _attributes(attrs, storage)  # attributes that cannot be stored must not cost the old ones
-            old = {full: path} if (path := changes.members().get(full)) else {}
-            if old and not settings.overwrite:
-                where = f"{home.url}/{full.removesuffix(ATTRS)}"
-                raise FileExistsError(f"{where} has attributes already; overwrite=True replaces them")  # noqa: TRY301
-            changes.remove(old)
-            changes.create(full, OTHER, new, overwrite=False)
+            where = f"{prefix}/{name}/".replace("//", "/").lstrip("/")
+            if attrs or not any(other.startswith(where) for other in changes.members()):
+                what = f"/{where} has attributes already; overwrite=True replaces them"
+                add(where + ATTRS, OTHER, _attributes(attrs, storage), what, overwrite=settings.overwrite)
 
         yield Building(put, group)
     except BaseException:

@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -122,9 +122,16 @@ def _dim(dim: Any) -> str | None:
 
 
 def _unpacked(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item() if value.dtype.kind in "biufSU" else value
-    return value
+    """Return an attribute in types of Python and NumPy. Text is `str`, however the file stores it."""
+    if isinstance(value, formats.require("h5py", "hdf5", "HDF5").Empty):  # as netCDF stores an empty text
+        return "" if value.dtype.kind in "SO" else np.empty(0, value.dtype)
+    kind = value.dtype.kind if isinstance(value, np.ndarray | np.generic) else ""
+    if kind == "S":  # as netCDF stores other text
+        with suppress(UnicodeDecodeError):
+            return np.strings.decode(value, "utf-8").tolist()
+    if kind == "O" and all(isinstance(each, str) for each in value.flat):
+        return value.tolist()
+    return value.item() if isinstance(value, np.generic) and kind in "biufSU" else value
 
 
 def _stored(dtype: np.dtype[Any]) -> Any:

@@ -117,7 +117,10 @@ def _source(node: Any, where: str) -> Source:
             return np.asarray(node[box])
 
     attrs = dict(node.attrs)
-    dims = node.metadata.dimension_names if node.metadata.zarr_format == 3 else attrs.pop(_DIMS, None)
+    if node.metadata.zarr_format == 3:
+        dims = node.metadata.dimension_names
+    elif (dims := formats.dims_of(attrs.get(_DIMS), node.ndim)) is not None:
+        del attrs[_DIMS]
     chunks, blocks = (node.shards, node.chunks) if node.shards else (node.chunks, None)
     return Source(
         tuple(node.shape), np.dtype(node.dtype), read, tuple(chunks), None if blocks is None else tuple(blocks), attrs,

@@ -14,26 +14,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import chain, product, starmap
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "Axes",
-    "Part",
-    "Positions",
-    "Run",
-    "boxes",
-    "parts",
-    "put",
-    "runs",
-    "take",
-]
+    "Axes", "Part", "Positions", "Run", "boxes", "parts", "put", "runs", "take",
+]  # fmt: skip
 
 Positions = slice | NDArray[np.int64]
 """Positions of one factor, in bounds and not negative: ``slice(start, stop, step)`` with ``step > 0`` along one
 axis, or an array of shape (axes, points)."""
+
+_MOST = 2**16
+"""List at most this many parts along an axis."""
 
 Axes = tuple[tuple[int, ...], ...]
 """The axes that each factor covers, ascending; None means ``((0,), (1,), ...)``."""
@@ -62,7 +57,7 @@ def parts(
     positions: tuple[Positions, ...],
     part_shape: Sequence[int],
     axes: Axes | None = None,
-    outside: tuple[Positions, ...] | None = None,
+    outside: tuple[Positions | None, ...] | None = None,
 ) -> Iterator[Part]:
     """Cut a selection at the borders of a grid, visiting each part that it touches once.
 
@@ -80,8 +75,8 @@ def parts(
     Yields
     ------
     Part
-        In C order of the grid where every factor has one axis. Points keep their order inside a part, so that of
-        several writes to one item the last wins.
+        In C order of the grid where every factor has one axis, and no slice but the first has very many parts. Points
+        keep their order inside a part, so that of several writes to one item the last wins.
 
     Examples
     --------
@@ -93,12 +88,30 @@ def parts(
     if not positions:
         return iter((Part((), (), ()),))
     bases = (None,) * len(positions) if outside is None else outside
+    for n, i in enumerate(positions):
+        if isinstance(i, slice) and i.start < i.stop:
+            extent = part_shape[n if axes is None else axes[n][0]]
+            wide = _MOST * extent * (i.step // extent or 1)
+            if i.stop - i.start > wide:
+                return _in_windows(positions, part_shape, axes, bases, n, wide)
     if axes is None:
         pieces = []
         for i, extent, base in zip(positions, part_shape, bases, strict=True):
             pieces.append(_cut_slice(i, extent, base) if isinstance(i, slice) else _cut_points(i, (extent,), base))
         return map(Part._make, starmap(zip, product(*pieces)))
     return _parts_of_factors(positions, part_shape, axes, bases)
+
+
+def _in_windows(
+    positions: tuple[Positions, ...], part_shape: Sequence[int], axes: Axes | None,
+    bases: tuple[Positions | None, ...], n: int, wide: int,
+) -> Iterator[Part]:  # fmt: skip
+    """Cut a selection whose factor `n` is a slice of very many parts; list the parts of `wide` items at a time."""
+    for coord, inside, where in _cut_slice(cast(slice, positions[n]), wide, bases[n]):
+        i = cast(slice, inside)
+        window = slice(coord * wide + i.start, coord * wide + i.stop, i.step)
+        cut = (*positions[:n], window, *positions[n + 1 :])
+        yield from parts(cut, part_shape, axes, (*bases[:n], where, *bases[n + 1 :]))
 
 
 _Piece = tuple[Any, Positions, Positions]  # coords (a plain int for a factor of one axis), inside, outside

@@ -27,7 +27,7 @@ from b2array.store.base import Head
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
 
-__all__ = ["Place", "group_of", "open", "split_member"]
+__all__ = ["Place", "face", "group_of", "open", "split_member"]
 
 AnyMode = Literal["r", "r+", "a", "w", "w-", "x"]
 Storage = Mapping[str, Any] | None
@@ -117,7 +117,7 @@ def open(
             raise
         return NDArray(Follower(found._handle.snapshot, existing)) if follow and isinstance(found, NDArray) else found
     handle = Follower(held, existing) if follow else Handle(held, existing)
-    return NDArray(handle) if held.state.layout is not None else _face(handle)
+    return NDArray(handle) if held.state.layout is not None else face(handle)
 
 
 def _made(
@@ -142,7 +142,7 @@ def _made(
     return group.require_group(place.name)
 
 
-def _face(handle: Handle) -> NDArray | SChunk:
+def face(handle: Handle) -> NDArray | SChunk:
     """Return the array or super-chunk that users get for a frame."""
     state = handle.source.state
     if state.layout is not None or {"b2nd", "caterva"} & dict(state.frame.metalayers).keys():
@@ -273,7 +273,7 @@ def _unmarked(url: Url, mode: Mode, storage_options: Storage) -> Any:
     for suffix in SUFFIXES:
         store = open_store(f"{front}{'/'.join(parts)}{suffix}{back}", storage_options=storage_options)
         try:
-            return _face(Handle(snapshot.load(store), mode))
+            return face(Handle(snapshot.load(store), mode))
         except (FileNotFoundError, PermissionError):
             continue
     try:

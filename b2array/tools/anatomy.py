@@ -19,9 +19,10 @@ from b2array.codec.header import FIELDS as CHUNK_FIELDS
 from b2array.codec.header import ChunkHeader, HeaderField, Special
 from b2array.config import HEADER_LEN
 from b2array.display import tables
+from b2array.engine.fetch import fetch
 from b2array.engine.snapshot import Snapshot
-from b2array.engine.source import Location
-from b2array.errors import UnsupportedError
+from b2array.engine.source import ChunkRequest, Location
+from b2array.errors import B2ArrayError, UnsupportedError
 from b2array.exchange.formats import holds_array
 from b2array.format import b2nd, checksums, frame
 from b2array.format.header import HEADER_FIELDS, FrameType
@@ -87,7 +88,10 @@ class Survey:
     def lines(self) -> Iterator[str]:
         """Yield sizes, ratios, dead space and the map of the grid as text."""
         stored = [each for each in self.chunks if each.offset is not None]
-        rows: dict[str, Any] = {"chunks": f"{len(self.chunks)}, {len(stored)} of them stored"}
+        lost = sum(each.special == "lost" for each in self.chunks)
+        rows: dict[str, Any] = {
+            "chunks": f"{len(self.chunks)}, {len(stored)} of them stored" + f", {lost} lost" * bool(lost)
+        }
         if stored:
             for name, values in (("cbytes", [each.cbytes for each in stored]), ("ratio", [s.ratio for s in stored])):
                 middle = median(values)
@@ -110,14 +114,20 @@ class Survey:
 def survey(held: Snapshot) -> Survey:
     """Read the headers of all chunks and the sizes of the files."""
     head = held.frame
+    lost = set(held.state.annotations.lost)
     chunks: list[ChunkSizes] = []
     live: dict[Location, int] = {}  # several chunk numbers may stand for the same stored chunk
     for first in range(0, head.nchunks, _WAVE):
         numbers = range(first, min(first + _WAVE, head.nchunks))
-        places = [held.locate(n) for n in numbers]
+        places = [None if n in lost else held.locate(n) for n in numbers]
         stored = [place for place in dict.fromkeys(places) if isinstance(place, Location)]
         spans = [Span(place.name, place.start, place.start + HEADER_LEN) for place in stored]
-        heads = {at: ChunkHeader.unpack(view) for at, view in zip(stored, held.read(spans, clip=True), strict=True)}
+        try:
+            views = held.read(spans, clip=True)
+            heads = {at: ChunkHeader.unpack(view) for at, view in zip(stored, views, strict=True)}
+        except (B2ArrayError, OSError):
+            fetch(held, [ChunkRequest(n, (0,)) for n in numbers if n not in lost])  # raises what a read does
+            raise
         for n, place in zip(numbers, places, strict=True):
             if isinstance(place, Location):
                 header = heads[place]
@@ -128,7 +138,8 @@ def survey(held: Snapshot) -> Survey:
                 record = checksums.record_nbytes(header.nblocks) if held.has_checksums(n) else 0
                 live[place] = header.cbytes + record
             else:
-                chunks.append(ChunkSizes(n, None, "", head.chunk_nbytes(n) or 0, 0, 0, place.name.lower()))
+                kind = "lost" if place is None else place.name.lower()
+                chunks.append(ChunkSizes(n, None, "", head.chunk_nbytes(n) or 0, 0, 0, kind))
     frame_nbytes = head.header_len + head.frame_len - head.tail_start
     total, nbytes = None, sum(live.values())
     if head.frame_type == FrameType.CONTIGUOUS:

@@ -173,14 +173,14 @@ def _hex(raw: bytes) -> str:
 def _report(failed: Mapping[str, Exception]) -> int:
     """Print what failed, and return the exit code."""
     for name, error in failed.items():
-        print(f"b2array: {name}: {opts.error_text(error)}", file=sys.stderr)
+        print("b2array", *filter(None, [name]), opts.error_text(error), sep=": ", file=sys.stderr)
     damaged = any(isinstance(error, FormatError) for error in failed.values())
     return CORRUPT if damaged else ERROR if failed else OK
 
 
 @_command
 def ls(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None) -> int:
-    """List what is directly in a group, with sizes and ratios."""
+    """List an array, or what is in a group, with sizes and ratios."""
     found, failed = describing.listed(url, opts.storage_options(storage), deep=False)
     members = {name: member for name, member in found.items() if name}
     if as_json:

@@ -28,6 +28,7 @@ from b2array.engine.snapshot import Snapshot
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.formats import Source, Storage, Tree, holds_array
 from b2array.exchange.places import find
+from b2array.group.addressing import split_member
 from b2array.group.tree import branches, nested
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
@@ -62,11 +63,13 @@ def describe(url: str, storage_options: Storage) -> tuple[dict[str, Any], dict[s
 
 
 def listed(url: str, storage_options: Storage, *, deep: bool) -> tuple[Members, dict[str, Exception]]:
-    """Describe the members of a group: those directly in it, or all below it; return the errors by name, too."""
+    """Describe the members of a group, directly in it or all below it, or one array; return errors by name, too."""
     kind, address = find(url, None, storage_options, exists=True)
-    if kind.building is None:
-        raise FormatError(f"{redact(url)}: expected a group, found the format {kind.name}")
     with kind.tree(address, storage_options) as tree:
+        if tree.names == ("",):
+            outer, inner = split_member(redact(url))
+            name = (inner or outer).rstrip("/").rpartition("/")[2]
+            return {name: _brief(tree.only(url))}, {}
         members, failed = _described(tree, [name for name in tree.names if deep or "/" not in name])
     return {name: each for name, each in members.items() if deep or "/" not in name}, failed
 
@@ -184,7 +187,7 @@ def _source(source: Source) -> dict[str, Any]:
         "shape": source.shape,
         "dtype": str(source.dtype),
         "chunks": source.chunks,
-        "fill value": source.fill,
+        "fill value": tables.item(source.fill),
         "dims": source.dims,
         "attrs": dict(source.attrs),
     }

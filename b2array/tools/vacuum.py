@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,12 +14,16 @@ from typing import Any
 from b2array.array.schunk import open_schunk
 from b2array.display.tables import counted
 from b2array.display.tables import nbytes as shown_nbytes
+from b2array.engine.fetch import chunk_number
 from b2array.engine.snapshot import load
 from b2array.errors import ReadOnlyError, UnsupportedError
 from b2array.format.header import FrameType
+from b2array.group.addressing import group_of
 from b2array.group.directory import Directory
 from b2array.group.manifest import MANIFEST, Manifest
+from b2array.group.redo import read_member
 from b2array.store.base import Listed, Store
+from b2array.store.local import LocalStore
 from b2array.store.open import open_store
 from b2array.tools.results import Result, Shown, first_of
 from b2array.tools.verify import verify_frame
@@ -100,6 +104,8 @@ def vacuum(
         lock = nullcontext()  # writers of a new array take no lock
     with lock:
         old = _older(store, _removable(store), seconds)
+        if old:
+            old = {name: old[name] for name in old.keys() - _awaited(store, url, storage_options, old)}
         if not dry_run:
             pending.remove(store, old)
     return Cleanup(store.url, dry_run, tuple(sorted(old)), sum(each.size for each in old.values()))
@@ -128,6 +134,23 @@ def _removable(store: Store) -> dict[str, Listed]:
     offsets = held.frame.offsets
     numbers = set(offsets[offsets >= 0].tolist())
     return {**(pending.orphans(store, files, numbers) if held.name else {}), **pending.leftovers(store, files)}
+
+
+def _awaited(
+    store: Store, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, names: Iterable[str]
+) -> set[str]:
+    """Return which of these files the redo log of a group needs, because its writer was killed after the commit."""
+    needed = set()
+    urls = {os.fsdecode(url)} | ({os.path.realpath(store.url)} if isinstance(store, LocalStore) else set())
+    for place in filter(None, {group_of(each, storage_options) for each in urls}):
+        group = Directory(place.group, storage_options or {})
+        manifest, _ = group.read()
+        for path, change in manifest.redo.items():
+            if path.rpartition(".")[0] == place.name:
+                numbers = set(read_member(group.store_of, manifest, path).frame.offsets.tolist())
+                staged = f".{change!s}.b2tmp"
+                needed |= {name for name in names if chunk_number(name) in numbers or name.endswith(staged)}
+    return needed
 
 
 def vacuum_group(group: Directory, *, grace: str | float, dry_run: bool) -> Cleanup:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import os
+import pickle
 import shutil
 import struct
 import subprocess
@@ -13,8 +15,9 @@ import tracemalloc
 import warnings
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +32,7 @@ import b2array
 from b2array import CParams, bloscpack
 from b2array.bloscpack.header import CHECKSUMS, Description, FileHeader, describe, description, digest
 from b2array.codec.header import ChunkHeader
-from b2array.errors import ChecksumError, FormatError, LimitError, ReadOnlyError, UnsupportedError
+from b2array.errors import ChecksumError, ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "bloscpack"
 _spec = importlib.util.spec_from_file_location("golden_bloscpack", GOLDEN / "make.py")
@@ -894,6 +897,51 @@ def test_a_reader_describes_itself() -> None:
     assert f.get_chunk(0)[:1] == b"\x02"
     with pytest.raises(IndexError):
         f.get_chunk(1)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_reader_pickles_and_reads_in_another_process(tmp_path: Path, known: bool) -> None:
+    path, x = tmp_path / "x.blp", np.arange(600).reshape(60, 10)
+    bloscpack.pack(x, path, chunk_size=800, offsets=known)
+    head = FileHeader(chunk_size=80 if known else -1, last_chunk=80, nchunks=2).pack()
+    other = bloscpack.open(head + b"".join([chunk1(bytes(80)) + digest(0, b"")] * 2))
+    with bloscpack.open(path) as f, ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        f[:3]
+        same(pool.submit(bloscpack.Reader.read, f).result(60), x)
+        assert pool.submit(bloscpack.Reader.read, other).result(60) == bytes(160)
+        same(pool.submit(bloscpack.Reader.__getitem__, f, np.s_[5:50:7]).result(60), x[5:50:7])
+        packed = pickle.dumps(f)
+        assert len(packed) < 4000
+        bloscpack.pack(x[::-1].copy(), path, chunk_size=800, overwrite=True)
+        with pytest.raises(ConflictError, match="changed since it was opened"):
+            pickle.loads(packed).read()
+    fresh = pickle.loads(pickle.dumps(bloscpack.open(path, storage_options={})))
+    same(fresh[2:4], x[::-1][2:4])
+
+
+def test_a_reader_by_url_pickles_with_its_options(http: Any) -> None:
+    http.objects["x.blp"] = bloscpack.pack(b"a" * 1000)
+    f = bloscpack.open(f"{http.url}/x.blp", storage_options={"headers": {"x-key": "1"}})
+    assert pickle.loads(pickle.dumps(f)).read() == b"a" * 1000
+    assert copy.deepcopy(f)[1:3] == b"aa"
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-2, 2), (-2, -1), (3, 2), (0, 101), (101, 102), (-2, 200)])
+@pytest.mark.parametrize("offsets", [True, False])
+def test_bytes_that_no_file_has_are_a_slip(start: int, stop: int, offsets: bool) -> None:
+    f = bloscpack.open(bloscpack.pack(bytes(range(100)), chunk_size=10, offsets=offsets))
+    with pytest.raises(ValueError, match=f"<= 100 bytes, got {start} and {stop}"):
+        f.read_bytes(start, stop)
+    assert f.read_bytes(9, 11).tolist() == [9, 10]
+    assert f.read_bytes(100, 100).tolist() == []
+
+
+def test_sizes_are_whole_numbers() -> None:
+    for wrong in ({"chunk_size": 1e6}, {"chunk_size": "8"}, {"max_app_chunks": 2.0}):
+        with pytest.raises(TypeError, match="integer"):
+            bloscpack.pack(bytes(100), **wrong)
+    with pytest.raises(TypeError, match="integer"):
+        bloscpack.create(None, (2.5, 3), "i4")
 
 
 def test_what_is_no_bloscpack_file_is_named(tmp_path):

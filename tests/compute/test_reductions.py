@@ -149,6 +149,45 @@ def test_sums_are_as_exact_as_pairwise_ones():
     assert ones.mean(axis=0) == 1
 
 
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("options", [{}, {"keepdims": True}, {"ddof": 1}])
+@pytest.mark.parametrize("verb", ["std", "var", "nanvar"])
+@pytest.mark.parametrize("dtype", ["i4", "u4", "i8"])
+def test_variances_of_whole_numbers_may_be_whole(axis, options, verb, dtype):
+    values = np.random.default_rng(3).integers(dtype[0] == "u" or -90, 90, (30, 17)) + (dtype[0] == "u") * 9
+    array = b2array.asarray(values.astype(dtype), chunks=(4, 5), blocks=(3, 2))
+    place = b2array if verb == "nanvar" else np
+    found = outcome(lambda: getattr(place, verb)(array, axis=axis, dtype=dtype, **options))
+    expected = outcome(lambda: getattr(np, verb)(values.astype(dtype), axis=axis, dtype=dtype, **options))
+    assert matches(found, expected, values, verb)
+
+
+@pytest.mark.parametrize("kind", ["U4", "S3"])
+@pytest.mark.parametrize("dtype", ["i8", "f8", "c16"])
+def test_products_of_text_are_those_of_its_numbers(kind, dtype):
+    values = np.random.default_rng(3).integers(-3, 4, (3, 7)).astype(kind)
+    array = b2array.asarray(values, chunks=(2, 3))
+    assert np.prod(array, dtype=dtype) == np.prod(values, dtype=dtype)
+    assert np.prod(array, axis=0, dtype=dtype).tolist() == np.prod(values, axis=0, dtype=dtype).tolist()
+    array[1, 1] = values[1, 1] = "x"
+    assert outcome(lambda: np.prod(array, dtype=dtype)) is outcome(lambda: np.prod(values, dtype=dtype)) is ValueError
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("options", [{}, {"keepdims": True}, {"initial": 5}, {"initial": 5, "where": [True, False]}])
+def test_sums_and_products_of_objects_have_no_limits(axis, options):
+    values = np.random.default_rng(3).integers(2**61, 2**62, (9, 2))
+    array = b2array.asarray(values, chunks=(2, 2), blocks=(1, 2))
+    for verb in ("sum", "prod", "mean"):
+        given = {name: value for name, value in options.items() if verb != "mean" or name == "keepdims"}
+        found = getattr(array, verb)(axis=axis, dtype=object, **given)
+        expected = getattr(np, verb)(values, axis=axis, dtype=object, **given)
+        assert verb == "mean" or type(found) is type(expected)
+        assert np.array_equal(found, expected)
+    floats = b2array.asarray([1.5, np.nan, 3], chunks=(2,))
+    assert b2array.nansum(floats, dtype=object) == 4.5
+
+
 def test_the_first_of_equal_items_is_found_in_whatever_chunk_it_is():
     values = np.zeros((9, 8))
     values[[2, 5], [7, 0]] = 4

@@ -18,7 +18,9 @@ from servers import RangeServer
 import b2array
 from b2array import config
 from b2array.display.drawing import Box, draw, merged
+from b2array.errors import FormatError
 from b2array.store.local import LocalStore, _File
+from b2array.tools.describing import describe, lines, plain
 
 X = np.random.default_rng(0).normal(size=(60, 80))
 
@@ -237,11 +239,50 @@ def test_what_the_cache_has_is_not_read(a: b2array.NDArray, tmp_path: Path) -> N
     assert "2 of them in the cache" in repr(after)
 
 
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_plan_of_many_chunks_keeps_few_boxes(step: int) -> None:
+    plan = b2array.zeros((10_000 * step,), "i1", chunks=(1,), blocks=(1,)).explain(np.s_[::step])
+    assert plan.chunks == 10_000
+    assert len(plan._touched) <= 4096 + 1
+    assert len(areas(draw_of(plan), "#f28e2b")) == 1
+
+
 def test_chunks_without_data_are_not_read_and_scalars_have_a_plan() -> None:
     assert b2array.zeros((100, 100), chunks=(10, 10)).explain(np.s_[:]).requests == 0
     assert b2array.asarray(5.0).explain(()).blocks == 1
     with pytest.raises(IndexError):
         b2array.zeros(3).explain(7)
+
+
+@pytest.mark.parametrize("content", [None, b"", bytes(50)])
+def test_a_plan_raises_what_the_read_raises(tmp_path: Path, content: bytes | None) -> None:
+    array = b2array.asarray(X, url=tmp_path / "s.b2nd", chunks=(20, 30), blocks=(5, 10), layout="sparse")
+    file = tmp_path / "s.b2nd" / "00000000.chunk"
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(FormatError) as raised:
+        array[:, 1]
+    with pytest.raises(type(raised.value), match=f"^{re.escape(str(raised.value))}$"):
+        array.explain(np.s_[:, 1])
+
+
+@pytest.mark.parametrize("dtype", ["M8", [("a", "i4"), ("b", "M8")]])
+def test_times_without_a_unit_are_described(tmp_path: Path, dtype: Any) -> None:
+    array = b2array.zeros(3, dtype, url=tmp_path / "x.b2nd")
+    for text in (repr(array.info), array._repr_html_(), "".join(lines(describe(str(tmp_path / "x.b2nd"), None)[0]))):
+        assert "0x00000000" in text
+    np.save(tmp_path / "x.npy", np.zeros(3, dtype))
+    assert plain(describe(str(tmp_path / "x.npy"), None)[0])["fill value"] == f"0x{bytes(array.itemsize).hex()}"
+
+
+def test_a_large_fill_value_is_described_in_a_line(tmp_path: Path) -> None:
+    array = b2array.zeros(3, "V2000000", url=tmp_path / "x.b2nd")
+    assert "0x0000000000000000..., 1.9 MiB" in repr(array.info)
+    assert len(repr(array.info)) < 2000
+    assert len(array._repr_html_()) < 20_000
+    assert len("".join(lines(describe(str(tmp_path / "x.b2nd"), None)[0]))) < 2000
+    assert array.fill_value.nbytes == 2_000_000
 
 
 # Groups.

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import blosc2
 import h5py
 import numpy as np
 import pytest
@@ -256,6 +257,46 @@ def test_memory_is_bounded(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert peak < x.nbytes / 2
 
 
+@pytest.mark.filterwarnings("ignore:.*a .npy file has no place for")
+@pytest.mark.parametrize("target", PLACES)
+def test_a_super_chunk_is_a_frame_again_or_an_array_of_its_bytes(target: str, tmp_path: Path) -> None:
+    data = np.arange(3000, dtype="i2").tobytes()
+    with b2array.create_schunk(url=tmp_path / "s.b2frame", chunksize=1000, cparams=b2array.CParams("lz4")) as chunks:
+        for start in range(0, 6000, 1000):
+            chunks.append_data(data[start : start + 1000])
+        chunks.vlmeta["unit"] = "m"
+    place, options = PLACES[target]
+    b2array.convert(tmp_path / "s.b2frame", tmp_path / place, verify=True, **options)
+    b2array.convert(tmp_path / place, tmp_path / "back.npy")
+    found = np.load(tmp_path / "back.npy")
+    assert (found.dtype, found.tobytes()) == (np.uint8, data)
+    copy = tmp_path / "copy.b2frame"
+    b2array.convert(tmp_path / "s.b2frame", copy, verify=True)
+    with pytest.raises(FileExistsError):
+        b2array.convert(tmp_path / "s.b2frame", copy)
+    b2array.convert(tmp_path / "s.b2frame", copy, overwrite=True, layout="sparse")
+    held = b2array.open_schunk(copy)
+    assert (held.nchunks, held.get_slice(), held.cparams.codec, dict(held.vlmeta)) == (6, data, "lz4", {"unit": "m"})
+
+
+@pytest.mark.parametrize("dims", [5, "ab", ["a"], [1, 2], {"a": 1}])
+def test_what_others_note_under_our_names_does_no_harm(tmp_path: Path, dims: Any) -> None:
+    x = np.arange(6, dtype="i2").reshape(2, 3)
+    bloscpack.pack(x, tmp_path / "x.blp", metadata={"dims": dims, "fill_value": "none", "attrs": {"n": 1}})
+    zarr.create_array(tmp_path / "x.zarr", data=x, zarr_format=2, attributes={"_ARRAY_DIMENSIONS": dims, "n": 1})
+    for name in ("x.blp", "x.zarr"):
+        b2array.convert(tmp_path / name, tmp_path / "x.b2nd", overwrite=True)
+        a = b2array.open(tmp_path / "x.b2nd")
+        assert (a[...].tolist(), a.dims, a.fill_value, a.attrs["n"]) == (x.tolist(), None, 0, 1)
+    assert a.attrs["_ARRAY_DIMENSIONS"] == dims
+
+
+def test_a_tensor_of_python_blosc2_is_an_array(tmp_path: Path) -> None:
+    blosc2.save_array(np.arange(6.0).reshape(2, 3), str(tmp_path / "t.b2frame"))
+    b2array.convert(tmp_path / "t.b2frame", tmp_path / "t.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "t.npy"), np.arange(6.0).reshape(2, 3))
+
+
 @pytest.mark.parametrize("target", PLACES)
 def test_an_existing_destination_needs_overwrite(target: str, tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", np.arange(3))
@@ -438,6 +479,33 @@ def test_netcdf_dimensions_are_recognised(tmp_path: Path) -> None:
         file["t"].dims[0].attach_scale(file["lat"])
     b2array.convert(f"{tmp_path}/x.nc#t", tmp_path / "t.b2nd")
     assert b2array.open(tmp_path / "t.b2nd").dims == ("lat",)
+
+
+@pytest.mark.parametrize("target", ["x.b2nd", "x.zarr", "x.blp", "y.h5"])
+def test_attributes_of_netcdf_are_text_and_lists_of_text(target: str, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.nc", "w") as file:
+        attrs = file.create_dataset("t", data=np.zeros(3)).attrs
+        attrs["units"], attrs["place"] = np.bytes_(b"K"), np.bytes_("Z\u00fcrich".encode())
+        attrs["comment"], attrs["nothing"] = h5py.Empty("S1"), h5py.Empty("f4")
+        attrs["flags"], attrs["fixed"] = ["a", "bb"], np.array([b"c", b"dd"])
+        attrs["long"], attrs["range"] = np.longdouble(1.5), np.array([1.0, 2.5])
+    b2array.convert(tmp_path / "x.nc", tmp_path / target)
+    b2array.convert(tmp_path / target, tmp_path / "back.b2nd")
+    found = dict(b2array.open(tmp_path / "back.b2nd").attrs)
+    assert {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in found.items()} == {
+        "units": "K", "place": "Z\u00fcrich", "comment": "", "nothing": [], "flags": ["a", "bb"], "fixed": ["c", "dd"],
+        "long": 1.5, "range": [1.0, 2.5],
+    }  # fmt: skip
+
+
+def test_attributes_that_are_no_text_stay_bytes_and_are_named_where_they_do_not_fit(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["t"] = np.zeros(3)
+        file["t"].attrs["raw"] = np.bytes_(b"\xff\xfe")
+    b2array.convert(tmp_path / "x.h5", tmp_path / "x.b2nd")
+    assert b2array.open(tmp_path / "x.b2nd").attrs["raw"] == b"\xff\xfe"
+    with pytest.raises(TypeError, match="the attribute 'raw' cannot be written as JSON: JSON has no type for bytes"):
+        b2array.convert(tmp_path / "x.h5", tmp_path / "x.zarr")
 
 
 def test_formats_are_found_by_content_and_can_be_named(tmp_path: Path) -> None:

@@ -44,7 +44,9 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, set):  # a tuple with NaN is equal to no other one
         return len(a) == len(b) and all(any(same(x, y) for y in b) for x in a)
     if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+        return same([*a.items()], [*b.items()])
+    if isinstance(a, set | frozenset):  # a NaN in them is another one
+        return len(a) == len(b) and all(any(same(x, y) for y in b) for x in a)
     return a == b
 
 

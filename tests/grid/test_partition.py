@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 from operator import mul
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
+from b2array.grid import partition
 from b2array.grid.chunking import automatic
 from b2array.grid.layout import grid_shape
 from b2array.grid.partition import parts, put, take
@@ -72,6 +74,39 @@ def test_coords_follow_the_axes_whatever_the_factors():
     found = list(parts(index, (5, 2, 3), ((0, 2), (1,))))
     assert [part.coords for part in found] == [(0, 2, 1), (1, 2, 0)]
     assert [part.inside[0].tolist() for part in found] == [[[0], [2]], [[4], [1]]]
+
+
+@given(st.data(), st.integers(1, 5))
+def test_very_many_parts_are_the_same_ones(data, most):
+    factors, part_shape, axes = [], [], []
+    for n in range(data.draw(st.integers(1, 3))):
+        extent, index = data.draw(slices_of_an_axis())
+        if data.draw(st.booleans()):
+            index = np.array([data.draw(st.lists(st.integers(0, extent - 1), max_size=9))], np.int64).reshape(1, -1)
+        factors.append(index)
+        part_shape.append(data.draw(st.integers(1, 20)))
+        axes.append((n,))
+    for given_axes in (None, tuple(axes)):
+        expected = repr(sorted(parts(tuple(factors), part_shape, given_axes), key=lambda part: part.coords))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(partition, "_MOST", most)
+            found = list(parts(tuple(factors), part_shape, given_axes))
+        assert repr(sorted(found, key=lambda part: part.coords)) == expected
+        if not any(isinstance(each, slice) for each in factors[1:]):
+            assert repr(found) == expected
+
+
+@pytest.mark.parametrize("key", [(slice(0, 10**7, 20),), (slice(0, 3, 1), slice(0, 10**7, 1), np.array([[1, 7]]))])
+@pytest.mark.parametrize("with_axes", [False, True])
+def test_parts_take_memory_for_a_bounded_number(key, with_axes):
+    axes = tuple((n,) for n in range(len(key))) if with_axes else None
+    tracemalloc.start()
+    try:
+        next(parts(key, (10,) * len(key), axes))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**26
 
 
 def test_an_array_without_axes_has_one_part():

@@ -279,6 +279,38 @@ def test_a_writer_that_is_killed_at_any_operation_leaves_all_or_nothing(
     assert half or {*outcomes} == {False, True}
 
 
+@STORIES
+def test_vacuum_of_a_member_leaves_what_a_killed_writer_committed(
+    place: Place, tmp_path: Path, story: Callable[..., None]
+) -> None:
+    _, after, names = states(place, story)
+    spared = 0
+    for at in (at for at, name in enumerate(names) if name in WRITES):
+        group = place.prepared()
+        url = group.url
+
+        def die(number: int, _: str, call: Any, at: int = at) -> Any:
+            if number < at:
+                return call()
+            raise Killed
+
+        with pytest.raises(Killed):
+            place.operations.watch(lambda: story(group), die)  # noqa: B023
+        if found(url) != after:
+            continue
+        for name in ("time", "level"):
+            member = link = f"{url}/{name}.b2nd"
+            if place.kind == "local":
+                link = str(tmp_path / f"{at}-{name}")
+                Path(link).symlink_to(member)
+            foreseen = b2array.vacuum(member, grace=0, dry_run=True)
+            assert b2array.vacuum(link, grace=0).removed == foreseen.removed
+            spared += bool(b2array.verify(member).orphans)
+        assert found(url) == after, (at, names[at])
+        _goes_on(place, url, after)
+    assert spared
+
+
 @pytest.mark.parametrize("way", ["fails", "is lost"])
 def test_an_operation_that_fails_leaves_all_or_nothing(place: Place, way: str) -> None:
     before, after, names = states(place, change)

@@ -380,6 +380,18 @@ def test_chunks_of_a_directory_that_cannot_be_listed_are_described(http: Any, ru
     assert (sizes["total"], sizes["dead"], len(sizes["chunks"])) == (None, None, 5)
 
 
+def test_missing_chunks_are_damage_and_lost_ones_are_counted(run: Run) -> None:
+    b2array.asarray(np.arange(100), url="s.b2nd", layout="sparse", chunks=(20,)).close()
+    Path("s.b2nd/00000000.chunk").unlink()
+    code, out, err = run("info", "s.b2nd", "--chunks")
+    assert (code, out) == (3, "")
+    assert re.search(r"chunk \d of .*s\.b2nd: expected its file 00000000\.chunk, found none", err)
+    assert run("repair", "s.b2nd")[0] == 0
+    code, out, err = run("info", "s.b2nd", "--chunks")
+    assert (code, err) == (0, "")
+    assert "5, 4 of them stored, 1 lost" in out
+
+
 def test_the_map_of_chunks_has_a_line_a_row_and_says_what_it_leaves_out() -> None:
     sizes = [anatomy.ChunkSizes(n, n, "", 100, cbytes, 1, "") for n, cbytes in enumerate([10, 30, 60, 90, 110, 0])]
     assert list(anatomy.chunk_map(sizes, (2, 3))) == ["░▒▓", "██·"]
@@ -672,6 +684,35 @@ def test_the_bytes_of_a_super_chunk_in_a_group_are_printed(run: Run) -> None:
     assert run("cat", "g.b2d/s", "[1:3]") == (0, "[98 99]\n", "")
     code, _, err = run("cat", "g.b2d/s", "[6]")
     assert (code, "out of bounds" in err) == (1, True)
+
+
+def test_an_array_is_listed_in_a_line_wherever_it_is(run: Run) -> None:
+    group = b2array.open_group("g.b2d", "w")
+    group["air/t"] = np.zeros((2, 3))
+    b2array.convert("g.b2d", "g.h5", overwrite=True)
+    b2array.convert("g.b2d", "g.b2z")
+    b2array.convert("g.b2d", "g.zarr", dst_format="zarr")
+    b2array.convert("g.b2d/air/t", "t.b2nd")
+    b2array.convert("g.b2d/air/t", "#t.npy")
+    for url, name in {
+        "g.b2d/air/t": "t", "g.b2d#air/t": "t", "g.b2d/air/t.b2nd": "t.b2nd", "g.b2z/air/t": "t", "g.h5/air/t": "t",
+        "g.zarr/air/t": "t", "t.b2nd": "t.b2nd", "./#t.npy": "#t.npy",
+    }.items():  # fmt: skip
+        code, out, err = run("ls", url)
+        assert (code, err) == (0, "")
+        assert out.split()[:4] == [name, "float64", "(2,", "3)"]
+        assert json.loads(run("ls", url, "--json")[1])[name]["shape"] == [2, 3]
+        assert run("tree", url)[1].split()[:4] == ["/", "└──", name, "float64"]
+    Path("g.b2d/air/t.b2nd").write_bytes(b"nothing")
+    assert run("ls", "g.b2d/air/t")[::2] == (3, run("info", "g.b2d/air/t")[2])
+
+
+def test_an_error_of_no_member_has_no_empty_name(run: Run) -> None:
+    b2array.open_group("g.b2d", "w")["x"] = [1, 2]
+    Path("g.b2d/.b2group").write_bytes(b"nothing at all")
+    code, _, err = run("convert", "g.b2d", "g.h5")
+    assert code == 3
+    assert re.match(r"b2array: [^:]*\.b2group: expected", err)
 
 
 @pytest.mark.usefixtures("waves")
