@@ -82,11 +82,11 @@ shapes = st.one_of(
 @st.composite
 def arrays(draw, dtypes=DTYPES):
     """The same items as an `NDArray` in memory and as a NumPy array."""
-    shape, dtype = draw(shapes), draw(st.sampled_from(dtypes))
+    shape, dtype = draw(shapes), draw(st.sampled_from(tuple(dtypes)))
     chunks = tuple(draw(st.integers(1, max(n, 1) + 1)) for n in shape)
     blocks = tuple(draw(st.integers(1, n)) for n in chunks)
-    cparams = b2array.CParams(draw(st.sampled_from(["lz4", "zstd"])), clevel=draw(st.sampled_from([0, 1, 5])))
-    layout = draw(st.sampled_from(["contiguous", "sparse"]))
+    cparams = b2array.CParams(draw(st.sampled_from(("lz4", "zstd"))), clevel=draw(st.sampled_from((0, 1, 5))))
+    layout = draw(st.sampled_from(("contiguous", "sparse")))
     options = {"chunks": chunks, "blocks": blocks, "cparams": cparams, "layout": layout}
     if draw(st.booleans()):
         values = items(dtype, shape, draw(st.integers(0, 99)))
@@ -95,16 +95,20 @@ def arrays(draw, dtypes=DTYPES):
     return b2array.create(None, shape, dtype, fill_value=fill, **options), np.full(shape, fill, dtype)
 
 
+numbers = st.sampled_from(NUMBERS)
+kinds = st.sampled_from(["array", "array", "flipped", "fortran", "strided", "list", "scalar", "object"])
+
+
 @st.composite
 def assigned(draw, shape, dtype):
     """A value that mostly broadcasts to `shape`: other types, layouts in memory and kinds of objects."""
     dims = [n if draw(st.integers(0, 3)) else 1 for n in shape[draw(st.integers(0, len(shape))) :]]
     if dims and draw(st.integers(0, 9)) == 0:
-        dims[draw(st.integers(0, len(dims) - 1))] = draw(st.sampled_from([0, 2, 3]))
-    dims = (*[1] * draw(st.sampled_from([0, 0, 0, 1])), *dims)
-    other = draw(st.sampled_from(NUMBERS)) if dtype in NUMBERS and draw(st.booleans()) else dtype
+        dims[draw(st.integers(0, len(dims) - 1))] = draw(st.sampled_from((0, 2, 3)))
+    dims = (*[1] * draw(st.sampled_from((0, 0, 0, 1))), *dims)
+    other = draw(numbers) if dtype in NUMBERS and draw(st.booleans()) else dtype
     value = items(other, dims, draw(st.integers(0, 99)))
-    kind = draw(st.sampled_from(["array", "array", "flipped", "fortran", "strided", "list", "scalar", "object"]))
+    kind = draw(kinds)
     if kind == "flipped":
         return value[(slice(None, None, -1),) * value.ndim]
     if kind == "fortran":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import random
@@ -49,6 +50,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if any(config.getoption(option) > usual for option, usual in LONG.items()):
         for item in items:
             item.add_marker(pytest.mark.timeout(0))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> None:
+    """Let the collector of garbage skip what is there already: after some thousand tests it is millions of objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -66,6 +66,7 @@ class RangeServer:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     served: RangeServer
     lock: threading.Lock
 

@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import ClassVar
 
@@ -30,17 +31,27 @@ distributed = pytest.importorskip("distributed")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning:distributed"),
-    pytest.mark.xdist_group("distributed"),
 ]
 
 LAYOUTS = ["contiguous", "sparse"]
 SHAPE = (40, 30)
 PIECES = (10, 15)
 
+START = {
+    "distributed.worker.multiprocessing-method": "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
+}
+"""Where it can be, a process begins as a copy of one that has done nothing but import distributed and what it needs."""
+
+
+def fresh_processes() -> BaseContext:
+    with dask.config.set(START):
+        return distributed.utils.get_mp_context()
+
 
 @contextmanager
 def two_workers() -> Iterator[object]:
     settings = {
+        **START,
         "distributed.scheduler.allowed-failures": 10,
         "distributed.worker.daemon": True,
         # On a busy machine half a minute is not enough for a worker to be answered.
@@ -74,7 +85,7 @@ def mortal_client() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Executor]:
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(2, mp_context=fresh_processes()) as pool:
         yield pool
 
 
@@ -204,7 +215,7 @@ def test_tasks_of_threads_use_no_other_thread(watched: b2array.NDArray, tmp_path
 
 
 def test_tasks_of_processes_use_one_thread(watched: b2array.NDArray, tmp_path: Path) -> None:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=watch) as pool:
+    with ProcessPoolExecutor(1, mp_context=fresh_processes(), initializer=watch) as pool:
         with dask.config.set(pool=pool):
             read_and_write(watched, tmp_path / "a.b2nd", "processes")
         assert threads_at_work() == set()

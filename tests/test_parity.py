@@ -21,7 +21,7 @@ def any_key(draw, values):
     names = values.dtype.names
     if names is None or draw(st.integers(0, 3)) == 0:
         return draw(keys(values.shape))
-    chosen = draw(st.lists(st.sampled_from([*names, "no field"][: len(names) + (draw(st.integers(0, 9)) == 0)])))
+    chosen = draw(st.lists(st.sampled_from((*names, "no field")[: len(names) + (draw(st.integers(0, 9)) == 0)])))
     return chosen[0] if len(chosen) == 1 and draw(st.booleans()) else chosen
 
 

@@ -679,13 +679,13 @@ def test_unknown_filters_are_unsupported(fid):
 
 # Bad input
 
-SMALL, LARGE = SAMPLE[:2000], SAMPLE[-9000:-2990]
+SMALL, LARGE = SAMPLE[:2000], SAMPLE[-6000:-2990]
 BITS = CParams("zlib", filters=("bitshuffle",))
 SPLIT = CParams("lz4", splitmode="always")
 
 MUTATED = {
-    "lz4 split": encoder.encode(LARGE, typesize=8, blocksize=2048, cparams=SPLIT),
-    "zstd": encoder.encode(LARGE, typesize=8, blocksize=2048, cparams=CParams("zstd")),
+    "lz4 split": encoder.encode(LARGE, typesize=8, blocksize=1024, cparams=SPLIT),
+    "zstd": encoder.encode(LARGE, typesize=8, blocksize=1024, cparams=CParams("zstd")),
     "zlib bitshuffle": encoder.encode(SMALL, typesize=4, blocksize=400, cparams=BITS),
     "blosclz delta": encoder.encode(
         SAMPLE[:2000], typesize=4, blocksize=400, cparams=CParams("blosclz", filters=("delta", "shuffle"))
@@ -695,7 +695,7 @@ MUTATED = {
         SAMPLE[:2040], typesize=255, blocksize=510, cparams=CParams("zstd", splitmode="always")
     ),
     "dictionary": encoder.encode(
-        b"".join(b"line %d of some text\n" % i for i in range(500)), blocksize=200,
+        b"".join(b"line %d of some text\n" % i for i in range(250)), blocksize=200,
         cparams=CParams("zstd", filters=(), use_dict=True)
     ),
     "VL": vl_chunk([block[:200] for block in VL_BLOCKS], typesize=4, cparams=CParams("lz4")),

@@ -15,7 +15,7 @@ import ml_dtypes
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -87,6 +87,7 @@ def is_sane(value: Any) -> bool:
 
 
 @given(values.filter(is_sane))
+@example({(math.nan,)})
 def test_attributes_survive_and_are_those_of_stock(value: Any) -> None:
     packed = attributes.encode_attr(value)
     assert same(attributes.decode_attr(packed), value)
