@@ -136,7 +136,7 @@ class FsspecStore(Store):
 
     def _wait(self, name: str, request: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         """Send a request about an object, and wait for the answer."""
-        return self._call(name, lambda fs, path: _answer(fs.loop, request(fs, path, *args)))
+        return self._call(name, lambda fs, path: _answer(fs.loop, partial(request, fs, path, *args)))
 
     def _translate(self, error: Exception, name: str) -> Exception:
         place = where(self.url, name)
@@ -360,7 +360,7 @@ class CachingStore(FsspecStore):
         return answers
 
 
-def _answer(loop: asyncio.AbstractEventLoop | None, request: Awaitable[_T]) -> _T:
+def _answer(loop: asyncio.AbstractEventLoop | None, request: Callable[[], Awaitable[_T]]) -> _T:
     """Let the loop of fsspec's clients send a request, and wait for the answer.
 
     `fsspec.asyn.sync` waits for an event. Ctrl-C can leave the event's lock taken, and then the loop waits for ever.
@@ -371,7 +371,7 @@ def _answer(loop: asyncio.AbstractEventLoop | None, request: Awaitable[_T]) -> _
 
     async def ask() -> None:
         try:
-            answer.put((await request, None))
+            answer.put((await request(), None))
         except BaseException as error:  # noqa: BLE001 - raised in the other thread
             answer.put((cast(_T, None), error))
 
