@@ -12,6 +12,7 @@ from datetime import datetime
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar, cast
+from weakref import WeakSet
 
 from b2array import config, threads
 from b2array.buffers import Buffer
@@ -90,6 +91,16 @@ def _reason(error: Exception) -> Exception:
     return error
 
 
+_connected: WeakSet[Any] = WeakSet()
+"""The file systems of fsspec that stores of this process use."""
+_of_parents: list[Any] = []
+"""Those that a forked child has from its parent. If it let go of them, they would close their sockets, and the parent's
+loop, whose list of sockets the child shares, would wait for answers for ever."""
+
+if hasattr(os, "register_at_fork"):  # absent on Windows, which does not fork
+    os.register_at_fork(after_in_child=lambda: _of_parents.extend(_connected))
+
+
 class FsspecStore(Store):
     """An object or a prefix in a file system of fsspec.
 
@@ -123,6 +134,7 @@ class FsspecStore(Store):
             from fsspec.core import url_to_fs
 
             connection = self._connection = (os.getpid(), *url_to_fs(self._address, **self._options))
+            _connected.add(connection[1])
         return connection[1:]
 
     def _call(self, name: str, function: Callable[[Any, str], _T]) -> _T:

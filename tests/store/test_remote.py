@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import multiprocessing
 import pickle
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 import tracemalloc
 import zipfile
@@ -315,20 +317,27 @@ def test_a_store_that_cannot_connect_gives_that_error_as_the_head(cloud, monkeyp
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
-def test_a_forked_child_connects_for_itself(http):
+def test_a_forked_child_connects_for_itself_and_its_parent_goes_on(http):
     http.objects["a"] = CONTENT
     store = open_store(http.url_of("a"))
-    assert read(store, ("", 0, 9)) == [CONTENT[:9]]
 
     def work():
         if read(store, ("", 5, 50)) != [CONTENT[5:50]]:
             raise ValueError
+        gc.collect()
 
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    process.join(30)
-    assert process.exitcode == 0
-    assert read(store, ("", 7, 70)) == [CONTENT[7:70]]
+    found = []
+    assert read(store, ("", 0, 9)) == [CONTENT[:9]]
+    for _ in range(3):
+        process = multiprocessing.get_context("fork").Process(target=work)
+        process.start()
+        process.join(30)
+        assert process.exitcode == 0
+        thread = threading.Thread(target=lambda: found.extend(read(store, ("", 7, 70))), daemon=True)
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive()
+    assert found == [CONTENT[7:70]] * 3
 
 
 # ---- chains ----
