@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import interrupted, works
 
 import b2array
 from b2array import config
@@ -35,41 +34,6 @@ def _several_threads_and_little_memory() -> Iterator[None]:
         yield
 
 
-def _interrupted(
-    action: Callable[[], object], moment: int, where: Container[str] = ()
-) -> tuple[KeyboardInterrupt | None, int]:
-    """Raise KeyboardInterrupt where Python looks for signals: as a function begins, and behind a call of C code.
-
-    With `where`, only in functions of these names. Return the error, whose traceback keeps what the action held, and
-    how many moments the action had.
-    """
-    passed = 0
-
-    def follow(frame: FrameType, event: str, _: object) -> None:
-        nonlocal passed
-        passed += event in ("call", "c_return") and (not where or frame.f_code.co_name in where)
-        if passed == moment:
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-    sys.setprofile(follow)
-    try:
-        action()
-    except KeyboardInterrupt as error:
-        return error, passed
-    finally:
-        sys.setprofile(None)
-    return None, passed
-
-
-def _works(action: Callable[[], object]) -> bool:
-    """Whether another thread does this, too, instead of waiting for a lock."""
-    other = threading.Thread(target=action, daemon=True)
-    other.start()
-    other.join(30)
-    return not other.is_alive()
-
-
 def _filled(url: Path | None, layout: str) -> b2array.NDArray:
     placed: dict[str, Any] = {} if url is None else {"url": url, "overwrite": True, "layout": layout}
     return b2array.asarray(_BEFORE, chunks=(16, 16), blocks=(8, 8), **placed)
@@ -82,23 +46,27 @@ def test_an_interrupted_change_is_whole_or_undone_and_the_transaction_goes_on(
 ) -> None:
     url = None if layout == "memory" else tmp_path / "a"
     expected = _filled(None, layout)
-    _, count = _interrupted(lambda: _CHANGES[change](expected), -1)
+    _, count = interrupted(lambda: _CHANGES[change](expected), -1)
     after = expected[...]
     for moment in range(1, 2 * count, max(1, 2 * count // _POINTS)):
         array = _filled(url, layout)
         with array.transaction():
             array[20:30, 5:20] = _BEFORE[20:30, 5:20]
-            interrupted, _ = _interrupted(lambda: _CHANGES[change](array), moment)  # noqa: B023
+            error, _ = interrupted(lambda: _CHANGES[change](array), moment)  # noqa: B023
             found = array[...]
-            assert any(np.array_equal(found, whole) for whole in ((_BEFORE, after) if interrupted else (after,)))
+            assert any(np.array_equal(found, whole) for whole in ((_BEFORE, after) if error else (after,)))
             array[5:9] = found[5:9]
-            assert _works(lambda: array[1:3])  # noqa: B023
+            assert works(lambda: array[1:3])  # noqa: B023
         assert np.array_equal(array[...], found)
         if url is not None:
             assert np.array_equal(b2array.open(url)[...], found)
 
 
 _LOCKING = {"__enter__", "__exit__", "_attempt", "_commit", "_lock", "_on_newest", "_show", "commit", "lock", "locked"}
+
+
+def _is_locking(frame: FrameType, _: str) -> bool:
+    return frame.f_code.co_name in _LOCKING
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a finalizer swallows what it gets
@@ -112,11 +80,11 @@ def test_an_interrupted_commit_leaves_no_lock_and_the_handle_shows_what_the_file
     with config.using(durable=False):
         while passed >= moment:
             moment += 1
-            _kept, passed = _interrupted(lambda: array.__setitem__((3, 4), moment), moment, _LOCKING)  # noqa: B023
+            _kept, passed = interrupted(lambda: array.__setitem__((3, 4), moment), moment, _is_locking)  # noqa: B023
             found = array[3, 4]
             assert found in (before, moment)
             assert found == b2array.open(tmp_path / "a")[3, 4]
-            assert _works(lambda: array.__setitem__((50, 50), -moment)), moment  # noqa: B023
+            assert works(lambda: array.__setitem__((50, 50), -moment)), moment  # noqa: B023
             before = found
     assert array[50, 50] == -moment
     assert before == moment > 20
@@ -137,8 +105,8 @@ def test_an_interrupted_commit_of_a_group_leaves_no_lock(tmp_path: Path) -> None
     with config.using(durable=False):
         while passed >= moment:
             moment += 1
-            _kept, passed = _interrupted(lambda: change(moment), moment, _LOCKING)  # noqa: B023
-            assert _works(lambda: group["x"].__setitem__(2, moment)), moment  # noqa: B023
+            _kept, passed = interrupted(lambda: change(moment), moment, _is_locking)  # noqa: B023
+            assert works(lambda: group["x"].__setitem__(2, moment)), moment  # noqa: B023
             found = [b2array.open_group(tmp_path / "g")[name][1] for name in "xy"]
             assert found in ([before] * 2, [moment] * 2)
             before = found[0]

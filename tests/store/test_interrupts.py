@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from types import FrameType
 
 import pytest
 from fsspec.asyn import get_loop
+from interrupts import interrupted, works
 
 from b2array.store import upload
 from b2array.store.cloud import CloudStore
@@ -28,24 +28,12 @@ def interrupt(action: Callable[[], object], moment: int) -> int:
     At the beginning of a generator's step it would leave the generator without a `finally`; a signal does not. Where
     `threading` starts a thread, it would leave that half begun, for the tests that count threads.
     """
-    passed = 0
 
-    def follow(frame: FrameType, event: str, _: object) -> None:
-        nonlocal passed
-        if event == "c_return" or (event == "call" and not frame.f_code.co_flags & inspect.CO_GENERATOR):
-            passed += not is_starting(frame)
-        if passed == moment:
-            sys.setprofile(None)
-            raise KeyboardInterrupt
+    def counts(frame: FrameType, event: str) -> bool:
+        return (event == "c_return" or not frame.f_code.co_flags & inspect.CO_GENERATOR) and not is_starting(frame)
 
-    sys.setprofile(follow)
-    try:
-        action()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.setprofile(None)
-        assert not [thread for thread in threading.enumerate() if "initial" in repr(thread)]
+    _, passed = interrupted(action, moment, counts)
+    assert not [thread for thread in threading.enumerate() if "initial" in repr(thread)]
     return passed
 
 
@@ -56,14 +44,6 @@ def is_starting(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def in_time(action: Callable[[], object]) -> bool:
-    """Whether another thread can do something."""
-    thread = threading.Thread(target=action, daemon=True)
-    thread.start()
-    thread.join(30)
-    return not thread.is_alive()
 
 
 class Log:
@@ -149,7 +129,7 @@ def test_an_interrupted_upload_sends_no_part_afterwards(uploads):
         if "part" in log.events and [*range(7)] not in log.events:
             assert log.events[-1] == "abort"
         count = log.events.count("part")
-        assert in_time(lambda: FakeCloud(Log(), uploads).create("", iter([bytes(15)])))
+        assert works(lambda: FakeCloud(Log(), uploads).create("", iter([bytes(15)])))
         assert log.events.count("part") == count
 
 
@@ -178,5 +158,5 @@ def test_an_interrupted_reader_fills_no_file_of_a_cache_afterwards(names):
         interrupt(lambda: FakeCache(log).read(spans), moment)  # noqa: B023
         assert log.under_way == 0
         count = log.events.count("part")
-        assert in_time(lambda: FakeCache(Log()).read(spans))
+        assert works(lambda: FakeCache(Log()).read(spans))
         assert log.events.count("part") == count
