@@ -24,6 +24,7 @@ from clouds import Cloud
 
 import b2array
 from b2array import codecs, config
+from b2array.store.endings import JOURNAL
 from b2array.workers import distributed as parallel
 
 distributed = pytest.importorskip("distributed")
@@ -125,7 +126,7 @@ def test_a_cluster_reads_and_writes(client: object, tmp_path: Path, layout: str)
     stored = a.store(2 * source(), compute=False, return_stored=True)
     assert np.array_equal(stored.compute(scheduler=client), 2 * values())
     assert np.array_equal(b2array.open(a.url)[...], 2 * values())
-    assert [path.name for path in tmp_path.rglob(f"*{parallel.SUFFIX}*")] == []
+    assert [path.name for path in tmp_path.rglob(f"*{JOURNAL}*")] == []
 
 
 def test_a_cluster_writes_into_memory_of_the_client(client: object) -> None:
@@ -259,7 +260,7 @@ def test_a_worker_that_is_killed_is_made_up_for(mortal_client: object, tmp_path:
     a = b2array.from_dask(x, tmp_path / "a.b2nd", layout=layout, scheduler=mortal_client)
     assert (tmp_path / "killed").exists()
     assert np.array_equal(b2array.open(a.url)[...], values())
-    assert [path.name for path in tmp_path.rglob(f"*{parallel.SUFFIX}*")] == []
+    assert [path.name for path in tmp_path.rglob(f"*{JOURNAL}*")] == []
 
 
 # On S3.

@@ -25,6 +25,7 @@ import xarray as xr
 import b2array
 from b2array.errors import ConflictError, FormatError
 from b2array.store import cloud, remote, shared_memory
+from b2array.store.endings import JOURNAL
 from b2array.store.local import LocalStore
 from b2array.workers import distributed
 from b2array.xarray_io import Backend, to_b2array
@@ -537,7 +538,7 @@ def test_dask_variables_are_encoded_by_tasks_when_they_replace_others(
     to_b2array(ds + 1, tmp_path / "w.b2d", mode="w")
     assert len(parts) == 3
     assert np.array_equal(reopened(tmp_path / "w.b2d").rain, ds.rain + 1)
-    assert not list(tmp_path.rglob(f"*{distributed.SUFFIX}*"))
+    assert not list(tmp_path.rglob(f"*{JOURNAL}*"))
 
 
 def test_what_is_no_group_is_not_replaced(tmp_path: Path) -> None:

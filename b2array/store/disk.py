@@ -14,14 +14,12 @@ from typing import Any
 from weakref import ref
 
 from b2array.store.base import durability
+from b2array.store.endings import TEMPORARY
 
 __all__ = [
-    "READ", "TEMPORARY_SUFFIX", "exchange", "flush", "locked", "make_directories", "read_into", "rename_exclusively",
+    "READ", "exchange", "flush", "locked", "make_directories", "read_into", "rename_exclusively",
     "sync_directory",
 ]  # fmt: skip
-
-TEMPORARY_SUFFIX = ".b2tmp"
-"""The names of unfinished files end with this. A killed writer leaves such a file behind."""
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -149,7 +147,7 @@ def exchange(source: str, target: str) -> None:
             failed = ctypes.CDLL(None).renamex_np(one, other, _RENAME_EXCHANGE)
     if failed:
         # The old one stays under another name until the new one has its name.
-        kept = f"{target}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
+        kept = f"{target}.{os.urandom(8).hex()}{TEMPORARY}"
         os.rename(target, kept)
         try:
             os.rename(source, target)

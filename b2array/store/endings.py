@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from b2array.store.disk import TEMPORARY_SUFFIX as TEMPORARY
-
 __all__ = ["JOURNAL", "LOCK", "TEMPORARY", "UNFINISHED"]
 
 LOCK = ".b2lock"
+TEMPORARY = ".b2tmp"
+"""Of unfinished files. A killed writer leaves such a file behind."""
 JOURNAL = ".b2write"
 """Of the journals of parallel writes in sparse frames, and of the directories beside files where their chunks wait."""
 

@@ -32,7 +32,7 @@ from b2array.store.base import (
     stale_reader,
     too_short,
 )
-from b2array.store.endings import LOCK
+from b2array.store.endings import LOCK, TEMPORARY
 from b2array.store.spans import Span
 
 __all__ = ["LocalStore"]
@@ -255,7 +255,7 @@ class LocalStore(Store):
         self, path: str, data: Buffer | Iterable[Buffer], *, exclusive: bool, expected: str | None = None
     ) -> Stamp:  # fmt: skip
         disk.make_directories(os.path.dirname(path))
-        temporary = f"{path}.{os.urandom(8).hex()}{disk.TEMPORARY_SUFFIX}"
+        temporary = f"{path}.{os.urandom(8).hex()}{TEMPORARY}"
         try:
             with open(temporary, "xb") as file:
                 file.writelines(as_pieces(data))
@@ -270,7 +270,7 @@ class LocalStore(Store):
                 os.unlink(temporary)
 
     def temporary(self, name: str) -> str | None:
-        return f"{os.path.realpath(self._path(name))}.{os.urandom(8).hex()}{disk.TEMPORARY_SUFFIX}"
+        return f"{os.path.realpath(self._path(name))}.{os.urandom(8).hex()}{TEMPORARY}"
 
     def adopt(self, path: str, name: str, *, exclusive: bool, expected: str | None = None) -> Stamp:
         return self._rename(path, os.path.realpath(self._path(name)), exclusive=exclusive, expected=expected)

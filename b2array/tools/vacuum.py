@@ -23,7 +23,7 @@ from b2array.group.directory import Directory
 from b2array.group.manifest import MANIFEST, Manifest
 from b2array.group.redo import read_member
 from b2array.store.base import Listed, Store
-from b2array.store.endings import TEMPORARY, UNFINISHED
+from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
 from b2array.tools.results import Result, Shown, first_of
@@ -128,7 +128,7 @@ def _removable(store: Store) -> dict[str, Listed]:
         held = load(store)  # load the frame after the listing: files that were committed in between must stay
     except FileNotFoundError:
         found = {**pending.orphans(store, files, None), **pending.leftovers(store, files)}
-        unfinished = any(name.rstrip("/").endswith(pending.SUFFIX) for name in found)
+        unfinished = any(name.rstrip("/").endswith(JOURNAL) for name in found)
         if not found or (exists and not unfinished):
             raise
         return found
@@ -167,7 +167,7 @@ def vacuum_group(group: Directory, *, grace: str | float, dry_run: bool) -> Clea
         if not known.isdisjoint(accumulate(path.split("/"), "{}/{}".format)):
             continue
         if (match := _LEFT.fullmatch(path)) is None:
-            arrays |= {path.rpartition("/")[0]} if path.endswith(pending.SUFFIX) else set()
+            arrays |= {path.rpartition("/")[0]} if path.endswith(JOURNAL) else set()
         elif not group.is_local or match["frame"] not in members:  # beside a local member its own vacuum finds it
             left.add(match["left"])
     found = {path: _whole(group, path) for path in left}

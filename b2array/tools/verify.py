@@ -33,6 +33,7 @@ from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.progress import track
 from b2array.store.base import Listed, in_one_state
+from b2array.store.endings import JOURNAL
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 from b2array.tools.anatomy import listed
@@ -174,7 +175,7 @@ def _verified(report: Report, open_frame: Callable[[], Snapshot], *, progress: b
     sparse = described.frame_type == FrameType.SPARSE
     numbers = set(described.offsets[described.offsets >= 0].tolist()) if sparse else set()
     orphans = tuple(name for name in sorted(files or ()) if pending.is_orphan(name, numbers)) if sparse else ()
-    unfinished = (name for name in files or () if name.endswith(pending.SUFFIX))
+    unfinished = (name for name in files or () if name.endswith(JOURNAL))
     dead = sum((files or {})[name].size for name in orphans) if sparse else _dead_nbytes(held, found)
     return replace(
         report,

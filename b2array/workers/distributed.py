@@ -40,9 +40,8 @@ from b2array.store.base import Store
 from b2array.store.memory import MemoryStore
 from b2array.store.spans import Span
 from b2array.workers.job import Job, Region, kept
-from b2array.workers.pending import SUFFIX
 
-__all__ = ["SUFFIX", "Entry", "Job", "WorkerTarget", "commit", "join", "keep", "kept", "put", "tidy"]
+__all__ = ["Entry", "Job", "WorkerTarget", "commit", "join", "keep", "kept", "put", "tidy"]
 
 _JOB = "job"
 _ATTEMPTS = 1000

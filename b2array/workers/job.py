@@ -20,8 +20,9 @@ from b2array.format.header import FrameType
 from b2array.format.state import State, sized_blocks, with_index
 from b2array.grid.layout import Layout
 from b2array.store.base import Store
+from b2array.store.endings import JOURNAL
 from b2array.store.local import LocalStore
-from b2array.workers.pending import SUFFIX, Journal, beside, read_journal
+from b2array.workers.pending import Journal, beside, read_journal
 
 __all__ = ["Job", "Region", "kept"]
 
@@ -78,7 +79,7 @@ class Job:
     @property
     def journal_name(self) -> str:
         """The name of the journal of this write."""
-        return f"{self._digest()}{SUFFIX}"
+        return f"{self._digest()}{JOURNAL}"
 
     @property
     def grid(self) -> tuple[range, ...]:

@@ -1,8 +1,8 @@
 """Files that no commit refers to: those of killed writers, of writers at work, and of older states.
 
 A write by many workers has a journal where its chunks wait: among the chunks of a sparse frame, or in a directory
-beside a file. Its name ends with `SUFFIX`. It says which chunks belong to the write: all of its files count as young as
-the youngest of them.
+beside a file. Its name ends with `JOURNAL`. It says which chunks belong to the write: all of its files count as young
+as the youngest of them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from b2array.buffers import Buffer
 from b2array.engine.fetch import chunk_number
 from b2array.errors import FormatError
 from b2array.store.base import Listed, Store
-from b2array.store.endings import JOURNAL as SUFFIX
-from b2array.store.endings import TEMPORARY
+from b2array.store.endings import JOURNAL, TEMPORARY
 from b2array.store.local import LocalStore
 
-__all__ = ["SUFFIX", "Journal", "beside", "is_orphan", "leftovers", "orphans", "read_journal", "remove", "youngest"]
+__all__ = ["Journal", "beside", "is_orphan", "leftovers", "orphans", "read_journal", "remove", "youngest"]
 
 _JOURNAL_NBYTES = 2**16
 _TYPES = {"first": int, "count": int, "id": bytes, "generation": str}
@@ -82,7 +81,7 @@ def read_journal(store: Store, name: str) -> Journal | None:
 
 def beside(url: str, digest: str) -> str:
     """Return the directory beside a file where the chunks of a write into it wait."""
-    return f"{url}.{digest}{SUFFIX}{os.sep}"
+    return f"{url}.{digest}{JOURNAL}{os.sep}"
 
 
 def is_orphan(name: str, numbers: Collection[int]) -> bool:
@@ -99,7 +98,7 @@ def orphans(store: Store, files: Mapping[str, Listed], numbers: Collection[int] 
     with a higher number counts as its own.
     """
     found = {name: each for name, each in files.items() if is_orphan(name, numbers or ())}
-    writes = [name for name in files if name.endswith(SUFFIX)]
+    writes = [name for name in files if name.endswith(JOURNAL)]
     known = {}
     for name in writes:
         with suppress(FormatError):
@@ -145,7 +144,7 @@ def leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Listed]:
 def _beside(store: Store) -> dict[str, Path]:
     if not isinstance(store, LocalStore):
         return {}
-    paths = *_siblings(Path(os.path.realpath(store.url)), TEMPORARY), *_siblings(Path(store.url), SUFFIX)
+    paths = *_siblings(Path(os.path.realpath(store.url)), TEMPORARY), *_siblings(Path(store.url), JOURNAL)
     return {each.name + "/" * each.is_dir(): each for each in paths}
 
 

@@ -23,6 +23,7 @@ from b2array import config, threads
 from b2array.array import dask as dask_io
 from b2array.array import dask_chunks
 from b2array.errors import ConflictError, ReadOnlyError
+from b2array.store.endings import JOURNAL
 from b2array.workers import distributed
 
 LAYOUTS = ["contiguous", "sparse"]
@@ -45,7 +46,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> b2array.NDArray:
 
 
 def leftovers(directory: Path) -> list[str]:
-    return sorted(str(path.relative_to(directory)) for path in directory.rglob(f"*{distributed.SUFFIX}*"))
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob(f"*{JOURNAL}*"))
 
 
 # Reading.

@@ -19,7 +19,7 @@ import pytest
 from b2array import buffers, config
 from b2array.errors import ConflictError, FormatError
 from b2array.store import disk, local
-from b2array.store.disk import TEMPORARY_SUFFIX
+from b2array.store.endings import TEMPORARY
 from b2array.store.local import LocalStore
 from b2array.store.spans import Span
 
@@ -295,7 +295,7 @@ for number in itertools.count():
             process.stdout.readline()
             time.sleep(0.01 + 0.004 * round_)
             process.send_signal(signal.SIGKILL)
-        chunks = [path for path in (file.parent / "chunks").glob("*") if path.suffix != TEMPORARY_SUFFIX]
+        chunks = [path for path in (file.parent / "chunks").glob("*") if path.suffix != TEMPORARY]
         for path in (file, *chunks):
             content = path.read_bytes()
             assert content in (CONTENT, content[:1] * 100_000)

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 import b2array
 from b2array.errors import ConflictError, FormatError
-from b2array.workers import distributed, pending
+from b2array.store.endings import JOURNAL
+from b2array.workers import distributed
 from b2array.workers.pending import Journal
 
 LAYOUTS = ["contiguous", "sparse"]
@@ -118,7 +119,7 @@ def test_a_killed_write_is_finished_after_a_vacuum_that_came_too_early(
         b2array.from_dask(source(), **place(url, layout), resume=True)
     assert len(written) == 3
     assert np.array_equal(b2array.open(url)[...], -values() if what == "region" else values())
-    assert not list(tmp_path.rglob(f"*{pending.SUFFIX}*"))
+    assert not list(tmp_path.rglob(f"*{JOURNAL}*"))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
@@ -130,7 +131,7 @@ def test_a_killed_write_into_an_array_is_removed_and_the_array_stays(tmp_path: P
     killed(url, layout, "region")
     report = b2array.verify(url, deep=True)
     assert report.ok
-    assert [name.rstrip("/").endswith(pending.SUFFIX) for name in report.leftovers] == [True]
+    assert [name.rstrip("/").endswith(JOURNAL) for name in report.leftovers] == [True]
     age(tmp_path, 90000)
     b2array.vacuum(url)
     assert b2array.verify(url, deep=True).leftovers == ()
@@ -255,7 +256,7 @@ def test_any_bytes_are_notes_or_refused(content: bytes) -> None:
 def test_notes_that_are_none_are_named(tmp_path: Path) -> None:
     a = b2array.asarray(values(), **place(tmp_path / "a.b2nd", "sparse"))
     a.store(source(), compute=False)
-    (notes,) = (tmp_path / "a.b2nd").glob(f"*{pending.SUFFIX}")
+    (notes,) = (tmp_path / "a.b2nd").glob(f"*{JOURNAL}")
     notes.write_bytes(b"nothing")
     with pytest.raises(FormatError, match=notes.name):
         a.store(source(), resume=True)
