@@ -48,7 +48,9 @@ if TYPE_CHECKING:
     from b2array.exchange.convert import convert
     from b2array.group.addressing import open
     from b2array.group.group import Group, open_group
-    from b2array.tools.members import repack, repair, vacuum, verify
+    from b2array.tools.repair import repair
+    from b2array.tools.vacuum import repack, vacuum
+    from b2array.tools.verify import verify
 
     __version__: str
 
@@ -114,10 +116,10 @@ _LAZY = {
     "convert": "exchange.convert",
     "open": "group.addressing",
     "open_group": "group.group",
-    "repack": "tools.members",
-    "repair": "tools.members",
-    "vacuum": "tools.members",
-    "verify": "tools.members",
+    "repack": "tools.vacuum",
+    "repair": "tools.repair",
+    "vacuum": "tools.vacuum",
+    "verify": "tools.verify",
 }
 
 

@@ -29,11 +29,11 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def table(rows: Mapping[str, Any], heads: Sequence[str] = ()) -> str:
-    """Return a table with a row for each name; a value that is a tuple of str has a cell for each head."""
-    lines = [f"<tr><th></th>{''.join(_cell('th', head) for head in heads)}</tr>"] if heads else []
+    """Return a table with a row for each name; a value that is a tuple of str has a cell for each further head."""
+    lines = [f"<tr>{''.join(_cell('th', head) for head in heads)}</tr>"] if heads else []
     for name, value in rows.items():
         cells = value if heads and isinstance(value, tuple) else (value,)
-        span = f' colspan="{len(heads)}"' if len(cells) < len(heads) else ""
+        span = f' colspan="{len(heads) - 1}"' if len(cells) + 1 < len(heads) else ""
         lines.append(f"<tr>{_cell('th', name)}{''.join(_cell('td', cell, span) for cell in cells)}</tr>")
     return f"<table>{''.join(lines)}</table>"
 
@@ -147,7 +147,7 @@ def array_page(rows: Mapping[str, Any], layout: Layout, attrs: Mapping[str, Any]
         main["dims"] = ", ".join(str(name) for name in rows["dims"])
     first = tuple((0, min(c, n)) for c, n in zip(layout.chunks, layout.shape, strict=True))
     parts = [beside(
-        table(main, ("array", "chunk", "block")),
+        table(main, ("", "array", "chunk", "block")),
         draw(layout.shape, layout.chunks, shaded=[first], names=rows["dims"]),
         draw(layout.chunks, layout.blocks, shaded=[tuple((0, c) for c in layout.chunks)]),
     )]  # fmt: skip

@@ -7,7 +7,8 @@ Sources: "Blosc2 Contiguous Frame Format", sections Header, Chunks and Trailer; 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from statistics import median
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from b2array.codec.chunk import Context
 from b2array.codec.header import FIELDS as CHUNK_FIELDS
 from b2array.codec.header import ChunkHeader, HeaderField, Special
 from b2array.config import HEADER_LEN
@@ -25,7 +27,7 @@ from b2array.engine.source import ChunkRequest, Location
 from b2array.errors import B2ArrayError, UnsupportedError
 from b2array.exchange.formats import holds_array
 from b2array.format import b2nd, checksums, frame
-from b2array.format.header import HEADER_FIELDS, FrameType
+from b2array.format.header import HEADER_FIELDS, FrameType, Header
 from b2array.store.base import Listed, Store
 from b2array.store.spans import Span
 
@@ -140,15 +142,36 @@ def survey(held: Snapshot) -> Survey:
             else:
                 kind = "lost" if place is None else place.name.lower()
                 chunks.append(ChunkSizes(n, None, "", head.chunk_nbytes(n) or 0, 0, 0, kind))
-    frame_nbytes = head.header_len + head.frame_len - head.tail_start
-    total, nbytes = None, sum(live.values())
-    if head.frame_type == FrameType.CONTIGUOUS:
-        total = held.store.stamp("").size - held.start
-    elif (files := listed(held.store)) is not None:
-        total = sum(each.size for name, each in files.items() if not name.startswith("."))
-    dead = None if total is None else max(0, total - frame_nbytes - nbytes)
+    own, nbytes = frame_nbytes(head), sum(live.values())
+    total = total_nbytes(held, listed(held.store) if held.sparse else None)
+    dead = None if total is None else max(0, total - own - nbytes)
     grid = held.state.require_layout().grid_shape or (1,) if holds_array(head) else (head.nchunks,)
-    return Survey(tuple(chunks), grid, total, frame_nbytes, nbytes, dead)
+    return Survey(tuple(chunks), grid, total, own, nbytes, dead)
+
+
+def frame_nbytes(described: frame.Frame) -> int:
+    """Return the size of header, index and trailer."""
+    return described.header_len + described.frame_len - described.tail_start
+
+
+def total_nbytes(held: Snapshot, files: Mapping[str, Listed] | None) -> int | None:
+    """Return the size of a frame as it is stored, dead space included; None if the store does not tell it.
+
+    `files` are the objects of a sparse frame, if the store can list them.
+    """
+    if held.sparse:
+        return None if files is None else sum(each.size for name, each in files.items() if not name.startswith("."))
+    size = held.frame.frame_len if held.start else held.store.stamp("").size
+    return None if size < 0 else size
+
+
+def context_of(described: Header) -> Context:
+    """Return what the chunks of a frame need to be decoded, as far as the header tells it."""
+    raw, blocks = described.metalayer("b2nd"), None
+    if raw is not None:
+        with suppress(B2ArrayError):
+            blocks = b2nd.unpack(raw, chunksize=described.chunksize).blocks
+    return Context(described.codec, described.codec_meta, blocks)
 
 
 def listed(store: Store) -> dict[str, Listed] | None:

@@ -8,7 +8,6 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
@@ -36,8 +35,7 @@ from b2array.tools import describing
 from b2array.tools import options as opts
 from b2array.tools import repair as repairing
 from b2array.tools import vacuum as vacuuming
-from b2array.tools.members import change_each
-from b2array.tools.members import verify as verify_all
+from b2array.tools import verify as verifying
 from b2array.tools.results import Result, Results, table
 
 __all__ = ["app", "main"]
@@ -385,21 +383,12 @@ def bench(
         print(*table(list(measuring.compared(others)), "<<>" + ">" * len(own)), sep="\n")
 
 
-def _show(done: Result | Results, as_json: bool) -> int:
+def _show(done: Result, as_json: bool) -> int:
     """Print a result, and return the exit code."""
     _print(done.to_dict()) if as_json else print(opts.with_options(str(done)))
     if done.ok:
         return OK
     return CORRUPT if not isinstance(done, Results) or done.damaged else ERROR
-
-
-def _change(
-    url: str, storage: Sequence[str] | None, change: Callable[..., Result], as_json: bool, dry_run: bool, **more: Any
-) -> int:
-    """Change a frame or the members of a group, print the result, and return the exit code."""
-    options = opts.storage_options(storage)
-    one = partial(change, dry_run=dry_run, storage_options=options, **more)
-    return _show(change_each(url, options, one, dry_run=dry_run, grace=more.get("grace")), as_json)
 
 
 @_command
@@ -412,7 +401,7 @@ def verify(
 ) -> int:
     """Check a frame or a group; exit code 3 if it is damaged."""
     options = opts.storage_options(storage)
-    return _show(verify_all(url, deep=deep, storage_options=options, progress=opts.shows(progress)), as_json)
+    return _show(verifying.verify(url, deep=deep, storage_options=options, progress=opts.shows(progress)), as_json)
 
 
 @_command
@@ -428,8 +417,11 @@ def repair(
     storage: opts.Storage = None,
 ) -> int:
     """Make frames readable as far as their chunks are intact."""
-    more = {"backup": backup, "trust_order": trust_order, "progress": opts.shows(progress)}
-    return _change(url, storage, repairing.repair, as_json, dry_run, **more)
+    done = repairing.repair(
+        url, dry_run=dry_run, backup=backup, trust_order=trust_order, storage_options=opts.storage_options(storage),
+        progress=opts.shows(progress),
+    )  # fmt: skip
+    return _show(done, as_json)
 
 
 @_command
@@ -441,7 +433,8 @@ def vacuum(
     storage: opts.Storage = None,
 ) -> int:
     """Remove old files that no commit refers to."""
-    return _change(url, storage, vacuuming.vacuum, as_json, dry_run, grace=grace)
+    options = opts.storage_options(storage)
+    return _show(vacuuming.vacuum(url, grace=grace, dry_run=dry_run, storage_options=options), as_json)
 
 
 @_command
@@ -453,7 +446,9 @@ def repack(
     storage: opts.Storage = None,
 ) -> int:
     """Rewrite frames without their dead space."""
-    return _change(url, storage, vacuuming.repack, as_json, dry_run, progress=opts.shows(progress))
+    options = opts.storage_options(storage)
+    done = vacuuming.repack(url, dry_run=dry_run, storage_options=options, progress=opts.shows(progress))
+    return _show(done, as_json)
 
 
 @_command

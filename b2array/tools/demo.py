@@ -18,7 +18,7 @@ from b2array import config
 from b2array.array import creation
 from b2array.array.array import NDArray, open_array
 from b2array.tools.bench import timed
-from b2array.tools.verify import verify_frame
+from b2array.tools.verify import verify
 
 __all__ = ["main", "ripples"]
 
@@ -157,7 +157,7 @@ def _kill_a_writer(path: Path, field: Field) -> None:
         writer.kill()
     written = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")) - before
     a = open_array(path)
-    report, seconds = timed(lambda: verify_frame(path, deep=True))
+    report, seconds = timed(lambda: verify(path, deep=True))
     if not (written > 0 and report.ok and np.array_equal(a, field)):
         raise RuntimeError("the array differs from what was stored before the writer was killed")
     print("\nAnother process overwrote half of the array. It was killed before the last step of its commit,")

@@ -19,6 +19,7 @@ from b2array.engine.snapshot import Snapshot, load
 from b2array.engine.source import FRAME_NAME
 from b2array.engine.transaction import Transaction, copied
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError, located
+from b2array.exchange.formats import Storage
 from b2array.format import index
 from b2array.format.annotations import sizes_row
 from b2array.format.header import FrameType
@@ -27,13 +28,13 @@ from b2array.store.base import Listed, Store
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
-from b2array.store.spans import Span
 from b2array.tools.anatomy import listed
-from b2array.tools.results import Result, Shown, first_of
+from b2array.tools.members import change_each
+from b2array.tools.results import Result, Results, Shown, first_of
 from b2array.tools.salvage import salvage
 from b2array.tools.verify import Findings, inspect
 
-__all__ = ["BACKUP_SUFFIX", "Repair", "repair"]
+__all__ = ["Repair", "repair"]
 
 BACKUP_SUFFIX = ".b2bak"
 """End of the name of a backup."""
@@ -83,8 +84,8 @@ class Repair(Result):
 
 def repair(
     url: str | os.PathLike[str], *, dry_run: bool = False, backup: bool = True, trust_order: bool = False,
-    storage_options: Mapping[str, Any] | None = None, progress: bool = False,
-) -> Repair:  # fmt: skip
+    storage_options: Storage = None, progress: bool = False,
+) -> Repair | Results:  # fmt: skip
     """Make a frame readable again, as far as its chunks are intact.
 
     The trailer that b2array writes holds a copy of the header and a fingerprint of header, index and trailer. So a
@@ -129,6 +130,15 @@ def repair(
     >>> print(b2array.repair("memory://repaired/"))
     memory://repaired/: nothing to repair
     """
+    return change_each(
+        url, storage_options, lambda each: _repaired(each, dry_run, backup, trust_order, storage_options, progress),
+        dry_run=dry_run,
+    )  # fmt: skip
+
+
+def _repaired(
+    url: str, dry_run: bool, backup: bool, trust_order: bool, storage_options: Storage, progress: bool
+) -> Repair:  # fmt: skip
     store = open_store(url, storage_options=storage_options)
     if store.guarantee == "read only" and not dry_run:
         raise ReadOnlyError(f"{store.url} can only be read")
@@ -156,7 +166,7 @@ def repair(
         result = Repair(store.url, dry_run, changed, nchunks, tuple(sorted(lost)), certain, actions)
         if dry_run or not changed:
             return result
-        kept = _back_up(held, os.fspath(url), storage_options) if backup else None
+        kept = _back_up(held, url, storage_options) if backup else None
         _write(held, found, lost, files or {})
         return replace(result, backup=kept)
 
@@ -191,18 +201,18 @@ def _with_zeros(held: Snapshot) -> Snapshot:
     return replace(held, state=held.state.with_frame(offsets=zeros))
 
 
-def _back_up(held: Snapshot, url: str, options: Mapping[str, Any] | None) -> str:
+def _back_up(held: Snapshot, url: str, storage_options: Storage) -> str:
     store = held.store
-    if held.frame.frame_type == FrameType.SPARSE:
-        (content,) = store.read([Span(FRAME_NAME, 0, store.stamp(FRAME_NAME).size)])
-        name = _unused(lambda name: store.create(name, bytes(content)), FRAME_NAME)
+    if held.sparse:
+        name = _unused(lambda name: store.create(name, store.pieces(FRAME_NAME)), FRAME_NAME)
         return f"{store.url.rstrip('/')}/{name}"
     if isinstance(store, LocalStore):
         path = os.path.realpath(store.url)
         # A link is enough, because the repaired frame is a new file with the old name.
         with suppress(OSError):
             return _unused(lambda name: os.link(path, name), path)
-    return redact(_unused(lambda name: open_store(name, storage_options=options).create("", store.pieces()), url))
+    made = _unused(lambda name: open_store(name, storage_options=storage_options).create("", store.pieces()), url)
+    return redact(made)
 
 
 def _unused(make: Callable[[str], Any], name: str) -> str:
@@ -219,7 +229,7 @@ def _unused(make: Callable[[str], Any], name: str) -> str:
 
 def _write(held: Snapshot, found: Findings, lost: set[int], files: Mapping[str, Listed]) -> None:
     whole, store = _with_zeros(held), held.store
-    if held.frame.frame_type == FrameType.CONTIGUOUS:
+    if not held.sparse:
         copied(
             whole, store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True, replaces=held.version
         ).commit()
@@ -228,7 +238,7 @@ def _write(held: Snapshot, found: Findings, lost: set[int], files: Mapping[str, 
     numbers = [number for name in files if (number := chunk_number(name)) is not None]
     draft.reserve_up_to(max([-1, *numbers, *held.frame.offsets.tolist()]))
     draft.annotate(next=None, sizes=None)
-    for n in found.checked & found.heads.keys():
+    for n in found.checked:
         draft.state.sizes[n] = sizes_row(found.heads[n], sized_blocks(whole.frame))
     for n in lost:
         draft.mark_lost(n)

@@ -8,17 +8,21 @@ from html import escape
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from b2array.display.tables import Info, counted, near
+from b2array.display import tables
 
 __all__ = ["Failure", "Result", "Results", "Shown", "first_of", "table"]
 
 
 class Shown(NamedTuple):
-    """What is printed of a result: the outcome in a few words, a table of names and values, and lines below it."""
+    """What is printed of a result: the outcome in a few words, a table, and lines below it.
+
+    `rows` has a value for each name. If there are `heads`, of the names and of more columns, it has a tuple of texts.
+    """
 
     headline: str
     rows: Mapping[str, Any] = MappingProxyType({})
     lines: Sequence[str] = ()
+    heads: Sequence[str] = ()
 
 
 class Result:
@@ -42,14 +46,18 @@ class Result:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def __str__(self) -> str:
-        headline, rows, lines = self.shown()
-        return "\n  ".join([f"{self.url}: {headline}", *repr(Info(rows)).splitlines(), *lines])
+        headline, rows, lines, heads = self.shown()
+        if heads:
+            cells = table([heads, *((name, *row) for name, row in rows.items())], "<" * len(heads))
+        else:
+            cells = iter(repr(tables.Info(rows)).splitlines())
+        return "\n  ".join([f"{self.url}: {headline}", *cells, *lines])
 
     def _repr_html_(self) -> str:
-        headline, rows, lines = self.shown()
+        headline, rows, lines, heads = self.shown()
         below = "".join(f"<li>{escape(line)}</li>" for line in lines)
-        head = f"<p>{escape(near(self.url))}: <b>{escape(headline)}</b></p>"
-        return head + Info(rows)._repr_html_() + f"<ul>{below}</ul>" * bool(below)
+        title = f"<p>{escape(tables.near(self.url))}: <b>{escape(headline)}</b></p>"
+        return title + tables.table(rows, heads) + f"<ul>{below}</ul>" * bool(below)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,7 @@ class Failure(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class Results(Result):
     """The results for the members of a group.
 
     Parameters
@@ -94,40 +102,25 @@ class Results:
     @property
     def damaged(self) -> bool:
         """Whether the bytes of a member are not what they should be."""
-        return any(not each.ok and getattr(each, "damaged", True) for each in self.members.values())
+        return any(each.damaged if isinstance(each, Failure) else not each.ok for each in self.members.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Return all results in types that JSON has."""
         members = {name: each.to_dict() for name, each in self.members.items()}
         return {"url": self.url, "ok": self.ok, "members": members}
 
-    def _cells(self) -> list[list[str]]:
+    def shown(self) -> Shown:
+        """Return how many members there are, and how many are not in order, with a row and the lines of each."""
         found = {name: each.shown() for name, each in self.members.items()}
         columns = list(dict.fromkeys(column for each in found.values() for column in each.rows))
-        cells = [[name, s.headline, *(str(s.rows.get(each, "")) for each in columns)] for name, s in found.items()]
-        return [["member", "result", *columns], *cells]
-
-    def _lines(self) -> Iterator[str]:
-        for name, each in self.members.items():
-            yield from (f"{name}: {line}" for line in each.shown().lines)
-
-    def _headline(self) -> str:
+        rows = {
+            name: (each.headline, *(str(each.rows.get(column, "")) for column in columns))
+            for name, each in found.items()
+        }
         wrong = sum(not each.ok for each in self.members.values())
-        return counted(len(self.members), "member") + (f", {wrong} of them not in order" if wrong else "")
-
-    def __str__(self) -> str:
-        cells = self._cells()
-        shown = table(cells, "<" * len(cells[0])) if self.members else ()
-        return "\n  ".join([f"{self.url}: {self._headline()}", *shown, *self._lines()])
-
-    def _repr_html_(self) -> str:
-        head, *rows = self._cells()
-        cells = ["".join(f"<th>{escape(text)}</th>" for text in head)]
-        cells += ["".join(f"<td>{escape(text)}</td>" for text in row) for row in rows]
-        lines = "".join(f"<li>{escape(line)}</li>" for line in self._lines())
-        whole = "".join(f"<tr>{row}</tr>" for row in cells)
-        title = f"<p>{escape(near(self.url))}: <b>{escape(self._headline())}</b></p>"
-        return f'{title}<table style="border-spacing: 1em 0; text-align: left">{whole}</table><ul>{lines}</ul>'
+        headline = tables.counted(len(found), "member") + (f", {wrong} of them not in order" if wrong else "")
+        lines = [f"{name}: {line}" for name, each in found.items() for line in each.lines]
+        return Shown(headline, rows, lines, ("member", "result", *columns) if rows else ())
 
 
 def first_of(names: Iterable[str], most: int = 8) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 from b2array.array.schunk import open_schunk
 from b2array.display.tables import counted
@@ -17,6 +16,7 @@ from b2array.display.tables import nbytes as shown_nbytes
 from b2array.engine.fetch import chunk_number
 from b2array.engine.snapshot import load
 from b2array.errors import ReadOnlyError, UnsupportedError
+from b2array.exchange.formats import Storage
 from b2array.format.header import FrameType
 from b2array.group.addressing import group_of
 from b2array.group.directory import Directory
@@ -26,11 +26,12 @@ from b2array.store.base import Listed, Store
 from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
-from b2array.tools.results import Result, Shown, first_of
-from b2array.tools.verify import verify_frame
+from b2array.tools.members import change_each
+from b2array.tools.results import Result, Results, Shown, first_of
+from b2array.tools.verify import verified
 from b2array.workers import pending
 
-__all__ = ["Cleanup", "in_seconds", "repack", "vacuum", "vacuum_group"]
+__all__ = ["Cleanup", "in_seconds", "repack", "vacuum"]
 
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 _LEFT = re.compile(rf"(?P<left>(?P<frame>.+?){UNFINISHED})(?:/.+)?", re.DOTALL)
@@ -55,8 +56,8 @@ class Cleanup(Result):
 
 def vacuum(
     url: str | os.PathLike[str], *, grace: str | float = "24h", dry_run: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
-) -> Cleanup:  # fmt: skip
+    storage_options: Storage = None,
+) -> Cleanup | Results:  # fmt: skip
     """Remove old files that no commit refers to: of writers that were killed, or of earlier states.
 
     It removes all files of a parallel write together, when the youngest of them is old enough, even if the array was
@@ -96,6 +97,13 @@ def vacuum(
     ('00000000.chunk',)
     """
     seconds = in_seconds(grace)
+    return change_each(
+        url, storage_options, lambda each: _vacuumed(each, seconds, dry_run, storage_options), dry_run=dry_run,
+        outside=lambda group: _outside(group, seconds, dry_run),
+    )  # fmt: skip
+
+
+def _vacuumed(url: str, seconds: float, dry_run: bool, storage_options: Storage) -> Cleanup:
     store = open_store(url, storage_options=storage_options)
     if store.guarantee == "read only" and not dry_run:
         raise ReadOnlyError(f"{store.url} can only be read")
@@ -137,12 +145,10 @@ def _removable(store: Store) -> dict[str, Listed]:
     return {**(pending.orphans(store, files, numbers) if held.name else {}), **pending.leftovers(store, files)}
 
 
-def _awaited(
-    store: Store, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, names: Iterable[str]
-) -> set[str]:
+def _awaited(store: Store, url: str, storage_options: Storage, names: Iterable[str]) -> set[str]:
     """Return which of these files the redo log of a group needs, because its writer was killed after the commit."""
     needed = set()
-    urls = {os.fsdecode(url)} | ({os.path.realpath(store.url)} if isinstance(store, LocalStore) else set())
+    urls = {url} | ({os.path.realpath(store.url)} if isinstance(store, LocalStore) else set())
     for place in filter(None, {group_of(each, storage_options) for each in urls}):
         group = Directory(place.group, storage_options or {})
         manifest, _ = group.read()
@@ -154,13 +160,13 @@ def _awaited(
     return needed
 
 
-def vacuum_group(group: Directory, *, grace: str | float, dry_run: bool) -> Cleanup:
-    """Remove what killed writers left in a group outside of its members.
+def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
+    """Remove what killed writers left in a group outside of its members; return None if there is nothing.
 
     That is members which were never committed, and files and directories where new data waited for a commit. On object
     stores an array that the list of members does not name may be somebody's, and stays.
     """
-    seconds, manifest, members = in_seconds(grace), group.manifest, {*group.members().values()}
+    manifest, members = group.manifest, {*group.members().values()}
     left, arrays = {*manifest.hidden}, set()
     known = members | left
     for path in group.store.walk():
@@ -187,10 +193,10 @@ def vacuum_group(group: Directory, *, grace: str | float, dry_run: bool) -> Clea
     removed, nbytes = [*old], sum(each.size for each in old.values())
     for path in arrays:
         with suppress(FileNotFoundError):
-            one = vacuum(group.address(path), grace=seconds, dry_run=dry_run, **group.options)
+            one = _vacuumed(group.address(path), seconds, dry_run, **group.options)
             removed += [f"{path}/{name}" for name in one.removed]
             nbytes += one.nbytes
-    return Cleanup(group.store.url, dry_run, tuple(sorted(removed)), nbytes)
+    return Cleanup(group.store.url, dry_run, tuple(sorted(removed)), nbytes) if removed else None
 
 
 def _whole(group: Directory, path: str) -> Listed:
@@ -216,9 +222,8 @@ def in_seconds(grace: str | float) -> float:
 
 
 def repack(
-    url: str | os.PathLike[str], *, dry_run: bool = False, storage_options: Mapping[str, Any] | None = None,
-    progress: bool = False,
-) -> Cleanup:  # fmt: skip
+    url: str | os.PathLike[str], *, dry_run: bool = False, storage_options: Storage = None, progress: bool = False,
+) -> Cleanup | Results:  # fmt: skip
     """Rewrite a contiguous frame without dead space. Sparse frames have none: see `vacuum`.
 
     Parameters
@@ -239,11 +244,17 @@ def repack(
     >>> b2array.repack("memory://repacked/").nbytes
     0
     """
-    held = open_schunk(url, "r" if dry_run else "r+", storage_options=storage_options)
-    if held.frame.frame_type == FrameType.SPARSE:
-        return Cleanup(held.url, dry_run)
-    if dry_run:
-        return Cleanup(held.url, dry_run, (), verify_frame(url, storage_options=storage_options).dead_nbytes)
-    before = held._handle.store.stamp("").size
-    held.repack(progress=progress)
-    return Cleanup(held.url, dry_run, (), max(0, before - held._handle.store.stamp("").size))
+
+    def one(address: str) -> Cleanup:
+        held = open_schunk(address, "r" if dry_run else "r+", storage_options=storage_options)
+        if held.frame.frame_type == FrameType.SPARSE:
+            return Cleanup(held.url, dry_run)
+        store = held._handle.store
+        if dry_run:
+            report = verified(held.url, lambda: load(store), deep=False, progress=progress)
+            return Cleanup(held.url, dry_run, (), report.dead_nbytes)
+        before = store.stamp("").size
+        held.repack(progress=progress)
+        return Cleanup(held.url, dry_run, (), max(0, before - store.stamp("").size))
+
+    return change_each(url, storage_options, one, dry_run=dry_run)

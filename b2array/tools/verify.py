@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from b2array import config, threads
+from b2array.array.array import NDArray
+from b2array.array.copying import PIECE_NBYTES
+from b2array.array.schunk import SChunk
 from b2array.codec import decode
-from b2array.codec.chunk import ChunkHead, Context, Stored
-from b2array.codec.header import Special
+from b2array.codec.chunk import ChunkHead, Stored
 from b2array.display.tables import counted
 from b2array.display.tables import nbytes as shown_nbytes
 from b2array.engine.fetch import chunk_number, fetch
 from b2array.engine.snapshot import Snapshot, load
-from b2array.engine.source import FRAME_NAME, ChunkRequest
+from b2array.engine.source import FRAME_NAME, ChunkRequest, Location
 from b2array.errors import (
     B2ArrayError,
     ChecksumError,
@@ -28,19 +30,24 @@ from b2array.errors import (
     UnsupportedError,
     located_error,
 )
-from b2array.format import b2nd, checksums
-from b2array.format.frame import Frame
-from b2array.format.header import FrameType
+from b2array.exchange.formats import Format, Storage
+from b2array.format import checksums
+from b2array.grid.partition import boxes
+from b2array.group.archive import Archive
+from b2array.group.group import Group
+from b2array.group.manifest import is_embedded
 from b2array.progress import track
 from b2array.store.base import Listed, in_one_state
 from b2array.store.endings import JOURNAL
 from b2array.store.open import open_store
+from b2array.store.secrets import redact
 from b2array.store.spans import Span
-from b2array.tools.anatomy import listed
-from b2array.tools.results import Result, Shown, first_of
+from b2array.tools.anatomy import context_of, frame_nbytes, listed, total_nbytes
+from b2array.tools.members import Members, collected, each_frame
+from b2array.tools.results import Result, Results, Shown, first_of
 from b2array.workers import pending
 
-__all__ = ["Findings", "Problem", "Report", "inspect", "verified", "verify_frame"]
+__all__ = ["Findings", "Problem", "Report", "inspect", "verified", "verify"]
 
 _BATCH_NBYTES = 32 * 2**20
 _BATCH_CHUNKS = 256
@@ -70,15 +77,14 @@ class Problem(NamedTuple):
 class Findings:
     """The result of looking at every chunk.
 
-    `heads` has the heads of the chunks that are in order. The chunks in `checked` match their checksum record. The
-    chunks in `stale` are followed by the record of an earlier chunk.
+    `heads` has the heads of the chunks that are in order. Of these, those in `checked` match their checksum record, and
+    those in `stale` are followed by the record of an earlier chunk.
     """
 
     problems: list[Problem] = field(default_factory=list)
     heads: dict[int, ChunkHead] = field(default_factory=dict)
     checked: set[int] = field(default_factory=set)
     stale: set[int] = field(default_factory=set)
-    special: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,18 +151,90 @@ class Report(Result):
         return Shown("in order" if self.ok else counted(len(self.problems), "problem"), rows, lines)
 
 
-def verify_frame(
-    url: str | os.PathLike[str], *, deep: bool = False, storage_options: Mapping[str, Any] | None = None,
+def verify(
+    source: str | os.PathLike[str] | NDArray | SChunk | Group, *, deep: bool = False, storage_options: Storage = None,
     progress: bool = False,
-) -> Report:  # fmt: skip
-    """Check whether a frame is in order, or what is left of one whose index is missing."""
-    store = open_store(url, storage_options=storage_options)
-    try:
-        return verified(store.url, lambda: load(store), deep=deep, progress=progress)
-    except FileNotFoundError as error:
-        if not any(chunk_number(name) is not None for name in listed(store) or ()):
-            raise
-        return Report(store.url, deep, problems=(Problem("frame", None, FRAME_NAME, str(error)),))
+) -> Report | Results:  # fmt: skip
+    """Check whether an array is in order, or all arrays of a group, without changing anything.
+
+    Header, index and trailer are compared with their fingerprint. Each chunk's head and its checksum record are
+    checked. Where the store can be listed, missing and orphaned files are found too. It checks what is stored now, even
+    if a handle shows an earlier state.
+
+    Parameters
+    ----------
+    source : str, os.PathLike, NDArray, SChunk or Group
+        An array, any other frame, or a group: where it is, or a handle. Files of other formats are read as a whole.
+    deep : bool, default False
+        Whether to read all of each chunk, compare it with its checksums, and decode it.
+    storage_options : mapping, optional
+        For fsspec.
+    progress : bool, default False
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    Report or Results
+        For a group, the results for its members. A damaged member does not stop the others.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is nothing: no frame, no chunk and no group.
+    ConflictError
+        Other writers kept changing the frame meanwhile.
+
+    Examples
+    --------
+    >>> import b2array
+    >>> a = b2array.zeros((4, 6), chunks=(2, 6), url="memory://verified/")
+    >>> a[0] = 1
+    >>> report = b2array.verify(a, deep=True)
+    >>> report.ok, report.checked, report.special
+    (True, 1, 1)
+    >>> group = b2array.open_group("memory://group", mode="w")
+    >>> group["level"] = [1, 2, 3]
+    >>> print(b2array.verify(group))
+    memory://group: 1 member
+      member  result    layout  chunks  checksums
+      level   in order  sparse  1       1 of 1 stored chunk
+    """
+
+    def inner(where: str, open_frame: Callable[[], Snapshot]) -> Report:
+        return verified(where, open_frame, deep=deep, progress=progress)
+
+    def whole(address: str) -> Report:
+        store = open_store(address, storage_options=storage_options)
+        try:
+            return inner(store.url, lambda: load(store))
+        except FileNotFoundError as error:
+            if not any(chunk_number(name) is not None for name in listed(store) or ()):
+                raise
+            return Report(store.url, deep, problems=(Problem("frame", None, FRAME_NAME, str(error)),))
+
+    def group(found: Members) -> Report | Results:
+        home, paths, error, _ = found
+
+        def member(path: str) -> Report:
+            if isinstance(home, Archive) or is_embedded(path):
+                return inner(f"{home.url}/{path}", lambda: home.open(path, "r").snapshot)
+            return whole(home.address(path))
+
+        return member(paths[""]) if list(paths) == [""] else collected(home.url, home.url, paths, member, error)
+
+    def other(kind: Format, address: str) -> Report | Results:
+        return _read(kind, address, storage_options, progress=progress)
+
+    if isinstance(source, NDArray | SChunk):
+        held = source._handle.snapshot
+        return inner(held.url, lambda: load(held.store, start=held.start))
+    if isinstance(source, Group):
+        home = source._home
+        return collected(
+            source.url, home.url, source._below(),
+            lambda path: inner(f"{home.url}/{path}", lambda: home.open(path, "r").snapshot),
+        )  # fmt: skip
+    return each_frame(source, storage_options, whole, group, other)
 
 
 def verified(url: str, open_frame: Callable[[], Snapshot], *, deep: bool, progress: bool) -> Report:
@@ -169,38 +247,34 @@ def _verified(report: Report, open_frame: Callable[[], Snapshot], *, progress: b
         held = open_frame()
     except (FormatError, UnsupportedError) as error:
         return replace(report, problems=(Problem("frame", None, "", str(error)),))
-    store = held.store
-    described, files = held.frame, listed(store)
+    store, described, files = held.store, held.frame, listed(held.store)
     found = inspect(held, deep=report.deep, files=files, progress=progress)
-    sparse = described.frame_type == FrameType.SPARSE
-    numbers = set(described.offsets[described.offsets >= 0].tolist()) if sparse else set()
-    orphans = tuple(name for name in sorted(files or ()) if pending.is_orphan(name, numbers)) if sparse else ()
+    stored = described.offsets[described.offsets >= 0].tolist()
+    orphans: tuple[str, ...] = ()
+    if held.sparse:
+        numbers = set(stored)
+        orphans = tuple(name for name in sorted(files or ()) if pending.is_orphan(name, numbers))
+        dead = sum((files or {})[name].size for name in orphans)
+    else:
+        records = sum(checksums.record_nbytes(len(found.heads[n].starts)) for n in found.checked)
+        live = records + sum(head.header.cbytes for head in found.heads.values())
+        dead = (total_nbytes(held, None) or 0) - frame_nbytes(described) - live
     unfinished = (name for name in files or () if name.endswith(JOURNAL))
-    dead = sum((files or {})[name].size for name in orphans) if sparse else _dead_nbytes(held, found)
     return replace(
         report,
         layout=described.frame_type.name.lower(),
         generation=held.generation,
         nchunks=described.nchunks,
-        special=found.special,
-        checked=len(found.checked & found.heads.keys()),
-        unchecked=len(found.heads.keys() - found.checked - found.stale),
+        special=described.nchunks - len(stored),
+        checked=len(found.checked),
+        unchecked=len(found.heads) - len(found.checked) - len(found.stale),
         stale=len(found.stale),
         lost=held.state.annotations.lost,
         orphans=orphans,
         leftovers=tuple(sorted([*pending.leftovers(store, files or {}), *unfinished])),
-        dead_nbytes=dead,
+        dead_nbytes=max(0, dead),
         problems=tuple(found.problems),
     )
-
-
-def _dead_nbytes(held: Snapshot, found: Findings) -> int:
-    """Count the bytes of a file outside of its chunks, records, header, index and trailer."""
-    live = sum(head.header.cbytes for head in found.heads.values())
-    live += sum(checksums.record_nbytes(len(found.heads[n].starts)) for n in found.checked & found.heads.keys())
-    data = held.frame.cbytes if held.frame.nbytes else 0
-    size = held.store.stamp("").size if not held.start else held.frame.frame_len
-    return max(0, data - live) + max(0, size - held.frame.frame_len)
 
 
 def inspect(
@@ -211,15 +285,12 @@ def inspect(
     The snapshot must not have been read from before. `files` are the store's objects, if it can list them.
     """
     inspector = _Inspector(held, deep, files)
-    described = held.frame
-    stored = np.flatnonzero(described.offsets >= 0).tolist()
-    inspector.findings.special = described.nchunks - len(stored)
-    step = min(max(1, _BATCH_NBYTES // max(1, described.chunksize)), _BATCH_CHUNKS) if deep else _BATCH_CHUNKS
+    stored = np.flatnonzero(held.frame.offsets >= 0).tolist()
+    step = min(max(1, _BATCH_NBYTES // max(1, held.frame.chunksize)), _BATCH_CHUNKS) if deep else _BATCH_CHUNKS
     with config.using(verify="always"), track(len(stored), "verifying", progress, unit="items") as shown:
         for first in range(0, len(stored), step):
             inspector.look(tuple(stored[first : first + step]))
             shown.advance(min(step, len(stored) - first))
-    inspector.compare_extents()
     return inspector.findings
 
 
@@ -229,12 +300,13 @@ class _Inspector:
         self.deep = deep
         self.sizes = {name: each.size for name, each in (files or {}).items()}
         self.findings = Findings()
-        self.context = Context(held.frame.codec, held.frame.codec_meta, _blockshape(held.frame))
+        self.context = context_of(held.frame)
+
+    def place(self, n: int) -> Location:
+        return self.held.location_of(int(self.held.frame.offsets[n]))
 
     def report(self, kind: str, n: int, text: str) -> None:
-        sparse = self.held.frame.frame_type == FrameType.SPARSE
-        file = self.held.location_of(int(self.held.frame.offsets[n])).name if sparse else ""
-        self.findings.problems.append(Problem(kind, n, file, text))
+        self.findings.problems.append(Problem(kind, n, self.place(n).name, text))
 
     def look(self, numbers: tuple[int, ...]) -> None:
         fetched = list(self._fetched(numbers))
@@ -244,6 +316,7 @@ class _Inspector:
             else:
                 self.findings.heads[n] = stored.head
                 self._check_record(n, stored)
+                self._check_extent(n, stored.head.header.cbytes)
 
     def _fetched(self, numbers: tuple[int, ...]) -> Iterator[tuple[int, Stored]]:
         """Fetch chunks together; if that fails, one by one, to find those that cannot be read."""
@@ -265,8 +338,8 @@ class _Inspector:
             return _kind(error)
         if self.held.has_checksums(n):
             return "checksum"  # b2array wrote the chunk, so it was supported
-        place, expected = self.held.locate(n), self.held.frame.chunk_nbytes(n)
-        if expected is None or isinstance(place, Special):
+        place, expected = self.place(n), self.held.frame.chunk_nbytes(n)
+        if expected is None:
             return "unsupported"
         (sizes,) = self.held.read([Span(place.name, place.start + 4, place.start + 8)], clip=True)
         return "unsupported" if int.from_bytes(sizes, "little") == expected else "chunk"
@@ -285,51 +358,55 @@ class _Inspector:
         if self.held.has_checksums(n):
             self.findings.checked.add(n)
             return
-        if not self.deep:
-            return
-        place, head = self.held.locate(n), stored.head
-        if isinstance(place, Special):
-            return
+        place, head = self.place(n), stored.head
         start = place.start + head.header.cbytes
         stop = start + checksums.record_nbytes(len(head.starts))
-        end = place.stop if place.stop >= 0 else self.sizes.get(place.name, 0)
-        if stop > end:
+        if not self.deep or stop > (place.stop if place.stop >= 0 else self.sizes.get(place.name, 0)):
             return
         (behind,) = self.held.read([Span(place.name, start, stop)])
-        number = chunk_number(place.name)
+        number = int(self.held.frame.offsets[n]) if self.held.sparse else -1
         try:
-            sums = checksums.verified_sums(behind, head, stored.region, number=-1 if number is None else number)
+            sums = checksums.verified_sums(behind, head, stored.region, number=number)
             count = range(len(head.starts))
             checksums.check_blocks(sums, count, stored.region, stored.starts.tolist(), stored.stops.tolist())
         except ChecksumError:
-            if checksums.unpack_record(behind, number=-1 if number is None else number) is not None:
+            if checksums.unpack_record(behind, number=number) is not None:
                 self.findings.stale.add(n)
         else:
             self.findings.checked.add(n)
 
-    def compare_extents(self) -> None:
-        """Check that each chunk ends before the next one starts, or inside its file."""
-        for n, head in self.findings.heads.items():
-            place, cbytes = self.held.locate(n), head.header.cbytes
-            if isinstance(place, Special):
-                continue
-            if place.stop >= 0 and place.start + cbytes > place.stop:
-                room = place.stop - place.start
-                text = f"expected at most {room} bytes, where the next chunk starts, found {cbytes} bytes"
-                self.report("overlap", n, f"chunk {n} of {self.held.url}: {text}")
-            size = self.sizes.get(place.name, cbytes)
-            if place.stop < 0 and size < cbytes:
-                text = f"expected a file of at least {cbytes} bytes, found {size}"
-                self.report("truncated", n, f"chunk {n} of {self.held.url}, {place.name}: {text}")
-
-
-def _blockshape(described: Frame) -> tuple[int, ...] | None:
-    raw = described.metalayer("b2nd")
-    try:
-        return None if raw is None else b2nd.unpack(raw, chunksize=described.chunksize).blocks
-    except B2ArrayError:
-        return None
+    def _check_extent(self, n: int, cbytes: int) -> None:
+        """Check that a chunk ends before the next one starts, or inside its file."""
+        place = self.place(n)
+        if place.stop >= 0 and place.start + cbytes > place.stop:
+            room = place.stop - place.start
+            text = f"expected at most {room} bytes, where the next chunk starts, found {cbytes} bytes"
+            self.report("overlap", n, f"chunk {n} of {self.held.url}: {text}")
+        size = self.sizes.get(place.name, cbytes)
+        if place.stop < 0 and size < cbytes:
+            text = f"expected a file of at least {cbytes} bytes, found {size}"
+            self.report("truncated", n, f"chunk {n} of {self.held.url}, {place.name}: {text}")
 
 
 def _kind(error: B2ArrayError) -> str:
     return next((kind for each, kind in _KINDS.items() if isinstance(error, each)), "chunk")
+
+
+def _read(kind: Format, address: str, storage_options: Storage, *, progress: bool) -> Report | Results:
+    """Read all arrays of a file of another format, so that its library finds damage."""
+    found: dict[str, Report] = {}
+    url = redact(address)
+    with kind.tree(address, storage_options) as tree:
+        for name in tree.names:
+            where = f"{url}/{name}".rstrip("/")
+            report = Report(where, deep=True, layout=kind.name)
+            try:
+                source = tree.open(name)
+                with track(source.nbytes, "verifying", progress) as shown:
+                    for box in boxes(source.shape, PIECE_NBYTES // max(1, source.dtype.itemsize), source.chunks):
+                        shown.advance(source.read(box).nbytes)
+                found[name] = report
+            except (FormatError, UnsupportedError) as error:
+                problem = "chunk" if isinstance(error, FormatError) else "unsupported"
+                found[name] = Report(where, deep=True, problems=(Problem(problem, None, "", str(error)),))
+    return found[""] if list(found) == [""] else Results(url, found)

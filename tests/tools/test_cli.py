@@ -380,6 +380,17 @@ def test_chunks_of_a_directory_that_cannot_be_listed_are_described(http: Any, ru
     assert (sizes["total"], sizes["dead"], len(sizes["chunks"])) == (None, None, 5)
 
 
+def test_a_member_of_an_archive_has_no_dead_space_behind_it(run: Run) -> None:
+    group = b2array.open_group("g.b2d", "w")
+    for name in "ab":
+        group[name] = np.random.default_rng(0).random((30, 30))
+    b2array.convert("g.b2d", "g.b2z")
+    for name in "ab":
+        sizes = json.loads(run("info", f"g.b2z/{name}", "--chunks", "--json")[1])["sizes"]
+        assert sizes["dead"] == 0
+        assert sizes["total"] == Path(f"g.b2d/{name}.b2nd").stat().st_size
+
+
 def test_missing_chunks_are_damage_and_lost_ones_are_counted(run: Run) -> None:
     b2array.asarray(np.arange(100), url="s.b2nd", layout="sparse", chunks=(20,)).close()
     Path("s.b2nd/00000000.chunk").unlink()
@@ -537,6 +548,14 @@ def test_frames_are_verified_and_repaired(run: Run, waves: np.ndarray) -> None:
     np.testing.assert_array_equal(b2array.open("bad.b2nd")[:10], waves[:10])
     assert run("cat", "bad.b2nd", "[10:20, 10:20]")[0] == 3
     assert run("repair", "missing.b2nd")[0] == 1
+
+
+def test_leftovers_of_a_frame_that_was_never_finished_are_removed(run: Run) -> None:
+    left = Path("a.b2nd.0123456789abcdef.b2tmp")
+    left.write_bytes(b"x")
+    assert json.loads(run("vacuum", "a.b2nd", "--grace", "0", "--json")[1])["removed"] == [left.name]
+    assert not left.exists()
+    assert run("vacuum", "a.b2nd", "--grace", "0")[::2] == (1, f"b2array: {Path('a.b2nd').absolute()} does not exist\n")
 
 
 def test_dead_space_is_reclaimed(run: Run, waves: np.ndarray) -> None:

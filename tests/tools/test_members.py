@@ -17,7 +17,7 @@ import pytest
 from damage import flip, place
 
 import b2array
-from b2array.errors import ConflictError
+from b2array.errors import ConflictError, UnsupportedError
 from b2array.tools.results import Results
 
 Run = Callable[..., tuple[int, str, str]]
@@ -229,6 +229,18 @@ def test_damage_in_archives_and_other_formats_is_found(run: Run) -> None:
             code, out, err = run(command, name)
             assert (code, out) == (1, "")
             assert f"b2array convert {name} copy.b2d" in err
+
+
+def test_python_refuses_to_change_archives_and_other_formats_as_the_program_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make("g.b2d")
+    for name in ("g.b2z", "g.h5"):
+        b2array.convert("g.b2d", name)
+        for change in (b2array.repair, b2array.vacuum, b2array.repack):
+            with pytest.raises(UnsupportedError, match=f"b2array convert {name} copy.b2d"):
+                change(name)
 
 
 def test_an_empty_dataset_of_hdf5_is_told_and_hides_no_other(run: Run) -> None:
