@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config
-from b2array.codec import decode
-from b2array.codec.chunk import Context
+from b2array.codec import chunk, decode
 from b2array.codec.header import ChunkHeader
 from b2array.config import HEADER_LEN
 from b2array.engine.fetch import chunk_number
@@ -30,6 +29,7 @@ from b2array.format.header import FrameType, header_nbytes, unpack_header
 from b2array.format.metalayers import Layers
 from b2array.store.base import Store
 from b2array.store.spans import Span
+from b2array.tools.anatomy import context_of
 
 __all__ = ["Salvaged", "salvage"]
 
@@ -39,6 +39,7 @@ _NO_LIMIT = 2**62
 _TRAILER_END = struct.Struct(">BI2B16s")
 _TRAILER_NBYTES = 25
 _WINDOW = 4 * 2**20
+_SMALLEST_CHUNK = 16
 _SMALLEST_HEADER = 97
 _TYPE_AT = -1 - fingerprint.FINGERPRINT_NBYTES
 _WRONG_BYTES = 2
@@ -62,7 +63,7 @@ class Salvaged:
 
 def salvage(store: Store, reason: FormatError | UnsupportedError) -> Salvaged:
     """Return the frame as it was committed, or put it together, unless it is of an unsupported kind."""
-    file = _FrameFile(store)
+    file = _File(store)
     if (restored := _restored(file)) is not None:
         return restored
     if isinstance(reason, UnsupportedError):
@@ -78,7 +79,7 @@ class _Trailer(NamedTuple):
     nbytes: int
 
 
-class _FrameFile:
+class _File:
     """The file that holds the header, index and trailer."""
 
     def __init__(self, store: Store) -> None:
@@ -96,12 +97,13 @@ class _FrameFile:
         stop = min(stop, self.size)
         return bytes(self.store.read([Span(self.name, start, stop)])[0]) if start < stop else b""
 
-    def chunk_nbytes(self, start: int) -> int:
-        """Return the stored size of the chunk that begins at `start`, or 0 if there is none."""
+    def chunk(self, at: int) -> ChunkHeader | None:
+        """Return the header of the chunk that begins here and ends within the file."""
         try:
-            return ChunkHeader.unpack(self.read(start, start + HEADER_LEN)).cbytes
+            header = ChunkHeader.unpack(self.read(at, at + HEADER_LEN))
         except (FormatError, UnsupportedError):
-            return 0
+            return None
+        return header if _SMALLEST_CHUNK <= header.cbytes <= self.size - at else None
 
     def trailer(self, start: int, end: int) -> _Trailer | None:
         """Return the trailer that is between `start` and `end`."""
@@ -117,7 +119,7 @@ class _FrameFile:
             return None
 
 
-def _restored(file: _FrameFile) -> Salvaged | None:
+def _restored(file: _File) -> Salvaged | None:
     """Return the frame as it was committed; None if it had no fingerprint, or if index or trailer are damaged.
 
     It is not certain if other software had written a header since, because the shape may then be an older one.
@@ -135,7 +137,7 @@ def _restored(file: _FrameFile) -> Salvaged | None:
     return None
 
 
-def _candidates(file: _FrameFile) -> Iterator[tuple[bytes, bytes, str]]:
+def _candidates(file: _File) -> Iterator[tuple[bytes, bytes, str]]:
     """Yield possible headers, each with its index and trailer, and how they were found.
 
     The frame ends where its header says or with the file. There are two headers, the first one and the copy in the
@@ -146,8 +148,6 @@ def _candidates(file: _FrameFile) -> Iterator[tuple[bytes, bytes, str]]:
         return
     frame_len = fingerprint.frame_len(first)
     for end in dict.fromkeys((frame_len, file.size)):
-        if end > file.size:
-            continue
         trailer = file.trailer(0, end)
         if trailer is None:
             continue  # without a trailer there is no fingerprint, and the rest of the file may be large
@@ -161,8 +161,9 @@ def _candidates(file: _FrameFile) -> Iterator[tuple[bytes, bytes, str]]:
         for header, origin in headers:
             (nbytes,), (cbytes,) = struct.unpack_from(">q", header, 0x1E), struct.unpack_from(">q", header, 0x27)
             start = len(header) + (cbytes if nbytes and header[0x1A] == FrameType.CONTIGUOUS else 0)
+            offsets = file.chunk(start) if nbytes and len(header) <= start else None
             # The sizes in a damaged header may lead to a place from which the rest of the file is large.
-            if len(header) <= start and start + (file.chunk_nbytes(start) if nbytes else 0) == end - trailer.nbytes:
+            if start + (offsets.cbytes if offsets is not None else 0) == end - trailer.nbytes:
                 text = origin if end == frame_len else f"the frame ends after {end} bytes; {origin}"
                 yield fingerprint.with_frame_len(header, end), file.read(start, end), text
 
@@ -170,120 +171,96 @@ def _candidates(file: _FrameFile) -> Iterator[tuple[bytes, bytes, str]]:
 class _Wreck:
     """A damaged frame, and what is known about it so far."""
 
-    def __init__(self, file: _FrameFile) -> None:
+    def __init__(self, file: _File) -> None:
         self.file = file
-        self.size = file.size
-        self.read = file.read
-        data = self.read(0, 2**16)
-        if header_nbytes(data) > len(data):
-            data = self.read(0, header_nbytes(data))
-        if len(data) < header_nbytes(data):
-            raise FormatError(f"expected a frame header of {header_nbytes(data)} bytes, found {len(data)}")
+        length = header_nbytes(file.read(0, HEADER_LEN))
+        data = file.read(0, length)
+        if len(data) < length:
+            raise FormatError(f"expected a frame header of {length} bytes, found {len(data)}")
         # The frame's length in the header may be wrong, and is not needed here.
         self.frame_len = fingerprint.frame_len(data)
-        self.header = unpack_header(fingerprint.with_frame_len(data, _NO_LIMIT))
-        self.sparse = self.header.frame_type == FrameType.SPARSE
+        self.header = header = unpack_header(fingerprint.with_frame_len(data, _NO_LIMIT))
+        self.sparse = header.frame_type == FrameType.SPARSE
         if self.sparse != (file.name == FRAME_NAME):
             place = "a directory" if file.name else "a file"
-            raise FormatError(f"expected the frame of {place}, found a {self.header.frame_type.name.lower()} one")
-        self._check_geometry()
-        self.context = Context(self.header.codec, self.header.codec_meta)
-        self.notes: list[str] = []
-        self.fingerprint_type: int | None = None
-        self.gaps: list[int] = []
-
-    def _check_geometry(self) -> None:
-        """Raise FormatError if the shape contradicts the other sizes, because then the header is useless."""
-        array = self.header.metalayer("b2nd")
-        if array is None:
-            return
-        counted = b2nd.unpack(array, chunksize=self.header.chunksize).nchunks
+            raise FormatError(f"expected the frame of {place}, found a {header.frame_type.name.lower()} one")
+        self.expected = -(-header.nbytes // header.chunksize) if header.chunksize > 0 else 0
+        """Number of chunks according to the header; 0 if it has no chunk size."""
+        array = header.metalayer("b2nd")
+        counted = self.expected if array is None else b2nd.unpack(array, chunksize=header.chunksize).nchunks
         if counted != self.expected:
             raise FormatError(
                 f"expected a header that counts {counted} chunks, as its shape does, found {self.expected}"
             )
-
-    @property
-    def expected(self) -> int:
-        """Number of chunks according to the header; 0 if it has no chunk size."""
-        return -(-self.header.nbytes // self.header.chunksize) if self.header.chunksize > 0 else 0
-
-    @property
-    def index_sizes(self) -> tuple[int, ...]:
-        """Sizes in bytes that an index may have: it is written before the header, so it may have one chunk more."""
-        return (8 * self.expected, 8 * self.expected + 8) if self.expected else ()
-
-    def salvaged(self) -> Salvaged:
         most = min(config.limits.index_nbytes, 2**31 - 1) // 8
         if self.expected > most:
             raise FormatError(f"expected a header that counts at most {most} chunks, found {self.expected}")
+        # An index is written before the header, so it may have one chunk more.
+        self.index_sizes = (8 * self.expected, 8 * self.expected + 8) if self.expected else ()
+        self.context = context_of(header)
+        self.notes: list[str] = []
+        self.gaps: list[int] = []
+
+    def salvaged(self) -> Salvaged:
+        header, indices = self.header, list[int]()
         if self.sparse:
             numbers = map(chunk_number, self.file.store.listing())
-            valid, index_places = {n for n in numbers if n is not None}, [self.header.header_len]
+            valid = {n for n in numbers if n is not None}
         else:
-            valid, index_places = self._walk()
-        offsets, end = self._index(valid, index_places)
-        layers = self._trailer(end)
-        certain = offsets is not None and self.fingerprint_type != frame.FINGERPRINT_128
+            valid, indices = self._walk()
+        offsets, end = self._index(valid, indices)
+        layers, fingerprint_type = self._trailer(end)
+        certain = offsets is not None and fingerprint_type != frame.FINGERPRINT_128
         if offsets is None:
             offsets = self._in_order(sorted(valid))
         elif not certain:
             self.notes.append("header, index or trailer do not fit the fingerprint")
-        if self.header.nbytes and not offsets.size:
-            raise FormatError(f"expected chunks of {self.header.nbytes} bytes, found none")
-        cbytes = self.header.cbytes if self.sparse else self.size - self.header.header_len
-        header = replace(self.header, cbytes=cbytes, frame_len=self.size)
+        if header.nbytes and not offsets.size:
+            raise FormatError(f"expected chunks of {header.nbytes} bytes, found none")
+        cbytes = header.cbytes if self.sparse else self.file.size - header.header_len
+        header = replace(header, cbytes=cbytes, frame_len=self.file.size)
         found = frame.with_tail(header, offsets=offsets, vlmetalayers=layers)
-        return Salvaged(found, certain, certain and self.fingerprint_type == 0, tuple(self.notes))
+        return Salvaged(found, certain, certain and fingerprint_type == 0, tuple(self.notes))
 
     # Chunks.
 
     def _walk(self) -> tuple[set[int], list[int]]:
         """Find chunks in a file; return their offsets from the end of the header, and where an index may be."""
-        base, at = self.header.header_len, self.header.header_len
-        chunks, indices = set(), [self.header.tail_start] if self.header.nbytes else []
-        gaps = []
-        while at < self.size - HEADER_LEN // 2:
-            header = self._chunk_header(at)
-            if header is not None and self._is_data(at, header):
+        base = at = self.header.header_len
+        chunks, indices, gaps = set(), [], []
+        while at < self.file.size - HEADER_LEN // 2:
+            header = self.file.chunk(at)
+            nbytes = 0 if header is None else self._data_nbytes(at, header)
+            if nbytes:
                 chunks.add(at - base)
+                at += nbytes
             elif header is not None and header.typesize == 8 and header.nbytes in self.index_sizes:
                 indices.append(at)
+                at += header.cbytes
             else:
                 gaps.append(len(chunks))
                 at = self._next_candidate(at + 1)
-                continue
-            at += header.cbytes
-            at += self._record_nbytes(at)
         self.gaps = [before for before in gaps if before < len(chunks)]
         return chunks, indices
 
-    def _chunk_header(self, at: int) -> ChunkHeader | None:
-        try:
-            header = ChunkHeader.unpack(self.read(at, at + HEADER_LEN))
-        except (FormatError, UnsupportedError):
-            return None
-        return header if 16 <= header.cbytes <= self.size - at else None
-
-    def _is_data(self, at: int, header: ChunkHeader) -> bool:
-        chunksize, rest = self.header.chunksize, self.header.nbytes % max(1, self.header.chunksize)
-        if chunksize > 0 and header.nbytes not in (chunksize, rest or chunksize):
-            return False
-        if chunksize > 0 and self.header.blocksize and header.blocksize > max(self.header.blocksize, 1):
-            return False
+    def _data_nbytes(self, at: int, header: ChunkHeader) -> int:
+        """Return the size of a chunk of data with its checksum record; 0 if it is none, or cannot be decoded."""
+        chunksize, blocksize = self.header.chunksize, self.header.blocksize
+        if chunksize > 0 and header.nbytes not in (chunksize, self.header.nbytes % chunksize or chunksize):
+            return 0
+        if chunksize > 0 and blocksize and header.blocksize > blocksize:
+            return 0
         if header.nbytes > config.limits.chunk_nbytes or header.cbytes < HEADER_LEN:
-            return False
+            return 0
+        end = at + header.cbytes
         try:
-            decode.decode(self.read(at, at + header.cbytes), context=self.context)
+            stored = self.file.read(at, end)
+            decode.decode(stored, context=self.context)
+            nblocks = len(chunk.unpack_head(stored).starts)
         except (FormatError, UnsupportedError):
-            return False
-        return True
-
-    def _record_nbytes(self, at: int) -> int:
-        head = self.read(at, at + checksums.record_nbytes(0))
-        nblocks = int.from_bytes(head[8:12], "little")
-        whole = self.read(at, at + checksums.record_nbytes(min(nblocks, 2**28)))
-        return checksums.record_nbytes(nblocks) if checksums.unpack_record(whole) is not None else 0
+            return 0
+        record = self.file.read(end, end + checksums.record_nbytes(nblocks))
+        return header.cbytes + len(record) * (checksums.unpack_record(record) is not None)
 
     def _next_candidate(self, at: int) -> int:
         """Find the next place from `at` on that has the sizes in the header of a chunk or an index."""
@@ -291,58 +268,51 @@ class _Wreck:
         if self.header.chunksize > 0:
             blocksize = struct.pack("<i", self.header.blocksize) if self.header.blocksize else b""
             patterns.append(struct.pack("<i", self.header.chunksize) + blocksize)
-        while patterns and at < self.size:
-            window = self.read(at, at + _WINDOW)
+        while patterns and at < self.file.size:
+            window = self.file.read(at, at + _WINDOW)
             hits = [hit for pattern in patterns if (hit := window.find(pattern, 4)) >= 0]
             if hits:
                 return at + min(hits) - 4
-            if at + len(window) >= self.size:
+            if at + len(window) >= self.file.size:
                 break
             at += len(window) - 12
-        return self.size
+        return self.file.size
 
     # The index.
 
     def _index(self, valid: set[int], places: list[int]) -> tuple[Int64Array | None, int]:
-        """Find the last index whose chunks are all found; return it, and where it ends."""
-        for at in places[:1] + sorted(places[1:], reverse=True):
-            found = self._index_at(at)
-            if found is None:
-                continue
-            offsets, end = found
-            stored = offsets[offsets >= 0]
-            known = np.isin(stored, np.array(sorted(valid), np.int64))
-            if not known.all() and not (self.sparse or at == self.header.tail_start):
-                continue
-            if at != places[0]:
-                self.notes.append("took an index that was found behind the chunks")
-            return offsets, end
+        """Find the index where the header says, or else the last one whose chunks are all found, and where it ends."""
+        expected = self.header.tail_start
         if not self.header.nbytes:
-            return np.empty(0, np.int64), self.header.header_len
+            return np.empty(0, np.int64), expected
+        for at in (expected, *sorted(places, reverse=True)):
+            found = self._index_at(at)
+            if found is not None and at == expected:
+                return found
+            if found is not None and valid.issuperset(found[0][found[0] >= 0].tolist()):
+                self.notes.append("took an index that was found behind the chunks")
+                return found
         self.notes.append("found no index: took the chunks in the order in which they are stored")
         return None, self.header.header_len
 
     def _index_at(self, at: int) -> tuple[Int64Array, int] | None:
-        header = self._chunk_header(at)
+        header = self.file.chunk(at)
         if header is None or not header.nbytes or (self.expected and header.nbytes not in self.index_sizes):
             return None
         stop = at + header.cbytes
         try:
-            offsets = index.unpack(self.read(at, stop), nbytes=header.nbytes, chunksize=0, context=self.context)
-            index.check(offsets, None if self.sparse else self.size)
+            raw = self.file.read(at, stop)
+            offsets = index.unpack(raw, nbytes=header.nbytes, chunksize=0, context=self.context)
+            index.check(offsets, None if self.sparse else self.file.size)
         except (FormatError, UnsupportedError):
             return None
         stored = offsets[offsets >= 0]
         if len(np.unique(stored)) < len(stored):
             return None  # no writer stores one chunk under two numbers
-        counted = self._as_counted(offsets)
-        return None if counted is None else (counted, stop)
-
-    def _as_counted(self, offsets: Int64Array) -> Int64Array | None:
-        """Leave out a chunk that the header does not count yet; return None if it is not the last one."""
-        if not 0 < self.expected < len(offsets):
-            return offsets
-        return offsets[:-1] if offsets[-1] < 0 or offsets[-1] == offsets.max() else None
+        if 0 < self.expected < len(offsets):
+            # The header does not count a chunk yet. It must be the last one.
+            return (offsets[:-1], stop) if offsets[-1] < 0 or offsets[-1] == offsets.max() else None
+        return offsets, stop
 
     def _in_order(self, found: list[int]) -> Int64Array:
         expected = self.expected or len(found)
@@ -363,15 +333,17 @@ class _Wreck:
 
     # The trailer.
 
-    def _trailer(self, start: int) -> Layers:
-        """Find the trailer, which ends where the frame ends by its header, or at the end of the file."""
-        for end in (self.frame_len, self.size):
+    def _trailer(self, start: int) -> tuple[Layers, int | None]:
+        """Find the trailer, which ends where the frame ends by its header, or at the end of the file.
+
+        Return what it holds, and the type of its fingerprint.
+        """
+        for end in (self.frame_len, self.file.size):
             found = self.file.trailer(start, end)
             if found is not None:
-                self.fingerprint_type = found.fingerprint_type
-                return tuple(self._readable(found.layers))
+                return tuple(self._readable(found.layers)), found.fingerprint_type
         self.notes.append("found no trailer: attributes are lost")
-        return ()
+        return (), None
 
     def _readable(self, layers: Layers) -> Iterator[tuple[str, bytes]]:
         for name, raw in layers:

@@ -259,6 +259,40 @@ def test_an_array_whose_index_is_gone_is_saved_in_the_order_of_its_chunks(path):
     assert b2array.open(path).attrs["unit"] == "K"
 
 
+def without_index(path):
+    raw = bytearray(path.read_bytes())
+    start = unpack_header(raw).tail_start
+    raw[start : start + 20] = bytes(20)
+    path.write_bytes(raw)
+
+
+def test_chunks_whose_filter_needs_the_shape_of_blocks_are_saved(path):
+    filters = {"filters": [blosc2.Filter.NDMEAN, blosc2.Filter.SHUFFLE], "filters_meta": [4, 0]}
+    data = np.repeat(np.arange(40.0, dtype="f4"), 16).reshape(40, 16)
+    blosc2.asarray(data, chunks=(8, 16), blocks=(4, 8), urlpath=str(path), cparams=filters)
+    expected = b2array.open(path)[...]
+    without_index(path)
+    assert b2array.repair(path).lost == ()
+    np.testing.assert_array_equal(b2array.open(path)[...], expected)
+
+
+def test_no_more_is_read_behind_a_chunk_than_its_record_of_checksums_can_have(tmp_path):
+    path = tmp_path / "s.b2frame"
+    cparams = {"typesize": 4, "blocksize": 2**22, "codec": blosc2.Codec.ZSTD}
+    schunk = blosc2.SChunk(chunksize=2**22, urlpath=str(path), mode="w", cparams=cparams)
+    for n in range(3):
+        schunk.append_data(np.arange(2**20, dtype="u4") + n)
+    del schunk
+    without_index(path)
+    os.truncate(path, 2**26)
+    tracemalloc.start()
+    result = b2array.repair(path, dry_run=True, trust_order=True)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (result.nchunks, result.lost) == (3, ())
+    assert most < 2**24
+
+
 def test_chunks_are_not_guessed_without_leave(path):
     data = noise()
     write_stock(path, data, "contiguous")
