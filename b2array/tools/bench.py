@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import cycle
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,14 +18,14 @@ from b2array.array.array import NDArray
 from b2array.display import tables
 from b2array.grid import chunking
 
-__all__ = ["Measured", "alternatives", "compared", "patterns", "rates", "timed"]
+__all__ = ["Measured", "alternatives", "compared", "duration", "patterns", "rates", "repeated", "timed"]
 
 T = TypeVar("T")
 
 _SAMPLE_NBYTES = 32 * 2**20
 _MOST_NBYTES = 256 * 2**20
-_SECONDS = 0.4
-"""Seconds for one measurement, of at least one read."""
+_SECONDS, _MOST_CALLS = 0.4, 64
+"""For how long, and how often, a function is called to measure it."""
 
 _SEED = 0
 
@@ -51,8 +53,8 @@ def patterns(a: NDArray) -> Iterator[Measured]:
     """
     with config.using(cache_bytes=0):
         for name, keys in _keys(a.shape, a.chunks, a.itemsize):
-            seconds, nbytes = _measure(a, keys)
-            yield Measured(a.chunks, a.blocks, name, nbytes, seconds, a.cratio)
+            read, seconds = repeated([partial(a.__getitem__, key) for key in keys])
+            yield Measured(a.chunks, a.blocks, name, np.asarray(read).nbytes, seconds, a.cratio)
 
 
 def alternatives(a: NDArray) -> Iterator[Measured]:
@@ -120,15 +122,16 @@ def _keys(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: int) -> Ite
     yield "everything" if whole else "the first part", [head]
 
 
-def _measure(a: NDArray, keys: list[Any]) -> tuple[float, int]:
+def repeated(calls: Iterable[Callable[[], T]]) -> tuple[T, float]:
+    """Call functions in turn for a while; return the last result, and the median of the seconds."""
     times: list[float] = []
-    nbytes = 0
     begun = time.perf_counter()
-    while not times or (time.perf_counter() - begun < _SECONDS and len(times) < 64):
-        read, seconds = timed(lambda: a[keys[len(times) % len(keys)]])
+    for call in cycle(calls):
+        result, seconds = timed(call)
         times.append(seconds)
-        nbytes = np.asarray(read).nbytes
-    return median(times), nbytes
+        if time.perf_counter() - begun >= _SECONDS or len(times) >= _MOST_CALLS:
+            break
+    return result, median(times)
 
 
 def timed(verb: Callable[[], T]) -> tuple[T, float]:
@@ -142,7 +145,7 @@ def rates(found: Iterable[Measured]) -> Iterator[tuple[str, ...]]:
     """Yield the rows of a table of patterns, with their times and rates."""
     yield ("read", "bytes", "time", "rate")
     for each in found:
-        yield each.pattern, tables.nbytes(each.nbytes), _time(each.seconds), f"{each.rate / 1e6:.1f} MB/s"
+        yield each.pattern, tables.nbytes(each.nbytes), duration(each.seconds), f"{each.rate / 1e6:.1f} MB/s"
 
 
 def compared(found: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
@@ -152,9 +155,16 @@ def compared(found: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
     for chunks, blocks in dict.fromkeys((each.chunks, each.blocks) for each in found):
         mine = {each.pattern: each for each in found if (each.chunks, each.blocks) == (chunks, blocks)}
         ratio = next(iter(mine.values())).ratio
-        times = (_time(mine[name].seconds) if name in mine else "" for name in names)
+        times = (duration(mine[name].seconds) if name in mine else "" for name in names)
         yield str(chunks), str(blocks), f"{ratio:.2f}", *times
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time as text.
+
+    Examples
+    --------
+    >>> duration(0.02134), duration(2.134)
+    ('21.34 ms', '2.13 s')
+    """
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"

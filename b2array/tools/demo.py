@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,25 +15,19 @@ import numpy.typing as npt
 from b2array import config
 from b2array.array import creation
 from b2array.array.array import NDArray, open_array
-from b2array.tools.bench import timed
+from b2array.display.tables import size
+from b2array.tools.bench import duration, repeated, timed
+from b2array.tools.results import table
 from b2array.tools.verify import verify
 
 __all__ = ["main", "ripples"]
 
 Field = npt.NDArray[np.float32]
 
-_REPEATS, _SECONDS = 5, 0.3
-_RULE = "-" * 88
 _GRAINS = np.float32(2**14)
 _SHADES = " .:-=+*#%@"
 _PICTURE = (22, 76)
 """Rows and columns of the picture."""
-
-
-class _Part(NamedTuple):
-    text: str
-    meaning: str
-    key: Any
 
 
 def main(steps: int = 160, side: int = 384) -> None:
@@ -46,12 +38,12 @@ def main(steps: int = 160, side: int = 384) -> None:
     print("b2array: rings on a pond, simulated, stored, and read in parts\n")
     field, seconds = timed(lambda: ripples(steps, side))
     steps, side, _ = field.shape
-    _line("simulate", f"{steps} steps on {side} x {side} points of {field.dtype}: {_bytes(field.nbytes)}", seconds)
+    _line("simulate", f"{steps} steps on {side} x {side} points of {field.dtype}: {size(field.nbytes)}", seconds)
     with TemporaryDirectory(prefix="b2array-demo-") as directory, config.using(cache_bytes=0):
         path = Path(directory) / "pond.b2nd"
         stored, seconds = timed(lambda: creation.asarray(field, url=path))
         nbytes = path.stat().st_size
-        _line("store", f"pond.b2nd: {_bytes(nbytes)}, {field.nbytes / nbytes:.1f} times smaller", seconds)
+        _line("store", f"pond.b2nd: {size(nbytes)}, {field.nbytes / nbytes:.1f} times smaller", seconds)
         stored.close()
 
         a, seconds = timed(lambda: open_array(path))
@@ -95,36 +87,31 @@ def ripples(steps: int, side: int) -> Field:
 
 
 def _read_parts(a: NDArray, file_nbytes: int, field: Field) -> None:
-    print(f"{'read':<28}{'what it is':<22}{'result':>10}{'from the file':>19}{'time':>9}\n{_RULE}")
-    costs: dict[str, tuple[int, float]] = {}
-    for part in _parts(a.shape):
-        expected = field[part.key]
-        if not np.array_equal(a[part.key], expected):
-            raise RuntimeError(f"{part.text} differs from what was stored")
-        nbytes = a.explain(part.key).nbytes
-        seconds = _repeated(partial(a.__getitem__, part.key))
-        costs[part.meaning] = nbytes, seconds
-        share = f"{_bytes(nbytes)} {nbytes / file_nbytes:>7.2%}"
-        print(f"{part.text:<28}{part.meaning:<22}{_bytes(expected.nbytes):>10}{share:>19}{_time(seconds):>9}")
-    (some, quick), (whole, slow) = costs["a box"], costs["everything"]
-    print(f"{_RULE}\nFor the box alone, reading everything would cost {whole / some:.0f} times the bytes", end=" ")
-    print(f"and {slow / quick:.0f} times the time.")
-    print(f"Every part is equal to the same part of the simulation. Times are medians of up to {_REPEATS} reads,")
-    print("with the file in the system's memory and without b2array's cache of decoded blocks.")
-
-
-def _parts(shape: Sequence[int]) -> list[_Part]:
-    steps, side, _ = shape
+    steps, side, _ = a.shape
     t, y, x = steps // 2, side // 3, side // 4
-    box = (slice(t, t + steps // 8), slice(y, y + side // 8), slice(x, x + side // 8))
-    corner = ", ".join(f"{part.start}:{part.stop}" for part in box)
-    return [
-        _Part(f"a[{t}, {y}, {x}]", "one item", (t, y, x)),
-        _Part(f"a[:, {y}, {x}]", "a point at all steps", (slice(None), y, x)),
-        _Part(f"a[{corner}]", "a box", box),
-        _Part(f"a[{t}]", "one step", (t,)),
-        _Part("a[...]", "everything", ...),
-    ]
+    after, below, right = t + steps // 8, y + side // 8, x + side // 8
+    rows = [("read", "what it is", "result", "from the file", "", "time")]
+    costs: dict[str, tuple[int, float]] = {}
+    for text, meaning, key in (
+        (f"a[{t}, {y}, {x}]", "one item", np.s_[t, y, x]),
+        (f"a[:, {y}, {x}]", "a point at all steps", np.s_[:, y, x]),
+        (f"a[{t}:{after}, {y}:{below}, {x}:{right}]", "a box", np.s_[t:after, y:below, x:right]),
+        (f"a[{t}]", "one step", np.s_[t]),
+        ("a[...]", "everything", np.s_[...]),
+    ):
+        part, seconds = repeated([partial(a.__getitem__, key)])
+        if not np.array_equal(part, field[key]):
+            raise RuntimeError(f"{text} differs from what was stored")
+        nbytes = a.explain(key).nbytes
+        costs[meaning] = nbytes, seconds
+        share = f"{nbytes / file_nbytes:.2%}"
+        rows.append((text, meaning, size(part.nbytes), size(nbytes), share, duration(seconds)))
+    print(*table(rows, "<<>>>>"), sep="\n")
+    (some, quick), (whole, slow) = costs["a box"], costs["everything"]
+    print(f"\nFor the box alone, reading everything would cost {whole / some:.0f} times the bytes", end=" ")
+    print(f"and {slow / quick:.0f} times the time.")
+    print("Every part is equal to the same part of the simulation. Times are medians of several reads,")
+    print("with the file in the system's memory and without b2array's cache of decoded blocks.")
 
 
 def _drawn(plane: Field) -> Iterator[str]:
@@ -161,45 +148,12 @@ def _kill_a_writer(path: Path, field: Field) -> None:
     if not (written > 0 and report.ok and np.array_equal(a, field)):
         raise RuntimeError("the array differs from what was stored before the writer was killed")
     print("\nAnother process overwrote half of the array. It was killed before the last step of its commit,")
-    print(f"with {_bytes(written)} written. All checksums fit ({_time(seconds)}), and every item is as it was.")
-
-
-def _repeated(verb: Callable[[], object]) -> float:
-    times = [timed(verb)[1]]
-    while len(times) < _REPEATS and sum(times) < _SECONDS:
-        times.append(timed(verb)[1])
-    return median(times)
+    print(f"with {size(written)} written. All checksums fit ({duration(seconds)}), and every item is as it was.")
 
 
 def _line(verb: str, text: str, seconds: float) -> None:
-    print(f"{verb:<10}{text:<69}{_time(seconds):>9}")
+    print(f"{verb:<10}{text:<69}{duration(seconds):>9}")
 
 
 def _shape(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape))
-
-
-def _bytes(count: int) -> str:
-    """Return a number of bytes as text with about three digits.
-
-    Examples
-    --------
-    >>> _bytes(4), _bytes(61_440), _bytes(94_371_840)
-    ('4 B', '61.4 kB', '94.4 MB')
-    """
-    if count < 1000:
-        return f"{count} B"
-    return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"
-
-
-def _time(seconds: float) -> str:
-    """Return a time as text with about three digits.
-
-    Examples
-    --------
-    >>> _time(0.0000213), _time(0.0213), _time(2.13)
-    ('0.02 ms', '21.3 ms', '2.13 s')
-    """
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1e3:.2f} ms" if seconds < 0.01 else f"{seconds * 1e3:.1f} ms"

@@ -56,7 +56,7 @@ def test_a_writer_that_is_killed_loses_nothing_and_has_written(
     temporary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     demo.main(16, 64)
-    found = re.search(r"with ([\d.]+) kB written", capsys.readouterr().out)
+    found = re.search(r"with ([\d.]+) KiB written", capsys.readouterr().out)
     assert found is not None
     assert float(found[1]) > 5
 
