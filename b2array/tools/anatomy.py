@@ -1,4 +1,4 @@
-"""The parts of a frame: its chunks and their sizes, and every field of its header, index and trailer.
+"""The parts of a frame or a Bloscpack file: its chunks and their sizes, and every field around them.
 
 Sources: "Blosc2 Contiguous Frame Format", sections Header, Chunks and Trailer; "Blosc Chunk Format", section Header;
 "B2ND Metalayer Format".
@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from b2array.bloscpack.header import HEADER_FIELDS, META_FIELDS, META_HEADER_LEN, VERSION1_FIELDS, digest_size
+from b2array.bloscpack.reader import Reader
 from b2array.codec.chunk import Context
 from b2array.codec.header import FIELDS as CHUNK_FIELDS
 from b2array.codec.header import ChunkHeader, HeaderField, Special
@@ -27,7 +29,8 @@ from b2array.engine.source import ChunkRequest, Location
 from b2array.errors import B2ArrayError, UnsupportedError
 from b2array.exchange.formats import holds_array
 from b2array.format import b2nd, checksums, frame
-from b2array.format.header import HEADER_FIELDS, FrameType, Header
+from b2array.format.header import HEADER_FIELDS as FRAME_FIELDS
+from b2array.format.header import FrameType, Header
 from b2array.store.base import Listed, Store
 from b2array.store.spans import Span
 
@@ -113,8 +116,12 @@ class Survey:
         yield from chunk_map(self.chunks, self.grid)
 
 
-def survey(held: Snapshot) -> Survey:
+def survey(held: Snapshot | Reader) -> Survey:
     """Read the headers of all chunks and the sizes of the files."""
+    return _survey_of_frame(held) if isinstance(held, Snapshot) else _survey_of_bloscpack(held)
+
+
+def _survey_of_frame(held: Snapshot) -> Survey:
     head = held.frame
     lost = set(held.state.annotations.lost)
     chunks: list[ChunkSizes] = []
@@ -147,6 +154,17 @@ def survey(held: Snapshot) -> Survey:
     dead = None if total is None else max(0, total - own - nbytes)
     grid = held.state.require_layout().grid_shape or (1,) if holds_array(head) else (head.nchunks,)
     return Survey(tuple(chunks), grid, total, own, nbytes, dead)
+
+
+def _survey_of_bloscpack(f: Reader) -> Survey:
+    sizes = []
+    for n in range(f.nchunks):
+        part = f.place(n)
+        cbytes = len(f.get_chunk(n))
+        sizes.append(ChunkSizes(n, part.start, "", part.nbytes, cbytes, 0, ""))
+    live = sum(each.cbytes for each in sizes) + f.nchunks * digest_size(f.header.checksum)
+    head = f.first_chunk
+    return Survey(tuple(sizes), (f.nchunks,), f.cbytes, head, live, max(0, f.cbytes - head - live))
 
 
 def frame_nbytes(described: frame.Frame) -> int:
@@ -220,11 +238,15 @@ class Field(NamedTuple):
 _FIRST_LAYERS = 87
 
 
-def fields(held: Snapshot) -> Iterator[Field]:
-    """Yield every field of header, index and trailer, in the order of the file."""
+def fields(held: Snapshot | Reader) -> Iterator[Field]:
+    """Yield every field before and behind the chunks, in the order of the file."""
+    return _fields_of_frame(held) if isinstance(held, Snapshot) else _fields_of_bloscpack(held)
+
+
+def _fields_of_frame(held: Snapshot) -> Iterator[Field]:
     head = held.frame
     header = bytes(held.read([Span(held.name, held.start, held.start + head.header_len)])[0])
-    yield from rows("header", header, 0, HEADER_FIELDS)
+    yield from rows("header", header, 0, FRAME_FIELDS)
     yield from _layers("header", header, _FIRST_LAYERS, head.metalayers, 0)
     start, stop = head.tail_start, head.frame_len
     tail = bytes(held.read([Span(held.name, held.start + start, held.start + stop)])[0])
@@ -309,3 +331,28 @@ def _trailer(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
     meaning = {0: "none", 3: "b2array's checksum of header, index and trailer"}.get(head.fingerprint_type, "not known")
     yield Field("trailer", base + at + 6, buf[at + 6 : at + 7], "fingerprint_type", buf[at + 6], meaning)
     yield Field("trailer", base + at + 7, buf[at + 7 :], "fingerprint", buf[at + 7 :].hex(), "names this state")
+
+
+def _fields_of_bloscpack(f: Reader) -> Iterator[Field]:
+    raw = f.head_bytes()
+    entries = VERSION1_FIELDS if f.header.version == 1 else HEADER_FIELDS
+    yield from rows("header", raw, 0, placed(entries))
+    meta, at = f.meta_head, f.header.length
+    if meta is not None:
+        yield from rows("metadata", raw[at:], at, placed(META_FIELDS))
+        at += META_HEADER_LEN
+        for name, nbytes, meaning in (
+            ("metadata", meta.meta_comp_size, "their content"),
+            ("room", meta.max_meta_size - meta.meta_comp_size, "for longer ones"),
+            ("digest", digest_size(meta.checksum), "checksum of the metadata"),
+        ):
+            if nbytes:
+                yield Field("metadata", at, raw[at : at + nbytes], name, f"{nbytes} bytes", meaning)
+            at += nbytes
+    nchunks = min(f.nchunks, f.nslots)
+    for n, start in enumerate(np.frombuffer(raw, "<i8", nchunks, at).tolist() if nchunks else ()):
+        yield Field("offsets", at, raw[at : at + 8], f"chunk {n}", start, "where it begins, -1: not known")
+        at += 8
+    if at < len(raw):
+        unused = f"{(len(raw) - at) // 8} times 8 bytes"
+        yield Field("offsets", at, raw[at:], "room", unused, "for offsets of further chunks")

@@ -7,8 +7,9 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
@@ -29,9 +30,9 @@ from b2array.progress import track
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
+from b2array.tools import anatomy, describing
 from b2array.tools import bench as measuring
 from b2array.tools import demo as demonstration
-from b2array.tools import describing
 from b2array.tools import options as opts
 from b2array.tools import repair as repairing
 from b2array.tools import vacuum as vacuuming
@@ -129,8 +130,11 @@ def _command(verb: Callable[P, int | None]) -> Callable[P, None]:
     return run
 
 
-def _print(data: Any) -> None:
-    print(json.dumps(describing.plain(data), indent=2, ensure_ascii=False, allow_nan=False))
+def _print(as_json: bool, data: Any, lines: Iterable[str]) -> None:
+    if as_json:
+        lines = [json.dumps(describing.plain(data), indent=2, ensure_ascii=False, allow_nan=False)]
+    for line in lines:
+        print(line)
 
 
 @_command
@@ -144,23 +148,19 @@ def info(
     """Say what is at a path: an array or a group."""
     options = opts.storage_options(storage)
     if raw:
-        fields = list(describing.raw_fields(url, options))
-        if as_json:
-            _print([each._asdict() for each in fields])
-            return OK
+        with describing.opened(url, options) as held:
+            fields = list(anatomy.fields(held))
         rows = [("part", "offset", "bytes", "field", "value", "meaning")]
         rows += [(f.part, str(f.offset), _hex(f.raw), f.name, str(f.value), f.meaning) for f in fields]
-        print(*table(rows, "<><<<<"), sep="\n")
+        _print(as_json, [each._asdict() for each in fields], table(rows, "<><<<<"))
         return OK
     about, failed = describing.describe(url, options)
-    sizes = describing.surveyed(url, options) if chunks else None
-    if as_json:
-        _print(about if sizes is None else about | {"sizes": sizes.data()})
-    else:
-        print(*describing.lines(about), sep="\n")
-        if sizes is not None:
-            print()
-            print(*sizes.lines(), sep="\n")
+    data, lines = about, describing.lines(about)
+    if chunks:
+        with describing.opened(url, options) as held:
+            sizes = anatomy.survey(held)
+        data, lines = about | {"sizes": sizes.data()}, chain(lines, [""], sizes.lines())
+    _print(as_json, data, lines)
     return _report(failed)
 
 
@@ -181,10 +181,8 @@ def ls(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None) 
     """List an array, or what is in a group, with sizes and ratios."""
     found, failed = describing.listed(url, opts.storage_options(storage), deep=False)
     members = {name: member for name, member in found.items() if name}
-    if as_json:
-        _print(members)
-    elif members:
-        print(*table([describing.row(name, member) for name, member in members.items()], "<<<>>"), sep="\n")
+    rows = [describing.row(name, member) for name, member in members.items()]
+    _print(as_json, members, table(rows, "<<<>>") if rows else ())
     return _report(failed)
 
 
@@ -374,18 +372,17 @@ def bench(
         for each in measuring.alternatives(a) if alternatives else ():
             others.append(each)
             shown.advance()
-    if as_json:
-        _print({"file": [each._asdict() for each in own], "sample": [each._asdict() for each in others]})
-        return
-    print(*table(list(measuring.rates(own)), "<>>>"), sep="\n")
+    lines = table(list(measuring.rates(own)), "<>>>")
     if others:
-        print("\nA sample in memory, with other chunks and blocks:\n")
-        print(*table(list(measuring.compared(others)), "<<>" + ">" * len(own)), sep="\n")
+        below = table(list(measuring.compared(others)), "<<>" + ">" * len(own))
+        lines = chain(lines, ["", "A sample in memory, with other chunks and blocks:", ""], below)
+    data = {"file": [each._asdict() for each in own], "sample": [each._asdict() for each in others]}
+    _print(as_json, data, lines)
 
 
 def _show(done: Result, as_json: bool) -> int:
     """Print a result, and return the exit code."""
-    _print(done.to_dict()) if as_json else print(opts.with_options(str(done)))
+    _print(as_json, done.to_dict(), [opts.with_options(str(done))])
     if done.ok:
         return OK
     return CORRUPT if not isinstance(done, Results) or done.damaged else ERROR

@@ -13,14 +13,7 @@ import numpy as np
 from b2array import bloscpack
 from b2array.array.array import NDArray
 from b2array.array.schunk import SChunk
-from b2array.bloscpack.header import (
-    CHECKSUMS,
-    HEADER_FIELDS,
-    META_FIELDS,
-    META_HEADER_LEN,
-    VERSION1_FIELDS,
-    digest_size,
-)
+from b2array.bloscpack.header import CHECKSUMS
 from b2array.display import tables
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
@@ -32,11 +25,10 @@ from b2array.group.addressing import split_member
 from b2array.group.tree import branches, nested
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
-from b2array.tools import anatomy
 from b2array.tools.results import table
 
 __all__ = [
-    "describe", "drawn", "frame_of", "lines", "listed", "plain", "raw_fields", "row", "surveyed",
+    "describe", "drawn", "frame_of", "lines", "listed", "opened", "plain", "row",
 ]  # fmt: skip
 
 
@@ -229,59 +221,11 @@ def frame_of(url: str, storage_options: Storage) -> Snapshot:
         return source.handle.snapshot
 
 
-def surveyed(url: str, storage_options: Storage) -> anatomy.Survey:
-    """Measure all chunks of a frame or of a Bloscpack file."""
-    with _opened(url, storage_options) as found:
-        return _bloscpack_survey(found) if isinstance(found, bloscpack.Reader) else anatomy.survey(found)
-
-
-def raw_fields(url: str, storage_options: Storage) -> Iterator[anatomy.Field]:
-    """Yield every field before and behind the chunks."""
-    with _opened(url, storage_options) as found:
-        yield from _bloscpack_fields(found) if isinstance(found, bloscpack.Reader) else anatomy.fields(found)
-
-
 @contextmanager
-def _opened(url: str, storage_options: Storage) -> Iterator[bloscpack.Reader | Snapshot]:
+def opened(url: str, storage_options: Storage) -> Iterator[Snapshot | bloscpack.Reader]:
+    """Open a frame, which may be a member of a group, or a Bloscpack file."""
     if find(url, None, storage_options, exists=True)[0].name == "blp":
         with bloscpack.open(url, storage_options=storage_options) as f:
             yield f
     else:
         yield frame_of(url, storage_options)
-
-
-def _bloscpack_survey(f: bloscpack.Reader) -> anatomy.Survey:
-    sizes = []
-    for n in range(f.nchunks):
-        part = f.place(n)
-        cbytes = len(f.get_chunk(n))
-        sizes.append(anatomy.ChunkSizes(n, part.start, "", part.nbytes, cbytes, 0, ""))
-    live = sum(each.cbytes for each in sizes) + f.nchunks * digest_size(f.header.checksum)
-    head = f.first_chunk
-    return anatomy.Survey(tuple(sizes), (f.nchunks,), f.cbytes, head, live, max(0, f.cbytes - head - live))
-
-
-def _bloscpack_fields(f: bloscpack.Reader) -> Iterator[anatomy.Field]:
-    """Yield every field before the chunks, in the order of the file."""
-    raw = f.head_bytes()
-    table = VERSION1_FIELDS if f.header.version == 1 else HEADER_FIELDS
-    yield from anatomy.rows("header", raw, 0, anatomy.placed(table))
-    meta, at = f.meta_head, f.header.length
-    if meta is not None:
-        yield from anatomy.rows("metadata", raw[at:], at, anatomy.placed(META_FIELDS))
-        at += META_HEADER_LEN
-        for name, nbytes, meaning in (
-            ("metadata", meta.meta_comp_size, "their content"),
-            ("room", meta.max_meta_size - meta.meta_comp_size, "for longer ones"),
-            ("digest", digest_size(meta.checksum), "checksum of the metadata"),
-        ):
-            if nbytes:
-                yield anatomy.Field("metadata", at, raw[at : at + nbytes], name, f"{nbytes} bytes", meaning)
-            at += nbytes
-    nchunks = min(f.nchunks, f.nslots)
-    for n, start in enumerate(np.frombuffer(raw, "<i8", nchunks, at).tolist() if nchunks else ()):
-        yield anatomy.Field("offsets", at, raw[at : at + 8], f"chunk {n}", start, "where it begins, -1: not known")
-        at += 8
-    if at < len(raw):
-        unused = f"{(len(raw) - at) // 8} times 8 bytes"
-        yield anatomy.Field("offsets", at, raw[at:], "room", unused, "for offsets of further chunks")
