@@ -6,32 +6,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from b2array.codec.header import Special
 from b2array.engine.fetch import chunk_number
 from b2array.engine.snapshot import Snapshot, load
 from b2array.engine.source import FRAME_NAME
 from b2array.engine.transaction import Transaction, copied
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError, located
 from b2array.exchange.formats import Storage
-from b2array.format import index
 from b2array.format.annotations import sizes_row
 from b2array.format.header import FrameType
 from b2array.format.state import parse, sized_blocks
-from b2array.store.base import Listed, Store
+from b2array.store.base import Store
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
 from b2array.store.secrets import redact
 from b2array.tools.anatomy import listed
 from b2array.tools.members import change_each
 from b2array.tools.results import Result, Results, Shown, first_of
-from b2array.tools.salvage import salvage
+from b2array.tools.salvage import Salvaged, salvage
 from b2array.tools.verify import Findings, inspect
 
 __all__ = ["Repair", "repair"]
@@ -148,57 +144,44 @@ def _repaired(
     if isinstance(head, Exception) or bytes(head.data[2:9]) != b"b2frame":
         _read(store)  # raises an error if there is no frame, before the lock leaves a file
     with store.lock(FRAME_NAME if is_directory else "", shared=dry_run):
-        held, certain, proven, actions = _read(store)
-        files = listed(store)
-        found, lost = _inspected(held, files, progress=progress)
+        held, saved = _read(store)
+        actions, files = saved.notes, listed(store)
+        found = inspect(held, deep=True, files=files, progress=progress)
+        if unsupported := [problem.text for problem in found.problems if problem.kind == "unsupported"]:
+            raise UnsupportedError(unsupported[0])
         # b2array never leaves a change half done. So something has damaged a frame with checksums.
-        doubtful = (found.checked and not proven) or (not certain and (held.frame.offsets == -1).any())
+        doubtful = (found.checked and not saved.proven) or (not saved.certain and saved.missing)
         if doubtful and not trust_order:
             raise FormatError(
                 f"{store.url}: {'; '.join(actions)}: nothing proves that these are the data that were written, or the "
                 "order of the chunks. trust_order=True accepts the readable data, and without an index the order in "
                 "which the chunks are stored"
             )
+        lost = {problem.chunk for problem in found.problems if problem.chunk is not None} | saved.missing
         known = set(held.state.annotations.lost)
         if lost - known:
             actions = (*actions, *(problem.text for problem in found.problems if problem.chunk not in known))
         nchunks, changed = held.frame.nchunks, bool(actions)
-        result = Repair(store.url, dry_run, changed, nchunks, tuple(sorted(lost)), certain, actions)
+        result = Repair(store.url, dry_run, changed, nchunks, tuple(sorted(lost)), saved.certain, actions)
         if dry_run or not changed:
             return result
         kept = _back_up(held, url, storage_options) if backup else None
-        _write(held, found, lost, files or {})
+        _write(held, found, lost, files or ())
         return replace(result, backup=kept)
 
 
-def _read(store: Store) -> tuple[Snapshot, bool, bool, tuple[str, ...]]:
-    """Return the frame, whether its order is certain, whether it is proven to be as written, and the steps."""
+def _read(store: Store) -> tuple[Snapshot, Salvaged]:
+    """Return the frame, and what is known about it."""
     try:
-        return load(store), True, True, ()
+        held = load(store)
     except (FormatError, UnsupportedError) as error:
         reason = error
+    else:
+        return held, Salvaged(held.frame)
     saved = located(store.url, lambda: salvage(store, reason))
     name = FRAME_NAME if saved.frame.frame_type == FrameType.SPARSE else ""
     held = Snapshot(store, parse(saved.frame), 0, store.stamp(name).version, "")
-    return held, saved.certain, saved.proven, (f"put the frame together again, because of: {reason}", *saved.notes)
-
-
-def _inspected(held: Snapshot, files: Mapping[str, Listed] | None, *, progress: bool) -> tuple[Findings, set[int]]:
-    """Look at all chunks; return the findings, and the chunks that are damaged or missing."""
-    absent = np.flatnonzero(held.frame.offsets == -1)
-    found = inspect(_with_zeros(held), deep=True, files=files, progress=progress)
-    broken = {problem.chunk for problem in found.problems if problem.chunk is not None}
-    unsupported = [problem for problem in found.problems if problem.kind == "unsupported"]
-    if unsupported:
-        raise UnsupportedError(unsupported[0].text)
-    return found, {*broken, *absent.tolist()}
-
-
-def _with_zeros(held: Snapshot) -> Snapshot:
-    """Return the frame with zeros instead of the chunks that were not found, so that it is a valid one."""
-    offsets = held.frame.offsets
-    zeros = np.where(offsets == -1, index.special_offset(Special.ZEROS), offsets)
-    return replace(held, state=held.state.with_frame(offsets=zeros))
+    return held, replace(saved, notes=(f"put the frame together again, because of: {reason}", *saved.notes))
 
 
 def _back_up(held: Snapshot, url: str, storage_options: Storage) -> str:
@@ -227,19 +210,17 @@ def _unused(make: Callable[[str], Any], name: str) -> str:
     raise FileExistsError(f"{redact(name)}{BACKUP_SUFFIX} and 999 more backups exist")
 
 
-def _write(held: Snapshot, found: Findings, lost: set[int], files: Mapping[str, Listed]) -> None:
-    whole, store = _with_zeros(held), held.store
+def _write(held: Snapshot, found: Findings, lost: Collection[int], files: Iterable[str]) -> None:
+    store, version = held.store, held.version
     if not held.sparse:
-        copied(
-            whole, store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True, replaces=held.version
-        ).commit()
+        copied(held, store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True, replaces=version).commit()
         return
-    draft = Transaction(store, None, whole.state, overwrite=True, locked=True, replaces=held.version)
+    draft = Transaction(store, None, held.state, overwrite=True, locked=True, replaces=version)
     numbers = [number for name in files if (number := chunk_number(name)) is not None]
     draft.reserve_up_to(max([-1, *numbers, *held.frame.offsets.tolist()]))
     draft.annotate(next=None, sizes=None)
     for n in found.checked:
-        draft.state.sizes[n] = sizes_row(found.heads[n], sized_blocks(whole.frame))
+        draft.state.sizes[n] = sizes_row(found.heads[n], sized_blocks(held.frame))
     for n in lost:
         draft.mark_lost(n)
     draft.commit()

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from b2array import config
 from b2array.codec import chunk, decode
-from b2array.codec.header import ChunkHeader
+from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
 from b2array.engine.fetch import chunk_number
 from b2array.engine.source import FRAME_NAME
@@ -50,15 +50,17 @@ _WRONG_BYTES = 2
 class Salvaged:
     """A frame put together from the readable parts of a damaged one.
 
-    Its index has -1 for chunks that were not found. It is `certain` if the header is right and an index gives the order
-    of the chunks; otherwise their order is that in the file. It is `proven` if it is as it was committed, or as other
-    software left it, which writes no checksums. `notes` are the steps, and the parts that were not saved.
+    It is `certain` if the header is right and an index gives the order of the chunks; otherwise their order is that in
+    the file. It is `proven` if it is as it was committed, or as other software left it, which writes no checksums.
+    `notes` are the steps, and the parts that were not saved. The index has zeros for the `missing` chunks, which were
+    not found.
     """
 
     frame: Frame
-    certain: bool
-    proven: bool
-    notes: tuple[str, ...]
+    certain: bool = True
+    proven: bool = True
+    notes: tuple[str, ...] = ()
+    missing: frozenset[int] = frozenset()
 
 
 def salvage(store: Store, reason: FormatError | UnsupportedError) -> Salvaged:
@@ -219,8 +221,11 @@ class _Wreck:
             raise FormatError(f"expected chunks of {header.nbytes} bytes, found none")
         cbytes = header.cbytes if self.sparse else self.file.size - header.header_len
         header = replace(header, cbytes=cbytes, frame_len=self.file.size)
+        missing = offsets == -1
+        offsets = np.where(missing, index.special_offset(Special.ZEROS), offsets)
         found = frame.with_tail(header, offsets=offsets, vlmetalayers=layers)
-        return Salvaged(found, certain, certain and fingerprint_type == 0, tuple(self.notes))
+        absent = frozenset(np.flatnonzero(missing).tolist())
+        return Salvaged(found, certain, certain and fingerprint_type == 0, tuple(self.notes), absent)
 
     # Chunks.
 
