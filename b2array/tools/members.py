@@ -109,6 +109,7 @@ def collected(
         try:
             if (one := result(path)) is not None:
                 found[name] = one
-        except (B2ArrayError, OSError) as failed:
-            found[name] = Failure(f"{home}/{path}", str(failed), isinstance(failed, FormatError))
+        except Exception as failed:  # noqa: BLE001 - other libraries raise errors of many kinds
+            text = str(failed) or type(failed).__name__
+            found[name] = Failure(f"{home}/{path}", text, isinstance(failed, FormatError))
     return Results(url, found)

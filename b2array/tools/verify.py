@@ -394,19 +394,19 @@ def _kind(error: B2ArrayError) -> str:
 
 def _read(kind: Format, address: str, storage_options: Storage, *, progress: bool) -> Report | Results:
     """Read all arrays of a file of another format, so that its library finds damage."""
-    found: dict[str, Report] = {}
     url = redact(address)
     with kind.tree(address, storage_options) as tree:
-        for name in tree.names:
-            where = f"{url}/{name}".rstrip("/")
-            report = Report(where, deep=True, layout=kind.name)
+
+        def one(name: str) -> Report:
+            report = Report(f"{url}/{name}".rstrip("/"), deep=True, layout=kind.name)
             try:
                 source = tree.open(name)
                 with track(source.nbytes, "verifying", progress) as shown:
                     for box in boxes(source.shape, PIECE_NBYTES // max(1, source.dtype.itemsize), source.chunks):
                         shown.advance(source.read(box).nbytes)
-                found[name] = report
             except (FormatError, UnsupportedError) as error:
                 problem = "chunk" if isinstance(error, FormatError) else "unsupported"
-                found[name] = Report(where, deep=True, problems=(Problem(problem, None, "", str(error)),))
-    return found[""] if list(found) == [""] else Results(url, found)
+                return replace(report, problems=(Problem(problem, None, "", str(error)),))
+            return report
+
+        return one("") if tree.names == ("",) else collected(url, url, {name: name for name in tree.names}, one)

@@ -14,6 +14,7 @@ import fsspec
 import h5py
 import numpy as np
 import pytest
+import zarr
 from damage import flip, place
 
 import b2array
@@ -70,6 +71,23 @@ def test_a_member_that_a_server_does_not_give_hides_no_other(http: Any, tmp_path
     assert {name: each.ok for name, each in found.items()} == {"a/": True, "a/x": True, "a/y": False, "z": True}
     assert "503" in str(found["a/y"])
     assert http.url_of("g.b2d/a/y.b2nd") in str(found["a/y"])
+
+
+def test_an_array_of_another_format_that_a_server_does_not_give_hides_no_other(
+    http: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make("g.b2d")
+    b2array.convert("g.b2d", "g.zarr", zarr_format=2)
+    zarr.consolidate_metadata("g.zarr", zarr_format=2)
+    files = (file for file in Path("g.zarr").rglob("*") if file.is_file())
+    http.objects |= {file.as_posix(): file.read_bytes() for file in files}
+    http.statuses["g.zarr/a/y/0.0"] = 503
+    with b2array.config.using(retries=0):
+        report = b2array.verify(http.url_of("g.zarr"))
+    assert {name: each.ok for name, each in report.members.items()} == {"a/x": True, "a/y": False, "z": True}
+    assert "503" in str(report)
+    assert not report.damaged
 
 
 @pytest.mark.usefixtures("_no_cache")
