@@ -161,8 +161,11 @@ def _candidates(file: _File) -> Iterator[tuple[bytes, bytes, str]]:
         if noted is not None:
             headers.append((noted, "took the header that is noted in the trailer; "))
         for header, origin in headers:
+            sparse = header[0x1A] == FrameType.SPARSE
+            if sparse != bool(file.name):
+                continue
             (nbytes,), (cbytes,) = struct.unpack_from(">q", header, 0x1E), struct.unpack_from(">q", header, 0x27)
-            start = len(header) + (cbytes if nbytes and header[0x1A] == FrameType.CONTIGUOUS else 0)
+            start = len(header) + (cbytes if nbytes and not sparse else 0)
             offsets = file.chunk(start) if nbytes and len(header) <= start else None
             # The sizes in a damaged header may lead to a place from which the rest of the file is large.
             if start + (offsets.cbytes if offsets is not None else 0) == end - trailer.nbytes:
@@ -183,7 +186,7 @@ class _Wreck:
         self.frame_len = fingerprint.frame_len(data)
         self.header = header = unpack_header(fingerprint.with_frame_len(data, _NO_LIMIT))
         self.sparse = header.frame_type == FrameType.SPARSE
-        if self.sparse != (file.name == FRAME_NAME):
+        if self.sparse != bool(file.name):
             place = "a directory" if file.name else "a file"
             raise FormatError(f"expected the frame of {place}, found a {header.frame_type.name.lower()} one")
         self.expected = -(-header.nbytes // header.chunksize) if header.chunksize > 0 else 0

@@ -259,6 +259,12 @@ def test_an_array_whose_index_is_gone_is_saved_in_the_order_of_its_chunks(path):
     assert b2array.open(path).attrs["unit"] == "K"
 
 
+def test_the_index_of_a_sparse_frame_is_no_frame_of_its_own(path):
+    write(path, noise(), "sparse")
+    with pytest.raises(FormatError, match="expected the frame of a file, found a sparse one"):
+        b2array.repair(index_file(path))
+
+
 def without_index(path):
     raw = bytearray(path.read_bytes())
     start = unpack_header(raw).tail_start
