@@ -340,6 +340,15 @@ def test_every_byte_is_accounted_for(layout: str, tmp_path: Path) -> None:
     assert after.total == after.frame + after.live + after.dead
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_chunks_of_one_repeated_value_take_no_more_than_they_take(layout: str, tmp_path: Path) -> None:
+    data = np.full((40, 40), 2.5)
+    b2array.asarray(data, url=tmp_path / "x", chunks=(10, 10), blocks=(5, 5), layout=layout).close()
+    sizes = anatomy.survey(snapshot.load(open_store(tmp_path / "x")))
+    assert {each.special for each in sizes.chunks} == {"value"}
+    assert (sizes.dead, sizes.total) == (0, sizes.frame + sizes.live)
+
+
 @pytest.mark.parametrize("name", ["array", "bytes", "unfinished", "version 1"])
 def test_every_byte_in_front_of_the_chunks_of_a_bloscpack_file_is_named(name: str, run: Run) -> None:
     if name == "version 1":
