@@ -26,7 +26,7 @@ from b2array.display import tables
 from b2array.engine.fetch import fetch
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import ChunkRequest, Location
-from b2array.errors import B2ArrayError, UnsupportedError
+from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.exchange.formats import holds_array
 from b2array.format import b2nd, checksums, frame
 from b2array.format.header import HEADER_FIELDS as FRAME_FIELDS
@@ -285,7 +285,8 @@ def _layers(part: str, buf: bytes, at: int, layers: Sequence[tuple[str, bytes]],
         yield Field(part, base + at + 2 + size, raw, f"offset of {name!r}", offset, "from the start of this part")
         yield Field(part, base + offset + 5, content, name, f"{len(content)} bytes", _LAYERS.get(name, "a metalayer"))
         if name == "b2nd":
-            yield from _array(part, base + offset + 5, content)
+            with suppress(FormatError, UnsupportedError):  # one that cannot be read has no fields
+                yield from _array(part, base + offset + 5, content)
         at += 6 + size
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import os
 import sys
@@ -77,6 +78,8 @@ def _options(*, version: Annotated[bool, _VERSION] = False) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; see `b2array.__main__.main`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names and drawings have characters that not all have
     with warnings.catch_warnings():
         setattr(warnings, "showwarning", _warn)  # noqa: B010 - a simpler signature does
         warnings.simplefilter("always", UserWarning)

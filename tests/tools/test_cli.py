@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import blosc2
 import numpy as np
 import pytest
 
@@ -146,6 +147,15 @@ def test_whoever_stops_reading_is_not_told_of_errors(tmp_path: Path) -> None:
     os.close(write)
     assert done.stderr == ""
     assert done.returncode == 0
+
+
+def test_characters_that_the_output_cannot_have_are_escaped(tmp_path: Path) -> None:
+    b2array.asarray(np.arange(20_000), url=tmp_path / "x.b2nd", attrs={"unit": "°C"})
+    command = [sys.executable, "-m", "b2array", "info", str(tmp_path / "x.b2nd"), "--chunks"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ": \\xb0C\n" in done.stdout
 
 
 def test_help_and_completion(run: Run) -> None:
@@ -376,6 +386,15 @@ def test_every_byte_in_front_of_the_chunks_of_a_bloscpack_file_is_named(name: st
         at += len(bytes.fromhex(each["raw"]))
         assert packed[each["offset"] : at] == bytes.fromhex(each["raw"])
     assert at == bloscpack.open(packed).first_chunk
+
+
+def test_the_fields_of_an_array_of_an_unknown_type_are_named(run: Run) -> None:
+    blosc2.asarray(np.arange(100.0), urlpath="x.b2nd")
+    Path("x.b2nd").write_bytes(Path("x.b2nd").read_bytes().replace(b"<f8", b"<z8"))
+    assert run("cat", "x.b2nd")[0] != 0
+    code, out, err = run("info", "x.b2nd", "--raw", "--json")
+    assert (code, err) == (0, "")
+    assert {"b2nd", "trailer_size"} <= {each["name"] for each in json.loads(out)}
 
 
 def test_chunks_of_a_directory_that_cannot_be_listed_are_described(http: Any, run: Run, tmp_path: Path) -> None:
