@@ -77,6 +77,8 @@ def each_frame(
 ) -> R | Results:  # fmt: skip
     """Call the function for what is at a URL: a frame, a group, or a file of another format."""
     text = os.fspath(url)
+    if text.endswith(B2ND.suffixes) and os.path.lexists(text):
+        return frame(text)  # a member, too, without a look at the others
     try:
         kind, address = find(text, None, storage_options, exists=True)
     except FileNotFoundError:
