@@ -291,6 +291,8 @@ def copy(
         return _report(done.failed)
     held = describing.frame_of(src, options)
     if not holds_array(held.frame):
+        if any(given is not None for given in (chunks, blocks, cparams)):
+            raise UnsupportedError(f"{redact(src)} is no array: its chunks can only be copied as they are")
         store, frame_type = place_new(dst, layout, options, overwrite=overwrite)
         with track(held.frame.nchunks, "chunks copied", opts.shows(progress), unit="items") as shown:
             transaction.copied(held, store, frame_type, overwrite=overwrite, progress=shown).commit()

@@ -555,6 +555,10 @@ def test_copies_keep_chunks_or_make_others(run: Run, waves: np.ndarray) -> None:
     assert run("copy", "log.b2frame", "log2.b2frame")[0] == 0
     assert b2array.open_schunk("log2.b2frame").decompress_chunk(0) == np.arange(10).tobytes()
     assert json.loads(run("info", "log2.b2frame", "--json")[1])["format"] == "super-chunk"
+    for option in ("--chunks=2", "--blocks=2", "--codec=lz4", "--clevel=1", "--filters=none"):
+        code, _, err = run("copy", "log.b2frame", "log3.b2frame", option)
+        assert (code, Path("log3.b2frame").exists()) == (1, False)
+        assert "log.b2frame is no array: its chunks can only be copied as they are" in err
 
 
 def test_frames_are_verified_and_repaired(run: Run, waves: np.ndarray) -> None:
