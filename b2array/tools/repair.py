@@ -115,7 +115,7 @@ def repair(
     FormatError
         The header cannot be read, or `trust_order` is needed.
     UnsupportedError
-        The frame is of an unknown kind.
+        The frame is of an unknown kind, or the file is of another format.
     ReadOnlyError
         The store cannot be written to.
 

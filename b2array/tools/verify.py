@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ from b2array.errors import (
     UnsupportedError,
     located_error,
 )
-from b2array.exchange.formats import Format, Storage
+from b2array.exchange.formats import Format, Storage, holds_array
 from b2array.format import checksums
 from b2array.grid.partition import boxes
 from b2array.group.archive import Archive
@@ -273,8 +274,23 @@ def _verified(report: Report, open_frame: Callable[[], Snapshot], *, progress: b
         orphans=orphans,
         leftovers=tuple(sorted([*pending.leftovers(store, files or {}), *unfinished])),
         dead_nbytes=max(0, dead),
-        problems=tuple(found.problems),
+        problems=(*_unreadable(held), *found.problems),
     )
+
+
+def _unreadable(held: Snapshot) -> Iterator[Problem]:
+    """Find what nothing but reading tells of in frames without a fingerprint: a damaged layout or attribute."""
+    state = held.state
+    checks: dict[str, Callable[[], object]] = {
+        f"attribute {name!r} of {held.url}": partial(state.attr, name) for name in state.attr_names
+    }
+    if holds_array(held.frame):
+        checks[held.url] = state.require_layout
+    for where, check in checks.items():
+        try:
+            check()
+        except FormatError as error:
+            yield Problem("metadata", None, held.name, f"{where}: {error}")
 
 
 def inspect(

@@ -107,6 +107,26 @@ def test_a_byte_of_a_frame_without_checksums_is_found_if_the_codec_finds_it(path
     assert kinds(b2array.verify(path, deep=True)) == {("chunk", 1)}
 
 
+@pytest.mark.parametrize("what", ["attribute", "shape"])
+def test_metadata_that_cannot_be_read_are_found_without_a_fingerprint(path, layout, what):
+    write_stock(path, noise(), layout)
+    file = index_file(path)
+    raw = file.read_bytes()
+    described = b2array.open_schunk(path).frame
+    if what == "attribute":
+        content = dict(described.vlmetalayers)["unit"]
+        broken = content[:12] + b"\xff\xff\xff\x7f" + content[16:]
+    else:
+        content = dict(described.metalayers)["b2nd"]
+        broken = content.replace(struct.pack(">q", 40), struct.pack(">q", 400))
+    assert raw.count(content) == 1
+    file.write_bytes(raw.replace(content, broken))
+    report = b2array.verify(path)
+    assert kinds(report) == {("metadata", None)}
+    assert report.problems[0].file == (file.name if layout == "sparse" else "")
+    assert str(path) in report.problems[0].text
+
+
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.99])
 def test_a_truncated_file_is_found(path, share):
     write(path, noise(), "contiguous")
