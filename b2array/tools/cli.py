@@ -369,8 +369,11 @@ def bench(
 ) -> None:
     """Measure reads, also with other chunks and blocks."""
     own, others = [], []
+    held = describing.frame_of(url, opts.storage_options(storage))
+    if not holds_array(held.frame):
+        raise UnsupportedError(f"{held.url} is a super-chunk: bench measures arrays")
     with track(None, "measuring", opts.shows(progress), unit="items") as shown:
-        a = NDArray(Handle(describing.frame_of(url, opts.storage_options(storage)), "r"))
+        a = NDArray(Handle(held, "r"))
         for each in measuring.patterns(a):
             own.append(each)
             shown.advance()

@@ -668,6 +668,13 @@ def test_bench_measures_every_pattern_and_other_shapes(
     assert run("bench", "waves.b2nd", "--no-alternatives")[1].count("\n") == 6
 
 
+def test_a_super_chunk_that_bench_cannot_measure_is_not_damaged(run: Run) -> None:
+    b2array.create_schunk("log.b2frame", chunksize=80).close()
+    code, out, err = run("bench", "log.b2frame")
+    assert (code, out) == (1, "")
+    assert err.endswith("log.b2frame is a super-chunk: bench measures arrays\n")
+
+
 @pytest.mark.parametrize("shape", [(), (0, 3), (7,), (3, 4, 5)])
 def test_arrays_of_any_shape_are_described_and_measured(
     shape: tuple[int, ...], run: Run, monkeypatch: pytest.MonkeyPatch
