@@ -13,7 +13,7 @@ import numpy as np
 
 from b2array import config
 from b2array.display.drawing import Box, draw, merged
-from b2array.display.tables import beside, size, table, titled
+from b2array.display.tables import Info, beside, size, table, titled
 from b2array.engine.fetch import Ask, fetch, steps_of
 from b2array.engine.read import ChunkRead, Reader, prepare
 from b2array.engine.snapshot import Snapshot
@@ -80,7 +80,7 @@ class Reading:
         }
 
     def __repr__(self) -> str:
-        return "\n".join(f"{name:<10} : {value}" for name, value in self._rows().items())
+        return repr(Info(self._rows()))
 
     def _repr_html_(self) -> str:
         layout = self._layout

@@ -116,8 +116,7 @@ def row(name: str, member: Mapping[str, Any]) -> tuple[str, ...]:
         return name, member["kind"], "", "", ""
     ratio = f"{member['nbytes'] / member['cbytes']:.1f}x" if member["cbytes"] else ""
     dtype, shape = member.get("dtype", "super-chunk"), str(member.get("shape", ""))
-    exact, _, rounded = tables.nbytes(member["nbytes"]).partition(" ")
-    return name, dtype, shape, rounded.strip("()") or f"{exact} B", ratio
+    return name, dtype, shape, tables.size(member["nbytes"]).replace(" bytes", " B"), ratio
 
 
 def drawn(members: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

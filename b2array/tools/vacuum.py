@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from b2array.array.schunk import open_schunk
-from b2array.display.tables import counted
-from b2array.display.tables import nbytes as shown_nbytes
+from b2array.display.tables import counted, size
 from b2array.engine.fetch import chunk_number
 from b2array.engine.snapshot import load
 from b2array.errors import ReadOnlyError, UnsupportedError
@@ -49,8 +48,8 @@ class Cleanup(Result):
 
     def shown(self) -> Shown:
         """Return how many bytes were freed, and the files."""
-        exact, _, rounded = shown_nbytes(self.nbytes).partition(" ")
-        headline = f"{'would free' if self.dry_run else 'freed'} {counted(int(exact), 'byte')} {rounded}".rstrip()
+        headline = f"{'would free' if self.dry_run else 'freed'} {counted(self.nbytes, 'byte')}"
+        headline += f" ({size(self.nbytes)})" * (self.nbytes >= 1024)
         return Shown(headline, {"files": f"{len(self.removed)}: {first_of(self.removed)}"} if self.removed else {})
 
 
@@ -121,7 +120,9 @@ def _vacuumed(url: str, seconds: float, dry_run: bool, storage_options: Storage)
 
 
 def _older(store: Store, found: Mapping[str, Listed], seconds: float) -> dict[str, Listed]:
-    if seconds > 0 and any(each.modified is None for each in found.values()):
+    if seconds == 0:
+        return dict(found)  # also files of a server whose clock is fast
+    if any(each.modified is None for each in found.values()):
         raise UnsupportedError(f"{store.url} does not know how old its files are: only grace=0 is possible")
     now = time.time()
     return {name: each for name, each in found.items() if now - (each.modified or 0) >= seconds}
@@ -216,7 +217,7 @@ def in_seconds(grace: str | float) -> float:
         if found is None:
             raise ValueError(f"grace must be a number of seconds or a text like '24h', not {grace!r}")
         return float(found[1]) * _UNITS[found[2]]
-    if grace < 0:
+    if not grace >= 0:
         raise ValueError(f"grace must not be negative, not {grace}")
     return float(grace)
 

@@ -125,7 +125,16 @@ def test_grace_is_a_duration(path, grace, seconds):
         assert b2array.vacuum(path, grace=grace, dry_run=True).removed == removed
 
 
-@pytest.mark.parametrize("grace", ["soon", "-1h", -1, "5", "1 week"])
+def test_no_grace_removes_files_of_a_server_whose_clock_is_fast(path):
+    write(path, noise(), "sparse")
+    orphan = path / "0000AAAA.chunk"
+    orphan.write_bytes(b"x")
+    os.utime(orphan, (time.time() + 100,) * 2)
+    assert b2array.vacuum(path, grace=1).removed == ()
+    assert b2array.vacuum(path, grace=0).removed == (orphan.name,)
+
+
+@pytest.mark.parametrize("grace", ["soon", "-1h", -1, float("nan"), "5", "1 week"])
 def test_what_is_no_duration_is_refused(path, grace):
     write(path, noise(), "sparse")
     with pytest.raises(ValueError, match="grace must"):
