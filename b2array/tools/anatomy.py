@@ -34,7 +34,10 @@ from b2array.format.header import FrameType, Header
 from b2array.store.base import Listed, Store
 from b2array.store.spans import Span
 
-__all__ = ["ChunkSizes", "Field", "Survey", "chunk_map", "fields", "listed", "rows", "survey"]
+__all__ = [
+    "ChunkSizes", "Field", "Survey", "chunk_map", "context_of", "fields", "frame_nbytes", "listed", "survey",
+    "total_nbytes",
+]  # fmt: skip
 
 _WAVE = 1024
 """Number of chunks to look at together."""
@@ -247,7 +250,7 @@ def fields(held: Snapshot | Reader) -> Iterator[Field]:
 def _fields_of_frame(held: Snapshot) -> Iterator[Field]:
     head = held.frame
     header = bytes(held.read([Span(held.name, held.start, held.start + head.header_len)])[0])
-    yield from rows("header", header, 0, FRAME_FIELDS)
+    yield from _rows("header", header, 0, FRAME_FIELDS)
     yield from _layers("header", header, _FIRST_LAYERS, head.metalayers, 0)
     start, stop = head.tail_start, head.frame_len
     tail = bytes(held.read([Span(held.name, held.start + start, held.start + stop)])[0])
@@ -258,7 +261,7 @@ def _fields_of_frame(held: Snapshot) -> Iterator[Field]:
     yield from _trailer(head, tail[border:], start + border)
 
 
-def placed(table: Iterable[HeaderField]) -> Iterator[tuple[str, int, str, str]]:
+def _placed(table: Iterable[HeaderField]) -> Iterator[tuple[str, int, str, str]]:
     """Yield name, position, struct format and meaning of little-endian fields that follow each other without gaps."""
     at = 0
     for field in table:
@@ -266,7 +269,7 @@ def placed(table: Iterable[HeaderField]) -> Iterator[tuple[str, int, str, str]]:
         at += struct.calcsize(f"<{field.format}")
 
 
-def rows(part: str, buf: bytes, base: int, table: Iterable[tuple[str, int, str, str]]) -> Iterator[Field]:
+def _rows(part: str, buf: bytes, base: int, table: Iterable[tuple[str, int, str, str]]) -> Iterator[Field]:
     """Yield the fields of a table: name, position in `buf`, struct format, meaning. `buf` begins at `base`."""
     for name, at, code, meaning in table:
         raw = buf[at : at + struct.calcsize(code)]
@@ -315,7 +318,7 @@ _LAYERS = {
 
 def _index(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
     length = ChunkHeader.unpack(buf).header_len
-    yield from rows("index", buf, base, (row for row in placed(CHUNK_FIELDS) if row[1] < length))
+    yield from _rows("index", buf, base, (row for row in _placed(CHUNK_FIELDS) if row[1] < length))
     what = "file of the chunk" if head.frame_type == FrameType.SPARSE else "from the end of the header"
     # All offsets are one compressed chunk, so a single one has no bytes of its own in the file.
     for n in range(head.nchunks):
@@ -338,10 +341,10 @@ def _trailer(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
 def _fields_of_bloscpack(f: Reader) -> Iterator[Field]:
     raw = f.head_bytes()
     entries = VERSION1_FIELDS if f.header.version == 1 else HEADER_FIELDS
-    yield from rows("header", raw, 0, placed(entries))
+    yield from _rows("header", raw, 0, _placed(entries))
     meta, at = f.meta_head, f.header.length
     if meta is not None:
-        yield from rows("metadata", raw[at:], at, placed(META_FIELDS))
+        yield from _rows("metadata", raw[at:], at, _placed(META_FIELDS))
         at += META_HEADER_LEN
         for name, nbytes, meaning in (
             ("metadata", meta.meta_comp_size, "their content"),
