@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
-from b2array.errors import B2ArrayError, FormatError, UnsupportedError
+from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import B2ND, Format, Storage
 from b2array.exchange.groups import B2Z, members_of
 from b2array.exchange.places import find
@@ -44,7 +44,7 @@ def change_each(
     """
 
     def refuse(kind: Format, _: str = "") -> R:
-        shown = redact(os.fspath(url))
+        shown = redact(os.fsdecode(url))
         raise UnsupportedError(
             f"{shown} is of the format {kind.name}, which is not changed in place: b2array convert {shown} copy.b2d"
             " copies it to a group"
@@ -54,6 +54,8 @@ def change_each(
         home, paths, error, part = found
         if isinstance(home, Archive):
             return refuse(B2Z)
+        if home.store.guarantee == "read only" and not dry_run:
+            raise ReadOnlyError(f"{home.url} can only be read")
         if any(map(is_embedded, paths.values())):  # their frame is changed as a whole
             paths = {name: path for name, path in paths.items() if not is_embedded(path)} | {EMBEDDED: EMBEDDED}
         if list(paths) == [""]:
@@ -76,7 +78,7 @@ def each_frame(
     group: Callable[[Members], R | Results], other: Callable[[Format, str], R | Results],
 ) -> R | Results:  # fmt: skip
     """Call the function for what is at a URL: a frame, a group, or a file of another format."""
-    text = os.fspath(url)
+    text = os.fsdecode(url)
     if text.endswith(B2ND.suffixes) and os.path.lexists(text):
         return frame(text)  # a member, too, without a look at the others
     try:

@@ -18,7 +18,7 @@ import zarr
 from damage import flip, place
 
 import b2array
-from b2array.errors import ConflictError, UnsupportedError
+from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
 from b2array.tools.results import Results
 
 Run = Callable[..., tuple[int, str, str]]
@@ -71,6 +71,17 @@ def test_a_member_that_a_server_does_not_give_hides_no_other(http: Any, tmp_path
     assert {name: each.ok for name, each in found.items()} == {"a/": True, "a/x": True, "a/y": False, "z": True}
     assert "503" in str(found["a/y"])
     assert http.url_of("g.b2d/a/y.b2nd") in str(found["a/y"])
+
+
+def test_groups_that_can_only_be_read_are_not_changed(http: Any, tmp_path: Path) -> None:
+    make(str(tmp_path / "g.b2d"))
+    b2array.open_group(tmp_path / "g.b2d", "r+").consolidate()
+    files = (file for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".b2lock")
+    http.objects |= {file.relative_to(tmp_path).as_posix(): file.read_bytes() for file in files}
+    for change in (b2array.repair, b2array.vacuum, b2array.repack):
+        with pytest.raises(ReadOnlyError, match=r"g\.b2d can only be read"):
+            change(http.url_of("g.b2d"))
+    assert b2array.repair(http.url_of("g.b2d"), dry_run=True).ok
 
 
 def test_an_array_of_another_format_that_a_server_does_not_give_hides_no_other(
