@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import math
 import os
 import sys
 import warnings
@@ -48,6 +49,9 @@ OK, ERROR, USAGE, CORRUPT = 0, 1, 2, 3
 
 _FRAMES = ("b2nd", "b2d", "b2z")
 """Formats made of Blosc2 frames."""
+
+_MOST_ITEMS = 1000
+"""More items are printed only on request."""
 
 # Some versions of Typer import Click, others contain a copy of it.
 _UsageError: Any = typer.BadParameter.__base__
@@ -218,13 +222,18 @@ def cat(
     if store is not None:
         require_free(store, {"": b""}, "a file", overwrite=overwrite)
     kind, address = find(url, None, options, exists=True)
+    threshold = sys.maxsize if every else _MOST_ITEMS
     with kind.open(address, options) as source:
+        if wanted is ... and store is None and source.handle is not None and math.prod(source.shape) > threshold:
+            # NumPy prints only the first and the last items along each axis: read no others.
+            ends = (range(n) if n <= 7 else (0, 1, 2, 3, n - 3, n - 2, n - 1) for n in source.shape)
+            wanted, threshold = np.ix_(*ends), 0
         values = source.read(wanted)
     if store is not None:
         with AtomicFile(store, overwrite=overwrite) as path, Path(path).open("wb") as file:
             np.save(file, values, allow_pickle=False)
         return
-    print(np.array2string(np.asarray(values), threshold=sys.maxsize if every else 1000))
+    print(np.array2string(np.asarray(values), threshold=threshold))
 
 
 @_command

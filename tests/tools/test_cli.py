@@ -457,6 +457,23 @@ def test_parts_are_printed_and_written(run: Run, waves: np.ndarray, tmp_path: Pa
     np.testing.assert_array_equal(np.load("part.npy"), waves)
 
 
+@pytest.mark.parametrize("shape", [(1001,), (7, 150), (6, 400), (8, 9, 20), (2, 3, 4, 50), (1500, 1)])
+@pytest.mark.parametrize("dtype", ["f8", "i2", "S3", "M8[s]"])
+def test_a_large_array_is_printed_as_numpy_does(shape: tuple[int, ...], dtype: str, run: Run) -> None:
+    data = np.random.default_rng(0).integers(-999, 9999, shape).astype(dtype)
+    b2array.asarray(data, url="x.b2nd").close()
+    assert run("cat", "x.b2nd") == (0, f"{np.array2string(data)}\n", "")
+    assert run("cat", "x.b2nd", "--all")[1] == f"{np.array2string(data, threshold=sys.maxsize)}\n"
+
+
+def test_of_an_array_that_no_memory_holds_the_corners_are_printed(run: Run) -> None:
+    b2array.zeros((10**7, 10**7), url="x.b2nd", chunks=(10**4, 10**4)).close()
+    code, out, err = run("cat", "x.b2nd")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[3] == " ..."
+    assert "[0. 0. 0. ... 0. 0. 0.]" in out
+
+
 @pytest.mark.parametrize(
     ("text", "key"),
     [
