@@ -50,8 +50,8 @@ OK, ERROR, USAGE, CORRUPT = 0, 1, 2, 3
 _FRAMES = ("b2nd", "b2d", "b2z")
 """Formats made of Blosc2 frames."""
 
-_MOST_ITEMS = 1000
-"""More items are printed only on request."""
+_MOST_ITEMS, _MOST_NBYTES = 1000, 2**28
+"""`cat` prints more items only on request, and reads no more bytes than it prints of larger arrays."""
 
 # Some versions of Typer import Click, others contain a copy of it.
 _UsageError: Any = typer.BadParameter.__base__
@@ -224,7 +224,8 @@ def cat(
     kind, address = find(url, None, options, exists=True)
     threshold = sys.maxsize if every else _MOST_ITEMS
     with kind.open(address, options) as source:
-        if wanted is ... and store is None and source.handle is not None and math.prod(source.shape) > threshold:
+        large = source.handle is not None and source.nbytes > _MOST_NBYTES and math.prod(source.shape) > threshold
+        if wanted is ... and store is None and large:
             # NumPy prints only the first and the last items along each axis: read no others.
             ends = (range(n) if n <= 7 else (0, 1, 2, 3, n - 3, n - 2, n - 1) for n in source.shape)
             wanted, threshold = np.ix_(*ends), 0

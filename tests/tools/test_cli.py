@@ -459,7 +459,10 @@ def test_parts_are_printed_and_written(run: Run, waves: np.ndarray, tmp_path: Pa
 
 @pytest.mark.parametrize("shape", [(1001,), (7, 150), (6, 400), (8, 9, 20), (2, 3, 4, 50), (1500, 1)])
 @pytest.mark.parametrize("dtype", ["f8", "i2", "S3", "M8[s]"])
-def test_a_large_array_is_printed_as_numpy_does(shape: tuple[int, ...], dtype: str, run: Run) -> None:
+def test_a_large_array_is_printed_as_numpy_does(
+    shape: tuple[int, ...], dtype: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "_MOST_NBYTES", 0)
     data = np.random.default_rng(0).integers(-999, 9999, shape).astype(dtype)
     b2array.asarray(data, url="x.b2nd").close()
     assert run("cat", "x.b2nd") == (0, f"{np.array2string(data)}\n", "")
