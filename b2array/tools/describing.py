@@ -27,10 +27,7 @@ from b2array.store.open import open_store
 from b2array.store.secrets import redact
 from b2array.tools.results import table
 
-__all__ = [
-    "describe", "drawn", "frame_of", "lines", "listed", "opened", "plain", "row",
-]  # fmt: skip
-
+__all__ = ["describe", "drawn", "frame_of", "lines", "listed", "opened", "plain", "row"]
 
 Members = dict[str, dict[str, Any]]
 """Descriptions of arrays and groups by name."""
