@@ -122,8 +122,8 @@ def _reduce(
         # NumPy's result for one item tells the type of the result, or raises the error. Text may have to be a number.
         one = (np.ones if dtype.kind in "SU" else np.zeros)((1,) * len(shown), dtype)
         with np.errstate(all="ignore"):
-            # Without an axis, NumPy's std may be a whole number, but not an array of them.
-            kept = keepdims or name != "std"
+            # Without an axis, NumPy has roots of objects and counts records, but makes no arrays of these results.
+            kept = keepdims or name not in ("std", "count_nonzero")
             kind = np.asarray(function(one, axis=axis, keepdims=kept, **options)).dtype
         if dtype.kind in "biufc" and name in ("sum", "prod", "mean") and np.dtype(given.get("dtype")) == object:
             kind = np.dtype(object)  # NumPy's result may be a number of Python, which has no limits
@@ -197,19 +197,26 @@ def _repeated(task: _Task, verb: _Verb, state: State, n: int) -> State:
 # Sums, products and means.
 
 
-def _by(ufunc: np.ufunc, dtype: npt.DTypeLike | None = None) -> _Verb:
+def _by(ufunc: np.ufunc, converted: Callable[[Array], Array] = np.asarray) -> _Verb:
     """Return the reduction that a ufunc makes of the items that count; the state has their number, too."""
 
     def piece(task: _Task, box: Box, items: Array) -> State:
         valid, number = task.where(box, items)
-        converted = items if dtype is None else items.astype(dtype)
         first = {"initial": ufunc.identity} if task.dtype == object else {}  # which NumPy does not know for objects
-        return ufunc.reduce(converted, task.axes, task.wide, keepdims=True, where=valid, **first), number
+        return ufunc.reduce(converted(items), task.axes, task.wide, keepdims=True, where=valid, **first), number
 
     def finish(task: _Task, state: State) -> Any:
         return ufunc.reduce(state[0], task.axes, task.wide, keepdims=True, **task.given)
 
     return _Verb(piece, lambda _, a, b: (ufunc(a[0], b[0]), a[1] + b[1]), finish)
+
+
+def _nonzero(items: Array) -> npt.NDArray[np.bool_]:
+    if items.dtype.kind != "V":
+        return items.astype(bool)
+    found = np.zeros(items.shape, bool)  # NumPy counts records, but converts none
+    found.flat[np.flatnonzero(items)] = True
+    return found
 
 
 def _mean(_: _Task, state: State) -> Any:
@@ -230,7 +237,7 @@ def _moments(task: _Task, box: Box, items: Array) -> State:
 
 
 def _squared(x: Any) -> Any:
-    return np.square(x.real) + np.square(x.imag) if np.iscomplexobj(x) else np.square(x)
+    return (x * np.conjugate(x)).real if x.dtype.kind in "cO" else np.square(x)
 
 
 def _combine_moments(_: _Task, a: State, b: State) -> State:
@@ -311,7 +318,7 @@ _VERBS = {
     "prod": _by(np.multiply),
     "any": _by(np.logical_or),
     "all": _by(np.logical_and),
-    "count_nonzero": _by(np.add, bool),
+    "count_nonzero": _by(np.add, _nonzero),
     "mean": replace(_by(np.add), finish=_mean),
     "var": _Verb(_moments, _combine_moments, _var),
     "std": _Verb(_moments, _combine_moments, lambda task, state: np.sqrt(_var(task, state))),

@@ -330,3 +330,18 @@ def test_result_has_the_shape_of_what_was_reduced_if_another_thread_resizes_mean
 
     monkeypatch.setattr(Handle, "reading", interrupted)
     assert array.sum(axis=2).tolist() == values.sum(axis=2).tolist()
+
+
+def test_records_are_counted_and_objects_have_a_variance_as_in_numpy():
+    records = np.zeros((3, 4), [("x", "i4"), ("y", "f8"), ("z", "U2")])
+    records["y"][1, 2], records["z"][2] = 1, "a"
+    array = b2array.asarray(records, chunks=(2, 2))
+    assert array.count_nonzero() == np.count_nonzero(array) == np.count_nonzero(records) == 5
+    assert array.T.view[1:].count_nonzero() == np.count_nonzero(records.T[1:])
+    assert b2array.asarray(records[1, 2]).count_nonzero() == 1
+    with pytest.raises(TypeError):
+        array.count_nonzero(axis=0)
+    values = np.array([1 + 2j, 3, 2j])
+    for verb in ("std", "var"):
+        expected = getattr(values, verb)(dtype=object)
+        assert getattr(b2array.asarray(values, chunks=(2,)), verb)(dtype=object) == pytest.approx(expected)
