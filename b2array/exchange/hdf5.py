@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from b2array.errors import FormatError, UnsupportedError
+from b2array.errors import FormatError, UnsupportedError, warn
 from b2array.exchange import formats
 from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
 from b2array.group.addressing import split_member
@@ -50,7 +50,10 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
             with _reading(f"{redact(address)}#{where}"):
                 return _source(file[where], f"{redact(address)}#{where}")
 
-        groups = {at[top:]: partial(_attrs, file, at) for at, is_group in nodes.items() if is_group}
+        def attrs(at: str) -> dict[str, Any]:
+            return _attrs(file[at or "/"], f"{redact(address)}#{at}")
+
+        groups = {at[top:]: partial(attrs, at) for at, is_group in nodes.items() if is_group}
         yield Tree(tuple(at[top:] for at, is_group in nodes.items() if not is_group), opened, groups)
 
 
@@ -97,8 +100,20 @@ def _reading(where: str) -> Iterator[None]:
         raise FormatError(f"{where}: {error.args[0] if error.args else error}") from None
 
 
-def _attrs(file: Any, name: str) -> dict[str, Any]:
-    return {key: _unpacked(value) for key, value in file[name or "/"].attrs.items() if key not in _SCALES}
+def _attrs(node: Any, where: str) -> dict[str, Any]:
+    found = {key: value for key, value in node.attrs.items() if key not in _SCALES}
+    if left := [key for key, value in found.items() if not _is_portable(value)]:
+        warn(f"{where}: the attributes {left} are left out, because they mean something in their file only")
+    return {key: _unpacked(value) for key, value in found.items() if key not in left}
+
+
+def _is_portable(value: Any) -> bool:
+    """Say whether an attribute means something outside its file, unlike references and what holds some."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "O":
+        return all(map(_is_portable, value.flat))
+    if isinstance(value, np.ndarray | np.void):
+        return not value.dtype.hasobject
+    return not isinstance(value, formats.require("h5py", "hdf5", "HDF5").Reference)
 
 
 def _source(data: Any, where: str) -> Source:
@@ -110,7 +125,7 @@ def _source(data: Any, where: str) -> Source:
         raise UnsupportedError(f"{where}: expected a dataset with a shape, found an empty one without a dataspace")
     dims = tuple(_dim(dim) for dim in data.dims)
     return Source(
-        data.shape, np.lib.format.drop_metadata(data.dtype), read, data.chunks, attrs=_attrs(data.file, data.name),
+        data.shape, np.lib.format.drop_metadata(data.dtype), read, data.chunks, attrs=_attrs(data, where),
         dims=dims if any(dims) else None, fill_value=data.fillvalue, stored=data.id.get_storage_size,
     )  # fmt: skip
 
@@ -125,12 +140,19 @@ def _unpacked(value: Any) -> Any:
     """Return an attribute in types of Python and NumPy. Text is `str`, however the file stores it."""
     if isinstance(value, formats.require("h5py", "hdf5", "HDF5").Empty):  # as netCDF stores an empty text
         return "" if value.dtype.kind in "SO" else np.empty(0, value.dtype)
+    if isinstance(value, str):  # h5py takes other bytes for text, too
+        raw = value.encode("utf-8", "surrogateescape")
+        with suppress(UnicodeDecodeError):
+            return raw.decode()
+        return raw
     kind = value.dtype.kind if isinstance(value, np.ndarray | np.generic) else ""
     if kind == "S":  # as netCDF stores other text
         with suppress(UnicodeDecodeError):
             return np.strings.decode(value, "utf-8").tolist()
     if kind == "O" and all(isinstance(each, str) for each in value.flat):
         return value.tolist()
+    if kind == "V":
+        return np.asarray(value)
     return value.item() if isinstance(value, np.generic) and kind in "biufSU" else value
 
 

@@ -508,6 +508,32 @@ def test_attributes_that_are_no_text_stay_bytes_and_are_named_where_they_do_not_
         b2array.convert(tmp_path / "x.h5", tmp_path / "x.zarr")
 
 
+def test_attributes_that_mean_something_in_their_hdf5_file_only_are_left_out_and_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        data = file.create_dataset("g/t", data=np.zeros(3))
+        record = np.array([(data.ref, 1)], [("to", h5py.ref_dtype), ("n", "i4")])
+        for attrs in (data.attrs, file["g"].attrs):
+            attrs["to"], attrs["all"], attrs["record"] = data.ref, np.array([data.ref] * 2, h5py.ref_dtype), record
+            attrs["part"], attrs["unit"] = data.regionref[1:], "K"
+    with pytest.warns(UserWarning) as warned:
+        b2array.convert(tmp_path / "x.h5", tmp_path / "x.b2d", verify=True)
+    found = b2array.open(tmp_path / "x.b2d", mode="r")
+    assert dict(found["g"].attrs) == dict(found["g/t"].attrs) == {"unit": "K"}
+    said = {str(each.message).partition("#")[2] for each in warned}
+    why = "the attributes ['all', 'part', 'record', 'to'] are left out, because they mean something in their file only"
+    assert said == {f"g: {why}", f"g/t: {why}"}
+
+
+def test_bytes_and_opaque_attributes_of_hdf5_stay_what_they_are(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        attrs = file.create_dataset("t", data=np.zeros(3)).attrs
+        attrs["raw"], attrs["opaque"] = b"abc\xff", np.void(b"\0ab")
+        attrs["record"] = np.array((1, 2.0), [("x", "i4"), ("y", "f8")])[()]
+    b2array.convert(tmp_path / "x.h5", tmp_path / "x.b2nd")
+    found = b2array.open(tmp_path / "x.b2nd").attrs
+    assert (found["raw"], found["opaque"].tobytes(), found["record"].tolist()) == (b"abc\xff", b"\0ab", (1, 2.0))
+
+
 def test_formats_are_found_by_content_and_can_be_named(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(3))
     (tmp_path / "x.npy").rename(tmp_path / "mystery")
