@@ -36,6 +36,7 @@ from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 
 __all__ = [
+    "KEPT",
     "OPTIONS",
     "UNSET",
     "ArrayOptions",
@@ -55,7 +56,6 @@ __all__ = [
     "new_draft",
     "place_new",
     "put",
-    "regions",
 ]
 
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
@@ -98,6 +98,8 @@ class ArrayOptions:
 _PLACES = frozenset({"file", "filename", "fname", "path", "urlpath"})
 """What other libraries call the argument `url`."""
 OPTIONS: Final = frozenset(field.name for field in fields(ArrayOptions))
+KEPT: Final = frozenset({"attrs", "dims", "fill_value", "meta"})
+"""What copies have in common with their source."""
 
 
 def array_options(function: str, options: Mapping[str, Any]) -> ArrayOptions:
@@ -160,16 +162,14 @@ def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Arra
     return Draft(transaction, layout)
 
 
-def filled(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Transaction:
-    """Return the transaction of an array whose items are all the fill value."""
-    return regions(url, shape, dtype, (), options)
-
-
-def regions(
-    url: Url | None, shape: Shape, dtype: npt.DTypeLike, parts: Iterable[tuple[Any, npt.NDArray[Any]]],
-    options: ArrayOptions,
+def filled(
+    url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions,
+    parts: Iterable[tuple[Any, npt.NDArray[Any]]] = (),
 ) -> Transaction:  # fmt: skip
-    """Return the transaction of an array that comes in parts; items outside all parts are the fill value."""
+    """Return the transaction of an array of the fill value, but for parts: keys of slices, and the items there.
+
+    It is fastest if each part covers whole chunks.
+    """
     transaction, layout = new_draft(url, shape, dtype, options)
     with aborting(transaction):
         fill = _fill_bytes(options.fill_value, layout.dtype)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import bloscpack
-from b2array.array import creation
+from b2array.array import drafts
 from b2array.array.array import NDArray
 from b2array.array.drafts import ArrayOptions
 from b2array.array.schunk import SChunk
@@ -264,7 +264,7 @@ def _write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Set
         new = copy_of(source.handle, settings.storage_options or {})
         new(url, overwrite=settings.overwrite, layout=settings.layout).commit()
         return
-    creation.write_regions(url, source.shape, source.dtype, pieces, array_options(source, settings))
+    drafts.filled(url, source.shape, source.dtype, array_options(source, settings), pieces).commit()
 
 
 def array_options(source: Source, settings: Settings) -> ArrayOptions:

@@ -141,10 +141,7 @@ def _unpacked(value: Any) -> Any:
     if isinstance(value, formats.require("h5py", "hdf5", "HDF5").Empty):  # as netCDF stores an empty text
         return "" if value.dtype.kind in "SO" else np.empty(0, value.dtype)
     if isinstance(value, str):  # h5py takes other bytes for text, too
-        raw = value.encode("utf-8", "surrogateescape")
-        with suppress(UnicodeDecodeError):
-            return raw.decode()
-        return raw
+        value = np.bytes_(value.encode("utf-8", "surrogateescape"))
     kind = value.dtype.kind if isinstance(value, np.ndarray | np.generic) else ""
     if kind == "S":  # as netCDF stores other text
         with suppress(UnicodeDecodeError):

@@ -515,7 +515,7 @@ def test_attributes_that_mean_something_in_their_hdf5_file_only_are_left_out_and
         for attrs in (data.attrs, file["g"].attrs):
             attrs["to"], attrs["all"], attrs["record"] = data.ref, np.array([data.ref] * 2, h5py.ref_dtype), record
             attrs["part"], attrs["unit"] = data.regionref[1:], "K"
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="are left out") as warned:
         b2array.convert(tmp_path / "x.h5", tmp_path / "x.b2d", verify=True)
     found = b2array.open(tmp_path / "x.b2d", mode="r")
     assert dict(found["g"].attrs) == dict(found["g/t"].attrs) == {"unit": "K"}
