@@ -11,7 +11,7 @@ import json
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import IO, Any, Self
 
@@ -35,7 +35,7 @@ from b2array.store.base import Store
 from b2array.store.open import open_store
 from b2array.store.spool import Spool
 
-__all__ = ["PackOptions", "Writer", "content", "extend"]
+__all__ = ["Writer", "content", "extend"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -59,21 +59,6 @@ _SHUFFLES: dict[tuple[int, ...], int] = {
     (FilterId.SHUFFLE,): cblosc.SHUFFLE,
     (FilterId.BITSHUFFLE,): cblosc.BITSHUFFLE,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackOptions:
-    """How to write a file: the options of `b2array.bloscpack.pack`."""
-
-    checksum: str | None
-    offsets: bool
-    chunk_size: int | None
-    metadata: Mapping[str, Any] | None
-    cparams: AnyCParams
-    version: int
-    max_app_chunks: int | None
-    overwrite: bool
-    storage_options: Mapping[str, Any] | None
 
 
 # Chunks.
@@ -190,32 +175,34 @@ class Writer:
     Use it as a context manager. The file is complete when the block ends. If the block raises, there is no file.
     """
 
-    def __init__(self, url: Url | None, about: Description | None, nbytes: int | None, options: PackOptions) -> None:
-        if options.version not in (2, 3):
-            raise ValueError(f"version must be 2 or 3, not {options.version}")
-        self._about, self._nbytes, self._overwrite = about, nbytes, options.overwrite
-        self._metadata = _metadata(about, options.metadata)
+    def __init__(
+        self, url: Url | None, about: Description | None, nbytes: int | None, *, checksum: str | None, offsets: bool,
+        chunk_size: int | None, metadata: Mapping[str, Any] | None, cparams: AnyCParams, version: int,
+        max_app_chunks: int | None, overwrite: bool, storage_options: Mapping[str, Any] | None,
+    ) -> None:  # fmt: skip
+        if version not in (2, 3):
+            raise ValueError(f"version must be 2 or 3, not {version}")
+        self._about, self._nbytes, self._overwrite = about, nbytes, overwrite
+        self._metadata = _metadata(about, metadata)
         self._section = b"" if self._metadata is None else head.pack_metadata(self._metadata)
-        if self._section and options.version == 2:
+        if self._section and version == 2:
             raise ValueError("version 2 has neither arrays nor metadata: expected bytes")
         itemsize = 1 if about is None else about.dtype.itemsize
-        size, checksum = _chunk_size(options.chunk_size, itemsize), head.checksum_id(options.checksum)
-        self._encoder = _ChunkEncoder(options.cparams, itemsize, size, checksum, self._put)
-        self._header = FileHeader(
-            options.version, options.offsets, bool(self._section), checksum, self._encoder.typesize, size
-        )
+        size, kind = _chunk_size(chunk_size, itemsize), head.checksum_id(checksum)
+        self._encoder = _ChunkEncoder(cparams, itemsize, size, kind, self._put)
+        self._header = FileHeader(version, offsets, bool(self._section), kind, self._encoder.typesize, size)
         if nbytes is not None:
             self._header = _sized(self._header, nbytes, size)
-        self._nslots = _first_slots(self._header, options.max_app_chunks)
+        self._nslots = _first_slots(self._header, max_app_chunks)
         self.packed: bytes | None = None
         """The bytes of the complete file, if it was created without a URL."""
         self._store = self._place = None
         self._file: IO[bytes] = io.BytesIO()
         self._failed = False
         if url is not None:
-            self._store = open_store(url, storage_options=options.storage_options)
-            require_free(self._store, {"": head.MAGIC}, "a Bloscpack file", overwrite=options.overwrite)
-            self._place = AtomicFile(self._store, overwrite=options.overwrite)
+            self._store = open_store(url, storage_options=storage_options)
+            require_free(self._store, {"": head.MAGIC}, "a Bloscpack file", overwrite=overwrite)
+            self._place = AtomicFile(self._store, overwrite=overwrite)
         self._attempt(self._begin)
 
     def _begin(self) -> None:
