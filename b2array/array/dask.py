@@ -329,32 +329,24 @@ class Write:
 
 def computed(writes: Sequence[Write], progress: bool, scheduler: Any) -> list[list[Entry]]:
     """Compute the entries of several writes in one graph, which does what they share once."""
-    with track(sum(write.job.nchunks for write in writes), "storing", progress, unit="chunks") as shown:
-        return _gathered(writes, scheduler, shown.advance if progress else None)
-
-
-def _gathered(
-    writes: Sequence[Write], scheduler: Any, advance: Callable[[int], None] | None
-) -> list[list[Entry]]:  # fmt: skip
-    """Run the tasks that put chunks, and tell `advance` how many are done."""
-    client = _client(scheduler) if advance is not None else None
-    if client is not None and advance is not None:
-        return _watched(writes, client, advance)
     from dask.callbacks import Callback
 
     names, options = {write.name("put") for write in writes}, {} if scheduler is None else {"scheduler": scheduler}
+    with track(sum(write.job.nchunks for write in writes), "storing", progress, unit="chunks") as shown:
+        if progress and (client := _client(scheduler)) is not None:
+            return _watched(writes, client, shown.advance)
 
-    def done(key: Any, put: Any, *_: Any) -> None:
-        if advance is not None and isinstance(key, tuple) and key[0] in names:
-            advance(sum(map(len, put.flat)))
+        def done(key: Any, put: Any, *_: Any) -> None:
+            if isinstance(key, tuple) and key[0] in names:
+                shown.advance(sum(map(len, put.flat)))
 
-    with Callback(posttask=done) if advance is not None else nullcontext():
-        graph = final(writes, f"b2array-gather-{uuid4().hex}", gathered)
-        return cast(list[list[Entry]], graph.compute(**options))
+        with Callback(posttask=done) if progress else nullcontext():
+            graph = final(writes, f"b2array-gather-{uuid4().hex}", gathered)
+            return cast(list[list[Entry]], graph.compute(**options))
 
 
 def _watched(writes: Sequence[Write], client: Any, advance: Callable[[int], None]) -> list[list[Entry]]:
-    """Do the same on a cluster, which does not call the callbacks of dask."""
+    """Do the same on a cluster, which does not call the callbacks of dask; tell `advance` how many chunks are done."""
     from distributed import as_completed, futures_of
 
     found: dict[str, list[Entry]] = {write.name("put"): [] for write in writes}
