@@ -29,8 +29,8 @@ __all__ = ["HDF5"]
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 _SCALES = frozenset({
-    "CLASS", "DIMENSION_LABELS", "DIMENSION_LIST", "NAME", "REFERENCE_LIST", "_FillValue", "_NCProperties",
-    "_Netcdf4Coordinates", "_Netcdf4Dimid",
+    "CLASS", "DIMENSION_LABELS", "DIMENSION_LIST", "NAME", "REFERENCE_LIST", "_NCProperties", "_Netcdf4Coordinates",
+    "_Netcdf4Dimid",
 })  # fmt: skip
 
 
@@ -102,6 +102,8 @@ def _reading(where: str) -> Iterator[None]:
 
 def _attrs(node: Any, where: str) -> dict[str, Any]:
     found = {key: value for key, value in node.attrs.items() if key not in _SCALES}
+    if np.shape(found.get("_FillValue")) == (1,):  # as netCDF stores a number
+        found["_FillValue"] = found["_FillValue"][0]
     if left := [key for key, value in found.items() if not _is_portable(value)]:
         warn(f"{where}: the attributes {left} are left out, because they mean something in their file only")
     return {key: _unpacked(value) for key, value in found.items() if key not in left}

@@ -498,6 +498,31 @@ def test_attributes_of_netcdf_are_text_and_lists_of_text(target: str, tmp_path: 
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_missing_values_of_xarray_stay_missing_and_others_do_not_become_so(version: int, tmp_path: Path) -> None:
+    xr = pytest.importorskip("xarray")
+    time = np.array(["2000-01-01", "2000-01-02"], "M8[ns]")
+    ds = xr.Dataset({"t": ("time", [0.0, np.nan]), "n": ("time", [0, 5]), "m": ("time", [np.nan, 5.0])}, {"time": time})
+    ds.t.encoding["_FillValue"], ds.m.encoding = -999.0, {"_FillValue": -1, "dtype": "i4"}
+    ds.to_zarr(tmp_path / "x.zarr", zarr_format=version, consolidated=False)
+    b2array.convert(tmp_path / "x.zarr", tmp_path / "x.b2d", verify=True)
+    xr.testing.assert_identical(xr.load_dataset(tmp_path / "x.b2d", engine="b2array"), ds)
+    b2array.convert(tmp_path / "x.b2d", tmp_path / "y.zarr", zarr_format=version, verify=True)
+    xr.testing.assert_identical(xr.load_dataset(tmp_path / "y.zarr", engine="zarr", consolidated=False), ds)
+
+
+def test_missing_values_of_netcdf_stay_missing(tmp_path: Path) -> None:
+    xr = pytest.importorskip("xarray")
+    with h5py.File(tmp_path / "x.nc", "w") as file:
+        file.create_dataset("t", data=np.array([1.0, -999]), fillvalue=-999)
+        file["t"].attrs["_FillValue"], file["t"].dims[0].label = np.array([-999.0]), "x"
+    b2array.convert(tmp_path / "x.nc", tmp_path / "x.b2d")
+    assert xr.load_dataset(tmp_path / "x.b2d", engine="b2array").t.isnull().values.tolist() == [False, True]
+    b2array.convert(tmp_path / "x.b2d", tmp_path / "x.zarr")
+    found = xr.load_dataset(tmp_path / "x.zarr", engine="zarr", consolidated=False)
+    assert found.t.isnull().values.tolist() == [False, True]
+
+
 def test_attributes_that_are_no_text_stay_bytes_and_are_named_where_they_do_not_fit(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["t"] = np.zeros(3)
