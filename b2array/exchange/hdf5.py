@@ -32,6 +32,7 @@ _SCALES = frozenset({
     "CLASS", "DIMENSION_LABELS", "DIMENSION_LIST", "NAME", "REFERENCE_LIST", "_NCProperties", "_Netcdf4Coordinates",
     "_Netcdf4Dimid",
 })  # fmt: skip
+_NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 
 
 @contextmanager
@@ -67,7 +68,10 @@ def _opened(h5py: ModuleType, path: str, url: str) -> Any:
 
 
 def _nodes(h5py: ModuleType, file: Any, name: str) -> Iterator[tuple[str, bool]]:
-    """Yield what is at a name and below it, and whether it is a group; what cannot be opened is not."""
+    """Yield what is at a name and below it, and whether it is a group; what cannot be opened is not.
+
+    A dataset that only gives netCDF the length of a dimension is left out unless it has the name.
+    """
     seen = set()
     waiting = [name]
     while waiting:
@@ -77,6 +81,8 @@ def _nodes(h5py: ModuleType, file: Any, name: str) -> Iterator[tuple[str, bool]]
             is_group = isinstance(node, h5py.Group)
             address = h5py.h5o.get_info(node.id).addr
             inner = [key for key in node if isinstance(node.get(key, getlink=True), h5py.HardLink)] if is_group else []
+            is_array = isinstance(node, h5py.Dataset)
+            is_left_out = is_array and at != name and _NO_VARIABLE in str(node.attrs.get("NAME"))
         except (KeyError, OSError, RuntimeError):
             yield at, False
             continue
@@ -84,7 +90,7 @@ def _nodes(h5py: ModuleType, file: Any, name: str) -> Iterator[tuple[str, bool]]
         if is_group and address in seen:
             continue
         seen.add(address)
-        if is_group or isinstance(node, h5py.Dataset):
+        if is_group or (is_array and not is_left_out):
             yield at, is_group
         waiting += [f"{at}/{key}".lstrip("/") for key in reversed(inner)]
 

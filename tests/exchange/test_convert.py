@@ -481,6 +481,22 @@ def test_netcdf_dimensions_are_recognised(tmp_path: Path) -> None:
     assert b2array.open(tmp_path / "t.b2nd").dims == ("lat",)
 
 
+def test_netcdf_dimensions_that_are_no_variables_become_no_arrays(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.nc", "w") as file:
+        for name in ("x", "run/y"):
+            file.create_dataset(name, data=np.zeros(3, ">f4")).make_scale(
+                f"This is a netCDF dimension but not a netCDF variable{3:10}"
+            )
+        file["run/t"] = np.zeros((3, 3))
+        file["run/t"].dims[0].attach_scale(file["x"])
+        file["run/t"].dims[1].attach_scale(file["run/y"])
+    b2array.convert(tmp_path / "x.nc", tmp_path / "x.b2d", verify=True)
+    found = b2array.open(tmp_path / "x.b2d")
+    assert ([*found], [*found["run"]], found["run/t"].dims) == (["run"], ["t"], ("x", "y"))
+    b2array.convert(f"{tmp_path}/x.nc#x", tmp_path / "x.b2nd")
+    assert b2array.open(tmp_path / "x.b2nd").shape == (3,)
+
+
 @pytest.mark.parametrize("target", ["x.b2nd", "x.zarr", "x.blp", "y.h5"])
 def test_attributes_of_netcdf_are_text_and_lists_of_text(target: str, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.nc", "w") as file:
