@@ -28,7 +28,7 @@ from b2array.codec.codecs import codec_name
 from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.codec.header import CODEC_FORMATS, FilterId
 from b2array.errors import FormatError, LimitError, UnsupportedError
-from b2array.grid.assignment import Sliceable, check_unmasked
+from b2array.grid.assignment import Sliceable, check_unmasked, of_same_kind
 from b2array.grid.partition import boxes
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.base import Store
@@ -355,11 +355,11 @@ def _kept_chunks(reader: Reader, size: int) -> tuple[list[int], int, list[Bytes]
 def content(x: Any) -> tuple[Description | None, Iterator[Bytes]]:
     """Return what array `x` is, None if it is bytes, and its bytes in pieces."""
     if isinstance(x, Buffer):
-        return None, _pieces(_flat(x, None), "C")
-    check_unmasked(x)
+        return None, iter([_flat(x, None)])
     values = x if isinstance(x, Sliceable) else np.asarray(x)
     order: Order = "F" if isinstance(values, np.ndarray) and values.flags.fnc else "C"
-    return Description(np.dtype(values.dtype), tuple(values.shape), order), _pieces(values, order)
+    about = Description(np.dtype(values.dtype), tuple(values.shape), order)
+    return about, _pieces(values, about.dtype, order)
 
 
 def _more_content(x: Any, reader: Reader) -> tuple[Description | None, Iterator[Bytes]]:
@@ -369,17 +369,24 @@ def _more_content(x: Any, reader: Reader) -> tuple[Description | None, Iterator[
             raise TypeError(f"{reader.url} holds bytes, not an array")
         return content(x)
     about = reader.description
-    values, axis = _converted(x, about.dtype), about.axis
-    fits = 0 < values.ndim == len(about.shape) and about.with_rows(values.shape[axis]).shape == values.shape
-    if not fits:
-        raise ValueError(f"shape {values.shape} cannot be added to an array of shape {about.shape}")
-    return about.with_rows(about.shape[axis] + values.shape[axis]), _pieces(values, about.order)
+    if isinstance(x, Sliceable):
+        values: Any = x
+        of_same_kind(np.empty(0, x.dtype), about.dtype)
+    else:
+        values = of_same_kind(x, about.dtype)
+    shape, axis = tuple(values.shape), about.axis
+    if not 0 < len(shape) == len(about.shape) or about.with_rows(shape[axis]).shape != shape:
+        raise ValueError(f"shape {shape} cannot be added to an array of shape {about.shape}")
+    return about.with_rows(about.shape[axis] + shape[axis]), _pieces(values, about.dtype, about.order)
 
 
-def _pieces(values: Any, order: Order) -> Iterator[Bytes]:
-    turned, dtype = values.T if order == "F" else values, np.dtype(values.dtype)
-    for box in boxes(turned.shape, max(1, _WINDOW_NBYTES // dtype.itemsize)):
-        yield np.ascontiguousarray(turned[box], dtype).reshape(-1).view(np.uint8)
+def _pieces(values: Any, dtype: np.dtype[Any], order: Order) -> Iterator[Bytes]:
+    if order == "F":
+        values = values[...].T
+    for box in boxes(values.shape, max(1, _WINDOW_NBYTES // dtype.itemsize)):
+        found = values[box]
+        check_unmasked(found)
+        yield np.ascontiguousarray(found, dtype).reshape(-1).view(np.uint8)
 
 
 def _flat(data: Any, about: Description | None) -> Bytes:
@@ -389,12 +396,5 @@ def _flat(data: Any, about: Description | None) -> Bytes:
     if about is None:
         check_unmasked(data)
         return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-    return np.asarray(_converted(data, about.dtype)).reshape(-1, order=about.order).view(np.uint8)
-
-
-def _converted(data: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return data as an array of a type, if NumPy can convert within the kind."""
-    check_unmasked(data)
-    if isinstance(data, np.ndarray):
-        return data.astype(dtype, casting="same_kind", copy=False)
-    return np.asarray(data, dtype)
+    values = of_same_kind(data, about.dtype).astype(about.dtype, copy=False)
+    return values.reshape(-1, order=about.order).view(np.uint8)
