@@ -404,8 +404,8 @@ def from_dask(
     [16, 25, 36, 49]
     """
     given = array_options("from_dask", {"chunks": chunks, **options})
-    write = dask.from_dask(x, url, dtype, given, make=NDArray, resume=resume)
-    done: NDArray | Delayed = write.run(compute, progress, scheduler)
+    write = dask.from_dask(x, url, dtype, given, resume=resume)
+    done: NDArray | Delayed = write.run(NDArray, compute, progress, scheduler)
     return done
 
 

@@ -100,8 +100,7 @@ def _brief(cut: dask_chunks.Cut) -> tuple[int, ...]:
 
 
 def from_dask(
-    x: da.Array, url: Url | None, dtype: npt.DTypeLike | None, options: ArrayOptions, *,
-    make: Callable[[Handle], Any], resume: bool,
+    x: da.Array, url: Url | None, dtype: npt.DTypeLike | None, options: ArrayOptions, *, resume: bool
 ) -> Write:  # fmt: skip
     """Return the graph that stores a dask array as a new one; see `b2array.from_dask`."""
     check_source(x)
@@ -117,7 +116,7 @@ def from_dask(
     if layout.shape != x.shape:
         raise TypeError(f"items of type {x.dtype} are arrays, which dask arrays do not have")
     job = Job(draft.store, layout, whole, new=draft.state, overwrite=options.overwrite, token=x.name)
-    return Write(x, job, make=make, resume=resume)
+    return Write(x, job, resume=resume)
 
 
 def store(
@@ -142,12 +141,13 @@ def store(
     a._handle.announce_commit()
     base = a._handle.at_snapshot("r+")
     job = Job(base.store, a._layout, inside, base=base, token=x.name)
-    write = Write(x, job, make=type(a), resume=resume, handle=a)
+    write = Write(x, job, resume=resume)
     if return_stored and not compute:
-        return write.reading()
-    done = write.run(compute, progress, scheduler)
+        return write.reading(type(a))
+    done = write.run(type(a), compute, progress, scheduler)
     if not compute:
         return cast("Delayed", done)
+    a._handle.replace_state(done._handle.snapshot)
     return to_dask(a)[inside] if return_stored else None
 
 
@@ -169,7 +169,7 @@ def join(parts: Sequence[tuple[Indexed, da.Array, Region]], progress: bool, sche
         if job is None:
             others.append((a, _aligned(x, a._layout.chunks, region), region))
         else:
-            fresh.append((a, draft, Write(x, job, make=type(a))))
+            fresh.append((a, draft, Write(x, job)))
     if fresh:
         try:
             found = computed([write for *_, write in fresh], progress, scheduler)
@@ -244,21 +244,11 @@ def _region(region: Any, shape: tuple[int, ...]) -> Region:
 
 
 class Write:
-    """The graph that writes the values `x` as `job` says. `make` turns the new handle into the result of `run`."""
+    """The graph that writes the values `x` as `job` says."""
 
-    def __init__(
-        self,
-        x: da.Array,
-        job: Job,
-        *,
-        make: Callable[[Handle], Any],
-        resume: bool = False,
-        handle: Indexed | None = None,
-    ) -> None:
+    def __init__(self, x: da.Array, job: Job, *, resume: bool = False) -> None:
         self.x = _aligned(x, job.layout.chunks, job.region)
         self.job, self.there = job.begun(resume=resume)
-        self.make = make
-        self.handle = handle
         self.shared = Shared(f"job {self.job.id.hex()}", self.job)
         self.light = Shared(f"light job {self.job.id.hex()}", self.job.without_base)
 
@@ -300,29 +290,25 @@ class Write:
             return delayed(_keep)(self.light, inside, dask_key_name=key)
         return delayed(_put)(piece, inside, shared=job, there=there, dask_key_name=key)
 
-    def run(self, compute: bool, progress: bool, scheduler: Any) -> Any:
-        """Compute and commit, or return a delayed that does."""
+    def run(self, make: Callable[[Handle], Any], compute: bool, progress: bool, scheduler: Any) -> Any:
+        """Compute and commit, and make the result of a handle; or return a delayed that does."""
         if not compute:
-            return self._committing(frozen=False)
+            return self._committing(make, frozen=False)
         (entries,) = computed([self], progress, scheduler)
-        done = distributed.commit(self.job, entries)
-        if self.handle is None:
-            return self.make(Handle(done, "r+"))
-        self.handle._handle.replace_state(done)
-        return None
+        return make(Handle(distributed.commit(self.job, entries), "r+"))
 
-    def _committing(self, *, frozen: bool) -> Delayed:
-        return final([self], self.name("commit"), _commit, self.shared, self.make, frozen)
+    def _committing(self, make: Callable[[Handle], Any], *, frozen: bool) -> Delayed:
+        return final([self], self.name("commit"), _commit, self.shared, make, frozen)
 
-    def reading(self) -> da.Array:
+    def reading(self, make: Callable[[Handle], Any]) -> da.Array:
         """Return an array that reads the stored values, once they are there."""
         import dask.array as da
         from dask.layers import ArraySliceDep
 
         x, axes = self.x, tuple(range(self.x.ndim))
         return da.blockwise(
-            _read, axes, ArraySliceDep(x.chunks), axes, frozen=self._committing(frozen=True), region=self.job.region,
-            name=self.name("stored"), dtype=self.job.layout.dtype, align_arrays=False,
+            _read, axes, ArraySliceDep(x.chunks), axes, frozen=self._committing(make, frozen=True),
+            region=self.job.region, name=self.name("stored"), dtype=self.job.layout.dtype, align_arrays=False,
             meta=np.empty((0,) * x.ndim, self.job.layout.dtype),
         )  # fmt: skip
 

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -285,9 +286,11 @@ _NPY_MAGIC = b"\x93NUMPY"
 
 
 @contextmanager
-def _tree_npy(url: str, storage_options: Storage) -> Iterator[Tree]:
+def _tree_mapped(
+    mapped: Callable[[str, str], npt.NDArray[Any]], url: str, storage_options: Storage
+) -> Iterator[Tree]:  # fmt: skip
     with local_copy(url, storage_options) as path:
-        data = _mapped(path, redact(url))
+        data = mapped(path, redact(url))
         source = Source(data.shape, data.dtype, lambda box: np.asarray(data[box]), stored=lambda: data.nbytes)
         yield Tree(("",), lambda _: source)
 
@@ -316,19 +319,16 @@ def _write_npy(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
 
 
 NPY = Format(
-    "npy", (".npy",), _tree_npy, refuse_objects, _write_npy, keeps=frozenset(), magics=(_NPY_MAGIC,)
+    "npy", (".npy",), partial(_tree_mapped, _mapped), refuse_objects, _write_npy, keeps=frozenset(),
+    magics=(_NPY_MAGIC,),
 )  # fmt: skip
 
 
 # Bytes without a format.
 
 
-@contextmanager
-def _tree_bytes(url: str, storage_options: Storage) -> Iterator[Tree]:
-    with local_copy(url, storage_options) as path:
-        data = np.memmap(path, np.uint8, "r") if Path(path).stat().st_size else np.empty(0, np.uint8)
-        source = Source(data.shape, data.dtype, lambda box: np.asarray(data[box]), stored=lambda: data.nbytes)
-        yield Tree(("",), lambda _: source)
+def _mapped_bytes(path: str, _: str) -> npt.NDArray[Any]:
+    return np.memmap(path, np.uint8, "r") if Path(path).stat().st_size else np.empty(0, np.uint8)
 
 
 def _write_bytes(url: str, _: Source, pieces: Iterable[Piece], settings: Settings) -> None:
@@ -339,7 +339,8 @@ def _write_bytes(url: str, _: Source, pieces: Iterable[Piece], settings: Setting
 
 
 BYTES = Format(
-    "bytes", (), _tree_bytes, refuse_objects, _write_bytes, sequential=True, keeps=frozenset(), verb="unpacking"
+    "bytes", (), partial(_tree_mapped, _mapped_bytes), refuse_objects, _write_bytes, sequential=True,
+    keeps=frozenset(), verb="unpacking",
 )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def _reading(where: str) -> Iterator[None]:
 
 def _attrs(node: Any, where: str) -> dict[str, Any]:
     found = {key: value for key, value in node.attrs.items() if key not in _SCALES}
-    if np.shape(found.get("_FillValue")) == (1,):  # as netCDF stores a number
+    if np.shape(found.get("_FillValue", 0)) == (1,):  # as netCDF stores a number
         found["_FillValue"] = found["_FillValue"][0]
     if left := [key for key, value in found.items() if not _is_portable(value)]:
         warn(f"{where}: the attributes {left} are left out, because they mean something in their file only")
