@@ -20,7 +20,6 @@ from b2array.array.drafts import (
     UNSET,
     ArrayOptions,
     Casting,
-    Draft,
     Shape,
     Url,
     aborting,
@@ -101,7 +100,7 @@ def _recoded(
     annotations = source.state.annotations
     chunks, blocks = _parts(old, dtype, new)
     kept = {name: raw for name, raw in source.frame.metalayers if name not in GEOMETRIES}
-    draft, layout = new_draft(url, old.shape, dtype, replace(
+    draft = new_draft(url, old.shape, dtype, replace(
         new, chunks=chunks, blocks=blocks,
         fill_value=_fill(annotations.fill, old.dtype, dtype) if new.fill_value is UNSET else new.fill_value,
         cparams=source.frame.cparams if new.cparams is None else new.cparams,
@@ -112,6 +111,7 @@ def _recoded(
         for name, content in source.state.attrs().items():
             if name not in (new.attrs or {}):
                 draft.set_attr(name, content)
+        layout = draft.state.require_layout()
         with track(layout.nchunks, "chunks copied", progress, unit="items") as shown:
             rewrite(draft, layout, range(layout.nchunks), lambda box: resize.read_box(source, old, box), shown.advance)
     return draft
@@ -150,10 +150,10 @@ def holding(x: Any, url: Url | None, dtype: npt.DTypeLike | None, options: Array
     assignment.check_unmasked(x)
     values = np.asarray(x, dtype=dtype)
     draft = new_draft(url, values.shape, values.dtype, options)
-    with aborting(draft.transaction):
+    with aborting(draft):
         if values.size:
-            put(*draft, (...,), values)
-    return draft.transaction
+            put(draft, (...,), values)
+    return draft
 
 
 def computed(
@@ -162,12 +162,13 @@ def computed(
 ) -> Transaction:  # fmt: skip
     """Return the transaction of an array whose items a function computes box by box; None stands for the fill value."""
     draft = new_draft(url, shape, dtype, options)
-    with aborting(draft.transaction):
-        for box in boxes(draft.layout.shape, PIECE_NBYTES // draft.layout.itemsize, draft.layout.chunks):
+    with aborting(draft):
+        layout = draft.state.require_layout()
+        for box in boxes(layout.shape, PIECE_NBYTES // layout.itemsize, layout.chunks):
             values = compute(box)
             if values is not None:
-                put(*draft, box, values)
-    return draft.transaction
+                put(draft, box, values)
+    return draft
 
 
 def joined(
@@ -180,11 +181,11 @@ def joined(
         raise ValueError("from_blocks needs at least one block, with the dimension along which blocks are joined")
     axis = np.lib.array_utils.normalize_axis_index(axis, first.ndim)
     shape = (*first.shape[:axis], 0, *first.shape[axis + 1 :])
-    new: Draft = new_draft(url, shape, first.dtype, options)
-    with aborting(new.transaction):
-        for values in _rows(chain([first], remaining), new.layout, axis):
-            resize.append(new.transaction, values, axis)
-    return new.transaction
+    draft = new_draft(url, shape, first.dtype, options)
+    with aborting(draft):
+        for values in _rows(chain([first], remaining), draft.state.require_layout(), axis):
+            resize.append(draft, values, axis)
+    return draft
 
 
 def _rows(blocks: Iterable[Any], layout: Layout, axis: int) -> Iterator[npt.NDArray[Any]]:

@@ -108,7 +108,8 @@ def from_dask(
         x = x.astype(dtype)
     if options.blocks is None and options.chunks in (None, "auto"):
         options = replace(options, chunks=dask_chunks.dividing(x.chunks, x.dtype.itemsize))
-    draft, layout = new_draft(url, x.shape, x.dtype, options)
+    draft = new_draft(url, x.shape, x.dtype, options)
+    layout = draft.state.require_layout()
     draft.abort()
     if draft.aside:
         raise FileExistsError(f"{draft.url} has the other layout, which tasks cannot replace; remove it first")
