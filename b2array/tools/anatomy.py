@@ -30,7 +30,7 @@ from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.exchange.formats import holds_array
 from b2array.format import b2nd, checksums, frame
 from b2array.format.header import HEADER_FIELDS as FRAME_FIELDS
-from b2array.format.header import FrameType, Header
+from b2array.format.header import FIXED_LEN, FrameType, Header
 from b2array.store.base import Listed, Store
 from b2array.store.spans import Span
 
@@ -239,9 +239,6 @@ class Field(NamedTuple):
     meaning: str
 
 
-_FIRST_LAYERS = 87
-
-
 def fields(held: Snapshot | Reader) -> Iterator[Field]:
     """Yield every field before and behind the chunks, in the order of the file."""
     return _fields_of_frame(held) if isinstance(held, Snapshot) else _fields_of_bloscpack(held)
@@ -251,7 +248,7 @@ def _fields_of_frame(held: Snapshot) -> Iterator[Field]:
     head = held.frame
     header = bytes(held.read([Span(held.name, held.start, held.start + head.header_len)])[0])
     yield from _rows("header", header, 0, FRAME_FIELDS)
-    yield from _layers("header", header, _FIRST_LAYERS, head.metalayers, 0)
+    yield from _layers("header", header, FIXED_LEN, head.metalayers, 0)
     start, stop = head.tail_start, head.frame_len
     tail = bytes(held.read([Span(held.name, held.start + start, held.start + stop)])[0])
     (trailer_len,) = struct.unpack_from(">I", tail, len(tail) - 22)
