@@ -29,8 +29,8 @@ from b2array.engine.source import ChunkRequest, Location
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.exchange.formats import holds_array
 from b2array.format import b2nd, checksums, frame
-from b2array.format.header import HEADER_FIELDS as FRAME_FIELDS
 from b2array.format.header import FIXED_LEN, FrameType, Header
+from b2array.format.header import HEADER_FIELDS as FRAME_FIELDS
 from b2array.store.base import Listed, Store
 from b2array.store.spans import Span
 
