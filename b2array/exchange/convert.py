@@ -106,7 +106,8 @@ def convert(
     Warns
     -----
     UserWarning
-        The destination's format cannot store attributes, names of dimensions or the fill value.
+        The destination's format cannot store attributes, names of dimensions or the fill value. Or attributes of an
+        HDF5 file refer to places in it, and are left out.
 
     Examples
     --------

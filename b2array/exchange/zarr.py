@@ -146,16 +146,17 @@ def _create(url: Any, source: Source, settings: Settings, storage_options: Stora
     zarr = _zarr()
     number = settings.options.get("zarr_format", 3)
     attrs = formats.json_attrs(source.attrs)
-    fill = source.fill
-    if number == 3 and source.dtype.kind == "f" and isinstance(attrs.get(_MISSING), int | float):
-        attrs[_MISSING] = base64.b64encode(_DOUBLE.pack(attrs[_MISSING])).decode()
-    elif number == 2 and not source.is_filled:
-        fill = None
+    fill, missing = source.fill, attrs.get(_MISSING)
     dims: dict[str, Any] = {}
-    if source.dims is not None and number == 3:
-        dims["dimension_names"] = source.dims
+    if number == 3:
+        if source.dims is not None:
+            dims["dimension_names"] = source.dims
+        if source.dtype.kind == "f" and isinstance(missing, int | float):
+            attrs[_MISSING] = base64.b64encode(_DOUBLE.pack(missing)).decode()
     elif source.dims is not None and None not in source.dims:
         attrs[_DIMS] = list(source.dims)
+        known = {"i": int, "u": int, "f": int | float}.get(source.dtype.kind, ())
+        fill = missing if isinstance(missing, known) else None  # the fill value itself would mark missing items
     if settings.cparams is not None:
         dims["compressors"] = _codec(settings.cparams, number, source.dtype.itemsize)
     chunks = tuple(max(1, c) for c in settings.chunks)
