@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -131,22 +132,28 @@ class CloudStore(FsspecStore):
         return Stamp(len(content), version)
 
     def _put_parts(self, name: str, parts: Iterator[bytes], expected: str | None) -> Stamp:
-        begun = self._wait(name, partial(_of_object, self._begin), expected)
+        begun: list[Any] = []
+
+        def begin(_: None) -> None:
+            begun.append(self._wait(name, partial(_of_object, self._begin), expected))
 
         def send(part: Part) -> Any:
-            return self._wait(name, self._send_part, begun, part)
+            return self._wait(name, self._send_part, *begun, part)
 
         try:
+            # Requests in threads of their own have ended after Ctrl-C, too.
+            deque(threads.ahead(begin, [None], 1, apart=True), maxlen=0)
             sent: list[Any] = []
             numbered = _numbered(parts)
             while some := list(itertools.islice(numbered, self.uploads)):
-                sent += threads.ahead(send, some, self.uploads, apart=True)  # after Ctrl-C, too, all of them have ended
+                sent += threads.ahead(send, some, self.uploads, apart=True)
                 nbytes = some[-1].stop
                 some.clear()  # frees the parts before the next ones are made
-            version = self._wait(name, self._finish, begun, sent, expected)
+            version = self._wait(name, self._finish, *begun, sent, expected)
         except BaseException:
-            with suppress(Exception):  # the cloud, or a rule of the bucket, removes parts that stay behind
-                self._wait(name, self._abort, begun)
+            if begun:
+                with suppress(Exception):  # the cloud, or a rule of the bucket, removes parts that stay behind
+                    self._wait(name, self._abort, *begun)
             raise
         self._forget(name)
         return Stamp(nbytes, version)
