@@ -30,9 +30,27 @@ from b2array.format import summary
 from b2array.format.header import FrameType
 from b2array.format.summary import Record, Summary
 from b2array.group import embedded, redo, summaries
-from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, check_new, is_embedded, joined_url, members_among
+from b2array.group.manifest import (
+    EMBEDDED,
+    MANIFEST,
+    SUFFIXES,
+    Manifest,
+    check_new,
+    is_embedded,
+    joined_url,
+    members_among,
+)
 from b2array.group.redo import ABSENT, commit_of
-from b2array.store.base import COMPARE_AND_SWAP, Stamp, Store, attempts, conflict, stale_reader, too_many_conflicts
+from b2array.store.base import (
+    COMPARE_AND_SWAP,
+    Head,
+    Stamp,
+    Store,
+    attempts,
+    conflict,
+    stale_reader,
+    too_many_conflicts,
+)
 from b2array.store.endings import LOCK
 from b2array.store.open import open_store
 
@@ -182,10 +200,28 @@ class Directory:
     def _members_in(self, files: Collection[str], manifest: Manifest) -> dict[str, str]:
         """Find the members by their files, and those in the embedding frame."""
         inner = embedded.members(self._embedding("r")) if EMBEDDED in files else {}
-        unseen = {*manifest.hidden, *manifest.removed}
         # While a member is being replaced it has two files; one of them is hidden.
-        outer = members_among(path for path in files if path.removesuffix(f"/{FRAME_NAME}") not in unseen)
+        outer = members_among(path for path in files if path.removesuffix(f"/{FRAME_NAME}") not in manifest.unseen)
         return manifest.visible({**inner, **outer})
+
+    def older(self, members: Mapping[str, str]) -> set[str]:
+        """Return the paths of other frames with the names of members, which would appear without these.
+
+        In a local directory, somebody who writes to a URL of his own may have left them.
+        """
+        if not self.is_local:
+            return set()
+        files = [
+            f"{name}{suffix}{inside}" for name in members for suffix in SUFFIXES for inside in ("", f"/{FRAME_NAME}")
+        ]
+        heads = self.store.head([EMBEDDED, *files], 1)
+        inner = embedded.members(self._embedding("r")) if isinstance(heads[0], Head) else {}
+        there = [file for file, head in zip(files, heads[1:], strict=True) if isinstance(head, Head)]
+        paths = {file.removesuffix(f"/{FRAME_NAME}") for file in there} | {
+            inner[name] for name in members & inner.keys()
+        }
+        # The manifest after the files, as above.
+        return paths - {*members.values()} - self._stored()[0].unseen
 
     def _embedding(self, mode: Mode) -> SChunk:
         return SChunk(Handle(snapshot.load(self.store_of(EMBEDDED)), mode))
@@ -335,16 +371,15 @@ class Directory:
         path = name + suffix
         if path in self.read()[0].hidden and not overwrite:
             raise self.occupied(path)
-        before = self.members().get(name, path)
+        before = self.members().get(name)
+        gone = set() if before is None else ({before} | self.older({name: before})) - {path}
         held = Handle(make(self.address(path), overwrite=overwrite).commit(), "r+")
         manifest, members = self._state()
         if self._is_list(manifest) or path in manifest.hidden:
             # A program that makes a member usually goes on to change it: a summary would soon be out of date.
-            gone = {before} - {path}
             manifest = self.update(lambda found: found.with_member(name, path).with_summaries({path: None}, gone))
         self.show(manifest, {**(members if self.is_local else manifest.visible(manifest.members or {})), name: path})
-        if before != path:
-            self.remove_frames([before])
+        self.remove_frames(gone)
         return held
 
     def _is_list(self, manifest: Manifest) -> bool:
@@ -361,11 +396,12 @@ class Directory:
     def remove(self, members: Mapping[str, str]) -> None:
         """Remove members, given by name and path."""
         manifest, shown = self._state()
+        gone = {*members.values(), *self.older(members)}
         if self._is_list(manifest):
-            manifest = self.update(lambda found: found.without(members).with_summaries({}, {*members.values()}))
+            manifest = self.update(lambda found: found.without(members).with_summaries({}, gone))
             shown = shown if self.is_local else manifest.visible(manifest.members or {})
         self.show(manifest, {name: path for name, path in shown.items() if name not in members})
-        self.remove_frames(members.values())
+        self.remove_frames(gone)
 
     def remove_frames(self, paths: Iterable[str]) -> None:
         """Remove the frames of members that are not listed any more."""

@@ -191,10 +191,14 @@ class Manifest:
         """The last transaction, in the form that its members record."""
         return self.identity, self.number
 
+    @property
+    def unseen(self) -> frozenset[str]:
+        """The paths that readers may not see."""
+        return frozenset((*self.hidden, *self.removed))
+
     def visible(self, members: Mapping[str, str]) -> dict[str, str]:
         """Return the members that readers may see, in the order of their names."""
-        unseen = {*self.hidden, *self.removed}
-        return dict(sorted((name, path) for name, path in members.items() if path not in unseen))
+        return dict(sorted((name, path) for name, path in members.items() if path not in self.unseen))
 
     def with_member(self, name: str, path: str) -> Self:
         """Return the manifest with one more member."""
