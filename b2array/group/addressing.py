@@ -25,7 +25,7 @@ from b2array.group.group import Group, open_group
 from b2array.group.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.store.base import Head
 from b2array.store.local import LocalStore
-from b2array.store.open import open_store
+from b2array.store.open import cut, open_store
 
 __all__ = ["Place", "face", "group_of", "open", "split_member"]
 
@@ -243,12 +243,8 @@ def _cut(url: Url) -> tuple[str, list[str], str]:
     if isinstance(store, LocalStore):
         drive, path = os.path.splitdrive(store.url)
         return f"{drive}{os.sep}", path.replace(os.sep, "/").strip("/").split("/"), ""
-    links = os.fsdecode(url).split("::")
-    at = next(n for n, link in enumerate(links) if "://" in link)
-    base, mark, query = links[at].partition("?")
-    scheme, _, path = base.partition("://")
-    front = "::".join([*links[:at], f"{scheme}://"])
-    return front, [part for part in path.split("/") if part], "::".join([f"{mark}{query}", *links[at + 1 :]])
+    front, path, back = cut(os.fsdecode(url))
+    return front, [part for part in path.split("/") if part], back
 
 
 def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool) -> Any:

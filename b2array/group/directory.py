@@ -37,7 +37,6 @@ from b2array.group.manifest import (
     Manifest,
     check_new,
     is_embedded,
-    joined_url,
     members_among,
 )
 from b2array.group.redo import ABSENT, commit_of
@@ -52,7 +51,7 @@ from b2array.store.base import (
     too_many_conflicts,
 )
 from b2array.store.endings import LOCK
-from b2array.store.open import open_store
+from b2array.store.open import joined, open_store
 
 __all__ = ["Directory", "Kind", "NewFrame", "copy_of", "record_of"]
 
@@ -126,9 +125,9 @@ class Directory:
     def address(self, path: str) -> str:
         """Return the URL of a path in the group; ValueError if it would be that of another place."""
         if "?" in self._address and not self.is_local and self.store.guarantee in ("lock", COMPARE_AND_SWAP):
-            # These stores have no queries: it is a letter of the group's name, but not where `joined_url` puts it.
+            # These stores have no queries: it is a letter of the group's name, but not where `joined` puts it.
             raise ValueError(f"{self.url}: expected the URL of a group, found a '?' behind it")
-        return joined_url(self._address, path)
+        return joined(self._address, path)
 
     def store_of(self, path: str) -> Store:
         """Return the store of a path in the group."""

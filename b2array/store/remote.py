@@ -32,7 +32,7 @@ from b2array.store.base import (
     too_short,
     where,
 )
-from b2array.store.open import quoted
+from b2array.store.open import joined
 from b2array.store.secrets import leaks, redact, secrets
 from b2array.store.spans import Span
 
@@ -417,12 +417,7 @@ async def patiently(request: Callable[[], Awaitable[_T]], may_pass: Callable[[Ex
 
 def join(root: str, name: str) -> str:
     """Return the address of an object: its name goes behind the root of the store and in front of a query."""
-    if not name:
-        return root
-    if "://" not in root:
-        return f"{root.rstrip('/')}/{name}" if root else name
-    path, mark, query = root.partition("?")
-    return f"{path.rstrip('/')}/{quoted(name, path)}{mark}{query}"
+    return joined(root, name) if name else root
 
 
 def _name(path: str, root: str) -> str:
