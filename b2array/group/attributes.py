@@ -51,10 +51,8 @@ class Attrs(Attributes):
         return self._handle
 
     def _found(self) -> Handle | None:
-        home, path = self._home, self._home.members().get(self._name)
-        if path is not None and self._mode == "r" and isinstance(home, Directory):
-            return home.open_lazily(path)
-        return None if path is None else home.open(path, self._mode)
+        path = self._home.members().get(self._name)
+        return None if path is None else self._home.open(path, self._mode, lazy=True)
 
     def require(self) -> Handle:
         """Return the frame for changes, or make it. A group that has one exists even without members."""

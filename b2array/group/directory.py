@@ -306,27 +306,23 @@ class Directory:
 
     # Members.
 
-    def open(self, path: str, mode: Mode) -> Handle:
-        """Open a member by its path; raise ConflictError if a later transaction has changed it."""
+    def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:
+        """Open a member by its path; raise ConflictError if a later transaction has changed it.
+
+        If it may be `lazy`, a reader sends no request for a member that the manifest describes. If the description is
+        out of date, the first read of items raises `ConflictError`.
+        """
         if is_embedded(path):
             return embedded.open_embedded(self._embedding("r"), path)
         if mode == "r":
-            return (self._promised(path) if self.store.guarantee == "lock" else None) or Handle(
-                self.current(path), mode
-            )
+            promised = self._promised(path) if lazy or self.store.guarantee == "lock" else None
+            return promised or Handle(self.current(path), mode)
         self.recover()
         handle = Handle(self.current(path), mode)
         if self.store.guarantee != "lock" and self._record(path) is not None:
             # Away from this computer, readers learn only later that a summary is out of date.
             handle.before_commit = partial(self.update, lambda found: found.with_summaries({path: None}))
         return handle
-
-    def open_lazily(self, path: str) -> Handle:
-        """Open a member for reading, with no request if the manifest describes it; raises what `open` raises.
-
-        If the description is out of date, the first read of items raises `ConflictError`.
-        """
-        return (None if is_embedded(path) else self._promised(path)) or self.open(path, "r")
 
     def _record(self, path: str) -> Any:
         """Return the summary of a member in the manifest, or None."""

@@ -463,7 +463,6 @@ def _add_copy(group: Group, full: str, held: Handle) -> None:
 
 
 def _opened(home: Home, path: str, mode: Mode, *, lazy: bool = False) -> NDArray | SChunk:
-    directory = home if isinstance(home, Directory) and lazy and mode == "r" else None
-    held = home.open(path, mode) if directory is None else directory.open_lazily(path)
+    held = home.open(path, mode, lazy=lazy)
     is_array = path.endswith(ARRAY) or held.described.state.frame.metalayer("b2nd") is not None
     return NDArray(held) if is_array else SChunk(held)

@@ -107,7 +107,7 @@ class Transaction:
 
     # Changes.
 
-    def open(self, path: str, mode: Mode) -> Handle:
+    def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
         """Open a member; what you write to it is part of the commit."""
         self._require_open()
         if path in self._created.values() and mode == "r+":

@@ -57,8 +57,7 @@ class S3Store(CloudStore):
             if expected != ABSENT or not _is_busy(error):
                 raise
             raise _busy() from None
-        etag: str = answer["ETag"]
-        return etag
+        return str(answer["ETag"])
 
     async def _begin(self, fs: Any, path: str, expected: str | None) -> Any:
         await _condition(fs, expected)
@@ -80,8 +79,7 @@ class S3Store(CloudStore):
                 raise
             # S3 wants all parts again, but their source is used up.
             raise _busy() from None
-        etag: str = answer["ETag"]
-        return etag
+        return str(answer["ETag"])
 
     async def _abort(self, fs: Any, path: str, begun: Any) -> None:
         await fs._call_s3("abort_multipart_upload", **_place(fs, path), **begun)
