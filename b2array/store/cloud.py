@@ -22,7 +22,7 @@ from b2array.buffers import Buffer
 from b2array.errors import LimitError
 from b2array.store import upload
 from b2array.store.base import COMPARE_AND_SWAP, Stamp, conflict, join_pieces, where
-from b2array.store.remote import ABSENT, FsspecStore, at_once, join, status_of
+from b2array.store.remote import ABSENT, FsspecStore, answer, at_once, join, status_of
 from b2array.store.spans import Span
 
 __all__ = ["ABSENT", "CloudStore", "Part", "remove_each"]
@@ -114,6 +114,9 @@ class CloudStore(FsspecStore):
     def stamp(self, name: str) -> Stamp:
         return self._wait(name, partial(_of_object, self._ask))
 
+    def _found(self, fs: Any, verb: str, root: str, **options: Any) -> Iterable[Any]:
+        return answer(fs.loop, partial(getattr(fs, f"_{verb}"), root, **options))
+
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
         content = upload.split(data) if expected is None else join_pieces(data)
         place = where(self.url, name)
@@ -176,9 +179,9 @@ async def _of_object(request: Callable[..., Awaitable[_T]], fs: Any, path: str, 
 
 async def remove_each(requests: Iterable[Awaitable[object]]) -> None:
     """Wait for requests that remove objects. A missing object counts as removed."""
-    for answer in await at_once(requests):
-        if isinstance(answer, BaseException) and not isinstance(answer, FileNotFoundError) and status_of(answer) != 404:
-            raise answer
+    for error in await at_once(requests):
+        if isinstance(error, BaseException) and not isinstance(error, FileNotFoundError) and status_of(error) != 404:
+            raise error
 
 
 def _numbered(contents: Iterator[bytes]) -> Iterator[Part]:
