@@ -114,9 +114,12 @@ def margin_in_front(nblocks: int) -> int:
     return BLOSC1_HEADER_LEN + 4 * nblocks
 
 
-def margin_behind(nstreams: int, block_nbytes: int) -> int:
-    """Return by how many bytes a block can grow when its runs become streams of the codec."""
-    return nstreams * (MIN_STREAM + 4 + block_nbytes // nstreams // 255)
+def margin_behind(fmt: CodecFormat, nstreams: int, block_nbytes: int) -> int:
+    """Return by how many bytes a block can grow when its runs become streams of the codec; 0 if it stays as it is."""
+    neblock = block_nbytes // nstreams
+    if fmt == CodecFormat.ZSTD and neblock <= _LONGEST_ZSTD:
+        return 0
+    return nstreams * (MIN_STREAM + 4 + neblock // 255)
 
 
 def decode(

@@ -181,8 +181,11 @@ def extents(starts: Int64Array, end: int) -> Int64Array:
     >>> extents(np.array([40, 10, 40, 20]), end=100)
     array([100,  20, 100,  40])
     """
-    stops: Int64Array = np.append(starts[1:], end)
-    if len(starts) and (stops > starts).all():  # in order, as most chunks have them
+    if not len(starts):
+        return starts
+    stops = np.empty_like(starts)
+    stops[:-1], stops[-1] = starts[1:], end
+    if (stops > starts).all():  # in order, as most chunks have them
         return stops
     ordered = np.sort(starts)
     following: Int64Array = np.append(ordered, end)[np.searchsorted(ordered, starts, side="right")]

@@ -222,7 +222,7 @@ def scratch_margins(head: ChunkHead, nblocks: int) -> tuple[int, int]:
     header = head.header
     # DELTA decodes the first block twice. Raw blocks, and blocks of more streams than C-Blosc 1 knows, never change.
     fixed = FilterId.DELTA in header.filters or header.memcpyed or header.nstreams > cblosc.MAX_SPLIT
-    behind = 0 if fixed else cblosc.margin_behind(header.nstreams, header.block_nbytes)
+    behind = 0 if fixed else cblosc.margin_behind(header.codec_format, header.nstreams, header.block_nbytes)
     return BLOSC1_HEADER_LEN + 4 * nblocks * header.nstreams + _RUNS_NBYTES, behind
 
 

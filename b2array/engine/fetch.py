@@ -48,15 +48,13 @@ Numbers = Sequence[int] | Int64Array
 class Ask(NamedTuple):
     """Bytes to read into one buffer of `nbytes` bytes, each span to its place.
 
-    With `clip` there is one span, and it may be cut off where the object ends. `leads`: the bytes decide what to ask
-    for next.
+    With `clip` there is one span, and it may be cut off where the object ends.
     """
 
     spans: list[Span]
     places: list[int]
     nbytes: int
     clip: bool = False
-    leads: bool = False
 
 
 class _Planned(NamedTuple):
@@ -244,11 +242,11 @@ class _Chunk:
             # Only instrumented chunks are larger. Bytes behind the chunk are ignored.
             return (yield from self.whole((nbytes if nbytes is not None else 2**31) + HEADER_LEN))
         head_nbytes = HEADER_LEN + 4 * nblocks + (4 + MAX_DICT_NBYTES) * frame.use_dict
-        view = yield self.ask(0, max(head_nbytes, _FREE))._replace(leads=True)
+        view = yield self.ask(0, max(head_nbytes, _FREE))
         header = ChunkHeader.unpack(view)
         head_nbytes = chunk.head_nbytes(view, header)
         if head_nbytes > len(view):
-            view = yield self.ask(0, head_nbytes)._replace(leads=True)
+            view = yield self.ask(0, head_nbytes)
         head = self.unpack_head(view, header)
         is_all = len(view) >= head.header.cbytes
         rest = self.take_whole(head, view) if is_all else self.some_blocks(head, bytes(view[:head_nbytes]))
@@ -336,10 +334,10 @@ class _Chunk:
             return _Planned(head, blocks, ask, [lead], margin)
         numbers = np.asarray(blocks, np.int64)
         starts, stops, cbytes = head.starts[numbers].tolist(), head.stops[numbers].tolist(), head.header.cbytes
-        if not self.is_local or len(starts) > _MAX_SCATTERED or sum(stops) - sum(starts) > cbytes:
+        lead, margin = decode.scratch_margins(head, len(starts))
+        if not (margin and self.is_local) or len(starts) > _MAX_SCATTERED or sum(stops) - sum(starts) > cbytes:
             packed = self._plan_packed(starts, stops, cbytes, len(head.starts))
             return None if packed is None else _Planned(head, numbers, *packed)
-        lead, margin = decode.scratch_margins(head, len(starts))
         if self.record_due:
             starts, stops = [*starts, cbytes], [*stops, cbytes + checksums.record_nbytes(len(head.starts))]
         ranges, places, positions, nbytes = plan_scatter_read(starts, stops, gap=_FREE, lead=lead, room=margin)

@@ -52,6 +52,8 @@ _LEAST_SHARED = 2**20
 _MAX_SCRATCH = 4 * decode.STEP_NBYTES
 _SHARE = 4
 """A read goes through the cache only if its result is at most one part in this many of the cache."""
+_MOST_KEPT = 2
+"""One read keeps its first blocks, up to one part in this many of the cache. More of them would evict each other."""
 
 
 def read(
@@ -90,7 +92,7 @@ def prepare(
     key = source.cache_key if isinstance(source, Snapshot) and is_small else None
     by_slices = axes is None and np.ndarray not in map(type, positions)
     context = _context(source.frame.codec, source.frame.codec_meta, layout.blocks)
-    return Reader(source, layout, context, key, box, axes, by_slices)
+    return Reader(source, layout, context, key, box, [0], axes, by_slices)
 
 
 def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
@@ -115,11 +117,11 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
         try:
             if reader.is_regular(stored.head.header):
                 reference = decode.accept(stored, (block,), context=reader.context)
-                tile = reader.decoded(number, (block,), stored, reference, narrow=True)
+                tile = reader.decoded(number, (block,), stored, reference, narrow=True, keep=key is not None)
                 return tile.item(0, position, layout.dtype)
             if stored.head.header.special and layout.itemsize == source.frame.typesize:
                 return _value(stored, layout.dtype)[()]
-            found = reader.decoded_whole(number)
+            found = reader.decoded_whole(number, keep=key is not None)
         except (FormatError, UnsupportedError) as error:
             raise located_error(f"chunk {number} of {source.url}", error) from error
     tile, row, _ = found[block]
@@ -142,23 +144,28 @@ def _value(stored: Stored, dtype: np.dtype[Any]) -> Array:
 
 
 class ChunkRead(NamedTuple):
-    """The plan to read one chunk: its blocks that the cache has, and those to fetch."""
+    """The plan to read one chunk: its blocks that the cache has, those to fetch, and whether the cache keeps these."""
 
     number: int
     part: Part
     tiling: Tiling
     found: dict[int, Entry]
     wanted: Numbers
+    keep: bool
 
 
 class Reader(NamedTuple):
-    """What the chunks of one read share. `plan` decides what to fetch of a chunk; `finish` decodes and copies it."""
+    """What the chunks of one read share. `plan` decides what to fetch of a chunk; `finish` decodes and copies it.
+
+    `met` has the size in bytes of the blocks that were planned so far.
+    """
 
     source: Source
     layout: Layout
     context: Context
     cache_key: object | None
     box: Array
+    met: list[int]
     axes: Axes | None = None
     by_slices: bool = True
 
@@ -219,15 +226,18 @@ class Reader(NamedTuple):
             tiling = tiling_of_points(layout, part, self.axes, length)
         found: dict[int, Entry] = {}
         wanted: Numbers = tiling.numbers
-        if self.cache_key is not None:
+        keep = self.cache_key is not None
+        if keep:
             found = cache.blocks.get_many((self.cache_key, number), tiling.numbers)
             if len(found) == len(wanted):
                 wanted = ()
             elif found:
                 wanted = [n for n in tiling.numbers if n not in found]
+            self.met[0] += len(tiling.numbers) * layout.block_nbytes
+            keep = self.met[0] <= config.cache_bytes // _MOST_KEPT
         if wanted and not self.source.is_local and len(wanted) == self._ninhabited(part.coords):
             wanted = range(layout.nblocks)  # all but padding is wanted: one range is easier to ask for
-        return ChunkRead(number, part, tiling, found, wanted)
+        return ChunkRead(number, part, tiling, found, wanted, keep)
 
     def _ninhabited(self, coords: Sequence[int]) -> int:
         """Count the blocks of a chunk that are not all padding."""
@@ -253,7 +263,7 @@ class Reader(NamedTuple):
                     put(self.box, job.part.outside, np.broadcast_to(_value(stored, self.layout.dtype), lengths))
                     return
                 else:
-                    job, stored = job._replace(found=self.decoded_whole(job.number)), None
+                    job, stored = job._replace(found=self.decoded_whole(job.number, keep=job.keep)), None
             for step in steps:
                 self._copy_step(job, step, stored, reference)
         except (FormatError, UnsupportedError) as error:
@@ -267,11 +277,11 @@ class Reader(NamedTuple):
         return header.block_nbytes == layout.block_nbytes and not header.special and not header.vl_blocks
 
     def decoded(
-        self, number: int, blocks: Numbers, stored: Stored, reference: Bytes | None, *, narrow: bool
+        self, number: int, blocks: Numbers, stored: Stored, reference: Bytes | None, *, narrow: bool, keep: bool
     ) -> Tile:  # fmt: skip
-        """Decode blocks together; the cache keeps them."""
+        """Decode blocks together, perhaps for the cache to keep."""
         nbytes = len(blocks) * self.layout.block_nbytes
-        room = None if self.cache_key is None else cache.blocks.room_for(nbytes)
+        room = cache.blocks.room_for(nbytes) if keep else None
         tile = decode.decode_tile(
             stored, blocks, scratch("blocks", nbytes, _MAX_SCRATCH) if room is None else room[1],
             itemsize=self.layout.itemsize, narrow=narrow, context=self.context, reference=reference,
@@ -280,10 +290,10 @@ class Reader(NamedTuple):
             cache.blocks.add((self.cache_key, number), blocks, tile, room[0])
         return tile
 
-    def decoded_whole(self, number: int) -> dict[int, Entry]:
-        """Decode a chunk whose blocks are not those of the array, and cut it into the array's; the cache keeps them."""
+    def decoded_whole(self, number: int, *, keep: bool) -> dict[int, Entry]:
+        """Decode a chunk whose blocks are not those of the array, and cut it into the array's."""
         (whole,) = fetch(self.source, (ChunkRequest(number, None),))
-        room = None if self.cache_key is None else cache.blocks.room_for(self.layout.chunk_nbytes)
+        room = cache.blocks.room_for(self.layout.chunk_nbytes) if keep else None
         data = decode.decode(whole.region, out=None if room is None else room[1], context=self.context)
         tile, blocks = Tile(data.reshape(self.layout.nblocks, -1)), range(self.layout.nblocks)
         if room is not None:
@@ -304,7 +314,7 @@ class Reader(NamedTuple):
             target = box[cast(Any, (*copy.target, ...))].reshape(copy.split).transpose(order)
             if grid is None:
                 exact = len(step.copies) == 1 and copy.whole and job.tiling.within is None
-                if exact and stored is not None and self.cache_key is None and target.flags.c_contiguous:
+                if exact and stored is not None and not (job.keep or job.found) and target.flags.c_contiguous:
                     out = target.reshape(-1).view(np.uint8)
                     decode.decode_blocks(stored, step.numbers, out, context=self.context, reference=reference)
                     return
@@ -318,7 +328,7 @@ class Reader(NamedTuple):
         if stored is not None:
             missing = [n for n in numbers if n not in found] if found else numbers
             if missing:
-                tile = self.decoded(job.number, missing, stored, reference, narrow=narrow)
+                tile = self.decoded(job.number, missing, stored, reference, narrow=narrow, keep=job.keep)
                 if missing is numbers:
                     return tile.pick(slice(None), layout.blocks, layout.dtype, within)
                 found = {**found, **{n: Entry(tile, row) for row, n in enumerate(missing)}}

@@ -116,10 +116,12 @@ class Snapshot(Source):
         ordered = self._ordered
         if ordered is None:
             offsets = described.offsets
-            ordered = np.append(np.sort(offsets[offsets >= 0]), described.cbytes)
+            ordered = offsets[offsets >= 0]
+            ordered.sort()
             object.__setattr__(self, "_ordered", ordered)
-        base = self.start + described.header_len
-        return Location("", base + entry, base + int(ordered[bisect_right(ordered, entry)]))
+        base, after = self.start + described.header_len, bisect_right(ordered, entry)
+        stop = int(ordered[after]) if after < len(ordered) else described.cbytes
+        return Location("", base + entry, base + stop)
 
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects; `clip`: fewer where an object ends before."""

@@ -34,7 +34,7 @@ class Record(NamedTuple):
     """The checksums of a chunk: of its head, and of its blocks in block order."""
 
     head_crc: int
-    block_crcs: tuple[int, ...]
+    block_crcs: NDArray[np.uint32]
 
 
 def record_nbytes(nblocks: int) -> int:
@@ -70,9 +70,9 @@ def unpack_record(buf: Buffer, *, number: int = -1) -> Record | None:
         return None
     body = memoryview(buf)[:body_len]
     (found,) = _CRC.unpack_from(buf, body_len)
-    if found not in (crc32(body, number + 1), crc32(body)):
+    if found != crc32(body, number + 1) and found != crc32(body):
         return None
-    return Record(head_crc, struct.unpack_from(f"<{nblocks}I", buf, _RECORD_HEAD.size))
+    return Record(head_crc, np.frombuffer(body, "<u4", nblocks, _RECORD_HEAD.size).astype(np.uint32))
 
 
 def check_head(record: Record, head: Buffer) -> None:
@@ -92,7 +92,7 @@ def verified_sums(behind: Buffer, head: chunk.ChunkHead, head_bytes: Buffer, *, 
     if len(record.block_crcs) != len(head.starts):
         raise ChecksumError(f"expected a record of {len(head.starts)} blocks, found one of {len(record.block_crcs)}")
     check_head(record, memoryview(head_bytes)[: head.nbytes])
-    return np.frombuffer(behind, "<u4", len(head.starts), _RECORD_HEAD.size).astype(np.uint32)
+    return record.block_crcs
 
 
 def check_blocks(

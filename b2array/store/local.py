@@ -84,13 +84,15 @@ class _File:
         """Whether this is the file of that version: later commits append to it and patch its header."""
         if expected in self.known:
             return True
-        version, known = split_version(expected)
         found = self.stamp()
-        same = identity(found.version) == identity(version)
-        if same and known is not None and found.version != version:
-            # A new file may get the inode of a deleted one.
-            start = known.stop - len(known.content)
-            same = found.size >= known.stop and self.read(start, known.stop) == known.content
+        same = expected.partition("#")[0] == found.version
+        if not same:
+            version, known = split_version(expected)
+            same = identity(found.version) == identity(version)
+            if same and known is not None:
+                # A new file may get the inode of a deleted one.
+                start = known.stop - len(known.content)
+                same = found.size >= known.stop and self.read(start, known.stop) == known.content
         if same:
             self.known.add(expected)
         return same

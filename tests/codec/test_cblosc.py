@@ -102,7 +102,7 @@ def test_runs_decode_within_the_margin_behind_blocks_and_change_nothing_else(fmt
     blocks, data = [block, block], [b"".join(plain[stream] for stream in streams)] * 2
     params = Blosc1Params(fmt, 3, cblosc.NOSHUFFLE, split=True, block_nbytes=3 * neblock)
     lead = cblosc.margin_in_front(2)
-    for room in (0, 1, cblosc.margin_behind(3, 3 * neblock)):
+    for room in (0, 1, cblosc.margin_behind(fmt, 3, 3 * neblock)):
         start = lead + len(blocks[0]) + room
         between = b"\xee" * room
         region = b"".join((b"\xee" * lead, blocks[0], between, blocks[1], between, b"\xee" * 9))

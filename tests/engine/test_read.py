@@ -322,6 +322,42 @@ def test_only_blocks_that_the_cache_does_not_have_are_fetched(monkeypatch):
             assert fetched == expected
 
 
+@pytest.mark.parametrize(("codec", "spans"), [("zstd", 1), ("lz4", 4)])
+def test_neighbouring_blocks_are_one_range_of_a_file_if_none_needs_room_behind_it(tmp_path, monkeypatch, codec, spans):
+    values = np.arange(64_000).reshape(64, 1000)
+    a = b2array.asarray(
+        values, url=tmp_path / "a.b2nd", chunks=(64, 1000), blocks=(8, 1000), cparams=b2array.CParams(codec)
+    )
+    a[0]  # the chunk's head is read
+    found = []
+    gather = local.LocalStore.gather
+    monkeypatch.setattr(
+        local.LocalStore,
+        "gather",
+        lambda self, *args, **options: found.append(args[0]) or gather(self, *args, **options),
+    )
+    np.testing.assert_array_equal(a[16:48], values[16:48])
+    assert [len(asked) for asked in found] == [spans]
+
+
+def test_one_read_keeps_at_most_half_of_the_cache_and_finds_that_again(monkeypatch):
+    values = np.arange(2**18).reshape(64, 4096)  # 2 MiB, in blocks of 32 KiB
+    array = b2array.asarray(values, chunks=(8, 4096), blocks=(1, 4096))
+    other = b2array.asarray(values[:8], chunks=(8, 4096), blocks=(1, 4096))
+    fetched = []
+    original = read.fetch
+    monkeypatch.setattr(
+        read, "fetch", lambda source, requests: fetched.extend(n for n, _ in requests) or original(source, requests)
+    )
+    with config.using(threads=1, cache_bytes=2**20):
+        assert np.array_equal(other[:, 0], values[:8, 0])
+        for _ in range(3):
+            assert np.array_equal(array[:, 1], values[:, 1])
+        assert fetched == [0, *range(8), *range(2, 8), *range(2, 8)]
+        assert np.array_equal(other[:, 0], values[:8, 0])
+        assert len(fetched) == 21
+
+
 def test_what_is_larger_than_the_cache_does_not_go_through_it():
     array = b2array.asarray(np.arange(10_000), chunks=1000, blocks=1000)
     with config.using(cache_bytes=10_000):
