@@ -66,9 +66,14 @@ class Attrs(Attributes):
                 Attributes(new).update(Attributes(found))
             if isinstance(home, Transaction):
                 home.remove({name: home.members()[name]})
-        # A transaction replaces only what an interrupted one has left; a caller cannot ask for that here.
-        overwrite = isinstance(home, Transaction)
-        return home.create(name, OTHER, copy_of(new, home.options["storage_options"]), overwrite=overwrite)
+        # A caller cannot ask for it here, so replace what an interrupted writer has left, and nothing else.
+        frame = copy_of(new, home.options["storage_options"])
+        try:
+            return home.create(name, OTHER, frame, overwrite=isinstance(home, Transaction))
+        except FileExistsError:
+            if isinstance(home, Transaction) or home.is_local or name in (home.read()[0].members or {}):
+                raise
+        return home.create(name, OTHER, frame, overwrite=True)
 
     def add(self, others: Attributes) -> None:
         """Add attributes; FileExistsError if one of them is there already."""

@@ -1421,3 +1421,24 @@ def test_a_deleted_member_leaves_room_for_one_of_either_layout_wherever_it_is(ur
         assert open_group(group.url)["x"][...].tolist() == [4]
         del group["x"]
     assert not [path for path in open_store(url).walk() if path.startswith("x.")]
+
+
+def test_attributes_replace_what_an_interrupted_writer_has_left_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"memory://{tmp_path.name}/g.b2d"
+    group, stale = open_group(url, "w"), open_group(url, "r+")
+    assert not stale.attrs
+    with monkeypatch.context() as broken:
+        broken.setattr(Directory, "update", lambda *_: (_ for _ in ()).throw(TimeoutError))
+        for begin in (lambda: group.attrs.update(k=1), lambda: group.require_group("a/b")):
+            with pytest.raises(TimeoutError):
+                begin()
+    group = open_group(url, "r+")
+    group.attrs["k"] = 2
+    group.require_group("a/b").attrs["k"] = 3
+    found = open_group(url)
+    assert (dict(found.attrs), dict(found["a/b"].attrs)) == ({"k": 2}, {"k": 3})
+    with pytest.raises(FileExistsError):
+        stale.attrs["other"] = 4
+    assert dict(open_group(url).attrs) == {"k": 2}
