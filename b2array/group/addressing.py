@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from b2array.engine.handle import Follower, Handle, Mode
 from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located_error
 from b2array.format import dtypes
 from b2array.group.archive import MAGIC
-from b2array.group.group import Group, open_group
+from b2array.group.group import AnyMode, Group, check_mode, open_group
 from b2array.group.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.store.base import Head
 from b2array.store.local import LocalStore
@@ -29,10 +29,8 @@ from b2array.store.open import cut, open_store
 
 __all__ = ["Place", "face", "group_of", "open", "split_member"]
 
-AnyMode = Literal["r", "r+", "a", "w", "w-", "x"]
 Storage = Mapping[str, Any] | None
 
-_MODES = ("r", "r+", "a", "w", "w-", "x")
 _TENSOR = "__pack_tensor__"
 """The attribute in which python-blosc2's `save_array` and `save_tensor` keep shape and type."""
 _LISTED = 8
@@ -94,8 +92,7 @@ def open(
     >>> open("memory://opened.b2d/x").shape
     (3,)
     """
-    if mode not in _MODES:
-        raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, not {mode!r}")
+    check_mode(mode)
     if options and shape is None:
         raise TypeError(f"open() takes {', '.join(sorted(options))} for new arrays only, which have a shape")
     if offset and mode != "r":

@@ -67,7 +67,7 @@ class Attrs(Attributes):
             if isinstance(home, Transaction):
                 home.remove({name: home.members()[name]})
         # A caller cannot ask for it here, so replace what an interrupted writer has left, and nothing else.
-        frame = copy_of(new, home.options["storage_options"])
+        frame = copy_of(new, home.storage_options)
         try:
             return home.create(name, OTHER, frame, overwrite=isinstance(home, Transaction))
         except FileExistsError:

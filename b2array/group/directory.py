@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 from b2array import config
-from b2array.array.drafts import place_new
+from b2array.array.drafts import Kind, place_new
 from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
@@ -53,9 +53,7 @@ from b2array.store.base import (
 from b2array.store.endings import LOCK
 from b2array.store.open import joined, open_store
 
-__all__ = ["Directory", "Kind", "NewFrame", "copy_of", "record_of"]
-
-Kind = Literal["auto", "contiguous", "sparse"]
+__all__ = ["Directory", "NewFrame", "copy_of", "record_of"]
 
 
 class NewFrame(Protocol):
@@ -92,30 +90,25 @@ class Directory:
     def __init__(
         self, url: str, storage_options: Mapping[str, Any], known: tuple[Manifest, dict[str, str]] | None = None
     ) -> None:
-        self._options = dict(storage_options)
+        self.storage_options = dict(storage_options)
         self._known = known
         self._records: tuple[bytes, dict[str, Any]] = b"", {}
-        self.store = open_store(url, **self.options)
+        self.store = open_store(url, storage_options=self.storage_options)
         # Members are opened when they are asked for. By then the working directory may be another one.
         self._address = self.store.url if self.is_local else url
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._address, self._options, self._known)
+        return type(self), (self._address, self.storage_options, self._known)
 
     def copy(self) -> Self:
         """Return another handle that shows the same members."""
-        return type(self)(self._address, self._options, self._state())
+        return type(self)(self._address, self.storage_options, self._state())
 
     @property
     def url(self) -> str:
         """Where the group is, without secrets: what comes before a slash and a path."""
         url = self.store.url.rstrip("/")
         return f"{url}/" if url.endswith(":") else url
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of `open_store` for members."""
-        return {"storage_options": self._options}
 
     @property
     def is_local(self) -> bool:
@@ -131,7 +124,7 @@ class Directory:
 
     def store_of(self, path: str) -> Store:
         """Return the store of a path in the group."""
-        return open_store(self.address(path), **self.options)
+        return open_store(self.address(path), storage_options=self.storage_options)
 
     def look(self) -> bool:
         """Whether there is a manifest that is not empty. Away from this computer, it says which members are shown."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from b2array.array import copying, drafts
 from b2array.array.array import NDArray
 from b2array.array.described import Attributes
-from b2array.array.drafts import Shape, array_options
+from b2array.array.drafts import Kind, Shape, array_options
 from b2array.array.schunk import SChunk
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.transaction import Transaction as MemberTransaction
@@ -22,18 +22,18 @@ from b2array.errors import ReadOnlyError
 from b2array.group import whole
 from b2array.group.archive import Archive
 from b2array.group.attributes import Attrs, Home, writable
-from b2array.group.directory import Directory, Kind, copy_of
+from b2array.group.directory import Directory, copy_of
 from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name, check_new
 from b2array.group.transaction import Transaction
 from b2array.group.tree import Tree, branches, nested
 
-__all__ = ["Group", "open_group"]
+__all__ = ["AnyMode", "Group", "check_mode", "open_group"]
 
-GroupMode = Literal["r", "r+", "a", "w", "w-", "x"]
+AnyMode = Literal["r", "r+", "a", "w", "w-", "x"]
 
 
 def open_group(
-    url: str | os.PathLike[str], mode: GroupMode = "r", *, storage_options: Mapping[str, Any] | None = None
+    url: str | os.PathLike[str], mode: AnyMode = "r", *, storage_options: Mapping[str, Any] | None = None
 ) -> Group:
     """Open a group of arrays, or make one.
 
@@ -67,8 +67,7 @@ def open_group(
     >>> group["air"]["temperature"][:].tolist(), list(group), "air/pressure" in group
     ([20.5, 21.0], ['air'], False)
     """
-    if mode not in ("r", "r+", "a", "w", "w-", "x"):
-        raise ValueError(f"mode must be 'r', 'r+', 'a', 'w', 'w-' or 'x', not {mode!r}")
+    check_mode(mode)
     address, options = os.fspath(url), storage_options or {}
     required = mode in ("r", "r+")
     home = whole.home_of(address, options, required=required)
@@ -259,7 +258,9 @@ class Group(MutableMapping[str, Any]):
             raise TypeError("create() takes either a shape or data")
 
         def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> MemberTransaction:
-            given = array_options("create", {"layout": layout, **options, **home.options, "overwrite": overwrite})
+            given = array_options(
+                "create", {"layout": layout, **options, "overwrite": overwrite, "storage_options": home.storage_options}
+            )
             if shape is None:
                 return copying.holding(data, url, dtype, given)
             return drafts.filled(url, shape, float if dtype is None else dtype, given)
@@ -439,6 +440,12 @@ class Group(MutableMapping[str, Any]):
     _ipython_key_completions_ = MutableMapping.keys
 
 
+def check_mode(mode: str) -> None:
+    """Raise ValueError for a mode that files and groups do not have."""
+    if mode not in get_args(AnyMode):
+        raise ValueError(f"mode must be one of {', '.join(map(repr, get_args(AnyMode)))}, not {mode!r}")
+
+
 def _free(group: Group, name: str, *, overwrite: bool | None = None) -> str:
     """Check and return the name of a new member of a group; None: the caller has no such argument."""
     name, members = check_name(name), group._home.members()
@@ -455,7 +462,7 @@ def _add_copy(group: Group, full: str, held: Handle) -> None:
     home = group._writable()
     if full not in home.members():
         suffix = ARRAY if held.frame.metalayer("b2nd") is not None else OTHER
-        home.create(full, suffix, copy_of(held, home.options["storage_options"]), overwrite=False)
+        home.create(full, suffix, copy_of(held, home.storage_options), overwrite=False)
     elif full.rpartition("/")[2] == ATTRS:
         group.attrs.add(Attributes(held))
     else:

@@ -24,6 +24,7 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, NamedTuple
 
+from b2array.array.drafts import Kind
 from b2array.buffers import Buffer
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
@@ -34,7 +35,7 @@ from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.index import chunk_name
 from b2array.group import redo
-from b2array.group.directory import Directory, Kind, NewFrame, record_of
+from b2array.group.directory import Directory, NewFrame, record_of
 from b2array.group.manifest import ARRAY, MANIFEST, OTHER, Manifest, check_new, is_embedded, staged_path
 from b2array.store.base import Mutex, Stamp, attempts, may_still_happen, too_many_conflicts
 
@@ -86,9 +87,9 @@ class Transaction:
         return self._view.url
 
     @property
-    def options(self) -> dict[str, Any]:
-        """What `open_store` takes for a member."""
-        return self._view.options
+    def storage_options(self) -> dict[str, Any]:
+        """Options for fsspec."""
+        return self._view.storage_options
 
     def members(self) -> dict[str, str]:
         """Return the path of each member by its name, as the transaction leaves them."""

@@ -187,7 +187,7 @@ def vacuum_group(group: Directory, *, grace: str | float, dry_run: bool) -> Clea
     removed, nbytes = [*old], sum(each.size for each in old.values())
     for path in arrays:
         with suppress(FileNotFoundError):
-            one = vacuum(group.address(path), grace=seconds, dry_run=dry_run, **group.options)
+            one = vacuum(group.address(path), grace=seconds, dry_run=dry_run, storage_options=group.storage_options)
             removed += [f"{path}/{name}" for name in one.removed]
             nbytes += one.nbytes
     return Cleanup(group.store.url, dry_run, tuple(sorted(removed)), nbytes)
