@@ -48,13 +48,15 @@ Numbers = Sequence[int] | Int64Array
 class Ask(NamedTuple):
     """Bytes to read into one buffer of `nbytes` bytes, each span to its place.
 
-    With `clip` there is one span, and it may be cut off where the object ends.
+    With `clip` there is one span, and it may be cut off where the object ends. `leads`: the bytes decide what to ask
+    for next; `NDArray.explain` reads no others.
     """
 
     spans: list[Span]
     places: list[int]
     nbytes: int
     clip: bool = False
+    leads: bool = False
 
 
 class _Planned(NamedTuple):
@@ -242,11 +244,11 @@ class _Chunk:
             # Only instrumented chunks are larger. Bytes behind the chunk are ignored.
             return (yield from self.whole((nbytes if nbytes is not None else 2**31) + HEADER_LEN))
         head_nbytes = HEADER_LEN + 4 * nblocks + (4 + MAX_DICT_NBYTES) * frame.use_dict
-        view = yield self.ask(0, max(head_nbytes, _FREE))
+        view = yield self.ask(0, max(head_nbytes, _FREE))._replace(leads=True)
         header = ChunkHeader.unpack(view)
         head_nbytes = chunk.head_nbytes(view, header)
         if head_nbytes > len(view):
-            view = yield self.ask(0, head_nbytes)
+            view = yield self.ask(0, head_nbytes)._replace(leads=True)
         head = self.unpack_head(view, header)
         is_all = len(view) >= head.header.cbytes
         rest = self.take_whole(head, view) if is_all else self.some_blocks(head, bytes(view[:head_nbytes]))
