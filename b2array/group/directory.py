@@ -192,8 +192,9 @@ class Directory:
     def _members_in(self, files: Collection[str], manifest: Manifest) -> dict[str, str]:
         """Find the members by their files, and those in the embedding frame."""
         inner = embedded.members(self._embedding("r")) if EMBEDDED in files else {}
+        unseen = manifest.unseen
         # While a member is being replaced it has two files; one of them is hidden.
-        outer = members_among(path for path in files if path.removesuffix(f"/{FRAME_NAME}") not in manifest.unseen)
+        outer = members_among(path for path in files if path.removesuffix(f"/{FRAME_NAME}") not in unseen)
         return manifest.visible({**inner, **outer})
 
     def older(self, members: Mapping[str, str]) -> set[str]:
@@ -203,17 +204,14 @@ class Directory:
         """
         if not self.is_local:
             return set()
-        files = [
-            f"{name}{suffix}{inside}" for name in members for suffix in SUFFIXES for inside in ("", f"/{FRAME_NAME}")
-        ]
-        heads = self.store.head([EMBEDDED, *files], 1)
-        inner = embedded.members(self._embedding("r")) if isinstance(heads[0], Head) else {}
-        there = [file for file, head in zip(files, heads[1:], strict=True) if isinstance(head, Head)]
-        paths = {file.removesuffix(f"/{FRAME_NAME}") for file in there} | {
-            inner[name] for name in members & inner.keys()
-        }
+        paths = [f"{name}{suffix}" for name in members for suffix in SUFFIXES]
+        files = [EMBEDDED, *paths, *(f"{path}/{FRAME_NAME}" for path in paths)]
+        there = [file for file, head in zip(files, self.store.head(files, 1), strict=True) if isinstance(head, Head)]
+        inner = embedded.members(self._embedding("r")) if EMBEDDED in there else {}
+        found = {file.removesuffix(f"/{FRAME_NAME}") for file in there if file != EMBEDDED}
+        found |= {inner[name] for name in members.keys() & inner.keys()}
         # The manifest after the files, as above.
-        return paths - {*members.values()} - self._stored()[0].unseen
+        return found - {*members.values()} - self._stored()[0].unseen
 
     def _embedding(self, mode: Mode) -> SChunk:
         return SChunk(Handle(snapshot.load(self.store_of(EMBEDDED)), mode))

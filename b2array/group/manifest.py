@@ -175,7 +175,8 @@ class Manifest:
 
     def visible(self, members: Mapping[str, str]) -> dict[str, str]:
         """Return the members that readers may see, in the order of their names."""
-        return dict(sorted((name, path) for name, path in members.items() if path not in self.unseen))
+        unseen = self.unseen
+        return dict(sorted((name, path) for name, path in members.items() if path not in unseen))
 
     def with_member(self, name: str, path: str) -> Self:
         """Return the manifest with one more member."""

@@ -187,7 +187,7 @@ class Transaction:
         """Let the commit delete members; delete new ones at once."""
         self._require_open()
         self._show({name: path for name, path in self.members().items() if name not in members})
-        self._older |= self._view.older(members)
+        self._older |= self._view.older({name: path for name, path in members.items() if name not in self._created})
         for name, path in members.items():
             if path in self._changed:
                 self._changed.pop(path).leave()
@@ -304,7 +304,7 @@ class Transaction:
                 check_new(name, others, self.url)
             except (FileExistsError, ValueError) as error:
                 raise ConflictError(f"another writer was faster: {error}") from None
-        removed = (*self._removed.values(), *sorted(self._older - {*self._created.values()}))
+        removed = (*self._removed.values(), *sorted(self._older - {*self._created.values(), *self._changed}))
         files = [path for path in removed if not is_embedded(path)]
         after = replace(
             before.applied().revealing(self._created.values()),

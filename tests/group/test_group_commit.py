@@ -187,6 +187,21 @@ def test_a_transaction_gives_a_member_the_other_layout(tmp_path: Path, layout: s
     assert open_group(tmp_path / "g")["x"].info["layout"] == other
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@pytest.mark.parametrize("times", [2, 3, 4])
+def test_a_transaction_gives_a_member_the_other_layout_again_and_again(tmp_path: Path, layout: str, times: int) -> None:
+    group = open_group(tmp_path / "g", "w")
+    group.create("x", data=[0], layout=layout)
+    layouts = itertools.cycle(["contiguous", "sparse"] if layout == "sparse" else ["sparse", "contiguous"])
+    with group.transaction() as changes:
+        for n, other in zip(range(1, times + 1), layouts, strict=False):
+            del changes["x"]
+            changes.create("x", data=[n], layout=other)
+        assert found(str(tmp_path / "g")) == {"x": [0]}
+    assert found(str(tmp_path / "g")) == {"x": [times]}
+    assert open_group(tmp_path / "g")["x"].info["layout"] == other
+
+
 def _delete(group: Group) -> None:
     del group["x"]
 
