@@ -114,7 +114,7 @@ class CloudStore(FsspecStore):
     def stamp(self, name: str) -> Stamp:
         return self._wait(name, partial(_of_object, self._ask))
 
-    def _found(self, fs: Any, verb: str, root: str, **options: Any) -> Iterable[Any]:
+    def _list(self, fs: Any, verb: str, root: str, **options: Any) -> Iterable[Any]:
         return answer(fs.loop, partial(getattr(fs, f"_{verb}"), root, **options))
 
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:

@@ -259,7 +259,7 @@ class FsspecStore(Store):
 
         def ask(fs: Any, root: str) -> dict[str, Listed]:
             fs.invalidate_cache(root)
-            files = [info for info in self._found(fs, "ls", root, detail=True) if info["type"] == "file"]
+            files = [info for info in self._list(fs, "ls", root, detail=True) if info["type"] == "file"]
             return {_name(info["name"], root): Listed(info["size"], _modified(info)) for info in files}
 
         return self._call("", ask)
@@ -269,12 +269,12 @@ class FsspecStore(Store):
         def ask(fs: Any, root: str) -> list[str]:
             fs.invalidate_cache()
             start = root.strip("/") + "/" if root.strip("/") else ""
-            paths = (str(path).lstrip("/") for path in self._found(fs, "find", root))
+            paths = (str(path).lstrip("/") for path in self._list(fs, "find", root))
             return sorted(path.removeprefix(start) for path in paths if path.startswith(start))
 
         return self._call("", ask)
 
-    def _found(self, fs: Any, verb: str, root: str, **options: Any) -> Iterable[Any]:
+    def _list(self, fs: Any, verb: str, root: str, **options: Any) -> Iterable[Any]:
         """Return what the file system lists."""
         found: Iterable[Any] = getattr(fs, verb)(root, **options)
         return found
