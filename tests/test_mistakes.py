@@ -237,7 +237,7 @@ def test_times_are_attributes() -> None:
     offset = dt.timezone(dt.timedelta(hours=2))
     for value, expected in (
         (np.datetime64("2026-07-05T12:30", "ns"), np.datetime64("2026-07-05T12:30", "ns")),
-        (np.datetime64("NaT"), np.datetime64("NaT")),
+        (np.datetime64("NaT", "ms"), np.datetime64("NaT", "ms")),
         (np.timedelta64(5, "D"), np.timedelta64(5, "D")),
         (naive, np.datetime64(naive, "us")),
         (dt.date(2026, 7, 5), np.datetime64("2026-07-05", "D")),

@@ -305,6 +305,21 @@ def test_xarray_and_dask_find_what_the_package_declares(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_members_are_opened_by_the_paths_that_b2array_opens(tmp_path: Path) -> None:
+    home = b2array.open_group(tmp_path / "run.b2d", "w")
+    home.create("air/t", data=np.arange(3), dims=("x",))
+    b2array.convert(tmp_path / "run.b2d", tmp_path / "run.b2z")
+    for url in ("run.b2d/air/t", "run.b2d/air/t.b2nd", "run.b2d/air", "run.b2z/air/t", "run.b2z#air/t", "run.b2z#air"):
+        with xr.open_dataset(f"{tmp_path}/{url}", engine=Backend) as ds:
+            assert ds.t.values.tolist() == [0, 1, 2]
+            assert [*ds.variables] == ["t"]
+    assert xr.open_datatree(f"{tmp_path}/run.b2z", engine=Backend)["air/t"].sum() == 3
+    assert xr.open_dataset(f"{tmp_path}/run.b2z", engine=Backend, group="air").t.sum() == 3
+    for url, name in (("run.b2d", "air/t"), ("run.b2d/air/t", "x")):
+        with pytest.raises(TypeError, match=f"{name!r} in .* is no group"):
+            xr.open_dataset(f"{tmp_path}/{url}", engine=Backend, group=name)
+
+
 def test_nothing_to_open_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         reopened(tmp_path / "none.b2d")

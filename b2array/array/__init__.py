@@ -8,7 +8,7 @@ drafts       `ArrayOptions` -> the transaction of a new array, in a place where 
 copying      the transaction of a copy: of an array, an array-like that may be larger than memory, blocks
 creation     `create`, `zeros`, `asarray`, `copy`, ...
 sequences    `arange`, `linspace`, `eye`, `fromiter`
-appender     `Appender`: takes a simulation's steps, writes whole chunks
+appender     `append`; `Appender`: takes a simulation's steps, writes whole chunks
 dask         graphs that read and write one array
 dask_chunks  cuts that respect chunks
 frozen       what the tasks of a graph share: the committed state that they read, pickled once

@@ -1,34 +1,39 @@
-"""`Appender`: takes output step by step, and writes it in whole chunks."""
+"""Arrays that grow: `append`, and `Appender`, which takes output step by step and writes it in whole chunks."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Protocol, Self
+from contextlib import ExitStack
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from b2array.array import copying
 from b2array.engine import resize
+from b2array.engine.handle import Handle
+from b2array.engine.transaction import Transaction
+from b2array.grid.layout import Layout
 
-__all__ = ["Appender"]
+__all__ = ["Appender", "append"]
 
 
-class _Array(Protocol):
-    @property
-    def shape(self) -> tuple[int, ...]: ...
+def append(handle: Handle, values: Any, axis: int) -> None:
+    """Put values behind the last items of an array; see `NDArray.append`."""
+    handle.require_writable()
+    before = handle.source.state.require_layout()
+    streamed = copying.is_sliceable(values)
+    # Shape and type can be checked without the items.
+    model = np.broadcast_to(np.empty((), values.dtype), values.shape) if streamed else values
+    array, axis = resize.joint(model, before.shape, before.dtype, axis)
 
-    @property
-    def chunks(self) -> tuple[int, ...]: ...
+    def join(transaction: Transaction) -> None:
+        now = transaction.state.require_layout()
+        resize.check_joint(handle.url, before, now, axis)
+        for piece in copying.rows(values, now, axis) if streamed else [array]:
+            resize.append(transaction, piece, axis)
 
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-
-    @property
-    def in_transaction(self) -> bool: ...
-
-    def append(self, values: npt.NDArray[Any], axis: int = 0) -> tuple[int, ...]: ...
-
-    def transaction(self) -> AbstractContextManager[object]: ...
+    if array.shape[axis]:
+        handle.change(join, anywhere=True)
 
 
 class Appender:
@@ -55,15 +60,19 @@ class Appender:
     [[1, 2], [3, 4], [5, 6]]
     """
 
-    def __init__(self, array: _Array, axis: int, every: int | None) -> None:
+    def __init__(self, handle: Handle, axis: int, every: int | None) -> None:
         if every is not None and every < 1:
             raise ValueError(f"every must be at least 1 step, not {every}")
-        self._array = array
-        self._axis = axis
+        self._handle = handle
+        self._axis = np.lib.array_utils.normalize_axis_index(axis, len(self._layout.shape))
         self._every = every
         self._uncommitted = self._used = 0
         self._buffer: npt.NDArray[Any] | None = None
         self._transaction = ExitStack()
+
+    @property
+    def _layout(self) -> Layout:
+        return self._handle.source.state.require_layout()
 
     @property
     def uncommitted(self) -> int:
@@ -83,10 +92,10 @@ class Appender:
         ValueError, TypeError
             They do not fit the array; the steps before them are not lost.
         """
-        array, axis = self._array, self._axis
-        if np.ndim(values) == len(array.shape) - 1:
+        layout, axis = self._layout, self._axis
+        if np.ndim(values) == layout.ndim - 1:
             values = np.expand_dims(np.asarray(values), axis)
-        steps, _ = resize.joint(values, array.shape, array.dtype, axis)
+        steps, _ = resize.joint(values, layout.shape, layout.dtype, axis)
         done, count = 0, steps.shape[axis]
         while done < count:
             taken = min(count - done, self._room())
@@ -99,12 +108,12 @@ class Appender:
 
     @property
     def _length(self) -> int:
-        return max(1, self._array.chunks[self._axis])
+        return max(1, self._layout.chunks[self._axis])
 
     @property
     def _beyond(self) -> int:
         """Number of steps in the last row of chunks."""
-        return (self._array.shape[self._axis] + self._used) % self._length
+        return (self._layout.shape[self._axis] + self._used) % self._length
 
     def _room(self) -> int:
         """Return how many steps fit until chunks or the buffer are full, or until a commit is due."""
@@ -115,8 +124,8 @@ class Appender:
 
     def _keep(self, steps: npt.NDArray[Any], count: int) -> None:
         if self._buffer is None:
-            shape, axis = self._array.shape, self._axis
-            self._buffer = np.zeros((*shape[:axis], self._length, *shape[axis + 1 :]), self._array.dtype)
+            shape, axis = self._layout.shape, self._axis
+            self._buffer = np.zeros((*shape[:axis], self._length, *shape[axis + 1 :]), self._layout.dtype)
         self._buffer[self._along(self._used, self._used + count)] = steps
         self._used += count
         self._uncommitted += count
@@ -128,13 +137,13 @@ class Appender:
         if self._uncommitted == self._every or (self._every is None and full):
             self.commit()
         elif full:
-            if not self._array.in_transaction:
-                self._transaction.enter_context(self._array.transaction())
+            if not self._handle.in_transaction:
+                self._transaction.enter_context(self._handle.transaction())
             self._flush()
 
     def _flush(self) -> None:
         if self._buffer is not None and self._used:
-            self._array.append(self._buffer[self._along(0, self._used)], self._axis)
+            append(self._handle, self._buffer[self._along(0, self._used)], self._axis)
             self._used = 0
 
     def commit(self) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from b2array.array import copying, dask
+from b2array.array import appender, copying, dask
 from b2array.array.appender import Appender
-from b2array.array.drafts import Casting, Url
+from b2array.array.drafts import KEPT, OPTIONS, ArrayOptions, Casting, Url, check_keywords
 from b2array.array.items import Indexed
 from b2array.array.schunk import SChunk
 from b2array.buffers import Buffer
@@ -189,22 +189,7 @@ class NDArray(Indexed):
         >>> a.append([[5, 6]])
         (3, 2)
         """
-        self._handle.require_writable()
-        before = self._layout
-        streamed = copying.is_sliceable(values)
-        # Shape and type can be checked without the items.
-        model = np.broadcast_to(np.empty((), values.dtype), values.shape) if streamed else values
-        array, axis = resize.joint(model, before.shape, before.dtype, axis)
-        if not array.shape[axis]:
-            return before.shape
-
-        def join(transaction: Transaction) -> None:
-            now = transaction.state.require_layout()
-            resize.check_joint(self.url, before, now, axis)
-            for piece in copying.rows(values, now, axis) if streamed else [array]:
-                resize.append(transaction, piece, axis)
-
-        self._handle.change(join, anywhere=True)
+        appender.append(self._handle, values, axis)
         return self.shape
 
     def insert(self, values: Any, index: SupportsIndex, axis: int = 0) -> tuple[int, ...]:
@@ -309,11 +294,11 @@ class NDArray(Indexed):
         >>> a.shape
         (4, 3)
         """
-        return Appender(self, np.lib.array_utils.normalize_axis_index(axis, self.ndim), every)
+        return Appender(self._handle, axis, every)
 
     def copy(self, url: Url | None = None, **options: Any) -> NDArray:
         """Copy the array, with another layout if one is given; parameters as for `b2array.copy`."""
-        return self._copy("copy", url, options)
+        return self._copy("copy", url, **options)
 
     def astype(
         self, dtype: npt.DTypeLike, url: Url | None = None, *, casting: Casting = "unsafe", **options: Any
@@ -342,11 +327,15 @@ class NDArray(Indexed):
         >>> b2array.asarray([1.5, 2.5]).astype("i2")[...]
         array([1, 2], dtype=int16)
         """
-        return self._copy("astype", url, {"dtype": dtype, "casting": casting, **options})
+        return self._copy("astype", url, dtype, casting, **options)
 
-    def _copy(self, name: str, url: Url | None, options: dict[str, Any]) -> NDArray:
-        wanted = copying.copy_options(name, options)
-        return self._committed(copying.copied(self._handle, url, wanted))
+    def _copy(
+        self, function: str, url: Url | None, dtype: npt.DTypeLike | None = None, casting: Casting = "unsafe", *,
+        progress: bool = False, **options: Any,
+    ) -> NDArray:  # fmt: skip
+        check_keywords(function, options, OPTIONS - KEPT)
+        wanted = ArrayOptions(**options)
+        return self._committed(copying.copied(self._handle, url, wanted, dtype, casting, progress=progress))
 
 
 def open_array(

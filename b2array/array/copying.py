@@ -6,27 +6,23 @@ Array-likes that are not in memory are read a part at a time, so that they may b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array import progress
 from b2array.array.described import Described
 from b2array.array.drafts import (
-    OPTIONS,
     UNSET,
     ArrayOptions,
     Casting,
-    Draft,
     Shape,
     Url,
     aborting,
-    check_keywords,
     known_dtype,
     new_draft,
     place_new,
@@ -43,14 +39,12 @@ from b2array.grid.assignment import Sliceable
 from b2array.grid.chunking import automatic
 from b2array.grid.layout import Layout
 from b2array.grid.partition import boxes
-from b2array.progress import Progress
+from b2array.progress import track
 
 __all__ = [
     "PIECE_NBYTES",
-    "CopyOptions",
     "computed",
     "copied",
-    "copy_options",
     "holding",
     "is_sliceable",
     "joined",
@@ -59,47 +53,25 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class CopyOptions:
-    """The options of `b2array.copy`, without source and destination."""
-
-    new: ArrayOptions
-    dtype: npt.DTypeLike | None = None
-    casting: Casting = "unsafe"
-    progress: bool = False
-
-
-_OF_COPIES = frozenset({"casting", "dtype", "progress"})
-_KEPT = frozenset({"attrs", "dims", "fill_value", "meta"})
-
-
-def copy_options(function: str, options: Mapping[str, Any]) -> CopyOptions:
-    """Return the options that were given to a public function as keywords."""
-    check_keywords(function, options, OPTIONS - _KEPT | _OF_COPIES)
-    mine = {name: options[name] for name in _OF_COPIES & options.keys()}
-    return CopyOptions(ArrayOptions(**{name: options[name] for name in OPTIONS & options.keys()}), **mine)
-
-
-def copied(handle: Handle, url: Url | None, wanted: CopyOptions) -> Transaction:
+def copied(
+    handle: Handle, url: Url | None, new: ArrayOptions, dtype: npt.DTypeLike | None = None,
+    casting: Casting = "unsafe", *, progress: bool = False,
+) -> Transaction:  # fmt: skip
     """Return the transaction of a copy of the array that a handle shows, attributes and metalayers included.
 
     Chunks are copied as they are where that is possible; else they are encoded again, a few at a time.
     """
-    return handle.reading(lambda source: _copied(source, url, wanted))
 
-
-def _copied(source: Source, url: Url | None, wanted: CopyOptions) -> Transaction:
-    old, new = source.state.require_layout(), wanted.new
-    dtype = old.dtype if wanted.dtype is None else _converted(old.dtype, known_dtype(wanted.dtype), wanted.casting)
-    if dtype == old.dtype and _keeps_chunks(source, old, new):
+    def attempt(source: Source) -> Transaction:
+        old = source.state.require_layout()
+        kind = old.dtype if dtype is None else _converted(old.dtype, known_dtype(dtype), casting)
+        if kind != old.dtype or not _keeps_chunks(source, old, new):
+            return _recoded(source, old, kind, url, new, progress=progress)
         store, frame_type = place_new(url, new.layout, new.storage_options, overwrite=new.overwrite)
-        with _tracked(old.nchunks, wanted) as shown:
+        with track(old.nchunks, "chunks copied", progress, unit="items") as shown:
             return transaction.copied(source, store, frame_type, overwrite=new.overwrite, progress=shown)
-    return _recoded(source, old, dtype, url, wanted)
 
-
-def _tracked(nchunks: int, wanted: CopyOptions) -> AbstractContextManager[Progress]:
-    return progress.track(nchunks, "chunks copied", wanted.progress, unit="items")
+    return handle.reading(attempt)
 
 
 def _converted(old: np.dtype[Any], dtype: npt.DTypeLike | None, casting: Casting) -> np.dtype[Any]:
@@ -122,11 +94,13 @@ def _keeps_chunks(source: Source, old: Layout, new: ArrayOptions) -> bool:
     return new.cparams is None or new.cparams == source.frame.cparams
 
 
-def _recoded(source: Source, old: Layout, dtype: np.dtype[Any], url: Url | None, wanted: CopyOptions) -> Transaction:
-    annotations, new = source.state.annotations, wanted.new
+def _recoded(
+    source: Source, old: Layout, dtype: np.dtype[Any], url: Url | None, new: ArrayOptions, *, progress: bool
+) -> Transaction:  # fmt: skip
+    annotations = source.state.annotations
     chunks, blocks = _parts(old, dtype, new)
     kept = {name: raw for name, raw in source.frame.metalayers if name not in GEOMETRIES}
-    draft, layout = new_draft(url, old.shape, dtype, replace(
+    draft = new_draft(url, old.shape, dtype, replace(
         new, chunks=chunks, blocks=blocks,
         fill_value=_fill(annotations.fill, old.dtype, dtype) if new.fill_value is UNSET else new.fill_value,
         cparams=source.frame.cparams if new.cparams is None else new.cparams,
@@ -137,7 +111,8 @@ def _recoded(source: Source, old: Layout, dtype: np.dtype[Any], url: Url | None,
         for name, content in source.state.attrs().items():
             if name not in (new.attrs or {}):
                 draft.set_attr(name, content)
-        with _tracked(layout.nchunks, wanted) as shown:
+        layout = draft.state.require_layout()
+        with track(layout.nchunks, "chunks copied", progress, unit="items") as shown:
             rewrite(draft, layout, range(layout.nchunks), lambda box: resize.read_box(source, old, box), shown.advance)
     return draft
 
@@ -155,8 +130,9 @@ def _fill(fill: bytes | None, old: np.dtype[Any], new: np.dtype[Any]) -> Any:
     if fill is None or len(fill) != old.itemsize:
         return 0
     item = np.frombuffer(fill, old)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"), suppress(ValueError):  # text that is no number
         return item.astype(new)[0]
+    return 0
 
 
 def holding(x: Any, url: Url | None, dtype: npt.DTypeLike | None, options: ArrayOptions) -> Transaction:
@@ -166,7 +142,7 @@ def holding(x: Any, url: Url | None, dtype: npt.DTypeLike | None, options: Array
     a time.
     """
     if isinstance(x, Described):
-        return copied(x._handle, url, CopyOptions(options, dtype))
+        return copied(x._handle, url, options, dtype)
     dtype = known_dtype(dtype)
     if is_sliceable(x) and np.dtype(dtype or x.dtype).subdtype is None:
         kind = np.empty(0, x.dtype).astype(dtype or x.dtype).dtype
@@ -174,10 +150,10 @@ def holding(x: Any, url: Url | None, dtype: npt.DTypeLike | None, options: Array
     assignment.check_unmasked(x)
     values = np.asarray(x, dtype=dtype)
     draft = new_draft(url, values.shape, values.dtype, options)
-    with aborting(draft.transaction):
+    with aborting(draft):
         if values.size:
-            put(*draft, (...,), values)
-    return draft.transaction
+            put(draft, (...,), values)
+    return draft
 
 
 def computed(
@@ -186,12 +162,13 @@ def computed(
 ) -> Transaction:  # fmt: skip
     """Return the transaction of an array whose items a function computes box by box; None stands for the fill value."""
     draft = new_draft(url, shape, dtype, options)
-    with aborting(draft.transaction):
-        for box in boxes(draft.layout.shape, PIECE_NBYTES // draft.layout.itemsize, draft.layout.chunks):
+    with aborting(draft):
+        layout = draft.state.require_layout()
+        for box in boxes(layout.shape, PIECE_NBYTES // layout.itemsize, layout.chunks):
             values = compute(box)
             if values is not None:
-                put(*draft, box, values)
-    return draft.transaction
+                put(draft, box, values)
+    return draft
 
 
 def joined(
@@ -204,11 +181,11 @@ def joined(
         raise ValueError("from_blocks needs at least one block, with the dimension along which blocks are joined")
     axis = np.lib.array_utils.normalize_axis_index(axis, first.ndim)
     shape = (*first.shape[:axis], 0, *first.shape[axis + 1 :])
-    new: Draft = new_draft(url, shape, first.dtype, options)
-    with aborting(new.transaction):
-        for values in _rows(chain([first], remaining), new.layout, axis):
-            resize.append(new.transaction, values, axis)
-    return new.transaction
+    draft = new_draft(url, shape, first.dtype, options)
+    with aborting(draft):
+        for values in _rows(chain([first], remaining), draft.state.require_layout(), axis):
+            resize.append(draft, values, axis)
+    return draft
 
 
 def _rows(blocks: Iterable[Any], layout: Layout, axis: int) -> Iterator[npt.NDArray[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from b2array.array import copying, dask, drafts
 from b2array.array.array import NDArray, open_array
-from b2array.array.copying import CopyOptions, is_sliceable
+from b2array.array.copying import is_sliceable
 from b2array.array.drafts import (
     OPTIONS,
     ArrayOptions,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "asarray", "copy", "create", "empty", "empty_like", "from_blocks", "from_dask", "full", "full_like",
-    "load", "ones", "ones_like", "save", "write_regions", "zeros", "zeros_like",
+    "load", "ones", "ones_like", "save", "zeros", "zeros_like",
 ]  # fmt: skip
 
 
@@ -228,17 +229,6 @@ def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = Non
     return NDArray._committed(copying.holding(x, url, dtype, array_options("asarray", options)))
 
 
-def write_regions(
-    url: Url | None, shape: Shape, dtype: npt.DTypeLike, regions: Iterable[tuple[Any, npt.NDArray[Any]]],
-    options: ArrayOptions,
-) -> NDArray:  # fmt: skip
-    """Store an array that comes in parts, in one commit. Items outside all parts are the fill value.
-
-    Each region is a key of slices, and its items. It is fastest if each covers whole chunks.
-    """
-    return NDArray._committed(drafts.regions(url, shape, dtype, regions, options))
-
-
 def copy(
     src: NDArray | Url,
     dst: Url | None = None,
@@ -297,17 +287,11 @@ def copy(
     >>> b.chunks, bool((b[...] == a[...]).all())
     ((2, 2), True)
     """
-    if not isinstance(src, NDArray):
-        with open_array(src) as opened:
-            return copy(
-                opened, dst, dtype=dtype, casting=casting, chunks=chunks, blocks=blocks, cparams=cparams, layout=layout,
-                overwrite=overwrite, interop=interop, progress=progress, storage_options=storage_options,
-            )  # fmt: skip
-    new = ArrayOptions(
-        chunks, blocks, cparams=cparams, layout=layout, overwrite=overwrite, interop=interop,
-        storage_options=storage_options,
-    )  # fmt: skip
-    return NDArray._committed(copying.copied(src._handle, dst, CopyOptions(new, dtype, casting, progress)))
+    with nullcontext(src) if isinstance(src, NDArray) else open_array(src) as source:
+        return source.copy(
+            dst, dtype=dtype, casting=casting, chunks=chunks, blocks=blocks, cparams=cparams, layout=layout,
+            overwrite=overwrite, interop=interop, progress=progress, storage_options=storage_options,
+        )  # fmt: skip
 
 
 def from_blocks(
@@ -420,8 +404,8 @@ def from_dask(
     [16, 25, 36, 49]
     """
     given = array_options("from_dask", {"chunks": chunks, **options})
-    write = dask.from_dask(x, url, dtype, given, make=NDArray, resume=resume)
-    done: NDArray | Delayed = write.run(compute, progress, scheduler)
+    write = dask.from_dask(x, url, dtype, given, resume=resume)
+    done: NDArray | Delayed = write.run(NDArray, compute, progress, scheduler)
     return done
 
 

@@ -100,8 +100,7 @@ def _brief(cut: dask_chunks.Cut) -> tuple[int, ...]:
 
 
 def from_dask(
-    x: da.Array, url: Url | None, dtype: npt.DTypeLike | None, options: ArrayOptions, *,
-    make: Callable[[Handle], Any], resume: bool,
+    x: da.Array, url: Url | None, dtype: npt.DTypeLike | None, options: ArrayOptions, *, resume: bool
 ) -> Write:  # fmt: skip
     """Return the graph that stores a dask array as a new one; see `b2array.from_dask`."""
     check_source(x)
@@ -109,7 +108,8 @@ def from_dask(
         x = x.astype(dtype)
     if options.blocks is None and options.chunks in (None, "auto"):
         options = replace(options, chunks=dask_chunks.dividing(x.chunks, x.dtype.itemsize))
-    draft, layout = new_draft(url, x.shape, x.dtype, options)
+    draft = new_draft(url, x.shape, x.dtype, options)
+    layout = draft.state.require_layout()
     draft.abort()
     if draft.aside:
         raise FileExistsError(f"{draft.url} has the other layout, which tasks cannot replace; remove it first")
@@ -117,7 +117,7 @@ def from_dask(
     if layout.shape != x.shape:
         raise TypeError(f"items of type {x.dtype} are arrays, which dask arrays do not have")
     job = Job(draft.store, layout, whole, new=draft.state, overwrite=options.overwrite, token=x.name)
-    return Write(x, job, make=make, resume=resume)
+    return Write(x, job, resume=resume)
 
 
 def store(
@@ -142,12 +142,13 @@ def store(
     a._handle.announce_commit()
     base = a._handle.at_snapshot("r+")
     job = Job(base.store, a._layout, inside, base=base, token=x.name)
-    write = Write(x, job, make=type(a), resume=resume, handle=a)
+    write = Write(x, job, resume=resume)
     if return_stored and not compute:
-        return write.reading()
-    done = write.run(compute, progress, scheduler)
+        return write.reading(type(a))
+    done = write.run(type(a), compute, progress, scheduler)
     if not compute:
         return cast("Delayed", done)
+    a._handle.replace_state(done._handle.snapshot)
     return to_dask(a)[inside] if return_stored else None
 
 
@@ -169,7 +170,7 @@ def join(parts: Sequence[tuple[Indexed, da.Array, Region]], progress: bool, sche
         if job is None:
             others.append((a, _aligned(x, a._layout.chunks, region), region))
         else:
-            fresh.append((a, draft, Write(x, job, make=type(a))))
+            fresh.append((a, draft, Write(x, job)))
     if fresh:
         try:
             found = computed([write for *_, write in fresh], progress, scheduler)
@@ -244,21 +245,11 @@ def _region(region: Any, shape: tuple[int, ...]) -> Region:
 
 
 class Write:
-    """The graph that writes the values `x` as `job` says. `make` turns the new handle into the result of `run`."""
+    """The graph that writes the values `x` as `job` says."""
 
-    def __init__(
-        self,
-        x: da.Array,
-        job: Job,
-        *,
-        make: Callable[[Handle], Any],
-        resume: bool = False,
-        handle: Indexed | None = None,
-    ) -> None:
+    def __init__(self, x: da.Array, job: Job, *, resume: bool = False) -> None:
         self.x = _aligned(x, job.layout.chunks, job.region)
         self.job, self.there = job.begun(resume=resume)
-        self.make = make
-        self.handle = handle
         self.shared = Shared(f"job {self.job.id.hex()}", self.job)
         self.light = Shared(f"light job {self.job.id.hex()}", self.job.without_base)
 
@@ -300,61 +291,49 @@ class Write:
             return delayed(_keep)(self.light, inside, dask_key_name=key)
         return delayed(_put)(piece, inside, shared=job, there=there, dask_key_name=key)
 
-    def run(self, compute: bool, progress: bool, scheduler: Any) -> Any:
-        """Compute and commit, or return a delayed that does."""
+    def run(self, make: Callable[[Handle], Any], compute: bool, progress: bool, scheduler: Any) -> Any:
+        """Compute and commit, and make the result of a handle; or return a delayed that does."""
         if not compute:
-            return self._committing(frozen=False)
+            return self._committing(make, frozen=False)
         (entries,) = computed([self], progress, scheduler)
-        done = distributed.commit(self.job, entries)
-        if self.handle is None:
-            return self.make(Handle(done, "r+"))
-        self.handle._handle.replace_state(done)
-        return None
+        return make(Handle(distributed.commit(self.job, entries), "r+"))
 
-    def _committing(self, *, frozen: bool) -> Delayed:
-        return final([self], self.name("commit"), _commit, self.shared, self.make, frozen)
+    def _committing(self, make: Callable[[Handle], Any], *, frozen: bool) -> Delayed:
+        return final([self], self.name("commit"), _commit, self.shared, make, frozen)
 
-    def reading(self) -> da.Array:
+    def reading(self, make: Callable[[Handle], Any]) -> da.Array:
         """Return an array that reads the stored values, once they are there."""
         import dask.array as da
         from dask.layers import ArraySliceDep
 
         x, axes = self.x, tuple(range(self.x.ndim))
         return da.blockwise(
-            _read, axes, ArraySliceDep(x.chunks), axes, frozen=self._committing(frozen=True), region=self.job.region,
-            name=self.name("stored"), dtype=self.job.layout.dtype, align_arrays=False,
+            _read, axes, ArraySliceDep(x.chunks), axes, frozen=self._committing(make, frozen=True),
+            region=self.job.region, name=self.name("stored"), dtype=self.job.layout.dtype, align_arrays=False,
             meta=np.empty((0,) * x.ndim, self.job.layout.dtype),
         )  # fmt: skip
 
 
 def computed(writes: Sequence[Write], progress: bool, scheduler: Any) -> list[list[Entry]]:
     """Compute the entries of several writes in one graph, which does what they share once."""
-    with track(sum(write.job.nchunks for write in writes), "storing", progress, unit="chunks") as shown:
-        return _gathered(writes, scheduler, shown.advance if progress else None)
-
-
-def _gathered(
-    writes: Sequence[Write], scheduler: Any, advance: Callable[[int], None] | None
-) -> list[list[Entry]]:  # fmt: skip
-    """Run the tasks that put chunks, and tell `advance` how many are done."""
-    client = _client(scheduler) if advance is not None else None
-    if client is not None and advance is not None:
-        return _watched(writes, client, advance)
     from dask.callbacks import Callback
 
     names, options = {write.name("put") for write in writes}, {} if scheduler is None else {"scheduler": scheduler}
+    with track(sum(write.job.nchunks for write in writes), "storing", progress, unit="chunks") as shown:
+        if progress and (client := _client(scheduler)) is not None:
+            return _watched(writes, client, shown.advance)
 
-    def done(key: Any, put: Any, *_: Any) -> None:
-        if advance is not None and isinstance(key, tuple) and key[0] in names:
-            advance(sum(map(len, put.flat)))
+        def done(key: Any, put: Any, *_: Any) -> None:
+            if isinstance(key, tuple) and key[0] in names:
+                shown.advance(sum(map(len, put.flat)))
 
-    with Callback(posttask=done) if advance is not None else nullcontext():
-        graph = final(writes, f"b2array-gather-{uuid4().hex}", gathered)
-        return cast(list[list[Entry]], graph.compute(**options))
+        with Callback(posttask=done) if progress else nullcontext():
+            graph = final(writes, f"b2array-gather-{uuid4().hex}", gathered)
+            return cast(list[list[Entry]], graph.compute(**options))
 
 
 def _watched(writes: Sequence[Write], client: Any, advance: Callable[[int], None]) -> list[list[Entry]]:
-    """Do the same on a cluster, which does not call the callbacks of dask."""
+    """Do the same on a cluster, which does not call the callbacks of dask; tell `advance` how many chunks are done."""
     from distributed import as_completed, futures_of
 
     found: dict[str, list[Entry]] = {write.name("put"): [] for write in writes}

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal, NamedTuple, SupportsIndex
+from typing import Any, Final, Literal, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +36,11 @@ from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 
 __all__ = [
+    "KEPT",
     "OPTIONS",
     "UNSET",
     "ArrayOptions",
     "Casting",
-    "Draft",
     "Extents",
     "Kind",
     "Shape",
@@ -55,7 +55,6 @@ __all__ = [
     "new_draft",
     "place_new",
     "put",
-    "regions",
 ]
 
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
@@ -98,6 +97,8 @@ class ArrayOptions:
 _PLACES = frozenset({"file", "filename", "fname", "path", "urlpath"})
 """What other libraries call the argument `url`."""
 OPTIONS: Final = frozenset(field.name for field in fields(ArrayOptions))
+KEPT: Final = frozenset({"attrs", "dims", "fill_value", "meta"})
+"""What copies have in common with their source."""
 
 
 def array_options(function: str, options: Mapping[str, Any]) -> ArrayOptions:
@@ -125,15 +126,8 @@ def check_keywords(function: str, given: Iterable[str], known: frozenset[str]) -
 # The transaction.
 
 
-class Draft(NamedTuple):
-    """The transaction of an array that is not committed yet, and the geometry of the array."""
-
-    transaction: Transaction
-    layout: Layout
-
-
-def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Draft:
-    """Begin an array of zeros. Check everything that can be wrong before looking at the place."""
+def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Transaction:
+    """Begin the transaction of an array of zeros. Check everything that can be wrong before looking at the place."""
     layout = _layout(shape, dtype, options.chunks, options.blocks)
     params = given_or_default(options.cparams)
     if options.cparams is None and layout.dtype.kind == "U":
@@ -157,32 +151,31 @@ def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Arra
     transaction = Transaction(store, None, state, overwrite=options.overwrite)
     for name, content in attrs:
         transaction.set_attr(name, content)
-    return Draft(transaction, layout)
-
-
-def filled(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Transaction:
-    """Return the transaction of an array whose items are all the fill value."""
-    return regions(url, shape, dtype, (), options)
-
-
-def regions(
-    url: Url | None, shape: Shape, dtype: npt.DTypeLike, parts: Iterable[tuple[Any, npt.NDArray[Any]]],
-    options: ArrayOptions,
-) -> Transaction:  # fmt: skip
-    """Return the transaction of an array that comes in parts; items outside all parts are the fill value."""
-    transaction, layout = new_draft(url, shape, dtype, options)
-    with aborting(transaction):
-        fill = _fill_bytes(options.fill_value, layout.dtype)
-        resize.fill_chunks(transaction, layout, fill, np.arange(layout.nchunks))
-        for key, values in parts:
-            put(transaction, layout, key, values)
     return transaction
 
 
-def put(transaction: Transaction, layout: Layout, key: Any, values: npt.NDArray[Any]) -> None:
+def filled(
+    url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions,
+    parts: Iterable[tuple[Any, npt.NDArray[Any]]] = (),
+) -> Transaction:  # fmt: skip
+    """Return the transaction of an array of the fill value, but for parts: keys of slices, and the items there.
+
+    It is fastest if each part covers whole chunks.
+    """
+    draft = new_draft(url, shape, dtype, options)
+    with aborting(draft):
+        layout = draft.state.require_layout()
+        resize.fill_chunks(draft, layout, _fill_bytes(options.fill_value, layout.dtype), np.arange(layout.nchunks))
+        for key, values in parts:
+            put(draft, key, values)
+    return draft
+
+
+def put(draft: Transaction, key: Any, values: npt.NDArray[Any]) -> None:
     """Write values where a key selects."""
+    layout = draft.state.require_layout()
     selection = select(key, layout.shape)
-    write(transaction, layout, selection.positions, selection.axes, spread(values, selection))
+    write(draft, layout, selection.positions, selection.axes, spread(values, selection))
 
 
 @contextmanager

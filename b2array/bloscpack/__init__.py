@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from b2array.bloscpack.header import Description, Order
 from b2array.bloscpack.reader import Reader, Url, store_of
-from b2array.bloscpack.writer import PackOptions, Writer, content, extend
+from b2array.bloscpack.writer import Writer, content, extend
 from b2array.buffers import Buffer
 from b2array.codec.cparams import AnyCParams
 from b2array.errors import warn
@@ -92,13 +92,13 @@ def pack(
     >>> bloscpack.unpack(packed) == b"b2array" * 1000
     True
     """
-    options = PackOptions(
-        checksum=checksum, offsets=offsets, chunk_size=chunk_size, metadata=metadata, cparams=cparams, version=version,
-        max_app_chunks=max_app_chunks, overwrite=overwrite, storage_options=storage_options,
-    )  # fmt: skip
     about, pieces = content(x)
     nbytes = memoryview(x).nbytes if about is None else about.nbytes
-    with Writer(url, about, nbytes, options) as writer:
+    with Writer(
+        url, about, nbytes, checksum=checksum, offsets=offsets, chunk_size=chunk_size, metadata=metadata,
+        cparams=cparams, version=version, max_app_chunks=max_app_chunks, overwrite=overwrite,
+        storage_options=storage_options,
+    ) as writer:  # fmt: skip
         for piece in pieces:
             writer.write_bytes(piece)
     return writer.packed
@@ -148,18 +148,19 @@ def create(
     >>> bloscpack.unpack(writer.packed)[:, 0].tolist()
     [0, 1, 2, 3]
     """
-    options = PackOptions(
-        checksum=checksum, offsets=offsets, chunk_size=chunk_size, metadata=metadata, cparams=cparams, version=version,
-        max_app_chunks=max_app_chunks, overwrite=overwrite, storage_options=storage_options,
-    )  # fmt: skip
     if (shape is None) != (dtype is None):
         raise TypeError("an array needs both a shape and a dtype")
-    if shape is None or dtype is None:
-        return Writer(url, None, None, options)
-    about = Description(np.dtype(dtype), tuple(-1 if n is None else operator.index(n) for n in shape), order)
-    if any(n is None for i, n in enumerate(shape) if i != about.axis) or any(n < -1 for n in about.shape):
-        raise ValueError(f"only the extent along axis {about.axis} can be left open, not {tuple(shape)}")
-    return Writer(url, about, None if -1 in about.shape else about.nbytes, options)
+    about = nbytes = None
+    if shape is not None and dtype is not None:
+        about = Description(np.dtype(dtype), tuple(-1 if n is None else operator.index(n) for n in shape), order)
+        if any(n is None for i, n in enumerate(shape) if i != about.axis) or any(n < -1 for n in about.shape):
+            raise ValueError(f"only the extent along axis {about.axis} can be left open, not {tuple(shape)}")
+        nbytes = None if -1 in about.shape else about.nbytes
+    return Writer(
+        url, about, nbytes, checksum=checksum, offsets=offsets, chunk_size=chunk_size, metadata=metadata,
+        cparams=cparams, version=version, max_app_chunks=max_app_chunks, overwrite=overwrite,
+        storage_options=storage_options,
+    )  # fmt: skip
 
 
 def open(url: Url | Buffer, *, storage_options: Mapping[str, Any] | None = None) -> Reader:

@@ -11,7 +11,7 @@ import json
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import IO, Any, Self
 
@@ -28,14 +28,14 @@ from b2array.codec.codecs import codec_name
 from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.codec.header import CODEC_FORMATS, FilterId
 from b2array.errors import FormatError, LimitError, UnsupportedError
-from b2array.grid.assignment import Sliceable, check_unmasked
+from b2array.grid.assignment import Sliceable, check_unmasked, of_same_kind
 from b2array.grid.partition import boxes
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.base import Store
 from b2array.store.open import open_store
 from b2array.store.spool import Spool
 
-__all__ = ["PackOptions", "Writer", "content", "extend"]
+__all__ = ["Writer", "content", "extend"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -59,21 +59,6 @@ _SHUFFLES: dict[tuple[int, ...], int] = {
     (FilterId.SHUFFLE,): cblosc.SHUFFLE,
     (FilterId.BITSHUFFLE,): cblosc.BITSHUFFLE,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackOptions:
-    """How to write a file: the options of `b2array.bloscpack.pack`."""
-
-    checksum: str | None
-    offsets: bool
-    chunk_size: int | None
-    metadata: Mapping[str, Any] | None
-    cparams: AnyCParams
-    version: int
-    max_app_chunks: int | None
-    overwrite: bool
-    storage_options: Mapping[str, Any] | None
 
 
 # Chunks.
@@ -190,32 +175,34 @@ class Writer:
     Use it as a context manager. The file is complete when the block ends. If the block raises, there is no file.
     """
 
-    def __init__(self, url: Url | None, about: Description | None, nbytes: int | None, options: PackOptions) -> None:
-        if options.version not in (2, 3):
-            raise ValueError(f"version must be 2 or 3, not {options.version}")
-        self._about, self._nbytes, self._overwrite = about, nbytes, options.overwrite
-        self._metadata = _metadata(about, options.metadata)
+    def __init__(
+        self, url: Url | None, about: Description | None, nbytes: int | None, *, checksum: str | None, offsets: bool,
+        chunk_size: int | None, metadata: Mapping[str, Any] | None, cparams: AnyCParams, version: int,
+        max_app_chunks: int | None, overwrite: bool, storage_options: Mapping[str, Any] | None,
+    ) -> None:  # fmt: skip
+        if version not in (2, 3):
+            raise ValueError(f"version must be 2 or 3, not {version}")
+        self._about, self._nbytes, self._overwrite = about, nbytes, overwrite
+        self._metadata = _metadata(about, metadata)
         self._section = b"" if self._metadata is None else head.pack_metadata(self._metadata)
-        if self._section and options.version == 2:
+        if self._section and version == 2:
             raise ValueError("version 2 has neither arrays nor metadata: expected bytes")
         itemsize = 1 if about is None else about.dtype.itemsize
-        size, checksum = _chunk_size(options.chunk_size, itemsize), head.checksum_id(options.checksum)
-        self._encoder = _ChunkEncoder(options.cparams, itemsize, size, checksum, self._put)
-        self._header = FileHeader(
-            options.version, options.offsets, bool(self._section), checksum, self._encoder.typesize, size
-        )
+        size, kind = _chunk_size(chunk_size, itemsize), head.checksum_id(checksum)
+        self._encoder = _ChunkEncoder(cparams, itemsize, size, kind, self._put)
+        self._header = FileHeader(version, offsets, bool(self._section), kind, self._encoder.typesize, size)
         if nbytes is not None:
             self._header = _sized(self._header, nbytes, size)
-        self._nslots = _first_slots(self._header, options.max_app_chunks)
+        self._nslots = _first_slots(self._header, max_app_chunks)
         self.packed: bytes | None = None
         """The bytes of the complete file, if it was created without a URL."""
         self._store = self._place = None
         self._file: IO[bytes] = io.BytesIO()
         self._failed = False
         if url is not None:
-            self._store = open_store(url, storage_options=options.storage_options)
-            require_free(self._store, {"": head.MAGIC}, "a Bloscpack file", overwrite=options.overwrite)
-            self._place = AtomicFile(self._store, overwrite=options.overwrite)
+            self._store = open_store(url, storage_options=storage_options)
+            require_free(self._store, {"": head.MAGIC}, "a Bloscpack file", overwrite=overwrite)
+            self._place = AtomicFile(self._store, overwrite=overwrite)
         self._attempt(self._begin)
 
     def _begin(self) -> None:
@@ -368,11 +355,11 @@ def _kept_chunks(reader: Reader, size: int) -> tuple[list[int], int, list[Bytes]
 def content(x: Any) -> tuple[Description | None, Iterator[Bytes]]:
     """Return what array `x` is, None if it is bytes, and its bytes in pieces."""
     if isinstance(x, Buffer):
-        return None, _pieces(_flat(x, None), "C")
-    check_unmasked(x)
+        return None, iter([_flat(x, None)])
     values = x if isinstance(x, Sliceable) else np.asarray(x)
     order: Order = "F" if isinstance(values, np.ndarray) and values.flags.fnc else "C"
-    return Description(np.dtype(values.dtype), tuple(values.shape), order), _pieces(values, order)
+    about = Description(np.dtype(values.dtype), tuple(values.shape), order)
+    return about, _pieces(values, about.dtype, order)
 
 
 def _more_content(x: Any, reader: Reader) -> tuple[Description | None, Iterator[Bytes]]:
@@ -382,17 +369,24 @@ def _more_content(x: Any, reader: Reader) -> tuple[Description | None, Iterator[
             raise TypeError(f"{reader.url} holds bytes, not an array")
         return content(x)
     about = reader.description
-    values, axis = _converted(x, about.dtype), about.axis
-    fits = 0 < values.ndim == len(about.shape) and about.with_rows(values.shape[axis]).shape == values.shape
-    if not fits:
-        raise ValueError(f"shape {values.shape} cannot be added to an array of shape {about.shape}")
-    return about.with_rows(about.shape[axis] + values.shape[axis]), _pieces(values, about.order)
+    if isinstance(x, Sliceable):
+        values: Any = x
+        of_same_kind(np.empty(0, x.dtype), about.dtype)
+    else:
+        values = of_same_kind(x, about.dtype)
+    shape, axis = tuple(values.shape), about.axis
+    if not 0 < len(shape) == len(about.shape) or about.with_rows(shape[axis]).shape != shape:
+        raise ValueError(f"shape {shape} cannot be added to an array of shape {about.shape}")
+    return about.with_rows(about.shape[axis] + shape[axis]), _pieces(values, about.dtype, about.order)
 
 
-def _pieces(values: Any, order: Order) -> Iterator[Bytes]:
-    turned, dtype = values.T if order == "F" else values, np.dtype(values.dtype)
-    for box in boxes(turned.shape, max(1, _WINDOW_NBYTES // dtype.itemsize)):
-        yield np.ascontiguousarray(turned[box], dtype).reshape(-1).view(np.uint8)
+def _pieces(values: Any, dtype: np.dtype[Any], order: Order) -> Iterator[Bytes]:
+    if order == "F":
+        values = values[...].T
+    for box in boxes(values.shape, max(1, _WINDOW_NBYTES // dtype.itemsize)):
+        found = values[box]
+        check_unmasked(found)
+        yield np.ascontiguousarray(found, dtype).reshape(-1).view(np.uint8)
 
 
 def _flat(data: Any, about: Description | None) -> Bytes:
@@ -402,12 +396,5 @@ def _flat(data: Any, about: Description | None) -> Bytes:
     if about is None:
         check_unmasked(data)
         return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-    return np.asarray(_converted(data, about.dtype)).reshape(-1, order=about.order).view(np.uint8)
-
-
-def _converted(data: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return data as an array of a type, if NumPy can convert within the kind."""
-    check_unmasked(data)
-    if isinstance(data, np.ndarray):
-        return data.astype(dtype, casting="same_kind", copy=False)
-    return np.asarray(data, dtype)
+    values = of_same_kind(data, about.dtype).astype(about.dtype, copy=False)
+    return values.reshape(-1, order=about.order).view(np.uint8)

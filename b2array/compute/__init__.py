@@ -1,9 +1,8 @@
 """Computing with arrays: reductions, operators and views, which load no more than they must.
 
 mapping     what a view shows: positions along its axes -> positions along those of the array
-pieces      an array or a view, piece by piece in workers
-reductions  `sum`, `mean`, `argmin`, ..., `nansum`, ...: a state of each piece -> combined -> finished; `Readable` has
-            them as methods, and `b2array` those without NaN as functions
+reductions  `sum`, `mean`, `argmin`, ..., `nansum`, ...: a state of each piece, in workers -> combined -> finished;
+            `Readable` has them as methods, and `b2array` those that ignore NaN as functions
 operators   `+`, `==`, `-a`, ...: as if on `a[...]`, if that fits into memory
 readable    `Readable`: all that reads arrays and views; `View`; `Indexer`: what `oindex`, `vindex` and `chunk_view` are
 """

@@ -71,6 +71,9 @@ class Operators:
     __bool__, __int__, __float__ = _converted(bool), _converted(int), _converted(float)
     __complex__, __index__ = _converted(complex), _converted(operator.index)
 
+    def __contains__(self, item: object) -> bool:
+        return bool(np.any(self == item))
+
 
 def _applied(verb: Binary, a: Any, other: Any) -> Any:
     if not isinstance(other, Operators | np.ndarray):

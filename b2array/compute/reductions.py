@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
@@ -19,19 +19,32 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import progress as bars
+from b2array import threads
+from b2array.buffers import scratch
 from b2array.compute.mapping import Mapping
 from b2array.compute.operators import Operators
-from b2array.compute.pieces import Box, pieces
+from b2array.engine.read import read, read_item
+from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import Source
+from b2array.format.index import SPECIALS
 from b2array.grid.layout import Layout
+from b2array.grid.selection import select, vectorised
 
 __all__ = [
     "nanargmax", "nanargmin", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd", "nansum", "nanvar", "reduction",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
+Box = tuple[slice, ...]
 State = tuple[Any, ...]
 """Arrays with an extent of 1 along the reduced axes, or numbers."""
+
+_LEAST_NBYTES, _LEAST_NBYTES_AFAR = 2**20, 8 * 2**20
+"""Pieces up to this size are not cut, on local disks and elsewhere."""
+_MOST_NBYTES = 32 * 2**20
+"""Larger chunks are cut at the borders of blocks."""
+_AFAR = 8
+"""Number of pieces to request at the same time if that takes long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +135,8 @@ def _reduce(
         # NumPy's result for one item tells the type of the result, or raises the error. Text may have to be a number.
         one = (np.ones if dtype.kind in "SU" else np.zeros)((1,) * len(shown), dtype)
         with np.errstate(all="ignore"):
-            # Without an axis, NumPy's std may be a whole number, but not an array of them.
-            kept = keepdims or name != "std"
+            # Without an axis, NumPy has roots of objects and counts records, but makes no arrays of these results.
+            kept = keepdims or name not in ("std", "count_nonzero")
             kind = np.asarray(function(one, axis=axis, keepdims=kept, **options)).dtype
         if dtype.kind in "biufc" and name in ("sum", "prod", "mean") and np.dtype(given.get("dtype")) == object:
             kind = np.dtype(object)  # NumPy's result may be a number of Python, which has no limits
@@ -164,7 +177,7 @@ def _reduced(source: Source, layout: Layout, mapping: Mapping, task: _Task, verb
                 one = verb.piece(task, box, items[(slice(0, 1),) * items.ndim])
                 return place, _repeated(task, verb, one, math.prod(items.shape[axis] for axis in task.axes))
 
-        found = pieces(source, layout, mapping, kept, state, merge=task.valid is None)
+        found = _pieces(source, layout, mapping, kept, state, merge=task.valid is None)
         for where, column in groupby(found, itemgetter(0)):
             last = _folded(task, verb, (of_piece for _, of_piece in column))
             # NumPy's nan-variants divide without a warning.
@@ -194,22 +207,113 @@ def _repeated(task: _Task, verb: _Verb, state: State, n: int) -> State:
     return verb.combine(task, even, state) if n % 2 else even
 
 
+# Pieces.
+
+
+def _pieces(
+    source: Source, layout: Layout, mapping: Mapping, kept: Sequence[int],
+    use: Callable[[Box, Array], tuple[Box, State]], *, merge: bool,
+) -> Iterator[tuple[Box, State]]:  # fmt: skip
+    """Call a function in workers with pieces of what a mapping shows, all of them, and yield the results.
+
+    It takes a box of digits and its items, in memory that is used again. Pieces with the same box of the digits `kept`
+    follow each other. With `merge`, many chunks of one value may be one piece, whose items have the stride 0.
+    """
+    of_digits = Mapping(mapping.shape, mapping.starts, tuple((digit,) for digit in mapping.digits))
+    nbytes = math.prod(of_digits.lengths) * layout.itemsize
+
+    def piece(found: tuple[Box, bool]) -> tuple[Box, State]:
+        box, is_one = found
+        if is_one:
+            where = of_digits.sliced(tuple(i.start for i in box)).starts
+            item = np.asarray(read_item(source, layout, where), layout.dtype)
+            return use(box, np.broadcast_to(item, [i.stop - i.start for i in box]))
+        key, arranged = of_digits.located(select((*box, ...), of_digits.lengths))
+        wanted = vectorised(key, layout.shape)
+        memory = scratch("pieces", math.prod(wanted.shape) * layout.itemsize, 2 * _MOST_NBYTES)
+        items = memory.view(layout.dtype).reshape(wanted.shape)
+        read(source, layout, wanted.positions, wanted.axes, wanted.view(items), nbytes)
+        return use(box, arranged(items))
+
+    found = _boxes(source, layout, mapping, kept, merge=merge)
+    return threads.spread(piece, found) if source.is_local else threads.ahead(piece, found, _AFAR)
+
+
+def _boxes(
+    source: Source, layout: Layout, mapping: Mapping, kept: Sequence[int], *, merge: bool
+) -> Iterator[tuple[Box, bool]]:
+    """Cut digits in halves, those of `kept` first, until boxes are small; tell which have one value by the index."""
+    digits, frame = mapping.digits, source.state.frame
+    units = layout.blocks if layout.chunk_nbytes > _MOST_NBYTES else layout.chunks
+    # A transaction must note which chunks are read, and its index does not tell which chunks it keeps open.
+    merge = merge and isinstance(source, Snapshot) and not source.state.annotations.lost
+    merge = merge and layout.itemsize == frame.typesize and layout.dtype.kind != "V"
+    codes = frame.offsets.reshape(layout.grid_shape) if merge and frame.offsets.min() < 0 else None
+
+    def is_one(box: Box) -> bool:
+        low, high = list(mapping.starts), list(mapping.starts)
+        for (axis, _, step), i in zip(digits, box, strict=True):
+            first, last = sorted((step * i.start, step * (i.stop - 1)))
+            low[axis], high[axis] = low[axis] + first, high[axis] + last
+        touched = (slice(a // c, b // c + 1) for a, b, c in zip(low, high, layout.chunks, strict=True))
+        found = np.asarray(codes)[tuple(touched)]
+        return found.flat[0] in SPECIALS and bool((found == found.flat[0]).all())
+
+    most = _LEAST_NBYTES if source.is_local else _LEAST_NBYTES_AFAR
+    order, cells = sorted(range(len(digits)), key=lambda n: n not in kept), [digit.covering(units) for digit in digits]
+    stack = [tuple(slice(0, digit.length) for digit in digits)]
+    while stack:
+        box = stack.pop()
+        if codes is not None and is_one(box):
+            yield box, True
+            continue
+        lengths = [i.stop - i.start for i in box]
+        nbytes = math.prod(map(min, lengths, cells)) * layout.itemsize
+        for n in order:
+            # As if all following digits were cut as far as possible.
+            nbytes = nbytes // min(lengths[n], cells[n]) * lengths[n]
+            if lengths[n] > cells[n] and nbytes > most:
+                axis, _, step = digits[n]
+                middle = _middle(box[n], mapping.starts[axis], step, units[axis])
+                halves = slice(middle, box[n].stop), slice(box[n].start, middle)
+                stack += [(*box[:n], half, *box[n + 1 :]) for half in halves]
+                break
+        else:
+            yield box, False
+
+
+def _middle(i: slice, base: int, step: int, unit: int) -> int:
+    """Return where to cut a range of a digit: near its middle, at a border between units if one is inside."""
+    middle: int = (i.start + i.stop) // 2
+    base, step = (base, step) if step > 0 else (-1 - base, -step)
+    border = (base + middle * step) // unit * unit
+    cuts = (-((base - position) // step) for position in (border, border + unit))
+    return next((cut for cut in cuts if i.start < cut < i.stop), middle)
+
+
 # Sums, products and means.
 
 
-def _by(ufunc: np.ufunc, dtype: npt.DTypeLike | None = None) -> _Verb:
+def _by(ufunc: np.ufunc, converted: Callable[[Array], Array] = np.asarray) -> _Verb:
     """Return the reduction that a ufunc makes of the items that count; the state has their number, too."""
 
     def piece(task: _Task, box: Box, items: Array) -> State:
         valid, number = task.where(box, items)
-        converted = items if dtype is None else items.astype(dtype)
         first = {"initial": ufunc.identity} if task.dtype == object else {}  # which NumPy does not know for objects
-        return ufunc.reduce(converted, task.axes, task.wide, keepdims=True, where=valid, **first), number
+        return ufunc.reduce(converted(items), task.axes, task.wide, keepdims=True, where=valid, **first), number
 
     def finish(task: _Task, state: State) -> Any:
         return ufunc.reduce(state[0], task.axes, task.wide, keepdims=True, **task.given)
 
     return _Verb(piece, lambda _, a, b: (ufunc(a[0], b[0]), a[1] + b[1]), finish)
+
+
+def _nonzero(items: Array) -> npt.NDArray[np.bool_]:
+    if items.dtype.kind != "V":
+        return items.astype(bool)
+    found = np.zeros(items.shape, bool)  # NumPy counts records, but converts none
+    found.flat[np.flatnonzero(items)] = True
+    return found
 
 
 def _mean(_: _Task, state: State) -> Any:
@@ -230,7 +334,7 @@ def _moments(task: _Task, box: Box, items: Array) -> State:
 
 
 def _squared(x: Any) -> Any:
-    return np.square(x.real) + np.square(x.imag) if np.iscomplexobj(x) else np.square(x)
+    return (x * np.conjugate(x)).real if x.dtype.kind in "cO" else np.square(x)
 
 
 def _combine_moments(_: _Task, a: State, b: State) -> State:
@@ -311,7 +415,7 @@ _VERBS = {
     "prod": _by(np.multiply),
     "any": _by(np.logical_or),
     "all": _by(np.logical_and),
-    "count_nonzero": _by(np.add, bool),
+    "count_nonzero": _by(np.add, _nonzero),
     "mean": replace(_by(np.add), finish=_mean),
     "var": _Verb(_moments, _combine_moments, _var),
     "std": _Verb(_moments, _combine_moments, lambda task, state: np.sqrt(_var(task, state))),

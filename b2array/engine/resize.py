@@ -250,7 +250,7 @@ def joint(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int) 
     Their type must be one that NumPy casts as "same_kind".
     """
     axis = np.lib.array_utils.normalize_axis_index(axis, len(shape))
-    array = _cast(values, dtype)
+    array = assignment.of_same_kind(values, dtype)
     if array.ndim != len(shape):
         raise ValueError(f"the values must have {len(shape)} dimensions, as the array has, not {array.ndim}")
     if _with(array.shape, axis, 0) != _with(shape, axis, 0):
@@ -282,22 +282,6 @@ def positions(key: Any, shape: tuple[int, ...], axis: int) -> slice | npt.NDArra
     if isinstance(found, np.ndarray):
         return np.unique(found[0]) if found.size else slice(0, 0, 1)
     return found if found.step == 1 else np.arange(found.start, found.stop, found.step)
-
-
-def _cast(values: Any, dtype: np.dtype[Any]) -> Array:
-    assignment.check_unmasked(values)
-    if isinstance(values, list | tuple | bool | int | float | complex | str | bytes):
-        array = np.asarray(values, dtype)  # NumPy checks the range of Python's integers
-        # ... but cuts off the fractions of its floats.
-        found = np.asarray(values).dtype if dtype.kind in "biu" and array.size else dtype
-        known = found == dtype or found.kind == "b" or (found.kind in "iu" and dtype.kind in "iu")
-    else:
-        array = np.asarray(values)
-        found = array.dtype
-        known = np.can_cast(found, dtype, "same_kind")
-    if not known:
-        raise TypeError(f"Cannot cast array data from {found!r} to {dtype!r} according to the rule 'same_kind'")
-    return array
 
 
 def _with(extents: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import bloscpack
-from b2array.array import creation
+from b2array.array import drafts
 from b2array.array.array import NDArray
 from b2array.array.drafts import ArrayOptions
 from b2array.array.schunk import SChunk
@@ -264,7 +265,7 @@ def _write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Set
         new = copy_of(source.handle, settings.storage_options or {})
         new(url, overwrite=settings.overwrite, layout=settings.layout).commit()
         return
-    creation.write_regions(url, source.shape, source.dtype, pieces, array_options(source, settings))
+    drafts.filled(url, source.shape, source.dtype, array_options(source, settings), pieces).commit()
 
 
 def array_options(source: Source, settings: Settings) -> ArrayOptions:
@@ -285,9 +286,11 @@ _NPY_MAGIC = b"\x93NUMPY"
 
 
 @contextmanager
-def _tree_npy(url: str, storage_options: Storage) -> Iterator[Tree]:
+def _tree_mapped(
+    mapped: Callable[[str, str], npt.NDArray[Any]], url: str, storage_options: Storage
+) -> Iterator[Tree]:  # fmt: skip
     with local_copy(url, storage_options) as path:
-        data = _mapped(path, redact(url))
+        data = mapped(path, redact(url))
         source = Source(data.shape, data.dtype, lambda box: np.asarray(data[box]), stored=lambda: data.nbytes)
         yield Tree(("",), lambda _: source)
 
@@ -316,19 +319,16 @@ def _write_npy(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
 
 
 NPY = Format(
-    "npy", (".npy",), _tree_npy, refuse_objects, _write_npy, keeps=frozenset(), magics=(_NPY_MAGIC,)
+    "npy", (".npy",), partial(_tree_mapped, _mapped), refuse_objects, _write_npy, keeps=frozenset(),
+    magics=(_NPY_MAGIC,),
 )  # fmt: skip
 
 
 # Bytes without a format.
 
 
-@contextmanager
-def _tree_bytes(url: str, storage_options: Storage) -> Iterator[Tree]:
-    with local_copy(url, storage_options) as path:
-        data = np.memmap(path, np.uint8, "r") if Path(path).stat().st_size else np.empty(0, np.uint8)
-        source = Source(data.shape, data.dtype, lambda box: np.asarray(data[box]), stored=lambda: data.nbytes)
-        yield Tree(("",), lambda _: source)
+def _mapped_bytes(path: str, _: str) -> npt.NDArray[Any]:
+    return np.memmap(path, np.uint8, "r") if Path(path).stat().st_size else np.empty(0, np.uint8)
 
 
 def _write_bytes(url: str, _: Source, pieces: Iterable[Piece], settings: Settings) -> None:
@@ -339,7 +339,8 @@ def _write_bytes(url: str, _: Source, pieces: Iterable[Piece], settings: Setting
 
 
 BYTES = Format(
-    "bytes", (), _tree_bytes, refuse_objects, _write_bytes, sequential=True, keeps=frozenset(), verb="unpacking"
+    "bytes", (), partial(_tree_mapped, _mapped_bytes), refuse_objects, _write_bytes, sequential=True,
+    keeps=frozenset(), verb="unpacking",
 )  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from b2array.array import copying, drafts
-from b2array.array.copying import CopyOptions
 from b2array.array.described import Attributes
 from b2array.array.drafts import ArrayOptions, Kind
 from b2array.array.schunk import create_schunk
@@ -91,12 +90,12 @@ def _frame(source: Source, pieces: Iterable[Piece], settings: Settings) -> tuple
         kind = settings.layout if layout == "auto" else layout
         if handle is None:
             made = formats.array_options(source, settings._replace(layout=kind, overwrite=overwrite))
-            return drafts.regions(url, source.shape, source.dtype, pieces, made)
+            return drafts.filled(url, source.shape, source.dtype, made, pieces)
         chunks, blocks = settings.given
-        return copying.copied(handle, url, CopyOptions(ArrayOptions(
+        return copying.copied(handle, url, ArrayOptions(
             chunks=chunks, blocks=blocks, cparams=settings.cparams, layout=kind, overwrite=overwrite,
             storage_options=storage,
-        )))  # fmt: skip
+        ))  # fmt: skip
 
     return ARRAY, new
 

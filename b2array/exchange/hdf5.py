@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from b2array.errors import FormatError, UnsupportedError
+from b2array.errors import FormatError, UnsupportedError, warn
 from b2array.exchange import formats
 from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
 from b2array.group.addressing import split_member
@@ -29,9 +29,10 @@ __all__ = ["HDF5"]
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 _SCALES = frozenset({
-    "CLASS", "DIMENSION_LABELS", "DIMENSION_LIST", "NAME", "REFERENCE_LIST", "_FillValue", "_NCProperties",
-    "_Netcdf4Coordinates", "_Netcdf4Dimid",
+    "CLASS", "DIMENSION_LABELS", "DIMENSION_LIST", "NAME", "REFERENCE_LIST", "_NCProperties", "_Netcdf4Coordinates",
+    "_Netcdf4Dimid",
 })  # fmt: skip
+_NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 
 
 @contextmanager
@@ -50,7 +51,10 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
             with _reading(f"{redact(address)}#{where}"):
                 return _source(file[where], f"{redact(address)}#{where}")
 
-        groups = {at[top:]: partial(_attrs, file, at) for at, is_group in nodes.items() if is_group}
+        def attrs(at: str) -> dict[str, Any]:
+            return _attrs(file[at or "/"], f"{redact(address)}#{at}")
+
+        groups = {at[top:]: partial(attrs, at) for at, is_group in nodes.items() if is_group}
         yield Tree(tuple(at[top:] for at, is_group in nodes.items() if not is_group), opened, groups)
 
 
@@ -64,7 +68,10 @@ def _opened(h5py: ModuleType, path: str, url: str) -> Any:
 
 
 def _nodes(h5py: ModuleType, file: Any, name: str) -> Iterator[tuple[str, bool]]:
-    """Yield what is at a name and below it, and whether it is a group; what cannot be opened is not."""
+    """Yield what is at a name and below it, and whether it is a group; what cannot be opened is not.
+
+    A dataset that only gives netCDF the length of a dimension is left out unless it has the name.
+    """
     seen = set()
     waiting = [name]
     while waiting:
@@ -74,6 +81,8 @@ def _nodes(h5py: ModuleType, file: Any, name: str) -> Iterator[tuple[str, bool]]
             is_group = isinstance(node, h5py.Group)
             address = h5py.h5o.get_info(node.id).addr
             inner = [key for key in node if isinstance(node.get(key, getlink=True), h5py.HardLink)] if is_group else []
+            is_array = isinstance(node, h5py.Dataset)
+            is_left_out = is_array and at != name and _NO_VARIABLE in str(node.attrs.get("NAME"))
         except (KeyError, OSError, RuntimeError):
             yield at, False
             continue
@@ -81,7 +90,7 @@ def _nodes(h5py: ModuleType, file: Any, name: str) -> Iterator[tuple[str, bool]]
         if is_group and address in seen:
             continue
         seen.add(address)
-        if is_group or isinstance(node, h5py.Dataset):
+        if is_group or (is_array and not is_left_out):
             yield at, is_group
         waiting += [f"{at}/{key}".lstrip("/") for key in reversed(inner)]
 
@@ -97,8 +106,22 @@ def _reading(where: str) -> Iterator[None]:
         raise FormatError(f"{where}: {error.args[0] if error.args else error}") from None
 
 
-def _attrs(file: Any, name: str) -> dict[str, Any]:
-    return {key: _unpacked(value) for key, value in file[name or "/"].attrs.items() if key not in _SCALES}
+def _attrs(node: Any, where: str) -> dict[str, Any]:
+    found = {key: value for key, value in node.attrs.items() if key not in _SCALES}
+    if np.shape(found.get("_FillValue", 0)) == (1,):  # as netCDF stores a number
+        found["_FillValue"] = found["_FillValue"][0]
+    if left := [key for key, value in found.items() if not _is_portable(value)]:
+        warn(f"{where}: the attributes {left} are left out, because they mean something in their file only")
+    return {key: _unpacked(value) for key, value in found.items() if key not in left}
+
+
+def _is_portable(value: Any) -> bool:
+    """Say whether an attribute means something outside its file, unlike references and what holds some."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "O":
+        return all(map(_is_portable, value.flat))
+    if isinstance(value, np.ndarray | np.void):
+        return not value.dtype.hasobject
+    return not isinstance(value, formats.require("h5py", "hdf5", "HDF5").Reference)
 
 
 def _source(data: Any, where: str) -> Source:
@@ -110,7 +133,7 @@ def _source(data: Any, where: str) -> Source:
         raise UnsupportedError(f"{where}: expected a dataset with a shape, found an empty one without a dataspace")
     dims = tuple(_dim(dim) for dim in data.dims)
     return Source(
-        data.shape, np.lib.format.drop_metadata(data.dtype), read, data.chunks, attrs=_attrs(data.file, data.name),
+        data.shape, np.lib.format.drop_metadata(data.dtype), read, data.chunks, attrs=_attrs(data, where),
         dims=dims if any(dims) else None, fill_value=data.fillvalue, stored=data.id.get_storage_size,
     )  # fmt: skip
 
@@ -125,12 +148,16 @@ def _unpacked(value: Any) -> Any:
     """Return an attribute in types of Python and NumPy. Text is `str`, however the file stores it."""
     if isinstance(value, formats.require("h5py", "hdf5", "HDF5").Empty):  # as netCDF stores an empty text
         return "" if value.dtype.kind in "SO" else np.empty(0, value.dtype)
+    if isinstance(value, str):  # h5py takes other bytes for text, too
+        value = np.bytes_(value.encode("utf-8", "surrogateescape"))
     kind = value.dtype.kind if isinstance(value, np.ndarray | np.generic) else ""
     if kind == "S":  # as netCDF stores other text
         with suppress(UnicodeDecodeError):
             return np.strings.decode(value, "utf-8").tolist()
     if kind == "O" and all(isinstance(each, str) for each in value.flat):
         return value.tolist()
+    if kind == "V":
+        return np.asarray(value)
     return value.item() if isinstance(value, np.generic) and kind in "biufSU" else value
 
 

@@ -1,11 +1,14 @@
 """Zarr arrays, through the library zarr.
 
-Sources: the specifications of Zarr, versions 2 and 3; the attribute ``_ARRAY_DIMENSIONS`` is xarray's convention.
+Sources: the specifications of Zarr, versions 2 and 3; xarray's "Zarr Encoding Specification" for names of dimensions
+and the value that marks missing items: in version 2 the fill value, if it is not null; in version 3 an attribute.
 """
 
 from __future__ import annotations
 
+import base64
 import shutil
+import struct
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,7 +37,8 @@ from b2array.store.secrets import redact
 
 __all__ = ["ZARR"]
 
-_DIMS = "_ARRAY_DIMENSIONS"
+_DIMS, _MISSING = "_ARRAY_DIMENSIONS", "_FillValue"
+_DOUBLE = struct.Struct("<d")
 
 
 def _zarr() -> ModuleType:
@@ -119,8 +123,13 @@ def _source(node: Any, where: str) -> Source:
     attrs = dict(node.attrs)
     if node.metadata.zarr_format == 3:
         dims = node.metadata.dimension_names
+        if np.dtype(node.dtype).kind == "f" and isinstance(attrs.get(_MISSING), str):
+            with suppress(ValueError, struct.error):  # others may note something else there
+                (attrs[_MISSING],) = _DOUBLE.unpack(base64.b64decode(attrs[_MISSING]))
     elif (dims := formats.dims_of(attrs.get(_DIMS), node.ndim)) is not None:
         del attrs[_DIMS]
+        if node.fill_value and node.dtype.kind in "iuf":  # zero is the default, and marks nothing
+            attrs.setdefault(_MISSING, node.fill_value.item())
     chunks, blocks = (node.shards, node.chunks) if node.shards else (node.chunks, None)
     return Source(
         tuple(node.shape), np.dtype(node.dtype), read, tuple(chunks), None if blocks is None else tuple(blocks), attrs,
@@ -132,6 +141,11 @@ def _create(url: Any, source: Source, settings: Settings, storage_options: Stora
     zarr = _zarr()
     number = settings.options.get("zarr_format", 3)
     attrs = formats.json_attrs(source.attrs)
+    fill = source.fill
+    if number == 3 and source.dtype.kind == "f" and isinstance(attrs.get(_MISSING), int | float):
+        attrs[_MISSING] = base64.b64encode(_DOUBLE.pack(attrs[_MISSING])).decode()
+    elif number == 2 and not any(np.asarray(fill).tobytes()):
+        fill = None
     dims: dict[str, Any] = {}
     if source.dims is not None and number == 3:
         dims["dimension_names"] = source.dims
@@ -145,7 +159,7 @@ def _create(url: Any, source: Source, settings: Settings, storage_options: Stora
         warnings.simplefilter("ignore")
         return zarr.create_array(
             url, shape=source.shape, dtype=source.dtype, chunks=chunks,
-            fill_value=source.fill, attributes=attrs, zarr_format=number, storage_options=storage_options,
+            fill_value=fill, attributes=attrs, zarr_format=number, storage_options=storage_options,
             **dims, **more,
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from b2array.grid.index_arrays import shape_text
 from b2array.grid.selection import Selection
 
-__all__ = ["Sliceable", "arrange", "check_unmasked", "spread"]
+__all__ = ["Sliceable", "arrange", "check_unmasked", "of_same_kind", "spread"]
 
 Array = npt.NDArray[Any]
 
@@ -145,3 +145,28 @@ def _mismatch(found: tuple[int, ...], selection: Selection) -> str:
     if selection.kind == "basic":
         return f"could not broadcast input array from shape {there} into shape {here}"
     return f"shape mismatch: value array of shape {there} could not be broadcast to indexing result of shape {here}"
+
+
+def of_same_kind(values: Any, dtype: np.dtype[Any]) -> Array:
+    """Return values as an array if their type casts to another one as "same_kind"; TypeError if not.
+
+    Only lists and Python's own values are converted.
+
+    Examples
+    --------
+    >>> of_same_kind([1, 2], np.dtype("u1"))
+    array([1, 2], dtype=uint8)
+    """
+    check_unmasked(values)
+    if isinstance(values, list | tuple | bool | int | float | complex | str | bytes):
+        array = np.asarray(values, dtype)  # NumPy checks the range of Python's integers
+        # ... but cuts off the fractions of its floats.
+        found = np.asarray(values).dtype if dtype.kind in "biu" and array.size else dtype
+        known = found == dtype or found.kind == "b" or (found.kind in "iu" and dtype.kind in "iu")
+    else:
+        array = np.asarray(values)
+        found = array.dtype
+        known = np.can_cast(found, dtype, "same_kind")
+    if not known:
+        raise TypeError(f"Cannot cast array data from {found!r} to {dtype!r} according to the rule 'same_kind'")
+    return array

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import xarray as xr
@@ -15,8 +15,9 @@ from xarray.core import indexing
 
 from b2array.array.array import NDArray, open_array
 from b2array.array.frozen import Frozen
+from b2array.array.schunk import SChunk
 from b2array.errors import FormatError, UnsupportedError
-from b2array.group import group
+from b2array.group import addressing, group
 from b2array.group.group import Group
 from b2array.store.base import in_one_state
 
@@ -149,7 +150,9 @@ class Backend(BackendEntrypoint):
         **decoding: Any,
     ) -> xr.Dataset:  # fmt: skip
         """Open an array or the arrays of a group; see `xarray.open_dataset`."""
-        return in_one_state(lambda: _decoded(_opened(filename_or_obj, group, storage_options), decoding))
+        return in_one_state(
+            lambda: _decoded(_opened(filename_or_obj, group, storage_options), filename_or_obj, decoding)
+        )
 
     def open_groups_as_dict(  # type: ignore[override]
         self, filename_or_obj: Url, *, group: str | None = None, storage_options: Mapping[str, Any] | None = None,
@@ -159,7 +162,7 @@ class Backend(BackendEntrypoint):
 
         def tree() -> dict[str, xr.Dataset]:
             found = _opened(filename_or_obj, group, storage_options)
-            return {path: _decoded(each, decoding) for path, each in _walk(found, "/")}
+            return {path: _decoded(each, filename_or_obj, decoding) for path, each in _walk(found, "/")}
 
         return in_one_state(tree)
 
@@ -177,31 +180,25 @@ def _holds_array(url: str) -> bool:
 
 
 def _opened(url: Url, name: str | None, storage_options: Mapping[str, Any] | None) -> Group | NDArray:
-    text = os.fspath(url)
-    if name in (None, "", "/") and not text.rstrip("/").endswith(GROUPS):
-        try:
-            return open_array(text, storage_options=storage_options)
-        except (FileNotFoundError, FormatError) as error:
-            try:
-                return group.open_group(text, storage_options=storage_options)
-            except (FileNotFoundError, FormatError):
-                raise error from None
-    home = group.open_group(text, storage_options=storage_options)
-    if name is None or not name.strip("/"):
-        return home
-    found = home[name.strip("/")]
-    if not isinstance(found, Group):
+    text, inner = os.fspath(url), (name or "").strip("/")
+    opened: Any = group.open_group if text.rstrip("/").endswith(GROUPS) else addressing.open
+    home = opened(text, storage_options=storage_options)
+    if isinstance(home, SChunk):
+        return NDArray(home._handle)  # raises the error that names super-chunks
+    found = home[inner] if inner and isinstance(home, Group) else home
+    if inner and (found is home or not isinstance(found, Group)):
         raise TypeError(f"{name!r} in {home.url} is no group")
-    return found
+    return cast(Group | NDArray, found)
 
 
-def _stem(url: str) -> str:
-    return url.rstrip("/").rpartition("/")[2].partition(".")[0] or "data"
+def _stem(url: Url) -> str:
+    address, member = addressing.split_member(os.fspath(url).partition("?")[0])
+    return (member or address).rstrip("/").rpartition("/")[2].partition(".")[0] or "data"
 
 
-def _decoded(found: Group | NDArray, decoding: Mapping[str, Any]) -> xr.Dataset:
+def _decoded(found: Group | NDArray, url: Url, decoding: Mapping[str, Any]) -> xr.Dataset:
     if isinstance(found, NDArray):
-        members, attrs, where = {_stem(found.url): found}, {}, found.url
+        members, attrs, where = {_stem(url): found}, {}, found.url
     else:
         # The attributes first: a commit in between then shows with its own, and nothing is missing.
         attrs, where = dict(found.attrs), found.url

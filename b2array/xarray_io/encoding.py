@@ -467,6 +467,8 @@ def _same(a: Any, b: Any) -> bool:
 def _instant(units: str) -> object:
     """Parse units such as "days since 2000-01-01"."""
     unit, _, since = units.partition(" since ")
+    if not since:
+        return units
     try:
         return unit.strip(), np.datetime64(since.strip().replace(" ", "T"))
     except ValueError:

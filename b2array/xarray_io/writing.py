@@ -414,9 +414,7 @@ def _later(parts: Iterable[_Part], url: str, options: Mapping[str, Any]) -> Dela
     for part in _aligned(parts):
         base = home[part.path]._handle.at_snapshot("r+")
         layout = NDArray(base)._layout
-        writes.append(
-            Write(part.values, Job(base.store, layout, part.region, base=base, token=part.values.name), make=NDArray)
-        )
+        writes.append(Write(part.values, Job(base.store, layout, part.region, base=base, token=part.values.name)))
         names.append(part.path)
     name = f"b2array-commit-{uuid4().hex}"
     place = cast(Directory, home._writable()).address("")  # absolute: tasks may run in another working directory

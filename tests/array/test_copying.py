@@ -232,3 +232,13 @@ def test_a_copy_in_a_transaction_has_what_is_not_encoded_yet_and_counts_as_a_rea
 
     with pytest.raises(ConflictError):
         change()
+
+
+def test_a_fill_value_that_does_not_convert_costs_no_conversion_of_items_that_do():
+    texts = b2array.full((4,), "n/a", "U3", chunks=(2,))
+    texts[...] = ["1", "2", "3", "4"]
+    numbers = texts.astype("f8")
+    assert (numbers[...].tolist(), numbers.fill_value) == ([1, 2, 3, 4], 0)
+    texts.resize(5)
+    with pytest.raises(ValueError, match="could not convert string to float"):
+        texts.astype("f8")

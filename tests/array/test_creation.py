@@ -35,7 +35,7 @@ def offsets(array):
         (">f8", np.nan, None), ("f2", np.nan, None), ("f8", -np.nan, None), ("i4", 7, None), ("i4", 0, Special.ZEROS),
         ("?", False, Special.ZEROS), ("S3", b"", Special.ZEROS), ("S3", b"ab", None), ("U2", 0, Special.ZEROS),
         ("V300", b"x" * 300, None), ([("x", "i4"), ("y", "f8")], (1, 2.5), None),
-        ([("x", "i4"), ("y", "f8")], 0, Special.ZEROS), ("M8[D]", np.datetime64("NaT"), None), ("c16", 1j, None),
+        ([("x", "i4"), ("y", "f8")], 0, Special.ZEROS), ("M8[D]", np.datetime64("NaT", "D"), None), ("c16", 1j, None),
     ],
 )  # fmt: skip
 def test_special_values_take_no_room_and_others_one_small_chunk_each(tmp_path, layout, dtype, fill, special):

@@ -285,3 +285,43 @@ def test_what_is_appended_is_the_same_file_as_earlier_versions_made(tmp_path):
         assert after[f.first_chunk : start] == before[f.first_chunk : start]
         assert len(after) == f.place(3).start + len(f.get_chunk(3)) + digest_size(f.header.checksum)
         assert np.frombuffer(after, "<i8", 6, kept)[4:].tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("values", [[1.5], [True, 2.5], np.array([1.5]), [2**40], [1j]])
+def test_values_that_the_type_of_a_file_would_change_are_refused(tmp_path, values):
+    bloscpack.pack(np.arange(5, dtype="i4"), tmp_path / "a.blp")
+    with pytest.raises((TypeError, OverflowError)):
+        bloscpack.append(tmp_path / "a.blp", values)
+    writer = bloscpack.create(tmp_path / "b.blp", (None,), "i4")
+    with pytest.raises((TypeError, OverflowError)), writer:
+        writer.write(values)
+    assert bloscpack.unpack(tmp_path / "a.blp").tolist() == [0, 1, 2, 3, 4]
+    bloscpack.append(tmp_path / "a.blp", [5, True])
+    bloscpack.append(tmp_path / "a.blp", np.array([7], "i8"))
+    assert bloscpack.unpack(tmp_path / "a.blp").tolist() == [0, 1, 2, 3, 4, 5, 1, 7]
+
+
+class Dataset:
+    """Gives its items by slices, as datasets of other libraries do; netCDF4's are masked."""
+
+    def __init__(self, values):
+        self.values, self.shape, self.dtype = values, values.shape, values.dtype
+
+    def __getitem__(self, key):
+        return self.values[key]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_datasets_of_other_libraries_are_appended_a_part_at_a_time_but_no_masked_items(tmp_path, monkeypatch, order):
+    monkeypatch.setattr("b2array.bloscpack.writer._WINDOW_NBYTES", 100)
+    values = np.arange(60.0).reshape(10, 6)
+    bloscpack.pack(np.asarray(values, order=order), tmp_path / "a.blp")
+    axis = 0 if order == "C" else 1
+    bloscpack.append(tmp_path / "a.blp", Dataset(values))
+    expected = np.concatenate([values, values], axis)
+    assert np.array_equal(bloscpack.unpack(tmp_path / "a.blp"), expected)
+    masked = Dataset(np.ma.masked_equal(values, 3))
+    for action in (lambda: bloscpack.append(tmp_path / "a.blp", masked), lambda: bloscpack.pack(masked)):
+        with pytest.raises(TypeError, match="masked"):
+            action()
+    assert np.array_equal(bloscpack.unpack(tmp_path / "a.blp"), expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 
 import numpy as np
@@ -45,6 +46,15 @@ def test_operators_are_numpys(verb, dtype):
 def test_unary_operators_are_numpys(verb, dtype):
     values = np.arange(-3, 3).astype(dtype)
     assert equal(outcome(lambda: verb(b2array.asarray(values))), outcome(lambda: verb(values)))
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (1, 2, 3), (), (0, 3)])
+def test_in_looks_among_all_items_as_in_numpy(shape):
+    values = np.arange(math.prod(shape)).reshape(shape)
+    array = b2array.asarray(values)
+    for item in (0, 5, 6, "x", [0, 1, 2], values):
+        assert equal(outcome(lambda: item in array), outcome(lambda: item in values)), item  # noqa: B023
+    assert (0 in array.T) == (0 in values.T)
 
 
 @pytest.mark.parametrize("verb", IN_PLACE)

@@ -18,7 +18,7 @@ from views import shown
 import b2array
 from b2array import config
 from b2array.codec import decode
-from b2array.compute import pieces
+from b2array.compute import reductions
 from b2array.compute.mapping import Mapping
 from b2array.engine.handle import Handle
 
@@ -217,15 +217,15 @@ def test_nothing_but_a_few_chunks_is_in_memory():
 def test_large_chunks_are_reduced_in_pieces(monkeypatch):
     values = np.random.default_rng(0).normal(size=(50, 64, 30))
     array = b2array.asarray(values, chunks=(40, 64, 30), blocks=(4, 16, 30))
-    monkeypatch.setattr(pieces, "_MOST_NBYTES", 2**16)
-    monkeypatch.setattr(pieces, "_LEAST_NBYTES", 0)
+    monkeypatch.setattr(reductions, "_MOST_NBYTES", 2**16)
+    monkeypatch.setattr(reductions, "_LEAST_NBYTES", 0)
     sizes = []
 
     def use(box, items):
         sizes.append(items.nbytes)
 
     source = array._handle.source
-    list(pieces.pieces(source, array._layout, Mapping.of(array.shape), [0], use, merge=True))
+    list(reductions._pieces(source, array._layout, Mapping.of(array.shape), [0], use, merge=True))
     assert max(sizes) <= 2**16
     assert sum(sizes) == array.nbytes
     for axis in (None, 0, (1, 2)):
@@ -296,7 +296,7 @@ def test_remote_pieces_are_read_at_the_same_time(monkeypatch):
     values = np.random.default_rng(0).normal(size=(64, 1000))
     array = b2array.asarray(values, url="memory://reduce.b2nd", chunks=(4, 1000), layout="sparse")
     array = b2array.open("memory://reduce.b2nd")
-    monkeypatch.setattr(pieces, "_LEAST_NBYTES_AFAR", 0)
+    monkeypatch.setattr(reductions, "_LEAST_NBYTES_AFAR", 0)
     together, most, mutex = 0, 0, threading.Lock()
     plain = type(array._handle.store).read
 
@@ -330,3 +330,18 @@ def test_result_has_the_shape_of_what_was_reduced_if_another_thread_resizes_mean
 
     monkeypatch.setattr(Handle, "reading", interrupted)
     assert array.sum(axis=2).tolist() == values.sum(axis=2).tolist()
+
+
+def test_records_are_counted_and_objects_have_a_variance_as_in_numpy():
+    records = np.zeros((3, 4), [("x", "i4"), ("y", "f8"), ("z", "U2")])
+    records["y"][1, 2], records["z"][2] = 1, "a"
+    array = b2array.asarray(records, chunks=(2, 2))
+    assert array.count_nonzero() == np.count_nonzero(array) == np.count_nonzero(records) == 5
+    assert array.T.view[1:].count_nonzero() == np.count_nonzero(records.T[1:])
+    assert b2array.asarray(records[1, 2]).count_nonzero() == 1
+    with pytest.raises(TypeError):
+        array.count_nonzero(axis=0)
+    values = np.array([1 + 2j, 3, 2j])
+    for verb in ("std", "var"):
+        expected = getattr(values, verb)(dtype=object)
+        assert getattr(b2array.asarray(values, chunks=(2,)), verb)(dtype=object) == pytest.approx(expected)

@@ -481,6 +481,22 @@ def test_netcdf_dimensions_are_recognised(tmp_path: Path) -> None:
     assert b2array.open(tmp_path / "t.b2nd").dims == ("lat",)
 
 
+def test_netcdf_dimensions_that_are_no_variables_become_no_arrays(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.nc", "w") as file:
+        for name in ("x", "run/y"):
+            file.create_dataset(name, data=np.zeros(3, ">f4")).make_scale(
+                f"This is a netCDF dimension but not a netCDF variable{3:10}"
+            )
+        file["run/t"] = np.zeros((3, 3))
+        file["run/t"].dims[0].attach_scale(file["x"])
+        file["run/t"].dims[1].attach_scale(file["run/y"])
+    b2array.convert(tmp_path / "x.nc", tmp_path / "x.b2d", verify=True)
+    found = b2array.open(tmp_path / "x.b2d")
+    assert ([*found], [*found["run"]], found["run/t"].dims) == (["run"], ["t"], ("x", "y"))
+    b2array.convert(f"{tmp_path}/x.nc#x", tmp_path / "x.b2nd")
+    assert b2array.open(tmp_path / "x.b2nd").shape == (3,)
+
+
 @pytest.mark.parametrize("target", ["x.b2nd", "x.zarr", "x.blp", "y.h5"])
 def test_attributes_of_netcdf_are_text_and_lists_of_text(target: str, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.nc", "w") as file:
@@ -498,6 +514,31 @@ def test_attributes_of_netcdf_are_text_and_lists_of_text(target: str, tmp_path: 
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_missing_values_of_xarray_stay_missing_and_others_do_not_become_so(version: int, tmp_path: Path) -> None:
+    xr = pytest.importorskip("xarray")
+    time = np.array(["2000-01-01", "2000-01-02"], "M8[ns]")
+    ds = xr.Dataset({"t": ("time", [0.0, np.nan]), "n": ("time", [0, 5]), "m": ("time", [np.nan, 5.0])}, {"time": time})
+    ds.t.encoding["_FillValue"], ds.m.encoding = -999.0, {"_FillValue": -1, "dtype": "i4"}
+    ds.to_zarr(tmp_path / "x.zarr", zarr_format=version, consolidated=False)
+    b2array.convert(tmp_path / "x.zarr", tmp_path / "x.b2d", verify=True)
+    xr.testing.assert_identical(xr.load_dataset(tmp_path / "x.b2d", engine="b2array"), ds)
+    b2array.convert(tmp_path / "x.b2d", tmp_path / "y.zarr", zarr_format=version, verify=True)
+    xr.testing.assert_identical(xr.load_dataset(tmp_path / "y.zarr", engine="zarr", consolidated=False), ds)
+
+
+def test_missing_values_of_netcdf_stay_missing(tmp_path: Path) -> None:
+    xr = pytest.importorskip("xarray")
+    with h5py.File(tmp_path / "x.nc", "w") as file:
+        file.create_dataset("t", data=np.array([1.0, -999]), fillvalue=-999)
+        file["t"].attrs["_FillValue"], file["t"].dims[0].label = np.array([-999.0]), "x"
+    b2array.convert(tmp_path / "x.nc", tmp_path / "x.b2d")
+    assert xr.load_dataset(tmp_path / "x.b2d", engine="b2array").t.isnull().values.tolist() == [False, True]
+    b2array.convert(tmp_path / "x.b2d", tmp_path / "x.zarr")
+    found = xr.load_dataset(tmp_path / "x.zarr", engine="zarr", consolidated=False)
+    assert found.t.isnull().values.tolist() == [False, True]
+
+
 def test_attributes_that_are_no_text_stay_bytes_and_are_named_where_they_do_not_fit(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["t"] = np.zeros(3)
@@ -506,6 +547,32 @@ def test_attributes_that_are_no_text_stay_bytes_and_are_named_where_they_do_not_
     assert b2array.open(tmp_path / "x.b2nd").attrs["raw"] == b"\xff\xfe"
     with pytest.raises(TypeError, match="the attribute 'raw' cannot be written as JSON: JSON has no type for bytes"):
         b2array.convert(tmp_path / "x.h5", tmp_path / "x.zarr")
+
+
+def test_attributes_that_mean_something_in_their_hdf5_file_only_are_left_out_and_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        data = file.create_dataset("g/t", data=np.zeros(3))
+        record = np.array([(data.ref, 1)], [("to", h5py.ref_dtype), ("n", "i4")])
+        for attrs in (data.attrs, file["g"].attrs):
+            attrs["to"], attrs["all"], attrs["record"] = data.ref, np.array([data.ref] * 2, h5py.ref_dtype), record
+            attrs["part"], attrs["unit"] = data.regionref[1:], "K"
+    with pytest.warns(UserWarning, match="are left out") as warned:
+        b2array.convert(tmp_path / "x.h5", tmp_path / "x.b2d", verify=True)
+    found = b2array.open(tmp_path / "x.b2d", mode="r")
+    assert dict(found["g"].attrs) == dict(found["g/t"].attrs) == {"unit": "K"}
+    said = {str(each.message).partition("#")[2] for each in warned}
+    why = "the attributes ['all', 'part', 'record', 'to'] are left out, because they mean something in their file only"
+    assert said == {f"g: {why}", f"g/t: {why}"}
+
+
+def test_bytes_and_opaque_attributes_of_hdf5_stay_what_they_are(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        attrs = file.create_dataset("t", data=np.zeros(3)).attrs
+        attrs["raw"], attrs["opaque"] = b"abc\xff", np.void(b"\0ab")
+        attrs["record"] = np.array((1, 2.0), [("x", "i4"), ("y", "f8")])[()]
+    b2array.convert(tmp_path / "x.h5", tmp_path / "x.b2nd")
+    found = b2array.open(tmp_path / "x.b2nd").attrs
+    assert (found["raw"], found["opaque"].tobytes(), found["record"].tolist()) == (b"abc\xff", b"\0ab", (1, 2.0))
 
 
 def test_formats_are_found_by_content_and_can_be_named(tmp_path: Path) -> None:
