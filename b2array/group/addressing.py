@@ -21,7 +21,7 @@ from b2array.engine.handle import Follower, Handle, Mode
 from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located_error
 from b2array.format import dtypes
 from b2array.group.archive import MAGIC
-from b2array.group.group import AnyMode, Group, check_mode, open_group
+from b2array.group.group import MODES, AnyMode, Group, open_group
 from b2array.group.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.store.base import Head
 from b2array.store.local import LocalStore
@@ -92,7 +92,8 @@ def open(
     >>> open("memory://opened.b2d/x").shape
     (3,)
     """
-    check_mode(mode)
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
     if options and shape is None:
         raise TypeError(f"open() takes {', '.join(sorted(options))} for new arrays only, which have a shape")
     if offset and mode != "r":

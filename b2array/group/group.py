@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal, NoReturn, Self, get_args
+from typing import Any, Final, Literal, NoReturn, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,10 @@ from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name, check_new
 from b2array.group.transaction import Transaction
 from b2array.group.tree import Tree, branches, nested
 
-__all__ = ["AnyMode", "Group", "check_mode", "open_group"]
+__all__ = ["MODES", "AnyMode", "Group", "open_group"]
 
 AnyMode = Literal["r", "r+", "a", "w", "w-", "x"]
+MODES: Final = get_args(AnyMode)
 
 
 def open_group(
@@ -67,7 +68,8 @@ def open_group(
     >>> group["air"]["temperature"][:].tolist(), list(group), "air/pressure" in group
     ([20.5, 21.0], ['air'], False)
     """
-    check_mode(mode)
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
     address, options = os.fspath(url), storage_options or {}
     required = mode in ("r", "r+")
     home = whole.home_of(address, options, required=required)
@@ -438,12 +440,6 @@ class Group(MutableMapping[str, Any]):
         return self.info._repr_html_()
 
     _ipython_key_completions_ = MutableMapping.keys
-
-
-def check_mode(mode: str) -> None:
-    """Raise ValueError for a mode that files and groups do not have."""
-    if mode not in get_args(AnyMode):
-        raise ValueError(f"mode must be one of {', '.join(map(repr, get_args(AnyMode)))}, not {mode!r}")
 
 
 def _free(group: Group, name: str, *, overwrite: bool | None = None) -> str:
