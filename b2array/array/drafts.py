@@ -250,7 +250,10 @@ def _fill_bytes(value: Any, dtype: np.dtype[Any]) -> bytes:
     # The number 0 stands for zero bytes in any type, for text and records too.
     if value is not UNSET and not (isinstance(value, int) and value == 0):
         item[()] = value
-    return item.tobytes()
+    raw = np.frombuffer(bytearray(item.tobytes()), np.uint8)
+    if dtype.char in "gG" and np.finfo(dtype).nmant == 63:  # NumPy fills the rest of an extended float with anything
+        raw.reshape(-1, np.dtype("g").itemsize)[:, 10:] = 0
+    return raw.tobytes()
 
 
 # The place, and metalayers in their stored form.

@@ -244,11 +244,11 @@ class _Chunk:
             # Only instrumented chunks are larger. Bytes behind the chunk are ignored.
             return (yield from self.whole((nbytes if nbytes is not None else 2**31) + HEADER_LEN))
         head_nbytes = HEADER_LEN + 4 * nblocks + (4 + MAX_DICT_NBYTES) * frame.use_dict
-        view = yield self.ask(0, max(head_nbytes, _FREE))._replace(leads=True)
+        view = yield self.ask(0, max(head_nbytes, _FREE), leads=True)
         header = ChunkHeader.unpack(view)
         head_nbytes = chunk.head_nbytes(view, header)
         if head_nbytes > len(view):
-            view = yield self.ask(0, head_nbytes)._replace(leads=True)
+            view = yield self.ask(0, head_nbytes, leads=True)
         head = self.unpack_head(view, header)
         is_all = len(view) >= head.header.cbytes
         rest = self.take_whole(head, view) if is_all else self.some_blocks(head, bytes(view[:head_nbytes]))
@@ -259,11 +259,11 @@ class _Chunk:
         nbytes = frame.chunk_nbytes(self.number)
         return -(-nbytes // frame.blocksize) if nbytes and frame.blocksize else 0
 
-    def ask(self, start: int, stop: int) -> Ask:
+    def ask(self, start: int, stop: int, *, leads: bool = False) -> Ask:
         """Ask for bytes of the chunk, counted from its start; for fewer if it has to end before."""
         name, base, end = self.location
         stop = base + stop if end < 0 else min(base + stop, end)
-        return Ask([Span(name, base + start, stop)], [0], stop - base - start, clip=end < 0)
+        return Ask([Span(name, base + start, stop)], [0], stop - base - start, end < 0, leads)
 
     def unpack_head(self, view: memoryview, header: ChunkHeader | None = None) -> ChunkHead:
         """Unpack a head, which must be what the frame says."""

@@ -106,7 +106,8 @@ def convert(
     Warns
     -----
     UserWarning
-        The destination's format cannot store attributes, names of dimensions or the fill value.
+        The destination's format cannot store attributes, names of dimensions or the fill value. Or attributes of an
+        HDF5 file refer to places in it, and are left out.
 
     Examples
     --------
@@ -283,7 +284,7 @@ def _warn_of_loss(source: Source, target: Format, url: str) -> None:
     has = {
         "attrs": bool(source.attrs),
         "dims": source.dims is not None and any(source.dims),
-        "fill value": bool(np.asarray(source.fill).tobytes().strip(b"\0")),
+        "fill value": source.is_filled,
     }
     lost = [name for name, there in has.items() if there and name not in target.keeps]
     if lost:

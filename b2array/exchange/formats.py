@@ -77,6 +77,12 @@ class Source:
         return item[()]
 
     @property
+    def is_filled(self) -> bool:
+        """Whether the fill value is not zero. The bytes do not tell that of an extended float: it has unused ones."""
+        item = np.asarray(self.fill)
+        return bool(item != 0) if self.dtype.char in "gG" else any(item.tobytes())
+
+    @property
     def is_bytes(self) -> bool:
         """Whether the source is a super-chunk, whose items are bytes."""
         return self.handle is not None and not holds_array(self.handle.frame)

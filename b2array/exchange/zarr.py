@@ -92,12 +92,17 @@ def _opened(url: str, storage_options: Storage) -> Any:
     """Open an array or group; None if there is none."""
     zarr = _zarr()
     address = _parts(url)
-    local = "://" not in address
+    if "://" not in address:
+        address, storage_options = open_store(address).url, None
     try:
-        options = dict(storage_options) if storage_options and not local else None
-        return zarr.open(open_store(address).url if local else address, mode="r", storage_options=options)
+        return zarr.open(_place(address), mode="r", storage_options=dict(storage_options or {}) or None)
     except zarr.errors.NodeNotFoundError:
         return None
+
+
+def _place(url: str) -> str | Path:
+    """Return what zarr takes for a URL or a local path. It would cut the name of a directory at a ``#``."""
+    return url if "://" in url else Path(url)
 
 
 def _parts(url: str) -> str:
@@ -141,16 +146,17 @@ def _create(url: Any, source: Source, settings: Settings, storage_options: Stora
     zarr = _zarr()
     number = settings.options.get("zarr_format", 3)
     attrs = formats.json_attrs(source.attrs)
-    fill = source.fill
-    if number == 3 and source.dtype.kind == "f" and isinstance(attrs.get(_MISSING), int | float):
-        attrs[_MISSING] = base64.b64encode(_DOUBLE.pack(attrs[_MISSING])).decode()
-    elif number == 2 and not any(np.asarray(fill).tobytes()):
-        fill = None
+    fill, missing = source.fill, attrs.get(_MISSING)
     dims: dict[str, Any] = {}
-    if source.dims is not None and number == 3:
-        dims["dimension_names"] = source.dims
+    if number == 3:
+        if source.dims is not None:
+            dims["dimension_names"] = source.dims
+        if source.dtype.kind == "f" and isinstance(missing, int | float):
+            attrs[_MISSING] = base64.b64encode(_DOUBLE.pack(missing)).decode()
     elif source.dims is not None and None not in source.dims:
         attrs[_DIMS] = list(source.dims)
+        known = {"i": int, "u": int, "f": int | float}.get(source.dtype.kind, ())
+        fill = missing if isinstance(missing, known) else None  # the fill value itself would mark missing items
     if settings.cparams is not None:
         dims["compressors"] = _codec(settings.cparams, number, source.dtype.itemsize)
     chunks = tuple(max(1, c) for c in settings.chunks)
@@ -213,8 +219,8 @@ def _building(url: str, settings: Settings, kind: Literal["array", "hierarchy"] 
     outers = _outer_groups(container, member, settings.storage_options) if member else []
     there = _is_there(url, store, settings, kind)
     beside = store.temporary("")
-    options = None if beside else dict(settings.storage_options or {})
-    place = url if beside is None else beside
+    options = None if beside else dict(settings.storage_options or {}) or None  # zarr refuses any that it does not use
+    place = _place(beside or url)
 
     number = settings.options.get("zarr_format", 3)
 
@@ -242,7 +248,7 @@ def _building(url: str, settings: Settings, kind: Literal["array", "hierarchy"] 
                 group("", {})
             yield Building(put, group)
         for outer in outers:
-            zarr.open_group(outer, mode="a", zarr_format=number, storage_options=options)
+            zarr.open_group(_place(outer), mode="a", zarr_format=number, storage_options=options)
     except BaseException:
         if beside is None and not there:
             with suppress(OSError, UnsupportedError):

@@ -59,6 +59,16 @@ def test_special_values_take_no_room_and_others_one_small_chunk_each(tmp_path, l
     assert b2array.open(tmp_path / "a.b2nd")[...].tobytes() == expected.tobytes()
 
 
+@pytest.mark.skipif(np.finfo("g").nmant != 63, reason="extended floats use all their bytes here")
+@pytest.mark.parametrize("dtype", ["g", "G"])
+def test_the_unused_bytes_of_extended_floats_are_zero_in_fill_values(dtype):
+    zero, one = (b2array.full(3, np.dtype(dtype).type(fill), dtype) for fill in (0, 1.5))
+    assert offsets(zero) == {index.special_offset(Special.ZEROS)}
+    item = np.frombuffer(one.get_chunk(0)[32:], np.uint8).reshape(-1, 16)
+    assert not item[:, 10:].any()
+    assert np.array_equal(one[...], np.full(3, 1.5, dtype))
+
+
 def test_enormous_arrays_of_zeros_cost_nothing(tmp_path):
     array = b2array.zeros((10**5, 10**5), url=tmp_path / "a.b2nd")
     assert (tmp_path / "a.b2nd").stat().st_size < 1000
