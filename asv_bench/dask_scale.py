@@ -75,14 +75,14 @@ def _committed(count: int, url: Path, options: dict[str, object]) -> float:
     """Put chunks as tasks do, and time the commit alone."""
     values = np.arange(16 * count).reshape(count, 16)
     a = b2array.zeros(16 * count, "i8", url=url, **options)
-    base = a._held.frozen("r+")
+    base = a._handle.at_snapshot("r+")
     job, _ = distributed.Job(base.store, a._layout, (slice(0, 16 * count),), base=base).begun(resume=False)
     step = 1000
     entries = [
         entry
         for first in range(0, count, step)
         for part in [slice(16 * first, 16 * min(first + step, count))]
-        for entry in distributed.put(job.light, values[first : first + step].reshape(-1), (part,))
+        for entry in distributed.put(job.without_base, values[first : first + step].reshape(-1), (part,))
     ]
     return used(lambda: distributed.commit(job, entries))[0]
 

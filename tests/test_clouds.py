@@ -290,6 +290,23 @@ def test_a_write_that_another_one_under_way_refuses_is_sent_again(cloud_of, buck
         assert len(gate.asked) == 2
 
 
+def test_a_new_object_that_another_write_refuses_to_the_end_is_not_said_to_exist(cloud_of, bucket):
+    cloud, url = cloud_of("s3"), f"s3://{bucket}/a"
+    text = "<Error><Code>ConditionalRequestConflict</Code><Message>in progress</Message></Error>"
+    with gate_to(cloud) as (gate, endpoint):
+        store = open_store(url, storage_options=cloud.through(endpoint))
+        gate.arm(lambda *_: (409, text))
+        with (
+            config.using(retries=1),
+            pytest.raises(OSError, match="another request was changing the object; repeat it") as caught,
+        ):
+            store.create("", b"one")
+        assert (type(caught.value), caught.value.errno, url in str(caught.value)) == (OSError, errno.EBUSY, True)
+        assert len(gate.asked) == 2
+        gate.arm()
+        assert store.create("", b"one") == store.stamp("")
+
+
 def test_an_upload_in_parts_that_another_write_refuses_says_so_and_leaves_nothing(cloud_of, bucket, monkeypatch):
     monkeypatch.setattr(upload, "PART", 5 * 2**20)  # what S3 takes at least
     monkeypatch.setattr(upload, "WHOLE", 5 * 2**20)

@@ -419,7 +419,8 @@ def _put(
 
 
 def _keep(shared: Shared[Job], inside: Region) -> npt.NDArray[Any]:
-    return _as_item(distributed.keep(shared.value, inside), len(inside))
+    job = shared.value
+    return _as_item(distributed.keep(job, job.numbers(job.part(inside))), len(inside))
 
 
 def _as_item(entries: list[Entry], ndim: int) -> npt.NDArray[Any]:

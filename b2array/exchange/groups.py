@@ -17,7 +17,7 @@ from typing import Any
 
 from b2array.array import copying, drafts
 from b2array.array.described import Attributes
-from b2array.array.drafts import ArrayOptions
+from b2array.array.drafts import ArrayOptions, Kind
 from b2array.array.schunk import create_schunk
 from b2array.engine.transaction import Transaction as Frame
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError
@@ -26,7 +26,7 @@ from b2array.exchange.formats import Building, Format, Piece, Settings, Source, 
 from b2array.group import embedded, whole
 from b2array.group.addressing import split_member
 from b2array.group.archive import MAGIC, Archive
-from b2array.group.directory import Directory, Kind, NewFrame, copy_of
+from b2array.group.directory import Directory, NewFrame, copy_of
 from b2array.group.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, Manifest, check_name, members_among
 from b2array.group.transaction import Transaction
 from b2array.store.atomic import AtomicFile, require_free

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,18 +21,16 @@ from b2array.engine.handle import Follower, Handle, Mode
 from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located_error
 from b2array.format import dtypes
 from b2array.group.archive import MAGIC
-from b2array.group.group import Group, open_group
+from b2array.group.group import MODES, AnyMode, Group, open_group
 from b2array.group.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.store.base import Head
 from b2array.store.local import LocalStore
-from b2array.store.open import open_store
+from b2array.store.open import cut, open_store
 
 __all__ = ["Place", "face", "group_of", "open", "split_member"]
 
-AnyMode = Literal["r", "r+", "a", "w", "w-", "x"]
 Storage = Mapping[str, Any] | None
 
-_MODES = ("r", "r+", "a", "w", "w-", "x")
 _TENSOR = "__pack_tensor__"
 """The attribute in which python-blosc2's `save_array` and `save_tensor` keep shape and type."""
 _LISTED = 8
@@ -94,8 +92,8 @@ def open(
     >>> open("memory://opened.b2d/x").shape
     (3,)
     """
-    if mode not in _MODES:
-        raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, not {mode!r}")
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
     if options and shape is None:
         raise TypeError(f"open() takes {', '.join(sorted(options))} for new arrays only, which have a shape")
     if offset and mode != "r":
@@ -243,12 +241,8 @@ def _cut(url: Url) -> tuple[str, list[str], str]:
     if isinstance(store, LocalStore):
         drive, path = os.path.splitdrive(store.url)
         return f"{drive}{os.sep}", path.replace(os.sep, "/").strip("/").split("/"), ""
-    links = os.fsdecode(url).split("::")
-    at = next(n for n, link in enumerate(links) if "://" in link)
-    base, mark, query = links[at].partition("?")
-    scheme, _, path = base.partition("://")
-    front = "::".join([*links[:at], f"{scheme}://"])
-    return front, [part for part in path.split("/") if part], "::".join([f"{mark}{query}", *links[at + 1 :]])
+    front, path, back = cut(os.fsdecode(url))
+    return front, [part for part in path.split("/") if part], back
 
 
 def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool) -> Any:

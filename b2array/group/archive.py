@@ -78,7 +78,7 @@ class Archive:
             known = self._known = stamp, entries, dict(sorted({**inner, **members_among(entries)}.items()))
         return known
 
-    def open(self, path: str, mode: Mode) -> Handle:
+    def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
         """Open a member by its path. It must be one file, and neither compressed nor encrypted."""
         if mode != "r":
             raise ReadOnlyError(f"{self.url} is an archive, which can only be read")

@@ -51,10 +51,8 @@ class Attrs(Attributes):
         return self._handle
 
     def _found(self) -> Handle | None:
-        home, path = self._home, self._home.members().get(self._name)
-        if path is not None and self._mode == "r" and isinstance(home, Directory):
-            return home.open_lazily(path)
-        return None if path is None else home.open(path, self._mode)
+        path = self._home.members().get(self._name)
+        return None if path is None else self._home.open(path, self._mode, lazy=True)
 
     def require(self) -> Handle:
         """Return the frame for changes, or make it. A group that has one exists even without members."""
@@ -68,9 +66,14 @@ class Attrs(Attributes):
                 Attributes(new).update(Attributes(found))
             if isinstance(home, Transaction):
                 home.remove({name: home.members()[name]})
-        # A transaction replaces only what an interrupted one has left; a caller cannot ask for that here.
-        overwrite = isinstance(home, Transaction)
-        return home.create(name, OTHER, copy_of(new, home.options["storage_options"]), overwrite=overwrite)
+        # A caller cannot ask for it here, so replace what an interrupted writer has left, and nothing else.
+        frame = copy_of(new, home.storage_options)
+        try:
+            return home.create(name, OTHER, frame, overwrite=isinstance(home, Transaction))
+        except FileExistsError:
+            if isinstance(home, Transaction) or home.is_local or name in (home.read()[0].members or {}):
+                raise
+        return home.create(name, OTHER, frame, overwrite=True)
 
     def add(self, others: Attributes) -> None:
         """Add attributes; FileExistsError if one of them is there already."""

@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 from b2array import config
-from b2array.array.drafts import place_new
+from b2array.array.drafts import Kind, place_new
 from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
@@ -30,15 +30,30 @@ from b2array.format import summary
 from b2array.format.header import FrameType
 from b2array.format.summary import Record, Summary
 from b2array.group import embedded, redo, summaries
-from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, check_new, is_embedded, joined_url, members_among
+from b2array.group.manifest import (
+    EMBEDDED,
+    MANIFEST,
+    SUFFIXES,
+    Manifest,
+    check_new,
+    is_embedded,
+    members_among,
+)
 from b2array.group.redo import ABSENT, commit_of
-from b2array.store.base import COMPARE_AND_SWAP, Stamp, Store, attempts, conflict, stale_reader, too_many_conflicts
+from b2array.store.base import (
+    COMPARE_AND_SWAP,
+    Head,
+    Stamp,
+    Store,
+    attempts,
+    conflict,
+    stale_reader,
+    too_many_conflicts,
+)
 from b2array.store.endings import LOCK
-from b2array.store.open import open_store
+from b2array.store.open import joined, open_store
 
-__all__ = ["Directory", "Kind", "NewFrame", "copy_of", "record_of"]
-
-Kind = Literal["auto", "contiguous", "sparse"]
+__all__ = ["Directory", "NewFrame", "copy_of", "record_of"]
 
 
 class NewFrame(Protocol):
@@ -75,30 +90,25 @@ class Directory:
     def __init__(
         self, url: str, storage_options: Mapping[str, Any], known: tuple[Manifest, dict[str, str]] | None = None
     ) -> None:
-        self._options = dict(storage_options)
+        self.storage_options = dict(storage_options)
         self._known = known
         self._records: tuple[bytes, dict[str, Any]] = b"", {}
-        self.store = open_store(url, **self.options)
+        self.store = open_store(url, storage_options=self.storage_options)
         # Members are opened when they are asked for. By then the working directory may be another one.
         self._address = self.store.url if self.is_local else url
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._address, self._options, self._known)
+        return type(self), (self._address, self.storage_options, self._known)
 
     def copy(self) -> Self:
         """Return another handle that shows the same members."""
-        return type(self)(self._address, self._options, self._state())
+        return type(self)(self._address, self.storage_options, self._state())
 
     @property
     def url(self) -> str:
         """Where the group is, without secrets: what comes before a slash and a path."""
         url = self.store.url.rstrip("/")
         return f"{url}/" if url.endswith(":") else url
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of `open_store` for members."""
-        return {"storage_options": self._options}
 
     @property
     def is_local(self) -> bool:
@@ -108,13 +118,13 @@ class Directory:
     def address(self, path: str) -> str:
         """Return the URL of a path in the group; ValueError if it would be that of another place."""
         if "?" in self._address and not self.is_local and self.store.guarantee in ("lock", COMPARE_AND_SWAP):
-            # These stores have no queries: it is a letter of the group's name, but not where `joined_url` puts it.
+            # These stores have no queries: it is a letter of the group's name, but not where `joined` puts it.
             raise ValueError(f"{self.url}: expected the URL of a group, found a '?' behind it")
-        return joined_url(self._address, path)
+        return joined(self._address, path)
 
     def store_of(self, path: str) -> Store:
         """Return the store of a path in the group."""
-        return open_store(self.address(path), **self.options)
+        return open_store(self.address(path), storage_options=self.storage_options)
 
     def look(self) -> bool:
         """Whether there is a manifest that is not empty. Away from this computer, it says which members are shown."""
@@ -182,10 +192,26 @@ class Directory:
     def _members_in(self, files: Collection[str], manifest: Manifest) -> dict[str, str]:
         """Find the members by their files, and those in the embedding frame."""
         inner = embedded.members(self._embedding("r")) if EMBEDDED in files else {}
-        unseen = {*manifest.hidden, *manifest.removed}
+        unseen = manifest.unseen
         # While a member is being replaced it has two files; one of them is hidden.
         outer = members_among(path for path in files if path.removesuffix(f"/{FRAME_NAME}") not in unseen)
         return manifest.visible({**inner, **outer})
+
+    def older(self, members: Mapping[str, str]) -> set[str]:
+        """Return the paths of other frames with the names of members, which would appear without these.
+
+        In a local directory, somebody who writes to a URL of his own may have left them.
+        """
+        if not self.is_local:
+            return set()
+        paths = [f"{name}{suffix}" for name in members for suffix in SUFFIXES]
+        files = [EMBEDDED, *paths, *(f"{path}/{FRAME_NAME}" for path in paths)]
+        there = [file for file, head in zip(files, self.store.head(files, 1), strict=True) if isinstance(head, Head)]
+        inner = embedded.members(self._embedding("r")) if EMBEDDED in there else {}
+        found = {file.removesuffix(f"/{FRAME_NAME}") for file in there if file != EMBEDDED}
+        found |= {inner[name] for name in members.keys() & inner.keys()}
+        # The manifest after the files, as above.
+        return found - {*members.values()} - self._stored()[0].unseen
 
     def _embedding(self, mode: Mode) -> SChunk:
         return SChunk(Handle(snapshot.load(self.store_of(EMBEDDED)), mode))
@@ -271,27 +297,23 @@ class Directory:
 
     # Members.
 
-    def open(self, path: str, mode: Mode) -> Handle:
-        """Open a member by its path; raise ConflictError if a later transaction has changed it."""
+    def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:
+        """Open a member by its path; raise ConflictError if a later transaction has changed it.
+
+        If it may be `lazy`, a reader sends no request for a member that the manifest describes. If the description is
+        out of date, the first read of items raises `ConflictError`.
+        """
         if is_embedded(path):
             return embedded.open_embedded(self._embedding("r"), path)
         if mode == "r":
-            return (self._promised(path) if self.store.guarantee == "lock" else None) or Handle(
-                self.current(path), mode
-            )
+            promised = self._promised(path) if lazy or self.store.guarantee == "lock" else None
+            return promised or Handle(self.current(path), mode)
         self.recover()
         handle = Handle(self.current(path), mode)
         if self.store.guarantee != "lock" and self._record(path) is not None:
             # Away from this computer, readers learn only later that a summary is out of date.
             handle.before_commit = partial(self.update, lambda found: found.with_summaries({path: None}))
         return handle
-
-    def open_lazily(self, path: str) -> Handle:
-        """Open a member for reading, with no request if the manifest describes it; raises what `open` raises.
-
-        If the description is out of date, the first read of items raises `ConflictError`.
-        """
-        return (None if is_embedded(path) else self._promised(path)) or self.open(path, "r")
 
     def _record(self, path: str) -> Any:
         """Return the summary of a member in the manifest, or None."""
@@ -335,16 +357,15 @@ class Directory:
         path = name + suffix
         if path in self.read()[0].hidden and not overwrite:
             raise self.occupied(path)
-        before = self.members().get(name, path)
+        before = self.members().get(name)
+        gone = set() if before is None else ({before} | self.older({name: before})) - {path}
         held = Handle(make(self.address(path), overwrite=overwrite).commit(), "r+")
         manifest, members = self._state()
         if self._is_list(manifest) or path in manifest.hidden:
             # A program that makes a member usually goes on to change it: a summary would soon be out of date.
-            gone = {before} - {path}
             manifest = self.update(lambda found: found.with_member(name, path).with_summaries({path: None}, gone))
         self.show(manifest, {**(members if self.is_local else manifest.visible(manifest.members or {})), name: path})
-        if before != path:
-            self.remove_frames([before])
+        self.remove_frames(gone)
         return held
 
     def _is_list(self, manifest: Manifest) -> bool:
@@ -361,11 +382,12 @@ class Directory:
     def remove(self, members: Mapping[str, str]) -> None:
         """Remove members, given by name and path."""
         manifest, shown = self._state()
+        gone = {*members.values(), *self.older(members)}
         if self._is_list(manifest):
-            manifest = self.update(lambda found: found.without(members).with_summaries({}, {*members.values()}))
+            manifest = self.update(lambda found: found.without(members).with_summaries({}, gone))
             shown = shown if self.is_local else manifest.visible(manifest.members or {})
         self.show(manifest, {name: path for name, path in shown.items() if name not in members})
-        self.remove_frames(members.values())
+        self.remove_frames(gone)
 
     def remove_frames(self, paths: Iterable[str]) -> None:
         """Remove the frames of members that are not listed any more."""

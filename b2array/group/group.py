@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, Final, Literal, NoReturn, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from b2array.array import copying, drafts
 from b2array.array.array import NDArray
 from b2array.array.described import Attributes
-from b2array.array.drafts import Shape, array_options
+from b2array.array.drafts import Kind, Shape, array_options
 from b2array.array.schunk import SChunk
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.transaction import Transaction as MemberTransaction
@@ -22,18 +22,19 @@ from b2array.errors import ReadOnlyError
 from b2array.group import whole
 from b2array.group.archive import Archive
 from b2array.group.attributes import Attrs, Home, writable
-from b2array.group.directory import Directory, Kind, copy_of
+from b2array.group.directory import Directory, copy_of
 from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name, check_new
 from b2array.group.transaction import Transaction
 from b2array.group.tree import Tree, branches, nested
 
-__all__ = ["Group", "open_group"]
+__all__ = ["MODES", "AnyMode", "Group", "open_group"]
 
-GroupMode = Literal["r", "r+", "a", "w", "w-", "x"]
+AnyMode = Literal["r", "r+", "a", "w", "w-", "x"]
+MODES: Final = get_args(AnyMode)
 
 
 def open_group(
-    url: str | os.PathLike[str], mode: GroupMode = "r", *, storage_options: Mapping[str, Any] | None = None
+    url: str | os.PathLike[str], mode: AnyMode = "r", *, storage_options: Mapping[str, Any] | None = None
 ) -> Group:
     """Open a group of arrays, or make one.
 
@@ -67,8 +68,8 @@ def open_group(
     >>> group["air"]["temperature"][:].tolist(), list(group), "air/pressure" in group
     ([20.5, 21.0], ['air'], False)
     """
-    if mode not in ("r", "r+", "a", "w", "w-", "x"):
-        raise ValueError(f"mode must be 'r', 'r+', 'a', 'w', 'w-' or 'x', not {mode!r}")
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
     address, options = os.fspath(url), storage_options or {}
     required = mode in ("r", "r+")
     home = whole.home_of(address, options, required=required)
@@ -259,7 +260,9 @@ class Group(MutableMapping[str, Any]):
             raise TypeError("create() takes either a shape or data")
 
         def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> MemberTransaction:
-            given = array_options("create", {"layout": layout, **options, **home.options, "overwrite": overwrite})
+            given = array_options(
+                "create", {"layout": layout, **options, "overwrite": overwrite, "storage_options": home.storage_options}
+            )
             if shape is None:
                 return copying.holding(data, url, dtype, given)
             return drafts.filled(url, shape, float if dtype is None else dtype, given)
@@ -455,7 +458,7 @@ def _add_copy(group: Group, full: str, held: Handle) -> None:
     home = group._writable()
     if full not in home.members():
         suffix = ARRAY if held.frame.metalayer("b2nd") is not None else OTHER
-        home.create(full, suffix, copy_of(held, home.options["storage_options"]), overwrite=False)
+        home.create(full, suffix, copy_of(held, home.storage_options), overwrite=False)
     elif full.rpartition("/")[2] == ATTRS:
         group.attrs.add(Attributes(held))
     else:
@@ -463,7 +466,6 @@ def _add_copy(group: Group, full: str, held: Handle) -> None:
 
 
 def _opened(home: Home, path: str, mode: Mode, *, lazy: bool = False) -> NDArray | SChunk:
-    directory = home if isinstance(home, Directory) and lazy and mode == "r" else None
-    held = home.open(path, mode) if directory is None else directory.open_lazily(path)
+    held = home.open(path, mode, lazy=lazy)
     is_array = path.endswith(ARRAY) or held.described.state.frame.metalayer("b2nd") is not None
     return NDArray(held) if is_array else SChunk(held)

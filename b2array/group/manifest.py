@@ -20,11 +20,10 @@ from b2array.errors import FormatError, UnsupportedError
 from b2array.format import recent, summary
 from b2array.format.summary import Record
 from b2array.store.endings import LOCK, TEMPORARY
-from b2array.store.open import quoted
 
 __all__ = [
     "ARRAY", "ATTRS", "EMBEDDED", "MANIFEST", "OTHER", "SUFFIXES", "Manifest", "check_name", "check_new", "check_path",
-    "is_embedded", "is_member_name", "joined_url", "members_among", "staged_path",
+    "is_embedded", "is_member_name", "members_among", "staged_path",
 ]  # fmt: skip
 
 MANIFEST = ".b2group"
@@ -132,28 +131,6 @@ def members_among(paths: Iterable[str]) -> dict[str, str]:
     return dict(sorted(members.items()))
 
 
-def joined_url(url: str, path: str) -> str:
-    """Return the URL of a path below another URL, which may be a chain and hold a query string.
-
-    Examples
-    --------
-    >>> joined_url("/data/group.b2d/", "a/b.b2nd")
-    '/data/group.b2d/a/b.b2nd'
-    >>> joined_url("simplecache::https://example.org/group?key=1", "50%.b2nd")
-    'simplecache::https://example.org/group/50%25.b2nd?key=1'
-    >>> joined_url("zip://inside::file:///archive.zip", "a.b2nd")
-    'zip://inside/a.b2nd::file:///archive.zip'
-    >>> joined_url("memory://", "a.b2nd")
-    'memory://a.b2nd'
-    """
-    links = url.split("::")
-    at = next((n for n, link in enumerate(links) if "://" in link), len(links) - 1)
-    base, mark, query = links[at].partition("?") if "://" in links[at] else (links[at], "", "")
-    outer = base.rstrip("/")
-    links[at] = f"{base if outer.endswith(':') else outer + '/'}{quoted(path, base)}{mark}{query}"
-    return "::".join(links)
-
-
 def staged_path(path: str, token: str, *, sparse: bool) -> str:
     """Return the path of a staged frame: the object that will replace a member's frame."""
     return f"{path}/{FRAME_NAME}.{token}{TEMPORARY}" if sparse else f"{path}.{token}{TEMPORARY}"
@@ -191,9 +168,14 @@ class Manifest:
         """The last transaction, in the form that its members record."""
         return self.identity, self.number
 
+    @property
+    def unseen(self) -> frozenset[str]:
+        """The paths that readers may not see."""
+        return frozenset((*self.hidden, *self.removed))
+
     def visible(self, members: Mapping[str, str]) -> dict[str, str]:
         """Return the members that readers may see, in the order of their names."""
-        unseen = {*self.hidden, *self.removed}
+        unseen = self.unseen
         return dict(sorted((name, path) for name, path in members.items() if path not in unseen))
 
     def with_member(self, name: str, path: str) -> Self:

@@ -24,17 +24,18 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, NamedTuple
 
+from b2array.array.drafts import Kind
 from b2array.buffers import Buffer
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.transaction import Transaction as MemberTransaction
-from b2array.errors import B2ArrayError, ConflictError
+from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError, UnsupportedError
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.index import chunk_name
 from b2array.group import redo
-from b2array.group.directory import Directory, Kind, NewFrame, record_of
+from b2array.group.directory import Directory, NewFrame, record_of
 from b2array.group.manifest import ARRAY, MANIFEST, OTHER, Manifest, check_new, is_embedded, staged_path
 from b2array.store.base import Mutex, Stamp, attempts, may_still_happen, too_many_conflicts
 
@@ -69,6 +70,7 @@ class Transaction:
         self._created: dict[str, str] = {}  # paths by names
         self._handles: dict[str, Handle] = {}  # of those, by path
         self._removed: dict[str, str] = {}
+        self._older: set[str] = set()  # paths of frames that would appear in their place
         self._ended = False
         self._overtaken = False  # whether the transaction happened, and another writer committed on top of it
         self._mutex = Mutex()
@@ -85,9 +87,9 @@ class Transaction:
         return self._view.url
 
     @property
-    def options(self) -> dict[str, Any]:
-        """What `open_store` takes for a member."""
-        return self._view.options
+    def storage_options(self) -> dict[str, Any]:
+        """Options for fsspec."""
+        return self._view.storage_options
 
     def members(self) -> dict[str, str]:
         """Return the path of each member by its name, as the transaction leaves them."""
@@ -106,7 +108,7 @@ class Transaction:
 
     # Changes.
 
-    def open(self, path: str, mode: Mode) -> Handle:
+    def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
         """Open a member; what you write to it is part of the commit."""
         self._require_open()
         if path in self._created.values() and mode == "r+":
@@ -142,7 +144,10 @@ class Transaction:
 
     def _replaced(self, path: str, new: NewFrame) -> Handle | None:
         """Let the commit replace a frame by a new one of the same kind; None if the kinds differ."""
-        handle = Handle(self._view.current(path), "r+")
+        try:
+            handle = Handle(self._view.current(path), "r+")
+        except (FormatError, LimitError, UnsupportedError):  # it may be damaged
+            return None
         kind: Kind = "sparse" if handle.frame.frame_type == FrameType.SPARSE else "contiguous"
         try:
             draft = new(self._view.address(path), overwrite=True, layout=kind)
@@ -163,11 +168,12 @@ class Transaction:
                 raise view.occupied(path)
             view.remove_files(path)
         # Do not replace what others have committed since this transaction began.
-        replaceable = not view.is_local and path not in (manifest.members or {}).values()
+        listed = view.is_local or path in (manifest.members or {}).values()
+        replaceable = (overwrite and not listed) or path in self._older
         try:
             if view.is_local:
                 view.update(lambda found: found.hiding(path))
-            self._handles[path] = Handle(new(view.address(path), overwrite=overwrite and replaceable).commit(), "r+")
+            self._handles[path] = Handle(new(view.address(path), overwrite=replaceable).commit(), "r+")
             return self._handles[path]
         except BaseException:
             self._reveal([path])
@@ -181,6 +187,7 @@ class Transaction:
         """Let the commit delete members; delete new ones at once."""
         self._require_open()
         self._show({name: path for name, path in self.members().items() if name not in members})
+        self._older |= self._view.older({name: path for name, path in members.items() if name not in self._created})
         for name, path in members.items():
             if path in self._changed:
                 self._changed.pop(path).leave()
@@ -297,17 +304,18 @@ class Transaction:
                 check_new(name, others, self.url)
             except (FileExistsError, ValueError) as error:
                 raise ConflictError(f"another writer was faster: {error}") from None
-        removed = [path for path in self._removed.values() if not is_embedded(path)]
+        removed = (*self._removed.values(), *sorted(self._older - {*self._created.values(), *self._changed}))
+        files = [path for path in removed if not is_embedded(path)]
         after = replace(
             before.applied().revealing(self._created.values()),
             members=dict(sorted({**members, **self._created}.items())),
             identity=before.identity or os.urandom(8).hex(),
             number=before.number + 1,
-            removed=(*self._removed.values(),),
+            removed=removed,
         )
         # The files are not yet what the summaries describe.
-        after = after.with_summaries({}, {*removed, *self._changed})
-        return replace(after, hidden=(*after.hidden, *removed)) if self._view.is_local else after
+        after = after.with_summaries({}, {*files, *self._changed})
+        return replace(after, hidden=(*after.hidden, *files)) if self._view.is_local else after
 
     def _prepare(
         self, changed: Mapping[str, _Changed], after: Manifest, token: str, frames: dict[str, Frame]

@@ -54,8 +54,7 @@ class AzureStore(CloudStore):
                 begun = await self._begin(fs, path, expected)
                 part = await self._send_part(fs, path, begun, Part(0, 0, content, len(content)))
                 return await self._finish(fs, path, begun, [part], expected)
-        etag: str = made["etag"]
-        return etag
+        return str(made["etag"])
 
     async def _begin(self, fs: Any, path: str, expected: str | None) -> str:
         return os.urandom(8).hex()
@@ -73,8 +72,7 @@ class AzureStore(CloudStore):
             made = await blob.commit_block_list(
                 [BlobBlock(ident) for ident in sent], **_condition(expected), **fs._timeout_kwargs
             )
-        etag: str = made["etag"]
-        return etag
+        return str(made["etag"])
 
     async def _abort(self, fs: Any, path: str, begun: str) -> None:
         """Leave the parts to Azure, which drops them after a week."""

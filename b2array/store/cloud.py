@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,7 +22,7 @@ from b2array.buffers import Buffer
 from b2array.errors import LimitError
 from b2array.store import upload
 from b2array.store.base import COMPARE_AND_SWAP, Stamp, conflict, join_pieces, where
-from b2array.store.remote import ABSENT, FsspecStore, at_once, join, status_of
+from b2array.store.remote import ABSENT, FsspecStore, answer, at_once, join, status_of
 from b2array.store.spans import Span
 
 __all__ = ["ABSENT", "CloudStore", "Part", "remove_each"]
@@ -113,6 +114,9 @@ class CloudStore(FsspecStore):
     def stamp(self, name: str) -> Stamp:
         return self._wait(name, partial(_of_object, self._ask))
 
+    def _list(self, fs: Any, verb: str, root: str, **options: Any) -> Iterable[Any]:
+        return answer(fs.loop, partial(getattr(fs, f"_{verb}"), root, **options))
+
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
         content = upload.split(data) if expected is None else join_pieces(data)
         place = where(self.url, name)
@@ -131,22 +135,28 @@ class CloudStore(FsspecStore):
         return Stamp(len(content), version)
 
     def _put_parts(self, name: str, parts: Iterator[bytes], expected: str | None) -> Stamp:
-        begun = self._wait(name, partial(_of_object, self._begin), expected)
+        begun: list[Any] = []
+
+        def begin(_: None) -> None:
+            begun.append(self._wait(name, partial(_of_object, self._begin), expected))
 
         def send(part: Part) -> Any:
-            return self._wait(name, self._send_part, begun, part)
+            return self._wait(name, self._send_part, *begun, part)
 
         try:
+            # Requests in threads of their own have ended after Ctrl-C, too.
+            deque(threads.ahead(begin, [None], 1, apart=True), maxlen=0)
             sent: list[Any] = []
             numbered = _numbered(parts)
             while some := list(itertools.islice(numbered, self.uploads)):
-                sent += threads.ahead(send, some, self.uploads, apart=True)  # after Ctrl-C, too, all of them have ended
+                sent += threads.ahead(send, some, self.uploads, apart=True)
                 nbytes = some[-1].stop
                 some.clear()  # frees the parts before the next ones are made
-            version = self._wait(name, self._finish, begun, sent, expected)
+            version = self._wait(name, self._finish, *begun, sent, expected)
         except BaseException:
-            with suppress(Exception):  # the cloud, or a rule of the bucket, removes parts that stay behind
-                self._wait(name, self._abort, begun)
+            if begun:
+                with suppress(Exception):  # the cloud, or a rule of the bucket, removes parts that stay behind
+                    self._wait(name, self._abort, *begun)
             raise
         self._forget(name)
         return Stamp(nbytes, version)
@@ -169,9 +179,9 @@ async def _of_object(request: Callable[..., Awaitable[_T]], fs: Any, path: str, 
 
 async def remove_each(requests: Iterable[Awaitable[object]]) -> None:
     """Wait for requests that remove objects. A missing object counts as removed."""
-    for answer in await at_once(requests):
-        if isinstance(answer, BaseException) and not isinstance(answer, FileNotFoundError) and status_of(answer) != 404:
-            raise answer
+    for error in await at_once(requests):
+        if isinstance(error, BaseException) and not isinstance(error, FileNotFoundError) and status_of(error) != 404:
+            raise error
 
 
 def _numbered(contents: Iterator[bytes]) -> Iterator[Part]:

@@ -39,15 +39,13 @@ class GcsStore(CloudStore):
         bucket, key = _place(fs, path)
         asked = {"uploadType": "media", "name": key, "headers": _BYTES, "json_out": True, **_condition(expected)}
         made = await fs._call("POST", _uploads(fs), bucket, data=content, **asked)
-        generation: str = made["generation"]
-        return generation
+        return str(made["generation"])
 
     async def _begin(self, fs: Any, path: str, expected: str | None) -> str:
         bucket, key = _place(fs, path)
         asked = {"uploadType": "resumable", "name": key, **_condition(expected)}
         headers, _ = await fs._call("POST", _uploads(fs), bucket, **asked)
-        session: str = headers["Location"]
-        return session
+        return str(headers["Location"])
 
     async def _send_part(self, fs: Any, path: str, begun: str, part: Part) -> str:
         total = "*" if part.total is None else part.total
@@ -57,8 +55,7 @@ class GcsStore(CloudStore):
             asked = {"headers": {**_BYTES, "Content-Range": what}, "data": part.content[start - part.start :]}
             headers, answer = await fs._call("PUT", begun, **asked)
             if part.total is not None and "Range" not in headers:
-                generation: str = json.loads(answer)["generation"]
-                return generation
+                return str(json.loads(answer)["generation"])
             persisted = _PERSISTED.fullmatch(headers.get("Range", ""))
             before, start = start, int(persisted[1]) + 1 if persisted else 0
             if start == part.stop:

@@ -14,7 +14,7 @@ from b2array.store.base import Store
 from b2array.store.local import LocalStore
 from b2array.store.secrets import redact
 
-__all__ = ["open_store", "quoted"]
+__all__ = ["cut", "joined", "open_store"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")
 _KINDS = {
@@ -60,15 +60,43 @@ def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     return remote(address, storage_options or {})
 
 
-def quoted(path: str, url: str) -> str:
-    """Return a path as it stands in a URL behind another one: on HTTP servers ``%``, ``?`` and ``#`` mean other things.
+def cut(url: str) -> tuple[str, str, str]:
+    """Cut a URL into what comes before its path, the path, and what comes behind: a query, the next links of a chain.
 
     Examples
     --------
-    >>> quoted("50%/a#b.b2nd", "https://example.org"), quoted("50%/a#b.b2nd", "s3://bucket")
-    ('50%25/a%23b.b2nd', '50%/a#b.b2nd')
+    >>> cut("simplecache::s3://bucket/group")
+    ('simplecache::s3://', 'bucket/group', '')
+    >>> cut("zip://inside/?key=1::/data/archive.zip")
+    ('zip://', 'inside', '?key=1::/data/archive.zip')
     """
-    return quote(path) if url.lower().startswith(("http://", "https://")) else path
+    links = url.split("::")
+    at = next((n for n, link in enumerate(links) if "://" in link), len(links) - 1)
+    base, mark, query = links[at].partition("?") if "://" in links[at] else (links[at], "", "")
+    scheme, separator, path = base.partition("://") if "://" in base else ("", "", base)
+    root = path[: len(path) - len(path.lstrip("/"))]
+    front = "::".join([*links[:at], f"{scheme}{separator}{root}"])
+    return front, path.strip("/"), "::".join([f"{mark}{query}", *links[at + 1 :]])
+
+
+def joined(url: str, path: str) -> str:
+    """Return the URL of a path below another URL.
+
+    Examples
+    --------
+    >>> joined("/data/group.b2d/", "a/b.b2nd")
+    '/data/group.b2d/a/b.b2nd'
+    >>> joined("simplecache::https://example.org/group?key=1", "50%.b2nd")
+    'simplecache::https://example.org/group/50%25.b2nd?key=1'
+    >>> joined("zip://inside::file:///archive.zip", "a.b2nd")
+    'zip://inside/a.b2nd::file:///archive.zip'
+    >>> joined("memory://", "a.b2nd")
+    'memory://a.b2nd'
+    """
+    front, base, back = cut(url)
+    # On HTTP servers "%", "?" and "#" mean other things.
+    name = quote(path) if front.rpartition("::")[2].lower() in ("http://", "https://") else path
+    return f"{front}{base}{'/' * bool(base)}{name}{back}"
 
 
 def _file_system(url: str) -> type:

@@ -32,12 +32,13 @@ from b2array.store.base import (
     too_short,
     where,
 )
-from b2array.store.open import quoted
+from b2array.store.open import joined
 from b2array.store.secrets import leaks, redact, secrets
 from b2array.store.spans import Span
 
 __all__ = [
-    "ABSENT", "CONNECTIONS", "CachingStore", "FsspecStore", "at_once", "join", "patiently", "stamp_of", "status_of",
+    "ABSENT", "CONNECTIONS", "CachingStore", "FsspecStore", "answer", "at_once", "join", "patiently", "stamp_of",
+    "status_of",
 ]  # fmt: skip
 
 _T = TypeVar("_T")
@@ -148,7 +149,7 @@ class FsspecStore(Store):
 
     def _wait(self, name: str, request: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         """Send a request about an object, and wait for the answer."""
-        return self._call(name, lambda fs, path: _answer(fs.loop, partial(request, fs, path, *args)))
+        return self._call(name, lambda fs, path: answer(fs.loop, partial(request, fs, path, *args)))
 
     def _translate(self, error: Exception, name: str) -> Exception:
         place = where(self.url, name)
@@ -258,7 +259,7 @@ class FsspecStore(Store):
 
         def ask(fs: Any, root: str) -> dict[str, Listed]:
             fs.invalidate_cache(root)
-            files = [info for info in fs.ls(root, detail=True) if info["type"] == "file"]
+            files = [info for info in self._list(fs, "ls", root, detail=True) if info["type"] == "file"]
             return {_name(info["name"], root): Listed(info["size"], _modified(info)) for info in files}
 
         return self._call("", ask)
@@ -268,10 +269,15 @@ class FsspecStore(Store):
         def ask(fs: Any, root: str) -> list[str]:
             fs.invalidate_cache()
             start = root.strip("/") + "/" if root.strip("/") else ""
-            paths = (str(path).lstrip("/") for path in fs.find(root))
+            paths = (str(path).lstrip("/") for path in self._list(fs, "find", root))
             return sorted(path.removeprefix(start) for path in paths if path.startswith(start))
 
         return self._call("", ask)
+
+    def _list(self, fs: Any, verb: str, root: str, **options: Any) -> Iterable[Any]:
+        """Return what the file system lists."""
+        found: Iterable[Any] = getattr(fs, verb)(root, **options)
+        return found
 
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
         self._require_writable()
@@ -372,34 +378,34 @@ class CachingStore(FsspecStore):
         return answers
 
 
-def _answer(loop: asyncio.AbstractEventLoop | None, request: Callable[[], Awaitable[_T]]) -> _T:
+def answer(loop: asyncio.AbstractEventLoop | None, request: Callable[[], Awaitable[_T]]) -> _T:
     """Let the loop of fsspec's clients send a request, and wait for the answer.
 
     `fsspec.asyn.sync` waits for an event. Ctrl-C can leave the event's lock taken, and then the loop waits for ever.
     """
     if loop is None or asyncio._get_running_loop() is loop:
         raise RuntimeError("expected clients of fsspec with a loop in another thread, found it in this one, or none")
-    answer: threads.Answer[_T] = SimpleQueue()
+    found: threads.Answer[_T] = SimpleQueue()
 
     async def ask() -> None:
         try:
-            answer.put((await request(), None))
+            found.put((await request(), None))
         except BaseException as error:  # noqa: BLE001 - raised in the other thread
-            answer.put((cast(_T, None), error))
+            found.put((cast(_T, None), error))
 
     asyncio.run_coroutine_threadsafe(ask(), loop)
-    return threads.result(answer)
+    return threads.result(found)
 
 
 async def at_once(requests: Iterable[Awaitable[_T]], most: int = CONNECTIONS) -> list[_T | BaseException]:
     """Wait for requests, several at a time. The answer to a request that fails is its error."""
     limit = asyncio.Semaphore(most)
 
-    async def answer(request: Awaitable[_T]) -> _T:
+    async def limited(request: Awaitable[_T]) -> _T:
         async with limit:
             return await request
 
-    return await asyncio.gather(*map(answer, requests), return_exceptions=True)
+    return await asyncio.gather(*map(limited, requests), return_exceptions=True)
 
 
 async def patiently(request: Callable[[], Awaitable[_T]], may_pass: Callable[[Exception], bool]) -> _T:
@@ -417,12 +423,7 @@ async def patiently(request: Callable[[], Awaitable[_T]], may_pass: Callable[[Ex
 
 def join(root: str, name: str) -> str:
     """Return the address of an object: its name goes behind the root of the store and in front of a query."""
-    if not name:
-        return root
-    if "://" not in root:
-        return f"{root.rstrip('/')}/{name}" if root else name
-    path, mark, query = root.partition("?")
-    return f"{path.rstrip('/')}/{quoted(name, path)}{mark}{query}"
+    return joined(root, name) if name else root
 
 
 def _name(path: str, root: str) -> str:

@@ -51,9 +51,13 @@ class S3Store(CloudStore):
         # If s3fs split the upload, it would drop the condition.
         put = partial(fs._pipe_file, path, content, chunksize=self.put_limit, **await _condition(fs, expected))
         # Another write under way may fail: only a later answer tells whether it came first.
-        answer = await patiently(put, _is_busy)
-        etag: str = answer["ETag"]
-        return etag
+        try:
+            answer = await patiently(put, _is_busy)
+        except Exception as error:
+            if expected != ABSENT or not _is_busy(error):
+                raise
+            raise _busy() from None
+        return str(answer["ETag"])
 
     async def _begin(self, fs: Any, path: str, expected: str | None) -> Any:
         await _condition(fs, expected)
@@ -74,10 +78,8 @@ class S3Store(CloudStore):
             if not _is_busy(error):
                 raise
             # S3 wants all parts again, but their source is used up.
-            busy = "S3 refused an upload because another request was changing the object; repeat it"
-            raise OSError(errno.EBUSY, busy) from None
-        etag: str = answer["ETag"]
-        return etag
+            raise _busy() from None
+        return str(answer["ETag"])
 
     async def _abort(self, fs: Any, path: str, begun: Any) -> None:
         await fs._call_s3("abort_multipart_upload", **_place(fs, path), **begun)
@@ -100,6 +102,10 @@ def _code(error: Exception) -> object:
 def _is_busy(error: Exception) -> bool:
     """Whether another request under way is the reason why S3 did not compare versions."""
     return _code(error) == "ConditionalRequestConflict"
+
+
+def _busy() -> OSError:
+    return OSError(errno.EBUSY, "S3 refused a write because another request was changing the object; repeat it")
 
 
 def _place(fs: Any, path: str) -> dict[str, Any]:

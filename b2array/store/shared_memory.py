@@ -7,11 +7,13 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import accumulate
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 from b2array.buffers import Buffer
-from b2array.store.base import Mutex, Stamp, conflict, join_pieces, where
+from b2array.store import upload
+from b2array.store.base import Mutex, Stamp, conflict, where
 from b2array.store.remote import ABSENT, FsspecStore, join
 from b2array.store.spans import Span
 
@@ -47,37 +49,30 @@ class SharedMemoryStore(FsspecStore):
             answers = zip(spans, super()._ranges(spans, None), strict=True)
             return [each if isinstance(each, Exception) else (each[0], self.stamp(span.name)) for span, each in answers]
 
-    def _put(self, name: str, content: bytes, expected: str | None) -> Stamp:
-        with _shared_memory.held:
-            try:
-                return super()._put(name, content, expected)
-            except FileExistsError:
-                if self._version(name) is None:  # a file above it exists; disks raise this, too
-                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), where(self.url, name)) from None
-                raise
+    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
+        return self._write(name, upload.split(data), expected)
 
-    def _put_parts(self, name: str, parts: Iterator[bytes], expected: str | None) -> Stamp:
+    def _write(self, name: str, content: bytes | Iterator[bytes], expected: str | None) -> Stamp:
         from fsspec.implementations.memory import MemoryFile
 
         fs, root = self._connect()
-        file = MemoryFile(fs, "/" + join(root, name).lstrip("/"))
-        file.writelines(parts)
-
-        def commit(fs: Any, path: str) -> None:
-            if expected == ABSENT and fs.exists(path):
-                raise FileExistsError
-            file.commit()
-
+        path, place = "/" + join(root, name).lstrip("/"), where(self.url, name)
+        file = MemoryFile(fs, path)
+        file.writelines([content] if isinstance(content, bytes) else content)
         with _shared_memory.held:
-            self._call(name, commit)
+            # The file system itself would take a prefix for an object, and look for no object above a large one.
+            if expected is not None and (self._version(name) or ABSENT) != expected:
+                raise conflict(place)
+            if any(outer in fs.store for outer in accumulate(path.split("/")[:-1], "{}/{}".format)):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place)
+            file.commit()
             return self.stamp(name)
 
-    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
-        if expected is None:
-            return super().replace(name, data)
-        content = join_pieces(data)
-        with _shared_memory.held:
-            return super().replace(name, content, expected=expected)
+    def walk(self) -> list[str]:
+        # The file system would not look below an object.
+        fs, root = self._connect()
+        start = f"{root.rstrip('/')}/"
+        return sorted(path.removeprefix(start) for path in tuple(fs.store) if path.startswith(start))
 
     def beside(self, *, directory: bool) -> Self | None:
         fs, root = self._connect()

@@ -194,7 +194,7 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
     removed, nbytes = [*old], sum(each.size for each in old.values())
     for path in arrays:
         with suppress(FileNotFoundError):
-            one = _vacuumed(group.address(path), seconds, dry_run, **group.options)
+            one = _vacuumed(group.address(path), seconds, dry_run, group.storage_options)
             removed += [f"{path}/{name}" for name in one.removed]
             nbytes += one.nbytes
     return Cleanup(group.store.url, dry_run, tuple(sorted(removed)), nbytes) if removed else None

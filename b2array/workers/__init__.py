@@ -3,7 +3,6 @@
 A `Job` says where the chunks of a region go, and is sent to the workers. A journal beside the chunks notes what they
 have put. With it an interrupted write can go on, and others can tell what the files are.
 
-job          the description of a write that workers get
-distributed  put chunks, and commit them
+distributed  a job; workers put its chunks, and one process commits them
 pending      files that no commit refers to yet, or ever will
 """

@@ -99,6 +99,20 @@ def test_the_place_of_a_url_is_its_innermost_group(tmp_path: Path) -> None:
     assert group_of("memory://nowhere/at/all?a=1") is None
 
 
+@pytest.mark.parametrize("cache", ["simplecache::", "filecache::file://"])
+def test_groups_and_members_are_found_through_a_cache_of_a_local_path(tmp_path: Path, cache: str) -> None:
+    b2array.open_group(tmp_path / "run.b2d", "w")["air/x"] = X
+    url = f"{cache}{tmp_path.as_posix()}"
+    assert list(b2array.open(f"{url}/run.b2d")) == ["air"]
+    for name in ("run.b2d/air/x", "run.b2d/air/x.b2nd"):
+        assert np.array_equal(b2array.open(f"{url}/{name}")[:], X), name
+    assert group_of(f"{url}/run.b2d/air/x") == (f"{url}/run.b2d", "air/x")
+    with pytest.raises(FileNotFoundError, match="has no member 'y'"):
+        b2array.open(f"{url}/run.b2d/y")
+    with pytest.raises(FileNotFoundError, match="missing"):
+        b2array.open(f"{url}/missing.b2nd")
+
+
 def test_a_super_chunk_opens_as_one(tmp_path: Path) -> None:
     blosc2.SChunk(data=b"1234", urlpath=str(tmp_path / "s.b2frame"), mode="w")
     held = b2array.open(tmp_path / "s.b2frame")

@@ -31,6 +31,7 @@ from b2array.group import embedded, manifest, redo
 from b2array.group.directory import Directory
 from b2array.group.manifest import Manifest, check_name, check_new
 from b2array.group.transaction import Transaction
+from b2array.store.open import open_store
 
 _serials = itertools.count()
 
@@ -184,7 +185,7 @@ def test_attributes_are_opened_once_for_all(group: Group, monkeypatch: pytest.Mo
     group.attrs.update({f"name{n}": n for n in range(30)})
     opened = []
     original = Directory.open
-    monkeypatch.setattr(Directory, "open", lambda *args: opened.append(args) or original(*args))
+    monkeypatch.setattr(Directory, "open", lambda *args, **how: opened.append(args) or original(*args, **how))
     assert dict(open_group(group.url).attrs) == {f"name{n}": n for n in range(30)}
     assert len(opened) == 1
 
@@ -1408,3 +1409,36 @@ def test_no_new_member_makes_a_manifest_unreadable(tmp_path: Path) -> None:
     for name in ("s//x", "x.b2nd", "../x", ""):
         with pytest.raises(ValueError, match="cannot name a member"):
             check_new(name, group._home.members(), group.url)
+
+
+def test_a_deleted_member_leaves_room_for_one_of_either_layout_wherever_it_is(url: str) -> None:
+    group = open_group(url, "w")
+    group.create("x", data=[1, 2], layout="sparse")[0] = 5  # leaves an old chunk behind
+    group.create("x", data=[3], layout="contiguous", overwrite=True)
+    del group["x"]
+    for layout in ("contiguous", "sparse", "contiguous"):
+        group.create("x", data=[4], layout=layout)
+        assert open_group(group.url)["x"][...].tolist() == [4]
+        del group["x"]
+    assert not [path for path in open_store(url).walk() if path.startswith("x.")]
+
+
+def test_attributes_replace_what_an_interrupted_writer_has_left_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"memory://{tmp_path.name}/g.b2d"
+    group, stale = open_group(url, "w"), open_group(url, "r+")
+    assert not stale.attrs
+    with monkeypatch.context() as broken:
+        broken.setattr(Directory, "update", lambda *_: (_ for _ in ()).throw(TimeoutError))
+        for begin in (lambda: group.attrs.update(k=1), lambda: group.require_group("a/b")):
+            with pytest.raises(TimeoutError):
+                begin()
+    group = open_group(url, "r+")
+    group.attrs["k"] = 2
+    group.require_group("a/b").attrs["k"] = 3
+    found = open_group(url)
+    assert (dict(found.attrs), dict(found["a/b"].attrs)) == ({"k": 2}, {"k": 3})
+    with pytest.raises(FileExistsError):
+        stale.attrs["other"] = 4
+    assert dict(open_group(url).attrs) == {"k": 2}

@@ -187,6 +187,105 @@ def test_a_transaction_gives_a_member_the_other_layout(tmp_path: Path, layout: s
     assert open_group(tmp_path / "g")["x"].info["layout"] == other
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@pytest.mark.parametrize("times", [2, 3, 4])
+def test_a_transaction_gives_a_member_the_other_layout_again_and_again(tmp_path: Path, layout: str, times: int) -> None:
+    group = open_group(tmp_path / "g", "w")
+    group.create("x", data=[0], layout=layout)
+    layouts = itertools.cycle(["contiguous", "sparse"] if layout == "sparse" else ["sparse", "contiguous"])
+    with group.transaction() as changes:
+        for n, other in zip(range(1, times + 1), layouts, strict=False):
+            del changes["x"]
+            changes.create("x", data=[n], layout=other)
+        assert found(str(tmp_path / "g")) == {"x": [0]}
+    assert found(str(tmp_path / "g")) == {"x": [times]}
+    assert open_group(tmp_path / "g")["x"].info["layout"] == other
+
+
+def _delete(group: Group) -> None:
+    del group["x"]
+
+
+def _delete_in_a_transaction(group: Group) -> None:
+    with group.transaction() as changes:
+        del changes["x"]
+
+
+def _replace_and_delete(group: Group) -> None:
+    group.create("x", data=[6], overwrite=True)
+    del group["x"]
+
+
+def _replace_in_a_transaction_and_delete(group: Group) -> None:
+    with group.transaction() as changes:
+        del changes["x"]
+        changes.create("x", data=[6], layout="sparse")
+    assert group["x"][...].tolist() == [6]
+    del group["x"]
+
+
+def _begin_anew(group: Group) -> None:
+    open_group(group.url, "w")
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@pytest.mark.parametrize(
+    "delete",
+    [_delete, _delete_in_a_transaction, _replace_and_delete, _replace_in_a_transaction_and_delete, _begin_anew],
+)
+def test_a_deleted_member_takes_older_frames_of_its_name_along(
+    tmp_path: Path, delete: Callable[[Group], None], layout: Any
+) -> None:
+    url = tmp_path / "g"
+    group = open_group(url, "w")
+    group.create("x", data=[1, 2], layout=layout)
+    with group.transaction() as changes:
+        del changes["x"]
+        changes.create("x", data=[3, 4], layout={"contiguous": "sparse", "sparse": "contiguous"}[layout])
+    b2array.asarray([5], url=f"{url}/x.b2nd", layout=layout)
+    assert found(str(url)) == {"x": [5]}
+    delete(open_group(url, "r+"))
+    assert found(str(url)) == {}
+    assert not [*url.glob("x.*/*"), *(path for path in url.glob("x.*") if path.suffix != ".b2lock")]
+
+
+def test_a_deleted_member_takes_an_embedded_one_of_its_name_along(tmp_path: Path) -> None:
+    with blosc2.TreeStore(str(tmp_path / "g.b2d"), mode="w", threshold=2**20) as tree:
+        tree["/x"] = np.arange(3)
+    assert found(str(tmp_path / "g.b2d")) == {"x": [0, 1, 2]}
+    b2array.asarray([5], url=tmp_path / "g.b2d/x.b2nd")
+    group = open_group(tmp_path / "g.b2d", "r+")
+    del group["x"]
+    assert found(group.url) == {}
+
+
+def test_a_deleted_member_leaves_the_one_that_a_transaction_under_way_makes_of_its_name(tmp_path: Path) -> None:
+    group = open_group(tmp_path / "g", "w")
+    group["x"] = [1]
+    other = open_group(tmp_path / "g", "r+")
+    assert other["x"][0] == 1
+    with group.transaction() as changes:
+        del changes["x"]
+        changes.create("x", data=[2], layout="sparse")
+        del other["x"]
+    assert found(group.url) == {"x": [2]}
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_transaction_replaces_a_damaged_member(tmp_path: Path, layout: Any, replace: bool) -> None:
+    group = open_group(tmp_path / "g", "w")
+    group.create("x", data=[1, 2], layout=layout)
+    frame = tmp_path / "g/x.b2nd" / ("chunks.b2frame" if layout == "sparse" else "")
+    frame.write_bytes(frame.read_bytes()[:50])
+    with group.transaction(replace=replace) as changes:
+        if not replace:
+            del changes["x"]
+        changes["x"] = [3]
+    assert found(group.url) == {"x": [3]}
+    assert not (tmp_path / "g/x.b2nd").exists()
+
+
 STORIES = pytest.mark.parametrize("story", [change, begin_again])
 
 

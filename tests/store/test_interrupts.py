@@ -7,6 +7,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import pytest
@@ -15,6 +16,7 @@ from interrupts import interrupted, works
 
 from b2array.store import upload
 from b2array.store.cloud import CloudStore
+from b2array.store.open import open_store
 from b2array.store.remote import CachingStore
 from b2array.store.spans import Span
 
@@ -92,6 +94,7 @@ class FakeCloud(CloudStore):
     _get = _send = _remove = None
 
     async def _begin(self, fs, path, expected):
+        await asyncio.sleep(self.log.delay)
         self.log.events.append("begin")
 
     async def _send_part(self, fs, path, begun, part):
@@ -126,11 +129,11 @@ def test_an_interrupted_upload_sends_no_part_afterwards(uploads):
         log = Log()
         interrupt(lambda: FakeCloud(log, uploads).create("", iter([bytes(65)])), moment)  # noqa: B023
         assert log.under_way == 0
-        if "part" in log.events and [*range(7)] not in log.events:
+        if "begin" in log.events and [*range(7)] not in log.events:
             assert log.events[-1] == "abort"
-        count = log.events.count("part")
+        events = [*log.events]
         assert works(lambda: FakeCloud(Log(), uploads).create("", iter([bytes(15)])))
-        assert log.events.count("part") == count
+        assert log.events == events
 
 
 class FakeCache(CachingStore):
@@ -160,3 +163,16 @@ def test_an_interrupted_reader_fills_no_file_of_a_cache_afterwards(names):
         count = log.events.count("part")
         assert works(lambda: FakeCache(Log()).read(spans))
         assert log.events.count("part") == count
+
+
+@pytest.mark.parametrize("verb", ["listing", "stamp", "walk"])
+def test_an_interrupted_request_leaves_the_loop_of_all_clients_running(bucket, s3_options, verb):
+    store = open_store(f"s3://{bucket}/a", storage_options=s3_options)
+    for name in ("", "b"):
+        store.create(name, b"content")
+    ask = partial(getattr(store, verb), *["b"] * (verb == "stamp"))
+    expected = ask()
+    for moment in range(1, interrupt(ask, -1) + 1, 2):
+        interrupt(ask, moment)
+        assert works(lambda: store.stamp("b")), moment
+    assert ask() == expected

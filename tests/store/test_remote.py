@@ -23,7 +23,7 @@ from interrupts import works
 import b2array
 from b2array import config
 from b2array.errors import ConflictError, FormatError, LimitError
-from b2array.store import remote
+from b2array.store import remote, upload
 from b2array.store import s3 as s3_store
 from b2array.store.base import Head
 from b2array.store.open import open_store
@@ -563,3 +563,25 @@ def test_s3_sees_what_others_write(s3, s3_options):
     (head,) = s3.head(["a"], 100)
     assert isinstance(head, Head)
     assert head.stamp.size == 50
+
+
+def test_an_object_in_memory_and_objects_below_its_name_do_not_exclude_each_other(tmp_path):
+    url = f"memory://{tmp_path.name}/a"
+    open_store(url).create("below", b"1")
+    store = open_store(url)
+    store.create("", b"2")
+    assert bytes(store.read([Span("", 0, 1)])[0]) == b"2"
+    assert store.walk() == ["below"]
+    with pytest.raises(FileExistsError):
+        store.create("", b"3")
+    store.delete(["below"])
+    assert store.walk() == []
+
+
+@pytest.mark.parametrize("nbytes", [1, upload.WHOLE + 1])
+def test_an_object_in_memory_is_not_made_below_another_one(tmp_path, nbytes):
+    url = f"memory://{tmp_path.name}/a"
+    open_store(url).create("", b"1")
+    with pytest.raises(NotADirectoryError, match="a/below"):
+        open_store(url).create("below", iter([bytes(nbytes)]))
+    assert open_store(f"memory://{tmp_path.name}").walk() == ["a"]
