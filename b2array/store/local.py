@@ -111,18 +111,22 @@ class _File:
     def read_into(self, views: list[memoryview], start: int) -> None:
         """Fill views with the bytes from `start` on."""
         nbytes = sum(map(len, views))
-        done = disk.read_into(self.fd, views, start)
-        if done == nbytes:
-            return
-        for view in views:
-            # One call may read less than asked for; the rest comes piece by piece.
-            at, done = min(done, len(view)), max(0, done - len(view))
-            while at < len(view):
-                count = disk.read_into(self.fd, [view[at:]], start + at)
-                if not count:
-                    raise too_short(self.path, start, start + len(view), at)
-                at += count
-            start += len(view)
+        try:
+            done = disk.read_into(self.fd, views, start)
+            if done == nbytes:
+                return
+            for view in views:
+                # One call may read less than asked for; the rest comes piece by piece.
+                at, done = min(done, len(view)), max(0, done - len(view))
+                while at < len(view):
+                    count = disk.read_into(self.fd, [view[at:]], start + at)
+                    if not count:
+                        raise too_short(self.path, start, start + len(view), at)
+                    at += count
+                start += len(view)
+        except OSError as error:
+            error.filename = self.path  # the system knows only the descriptor
+            raise
 
 
 _TRUSTED_ROOM = 16 * 2**20

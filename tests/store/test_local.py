@@ -14,9 +14,11 @@ import warnings
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from b2array import buffers, config
+import b2array
+from b2array import bloscpack, buffers, config
 from b2array.errors import ConflictError, FormatError
 from b2array.store import disk, local
 from b2array.store.endings import TEMPORARY
@@ -204,6 +206,22 @@ def test_a_write_that_fails_changes_nothing_and_leaves_nothing(file):
         LocalStore(file.parent).create("new", broken_pieces())
     assert file.read_bytes() == CONTENT
     assert names(file.parent) == [file.name]
+
+
+def test_an_error_of_the_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    b2array.save(tmp_path / "a.b2nd", np.arange(9))
+    a = b2array.open(tmp_path / "a.b2nd")
+    (tmp_path / "x.blp").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"x\.blp"):
+        bloscpack.open(tmp_path / "x.blp")
+
+    def fails(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(disk, "read_into", fails)
+    with pytest.raises(OSError, match=r"a\.b2nd") as caught:
+        a[...]
+    assert caught.value.errno == errno.EIO
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
