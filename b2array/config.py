@@ -45,7 +45,7 @@ threads: int = os.cpu_count() or 1
 """Threads that decode and encode blocks for a call from the main thread. A call from another thread, or in a process
 that multiprocessing has started, uses one, because there may be several of those."""
 
-cache_bytes: int = 64 * 2**20
+cache_bytes: int = 128 * 2**20
 """Size of the process-wide cache of decoded blocks; 0 turns it off."""
 
 write_buffer_bytes: int = 256 * 2**20

@@ -50,7 +50,7 @@ _WINDOWS_UNDER_WAY = 4
 _LEAST_SHARED = 2**20
 """Threads share chunks of which this much is decoded. For less, they mostly wait for the interpreter."""
 _MAX_SCRATCH = 4 * decode.STEP_NBYTES
-_SHARE = 4
+_SHARE = 8
 """A read goes through the cache only if its result is at most one part in this many of the cache."""
 _MOST_KEPT = 2
 """One read keeps its first blocks, up to one part in this many of the cache. More of them would evict each other."""
