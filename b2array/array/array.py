@@ -34,8 +34,9 @@ class NDArray(Indexed):
     """An n-dimensional array in compressed chunks.
 
     Made by `b2array.open`, `b2array.create` and their relatives. Indexing reads and writes as NumPy does; every
-    assignment is one commit, unless it is part of a `transaction`. A handle shows one committed state: its own commits
-    move it on, those of others are seen after `refresh`. Threads may share a handle.
+    assignment is one commit, unless it is part of a `transaction`. A handle shows one committed state. Commits of
+    others are seen after `refresh`, and after a commit of its own, which goes on top of them. Threads may share a
+    handle.
 
     Reading returns a copy: assign to the handle, not to what it returned. Operators act on all items, as on ``a[...]``,
     and return NumPy arrays. Reductions, which NumPy's functions such as `numpy.mean` call, go chunk by chunk, and views

@@ -3,13 +3,14 @@
 To read `a[1:3]`, `read` asks the `cache` for the blocks of each chunk. `fetch` gets the others from the `Snapshot`, and
 compares them with their checksums. `read` decodes them, leaves them in the cache, and copies the items.
 
-To write `a[1:3] = x`, `Handle.change` begins a `Transaction` and calls `write.assign`. That puts the values into an
-`OpenChunk`, on top of the old chunk if it is written in part, encodes it, and gives it to `Overlay.store_chunk`, which
-calls `Staging.put`. In a transaction of the user, a chunk that is written in part, or alone, stays open until
-`Overlay.flush` encodes it. `Transaction.commit` puts the changes on top of what others committed meanwhile, packs the
-next `State`, and swaps the index. Where others changed the same chunks, `Handle.change` makes the change again.
+To write `a[1:3] = x`, the array hands `write.assign` to `Handle.change`, which calls it with a new `Transaction`. It
+puts the values into an `OpenChunk`, on top of the old chunk if it is written in part, encodes it, and gives it to
+`Overlay.store_chunk`, which calls `Staging.put`; `Overlay.set_code` refers to it. Inside ``with a.transaction()``, a
+chunk that is written in part, or is the only one of its write, stays open until `Overlay.flush` encodes it.
+`Transaction.commit` puts the changes on top of what others committed meanwhile, packs the next `State`, and swaps the
+index. Where others changed the same chunks, `Handle.change` makes the change again.
 
-source       `Source`: what `read` and `fetch` read from, a snapshot or a transaction
+source       `Source`: what `read` and `fetch` read from, a snapshot or an overlay; `Target`: what `write` writes to
 snapshot     `Snapshot`: one committed state in a store; `load`, `reload`
 fetch        chunks and blocks wanted -> bytes, compared with their checksums
 cache        decoded blocks that the process keeps

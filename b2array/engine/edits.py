@@ -1,7 +1,7 @@
 """Changes to the sequence of chunks: insert, update, delete, reorder.
 
 Each function changes a transaction. If the chunks of a frame have different sizes, the index cannot say that a chunk is
-all zeros. So the change that brings in the first other size stores all chunks.
+all zeros. So the change that first makes sizes differ stores the chunks of zeros, too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Chunks, or some of their blocks, from the store into memory, compared with their checksums.
 
-Whole chunks take one wave of requests. So do blocks whose chunk's head was read before, and those whose sizes the frame
-notes. Other blocks take two waves: one for the heads of their chunks, one for the blocks. `steps_of`, a generator,
-asks for the bytes of one chunk, step by step; `fetch` puts what the generators of many chunks ask for into one wave.
-Local files have no waves: each chunk is read by itself, mostly in one step, and noted sizes are not used.
+Whole chunks take one wave of requests. Blocks take one, too, if their chunk's head was read before, or if the frame
+notes their sizes; else one for the heads of their chunks, and one for the blocks. `steps_of`, a generator, asks for the
+bytes of one chunk, step by step; `fetch` puts what the generators of many chunks ask for into one wave. Local files
+have no waves: each chunk is read by itself, mostly in one step, and noted sizes are not used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`Handle`: an open frame, the state that it shows, and the transaction that is under way.
 
-`b2array.NDArray` and `b2array.SChunk` each wrap a handle. A handle shows one committed state. Its own commits move it
-on; those of others are seen after `refresh`, or always by a `Follower`.
+`b2array.NDArray` and `b2array.SChunk` each wrap a handle. A handle shows one committed state, and inside a
+transaction the changes on top of it. Its own commits move it on, and bring in what others have committed by then. Else
+their commits are seen after `refresh`, or always by a `Follower`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Chunks that are being changed: decoded blocks, on top of the old chunk unless all of it is replaced.
 
-A write puts its values into open chunks. It decodes only the blocks that it changes in part, and `encoded` copies the
-streams of blocks that it does not touch. In a transaction, chunks stay open in a `WriteBuffer`, and are encoded once.
+A write puts its values into open chunks. Where it can, it decodes only the blocks that it changes in part, and
+`encoded` copies the streams of blocks that it does not touch. Inside ``with a.transaction()``, chunks that are written
+in part, or are the only one of their write, stay open in a `WriteBuffer` until the commit, or until it is full.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Changes on top of a snapshot that nothing refers to yet: new chunks, another index, other metadata."""
+"""Changes that no reader sees yet, on top of a snapshot: new chunks, another index, other metadata."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Overlay(Target):
         self.set_code(n, self.store_chunk(buf))
 
     def store_chunk(self, buf: bytes) -> int:
-        """Put a chunk where it will stay, and return the index entry that refers to it; nothing is stored for zeros."""
+        """Stage a chunk, and return the code that stands for it in this index; nothing is stored for zeros."""
         head = chunk.unpack_head(buf)
         special = head.header.special
         if special in index.SPECIAL_OFFSETS and not self.state.frame.variable_chunks:
@@ -156,7 +156,7 @@ class Overlay(Target):
         return self.store_stored(buf, head)
 
     def store_stored(self, buf: bytes, head: ChunkHead) -> int:
-        """Put a chunk where it will stay, even one of zeros."""
+        """Stage a chunk, even one of zeros, and return its code."""
         return self._staging.put(buf, self.state.sizes.shape[1] - 1, head)
 
     def reserve(self, count: int) -> int:

@@ -1,9 +1,9 @@
 """A selection of items: chunks -> blocks -> (cache) -> fetch -> decode -> copied to where they belong.
 
-All reads go one way. `grid.tiling` cuts a selection into parts of chunks, and each part into steps of blocks that are
-decoded together. The reader asks the cache for the blocks, fetches and decodes the others, and leaves those in the
-cache. One item takes a shorter way, `read_item`. Nothing here knows keys: selections are products of factors, as
-`b2array.grid.partition` cuts them.
+Every read but that of a single item, `read_item`, goes one way. `grid.tiling` cuts a selection into parts of chunks,
+and each part into steps of blocks that are decoded together. The reader asks the cache for the blocks, and fetches and
+decodes the others, in memory of the cache if that keeps them. Nothing here knows keys: selections are products of
+factors, as `b2array.grid.partition` cuts them.
 """
 
 from __future__ import annotations

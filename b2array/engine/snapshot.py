@@ -1,4 +1,4 @@
-"""One committed state of a frame in a store, which never changes."""
+"""`Snapshot`: one committed state of a frame, an object that never changes; `load` reads it from a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Source`: what chunks are read from, a committed state or a transaction on top of one."""
+"""`Source`: what chunks are read from, a snapshot or a transaction on top of one. `Target`: what takes new chunks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """`Transaction`: changes that take effect all at once, on top of what other writers committed meanwhile.
 
-Until the commit no reader sees any of them. The commit swaps the index: a sparse frame gets a new file with it, a
-contiguous one gets it appended and then, in one small write, a header that points to it.
+Until the commit no reader sees any of them. The commit swaps the index. A sparse frame gets a new file with it. A
+contiguous one gets it appended, and then one small write changes the header to point to it; a file that cannot be
+extended, is mostly dead space, or gets only new chunks is written again.
 """
 
 from __future__ import annotations

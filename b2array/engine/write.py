@@ -1,8 +1,8 @@
 """Items from memory into chunks: the values of a selection -> blocks -> chunks that are encoded and staged.
 
-The values go into an `OpenChunk`, with the old chunk below it if they replace only a part. It is encoded at once, but
-in a transaction a chunk that is written in part, or alone, stays open. Nothing here knows keys: selections are
-products, as `b2array.grid.partition` cuts them.
+The values go into an `OpenChunk`, with the old chunk below it if they replace only a part. It is encoded at once. But
+inside ``with a.transaction()``, a chunk that is written in part, or is the only one of its write, stays open. Nothing
+here knows keys: selections are products, as `b2array.grid.partition` cuts them.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 selection     a NumPy key -> a product of factors; each has the positions along an axis, or along axes together
 index_arrays  the index arrays and masks of a key
-partition     how a product is cut along a grid: array -> chunks, chunk -> blocks; `take` and `put` move the items
+partition     how a product is cut along a grid: array -> chunks, chunk -> blocks; `take` and `put` move
+              items that index arrays select
 tiling        what the engine asks for: the chunks of a selection, the steps to read one, the blocks to write
-assignment    the value of an assignment, converted as NumPy converts it
+assignment    the value of an assignment, checked and broadcast as NumPy does it
 layout        shape, chunks and blocks of one array, and what follows from them
 chunking      chunks and blocks chosen where the user names none
 """

@@ -1,4 +1,7 @@
-"""The value of an assignment, converted and broadcast as NumPy does it, before any chunk is touched."""
+"""The value of an assignment, before any chunk is touched: checked and broadcast as NumPy does it.
+
+What is no array is converted here, an array block by block when it is written.
+"""
 
 from __future__ import annotations
 

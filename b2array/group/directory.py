@@ -5,7 +5,7 @@ list: it changes as a whole, while listing is slow and shows the writes of other
 a directory that was copied there, the store is listed.
 
 A local directory has a manifest, too, once a transaction has changed it; see `b2array.group.transaction`. Members are
-opened from the summaries in a manifest, which are also the list for servers that have none; see
+opened from the summaries in the manifest; if a server cannot list its files, these are the list of members, too. See
 `b2array.group.summaries`.
 """
 

@@ -1,4 +1,4 @@
-"""The frame in which python-blosc2's stores keep small members: their frames, one behind the other, as its data."""
+"""Small members inside one frame, as python-blosc2's stores keep them: its data are their frames in a row."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The redo log in a group's manifest: read members through it, and apply it to them.
 
 An entry says how one member gets its new state: a header to write over the beginning of its file, or a staged frame
-that replaces its own. An entry can be applied more than once. It is left out for a member that has its new state
-already, or that other software has changed since.
+that replaces its own. An entry can be applied more than once. It is skipped if its member has the new state already, or
+if other software has changed that since.
 """
 
 from __future__ import annotations

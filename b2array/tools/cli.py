@@ -1,4 +1,4 @@
-"""The program `b2array`: its commands and exit codes. Nothing else imports this module."""
+"""The program `b2array`: its commands and exit codes. Only `__main__` imports this module."""
 
 from __future__ import annotations
 

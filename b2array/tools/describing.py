@@ -1,4 +1,4 @@
-"""`info`: describe a file of any kind, as data and as lines of text."""
+"""`info`, `ls` and `tree`: describe what is at a URL, as data and as lines of text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vacuum` and `repack`: give back the space that a frame does not need."""
+"""`vacuum` removes old files that no commit refers to; `repack` writes a file again without its dead space."""
 
 from __future__ import annotations
 
