@@ -250,10 +250,11 @@ def _fill_bytes(value: Any, dtype: np.dtype[Any]) -> bytes:
     # The number 0 stands for zero bytes in any type, for text and records too.
     if value is not UNSET and not (isinstance(value, int) and value == 0):
         item[()] = value
-    raw = np.frombuffer(bytearray(item.tobytes()), np.uint8)
     if dtype.char in "gG" and np.finfo(dtype).nmant == 63:  # NumPy fills the rest of an extended float with anything
-        raw.reshape(-1, np.dtype("g").itemsize)[:, 10:] = 0
-    return raw.tobytes()
+        size = np.dtype("g").itemsize
+        unused = slice(10, None) if dtype.isnative else slice(size - 10)
+        item.reshape(-1).view(np.uint8).reshape(-1, size)[:, unused] = 0
+    return item.tobytes()
 
 
 # The place, and metalayers in their stored form.

@@ -69,6 +69,17 @@ def test_the_unused_bytes_of_extended_floats_are_zero_in_fill_values(dtype):
     assert np.array_equal(one[...], np.full(3, 1.5, dtype))
 
 
+@pytest.mark.skipif(np.finfo("g").nmant != 63, reason="extended floats use all their bytes here")
+@pytest.mark.parametrize("dtype", [">g", ">G"])
+def test_extended_floats_of_the_other_byte_order_keep_all_digits_in_fill_values(dtype):
+    tenth = np.longdouble("0.1")
+    array = b2array.full(3, tenth, dtype)
+    item = np.frombuffer(array.get_chunk(0)[32:], np.uint8).reshape(-1, 16)
+    assert not item[:, :6].any()
+    assert array.fill_value == tenth
+    assert np.array_equal(array[...], np.full(3, tenth, dtype))
+
+
 def test_enormous_arrays_of_zeros_cost_nothing(tmp_path):
     array = b2array.zeros((10**5, 10**5), url=tmp_path / "a.b2nd")
     assert (tmp_path / "a.b2nd").stat().st_size < 1000
