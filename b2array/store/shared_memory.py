@@ -7,7 +7,6 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from itertools import accumulate
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -63,7 +62,7 @@ class SharedMemoryStore(FsspecStore):
             # The file system itself would take a prefix for an object, and look for no object above a large one.
             if expected is not None and (self._version(name) or ABSENT) != expected:
                 raise conflict(place)
-            if any(outer in fs.store for outer in accumulate(path.split("/")[:-1], "{}/{}".format)):
+            if any(outer in fs.store for outer in itertools.accumulate(path.split("/")[:-1], "{}/{}".format)):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place)
             file.commit()
             return self.stamp(name)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from b2array import config
 from b2array.codec import chunk, decode
-from b2array.codec.header import ChunkHeader, Special
+from b2array.codec.header import BLOSC1_HEADER_LEN, ChunkHeader, Special
 from b2array.config import HEADER_LEN
 from b2array.engine.fetch import chunk_number
 from b2array.engine.source import FRAME_NAME
@@ -39,7 +39,6 @@ _NO_LIMIT = 2**62
 _TRAILER_END = struct.Struct(">BI2B16s")
 _TRAILER_NBYTES = 25
 _WINDOW = 4 * 2**20
-_SMALLEST_CHUNK = 16
 _SMALLEST_HEADER = 97
 _TYPE_AT = -1 - fingerprint.FINGERPRINT_NBYTES
 _WRONG_BYTES = 2
@@ -105,7 +104,7 @@ class _File:
             header = ChunkHeader.unpack(self.read(at, at + HEADER_LEN))
         except (FormatError, UnsupportedError):
             return None
-        return header if _SMALLEST_CHUNK <= header.cbytes <= self.size - at else None
+        return header if BLOSC1_HEADER_LEN <= header.cbytes <= self.size - at else None
 
     def trailer(self, start: int, end: int) -> _Trailer | None:
         """Return the trailer that is between `start` and `end`."""
