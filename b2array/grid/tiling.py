@@ -154,37 +154,70 @@ def _tiling(
     blocks: tuple[int, ...], strides: tuple[int, ...], inside: tuple[tuple[int, int, int], ...], length: int
 ) -> Tiling:
     """Make a tiling whose steps have at most `length` blocks (but at least one)."""
-    along = runs(tuple(slice(*i) for i in inside), blocks)
-    coords = [[coord for run in of_axis for coord in run.coords] for of_axis in along]
-    numbers: Int64Array = np.zeros((), np.int64)
-    for of_axis, stride in zip(coords, strides, strict=True):
-        numbers = np.add.outer(numbers, np.array(of_axis, np.int64) * stride)
-    within = tuple(map(_common, along, blocks))
-    shape = tuple(len(range(i.start, i.stop, i.step)) for i in within)
+    along = [_along(extent, *ends) for extent, ends in zip(blocks, inside, strict=True)]
+    numbers = [0]
+    for axis, stride in zip(along, strides, strict=True):
+        offsets = [coord * stride for coord in axis.coords]
+        numbers = [number + offset for number in numbers for offset in offsets]
+    shape = tuple([axis.nitems for axis in along])
     narrow = math.prod(shape) * _NARROW <= math.prod(blocks)
-    if narrow:
-        along = [
-            of_axis if n == extent else [run._replace(inside=slice(0, n, 1)) for run in of_axis]
-            for of_axis, n, extent in zip(along, shape, blocks, strict=True)
-        ]
-    else:
-        shape = blocks
-    steps = []
-    for window in _windows(numbers.shape, length):
-        copies = [_copy(each) for each in product(*map(_clipped, along, shape, window))]
-        picked = numbers[tuple(slice(*ends) for ends in window)]
-        steps.append(Step(picked.reshape(-1).tolist(), picked.shape, copies, []))
-    return Tiling(numbers.reshape(-1).tolist(), within if narrow else None, shape, steps)
+    pieces = [axis.narrowed if narrow else axis.pieces for axis in along]
+    steps, first = [], 0
+    for window in _windows(tuple([len(axis.coords) for axis in along]), length):
+        counts = tuple([stop - start for start, stop in window])
+        copies = [_copy(each) for each in product(*map(_within, pieces, window))]
+        last = first + math.prod(counts)
+        steps.append(Step(numbers[first:last], counts, copies, []))
+        first = last
+    if not narrow:
+        return Tiling(numbers, None, blocks, steps)
+    return Tiling(numbers, tuple([axis.common for axis in along]), shape, steps)
 
 
 _NARROW = 8
 """If at most one in this many items of each block is needed, only those are put together."""
 
 
-def _common(of_axis: list[Run], extent: int) -> slice:
-    """Return what runs take of their blocks along one axis if all take the same, else everything."""
-    first, *others = (run.inside for run in of_axis)
-    return slice(0, extent, 1) if any(inside != first for inside in others) else first
+class _Piece(NamedTuple):
+    """Neighbouring blocks along one axis: which of those that are read, what is taken of each, and where it goes."""
+
+    start: int
+    stop: int
+    inside: slice
+    target: int
+    nitems: int
+    whole: bool
+
+
+class _Axis(NamedTuple):
+    """The blocks along one axis that a slice touches.
+
+    `common` is what it takes of each of them: the same `nitems` items, or else everything. `narrowed` has the pieces
+    with that part in place of the blocks.
+    """
+
+    coords: list[int]
+    common: slice
+    nitems: int
+    pieces: list[_Piece]
+    narrowed: list[_Piece]
+
+
+@lru_cache(maxsize=1024)
+def _along(extent: int, start: int, stop: int, step: int) -> _Axis:
+    (of_axis,) = runs((slice(start, stop, step),), (extent,))
+    coords: list[int] = []
+    pieces = []
+    for run in of_axis:
+        inside, first = run.inside, len(coords)
+        coords += run.coords
+        nitems, whole = len(range(inside.start, inside.stop, inside.step)), inside == slice(0, extent, 1)
+        pieces.append(_Piece(first, len(coords), inside, run.outside.start, nitems, whole))
+    common, nitems = pieces[0].inside, pieces[0].nitems
+    if nitems == extent or any(piece.inside != common for piece in pieces):
+        return _Axis(coords, slice(0, extent, 1), extent, pieces, pieces)
+    part = slice(0, nitems, 1)
+    return _Axis(coords, common, nitems, pieces, [piece._replace(inside=part, whole=True) for piece in pieces])
 
 
 def _windows(counts: tuple[int, ...], length: int) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -193,7 +226,7 @@ def _windows(counts: tuple[int, ...], length: int) -> Iterator[tuple[tuple[int, 
     while axis > 0 and math.prod(counts[axis - 1 :]) <= length:
         axis -= 1
     if axis == 0:
-        yield tuple((0, count) for count in counts)
+        yield tuple([(0, count) for count in counts])
         return
     step = max(1, length // math.prod(counts[axis:]))
     rest = [(0, count) for count in counts[axis:]]
@@ -203,31 +236,27 @@ def _windows(counts: tuple[int, ...], length: int) -> Iterator[tuple[tuple[int, 
             yield (*((coord, coord + 1) for coord in outer), middle, *rest)
 
 
-class _Clipped(NamedTuple):
-    """What a run of blocks has in common with a window along one axis."""
-
-    position: int
-    nparts: int
-    inside: slice
-    start: int
-    nitems: int
-    whole: bool
-
-
-def _clipped(of_axis: list[Run], extent: int, window: tuple[int, int]) -> Iterator[_Clipped]:
-    position = 0
-    for run in of_axis:
-        inside = run.inside
-        each = len(range(inside.start, inside.stop, inside.step))
-        first, last = max(position, window[0]), min(position + len(run.coords), window[1])
-        if first < last:
-            start = run.outside.start + (first - position) * each
-            yield _Clipped(first - window[0], last - first, inside, start, each, inside == slice(0, extent, 1))
-        position += len(run.coords)
+def _within(pieces: list[_Piece], window: tuple[int, int]) -> list[_Piece]:
+    """Cut pieces to the blocks of a window, and count these from its start."""
+    low, high = window
+    if low == 0 and high == pieces[-1].stop:
+        return pieces
+    return [
+        piece._replace(
+            start=max(piece.start - low, 0), stop=min(piece.stop, high) - low,
+            target=piece.target + max(low - piece.start, 0) * piece.nitems,
+        )
+        for piece in pieces if piece.start < high and piece.stop > low
+    ]  # fmt: skip
 
 
-def _copy(axes: tuple[_Clipped, ...]) -> Copy:
-    grid = tuple(slice(each.position, each.position + each.nparts) for each in axes)
-    target = tuple(slice(each.start, each.start + each.nparts * each.nitems) for each in axes)
-    split = tuple(size for each in axes for size in (each.nparts, each.nitems))
-    return Copy((*grid, *(each.inside for each in axes)), target, split, all(each.whole for each in axes))
+def _copy(axes: tuple[_Piece, ...]) -> Copy:
+    grid, items, target, is_whole = [], [], [], True
+    split: tuple[int, ...] = ()
+    for start, stop, inside, at, nitems, whole in axes:
+        grid.append(slice(start, stop))
+        items.append(inside)
+        target.append(slice(at, at + (stop - start) * nitems))
+        split += (stop - start, nitems)
+        is_whole = is_whole and whole
+    return Copy((*grid, *items), tuple(target), split, is_whole)
