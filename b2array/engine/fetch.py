@@ -130,6 +130,7 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
                 ask = steps.throw(error)
             else:
                 ask = steps.send(view)
+                del view  # its memory is free for the next step, unless `steps` keeps it
     except StopIteration as end:
         stored: Stored = end.value
         return stored
@@ -250,9 +251,11 @@ class _Chunk:
         if head_nbytes > len(view):
             view = yield self.ask(0, head_nbytes, leads=True)
         head = self.unpack_head(view, header)
-        is_all = len(view) >= head.header.cbytes
-        rest = self.take_whole(head, view) if is_all else self.some_blocks(head, bytes(view[:head_nbytes]))
-        return (yield from rest)
+        if len(view) >= head.header.cbytes:
+            return (yield from self.take_whole(head, view))
+        head_bytes = bytes(view[:head_nbytes])
+        del view  # so that the blocks can be read into the same memory
+        return (yield from self.some_blocks(head, head_bytes))
 
     def expected_nblocks(self) -> int:
         frame = self.source.frame

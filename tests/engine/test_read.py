@@ -340,6 +340,21 @@ def test_neighbouring_blocks_are_one_range_of_a_file_if_none_needs_room_behind_i
     assert [len(asked) for asked in found] == [spans]
 
 
+def test_blocks_behind_a_head_are_read_into_the_memory_that_the_head_had(tmp_path):
+    values = np.random.default_rng(0).integers(0, 2**62, (8, 2**18))
+    b2array.asarray(values, chunks=(4, 2**18), blocks=(1, 2**14), url=tmp_path / "a.b2nd")
+    with config.using(cache_bytes=0):
+        assert b2array.open(tmp_path / "a.b2nd")[1, :: 2**14].sum()  # this thread has memory now
+        for row in (3, 5):
+            opened = b2array.open(tmp_path / "a.b2nd")
+            tracemalloc.start()
+            try:
+                assert np.array_equal(opened[row, :: 2**14], values[row, :: 2**14])
+                assert tracemalloc.get_traced_memory()[1] < 2**18  # the blocks have 2**21
+            finally:
+                tracemalloc.stop()
+
+
 def test_one_read_keeps_at_most_half_of_the_cache_and_finds_that_again(monkeypatch):
     values = np.arange(2**18).reshape(64, 4096)  # 2 MiB, in blocks of 32 KiB
     array = b2array.asarray(values, chunks=(8, 4096), blocks=(1, 4096))
