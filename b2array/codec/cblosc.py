@@ -280,7 +280,7 @@ def unshuffle(planes: Bytes, out: Bytes) -> None:
     """Join planes, of shape (width, ...) and any strides, with one byte of every item in each, into `out`."""
     width, nbytes = len(planes), out.nbytes
     if nbytes <= _FEW_BYTES:
-        out.reshape(-1, width).T[:] = planes.reshape(width, -1)
+        out.reshape(*planes.shape[1:], width)[...] = planes.transpose(*range(1, planes.ndim), 0)
         return
     unsplit = Blosc1Params(CodecFormat.BLOSCLZ, width, SHUFFLE, split=False, block_nbytes=nbytes)
     raw, (block,) = _raw_blosc1_chunk(unsplit, 1)

@@ -332,11 +332,16 @@ class _Chunk:
             blocks = chunk.needed_blocks(head, blocks)
         if not len(blocks) or blocks[-1] >= len(head.starts):  # other blocks than those of the frame
             return None
-        if len(blocks) == 1 and self.is_local and not self.record_due:  # a point
+        if len(blocks) == 1 and self.is_local:  # a point
             start, stop = int(head.starts[blocks[0]]), int(head.stops[blocks[0]])
             lead, margin = decode.scratch_margins(head, 1)
-            ask = self._ask_ranges([(start, stop)], [lead], lead + stop - start + margin)
-            return _Planned(head, blocks, ask, [lead], margin)
+            ranges, places, nbytes = [(start, stop)], [lead], lead + stop - start + margin
+            if self.record_due:
+                behind = head.header.cbytes
+                ranges.append((behind, behind + checksums.record_nbytes(len(head.starts))))
+                places.append(nbytes)
+                nbytes += ranges[1][1] - behind
+            return _Planned(head, blocks, self._ask_ranges(ranges, places, nbytes), places, margin)
         numbers = np.asarray(blocks, np.int64)
         starts, stops, cbytes = head.starts[numbers].tolist(), head.stops[numbers].tolist(), head.header.cbytes
         lead, margin = decode.scratch_margins(head, len(starts))
