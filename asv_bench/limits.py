@@ -4,8 +4,9 @@
 
 For each action, prints milliseconds of both libraries in one thread, and how many of b2array's are spent in C: files,
 checksums, decoding, encoding, one copy of the result from the cache or from where it was decoded, and the first touch
-of memory that is new: the cache's, or that of a large result. The rest is Python and other copies in memory. The last
-column is the ratio that is left if the rest took no time at all.
+of memory that is new: the cache's, or that of a large result. The rest is Python and other copies in memory. Then come
+ratios to python-blosc2: of b2array; of C alone, if the rest took no time at all; and of a reader with the least Python,
+`bare.Bare`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import blosc2
 import numpy as np
+from bare import Bare
 from benchmarks import BLOCKS, CHUNKS, integers, rounded
 from compare import CLEVEL, SHAPE, forget
 
@@ -76,43 +78,55 @@ def touch(new: np.ndarray) -> None:
     spent["memory"] -= time.perf_counter() - begin
 
 
-Verbs = tuple[Callable[[int], Any], Callable[[int], Any]]
-"""What each library does in a round: a call prepares it, and returns what is timed.
+Verbs = tuple[Callable[[int], Any], ...]
+"""What b2array, python-blosc2 and perhaps `Bare` do in a round: a call prepares it, and returns what is timed.
 
 That may return what is to be measured apart.
 """
 
 
-def reads(directory: Path, data: np.ndarray) -> dict[str, Verbs]:
-    ours, theirs = directory / "a.b2nd", str(directory / "b.b2nd")
-    a, b = b2array.asarray(data, url=ours), blosc2.asarray(data, urlpath=theirs, mode="w")
-    order = np.random.default_rng(0).permutation(len(data)).tolist()
-    spare = cache.Cache()
+class Reads:
+    """One field in a file of each library, and keys of several patterns."""
 
-    def warm(key: Callable[[int], Any]) -> Verbs:
-        def first(n: int) -> Any:
-            read = a[key(n)]
+    def __init__(self, directory: Path, data: np.ndarray) -> None:
+        self.data, self.ours, self.theirs = data, directory / "a.b2nd", str(directory / "b.b2nd")
+        self.a = b2array.asarray(data, url=self.ours)
+        self.b = blosc2.asarray(data, urlpath=self.theirs, mode="w")
+        self.bare: dict[str, Bare] = {}
+        self.rng = np.random.default_rng(0)
+
+    def slabs(self, axis: int) -> list[Any]:
+        return [(slice(None),) * axis + (n,) for n in self.rng.permutation(self.data.shape[axis]).tolist()]
+
+    def boxes(self, *extents: int) -> list[Any]:
+        limits = zip(self.data.shape, extents, strict=True)
+        corners = zip(*[self.rng.integers(1, n - extent, 99).tolist() for n, extent in limits], strict=True)
+        return [tuple(slice(at, at + n) for at, n in zip(corner, extents, strict=True)) for corner in corners]
+
+    def rows(self) -> dict[str, Verbs]:
+        patterns = {
+            "a[i]": self.slabs(0),
+            "a[:, j]": self.slabs(1),
+            "box": self.boxes(*(n * 3 // 8 for n in self.data.shape)),
+            "tiny box": self.boxes(10, 10, 10),
+            "point": [tuple(at.start for at in box) for box in self.boxes(1, 1, 1)],
+        }
+        rows = {}
+        for label, keys in patterns.items():
+            rows[label] = self.cold(keys, opened=False)
+            rows[f"{label}, again"] = self.warm(keys)
+            rows[f"{label}, just opened"] = self.cold(keys, opened=True)
+        return rows
+
+    def cold(self, keys: list[Any], *, opened: bool) -> Verbs:
+        spare = cache.Cache()
+
+        def ours(n: int) -> Any:
+            forget()
+            handle = b2array.open(self.ours) if opened else self.a
 
             def run() -> Callable[[], None]:
-                a[key(n)]
-                return lambda: measure("copy", read.copy)
-
-            return run
-
-        def second(n: int) -> Any:
-            b[key(n)]
-            return lambda: b[key(n)]
-
-        return first, second
-
-    def cold(key: Callable[[int], Any], *, opened: bool) -> Verbs:
-        def first(n: int) -> Any:
-            if opened:
-                forget()
-            handle = b2array.open(ours) if opened else a
-
-            def run() -> Callable[[], None]:
-                read = np.asarray(handle[key(n)])
+                read = np.asarray(handle[keys[n]])
 
                 def apart() -> None:
                     measure("copy", read.copy)
@@ -122,23 +136,41 @@ def reads(directory: Path, data: np.ndarray) -> dict[str, Verbs]:
 
             return run
 
-        def second(n: int) -> Any:
-            handle = blosc2.open(theirs) if opened else b
-            return lambda: handle[key(n)]
+        def theirs(n: int) -> Any:
+            handle = blosc2.open(self.theirs) if opened else self.b
+            return lambda: handle[keys[n]]
 
-        return first, second
+        def bare(n: int) -> Any:
+            least = self.bare[str(keys[n])] = Bare(self.ours, keys[n])
 
-    def point(n: int) -> tuple[int, int, int]:
-        return order[n], 5 * n, 7 * n
+            def run() -> Callable[[], None]:
+                read = least.read(opened=opened)
+                return lambda: np.testing.assert_array_equal(read.ravel(), self.data[keys[n]].ravel())
 
-    return {
-        "a[i]": cold(order.__getitem__, opened=False),
-        "a[i], just opened": cold(order.__getitem__, opened=True),
-        "point": cold(point, opened=False),
-        "point, just opened": cold(point, opened=True),
-        "a[i], again": warm(order.__getitem__),
-        "box, again": warm(lambda n: (slice(n, n + 48), slice(n, n + 96), slice(n, n + 192))),
-    }
+            return run
+
+        return ours, theirs, bare
+
+    def warm(self, keys: list[Any]) -> Verbs:
+        def ours(n: int) -> Any:
+            read = self.a[keys[n]]
+
+            def run() -> Callable[[], None]:
+                self.a[keys[n]]
+                return lambda: measure("copy", read.copy)
+
+            return run
+
+        def theirs(n: int) -> Any:
+            self.b[keys[n]]
+            return lambda: self.b[keys[n]]
+
+        def bare(n: int) -> Any:
+            least = self.bare.pop(str(keys[n]))
+            least.again()
+            return lambda: least.again() is None
+
+        return ours, theirs, bare
 
 
 def everything(directory: Path, values: np.ndarray, codec: str) -> Verbs:
@@ -204,30 +236,31 @@ def main() -> None:
         for module, name in functions:
             watch(module, name, label)
     rng = random.Random(0)
-    print(
-        f"{'milliseconds':28}{'blosc2':>9}{'b2array':>9}" + "".join(f"{label:>11}" for label in IN_C) + "   if C alone"
-    )
+    labels = [*IN_C, "| b2array", "C alone", "bare"]
+    print(f"{'milliseconds':28}{'blosc2':>9}{'b2array':>9}" + "".join(f"{label:>11}" for label in labels))
     with tempfile.TemporaryDirectory(prefix="b2array-limits-") as directory:
         data = rounded(SHAPE)
-        actions = reads(Path(directory), data)
+        actions = Reads(Path(directory), data).rows()
         actions["read all, zstd"] = everything(Path(directory), data.copy(), "zstd")
         actions["read all, lz4, counts"] = everything(Path(directory), integers(SHAPE), "lz4")
         actions |= writes(Path(directory), data)
         for label, verbs in actions.items():
-            samples: tuple[list[list[float]], list[list[float]]] = [], []
+            samples: list[list[list[float]]] = [[] for _ in verbs]
             for number in range(5 if " all" in label else rounds):
-                for library in rng.sample((0, 1), 2):
-                    run = verbs[library](number)
+                for reader in rng.sample(range(len(verbs)), len(verbs)):
+                    run = verbs[reader](number)
                     spent.update(dict.fromkeys(spent, 0.0))
                     begin = time.perf_counter()
                     measure_apart = run()
                     elapsed = time.perf_counter() - begin
                     if callable(measure_apart):
                         measure_apart()
-                    samples[library].append([elapsed, *spent.values()])
-            ours, theirs = ([1e3 * median(column) for column in zip(*each, strict=True)] for each in samples)
+                    samples[reader].append([elapsed, *spent.values()])
+            ours, theirs, *bare = ([1e3 * median(column) for column in zip(*each, strict=True)] for each in samples)
             shares = "".join(f"{share:>11.2f}" for share in ours[1:])
-            print(f"{label:28}{theirs[0]:>9.2f}{ours[0]:>9.2f}{shares}{sum(ours[1:]) / theirs[0]:>11.2f}", flush=True)
+            ratios = [ours[0], sum(ours[1:]), *(each[0] for each in bare)]
+            rated = "".join(f"{each / theirs[0]:>11.2f}" for each in ratios)
+            print(f"{label:28}{theirs[0]:>9.2f}{ours[0]:>9.2f}{shares}{rated}", flush=True)
 
 
 if __name__ == "__main__":

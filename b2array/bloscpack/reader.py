@@ -10,6 +10,7 @@ import math
 import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, Self
 
@@ -27,7 +28,7 @@ from b2array.codec.header import BLOSC1_HEADER_LEN, ChunkHeader
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, located
 from b2array.grid.partition import Positions, parts, put, take
 from b2array.grid.selection import select
-from b2array.store.base import Store
+from b2array.store.base import Stamp, Store
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 from b2array.store.spans import Span
@@ -94,9 +95,8 @@ class Reader:
         """The number of slots in the table of offsets, used and free."""
         self.first_chunk = self.table_start + 8 * self.nslots
         """Where the first chunk is in the file."""
-        self._chunks = Chunks(
-            self.url, self.header, self.stamp.size, self.first_chunk, self._read_offsets(), self._bytes
-        )
+        read = partial(_part, self._store, self.stamp)  # a method would make the chunks refer to this reader
+        self._chunks = Chunks(self.url, self.header, self.stamp.size, self.first_chunk, self._read_offsets(), read)
         self._beginning = b""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -105,9 +105,7 @@ class Reader:
     def _bytes(self, start: int, stop: int) -> memoryview:
         if stop <= len(self._beginning):
             return memoryview(self._beginning)[start:stop]
-        if stop > self.stamp.size:
-            raise FormatError(f"{self.url}: expected {stop - start} bytes at {start}, found {self.stamp.size - start}")
-        return self._store.read([Span("", start, stop)], expected=self.stamp.version)[0]
+        return _part(self._store, self.stamp, start, stop)
 
     def _count_slots(self) -> int:
         header, start, size = self.header, self.table_start, self.stamp.size
@@ -369,6 +367,13 @@ class Reader:
         if config.verify != "never":
             head.compare("its checksum", self.header.checksum, view[:cbytes], view[cbytes:stop])
         return view[:cbytes]
+
+
+def _part(store: Store, stamp: Stamp, start: int, stop: int) -> memoryview:
+    """Read a part of a file that is still in this state."""
+    if stop > stamp.size:
+        raise FormatError(f"{store.url}: expected {stop - start} bytes at {start}, found {stamp.size - start}")
+    return store.read([Span("", start, stop)], expected=stamp.version)[0]
 
 
 def _shaped(flat: Bytes, about: Description) -> npt.NDArray[Any]:

@@ -337,10 +337,8 @@ class _Chunk:
             lead, margin = decode.scratch_margins(head, 1)
             ranges, places, nbytes = [(start, stop)], [lead], lead + stop - start + margin
             if self.record_due:
-                behind = head.header.cbytes
-                ranges.append((behind, behind + checksums.record_nbytes(len(head.starts))))
-                places.append(nbytes)
-                nbytes += ranges[1][1] - behind
+                cbytes, record = head.header.cbytes, checksums.record_nbytes(len(head.starts))
+                ranges, places, nbytes = [*ranges, (cbytes, cbytes + record)], [lead, nbytes], nbytes + record
             return _Planned(head, blocks, self._ask_ranges(ranges, places, nbytes), places, margin)
         numbers = np.asarray(blocks, np.int64)
         starts, stops, cbytes = head.starts[numbers].tolist(), head.stops[numbers].tolist(), head.header.cbytes

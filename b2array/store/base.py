@@ -261,6 +261,19 @@ def says_more(error: object) -> TypeGuard[Exception]:
     return isinstance(error, FileNotFoundError) and error.strerror not in (None, os.strerror(errno.ENOENT))
 
 
+def as_answer(error: Exception) -> Exception:
+    """Return an error that `Store.head` caught, without its tracebacks.
+
+    They refer to the frames that are going to hold the error. Only the collector of garbage would free those, with
+    everything else in them, such as open files.
+    """
+    link: BaseException | None = error
+    while link is not None and link.__traceback__ is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
+
+
 def read_whole(store: Store, span: Span, expected: str | None) -> memoryview:
     """Read a part of a file without which the rest means nothing."""
     (view,) = store.read([span], expected=expected, clip=True)

@@ -21,6 +21,7 @@ from b2array.store.base import (
     Listed,
     Stamp,
     Store,
+    as_answer,
     as_pieces,
     check_span,
     conflict,
@@ -220,7 +221,7 @@ class LocalStore(Store):
             unique = _unique(file.path, status)
             data = file.read(offset, offset + nbytes, clip=True)
         except (OSError, FormatError) as error:
-            return error
+            return as_answer(error)
         if not name:
             self._file = file
         return Head(data, _local_stamp(status), unique)

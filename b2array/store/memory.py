@@ -17,6 +17,7 @@ from b2array.store.base import (
     Mutex,
     Stamp,
     Store,
+    as_answer,
     check_span,
     conflict,
     identity,
@@ -107,7 +108,7 @@ class MemoryStore(Store):
         try:
             found = self._get(name)
         except FileNotFoundError as error:
-            return error
+            return as_answer(error)
         stamp, data = found.stamp(), memoryview(bytearray(found.data[offset : offset + nbytes]))
         return Head(data, stamp, f"{self._ident}/{name} {stamp.version}")
 

@@ -24,6 +24,7 @@ from b2array.store.base import (
     Mutex,
     Stamp,
     Store,
+    as_answer,
     conflict,
     merge,
     pause,
@@ -145,7 +146,10 @@ class FsspecStore(Store):
             return function(fs, join(root, name))
         except Exception as error:  # noqa: BLE001 - raised below, where no context keeps its text
             failure = self._translate(error, name)
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback refers to this frame
 
     def _wait(self, name: str, request: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         """Send a request about an object, and wait for the answer."""
@@ -198,9 +202,10 @@ class FsspecStore(Store):
     def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
         """Return for each span its bytes and the object's state, if the server sends it with them, or an error."""
         try:
-            return self._answers(spans, expected)
+            answers = self._answers(spans, expected)
         except Exception as error:  # noqa: BLE001 - the caller judges it
-            return [error] * len(spans)
+            answers = [error] * len(spans)
+        return [as_answer(each) if isinstance(each, Exception) else each for each in answers]
 
     def _answers(self, spans: Sequence[Span], expected: str | None) -> list[Any]:  # noqa: ARG002
         # fsspec returns errors here; one that it raised would not say which object it is about.
@@ -248,7 +253,7 @@ class FsspecStore(Store):
         try:
             data = self._fit(span, answer, clip=True)
         except Exception as error:  # noqa: BLE001 - the caller judges it
-            return error
+            return as_answer(error)
         stamp = None if isinstance(answer, Exception) else answer[1]
         return Head(data, stamp, f"{self._ident}/{span.name} {stamp.version}" if self._ident and stamp else "")
 

@@ -1,0 +1,148 @@
+"""What an operation has used is freed when it ends: an open file must not wait for the collector of garbage."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+import b2array
+from b2array import bloscpack, config
+
+VALUES = np.random.default_rng(0).normal(size=(40, 30, 4))
+
+
+def missing(url, options):
+    with suppress(FileNotFoundError):
+        b2array.open(f"{url.rstrip('/')}-missing", storage_options=options)
+
+
+def slip(url, options):
+    with suppress(IndexError):
+        b2array.open(url, storage_options=options)[1000]
+
+
+def transaction(url, options):
+    array = b2array.open(url, "r+", storage_options=options)
+    with array.transaction():
+        array[5], array[30, 5] = 2, 3
+
+
+def failed_transaction(url, options):
+    array = b2array.open(url, "r+", storage_options=options)
+    with suppress(KeyError), array.transaction():
+        array[5] = 2
+        raise KeyError
+
+
+def growth(url, options):
+    array = b2array.open(url, "r+", storage_options=options)
+    array.append(VALUES[:1])
+    array.resize(VALUES.shape)
+
+
+def attributes(url, options):
+    array = b2array.open(url, "r+", storage_options=options)
+    array.attrs["units"] = "m"
+
+
+def chunks(url, options):
+    for _, values in b2array.open(url, storage_options=options).iter_chunks():
+        assert values.size
+
+
+OPERATIONS = {
+    "open": lambda url, options: b2array.open(url, storage_options=options),
+    "slab": lambda url, options: b2array.open(url, storage_options=options)[3],
+    "rows": lambda url, options: b2array.open(url, storage_options=options)[[3, 20]],
+    "chunks": chunks,
+    "sum": lambda url, options: b2array.open(url, storage_options=options).sum(axis=0),
+    "explain": lambda url, options: b2array.open(url, storage_options=options).explain(3),
+    "copy": lambda url, options: b2array.open(url, storage_options=options).copy(),
+    "verify": lambda url, options: b2array.verify(url, storage_options=options),
+    "missing": missing,
+    "slip": slip,
+    "transaction": transaction,
+    "failed transaction": failed_transaction,
+    "growth": growth,
+    "attributes": attributes,
+}
+
+
+@pytest.fixture(params=["file", "directory", "memory", "s3"])
+def place(request, tmp_path):
+    if request.param == "s3":
+        options = request.getfixturevalue("s3_options")
+        return f"s3://{request.getfixturevalue('bucket')}/a.b2nd", options
+    urls = {
+        "file": f"{tmp_path}/a.b2nd",
+        "directory": f"{tmp_path}/a.b2nd/",
+        "memory": f"memory://{tmp_path.name}.b2nd",
+    }
+    return urls[request.param], None
+
+
+CACHED = {"Plan", "Blosc1Params"}
+"""`functools.lru_cache` keeps these for the next time."""
+
+
+def ours():
+    """Count what is in memory of this package, by type."""
+    types = [type(each) for each in gc.get_objects()]
+    return Counter(t.__name__ for t in types if str(t.__module__).startswith("b2array.") and t.__name__ not in CACHED)
+
+
+def left_behind(operation):
+    """Count what an operation leaves in memory that another one like it did not need."""
+    with config.using(threads=1, cache_bytes=0):
+        operation()
+        operation()
+        gc.collect()
+        gc.disable()
+        try:
+            before = ours()
+            operation()
+            return ours() - before
+        finally:
+            gc.enable()
+
+
+def test_nothing_is_left_of_an_array(place):
+    url, options = place
+    b2array.asarray(VALUES, url=url, chunks=(10, 30, 4), blocks=(2, 15, 4), storage_options=options)
+    found = {name: left_behind(lambda each=each: each(url, options)) for name, each in OPERATIONS.items()}
+    assert {name: each for name, each in found.items() if each} == {}
+
+
+@pytest.mark.parametrize("protocol", ["file", "memory"])
+def test_nothing_is_left_of_a_group(tmp_path, protocol):
+    url = f"{tmp_path}/g" if protocol == "file" else f"memory://{tmp_path.name}-group"
+    group = b2array.open_group(url, "w")
+    group["x"] = VALUES
+    group["inner/y"] = VALUES
+
+    def change():
+        opened = b2array.open_group(url, "r+")
+        with opened.transaction():
+            opened["z"] = VALUES
+            opened["x"][3] = 5
+        del opened["z"]
+
+    operations = {
+        "open": lambda: b2array.open_group(url),
+        "members": lambda: [each.shape for each in b2array.open_group(url)["inner"].values()],
+        "slab": lambda: b2array.open_group(url)["inner/y"][3],
+        "verify": lambda: b2array.verify(url),
+        "change": change,
+    }
+    found = {name: left_behind(each) for name, each in operations.items()}
+    assert {name: each for name, each in found.items() if each} == {}
+
+
+def test_nothing_is_left_of_a_bloscpack_file(tmp_path):
+    path = tmp_path / "a.blp"
+    bloscpack.pack(VALUES, path)
+    assert not left_behind(lambda: bloscpack.open(path)[3])
