@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -218,6 +219,8 @@ class LocalStore(Store):
         try:
             file = _File.open(self._path(name))
             status = os.fstat(file.fd)
+            if stat.S_ISDIR(status.st_mode):  # some file systems would let us read 0 bytes
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file.path)
             unique = _unique(file.path, status)
             data = file.read(offset, offset + nbytes, clip=True)
         except (OSError, FormatError) as error:
@@ -371,7 +374,9 @@ class LocalStore(Store):
                     disk.sync_directory(os.path.dirname(path))
 
     def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:
-        return disk.locked(os.path.join(self.url, LOCK) if name else self.url + LOCK, shared=shared)
+        # A file has one lock, even if a symbolic link gives it another name.
+        path = os.path.join(self.url, LOCK) if name else os.path.realpath(self.url) + LOCK
+        return disk.locked(path, shared=shared)
 
     def close(self) -> None:
         self._file = None

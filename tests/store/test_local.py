@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from contextlib import contextmanager, suppress
@@ -248,6 +249,15 @@ def test_directories_are_made_when_something_is_written(tmp_path):
 
 
 @posix
+@pytest.mark.parametrize("offset", [0, 10**6])
+def test_a_directory_is_no_empty_file_where_the_system_says_that_it_has_no_bytes(tmp_path, monkeypatch, offset):
+    status = os.stat_result([*tmp_path.stat()[:6], 0, 0, 0, 0])
+    monkeypatch.setattr(os, "fstat", lambda _: status)
+    (found,) = LocalStore(tmp_path).head([""], 10, offset=offset)
+    assert isinstance(found, IsADirectoryError)
+
+
+@posix
 def test_replacing_keeps_permissions_and_symbolic_links(file):
     file.chmod(0o640)
     link = file.parent / "link"
@@ -382,6 +392,24 @@ def holder(path, *shared):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
     assert process.stdout.readline().strip() == b"locked"
     return process
+
+
+@posix
+def test_a_file_and_a_symbolic_link_to_it_have_one_lock(file):
+    link, taken = file.with_name("link"), threading.Event()
+    link.symlink_to(file.name)
+
+    def take():
+        with LocalStore(file).lock(""):
+            taken.set()
+
+    other = threading.Thread(target=take)
+    with LocalStore(link).lock(""):
+        other.start()
+        assert not taken.wait(0.3)
+    other.join(30)
+    assert taken.is_set()
+    assert names(file.parent).count("link.b2lock") == 0
 
 
 @posix
