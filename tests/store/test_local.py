@@ -116,8 +116,19 @@ def test_only_what_is_read_must_be_in_the_file_not_the_room_around_it(file, monk
     monkeypatch.setattr(local, "_TRUSTED_ROOM", len(CONTENT) // 2)
     assert LocalStore(file).gather([Span("", 0, len(CONTENT))], [100], len(CONTENT) + 500)[100:-400] == CONTENT
     monkeypatch.setattr(buffers, "_kept", buffers._Kept())
-    with pytest.raises(FormatError, match=f"expected {len(CONTENT) + 1} bytes, found fewer"):
+    with pytest.raises(FormatError, match=f"expected {len(CONTENT) + 1} bytes, found {len(CONTENT)}"):
         LocalStore(file).gather([Span("", 0, len(CONTENT) + 1)], [0], len(CONTENT) + 1)
+
+
+@posix
+@pytest.mark.parametrize("change", [lambda file: LocalStore(file).replace("", b"less"), Path.unlink])
+def test_much_is_read_from_a_file_that_was_replaced_or_removed_meanwhile(file, monkeypatch, change):
+    store = LocalStore(file)
+    store.head([""], 1)
+    change(file)
+    monkeypatch.setattr(buffers, "_kept", buffers._Kept())
+    monkeypatch.setattr(local, "_TRUSTED_ROOM", len(CONTENT) // 2)
+    assert store.gather([Span("", 0, len(CONTENT))], [0], len(CONTENT)) == CONTENT
 
 
 def test_a_platform_without_preadv_reads_the_same(file, monkeypatch):
