@@ -22,7 +22,7 @@ from b2array.codec import cblosc, chunk, decode, encode
 from b2array.codec.chunk import ChunkHead, Stored
 from b2array.codec.header import MAX_DICT_NBYTES, ChunkHeader, FilterId
 from b2array.config import HEADER_LEN
-from b2array.engine.source import CachedHead, ChunkRequest, Location, Source
+from b2array.engine.source import SPOOL, CachedHead, ChunkRequest, Location, Source
 from b2array.errors import B2ArrayError, ChecksumError, ChunkMissingError, FormatError, UnsupportedError, located_error
 from b2array.format import checksums
 from b2array.format.annotations import Sizes, block_bounds
@@ -222,7 +222,7 @@ class _Chunk:
         if self.cached is None or self.cached.sums is None:
             # Unpacking the sizes for the answer would take longer than reading a point.
             due = source.has_checksums if source.sparse else source.state.may_have_size
-            self.record_due = config.verify != "never" and due(request.chunk)
+            self.record_due = config.verify != "never" and location.name != SPOOL and due(request.chunk)
         if self.record_due:
             self.cached = None  # it was read while checksums were not compared
 

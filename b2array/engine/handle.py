@@ -176,13 +176,14 @@ class Handle:
         for tried in attempts(self.store):
             if tried == config.retries and self.store.guarantee != COMPARE_AND_SWAP:
                 break
-            known = self._snapshot
+            known, joined = self._snapshot, self._transaction
             try:
                 return self._attempt(task)
             except ConflictError:
                 with self.mutex.held:
                     if self._transaction is not None:
-                        again = self._transaction.catch_up()
+                        # It may have begun meanwhile; then the change joins it now.
+                        again = self._transaction is not joined or self._transaction.catch_up()
                     else:
                         self.refresh()
                         moved = self._snapshot.generation != known.generation
