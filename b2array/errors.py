@@ -86,7 +86,7 @@ def located(where: str, verb: Callable[[], T]) -> T:
 
 
 def located_error(where: str, error: B2ArrayError) -> B2ArrayError:
-    """Return the error with `where` in front of its message.
+    """Return a new error like this one, with `where` in front of its message.
 
     Examples
     --------
@@ -94,4 +94,4 @@ def located_error(where: str, error: B2ArrayError) -> B2ArrayError:
     FormatError('a.b2nd: expected a frame')
     """
     text = str(error)
-    return error if text.startswith(where) else type(error)(f"{where}: {text}")
+    return type(error)(text if text.startswith(where) else f"{where}: {text}")

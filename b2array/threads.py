@@ -219,6 +219,7 @@ class _Calls(Generic[T, R]):
                 answer.put((self._task(item), None))
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             answer.put((_END, error))
+            del answer  # the error's traceback refers to this frame
         finally:
             self._over.append(None)
             if self._ended:

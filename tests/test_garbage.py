@@ -11,6 +11,9 @@ import pytest
 
 import b2array
 from b2array import bloscpack, config
+from b2array.errors import FormatError
+from b2array.store.open import open_store
+from b2array.store.spans import Span
 
 VALUES = np.random.default_rng(0).normal(size=(40, 30, 4))
 
@@ -95,9 +98,9 @@ def ours():
     return Counter(t.__name__ for t in types if str(t.__module__).startswith("b2array.") and t.__name__ not in CACHED)
 
 
-def left_behind(operation):
+def left_behind(operation, threads=1):
     """Count what an operation leaves in memory that another one like it did not need."""
-    with config.using(threads=1, cache_bytes=0):
+    with config.using(threads=threads, cache_bytes=0):
         operation()
         operation()
         gc.collect()
@@ -114,6 +117,53 @@ def test_nothing_is_left_of_an_array(place):
     url, options = place
     b2array.asarray(VALUES, url=url, chunks=(10, 30, 4), blocks=(2, 15, 4), storage_options=options)
     found = {name: left_behind(lambda each=each: each(url, options)) for name, each in OPERATIONS.items()}
+    assert {name: each for name, each in found.items() if each} == {}
+
+
+def refused(task):
+    """Return an operation with an array that fails because a chunk is damaged."""
+
+    def operation(url, options):
+        with suppress(FormatError):
+            task(b2array.open(url, "r+", storage_options=options))
+
+    return operation
+
+
+def changed(array):
+    with array.transaction():
+        array[5, 3], array[15, 3], array[25, 3] = 2, 3, 4
+
+
+DAMAGED = {
+    "slab": lambda array: array[12],
+    "head": lambda array: array[25:28, 3],
+    "point": lambda array: array[11, 5, 2],
+    "missing": lambda array: array[35],
+    "whole": lambda array: array[:],
+    "chunks": lambda array: [*array.iter_chunks()],
+    "sum": lambda array: array.sum(),
+    "write": lambda array: array.__setitem__((12, 3), 5),
+    "transaction": changed,
+    "delete": lambda array: array.delete(3),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_nothing_is_left_of_an_array_with_damaged_chunks(place, threads):
+    url, options = place
+    made = b2array.asarray(VALUES, url=url, chunks=(10, 30, 4), blocks=(2, 15, 4), storage_options=options)
+    store, source = open_store(url, storage_options=options), made._handle.source
+    for number, at in ((1, 500), (2, 20)):
+        name, start, _ = source.locate(number)
+        (view,) = store.read([Span(name, 0, store.stamp(name).size)])
+        view[start + at] ^= 255
+        store.replace(name, bytes(view))
+    if source.sparse:
+        store.delete([source.locate(3).name])
+    del made, source
+    tried = {name: refused(task) for name, task in DAMAGED.items()}
+    found = {name: left_behind(lambda each=each: each(url, options), threads) for name, each in tried.items()}
     assert {name: each for name, each in found.items() if each} == {}
 
 

@@ -283,7 +283,7 @@ def test_commits_are_ordered_by_default_and_other_settings_are_refused():
     assert done.stdout == "ordered\n"
     with pytest.raises(ValueError, match="'off', 'ordered' or 'full'"), config.using(durable="sometimes"):
         pass
-    for given, meant in ((True, "full"), (False, "off"), ("ordered", "ordered")):
+    for given, meant in ((True, "full"), (1, "full"), (0, "off"), (False, "off"), ("ordered", "ordered")):
         with config.using(durable=given):
             assert durability() == meant
 

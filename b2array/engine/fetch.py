@@ -12,7 +12,7 @@ import re
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate, repeat
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from b2array.codec import cblosc, chunk, decode, encode
 from b2array.codec.chunk import ChunkHead, Stored
 from b2array.codec.header import MAX_DICT_NBYTES, ChunkHeader, FilterId
 from b2array.config import HEADER_LEN
-from b2array.engine.source import CachedHead, ChunkRequest, Location, Source
+from b2array.engine.source import SPOOL, CachedHead, ChunkRequest, Location, Source
 from b2array.errors import B2ArrayError, ChecksumError, ChunkMissingError, FormatError, UnsupportedError, located_error
 from b2array.format import checksums
 from b2array.format.annotations import Sizes, block_bounds
@@ -126,6 +126,7 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
                 view = source.read(ask.spans, clip=True)[0] if ask.clip else source.gather(*ask[:3])
             except FileNotFoundError as error:
                 _refuse_missing(source, [(request.chunk, ask)], error)
+                raise
             except FormatError as error:
                 ask = steps.throw(error)
             else:
@@ -165,6 +166,7 @@ def _read_together(source: Source, requests: Sequence[ChunkRequest]) -> list[Sto
             views = iter(source.read([span for _, _, ask in asked for span in ask.spans], clip=True))
         except FileNotFoundError as error:
             _refuse_missing(source, [(requests[i].chunk, ask) for i, _, ask in asked], error)
+            raise
         for i, steps, ask in asked:
             go_on(i, steps, _joined(source, ask, [next(views) for _ in ask.spans]))
     return [stored for stored in found if stored is not None]
@@ -177,14 +179,13 @@ def _joined(source: Source, ask: Ask, views: list[memoryview]) -> memoryview | F
     return join_views(views)
 
 
-def _refuse_missing(source: Source, asked: list[tuple[int, Ask]], error: FileNotFoundError) -> NoReturn:
-    """Raise the error of a chunk whose file does not exist; the given one if the whole frame is gone."""
+def _refuse_missing(source: Source, asked: list[tuple[int, Ask]], error: FileNotFoundError) -> None:
+    """Raise the error of a chunk whose file does not exist, unless the whole frame is gone."""
     names = [(n, ask.spans[0].name) for n, ask in asked]
     n, name = next((each for each in names if str(error.filename or "").endswith(each[1] or "\0")), names[0])
     source.locate(n)  # a lost chunk has no file
-    if not name:
-        raise error
-    raise ChunkMissingError(f"chunk {n} of {source.url}: expected its file {name}, found none") from error
+    if name:
+        raise ChunkMissingError(f"chunk {n} of {source.url}: expected its file {name}, found none") from error
 
 
 def _located(source: Source, n: int, error: B2ArrayError) -> B2ArrayError:
@@ -221,7 +222,7 @@ class _Chunk:
         if self.cached is None or self.cached.sums is None:
             # Unpacking the sizes for the answer would take longer than reading a point.
             due = source.has_checksums if source.sparse else source.state.may_have_size
-            self.record_due = config.verify != "never" and due(request.chunk)
+            self.record_due = config.verify != "never" and location.name != SPOOL and due(request.chunk)
         if self.record_due:
             self.cached = None  # it was read while checksums were not compared
 
@@ -440,8 +441,9 @@ class _Chunk:
             number = chunk_number(self.location.name)
             try:
                 sums = checksums.verified_sums(behind, head, head_bytes, number=-1 if number is None else number)
-            except ChecksumError as error:
-                self._require_no_record(error)
+            except ChecksumError:
+                if self.source.has_checksums(self.number):
+                    raise  # elsewhere, what other software left behind the chunk may look like a record
         heads = self.source.heads
         if len(heads) >= _MAX_HEADS:
             heads.clear()
@@ -454,17 +456,10 @@ class _Chunk:
             starts, stops = stored.starts[pick].tolist(), stored.stops[pick].tolist()
             try:
                 checksums.check_blocks(sums, pick.tolist(), stored.region, starts, stops)
-            except ChecksumError as error:
-                self._require_no_record(error)
+            except ChecksumError:
+                if self.source.has_checksums(self.number):
+                    raise
                 self.source.heads[self.number] = CachedHead(stored.head, None)
-
-    def _require_no_record(self, error: ChecksumError) -> None:
-        """Raise an error if this chunk must have a record of checksums.
-
-        What other software left behind the chunk may look like one.
-        """
-        if self.source.has_checksums(self.number):
-            raise error
 
 
 def chunk_number(name: str) -> int | None:

@@ -139,17 +139,18 @@ class Handle:
         A commit through this handle may have taken away what was read; then there is a newer source. ConflictError:
         another writer took it away.
         """
-        explained = _explained(source, error)
-        if isinstance(explained, FormatError | ConflictError):
+        if not isinstance(error, UnsupportedError):
             with self.mutex.held:  # once a commit under way is over
                 newest = self.source
                 if _identity(newest) != _identity(source):
                     return newest
                 if source is self._transaction and self._transaction.catch_up():
                     return source
-        if explained is error:
+        _explain(source, error)
+        try:
             raise error
-        raise explained from error
+        finally:
+            del error  # its traceback refers to this frame
 
     def reading(self, task: Callable[[Source], T]) -> T:
         """Return what a task reads; call it again where a commit through this handle took that away meanwhile."""
@@ -175,13 +176,14 @@ class Handle:
         for tried in attempts(self.store):
             if tried == config.retries and self.store.guarantee != COMPARE_AND_SWAP:
                 break
-            known = self._snapshot
+            known, joined = self._snapshot, self._transaction
             try:
                 return self._attempt(task)
             except ConflictError:
                 with self.mutex.held:
                     if self._transaction is not None:
-                        again = self._transaction.catch_up()
+                        # It may have begun meanwhile; then the change joins it now.
+                        again = self._transaction is not joined or self._transaction.catch_up()
                     else:
                         self.refresh()
                         moved = self._snapshot.generation != known.generation
@@ -205,14 +207,15 @@ class Handle:
                 try:
                     return self._transaction.attempt(task)
                 except (FormatError, UnsupportedError, NotADirectoryError) as error:
-                    raise _explained(self._transaction, error) from error
+                    _explain(self._transaction, error)
+                    raise
             transaction = self.new_transaction(locked=locked)
         try:
             result = task(transaction)
         except BaseException as error:
             transaction.abort()
             if isinstance(error, FormatError | UnsupportedError | NotADirectoryError):
-                raise _explained(transaction, error) from error
+                _explain(transaction, error)
             raise
         with self.mutex.held:
             self._commit(transaction)
@@ -232,7 +235,8 @@ class Handle:
             if committed is not transaction.base:
                 self._show(committed, self._transaction)
         except (FormatError, NotADirectoryError) as error:
-            raise _explained(transaction, error) from error
+            _explain(transaction, error)
+            raise
         except KeyboardInterrupt:  # which may come after the store has got the new state
             with suppress(OSError, B2ArrayError):
                 self._show(reload(self._snapshot), self._transaction)
@@ -371,16 +375,15 @@ def _identity(source: Source) -> object:
     return (source.generation, source.version) if isinstance(source, Snapshot) else id(source)
 
 
-def _explained(source: Source, error: B2ArrayError | OSError) -> B2ArrayError | OSError:
-    """Return an error with the URL in it, or a `ConflictError` if another writer is the cause.
+def _explain(source: Source, error: B2ArrayError | OSError) -> None:
+    """Raise an error that says more: with the URL in it, or a `ConflictError` if another writer is the cause.
 
     Other software moves chunks in its file, and a writer can replace a directory by a file.
     """
     if isinstance(error, FormatError | NotADirectoryError) and source.is_stale:
-        return stale_reader(source.url)
+        raise stale_reader(source.url) from error
     if isinstance(error, FormatError | UnsupportedError) and source.url not in str(error):
-        return located_error(source.url, error)
-    return error
+        raise located_error(source.url, error) from error
 
 
 def _restored(

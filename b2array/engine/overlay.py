@@ -17,7 +17,7 @@ from b2array.codec.chunk import ChunkHead
 from b2array.codec.header import Special
 from b2array.engine.open_chunk import OpenChunk, WriteBuffer
 from b2array.engine.snapshot import Snapshot, frame_in
-from b2array.engine.source import Location, Target
+from b2array.engine.source import SPOOL, Location, Target
 from b2array.engine.staging import Staging
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import frame, index
@@ -33,7 +33,6 @@ __all__ = ["Overlay", "changeable"]
 Int64Array = npt.NDArray[np.int64]
 T = TypeVar("T")
 
-_SPOOL = "<spool>"
 _LEAST_IN_MEMORY = 8 * 2**20
 _MOST_IN_MEMORY = 64 * 2**20
 
@@ -114,8 +113,11 @@ class Overlay(Target):
             self.flush((n,))
         extent = self._staging.extent(int(self.state.frame.offsets[n])) if 0 <= n < self.state.frame.nchunks else None
         if extent is not None:
-            return Location(_SPOOL, *extent)
-        entry = self.entry(n)
+            return Location(SPOOL, *extent)
+        try:
+            entry = self.entry(n)
+        except KeyError:  # meanwhile another thread has put a new chunk there
+            return self.locate(n)
         if n not in self._touched:
             self._read.add(n)
         if isinstance(entry, Special):
@@ -126,20 +128,16 @@ class Overlay(Target):
 
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects and of new chunks."""
-        stored = [span for span in spans if span.name != _SPOOL]
+        stored = [span for span in spans if span.name != SPOOL]
         source = self.base.read if self.base is not None else self.store.read
         views = iter(source(stored, clip=clip)) if stored else iter(())
-        return [self._staging.read(span.start, span.stop) if span.name == _SPOOL else next(views) for span in spans]
+        return [self._staging.read(span.start, span.stop) if span.name == SPOOL else next(views) for span in spans]
 
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
         """Read bytes to their places in one buffer."""
-        if self.base is None or any(span.name == _SPOOL for span in spans):
+        if self.base is None or any(span.name == SPOOL for span in spans):
             return join_views_at(self.read(spans), places, nbytes)
         return self.base.gather(spans, places, nbytes)
-
-    def has_checksums(self, n: int) -> bool:
-        """Say whether a record of its checksums must follow chunk `n`."""
-        return super().has_checksums(n) and self._staging.extent(int(self.state.frame.offsets[n])) is None
 
     # Changes.
 

@@ -19,12 +19,15 @@ from b2array.format.state import State
 from b2array.store.base import Store
 from b2array.store.spans import Span
 
-__all__ = ["EMBEDDED", "FRAME_NAME", "CachedHead", "ChunkRequest", "Location", "Source", "Target"]
+__all__ = ["EMBEDDED", "FRAME_NAME", "SPOOL", "CachedHead", "ChunkRequest", "Location", "Source", "Target"]
 
 FRAME_NAME = "chunks.b2frame"
 """The file of a sparse frame that holds header, index and trailer (Blosc2 Sparse Frame Format)."""
 EMBEDDED = "embed.b2e"
 """The frame in which python-blosc2 keeps small members of a group. Without it, python-blosc2 opens no directory."""
+
+SPOOL = "<spool>"
+"""Instead of an object's name: the chunk waits for its commit, without a record of its checksums."""
 
 
 class ChunkRequest(NamedTuple):

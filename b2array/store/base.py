@@ -308,7 +308,7 @@ def too_many_conflicts(store: Store) -> ConflictError:
 def durability() -> str:
     """Return `config.durable` as "off", "ordered" or "full"."""
     given = config.durable
-    return ("full" if given else "off") if isinstance(given, bool) else given
+    return given if isinstance(given, str) else "full" if given else "off"
 
 
 # Retries.

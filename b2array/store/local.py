@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -131,7 +132,7 @@ class _File:
 
 
 _TRUSTED_ROOM = 16 * 2**20
-"""Before it allocates more, a store checks its own size: a damaged file may ask for any number of bytes."""
+"""Before it allocates more, a store checks the sizes of its files: a damaged one may ask for any number of bytes."""
 _KEPT_ROOM = 64 * 2**20
 
 
@@ -208,8 +209,10 @@ class LocalStore(Store):
     def _check_size(self, spans: Sequence[Span]) -> None:
         # The room between the spans is not read from the file.
         wanted = sum(span.stop - span.start for span in spans)
-        if wanted > _TRUSTED_ROOM and wanted > sum(each.size for each in self.listing().values()):
-            raise FormatError(f"{self.url}: expected {wanted} bytes, found fewer in the whole store")
+        if wanted > _TRUSTED_ROOM:
+            found = sum(self._open(name).stamp().size for name in {span.name for span in spans})
+            if wanted > found:
+                raise FormatError(f"{self.url}: expected {wanted} bytes, found {found}")
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
         return [self._head(name, nbytes, offset) for name in names]
@@ -218,6 +221,8 @@ class LocalStore(Store):
         try:
             file = _File.open(self._path(name))
             status = os.fstat(file.fd)
+            if stat.S_ISDIR(status.st_mode):  # some file systems would let us read 0 bytes
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file.path)
             unique = _unique(file.path, status)
             data = file.read(offset, offset + nbytes, clip=True)
         except (OSError, FormatError) as error:
@@ -371,7 +376,9 @@ class LocalStore(Store):
                     disk.sync_directory(os.path.dirname(path))
 
     def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:
-        return disk.locked(os.path.join(self.url, LOCK) if name else self.url + LOCK, shared=shared)
+        # A file has one lock, even if a symbolic link gives it another name.
+        path = os.path.join(self.url, LOCK) if name else os.path.realpath(self.url) + LOCK
+        return disk.locked(path, shared=shared)
 
     def close(self) -> None:
         self._file = None

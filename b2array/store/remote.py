@@ -230,10 +230,13 @@ class FsspecStore(Store):
 
     def _fit(self, span: Span, answer: tuple[bytes, Stamp | None] | Exception, *, clip: bool) -> memoryview:
         if isinstance(answer, Exception):
-            failure = self._translate(answer, span.name)
-            if not isinstance(failure, FormatError):
-                raise failure
-        content, state = (b"", None) if isinstance(answer, Exception) else answer
+            failure, answer = self._translate(answer, span.name), (b"", None)
+            try:
+                if not isinstance(failure, FormatError):
+                    raise failure
+            finally:
+                del failure  # its traceback refers to this frame
+        content, state = answer
         wanted, place = span.stop - span.start, where(self.url, span.name)
         if len(content) > wanted:
             content = content[span.start : span.stop]  # a server without ranges sends the whole object

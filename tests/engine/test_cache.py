@@ -215,7 +215,7 @@ def test_a_file_whose_old_time_is_set_again_is_another_one(tmp_path, in_place):
 
 def test_a_file_that_may_yet_change_without_another_time_is_kept_for_one_handle(tmp_path, monkeypatch):
     # As on file systems that count in larger steps: every state has the same times.
-    status = SimpleNamespace(st_dev=1, st_ino=1, st_size=len(ours(0)), st_mtime_ns=0, st_ctime_ns=0)
+    status = SimpleNamespace(st_mode=0o100644, st_dev=1, st_ino=1, st_size=len(ours(0)), st_mtime_ns=0, st_ctime_ns=0)
     monkeypatch.setattr(local.os, "fstat", lambda _: status)
     path = tmp_path / "a.b2nd"
     for now, expected in ((10**9, 1), (10**10, 0)):

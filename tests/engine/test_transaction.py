@@ -30,6 +30,7 @@ from b2array.format.state import parse
 from b2array.store import base
 from b2array.store.local import LocalStore
 from b2array.store.memory import MemoryStore
+from b2array.store.spans import Span
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -700,3 +701,33 @@ def test_a_state_is_loaded_again_only_if_another_one_was_committed(array, layout
     array[0] = 5
     assert held.is_stale
     assert snapshot.reload(held).generation == array.generation
+
+
+def test_a_chunk_that_another_thread_changes_while_it_is_located_is_the_new_one(array, monkeypatch):
+    (draft,) = drafts(array, 1)
+    asked = draft._staging.extent
+
+    def change_first(code):
+        monkeypatch.setattr(draft._staging, "extent", asked)
+        draft.put(0, chunk_of(7))
+        return asked(code)
+
+    monkeypatch.setattr(draft._staging, "extent", change_first)
+    name, start, stop = draft.locate(0)
+    assert bytes(draft.read([Span(name, start, stop)])[0]) == chunk_of(7)
+
+
+@LAYOUTS
+def test_a_change_that_lost_a_race_joins_a_transaction_that_has_begun_meanwhile(array, layout):
+    handle, entered = array._handle, []
+
+    def task(target):
+        target.put(0, chunk_of(7))
+        if not entered:
+            array[0] = 5
+            entered.append(handle.enter())
+        return target
+
+    assert handle.change(task, anywhere=True) is entered[0]
+    handle.leave(entered[0].commit())
+    assert array[:11].tolist() == [7] * 10 + [10]

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from contextlib import contextmanager, suppress
@@ -115,8 +116,19 @@ def test_only_what_is_read_must_be_in_the_file_not_the_room_around_it(file, monk
     monkeypatch.setattr(local, "_TRUSTED_ROOM", len(CONTENT) // 2)
     assert LocalStore(file).gather([Span("", 0, len(CONTENT))], [100], len(CONTENT) + 500)[100:-400] == CONTENT
     monkeypatch.setattr(buffers, "_kept", buffers._Kept())
-    with pytest.raises(FormatError, match=f"expected {len(CONTENT) + 1} bytes, found fewer"):
+    with pytest.raises(FormatError, match=f"expected {len(CONTENT) + 1} bytes, found {len(CONTENT)}"):
         LocalStore(file).gather([Span("", 0, len(CONTENT) + 1)], [0], len(CONTENT) + 1)
+
+
+@posix
+@pytest.mark.parametrize("change", [lambda file: LocalStore(file).replace("", b"less"), Path.unlink])
+def test_much_is_read_from_a_file_that_was_replaced_or_removed_meanwhile(file, monkeypatch, change):
+    store = LocalStore(file)
+    store.head([""], 1)
+    change(file)
+    monkeypatch.setattr(buffers, "_kept", buffers._Kept())
+    monkeypatch.setattr(local, "_TRUSTED_ROOM", len(CONTENT) // 2)
+    assert store.gather([Span("", 0, len(CONTENT))], [0], len(CONTENT)) == CONTENT
 
 
 def test_a_platform_without_preadv_reads_the_same(file, monkeypatch):
@@ -245,6 +257,15 @@ def test_directories_are_made_when_something_is_written(tmp_path):
     LocalStore(tmp_path / "y" / "array.b2frame").replace("", b"frame")
     assert (tmp_path / "x" / "array.b2nd" / "chunks.b2frame").read_bytes() == b"index"
     assert (tmp_path / "y" / "array.b2frame").read_bytes() == b"frame"
+
+
+@posix
+@pytest.mark.parametrize("offset", [0, 10**6])
+def test_a_directory_is_no_empty_file_where_the_system_says_that_it_has_no_bytes(tmp_path, monkeypatch, offset):
+    status = os.stat_result([*tmp_path.stat()[:6], 0, 0, 0, 0])
+    monkeypatch.setattr(os, "fstat", lambda _: status)
+    (found,) = LocalStore(tmp_path).head([""], 10, offset=offset)
+    assert isinstance(found, IsADirectoryError)
 
 
 @posix
@@ -382,6 +403,24 @@ def holder(path, *shared):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
     assert process.stdout.readline().strip() == b"locked"
     return process
+
+
+@posix
+def test_a_file_and_a_symbolic_link_to_it_have_one_lock(file):
+    link, taken = file.with_name("link"), threading.Event()
+    link.symlink_to(file.name)
+
+    def take():
+        with LocalStore(file).lock(""):
+            taken.set()
+
+    other = threading.Thread(target=take)
+    with LocalStore(link).lock(""):
+        other.start()
+        assert not taken.wait(0.3)
+    other.join(30)
+    assert taken.is_set()
+    assert names(file.parent).count("link.b2lock") == 0
 
 
 @posix
