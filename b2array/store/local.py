@@ -376,9 +376,17 @@ class LocalStore(Store):
                     disk.sync_directory(os.path.dirname(path))
 
     def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:
-        # A file has one lock, even if a symbolic link gives it another name.
-        path = os.path.join(self.url, LOCK) if name else os.path.realpath(self.url) + LOCK
-        return disk.locked(path, shared=shared)
+        path = os.path.join(self.url, LOCK) if name else self.url + LOCK
+        if name or not os.path.islink(self.url):
+            return disk.locked(path, shared=shared)
+        return _both(os.path.realpath(self.url) + LOCK, path, shared=shared)
 
     def close(self) -> None:
         self._file = None
+
+
+@contextmanager
+def _both(of_file: str, of_link: str, *, shared: bool) -> Iterator[None]:
+    """Take the lock that all names of a file share, and the one that the C library takes by a symbolic link."""
+    with disk.locked(of_file, shared=shared), disk.locked(of_link, shared=shared):
+        yield
