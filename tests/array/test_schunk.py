@@ -539,3 +539,8 @@ def test_python_blosc2_opens_chunks_of_zeros_of_any_size(tmp_path, layout, types
         for size in sizes:
             made.append_data(bytes(size))
     assert contents(b2array.open_schunk(path)) == contents(blosc2.open(str(path))) == [bytes(size) for size in sizes]
+
+
+def test_masked_items_are_not_compressed():
+    with pytest.raises(TypeError, match="masked"):
+        b2array.create_schunk(chunksize=16, typesize=8).append_data(np.ma.array([1, 2], mask=[0, 1]))
