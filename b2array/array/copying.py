@@ -176,7 +176,9 @@ def joined(
 ) -> Transaction:
     """Return the transaction of an array of blocks that come one after the other; see `b2array.from_blocks`."""
     remaining = iter(blocks)
-    first = np.asarray(next(remaining, None), known_dtype(dtype))
+    given = next(remaining, None)
+    assignment.check_unmasked(given)
+    first = np.asarray(given, known_dtype(dtype))
     if first.dtype == object or not first.ndim:
         raise ValueError("from_blocks needs at least one block, with the dimension along which blocks are joined")
     axis = np.lib.array_utils.normalize_axis_index(axis, first.ndim)

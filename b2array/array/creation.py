@@ -25,6 +25,7 @@ from b2array.array.drafts import (
     known_dtype,
 )
 from b2array.codec.cparams import AnyCParams
+from b2array.grid.assignment import check_unmasked
 from b2array.grid.layout import extents
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def zeros(shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None,
 
 def ones(shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Any) -> NDArray:
     """Make an array of ones; parameters as for `zeros`."""
-    return _filled("ones", url, shape, dtype, options, fill_value=1)
+    return _filled("ones", url, shape, dtype, options, fill_value=_item(1, dtype)[()])
 
 
 def full(
@@ -151,12 +152,14 @@ def full(
     url, **options
         As for `zeros`.
     """
-    item = np.asarray(fill_value) if dtype is None else _item(fill_value, dtype)
+    item = _item(fill_value, dtype)
     return _filled("full", url, shape, item.dtype if dtype is None else dtype, options, fill_value=item[()])
 
 
-def _item(value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    return np.full((), value, np.empty(0, known_dtype(dtype)).dtype)
+def _item(value: Any, dtype: npt.DTypeLike | None) -> npt.NDArray[Any]:
+    check_unmasked(value)
+    # NumPy itself gives a size to types without one.
+    return np.full((), value, None if dtype is None else np.empty(0, known_dtype(dtype)).dtype)
 
 
 def _filled(
@@ -183,15 +186,16 @@ def ones_like(x: Any, **options: Any) -> NDArray:
 
 def full_like(x: Any, fill_value: Any, **options: Any) -> NDArray:
     """Make an array of one value with shape and type of another; parameters as for `full`."""
-    chosen = _like("full_like", x, options, fill_value=fill_value)
-    return create(**chosen | {"fill_value": _item(fill_value, chosen["dtype"])[()]})
+    return create(**_like("full_like", x, options, fill_value=fill_value))
 
 
 def _like(function: str, x: Any, options: Mapping[str, Any], **fixed: Any) -> dict[str, Any]:
     check_keywords(function, options, (OPTIONS | {"dtype", "shape", "url"}) - fixed.keys())
     model = x if isinstance(x, NDArray | np.ndarray) or is_sliceable(x) else np.asarray(x)
     given = {name: value for name, value in options.items() if value is not None}
-    chosen: dict[str, Any] = {"url": None, "shape": model.shape, "dtype": model.dtype} | given | fixed
+    chosen: dict[str, Any] = {"url": None, "shape": model.shape, "dtype": model.dtype} | given
+    if fixed:
+        chosen["fill_value"] = _item(fixed["fill_value"], chosen["dtype"])[()]
     if not isinstance(x, NDArray):
         return chosen
     same = (

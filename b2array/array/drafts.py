@@ -27,7 +27,7 @@ from b2array.format.header import FIRST_BYTES, FrameType
 from b2array.format.index import special_offset
 from b2array.format.state import check_count, parse
 from b2array.grid import chunking
-from b2array.grid.assignment import spread
+from b2array.grid.assignment import check_unmasked, spread
 from b2array.grid.layout import Layout, extents
 from b2array.grid.selection import select
 from b2array.store.atomic import require_free
@@ -246,6 +246,7 @@ def _check_interop(params: CParams, layout: Layout) -> None:
 
 
 def _fill_bytes(value: Any, dtype: np.dtype[Any]) -> bytes:
+    check_unmasked(value)
     item = np.zeros((), dtype)
     # The number 0 stands for zero bytes in any type, for text and records too.
     if value is not UNSET and not (isinstance(value, int) and value == 0):

@@ -32,6 +32,7 @@ from b2array.format import frame
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.state import parse
+from b2array.grid.assignment import check_unmasked
 from b2array.progress import track
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
@@ -193,6 +194,7 @@ class SChunk(Opened):
         return self.update_chunk(n, self._encoded(data))
 
     def _encoded(self, data: Data) -> bytes:
+        check_unmasked(data)
         flat = np.ascontiguousarray(data).reshape(-1) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         if not flat.nbytes:
             raise ValueError("a chunk needs at least one byte of data")

@@ -25,7 +25,7 @@ def arange(
     start: Any, stop: Any = None, step: Any = 1, dtype: npt.DTypeLike | None = None, *, url: Url | None = None,
     **options: Any,
 ) -> NDArray:  # fmt: skip
-    """Make an array of numbers at equal distances, as `numpy.arange`.
+    """Make an array of numbers or dates at equal distances, as `numpy.arange`.
 
     It is at `url`, or in memory if that is left out. The other options are those of `b2array.create`.
 
@@ -34,16 +34,22 @@ def arange(
     >>> arange(10, 0, -3)[...]
     array([10,  7,  4,  1])
     """
+    wanted = array_options("arange", options)
+    given = np.empty(0, dtype), *map(np.asarray, (start, stop, step))
+    if not {"m", "M"}.isdisjoint(each.dtype.kind for each in given):
+        # In one piece: NumPy has rules of its own for units.
+        dates: Any = np.arange
+        return NDArray._committed(copying.holding(dates(start, stop, step, dtype), url, None, wanted))
     start, stop = (0, start) if stop is None else (start, stop)
     # NumPy, too, goes on from the first two.
     length = max(0, math.ceil((stop - start) / step))
-    kind = np.dtype(np.result_type(start, stop, step) if dtype is None else dtype)
+    kind = np.dtype(np.result_type(np.intp, start, stop, step) if dtype is None else dtype)  # at least, as in NumPy
     first, second = np.asarray([start, start + step], kind).astype("f4" if kind == "f2" else kind)
 
     def compute(box: tuple[slice, ...]) -> Any:
         return first + np.arange(box[0].start, box[0].stop).astype(first.dtype) * (second - first)
 
-    return NDArray._committed(copying.computed((length,), kind, compute, url, array_options("arange", options)))
+    return NDArray._committed(copying.computed((length,), kind, compute, url, wanted))
 
 
 def linspace(

@@ -169,11 +169,8 @@ def compress(buf: Buffer | npt.NDArray[Any], *, typesize: int | None = None, cpa
 
 def constant(data: Bytes, itemsize: int) -> bytes | None:
     """Return the one item that `data` (uint8, contiguous) repeats byte for byte, or None."""
-    if not len(data):
+    if not len(data) or len(data) % itemsize:  # the C library reads no chunk of zeros that ends within an item
         return None
-    if len(data) % itemsize:
-        # If the last item is cut off, only zeros can repeat.
-        return None if data[0] or data.any() else bytes(itemsize)
     item = data[:itemsize]
     probe = data[: max(_PROBE // itemsize, 2) * itemsize]
     if not (probe.reshape(-1, itemsize) == item).all():
@@ -204,17 +201,24 @@ def special_chunk(value: bytes | Special, nbytes: int, *, typesize: int, blocksi
 
 
 def stored_special(buf: bytes) -> bytes:
-    """Turn a chunk of zeros, NaN or uninitialised values into one of a repeated value; return others as they are.
+    """Turn a chunk of zeros, NaN or uninitialised values into one that can be stored; return others as they are.
 
-    The C library cannot read parts of such chunks from a file, except of repeated values.
+    The C library cannot read parts of such chunks from a file, except of repeated values. It does not open a frame with
+    a repeated value of fewer bytes than its items, whose size chunks of large items do not know: zeros get blocks.
     """
     header = ChunkHeader.unpack(buf)
     if header.special in (Special.NONE, Special.VALUE):
         return buf
-    width = header.typesize if header.nbytes % header.typesize == 0 else 1
-    item = NAN_BYTES[header.typesize] if header.special == Special.NAN else bytes(width)
-    flags = header.blosc2_flags & 0x0F | Special.VALUE << 4
-    return replace(header, cbytes=header.header_len + len(item), blosc2_flags=flags).pack() + item
+    if header.special == Special.NAN:
+        item = NAN_BYTES[header.typesize]
+        flags = header.blosc2_flags & 0x0F | Special.VALUE << 4
+        return replace(header, cbytes=header.header_len + len(item), blosc2_flags=flags).pack() + item
+    blocksize = default_blocksize(header.nbytes, header.typesize)
+    nblocks = -(-header.nbytes // blocksize)
+    starts = HEADER_LEN + 4 * nblocks + 4 * np.arange(nblocks, dtype="<i4")
+    cbytes = HEADER_LEN + 8 * nblocks
+    made = ChunkHeader(header.typesize, header.nbytes, blocksize, cbytes, FLAG_EXTENDED | FLAG_UNSPLIT)
+    return b"".join((made.pack(), starts.tobytes(), bytes(4 * nblocks)))
 
 
 def _raw_chunk(data: Bytes, typesize: int, blocksize: int, cparams: CParams) -> bytes:

@@ -64,8 +64,8 @@ class Staging:
     def put(self, buf: bytes, nblocks: int, head: ChunkHead | None = None) -> int:
         """Put a chunk into its file, or into the spool, and return its code.
 
-        The table of sizes has a column for each of `nblocks`. A chunk of zeros or NaN becomes one of a repeated value,
-        which other readers can read in parts.
+        The table of sizes has a column for each of `nblocks`. A chunk of zeros or NaN gets blocks or a repeated
+        value, so that other readers can read it in parts.
         """
         self.require_open()
         head = head or chunk.unpack_head(buf)

@@ -63,7 +63,8 @@ def arrange(
 
 def check_unmasked(value: Any) -> None:
     """Refuse masked items: they have no value, and what lies below the mask would be stored."""
-    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+    # In bytes, because `np.ma.is_masked` fails for records, whose masks have the same fields.
+    if isinstance(value, np.ma.MaskedArray) and np.ascontiguousarray(np.ma.getmask(value)).view(np.uint8).any():
         raise TypeError("masked items have no value that could be stored: choose one with filled()")
 
 

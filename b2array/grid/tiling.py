@@ -143,10 +143,13 @@ def tiling_of_points(layout: Layout, of_chunk: Part, axes: Axes | None, length: 
 def tiling_of(layout: Layout, inside: Slices, length: int) -> Tiling:
     """Return how to read what slices select of a chunk, in steps of at most `length` blocks."""
     # Most chunks hit the cache. It gets tuples because slices have no hash in Python 3.11.
-    return _tiling(layout.blocks, layout.block_strides, tuple(map(_ENDS, inside)), length)
+    make = _tiling if layout.nblocks <= _MOST_KEPT else _tiling.__wrapped__
+    return make(layout.blocks, layout.block_strides, tuple(map(_ENDS, inside)), length)
 
 
 _ENDS = attrgetter("start", "stop", "step")
+_MOST_KEPT = 1024
+"""Plans of chunks with more blocks are not kept: hundreds of them would take a gigabyte."""
 
 
 @lru_cache(maxsize=512)
@@ -154,7 +157,10 @@ def _tiling(
     blocks: tuple[int, ...], strides: tuple[int, ...], inside: tuple[tuple[int, int, int], ...], length: int
 ) -> Tiling:
     """Make a tiling whose steps have at most `length` blocks (but at least one)."""
-    along = [_along(extent, *ends) for extent, ends in zip(blocks, inside, strict=True)]
+    along = []
+    for extent, (start, stop, step) in zip(blocks, inside, strict=True):
+        cut = _along if stop - start <= _MOST_KEPT * extent else _along.__wrapped__
+        along.append(cut(extent, start, stop, step))
     numbers = [0]
     for axis, stride in zip(along, strides, strict=True):
         offsets = [coord * stride for coord in axis.coords]

@@ -134,6 +134,13 @@ def test_masked_parts_are_refused() -> None:
         b2array.asarray(Masked(), chunks=CHUNKS)
 
 
+def test_blocks_with_masked_items_are_refused() -> None:
+    whole, masked = np.array([1, 2]), np.ma.array([1, 2], mask=[0, 1])
+    for blocks in ([masked], [whole, masked]):
+        with pytest.raises(TypeError, match="masked"):
+            b2array.from_blocks(blocks)
+
+
 def test_datasets_of_other_libraries_are_stored(tmp_path: Path) -> None:
     h5py, zarr, blosc2 = (pytest.importorskip(name) for name in ("h5py", "zarr", "blosc2"))
     values = np.arange(40_000.0).reshape(200, 200)

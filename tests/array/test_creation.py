@@ -92,7 +92,11 @@ def test_enormous_arrays_of_zeros_cost_nothing(tmp_path):
         (lambda: b2array.empty((2, 3), "i4"), np.zeros((2, 3), "i4")),
         (lambda: b2array.zeros(3), np.zeros(3)),
         (lambda: b2array.ones((2, 0), "u1"), np.ones((2, 0), "u1")),
+        (lambda: b2array.ones(2, "V3"), np.ones(2, "V3")),
+        (lambda: b2array.ones(2, "M8"), np.ones(2, "M8")),
+        (lambda: b2array.ones_like(np.zeros(2, "V3")), np.ones(2, "V3")),
         (lambda: b2array.full((2, 2), 7), np.full((2, 2), 7)),
+        (lambda: b2array.full(2, [7]), np.full(2, [7])),
         (lambda: b2array.full(2, "ab"), np.full(2, "ab")),
         (lambda: b2array.full((), 2.5, "f4"), np.full((), 2.5, "f4")),
         (lambda: b2array.asarray([[1, 2], [3, 4]], dtype="f2"), np.array([[1, 2], [3, 4]], "f2")),
@@ -287,3 +291,10 @@ def test_any_array_comes_back_from_both_libraries(tmp_path_factory, layout, data
     b2array.asarray(values, url=url, chunks=chunks, blocks=blocks, layout=layout)
     for found in (b2array.load(url), blosc2.open(str(url))[...]):
         assert np.asarray(found).tobytes() == values.tobytes()
+
+
+def test_a_masked_item_is_no_fill_value():
+    item = np.ma.array([(1, 2.0)], mask=[(False, True)], dtype=[("x", "i4"), ("y", "f8")])[0]
+    for make in (lambda: b2array.full(3, item), lambda: b2array.create(None, 3, item.dtype, fill_value=item)):
+        with pytest.raises(TypeError, match="masked"):
+            make()

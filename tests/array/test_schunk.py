@@ -526,3 +526,21 @@ def test_a_negative_number_of_items_is_refused():
     with pytest.raises(ValueError, match="0 or more, not -1"):
         a.fill_special(-1)
     assert a.nbytes == 0
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@pytest.mark.parametrize(
+    ("typesize", "sizes"),
+    [(300, [2400, 3000]), (256, [25600, 5120]), (8, [700, 1001, 700]), (8, [800, 501]), (300, [800]), (1, [700, 1000])],
+)
+def test_python_blosc2_opens_chunks_of_zeros_of_any_size(tmp_path, layout, typesize, sizes):
+    path = tmp_path / "a.b2frame"
+    with b2array.create_schunk(path, chunksize=100 * typesize, typesize=typesize, layout=layout) as made:
+        for size in sizes:
+            made.append_data(bytes(size))
+    assert contents(b2array.open_schunk(path)) == contents(blosc2.open(str(path))) == [bytes(size) for size in sizes]
+
+
+def test_masked_items_are_not_compressed():
+    with pytest.raises(TypeError, match="masked"):
+        b2array.create_schunk(chunksize=16, typesize=8).append_data(np.ma.array([1, 2], mask=[0, 1]))

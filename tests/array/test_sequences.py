@@ -33,6 +33,35 @@ def test_arange_is_numpys(given, dtype):
     check(outcome(lambda: b2array.arange(*given, dtype=dtype, chunks=(6,))), expected)
 
 
+@pytest.mark.parametrize(
+    "given", [(np.uint8(3),), (np.float32(1), 4), (np.int16(2), 9, np.float16(2)), (np.uint64(7),)]
+)
+def test_arange_of_numpys_scalars_has_the_type_that_numpy_chooses(given):
+    check(b2array.arange(*given), np.arange(*given))
+
+
+DAY = np.datetime64("2020-01-01")
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        ((DAY, np.datetime64("2020-02-01")), None),
+        ((DAY, np.datetime64("2020-01-03T12", "h"), np.timedelta64(90, "m")), None),
+        ((DAY, 10, 3), None),
+        (("2020-01-01", "2019-12-01", -2), "M8[D]"),
+        ((0, 100, 7), "M8[s]"),
+        ((np.timedelta64(50, "D"),), None),
+        ((5, 40), "m8[h]"),
+        ((DAY,), None),
+        ((DAY, np.datetime64("NaT")), None),
+    ],
+)
+def test_arange_takes_dates_as_numpy_does(given, dtype):
+    expected = outcome(lambda: np.arange(*given, dtype=dtype))
+    check(outcome(lambda: b2array.arange(*given, dtype=dtype, chunks=(6,))), expected)
+
+
 def test_arange_of_zero_steps_is_an_error():
     with pytest.raises(ZeroDivisionError):
         b2array.arange(0, 9, 0)

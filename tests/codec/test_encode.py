@@ -131,9 +131,12 @@ def test_constants_longer_than_the_probe_are_compared_to_the_end() -> None:
     assert encode.constant(data[:0], 4) is None
 
 
-def test_torn_items_repeat_nothing_but_zeros() -> None:
-    assert encode.constant(np.zeros(10, np.uint8), 4) == bytes(4)
+def test_data_that_end_within_an_item_do_not_become_special_chunks() -> None:
+    assert encode.constant(np.zeros(10, np.uint8), 4) is None
     assert encode.constant(np.full(10, 7, np.uint8), 4) is None
+    buf = encode.encode(bytes(1001), typesize=4)
+    assert (header_of(buf).special, len(buf) < 60) == (Special.NONE, True)
+    assert decode.decode(buf).tobytes() == bytes(1001) == blosc2.decompress2(buf)
 
 
 @pytest.mark.parametrize("itemsize", [1, 4, 255, 256, 1000])
@@ -151,11 +154,12 @@ def test_constant_data_become_special_chunks(itemsize: int) -> None:
     ("special", "item"),
     [(Special.ZEROS, bytes(8)), (Special.NAN, struct.pack("<d", np.nan)), (Special.UNINIT, bytes(8))],
 )
-def test_special_chunks_are_stored_as_repeated_values(special: Special, item: bytes) -> None:
-    buf = encode.special_chunk(special, 800, typesize=8)
+def test_special_chunks_become_chunks_that_can_be_stored(special: Special, item: bytes) -> None:
+    buf = encode.special_chunk(special, 800_000, typesize=8)
     stored = encode.stored_special(buf)
-    assert header_of(stored).special == Special.VALUE
-    assert decode.decode(stored).tobytes() == item * 100 == blosc2.decompress2(stored)
+    assert header_of(stored).special == (Special.VALUE if special == Special.NAN else Special.NONE)
+    assert len(stored) < 100
+    assert decode.decode(stored).tobytes() == item * 100_000 == blosc2.decompress2(stored)
     assert encode.stored_special(stored) == stored
     plain = encode.encode(sine(100).tobytes(), typesize=8)
     assert encode.stored_special(plain) is plain

@@ -90,12 +90,13 @@ def test_what_is_in_memory_has_no_file_to_give_away():
     assert spooled().finish(b"", b"", durable=False) is None
 
 
-def test_chunks_of_zeros_and_nan_are_stored_as_repeated_values():
+def test_chunks_of_zeros_and_nan_are_stored_so_that_others_can_read_them():
     shelf = spooled()
-    for special, item in ((Special.ZEROS, bytes(4)), (Special.NAN, NAN_BYTES[4])):
+    kinds = ((Special.ZEROS, bytes(4), Special.NONE), (Special.NAN, NAN_BYTES[4], Special.VALUE))
+    for special, item, stored in kinds:
         code = shelf.put(encode.special_chunk(special, 400, typesize=4), 5)
         buf = bytes(shelf.read(*shelf.extent(code)))
-        assert chunk.unpack_head(buf).header.special == Special.VALUE
+        assert chunk.unpack_head(buf).header.special == stored
         assert bytes(decode.decode(buf)) == item * 100
 
 

@@ -113,12 +113,20 @@ def test_several_fields_take_tuples_and_records():
     assert box.tolist() == [(1, 2.5)] * 2
 
 
-@pytest.mark.parametrize("value", [np.ma.masked, np.ma.array([1, 2], mask=[0, 1])])
+@pytest.mark.parametrize(
+    "value",
+    [np.ma.masked, np.ma.array([1, 2], mask=[0, 1]), np.ma.array([(1, 2.0, 3)], mask=[(0, 1, 0)], dtype=RECORD)],
+)
 def test_masked_items_are_refused(value):
     with pytest.raises(TypeError, match="filled"):
         check_unmasked(value)
     with pytest.raises(TypeError, match="filled"):
         arrange(value, select((slice(2),), (4,)), np.dtype("f8"))
+
+
+def test_a_mask_of_records_that_hides_nothing_is_no_matter():
+    check_unmasked(np.ma.array([(1, 2.0, 3)], dtype=RECORD))
+    check_unmasked(np.ma.zeros((), RECORD))
 
 
 def test_a_mask_that_hides_nothing_is_no_matter():
