@@ -11,7 +11,7 @@ import shutil
 import struct
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import accumulate
@@ -58,6 +58,10 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
         members = dict(sorted(root.members(max_depth=None)))
     except Exception:  # noqa: BLE001 - metadata that are damaged raise errors of many kinds
         members = _found(url, storage_options)
+    if root.metadata.consolidated_metadata is None:
+        inhabited = {name.rpartition("/")[0] for name in members}
+        groups_found = [name for name, node in {"": root, **members}.items() if isinstance(node, type(root))]
+        _require_list(_parts(url), storage_options, [name for name in groups_found if name not in inhabited])
     arrays = []
     for name, node in members.items():
         if isinstance(node, type(root)):
@@ -71,6 +75,20 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
             return _source(members[name] or root[name], where)
 
     yield Tree(tuple(arrays), opened, groups)
+
+
+def _require_list(url: str, storage_options: Storage, empty: Iterable[str]) -> None:
+    """Raise UnsupportedError if groups only look empty, because their server lists no files, not even their own."""
+    for name in empty:
+        where = f"{url}/{name}".rstrip("/")
+        files: Collection[str] = ()
+        with suppress(UnsupportedError):
+            files = open_store(where, storage_options=storage_options).listing()
+        if not {"zarr.json", ".zgroup"} & {*files}:
+            raise UnsupportedError(
+                f"{redact(where)}: its server does not list the members of this Zarr group, and no consolidated"
+                " metadata name them: zarr.consolidate_metadata writes these where the group is made"
+            )
 
 
 def _found(url: str, storage_options: Storage) -> dict[str, Any]:
@@ -125,6 +143,9 @@ def _source(node: Any, where: str) -> Source:
         with _reading(where):
             return np.asarray(node[box])
 
+    def stored() -> int | None:
+        return node.nbytes_stored() or None  # nothing at all: the store does not list files
+
     attrs = dict(node.attrs)
     if node.metadata.zarr_format == 3:
         dims = node.metadata.dimension_names
@@ -138,7 +159,7 @@ def _source(node: Any, where: str) -> Source:
     chunks, blocks = (node.shards, node.chunks) if node.shards else (node.chunks, None)
     return Source(
         tuple(node.shape), np.dtype(node.dtype), read, tuple(chunks), None if blocks is None else tuple(blocks), attrs,
-        None if dims is None else tuple(dims), 0 if node.fill_value is None else node.fill_value, node.nbytes_stored,
+        None if dims is None else tuple(dims), 0 if node.fill_value is None else node.fill_value, stored,
     )  # fmt: skip
 
 

@@ -1191,7 +1191,7 @@ def test_groups_are_read_over_http_by_their_list(http: RangeServer) -> None:
     assert found.tree() == "/\n└── a\n    └── x"
     assert found["a/x"][...].tolist() == [7, 1, 2, 3, 4]
     assert dict(found.attrs) == {"n": 1}
-    with pytest.raises(UnsupportedError, match="listed"):
+    with pytest.raises(FileNotFoundError, match=r"no group with a manifest.* does not list"):
         open_group(http.url_of("elsewhere"))
 
 
