@@ -20,6 +20,7 @@ import numpy.typing as npt
 from b2array.errors import FormatError, UnsupportedError, warn
 from b2array.exchange import formats
 from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
+from b2array.format import foreign
 from b2array.group.addressing import split_member
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
@@ -64,7 +65,9 @@ def _opened(h5py: ModuleType, path: str, url: str) -> Any:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise FormatError(f"{url}: expected an HDF5 file, found something else: {error}") from None
+        start = formats.first_bytes(path)
+        found = "a damaged one" if start.startswith(_MAGIC) else foreign.described(start)
+        raise FormatError(f"{url}: expected an HDF5 file, found {found} ({error})") from None
 
 
 def _nodes(h5py: ModuleType, file: Any, name: str) -> Iterator[tuple[str, bool]]:

@@ -28,6 +28,7 @@ from b2array.codec.header import FilterId
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange import formats
 from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
+from b2array.format import foreign
 from b2array.group.addressing import split_member
 from b2array.store.atomic import require_free
 from b2array.store.base import Store
@@ -49,6 +50,9 @@ def _zarr() -> ModuleType:
 def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
     root = _opened(url, storage_options)
     if root is None:
+        if Path(_parts(url)).is_file():
+            found = foreign.described(formats.first_bytes(_parts(url)))
+            raise FormatError(f"{redact(url)}: expected a directory of Zarr, found {found}")
         raise FileNotFoundError(f"{redact(url)} does not exist, or is not a Zarr array")
     if not isinstance(root, _zarr().Group):
         yield Tree(("",), lambda _: _source(root, redact(url)))
