@@ -44,13 +44,17 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
     with formats.local_copy(address, storage_options) as path, _opened(h5py, path, redact(address)) as file:
         if name and name not in file:
             raise FileNotFoundError(f"{redact(address)} holds no dataset {name!r}")
-        nodes = dict(_nodes(h5py, file, name))
+        with _reading(redact(address)):
+            nodes = dict(_nodes(h5py, file, name))
         top = len(name) + 1 if name else 0
 
         def opened(inner: str) -> Source:
             where = f"{name}/{inner}".strip("/")
             with _reading(f"{redact(address)}#{where}"):
-                return _source(file[where], f"{redact(address)}#{where}")
+                node = file[where]
+                if isinstance(node, h5py.Group):  # not among the groups of `_nodes`
+                    raise FormatError(f"{redact(address)}#{where}: the members of this group cannot be read")
+                return _source(node, f"{redact(address)}#{where}")
 
         def attrs(at: str) -> dict[str, Any]:
             return _attrs(file[at or "/"], f"{redact(address)}#{at}")
@@ -87,6 +91,8 @@ def _nodes(h5py: ModuleType, file: Any, name: str) -> Iterator[tuple[str, bool]]
             is_array = isinstance(node, h5py.Dataset)
             is_left_out = is_array and at != name and _NO_VARIABLE in str(node.attrs.get("NAME"))
         except (KeyError, OSError, RuntimeError):
+            if at == "":  # the root: nothing can be found
+                raise
             yield at, False
             continue
         # In a damaged or malicious file, a group may hold itself.
@@ -132,12 +138,16 @@ def _source(data: Any, where: str) -> Source:
         with _reading(where):
             return np.asarray(data[box])
 
+    def stored() -> int:
+        with _reading(where):
+            return int(data.id.get_storage_size())
+
     if data.shape is None:
         raise UnsupportedError(f"{where}: expected a dataset with a shape, found an empty one without a dataspace")
     dims = tuple(_dim(dim) for dim in data.dims)
     return Source(
         data.shape, np.lib.format.drop_metadata(data.dtype), read, data.chunks, attrs=_attrs(data, where),
-        dims=dims if any(dims) else None, fill_value=data.fillvalue, stored=data.id.get_storage_size,
+        dims=dims if any(dims) else None, fill_value=data.fillvalue, stored=stored,
     )  # fmt: skip
 
 
