@@ -312,11 +312,12 @@ def _mapped(path: str, url: str) -> npt.NDArray[Any]:
     if (start := first_bytes(path))[: len(_NPY_MAGIC)] != _NPY_MAGIC:  # NumPy would take it for a pickle
         raise FormatError(f"{url}: expected a .npy file, found {foreign.described(start)}")
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        data: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         if "Python objects" in str(error) or "Object arrays" in str(error):
             raise UnsupportedError(f"{url} holds pickled Python objects, which are not safe to read") from None
         raise FormatError(f"{url}: expected an intact .npy file: {error}") from None
+    return data
 
 
 def _write_npy(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:

@@ -7,6 +7,7 @@ and the value that marks missing items: in version 2 the fill value, if it is no
 from __future__ import annotations
 
 import base64
+import re
 import shutil
 import struct
 import warnings
@@ -40,6 +41,8 @@ __all__ = ["ZARR"]
 
 _DIMS, _MISSING = "_ARRAY_DIMENSIONS", "_FillValue"
 _DOUBLE = struct.Struct("<d")
+_OF_ZARR = re.compile(r"zarr\.json|\.z(array|group|attrs)|c|\d+(\.\d+)*")
+"""Names of metadata and of chunks."""
 
 
 def _zarr() -> ModuleType:
@@ -58,10 +61,13 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
         yield Tree(("",), lambda _: _source(root, redact(url)))
         return
     groups: dict[str, Callable[[], Mapping[str, Any]]] = {"": lambda: dict(root.attrs)}
-    try:
-        members = dict(sorted(root.members(max_depth=None)))
-    except Exception:  # noqa: BLE001 - metadata that are damaged raise errors of many kinds
-        members = _found(url, storage_options)
+    with warnings.catch_warnings(record=True) as unknown:  # zarr only warns of what it leaves out
+        warnings.filterwarnings("always", "Object at .* is not recognized as a component of a Zarr hierarchy")
+        try:
+            members = dict(sorted(root.members(max_depth=None)))
+        except Exception:  # noqa: BLE001 - metadata that are damaged raise errors of many kinds
+            members = _found(url, storage_options)
+    error = _left_out(url, storage_options, {"": root, **members}) if unknown else None
     if root.metadata.consolidated_metadata is None:
         inhabited = {name.rpartition("/")[0] for name in members}
         groups_found = [name for name, node in {"": root, **members}.items() if isinstance(node, type(root))]
@@ -78,7 +84,22 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
         with _reading(where):
             return _source(members[name] or root[name], where)
 
-    yield Tree(tuple(arrays), opened, groups)
+    yield Tree(tuple(arrays), opened, groups, error)
+
+
+def _left_out(url: str, storage_options: Storage, nodes: Mapping[str, Any]) -> FormatError | None:
+    """Return an error that names directories with files like those of Zarr that belong to no known node."""
+    groups = {name for name, node in nodes.items() if isinstance(node, _zarr().Group)}
+    lost = set()
+    for file in open_store(_parts(url), storage_options=storage_options).walk():
+        place, _, last = file.rpartition("/")
+        if place not in groups and _OF_ZARR.fullmatch(last):
+            outers = [*accumulate(place.split("/"), "{}/{}".format)]
+            if not any(name in nodes and name not in groups for name in outers):
+                lost.add(next(name for name in outers if name not in groups))
+    if not lost:
+        return None
+    return FormatError(f"{redact(url)}: no metadata that can be read tell what is in {', '.join(sorted(lost))}")
 
 
 def _require_list(url: str, storage_options: Storage, empty: Iterable[str]) -> None:

@@ -190,6 +190,33 @@ def test_damage_of_the_structure_of_hdf5_is_a_format_error(
     assert found.members["good"].ok
 
 
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_what_zarr_leaves_out_of_a_hierarchy_is_damage(zarr_format: int, source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.zarr"
+    b2array.convert(source, path, zarr_format=zarr_format)
+    (path / "README.md").write_bytes(b"no part of it")
+    (path / "notes").mkdir()
+    (path / "notes" / "more.txt").write_bytes(b"nor is this")
+    assert b2array.verify(path).ok
+    (path / "roof" / (".zarray" if zarr_format == 2 else "zarr.json")).unlink()
+    found = b2array.verify(path)
+    assert found.damaged
+    assert {name: each.ok for name, each in found.members.items()} == {".": False, "air/deep/w": True, "air/t": True}
+    assert "what is in roof" in str(found)
+    assert [*converted(path, tmp_path / "x.h5").failed] == [""]
+
+
+def test_a_hierarchy_of_which_nothing_can_be_listed_replaces_nothing(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.zarr"
+    b2array.convert(source, path, zarr_format=2)
+    b2array.convert(path, tmp_path / "x.h5")
+    group = path / ".zgroup"
+    group.write_bytes(group.read_bytes().replace(b"zarr_format", b"z`rr_format"))  # zarr takes it for version 3
+    with pytest.raises(FormatError, match="what is in air, roof"):
+        b2array.convert(path, tmp_path / "x.h5", overwrite=True)
+    check(str(tmp_path / "x.h5"))
+
+
 def test_a_file_of_hdf5_that_holds_itself_ends(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["a/x"] = np.arange(3)
