@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from b2array.codec.cparams import CParams
 from b2array.codec.header import FilterId
-from b2array.errors import FormatError, UnsupportedError
+from b2array.errors import FormatError, UnsupportedError, warn
 from b2array.exchange import formats
 from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
 from b2array.format import foreign
@@ -67,7 +67,12 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
             members = dict(sorted(root.members(max_depth=None)))
         except Exception:  # noqa: BLE001 - metadata that are damaged raise errors of many kinds
             members = _found(url, storage_options)
-    error = _left_out(url, storage_options, {"": root, **members}) if unknown else None
+    error = None
+    try:
+        error = _left_out(url, storage_options, {"": root, **members}) if unknown else None
+    except UnsupportedError:  # a web server whose pages are lists for zarr
+        for each in unknown:
+            warn(str(each.message))
     if root.metadata.consolidated_metadata is None:
         inhabited = {name.rpartition("/")[0] for name in members}
         groups_found = [name for name, node in {"": root, **members}.items() if isinstance(node, type(root))]

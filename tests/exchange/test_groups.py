@@ -13,6 +13,7 @@ import pytest
 import zarr
 from damage import flip
 from damage import place as place_of
+from servers import directory_server
 
 import b2array
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
@@ -204,6 +205,14 @@ def test_what_zarr_leaves_out_of_a_hierarchy_is_damage(zarr_format: int, source:
     assert {name: each.ok for name, each in found.members.items()} == {".": False, "air/deep/w": True, "air/t": True}
     assert "what is in roof" in str(found)
     assert [*converted(path, tmp_path / "x.h5").failed] == [""]
+
+
+def test_what_zarr_leaves_out_of_the_pages_of_a_web_server_is_told(source: Path, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    b2array.convert(source, tmp_path / "x.zarr")
+    (tmp_path / "x.zarr" / "README.md").write_bytes(b"no part of it")
+    with directory_server(tmp_path) as server, pytest.warns(UserWarning, match=r"Object at README\.md"):
+        assert {*b2array.verify(f"{server}/x.zarr").members} == {*ARRAYS}
 
 
 def test_a_hierarchy_of_which_nothing_can_be_listed_replaces_nothing(source: Path, tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_the_root_of_a_store_is_a_group(monkeypatch: pytest.MonkeyPatch, tmp_pat
     for url in ("memory://s/y", "memory://s/y.b2nd"):
         assert b2array.open(url)[:].tolist() == [2]
     assert list(open_group(group.url)) == list(b2array.open("memory://")) == ["s", "x"]
-    with pytest.raises(FileExistsError, match=r"memory:// exists"):
+    with pytest.raises(FileExistsError, match=r"memory:// exists; mode='w' replaces a group"):
         open_group("memory://", "w-")
     assert list(tmp_path.iterdir()) == []
 
