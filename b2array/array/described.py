@@ -247,7 +247,7 @@ class Attributes(MutableMapping[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         if not isinstance(name, str):
             raise TypeError(f"attribute names are str, not {type(name).__name__}")
-        content = encode_attr(value)
+        content = encode_attr(value, name)
         self._handle.change(lambda transaction: transaction.set_attr(name, content), anywhere=True)
 
     def __delitem__(self, name: str) -> None:

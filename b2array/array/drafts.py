@@ -138,7 +138,7 @@ def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Arra
     metalayers = encoded_metalayers(options.meta)
     if wrong := [name for name, _ in metalayers if name in b2nd.NOT_DATA]:
         raise ValueError(f"a metalayer {wrong[0]!r} would say that the chunks do not hold the array's values")
-    attrs = [(name, encode_attr(value)) for name, value in named(options.attrs)]
+    attrs = [(name, encode_attr(value, name)) for name, value in named(options.attrs)]
     store, frame_type = place_new(url, options.layout, options.storage_options, overwrite=options.overwrite)
     new = frame.create(
         params, frame_type=frame_type, typesize=layout.itemsize, chunksize=layout.chunk_nbytes,

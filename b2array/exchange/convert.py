@@ -228,6 +228,8 @@ def _all_converted(
     tree: Tree, target: Format, build: Build, url: str, wanted: Settings, *, verify: bool, progress: bool
 ) -> dict[str, Exception]:
     """Convert all arrays of a tree; return the errors by name. If all fail, raise the first error."""
+    if tree.error is not None and not tree.names:
+        raise tree.error
     failed: dict[str, Exception] = {} if tree.error is None else {"": tree.error}
 
     def each(verb: Callable[[str, Source, Settings], None], names: Iterable[str], label: str) -> None:

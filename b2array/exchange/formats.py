@@ -30,6 +30,7 @@ from b2array.codec.cparams import CParams
 from b2array.engine.handle import Handle
 from b2array.engine.snapshot import load
 from b2array.errors import FormatError, UnsupportedError
+from b2array.format import foreign
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
 from b2array.group.addressing import face, split_member
@@ -40,8 +41,8 @@ from b2array.store.secrets import redact
 
 __all__ = [
     "B2ND", "BLP", "BLP_BYTES", "BYTES", "NPY", "Box", "Build", "Building", "Format", "Piece", "Put", "Settings",
-    "Source", "Storage", "Tree", "array_options", "dims_of", "holds_array", "json_attrs", "local_copy", "lone",
-    "refuse_objects", "require", "source_of",
+    "Source", "Storage", "Tree", "array_options", "dims_of", "first_bytes", "holds_array", "json_attrs", "local_copy",
+    "lone", "refuse_objects", "require", "source_of",
 ]  # fmt: skip
 
 Box = tuple[slice, ...]
@@ -207,6 +208,12 @@ def local_copy(url: str, storage_options: Storage) -> Iterator[str]:
         yield str(path)
 
 
+def first_bytes(path: str) -> bytes:
+    """Return what tells the format of a local file."""
+    with Path(path).open("rb") as file:
+        return file.read(64)
+
+
 def json_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Convert attributes to types that JSON has: Python's numbers instead of NumPy's, lists instead of tuples."""
     plain = {}
@@ -302,14 +309,14 @@ def _tree_mapped(
 
 
 def _mapped(path: str, url: str) -> npt.NDArray[Any]:
+    if (start := first_bytes(path))[: len(_NPY_MAGIC)] != _NPY_MAGIC:  # NumPy would take it for a pickle
+        raise FormatError(f"{url}: expected a .npy file, found {foreign.described(start)}")
     try:
-        data = np.load(path, mmap_mode="r", allow_pickle=False)
+        data: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         if "Python objects" in str(error) or "Object arrays" in str(error):
             raise UnsupportedError(f"{url} holds pickled Python objects, which are not safe to read") from None
-        raise FormatError(f"{url}: expected a .npy file, found something else: {error}") from None
-    if not isinstance(data, np.ndarray):
-        raise FormatError(f"{url}: expected a .npy file, found an archive of several")
+        raise FormatError(f"{url}: expected an intact .npy file: {error}") from None
     return data
 
 

@@ -20,7 +20,7 @@ from b2array.array.described import Attributes
 from b2array.array.drafts import ArrayOptions, Kind
 from b2array.array.schunk import create_schunk
 from b2array.engine.transaction import Transaction as Frame
-from b2array.errors import B2ArrayError, FormatError, ReadOnlyError
+from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange import formats
 from b2array.exchange.formats import Building, Format, Piece, Settings, Source, Storage, Tree
 from b2array.group import embedded, whole
@@ -49,7 +49,10 @@ def members_of(url: str, storage_options: Storage) -> tuple[Directory | Archive,
         # If the manifest or the embedding frame is damaged, the files still tell the members.
         if isinstance(home, Archive):
             raise
-        paths, error = members_among(home.store.walk()), damage
+        try:
+            paths, error = members_among(home.store.walk()), damage
+        except UnsupportedError:
+            raise damage from None
         home.show(Manifest(), paths)
     if isinstance(home, Archive) and not paths and not address.endswith(".b2z"):
         raise FormatError(f"{home.url}: expected an archive of Blosc2 frames, found a zip archive without any")

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from b2array.errors import FormatError, UnsupportedError, warn
 from b2array.exchange import formats
 from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
+from b2array.format import foreign
 from b2array.group.addressing import split_member
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
@@ -43,13 +44,17 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
     with formats.local_copy(address, storage_options) as path, _opened(h5py, path, redact(address)) as file:
         if name and name not in file:
             raise FileNotFoundError(f"{redact(address)} holds no dataset {name!r}")
-        nodes = dict(_nodes(h5py, file, name))
+        with _reading(redact(address)):
+            nodes = dict(_nodes(h5py, file, name))
         top = len(name) + 1 if name else 0
 
         def opened(inner: str) -> Source:
             where = f"{name}/{inner}".strip("/")
             with _reading(f"{redact(address)}#{where}"):
-                return _source(file[where], f"{redact(address)}#{where}")
+                node = file[where]
+                if isinstance(node, h5py.Group):  # not among the groups of `_nodes`
+                    raise FormatError(f"{redact(address)}#{where}: the members of this group cannot be read")
+                return _source(node, f"{redact(address)}#{where}")
 
         def attrs(at: str) -> dict[str, Any]:
             return _attrs(file[at or "/"], f"{redact(address)}#{at}")
@@ -64,7 +69,9 @@ def _opened(h5py: ModuleType, path: str, url: str) -> Any:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise FormatError(f"{url}: expected an HDF5 file, found something else: {error}") from None
+        start = formats.first_bytes(path)
+        found = "a damaged one" if start.startswith(_MAGIC) else foreign.described(start)
+        raise FormatError(f"{url}: expected an HDF5 file, found {found} ({error})") from None
 
 
 def _nodes(h5py: ModuleType, file: Any, name: str) -> Iterator[tuple[str, bool]]:
@@ -84,6 +91,8 @@ def _nodes(h5py: ModuleType, file: Any, name: str) -> Iterator[tuple[str, bool]]
             is_array = isinstance(node, h5py.Dataset)
             is_left_out = is_array and at != name and _NO_VARIABLE in str(node.attrs.get("NAME"))
         except (KeyError, OSError, RuntimeError):
+            if at == "":  # the root: nothing can be found
+                raise
             yield at, False
             continue
         # In a damaged or malicious file, a group may hold itself.
@@ -129,12 +138,16 @@ def _source(data: Any, where: str) -> Source:
         with _reading(where):
             return np.asarray(data[box])
 
+    def stored() -> int:
+        with _reading(where):
+            return int(data.id.get_storage_size())
+
     if data.shape is None:
         raise UnsupportedError(f"{where}: expected a dataset with a shape, found an empty one without a dataspace")
     dims = tuple(_dim(dim) for dim in data.dims)
     return Source(
         data.shape, np.lib.format.drop_metadata(data.dtype), read, data.chunks, attrs=_attrs(data, where),
-        dims=dims if any(dims) else None, fill_value=data.fillvalue, stored=data.id.get_storage_size,
+        dims=dims if any(dims) else None, fill_value=data.fillvalue, stored=stored,
     )  # fmt: skip
 
 

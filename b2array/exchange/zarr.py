@@ -7,11 +7,12 @@ and the value that marks missing items: in version 2 the fill value, if it is no
 from __future__ import annotations
 
 import base64
+import re
 import shutil
 import struct
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import accumulate
@@ -25,9 +26,10 @@ import numpy.typing as npt
 
 from b2array.codec.cparams import CParams
 from b2array.codec.header import FilterId
-from b2array.errors import FormatError, UnsupportedError
+from b2array.errors import FormatError, UnsupportedError, warn
 from b2array.exchange import formats
 from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
+from b2array.format import foreign
 from b2array.group.addressing import split_member
 from b2array.store.atomic import require_free
 from b2array.store.base import Store
@@ -39,6 +41,8 @@ __all__ = ["ZARR"]
 
 _DIMS, _MISSING = "_ARRAY_DIMENSIONS", "_FillValue"
 _DOUBLE = struct.Struct("<d")
+_OF_ZARR = re.compile(r"zarr\.json|\.z(array|group|attrs)|c|\d+(\.\d+)*")
+"""Names of metadata and of chunks."""
 
 
 def _zarr() -> ModuleType:
@@ -49,15 +53,30 @@ def _zarr() -> ModuleType:
 def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
     root = _opened(url, storage_options)
     if root is None:
+        if Path(_parts(url)).is_file():
+            found = foreign.described(formats.first_bytes(_parts(url)))
+            raise FormatError(f"{redact(url)}: expected a directory of Zarr, found {found}")
         raise FileNotFoundError(f"{redact(url)} does not exist, or is not a Zarr array")
     if not isinstance(root, _zarr().Group):
         yield Tree(("",), lambda _: _source(root, redact(url)))
         return
     groups: dict[str, Callable[[], Mapping[str, Any]]] = {"": lambda: dict(root.attrs)}
+    with warnings.catch_warnings(record=True) as unknown:  # zarr only warns of what it leaves out
+        warnings.filterwarnings("always", "Object at .* is not recognized as a component of a Zarr hierarchy")
+        try:
+            members = dict(sorted(root.members(max_depth=None)))
+        except Exception:  # noqa: BLE001 - metadata that are damaged raise errors of many kinds
+            members = _found(url, storage_options)
+    error = None
     try:
-        members = dict(sorted(root.members(max_depth=None)))
-    except Exception:  # noqa: BLE001 - metadata that are damaged raise errors of many kinds
-        members = _found(url, storage_options)
+        error = _left_out(url, storage_options, {"": root, **members}) if unknown else None
+    except UnsupportedError:  # a web server whose pages are lists for zarr
+        for each in unknown:
+            warn(str(each.message))
+    if root.metadata.consolidated_metadata is None:
+        inhabited = {name.rpartition("/")[0] for name in members}
+        groups_found = [name for name, node in {"": root, **members}.items() if isinstance(node, type(root))]
+        _require_list(_parts(url), storage_options, [name for name in groups_found if name not in inhabited])
     arrays = []
     for name, node in members.items():
         if isinstance(node, type(root)):
@@ -70,7 +89,36 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
         with _reading(where):
             return _source(members[name] or root[name], where)
 
-    yield Tree(tuple(arrays), opened, groups)
+    yield Tree(tuple(arrays), opened, groups, error)
+
+
+def _left_out(url: str, storage_options: Storage, nodes: Mapping[str, Any]) -> FormatError | None:
+    """Return an error that names directories with files like those of Zarr that belong to no known node."""
+    groups = {name for name, node in nodes.items() if isinstance(node, _zarr().Group)}
+    lost = set()
+    for file in open_store(_parts(url), storage_options=storage_options).walk():
+        place, _, last = file.rpartition("/")
+        if place not in groups and _OF_ZARR.fullmatch(last):
+            outers = [*accumulate(place.split("/"), "{}/{}".format)]
+            if not any(name in nodes and name not in groups for name in outers):
+                lost.add(next(name for name in outers if name not in groups))
+    if not lost:
+        return None
+    return FormatError(f"{redact(url)}: no metadata that can be read tell what is in {', '.join(sorted(lost))}")
+
+
+def _require_list(url: str, storage_options: Storage, empty: Iterable[str]) -> None:
+    """Raise UnsupportedError if groups only look empty, because their server lists no files, not even their own."""
+    for name in empty:
+        where = f"{url}/{name}".rstrip("/")
+        files: Collection[str] = ()
+        with suppress(UnsupportedError):
+            files = open_store(where, storage_options=storage_options).listing()
+        if not {"zarr.json", ".zgroup"} & {*files}:
+            raise UnsupportedError(
+                f"{redact(where)}: its server does not list the members of this Zarr group, and no consolidated"
+                " metadata name them: zarr.consolidate_metadata writes these where the group is made"
+            )
 
 
 def _found(url: str, storage_options: Storage) -> dict[str, Any]:
@@ -125,6 +173,9 @@ def _source(node: Any, where: str) -> Source:
         with _reading(where):
             return np.asarray(node[box])
 
+    def stored() -> int | None:
+        return node.nbytes_stored() or None  # nothing at all: the store does not list files
+
     attrs = dict(node.attrs)
     if node.metadata.zarr_format == 3:
         dims = node.metadata.dimension_names
@@ -138,7 +189,7 @@ def _source(node: Any, where: str) -> Source:
     chunks, blocks = (node.shards, node.chunks) if node.shards else (node.chunks, None)
     return Source(
         tuple(node.shape), np.dtype(node.dtype), read, tuple(chunks), None if blocks is None else tuple(blocks), attrs,
-        None if dims is None else tuple(dims), 0 if node.fill_value is None else node.fill_value, node.nbytes_stored,
+        None if dims is None else tuple(dims), 0 if node.fill_value is None else node.fill_value, stored,
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ UNREADABLE = (
 """What msgpack and the conversion of its values raise for damaged bytes."""
 
 
-def encode_attr(value: object) -> bytes:
+def encode_attr(value: object, name: str | None = None) -> bytes:
     """Return the bytes of an attribute's value: what a variable-length metalayer holds, before it becomes a chunk.
 
     Parameters
@@ -45,6 +45,8 @@ def encode_attr(value: object) -> bytes:
         array (of objects too, if they are such values), date, time span, `msgpack.ExtType`, and nestings of these. A
         list that starts with ``"__tuple__"`` comes back as a tuple, a `datetime.datetime` with a time zone in UTC, and
         other dates and spans of the module `datetime` as NumPy's.
+    name : str, optional
+        The attribute's name, for errors.
 
     Raises
     ------
@@ -60,7 +62,8 @@ def encode_attr(value: object) -> bytes:
         packed = _encode(value)
         _decode(packed, 0, strict=True)
     except (ValueError, TypeError, OverflowError, RecursionError, UnsupportedError) as error:
-        raise TypeError(f"an attribute cannot hold this {type(value).__name__}: {error}") from None
+        holder = "an attribute" if name is None else f"the attribute {name!r}"
+        raise TypeError(f"{holder} cannot hold this {type(value).__name__}: {error}") from None
     return packed
 
 

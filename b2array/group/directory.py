@@ -181,11 +181,15 @@ class Directory:
         """Return the members that the manifest lists; without a list, those of the store or the summaries."""
         if manifest.members is not None:
             return manifest.members
-        try:
+        files: Collection[str] = ()
+        with suppress(UnsupportedError):
             files = self.store.walk()
-        except UnsupportedError:
+        if not files and self.store.guarantee == "read only":  # a group that is there has files: nothing lists them
             if not manifest.summaries:
-                raise
+                raise UnsupportedError(
+                    f"{self.url} cannot be listed, and no manifest names its members: Group.consolidate writes one"
+                    " where the group is made"
+                )
             files = [*summary.unpack_all(manifest.summaries)]
         return self._members_in(files, manifest)
 

@@ -79,7 +79,7 @@ def open_group(
         return Group(home, "", mode)
     there = required or whole.exists(home)
     if mode in ("w-", "x") and there:
-        raise FileExistsError(f"{home.store.url} exists")
+        raise FileExistsError(f"{home.store.url} exists; mode='w' replaces a group")
     if mode == "w" and there:
         whole.clear(home)
     if mode in ("w", "w-", "x") or not there:

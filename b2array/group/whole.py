@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from b2array.engine.source import FRAME_NAME
-from b2array.errors import B2ArrayError, FormatError, ReadOnlyError
+from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import foreign
 from b2array.group import embedded
 from b2array.group.archive import MAGIC, Archive
@@ -34,8 +34,18 @@ def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = Tr
     if not there and _is_archive(home.store):
         return Archive(url, storage_options)
     if required and not (there or exists(home, shown=True)):
-        raise FileNotFoundError(f"{home.store.url}: there is no group")
+        raise FileNotFoundError(f"{home.store.url}: there is no group{_unlisted(home.store)}")
     return home
+
+
+def _unlisted(store: Store) -> str:
+    """Say that nothing but a manifest could have shown a group, if that is so."""
+    with suppress(OSError):
+        try:
+            store.listing()
+        except UnsupportedError:
+            return " with a manifest, and without one it cannot be found, because this server does not list files"
+    return ""
 
 
 def _is_archive(store: Store) -> bool:
@@ -77,7 +87,7 @@ def exists(group: Directory, *, shown: bool = False) -> bool:
         return True
     try:
         files = group.store.listing() if group.is_local else group.store.walk()
-    except (*ABSENT, PermissionError):  # without the right to list, only a manifest can tell
+    except (*ABSENT, PermissionError, UnsupportedError):  # where nothing is listed, only a manifest can tell
         return False
     if not group.is_local:
         return bool(members_among(files))

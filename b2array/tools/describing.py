@@ -99,7 +99,7 @@ def _group(members: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "arrays": [name for name in arrays if "/" not in name],
         "groups": [name for name in members if name and name not in arrays and "/" not in name],
         "nbytes": nbytes,
-        "cbytes": cbytes,
+        "cbytes": cbytes if cbytes or not arrays else None,
         "ratio": round(nbytes / cbytes, 2) if cbytes else None,
         "attrs": members.get("", {}).get("attrs", {}),
     }

@@ -102,7 +102,7 @@ def each_frame(
 
 def collected(
     url: str, home: str, paths: Mapping[str, str], result: Callable[[str], Result | None],
-    error: B2ArrayError | None = None,
+    error: Exception | None = None,
 ) -> Results:  # fmt: skip
     """Return the results for members, given by their paths. One that fails does not stop the others."""
     found: dict[str, Result] = {}

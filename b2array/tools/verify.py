@@ -425,4 +425,6 @@ def _read(kind: Format, address: str, storage_options: Storage, *, progress: boo
                 return replace(report, problems=(Problem(problem, None, "", str(error)),))
             return report
 
-        return one("") if tree.names == ("",) else collected(url, url, {name: name for name in tree.names}, one)
+        if tree.names == ("",):
+            return one("")
+        return collected(url, url, {name: name for name in tree.names}, one, tree.error)

@@ -577,6 +577,14 @@ def test_attributes_are_what_was_assigned():
         array.attrs["units"]
 
 
+def test_the_error_for_an_attribute_that_cannot_be_stored_names_it():
+    a = b2array.asarray([1])
+    with pytest.raises(TypeError, match="the attribute 'large' cannot hold this int"):
+        a.attrs.update(small=1, large=2**70)
+    with pytest.raises(TypeError, match="the attribute 'large' cannot hold this int"):
+        b2array.asarray([1], attrs={"small": 1, "large": 2**70})
+
+
 def test_attributes_that_cannot_be_stored_are_refused_before_anything_is_written():
     array = b2array.zeros(3, attrs={"kept": 1})
     state = array.generation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 import zarr
 from damage import flip
 from damage import place as place_of
+from servers import directory_server
 
 import b2array
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange.convert import converted
 from b2array.exchange.places import find
+from b2array.tools.describing import describe
 
 ARRAYS = {"air/t": np.arange(12.0).reshape(3, 4), "air/deep/w": np.arange(5, dtype="i2"), "roof": np.ones((2, 2))}
 ATTRS = {"": {"place": "roof"}, "air": {"height": 3}}
@@ -163,6 +166,64 @@ def test_damage_in_other_formats_is_a_format_error_of_its_member(what: str, tmp_
         assert [*done.failed] == ["bad"]
         assert isinstance(done.failed["bad"], FormatError)
         assert b2array.open_group(tmp_path / f"{name}.b2d")["good"][...].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("signature", "number", "bad"), [("TREE", 0, ""), ("SNOD", 1, "group"), ("TREE", 2, "data")])
+def test_damage_of_the_structure_of_hdf5_is_a_format_error(
+    signature: str, number: int, bad: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file["good"] = np.arange(3)
+        file["group/x"] = np.arange(3)
+        file.create_dataset("data", data=np.arange(1000), chunks=(100,))
+    raw = path.read_bytes()
+    at = [found.start() for found in re.finditer(signature.encode(), raw)][number]
+    path.write_bytes(raw[:at] + b"X" + raw[at + 1 :])
+    if not bad:
+        with pytest.raises(FormatError, match="wrong B-tree signature"):
+            describe(str(path), None)
+        return
+    _, failed = describe(str(path), None)
+    assert {name: type(error) for name, error in failed.items()} == {bad: FormatError}
+    found = b2array.verify(path)
+    assert found.damaged
+    assert found.members["good"].ok
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_what_zarr_leaves_out_of_a_hierarchy_is_damage(zarr_format: int, source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.zarr"
+    b2array.convert(source, path, zarr_format=zarr_format)
+    (path / "README.md").write_bytes(b"no part of it")
+    (path / "notes").mkdir()
+    (path / "notes" / "more.txt").write_bytes(b"nor is this")
+    assert b2array.verify(path).ok
+    (path / "roof" / (".zarray" if zarr_format == 2 else "zarr.json")).unlink()
+    found = b2array.verify(path)
+    assert found.damaged
+    assert {name: each.ok for name, each in found.members.items()} == {".": False, "air/deep/w": True, "air/t": True}
+    assert "what is in roof" in str(found)
+    assert [*converted(path, tmp_path / "x.h5").failed] == [""]
+
+
+def test_what_zarr_leaves_out_of_the_pages_of_a_web_server_is_told(source: Path, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    b2array.convert(source, tmp_path / "x.zarr")
+    (tmp_path / "x.zarr" / "README.md").write_bytes(b"no part of it")
+    with directory_server(tmp_path) as server, pytest.warns(UserWarning, match=r"Object at README\.md"):
+        assert {*b2array.verify(f"{server}/x.zarr").members} == {*ARRAYS}
+
+
+def test_a_hierarchy_of_which_nothing_can_be_listed_replaces_nothing(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.zarr"
+    b2array.convert(source, path, zarr_format=2)
+    b2array.convert(path, tmp_path / "x.h5")
+    group = path / ".zgroup"
+    group.write_bytes(group.read_bytes().replace(b"zarr_format", b"z`rr_format"))  # zarr takes it for version 3
+    with pytest.raises(FormatError, match="what is in air, roof"):
+        b2array.convert(path, tmp_path / "x.h5", overwrite=True)
+    check(str(tmp_path / "x.h5"))
 
 
 def test_a_file_of_hdf5_that_holds_itself_ends(tmp_path: Path) -> None:

@@ -101,6 +101,34 @@ def test_an_array_of_another_format_that_a_server_does_not_give_hides_no_other(
     assert not report.damaged
 
 
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_members_that_a_server_does_not_list_are_an_error_and_not_an_empty_group(
+    zarr_format: int, http: Any, run: Run
+) -> None:
+    make("g.b2d")
+    b2array.convert("g.b2d", "g.zarr", zarr_format=zarr_format)
+    hints = {"g.b2d": "Group.consolidate", "g.zarr": "zarr.consolidate_metadata"}
+
+    def publish() -> None:
+        for file in (file for name in hints for file in Path(name).rglob("*") if file.is_file()):
+            http.objects[file.as_posix()] = file.read_bytes()
+
+    publish()
+    for name, hint in hints.items():
+        for command in ("verify", "ls", "tree", "info", "convert"):
+            code, out, err = run(command, http.url_of(name), *(["copy.h5"] if command == "convert" else []))
+            assert (code, out) == (1, "")
+            assert hint in err
+    assert not Path("copy.h5").exists()
+    zarr.consolidate_metadata("g.zarr", zarr_format=zarr_format)
+    b2array.open_group("g.b2d", "r+").consolidate()
+    publish()
+    for name in hints:
+        assert {"a/x", "a/y", "z"} <= b2array.verify(http.url_of(name)).members.keys()
+    assert json.loads(run("info", http.url_of("g.zarr"), "--json")[1])["cbytes"] is None  # it is not known
+
+
 @pytest.mark.usefixtures("_no_cache")
 def test_python_verifies_what_is_stored_behind_handles_and_urls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
