@@ -22,7 +22,7 @@ _ITEMS = 2**16
 
 
 def arange(
-    start: Any, stop: Any = None, step: Any = 1, dtype: npt.DTypeLike | None = None, *, url: Url | None = None,
+    start: Any, stop: Any = None, step: Any = None, dtype: npt.DTypeLike | None = None, *, url: Url | None = None,
     **options: Any,
 ) -> NDArray:  # fmt: skip
     """Make an array of numbers or dates at equal distances, as `numpy.arange`.
@@ -41,6 +41,7 @@ def arange(
         dates: Any = np.arange
         return NDArray._committed(copying.holding(dates(start, stop, step, dtype), url, None, wanted))
     start, stop = (0, start) if stop is None else (start, stop)
+    step = 1 if step is None else step
     # NumPy, too, goes on from the first two.
     length = max(0, math.ceil((stop - start) / step))
     kind = np.dtype(np.result_type(np.intp, start, stop, step) if dtype is None else dtype)  # at least, as in NumPy

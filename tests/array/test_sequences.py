@@ -48,13 +48,13 @@ DAY = np.datetime64("2020-01-01")
     [
         ((DAY, np.datetime64("2020-02-01")), None),
         ((DAY, np.datetime64("2020-01-03T12", "h"), np.timedelta64(90, "m")), None),
-        ((DAY, 10, 3), None),
+        ((DAY, np.timedelta64(10, "D"), np.timedelta64(3, "D")), None),
         (("2020-01-01", "2019-12-01", -2), "M8[D]"),
         ((0, 100, 7), "M8[s]"),
         ((np.timedelta64(50, "D"),), None),
         ((5, 40), "m8[h]"),
         ((DAY,), None),
-        ((DAY, np.datetime64("NaT")), None),
+        ((DAY, np.datetime64("NaT", "D")), None),
     ],
 )
 def test_arange_takes_dates_as_numpy_does(given, dtype):
