@@ -20,6 +20,7 @@ from b2array.engine.source import ChunkRequest
 from b2array.format import checksums
 from b2array.grid.selection import select
 from b2array.grid.tiling import parts_of_chunks, tiling_of
+from b2array.store.spans import plan_packed_read
 
 
 class Piece(NamedTuple):
@@ -65,15 +66,11 @@ class Bare:
             tiling = tiling_of(layout, part.inside, layout.nblocks)
             fetch(source, [ChunkRequest(number, (0,))])
             (head, sums), base = source.heads[number], source.locate(number).start
-            ranges, streams, at = [], [], 0
-            for n in tiling.numbers:
-                start, stop = int(head.starts[n]), int(head.stops[n])
-                if ranges and ranges[-1][1] == base + start:
-                    ranges[-1] = (ranges[-1][0], base + stop)
-                else:
-                    ranges.append((base + start, base + stop))
-                streams.append((at, at + stop - start, int(sums[n])))
-                at += stop - start
+            starts, stops = head.starts[tiling.numbers].tolist(), head.stops[tiling.numbers].tolist()
+            planned = plan_packed_read(starts, stops, gap=0)
+            ranges = [(base + start, base + stop) for start, stop in planned.ranges]
+            places = zip(planned.positions, starts, stops, sums[tiling.numbers].tolist(), strict=True)
+            streams = [(at, at + stop - start, checksum) for at, start, stop, checksum in places]
             (step,), end = tiling.steps, base + head.header.cbytes
             copies = [((*part.outside, ...), (*each.target, ...), each.split, each.source) for each in step.copies]
             record = (end, end + checksums.record_nbytes(layout.nblocks))
@@ -82,7 +79,7 @@ class Bare:
             self.pieces.append(Piece(head_range, record, ranges, streams, tiling.within, copies, shape, memory))
         most = max(len(piece.streams) for piece in self.pieces)
         self.raw = touched(cblosc.margin_in_front(most) + most * (4 + layout.block_nbytes)).data
-        self.read_bytes = touched(max(piece.streams[-1][1] for piece in self.pieces)).data
+        self.read_bytes = touched(max(stop for piece in self.pieces for _, stop, _ in piece.streams)).data
 
     def __del__(self) -> None:
         os.close(self.file)

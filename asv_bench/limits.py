@@ -141,7 +141,9 @@ class Reads:
             return lambda: handle[keys[n]]
 
         def bare(n: int) -> Any:
-            least = self.bare[str(keys[n])] = Bare(self.ours, keys[n])
+            least = Bare(self.ours, keys[n])
+            if not opened:
+                self.bare[str(keys[n])] = least  # `warm` reads it again
 
             def run() -> Callable[[], None]:
                 read = least.read(opened=opened)

@@ -28,7 +28,7 @@ from b2array.codec.header import BLOSC1_HEADER_LEN, ChunkHeader
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, located
 from b2array.grid.partition import Positions, parts, put, take
 from b2array.grid.selection import select
-from b2array.store.base import Stamp, Store
+from b2array.store.base import Stamp, Store, too_short
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 from b2array.store.spans import Span
@@ -372,7 +372,7 @@ class Reader:
 def _part(store: Store, stamp: Stamp, start: int, stop: int) -> memoryview:
     """Read a part of a file that is still in this state."""
     if stop > stamp.size:
-        raise FormatError(f"{store.url}: expected {stop - start} bytes at {start}, found {stamp.size - start}")
+        raise too_short(store.url, start, stop, stamp.size - start)
     return store.read([Span("", start, stop)], expected=stamp.version)[0]
 
 

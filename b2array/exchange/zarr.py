@@ -68,11 +68,12 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
         except Exception:  # noqa: BLE001 - metadata that are damaged raise errors of many kinds
             members = _found(url, storage_options)
     error = None
-    try:
-        error = _left_out(url, storage_options, {"": root, **members}) if unknown else None
-    except UnsupportedError:  # a web server whose pages are lists for zarr
-        for each in unknown:
-            warn(str(each.message))
+    if unknown:
+        try:
+            error = _left_out(url, storage_options, {"": root, **members})
+        except UnsupportedError:  # a web server whose pages are lists for zarr
+            for each in unknown:
+                warn(str(each.message))
     if root.metadata.consolidated_metadata is None:
         inhabited = {name.rpartition("/")[0] for name in members}
         groups_found = [name for name, node in {"": root, **members}.items() if isinstance(node, type(root))]

@@ -40,11 +40,12 @@ def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = Tr
 
 def _unlisted(store: Store) -> str:
     """Say that nothing but a manifest could have shown a group, if that is so."""
-    with suppress(OSError):
-        try:
-            store.listing()
-        except UnsupportedError:
-            return " with a manifest, and without one it cannot be found, because this server does not list files"
+    try:
+        store.listing()
+    except UnsupportedError:
+        return " with a manifest, and without one it cannot be found, because this server does not list files"
+    except OSError:
+        pass
     return ""
 
 
