@@ -1,7 +1,8 @@
 """Settings of the whole process. They take effect at once.
 
 Assign to the names of this module (``b2array.config.threads = 4``), or change them for a while with `using`. A value
-that a setting cannot have raises an error.
+that a setting cannot have raises an error. A smaller `cache_bytes` frees memory when it is assigned; with `using` the
+cache keeps its blocks for later.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ threads: int = os.cpu_count() or 1
 that multiprocessing has started, uses one, because there may be several of those."""
 
 cache_bytes: int = 128 * 2**20
-"""Size of the process-wide cache of decoded blocks; 0 turns it off."""
+"""Memory that the process-wide cache of decoded blocks may take; 0 turns it off, and frees it if it is assigned."""
 
 write_buffer_bytes: int = 256 * 2**20
 """Memory for the chunks that a transaction changes in part. They are encoded when it is full, and at the commit."""
@@ -100,13 +101,23 @@ def _check(name: str, value: Any) -> None:
         raise ValueError(f"b2array.config.{name} must be {words}, not {value!r}")
 
 
+_told: Final[dict[str, list[Callable[[], None]]]] = {}
+
+
+def when_assigned(name: str, tell: Callable[[], None]) -> None:
+    """Call a function each time that a setting is assigned, after it has its new value."""
+    _told.setdefault(name, []).append(tell)
+
+
 class _Settings(ModuleType):
-    """A module that checks what is assigned to its names."""
+    """A module that checks values before they become settings, and tells who depends on them."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("__"):
             _check(name, value)
         super().__setattr__(name, value)
+        for tell in _told.get(name, ()):
+            tell()
 
 
 sys.modules[__name__].__class__ = _Settings

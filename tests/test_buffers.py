@@ -162,5 +162,5 @@ def test_an_array_is_read_while_the_same_thread_is_at_work_in_the_cache(monkeypa
     assert all(np.array_equal(each, values[key]) for each in found)
     assert inside
     assert all(inside)
-    kept = {id(e.slab): e.slab.memory.nbytes for of in blocks._chunks.values() for e in of.values()}
-    assert blocks.nbytes == sum(kept.values())
+    slabs = {id(entry.slab): entry.slab for of in blocks._chunks.values() for entry in of.values()}
+    assert blocks.nbytes == sum(slab.nbytes for slab in slabs.values())

@@ -171,7 +171,7 @@ class Described(Opened, Readable):
     def fill_value(self) -> Any:
         """The value of items that were never written, as a NumPy scalar."""
         state = self._handle.described.state
-        layout, fill = state.layout or state.require_layout(), state.annotations.fill
+        layout, fill = state.require_layout(), state.annotations.fill
         if fill is None or len(fill) != layout.dtype.itemsize:
             return np.zeros((), layout.dtype)[()]
         return np.frombuffer(fill, layout.dtype)[0]
@@ -180,7 +180,7 @@ class Described(Opened, Readable):
     def dims(self) -> tuple[str | None, ...] | None:
         """Names of the dimensions, if they have any."""
         state = self._handle.described.state
-        layout, dims = state.layout or state.require_layout(), state.annotations.dims
+        layout, dims = state.require_layout(), state.annotations.dims
         return dims if dims is not None and len(dims) == len(layout.shape) else None
 
     @property

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from b2array import config
 from b2array.codec.decode import Tile
 
-__all__ = ["Cache", "Entry", "Slab", "blocks"]
+__all__ = ["Cache", "Entry", "Slab", "blocks", "cost"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -34,16 +34,39 @@ _SLAB_NBYTES = 8 * 2**20
 _LEAST_SLABS = 8
 """The cache has at least this many slabs, however small it is."""
 
+_ENTRY_NBYTES = 200
+_TILE_NBYTES = 800
+"""About the size of the objects that stand for one block, and for one tile; blocks may have fewer bytes."""
+
+
+def cost(nblocks: int, nbytes: int) -> int:
+    """Return the memory that the cache takes to keep blocks of together `nbytes` bytes, as one tile."""
+    return nbytes + nblocks * _ENTRY_NBYTES + _TILE_NBYTES
+
 
 class Slab:
-    """Memory for several tiles, and what was put into it."""
+    """Memory for several tiles, and what was put into it.
 
-    __slots__ = ("added", "memory", "used")
+    Parameters
+    ----------
+    nbytes : int
+        The part of the cache that it takes: its memory, and the entries of its blocks.
+    memory : int
+        The size of its memory.
+    """
 
-    def __init__(self, nbytes: int) -> None:
-        self.memory: Bytes = np.empty(nbytes, np.uint8)
+    __slots__ = ("added", "filled", "memory", "nbytes", "used")
+
+    def __init__(self, nbytes: int, memory: int) -> None:
+        self.nbytes = nbytes
         self.used = 0
+        self.memory: Bytes = np.empty(memory, np.uint8)
+        self.filled = 0
         self.added: list[tuple[Key, Sequence[int]]] = []
+
+    def has_room(self, nbytes: int, needed: int) -> bool:
+        """Say whether a tile fits that has `nbytes` bytes and takes `needed` with its entries."""
+        return self.filled + nbytes <= self.memory.nbytes and self.used + needed <= self.nbytes
 
 
 class Entry(NamedTuple):
@@ -64,8 +87,8 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes of all slabs."""
-        return sum(slab.memory.nbytes for slab in list(self._slabs))
+        """Size in bytes of all slabs, with the entries of their blocks."""
+        return sum(slab.nbytes for slab in list(self._slabs))
 
     def get_many(self, key: Key, numbers: Iterable[int]) -> dict[int, Entry]:
         """Return those of the blocks `numbers` of a chunk that are here; their data must not be changed."""
@@ -84,28 +107,42 @@ class Cache:
                         self._slabs.move_to_end(slab)
         return found
 
-    def room_for(self, nbytes: int) -> tuple[Slab, Bytes] | None:
+    def room_for(self, nblocks: int, nbytes: int) -> tuple[Slab, Bytes] | None:
         """Return a slab and memory in it for a tile; None if that would take too much of the cache."""
-        if nbytes > config.cache_bytes // 2:
+        needed = cost(nblocks, nbytes)
+        if needed > config.cache_bytes // 2:
             return None
         try:
             slab = self._filling.pop()
         except IndexError:
-            slab = self._new_slab(nbytes)
-        if slab.used + nbytes > slab.memory.nbytes or slab not in self._slabs:
-            slab = self._new_slab(nbytes)
-        start, slab.used = slab.used, slab.used + nbytes
+            slab = self._new_slab(nbytes, needed)
+        if slab not in self._slabs or not slab.has_room(nbytes, needed):
+            slab = self._new_slab(nbytes, needed)
+        start = slab.filled
+        slab.filled += nbytes
+        slab.used += needed
         self._filling.append(slab)
-        return slab, slab.memory[start : start + nbytes]
+        return slab, slab.memory[start : slab.filled]
 
-    def _new_slab(self, nbytes: int) -> Slab:
-        nbytes = max(nbytes, min(_SLAB_NBYTES, config.cache_bytes // _LEAST_SLABS))
-        with suppress(KeyError):  # there is none left
-            while self.nbytes + nbytes > config.cache_bytes:
-                self._forget(self._slabs.popitem(last=False)[0])
-        slab = Slab(nbytes)
+    def _new_slab(self, nbytes: int, needed: int) -> Slab:
+        whole = max(needed, min(_SLAB_NBYTES, config.cache_bytes // _LEAST_SLABS))
+        self._evict(config.cache_bytes - whole)
+        # Where blocks are small, most of the slab is for their entries: the next tiles are probably like this one.
+        slab = Slab(whole, whole * nbytes // needed)
         self._slabs[slab] = None
         return slab
+
+    def _evict(self, most: int) -> None:
+        """Forget slabs until the others have at most this many bytes."""
+        with suppress(KeyError):  # there is none left
+            while self.nbytes > most:
+                self._forget(self._slabs.popitem(last=False)[0])
+
+    def shrink(self) -> None:
+        """Forget what the cache may no longer have, because it was made smaller."""
+        self._evict(config.cache_bytes)
+        # Nothing but these lists holds the memory of slabs that are not in the cache any more.
+        self._filling = [slab for slab in self._filling if slab in self._slabs]
 
     def add(self, key: Key, numbers: Sequence[int], tile: Tile, slab: Slab) -> None:
         """Keep the blocks `numbers` of a chunk, which are the rows of a tile in memory from `room_for`."""
@@ -129,6 +166,13 @@ class Cache:
 
 blocks = Cache()
 """The cache of this process."""
+
+
+def _shrink() -> None:
+    blocks.shrink()
+
+
+config.when_assigned("cache_bytes", _shrink)
 
 
 def _after_fork() -> None:

@@ -157,7 +157,7 @@ class ChunkRead(NamedTuple):
 class Reader(NamedTuple):
     """What the chunks of one read share. `plan` decides what to fetch of a chunk; `finish` decodes and copies it.
 
-    `met` has the size in bytes of the blocks that were planned so far.
+    `met` has the bytes that the cache would take for the blocks that were planned so far.
     """
 
     source: Source
@@ -233,7 +233,7 @@ class Reader(NamedTuple):
                 wanted = ()
             elif found:
                 wanted = [n for n in tiling.numbers if n not in found]
-            self.met[0] += len(tiling.numbers) * layout.block_nbytes
+            self.met[0] += cache.cost(len(tiling.numbers), len(tiling.numbers) * layout.block_nbytes)
             keep = self.met[0] <= config.cache_bytes // _MOST_KEPT
         if wanted and not self.source.is_local and len(wanted) == self._ninhabited(part.coords):
             wanted = range(layout.nblocks)  # all but padding is wanted: one range is easier to ask for
@@ -281,7 +281,7 @@ class Reader(NamedTuple):
     ) -> Tile:  # fmt: skip
         """Decode blocks together, perhaps for the cache to keep."""
         nbytes = len(blocks) * self.layout.block_nbytes
-        room = cache.blocks.room_for(nbytes) if keep else None
+        room = cache.blocks.room_for(len(blocks), nbytes) if keep else None
         tile = decode.decode_tile(
             stored, blocks, scratch("blocks", nbytes, _MAX_SCRATCH) if room is None else room[1],
             itemsize=self.layout.itemsize, narrow=narrow, context=self.context, reference=reference,
@@ -293,7 +293,7 @@ class Reader(NamedTuple):
     def decoded_whole(self, number: int, *, keep: bool) -> dict[int, Entry]:
         """Decode a chunk whose blocks are not those of the array, and cut it into the array's."""
         (whole,) = fetch(self.source, (ChunkRequest(number, None),))
-        room = cache.blocks.room_for(self.layout.chunk_nbytes) if keep else None
+        room = cache.blocks.room_for(self.layout.nblocks, self.layout.chunk_nbytes) if keep else None
         data = decode.decode(whole.region, out=None if room is None else room[1], context=self.context)
         tile, blocks = Tile(data.reshape(self.layout.nblocks, -1)), range(self.layout.nblocks)
         if room is not None:

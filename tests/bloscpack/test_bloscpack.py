@@ -952,3 +952,13 @@ def test_what_is_no_bloscpack_file_is_named(tmp_path):
             with pytest.raises(FormatError) as caught:
                 verb(path)
             assert str(caught.value).startswith(f"{path}: expected ")
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_are_written_part_by_part_in_the_order_of_the_file(order: str) -> None:
+    x = np.arange(24, dtype="<i4").reshape(4, 6)
+    with bloscpack.create(None, x.shape, x.dtype, order=order, chunk_size=16) as file:
+        for start in (0, 2):
+            file.write(x[start : start + 2] if order == "C" else x[:, 3 * (start // 2) : 3 * (start // 2) + 3])
+    assert file.packed is not None
+    np.testing.assert_array_equal(bloscpack.unpack(file.packed), x)

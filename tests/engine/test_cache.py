@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import random
+import tracemalloc
+import weakref
 import zipfile
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -301,3 +304,57 @@ def test_a_store_with_an_opaque_option_is_different_from_all_others():
     names = [open_store(url, storage_options=options)._ident for options in (plain, plain, opaque, opaque)]
     assert names[0] == names[1]
     assert len({*names}) == 3
+
+
+def _traced(read: Callable[[], object]) -> int:
+    """Return the memory in bytes that something keeps."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        read()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("block", [4, 64, 1024])
+@pytest.mark.parametrize("at_once", [1, 50])
+def test_the_cache_takes_no_more_memory_than_it_may_however_small_the_blocks_are(block, at_once):
+    a = b2array.asarray(np.arange(10_000 * block, dtype="u1"), chunks=(100 * block,), blocks=(block,))
+    for n in range(0, 10_000, 100):
+        a[n * block]  # the heads of the chunks are known
+
+    def read():
+        for start in range(0, a.size, at_once * block):
+            a[start : start + at_once * block]
+
+    with config.using(cache_bytes=2**19, threads=1):
+        assert _traced(read) <= 1.25 * 2**19
+        assert cache.blocks.nbytes <= 2**19
+        assert len(cache.blocks._chunks) > 1
+
+
+def test_a_smaller_cache_frees_memory_at_once(monkeypatch):
+    monkeypatch.setattr(config, "cache_bytes", 2**20)
+    a = b2array.asarray(noise(0), **PARTS)
+    b = b2array.asarray(np.zeros(60_000, "u1") + np.arange(60_000, dtype="u1"), chunks=20_000, blocks=20_000)
+    a[4, 30], [b[n] for n in (0, 20_000, 40_000)]
+    before = cache.blocks.nbytes
+    config.cache_bytes = before // 2
+    assert 0 < cache.blocks.nbytes <= before // 2
+    released = weakref.ref(cache.blocks._filling[0].memory)
+    config.cache_bytes = 0
+    gc.collect()
+    assert cache.blocks.nbytes == 0
+    assert released() is None
+    assert (a[4, 30], b[30_000]) == (noise(0)[4, 30], 30_000 % 256)
+
+
+def test_what_the_cache_has_stays_while_it_is_off_for_a_while(monkeypatch):
+    a = b2array.asarray(noise(0), **PARTS)
+    assert a[4, 30] == noise(0)[4, 30]
+    with config.using(cache_bytes=0):
+        assert a[1, 30] == noise(0)[1, 30]
+    monkeypatch.setattr(read, "fetch", lambda *_: pytest.fail("the cache has the block"))
+    assert a[4, 30] == noise(0)[4, 30]

@@ -256,8 +256,8 @@ def test_the_cache_stays_within_its_bounds():
         for n in range(0, 10_000, 100):
             assert array[n] == n
         assert 0 < cache.blocks.nbytes <= 5000
-        kept = {id(e.slab): e.slab.memory.nbytes for of in cache.blocks._chunks.values() for e in of.values()}
-        assert cache.blocks.nbytes == sum(kept.values())
+        slabs = {id(entry.slab): entry.slab for of in cache.blocks._chunks.values() for entry in of.values()}
+        assert cache.blocks.nbytes == sum(slab.nbytes for slab in slabs.values())
     with config.using(cache_bytes=0):
         assert array[5] == 5
 
@@ -364,7 +364,7 @@ def test_one_read_keeps_at_most_half_of_the_cache_and_finds_that_again(monkeypat
     monkeypatch.setattr(
         read, "fetch", lambda source, requests: fetched.extend(n for n, _ in requests) or original(source, requests)
     )
-    with config.using(threads=1, cache_bytes=2**20):
+    with config.using(threads=1, cache_bytes=4 * cache.cost(8, 2**18)):
         assert np.array_equal(other[:, 0], values[:8, 0])
         for _ in range(3):
             assert np.array_equal(array[:, 1], values[:, 1])
@@ -386,7 +386,7 @@ def test_the_blocks_that_were_not_used_for_the_longest_time_leave_first(monkeypa
     requests = []
     original = read.fetch
     monkeypatch.setattr(read, "fetch", lambda source, wanted: requests.extend(wanted) or original(source, wanted))
-    with config.using(cache_bytes=8 * 800):
+    with config.using(cache_bytes=8 * cache.cost(1, 800)):
         for n in range(8):
             array[100 * n]
         array[5], array[900]  # the first block is used again; another one has to leave

@@ -22,6 +22,7 @@ import zarr
 import b2array
 from b2array import bloscpack
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
+from b2array.exchange.formats import source_of
 from b2array.exchange.places import FORMATS
 
 PLACES = {
@@ -290,6 +291,28 @@ def test_what_others_note_under_our_names_does_no_harm(tmp_path: Path, dims: Any
         a = b2array.open(tmp_path / "x.b2nd")
         assert (a[...].tolist(), a.dims, a.fill_value, a.attrs["n"]) == (x.tolist(), None, 0, 1)
     assert a.attrs["_ARRAY_DIMENSIONS"] == dims
+
+
+@pytest.mark.parametrize("key", [np.s_[::2], np.s_[10:90:7], np.s_[::-1], np.s_[5:60], 7, [3, 99, 3]])
+def test_any_bytes_of_a_super_chunk_are_read(key: Any) -> None:
+    data = np.arange(100, dtype="u1")
+    with b2array.create_schunk(chunksize=30) as chunks:
+        chunks.append_data(data[:30].tobytes())
+        chunks.append_data(data[30:60].tobytes())
+        chunks.append_data(data[60:90].tobytes())
+        chunks.append_data(data[90:].tobytes())
+        source = source_of(chunks._handle)
+        np.testing.assert_array_equal(source.read(key), data[key])
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_records_that_zarr_would_pack_are_refused(tmp_path: Path, zarr_format: int) -> None:
+    # Their values are the same afterwards, but not their bytes.
+    padded = np.zeros(3, np.dtype([("a", "u1"), ("b", "<i4")], align=True))
+    np.save(tmp_path / "x.npy", padded)
+    with pytest.raises(UnsupportedError, match=r"Zarr (would not give|cannot hold) items of type"):
+        b2array.convert(tmp_path / "x.npy", tmp_path / "x.zarr", zarr_format=zarr_format)
+    assert not (tmp_path / "x.zarr").exists()
 
 
 def test_a_tensor_of_python_blosc2_is_an_array(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 import b2array
 from b2array.errors import LimitError
 from b2array.format import annotations as notes
-from b2array.format import frame, index, state
+from b2array.format import b2nd, dtypes, frame, index, state
 from b2array.format.annotations import Annotations
 from b2array.format.header import FrameType
 from b2array.format.metalayers import MAX_LAYERS
+from b2array.grid.layout import Layout
 
 
 def plain(nchunks=3, chunksize=400, blocksize=100, **options):
@@ -138,6 +140,17 @@ def full(count=MAX_LAYERS):
 def test_without_room_the_notes_stay_out_with_a_warning():
     with pytest.warns(UserWarning, match="16 variable-length metalayers: no room"):
         assert state.layers_with(full(), Annotations(next=3), "here") == full()
+
+
+@pytest.mark.parametrize(
+    ("stored", "found"),
+    [("V2", "bfloat16"), ("<i2", "<i2"), ("<f2", "<f2"), ([("a", "u1"), ("b", "u1")], [("a", "u1"), ("b", "u1")])],
+)
+def test_the_type_that_the_notes_name_is_only_for_raw_items(stored, found):
+    layout = Layout((6,), (2,), (2,), np.dtype(stored), dtypes.dtype_text(np.dtype(stored)))
+    described = plain(chunksize=4, blocksize=4, metalayers=(("b2nd", b2nd.pack(layout)),))
+    expected = np.dtype(ml_dtypes.bfloat16 if found == "bfloat16" else found)
+    assert state.parse(noted(described, dtype="bfloat16")).require_layout().dtype == expected
 
 
 def test_attributes_that_would_be_lost_are_an_error():

@@ -1,0 +1,132 @@
+"""How long the routes of reads, writes and opening are: functions called, modules that they are in, both-way pairs.
+
+    python asv_bench/routes.py [--pairs]
+
+Each action runs twice before it is followed, so that the parts that are made once are there. A pair is two modules that
+call each other on one route; `tests/test_route.py` allows none but those that it names. The counts have no limit: they
+show what a change costs where no time can be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import b2array
+from b2array import config
+
+PACKAGE = Path(b2array.__file__).parent
+KEPT = 64 * 2**20
+
+
+class Route(NamedTuple):
+    """The frames that an action enters in the package, the modules they are in, and the pairs that call each other."""
+
+    calls: int
+    modules: int
+    pairs: frozenset[tuple[str, str]]
+
+
+class Action(NamedTuple):
+    """Something to follow, and the size of the cache meanwhile."""
+
+    run: Callable[[], object]
+    cache_bytes: int = 0
+
+
+def route(action: Callable[[], object]) -> Route:
+    """Follow an action, in this thread."""
+    calls = 0
+    arrows = set()
+    prefix = f"{PACKAGE}/"
+
+    def follow(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        here = frame.f_code.co_filename
+        if event != "call" or not here.startswith(prefix):
+            return
+        calls += 1
+        caller = frame.f_back
+        while caller is not None and not caller.f_code.co_filename.startswith(prefix):
+            caller = caller.f_back
+        arrows.add((caller.f_code.co_filename if caller else here, here))
+
+    action()
+    action()
+    # Objects that others have left behind are not to be closed meanwhile.
+    gc.collect()
+    gc.disable()
+    sys.setprofile(follow)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    pairs = {(_module(start), _module(end)) for start, end in arrows if start < end and (end, start) in arrows}
+    return Route(calls, len({end for _, end in arrows}), frozenset(pairs))
+
+
+def _module(path: str) -> str:
+    return ".".join(Path(path).relative_to(PACKAGE).with_suffix("").parts)
+
+
+def actions(directory: Path) -> dict[str, Action]:
+    """Write two arrays, and return what is done with them, by name."""
+    random = np.random.default_rng(0)
+    b2array.asarray(random.normal(size=100), url=directory / "line.b2nd", chunks=(10,), attrs={"x": 1})
+    values = random.normal(size=(64, 128, 128))
+    b2array.asarray(values, url=directory / "cube.b2nd", chunks=values.shape, blocks=(16, 32, 32))
+    line: Any = b2array.open(directory / "line.b2nd", mode="r+")
+    cube: Any = b2array.open(directory / "cube.b2nd")
+    reads: dict[str, Callable[[], object]] = {
+        "slice of a line": lambda: line[1:3],
+        "slab of sixteen blocks": lambda: cube[1:3],
+        "point": lambda: cube[1, 2, 3],
+    }
+    found = {name: Action(run) for name, run in reads.items()}
+    found |= {f"{name}, cached": Action(run, KEPT) for name, run in reads.items()}
+    new = np.array([5.0, 6.0])
+    return found | {
+        "assignment": Action(lambda: line.__setitem__(slice(1, 3), new)),
+        "point of a file just opened": Action(lambda: b2array.open(cube.url)[1, 2, 3]),
+        # The last call closes the file.
+        "open": Action(lambda: b2array.open(line.url)),
+        "fill value": Action(lambda: line.fill_value),
+        "dims": Action(lambda: line.dims),
+        "attribute": Action(lambda: line.attrs["x"]),
+    }
+
+
+def routes(directory: Path) -> dict[str, Route]:
+    """Follow each of the actions, in one thread."""
+    found = {}
+    for name, action in actions(directory).items():
+        with config.using(threads=1, cache_bytes=action.cache_bytes):
+            found[name] = route(action.run)
+    return found
+
+
+def main() -> None:
+    """Follow and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--pairs", action="store_true", help="name the modules that call each other")
+    arguments = parser.parse_args()
+    print(f"{'':<32}{'calls':>7}{'modules':>9}{'pairs':>7}")
+    with tempfile.TemporaryDirectory() as directory:
+        for name, found in routes(Path(directory)).items():
+            print(f"{name:<32}{found.calls:>7}{found.modules:>9}{len(found.pairs):>7}")
+            if arguments.pairs:
+                for pair in sorted(found.pairs):
+                    print("    " + " <-> ".join(pair))
+
+
+if __name__ == "__main__":
+    main()
