@@ -19,7 +19,7 @@ MAX_MODULE_LINES = 500
 MAX_CLASS_LINES = 350
 MAX_PACKAGE_LINES = 3600
 
-GROUND = ("buffers", "config", "errors", "progress")
+GROUND = ("buffers", "config", "errors", "printable", "progress")
 FACES = ("__init__", "__main__")
 
 # What each package may import besides the ground and itself. The public faces and the tools may import everything.
