@@ -31,7 +31,7 @@ from b2array.printable import json_text, printable
 from b2array.progress import track
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
-from b2array.store.secrets import redact
+from b2array.store.secrets import redact_url
 from b2array.tools import anatomy, describing
 from b2array.tools import bench as measuring
 from b2array.tools import demo as demonstration
@@ -226,7 +226,9 @@ def cat(
         raise typer.BadParameter(str(error), param_hint="KEY") from None
     options = opts.storage_options(storage)
     if output is not None and not output.partition("?")[0].lower().endswith(".npy"):
-        raise ValueError(f"{redact(output)} does not end in .npy, the only format that cat writes; see b2array convert")
+        raise ValueError(
+            f"{redact_url(output)} does not end in .npy, the only format that cat writes; see b2array convert"
+        )
     store = None if output is None else open_store(output, storage_options=options)
     if store is not None:
         require_free(store, {"": b""}, "a file", overwrite=overwrite)
@@ -272,7 +274,7 @@ def convert(
         cparams=opts.cparams_of(codec, clevel, filters), layout=layout, overwrite=overwrite, verify=verify,
         progress=opts.shows(progress), src_options=options, dst_options=options, **more,
     )  # fmt: skip
-    _say(f"{redact(dst)}: {done.summary()}")
+    _say(f"{redact_url(dst)}: {done.summary()}")
     return _report(done.failed)
 
 
@@ -295,10 +297,10 @@ def copy(
     cparams, (origin, address) = opts.cparams_of(codec, clevel, filters), find(src, None, options, exists=True)
     several = False
     if origin.name not in _FRAMES:
-        raise UnsupportedError(f"{redact(src)} is of the format {origin.name}; see b2array convert")
+        raise UnsupportedError(f"{redact_url(src)} is of the format {origin.name}; see b2array convert")
     target = by_ending(dst)[0]
     if target is not None and target.name not in _FRAMES:
-        raise ValueError(f"{redact(dst)} has an ending that copy does not write; see b2array convert")
+        raise ValueError(f"{redact_url(dst)} has an ending that copy does not write; see b2array convert")
     if origin.name != "b2nd":
         with origin.tree(address, options) as members:
             several = members.names != ("",)
@@ -311,7 +313,7 @@ def copy(
     held = describing.frame_of(src, options)
     if not holds_array(held.frame):
         if any(given is not None for given in (chunks, blocks, cparams)):
-            raise UnsupportedError(f"{redact(src)} is no array: its chunks can only be copied as they are")
+            raise UnsupportedError(f"{redact_url(src)} is no array: its chunks can only be copied as they are")
         store, frame_type = place_new(dst, layout, options, overwrite=overwrite)
         with track(held.frame.nchunks, "chunks copied", opts.shows(progress), unit="items") as shown:
             transaction.copied(held, store, frame_type, overwrite=overwrite, progress=shown).commit()
