@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Callable
 from typing import TypeVar
 
+from b2array.printable import printable
+
 __all__ = [
     "B2ArrayError",
     "ChecksumError",
@@ -30,7 +32,10 @@ _INNER = ("b2array", "contextlib")
 
 
 class B2ArrayError(Exception):
-    """Base class of every error that b2array defines."""
+    """Base class of every error that b2array defines. Its message can be printed, whatever a file says."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), keep_lines=True)
 
 
 class FormatError(B2ArrayError, ValueError):
@@ -74,7 +79,7 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)
+    warnings.warn(printable(message, keep_lines=True), category, stacklevel=level)
 
 
 def located(where: str, verb: Callable[[], T]) -> T:
@@ -93,5 +98,5 @@ def located_error(where: str, error: B2ArrayError) -> B2ArrayError:
     >>> located_error("a.b2nd", located_error("a.b2nd", FormatError("expected a frame")))
     FormatError('a.b2nd: expected a frame')
     """
-    text = str(error)
+    text, where = str(error), printable(where)
     return type(error)(text if text.startswith(where) else f"{where}: {text}")

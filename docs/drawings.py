@@ -511,7 +511,7 @@ def packages() -> Picture:
         [("format", "what a frame says; no I/O", 632)],
         [("codec", "one chunk and its items; no I/O", 632)],
         [("grid", "whole numbers", 209), ("store", "bytes under names", 210), ("threads", "the workers", 209)],
-        [("ground", "errors, config, buffers, progress", 632)],
+        [("ground", "errors, config, buffers, printable, progress", 632)],
     ]  # fmt: skip
     for row, layer in enumerate(layers):
         x, y = 10.0, 8 + 45 * row

@@ -20,6 +20,7 @@ from b2array.engine.handle import Handle, Mode
 from b2array.engine.transaction import Transaction
 from b2array.errors import ReadOnlyError
 from b2array.grid.layout import extents
+from b2array.printable import printable
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 
@@ -64,7 +65,7 @@ class NDArray(Indexed):
         return cls(Handle(transaction.commit(), "r+"))
 
     def __repr__(self) -> str:
-        return f"<b2array.NDArray {self.url} shape={self.shape} dtype={self.dtype} chunks={self.chunks}>"
+        return f"<b2array.NDArray {printable(self.url)} shape={self.shape} dtype={self.dtype} chunks={self.chunks}>"
 
     def _repr_html_(self) -> str:
         return self.info._repr_html_()

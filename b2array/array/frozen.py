@@ -16,6 +16,7 @@ import numpy as np
 
 from b2array import config, threads
 from b2array.compute.readable import Readable
+from b2array.printable import printable
 
 __all__ = ["Frozen", "Shared", "one_thread", "register_sizeof"]
 
@@ -120,7 +121,7 @@ class Frozen:
             return self.array[key]
 
     def __repr__(self) -> str:
-        return f"<b2array.Frozen {self.array._handle.url}>"
+        return f"<b2array.Frozen {printable(self.array._handle.url)}>"
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         return self.array.__dask_tokenize__()

@@ -33,6 +33,7 @@ from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.state import parse
 from b2array.grid.assignment import check_unmasked
+from b2array.printable import printable
 from b2array.progress import track
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
@@ -98,7 +99,7 @@ class SChunk(Opened):
         return self.nchunks
 
     def __repr__(self) -> str:
-        return f"<b2array.SChunk {self.url}: {self.nchunks} chunks, {self.nbytes} bytes>"
+        return f"<b2array.SChunk {printable(self.url)}: {self.nchunks} chunks, {self.nbytes} bytes>"
 
     # Reading.
 

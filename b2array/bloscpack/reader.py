@@ -28,6 +28,7 @@ from b2array.codec.header import BLOSC1_HEADER_LEN, ChunkHeader
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, located
 from b2array.grid.partition import Positions, parts, put, take
 from b2array.grid.selection import select
+from b2array.printable import printable
 from b2array.store.base import Stamp, Store, too_short
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
@@ -205,7 +206,7 @@ class Reader:
 
     def __repr__(self) -> str:
         what = f"shape={self.shape} dtype={self.dtype}" if self.is_array else f"{self.nbytes} bytes"
-        return f"<b2array.bloscpack.Reader {self.url} {what}>"
+        return f"<b2array.bloscpack.Reader {printable(self.url)} {what}>"
 
     def __enter__(self) -> Self:
         return self

@@ -17,6 +17,7 @@ from b2array.engine.handle import RECOVERABLE, Handle
 from b2array.engine.read import read, read_item
 from b2array.grid.layout import Layout
 from b2array.grid.selection import Selection, fields, item, orthogonal, select, vectorised
+from b2array.printable import printable
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -344,7 +345,7 @@ class View(Readable):
         return self._fixed
 
     def __repr__(self) -> str:
-        return f"<b2array.View of {self._handle.url} shape={self.shape} dtype={self.dtype}>"
+        return f"<b2array.View of {printable(self._handle.url)} shape={self.shape} dtype={self.dtype}>"
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         return *super().__dask_tokenize__(), self._fixed

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
 from typing import NamedTuple
+
+from b2array.printable import html_text
 
 __all__ = ["Box", "draw", "merged"]
 
@@ -178,7 +179,7 @@ def _labels(full: _Frame, labels: Sequence[str]) -> Iterator[str]:
 
 def _text(text: str, x: float, y: float, anchor: str) -> str:
     short = text if len(text) <= 18 else f"{text[:8]}…{text[-8:]}"
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="currentColor">{escape(short)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="currentColor">{html_text(short)}</text>'
 
 
 def _polygon(points: Sequence[Point], colour: str, opacity: float, *, outline: bool = False) -> str:

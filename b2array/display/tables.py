@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from b2array.codec import filters as filter_names
 from b2array.codec.cparams import CParams
 from b2array.display.drawing import draw
 from b2array.grid.layout import Layout
+from b2array.printable import html_text, printable
 
 __all__ = [
     "Info", "array_page", "beside", "codec", "counted", "filters", "folded", "item", "nbytes", "near", "short", "size",
@@ -39,7 +39,7 @@ def table(rows: Mapping[str, Any], heads: Sequence[str] = ()) -> str:
 
 
 def _cell(kind: str, value: Any, span: str = "") -> str:
-    return f'<{kind} style="{_CELL}"{span}>{escape(str(value))}</{kind}>'
+    return f'<{kind} style="{_CELL}"{span}>{html_text(value)}</{kind}>'
 
 
 def beside(*parts: str) -> str:
@@ -50,12 +50,12 @@ def beside(*parts: str) -> str:
 
 def folded(summary: str, content: str) -> str:
     """Return a part that a click unfolds."""
-    return f"<details><summary>{escape(summary)}</summary>{content}</details>"
+    return f"<details><summary>{html_text(summary)}</summary>{content}</details>"
 
 
 def titled(kind: str, where: str, parts: Iterable[str]) -> str:
     """Put parts below a line with the kind of a thing and its place."""
-    return f"<div><b>{escape(kind)}</b> <code>{escape(near(where))}</code>{''.join(parts)}</div>"
+    return f"<div><b>{html_text(kind)}</b> <code>{html_text(near(where))}</code>{''.join(parts)}</div>"
 
 
 def near(where: str) -> str:
@@ -125,8 +125,10 @@ class Info(Mapping[str, Any]):
         return len(self._rows)
 
     def __repr__(self) -> str:
-        width = max(map(len, self._rows), default=0)
-        return "\n".join(f"{name:<{width}} : {value}" for name, value in self._rows.items())
+        rows = [(printable(name), printable(value, keep_lines=True)) for name, value in self._rows.items()]
+        width = max((len(name) for name, _ in rows), default=0)
+        below = "\n" + " " * (width + 3)  # further lines of a value do not look like rows
+        return "\n".join(f"{name:<{width}} : " + value.replace("\n", below) for name, value in rows)
 
     def _repr_html_(self) -> str:
         return table(self._rows) if self._page is None else self._page()

@@ -28,7 +28,7 @@ from b2array.grid.partition import boxes
 from b2array.group.addressing import split_member
 from b2array.progress import track
 from b2array.store.open import open_store
-from b2array.store.secrets import redact
+from b2array.store.secrets import redact_url
 
 __all__ = [
     "Conversion", "convert", "converted", "is_array", "save_intact",
@@ -126,7 +126,7 @@ def convert(
     if done.failed:
         listed = "; ".join(": ".join(filter(None, (name, str(error)))) for name, error in done.failed.items())
         kind = FormatError if any(isinstance(error, FormatError) for error in done.failed.values()) else B2ArrayError
-        raise kind(f"{redact(os.fspath(src))}: {done.share()} could not be copied: {listed}")
+        raise kind(f"{redact_url(os.fspath(src))}: {done.share()} could not be copied: {listed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +290,7 @@ def _warn_of_loss(source: Source, target: Format, url: str) -> None:
     }
     lost = [name for name, there in has.items() if there and name not in target.keeps]
     if lost:
-        warn(f"{redact(url)}: a .{target.name} file has no place for {' and '.join(lost)}")
+        warn(f"{redact_url(url)}: a .{target.name} file has no place for {' and '.join(lost)}")
 
 
 def _regions(source: Source, target: Format, settings: Settings) -> list[Box]:
@@ -313,14 +313,14 @@ def _compare(source: Source, copy: Source, regions: list[Box], url: str, advance
     # In Zarr 3 the byte order belongs to the storage, not to the type.
     if source.shape != copy.shape or source.dtype.newbyteorder("=") != copy.dtype.newbyteorder("="):
         raise B2ArrayError(
-            f"{redact(url)} differs from its source: expected shape {source.shape} and type {source.dtype}, "
+            f"{redact_url(url)} differs from its source: expected shape {source.shape} and type {source.dtype}, "
             f"found {copy.shape} and {copy.dtype}"
         )
     for box in regions:
         values = np.asarray(source.read(box))
         if not _same(values, np.asarray(copy.read(box), values.dtype)):
             where = ", ".join(f"{i.start}:{i.stop}" for i in box)
-            raise B2ArrayError(f"{redact(url)} differs from its source in [{where}]")
+            raise B2ArrayError(f"{redact_url(url)} differs from its source in [{where}]")
         advance(values.nbytes)
 
 

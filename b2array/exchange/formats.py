@@ -37,7 +37,7 @@ from b2array.group.addressing import face, split_member
 from b2array.group.directory import copy_of
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
-from b2array.store.secrets import redact
+from b2array.store.secrets import redact_url
 
 __all__ = [
     "B2ND", "BLP", "BLP_BYTES", "BYTES", "NPY", "Box", "Build", "Building", "Format", "Piece", "Put", "Settings",
@@ -112,7 +112,7 @@ class Tree:
             raise self.error
         if len(self.names) != 1:
             names = ", ".join(self.names) or "none"
-            raise ValueError(f"{redact(url)} holds several arrays, or none: name one of {names}")
+            raise ValueError(f"{redact_url(url)} holds several arrays, or none: name one of {names}")
         return self.open(self.names[0])
 
 
@@ -303,7 +303,7 @@ def _tree_mapped(
     mapped: Callable[[str, str], npt.NDArray[Any]], url: str, storage_options: Storage
 ) -> Iterator[Tree]:  # fmt: skip
     with local_copy(url, storage_options) as path:
-        data = mapped(path, redact(url))
+        data = mapped(path, redact_url(url))
         source = Source(data.shape, data.dtype, lambda box: np.asarray(data[box]), stored=lambda: data.nbytes)
         yield Tree(("",), lambda _: source)
 

@@ -31,7 +31,7 @@ from b2array.group.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, Manifest, chec
 from b2array.group.transaction import Transaction
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
-from b2array.store.secrets import redact
+from b2array.store.secrets import redact_url
 
 __all__ = ["B2D", "B2Z", "members_of"]
 
@@ -171,7 +171,7 @@ def _building_b2z(url: str, settings: Settings) -> Iterator[Building]:
     (there,) = store.head([""], 1)
     if prefix and not isinstance(there, Exception):
         raise ReadOnlyError(
-            f"{redact(address)} is an archive, to which no member can be added: b2array.convert writes a new one"
+            f"{redact_url(address)} is an archive, to which no member can be added: b2array.convert writes a new one"
         )
     require_free(store, {"": MAGIC[0][:2]}, "an archive", overwrite=settings.overwrite)
     with AtomicFile(store, overwrite=settings.overwrite) as path, zipfile.ZipFile(path, "w") as archive:

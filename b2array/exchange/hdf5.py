@@ -24,7 +24,7 @@ from b2array.format import foreign
 from b2array.group.addressing import split_member
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
-from b2array.store.secrets import redact
+from b2array.store.secrets import redact_url
 
 __all__ = ["HDF5"]
 
@@ -41,23 +41,23 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
     """Open a file, or one dataset or group of it."""
     h5py = formats.require("h5py", "hdf5", "HDF5")
     address, name = split_member(url)
-    with formats.local_copy(address, storage_options) as path, _opened(h5py, path, redact(address)) as file:
+    with formats.local_copy(address, storage_options) as path, _opened(h5py, path, redact_url(address)) as file:
         if name and name not in file:
-            raise FileNotFoundError(f"{redact(address)} holds no dataset {name!r}")
-        with _reading(redact(address)):
+            raise FileNotFoundError(f"{redact_url(address)} holds no dataset {name!r}")
+        with _reading(redact_url(address)):
             nodes = dict(_nodes(h5py, file, name))
         top = len(name) + 1 if name else 0
 
         def opened(inner: str) -> Source:
             where = f"{name}/{inner}".strip("/")
-            with _reading(f"{redact(address)}#{where}"):
+            with _reading(f"{redact_url(address)}#{where}"):
                 node = file[where]
                 if isinstance(node, h5py.Group):  # not among the groups of `_nodes`
-                    raise FormatError(f"{redact(address)}#{where}: the members of this group cannot be read")
-                return _source(node, f"{redact(address)}#{where}")
+                    raise FormatError(f"{redact_url(address)}#{where}: the members of this group cannot be read")
+                return _source(node, f"{redact_url(address)}#{where}")
 
         def attrs(at: str) -> dict[str, Any]:
-            return _attrs(file[at or "/"], f"{redact(address)}#{at}")
+            return _attrs(file[at or "/"], f"{redact_url(address)}#{at}")
 
         groups = {at[top:]: partial(attrs, at) for at, is_group in nodes.items() if is_group}
         yield Tree(tuple(at[top:] for at, is_group in nodes.items() if not is_group), opened, groups)
@@ -217,7 +217,9 @@ def _building(url: str, settings: Settings, *, most: float = math.inf) -> Iterat
         if exists:
             with formats.local_copy(address, settings.storage_options) as old, _tree(old, None) as tree:
                 if not name and len(tree.names) > most:
-                    raise FileExistsError(f"{redact(address)} holds several datasets: name the one to replace behind #")
+                    raise FileExistsError(
+                        f"{redact_url(address)} holds several datasets: name the one to replace behind #"
+                    )
                 if name:
                     shutil.copyfile(old, path)
         with h5py.File(path, "a") as file:
@@ -231,7 +233,7 @@ def _building(url: str, settings: Settings, *, most: float = math.inf) -> Iterat
                 if where in file:
                     if not (settings.overwrite and isinstance(file[where], h5py.Dataset)):
                         raise FileExistsError(
-                            f"{redact(address)} holds {where!r} already; overwrite=True replaces a dataset"
+                            f"{redact_url(address)} holds {where!r} already; overwrite=True replaces a dataset"
                         )
                     file.move(where, kept)
                 try:

@@ -17,7 +17,7 @@ from b2array.group.directory import Directory
 from b2array.group.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.store.base import Head, Store
 from b2array.store.open import open_store
-from b2array.store.secrets import redact
+from b2array.store.secrets import redact_url
 
 __all__ = ["FORMATS", "by_ending", "find"]
 
@@ -54,7 +54,7 @@ def find(
                 raise
             return member
     suffixes = " ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
-    raise ValueError(f"{redact(text)} has no ending of a known format; known are {suffixes}")
+    raise ValueError(f"{redact_url(text)} has no ending of a known format; known are {suffixes}")
 
 
 def by_ending(url: str) -> tuple[Format | None, str]:
@@ -77,7 +77,7 @@ def by_ending(url: str) -> tuple[Format | None, str]:
 
 
 def _by_ending(url: str) -> Format | None:
-    path = redact(url).partition("::")[0].partition("?")[0].rstrip("/\\").lower()
+    path = redact_url(url).partition("::")[0].partition("?")[0].rstrip("/\\").lower()
     return next((each for each in FORMATS.values() if path.endswith(each.suffixes)), None)
 
 

@@ -35,7 +35,7 @@ from b2array.store.atomic import require_free
 from b2array.store.base import Store
 from b2array.store.disk import exchange
 from b2array.store.open import open_store
-from b2array.store.secrets import redact
+from b2array.store.secrets import redact_url
 
 __all__ = ["ZARR"]
 
@@ -55,10 +55,10 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
     if root is None:
         if Path(_parts(url)).is_file():
             found = foreign.described(formats.first_bytes(_parts(url)))
-            raise FormatError(f"{redact(url)}: expected a directory of Zarr, found {found}")
-        raise FileNotFoundError(f"{redact(url)} does not exist, or is not a Zarr array")
+            raise FormatError(f"{redact_url(url)}: expected a directory of Zarr, found {found}")
+        raise FileNotFoundError(f"{redact_url(url)} does not exist, or is not a Zarr array")
     if not isinstance(root, _zarr().Group):
-        yield Tree(("",), lambda _: _source(root, redact(url)))
+        yield Tree(("",), lambda _: _source(root, redact_url(url)))
         return
     groups: dict[str, Callable[[], Mapping[str, Any]]] = {"": lambda: dict(root.attrs)}
     with warnings.catch_warnings(record=True) as unknown:  # zarr only warns of what it leaves out
@@ -86,7 +86,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
             arrays.append(name)
 
     def opened(name: str) -> Source:
-        where = f"{redact(url)}/{name}"
+        where = f"{redact_url(url)}/{name}"
         with _reading(where):
             return _source(members[name] or root[name], where)
 
@@ -105,7 +105,7 @@ def _left_out(url: str, storage_options: Storage, nodes: Mapping[str, Any]) -> F
                 lost.add(next(name for name in outers if name not in groups))
     if not lost:
         return None
-    return FormatError(f"{redact(url)}: no metadata that can be read tell what is in {', '.join(sorted(lost))}")
+    return FormatError(f"{redact_url(url)}: no metadata that can be read tell what is in {', '.join(sorted(lost))}")
 
 
 def _require_list(url: str, storage_options: Storage, empty: Iterable[str]) -> None:
@@ -117,7 +117,7 @@ def _require_list(url: str, storage_options: Storage, empty: Iterable[str]) -> N
             files = open_store(where, storage_options=storage_options).listing()
         if not {"zarr.json", ".zgroup"} & {*files}:
             raise UnsupportedError(
-                f"{redact(where)}: its server does not list the members of this Zarr group, and no consolidated"
+                f"{redact_url(where)}: its server does not list the members of this Zarr group, and no consolidated"
                 " metadata name them: zarr.consolidate_metadata writes these where the group is made"
             )
 
@@ -318,7 +318,7 @@ def _outer_groups(container: str, member: str, storage_options: Storage) -> list
         if node is None:
             missing.append(outer)
         elif not isinstance(node, _zarr().Group):
-            raise ValueError(f"{redact(outer)} is an array, not a group")
+            raise ValueError(f"{redact_url(outer)} is an array, not a group")
     return missing
 
 

@@ -26,6 +26,7 @@ from b2array.group.directory import Directory, copy_of
 from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name, check_new
 from b2array.group.transaction import Transaction
 from b2array.group.tree import Tree, branches, nested
+from b2array.printable import printable
 
 __all__ = ["MODES", "AnyMode", "Group", "open_group"]
 
@@ -223,7 +224,7 @@ class Group(MutableMapping[str, Any]):
         │   └── x
         └── b
         """
-        return "\n".join([f"/{self.name}", *branches(nested(dict.fromkeys(self._shown())))])
+        return "\n".join([f"/{printable(self.name)}", *branches(nested(dict.fromkeys(self._shown())))])
 
     def _writable(self) -> Directory | Transaction:
         return writable(self._home, self._mode, self.url)
@@ -429,7 +430,7 @@ class Group(MutableMapping[str, Any]):
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __repr__(self) -> str:
-        return f"<b2array.Group {self.url}: {len(self)} members>"
+        return f"<b2array.Group {printable(self.url)}: {len(self)} members>"
 
     @property
     def info(self) -> Tree:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from html import escape
 from typing import Any
 
 from b2array.array.array import NDArray
@@ -11,6 +10,7 @@ from b2array.array.schunk import SChunk
 from b2array.display.tables import folded, short, size, table, titled
 from b2array.errors import B2ArrayError
 from b2array.group.manifest import ATTRS
+from b2array.printable import html_text, printable
 
 __all__ = ["Tree", "branches", "nested"]
 
@@ -34,7 +34,7 @@ class Tree:
                     self._members[member] = error
 
     def __repr__(self) -> str:
-        return "\n".join([f"/{self._name}", *branches(nested(self._members), _described)])
+        return "\n".join([f"/{printable(self._name)}", *branches(nested(self._members), _described)])
 
     def _repr_html_(self) -> str:
         parts = [_items(nested(self._members))]
@@ -58,9 +58,9 @@ def nested(members: Mapping[str, Any]) -> dict[str, Any]:
 
 def branches(tree: Mapping[str, Any], described: Callable[[Any], str] | None = None) -> Iterator[str]:
     """Yield the lines of a tree of names, each with its description."""
-    inner = {name: node for name, node in tree.items() if name}
-    width = max(map(len, inner), default=0)
-    for n, (name, node) in enumerate(inner.items(), 1):
+    inner = [(printable(name), node) for name, node in tree.items() if name]
+    width = max((len(name) for name, _ in inner), default=0)
+    for n, (name, node) in enumerate(inner, 1):
         last, member = n == len(inner), node.get("")
         text = "" if described is None or member is None else described(member)
         yield ("└── " if last else "├── ") + (f"{name:<{width}}  {text}" if text else name)
@@ -83,7 +83,7 @@ def _items(tree: Mapping[str, Any]) -> str:
         if isinstance(member, NDArray):
             parts.append(folded(f"{name}  {_described(member)}", member._repr_html_()))
         elif name and not any(node):
-            parts.append(f"<div>{escape(name)} {escape(_described(member)) if member is not None else ''}</div>")
+            parts.append(f"<div>{html_text(name)} {html_text(_described(member)) if member is not None else ''}</div>")
         elif name:
-            parts.append(f'<details open=""><summary><b>{escape(name)}</b></summary>{_items(node)}</details>')
+            parts.append(f'<details open=""><summary><b>{html_text(name)}</b></summary>{_items(node)}</details>')
     return f'<div style="margin-left: 1.2em">{"".join(parts)}</div>'

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from b2array.errors import UnsupportedError
 from b2array.store.base import Store
 from b2array.store.local import LocalStore
-from b2array.store.secrets import redact
+from b2array.store.secrets import redact_url
 
 __all__ = ["cut", "joined", "open_store"]
 
@@ -111,9 +111,9 @@ def _file_system(url: str) -> type:
         try:
             kinds.append(get_filesystem_class(protocol))
         except ValueError:
-            raise UnsupportedError(f"{redact(url)}: fsspec knows no protocol {protocol!r}") from None
+            raise UnsupportedError(f"{redact_url(url)}: fsspec knows no protocol {protocol!r}") from None
         except ImportError as error:
             extra = _EXTRAS.get(protocol)
             hint = f": pip install 'b2array[{extra}]'" if extra else ""
-            raise UnsupportedError(f"{redact(url)}: a package is not installed: {error}{hint}") from error
+            raise UnsupportedError(f"{redact_url(url)}: a package is not installed: {error}{hint}") from error
     return kinds[0]

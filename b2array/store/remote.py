@@ -34,7 +34,7 @@ from b2array.store.base import (
     where,
 )
 from b2array.store.open import joined
-from b2array.store.secrets import leaks, redact, secrets
+from b2array.store.secrets import leaks, redact, redact_url, secrets
 from b2array.store.spans import Span
 
 __all__ = [
@@ -114,7 +114,7 @@ class FsspecStore(Store):
     """Equal for stores of the same objects, and empty where nothing tells the states of an object apart."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
-        self.url = redact(url)
+        self.url = redact_url(url)
         self.is_prefix = True if url.partition("::")[0].partition("?")[0].endswith("/") else None
         self._address = url
         self._options = dict(storage_options)

@@ -6,13 +6,15 @@ import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
-__all__ = ["leaks", "redact", "secrets"]
+__all__ = ["leaks", "redact", "redact_url", "secrets"]
 
 # A password may have slashes, as keys of S3 do, though they are not allowed there; a port has none.
 _USER = re.compile(r"(?<=://)(?:[^/?\s'\"]*|[^/@?\s'\":\[]+:(?!:|\d+/)[^@?\s'\"]*)@")
-_QUERY = re.compile(r"(://[^\s'\"?]*)\?[^\s'\")]*")
+_QUERY = re.compile(r"(://[^'\"?]*)\?[^\s'\")]+")
+# Where a URL begins and ends is known, it may have white space and quotes, and a password question marks, too.
+_USER_OF_URL = re.compile(r"(?<=://)(?:[^/?]*|[^/@?:\[]+:(?!:|\d+(?:[/?#]|$))[^@]*)@")
 _AUTHORIZATION = re.compile(r"(authorization\W+)(?:\w+\s+)?[^\s'\",)]+", re.IGNORECASE)
 _SECRET_NAME = re.compile(
     r"key|secret|token|passw|credential|auth|sas|sig|cookie|headers|connection_string", re.IGNORECASE
@@ -24,15 +26,31 @@ _SHORTEST = 3  # shorter strings occur in any text by chance
 def redact(text: str, hidden: Sequence[str] = ()) -> str:
     """Remove user, password and query string from every URL in a text, and all `hidden` strings.
 
+    Nothing tells where in a text a URL ends. Use `redact_url` for a URL, and hide its `secrets` in texts about it.
+
     Examples
     --------
     >>> redact("cannot open s3://key:secret@bucket/x and https://host/y?signature=abc")
     'cannot open s3://bucket/x and https://host/y'
     """
-    text = _AUTHORIZATION.sub(r"\1***", _QUERY.sub(r"\1", _USER.sub("", text)))
-    for each in hidden:
+    for each in hidden:  # first, because the patterns may take only a part of a secret away
         text = text.replace(each, "***")
-    return text
+    return _AUTHORIZATION.sub(r"\1***", _QUERY.sub(r"\1", _USER.sub("", text)))
+
+
+def redact_url(url: str) -> str:
+    """Return a URL, or a chain of URLs, without users, passwords and query strings. Paths stay as they are.
+
+    Examples
+    --------
+    >>> redact_url("zip://a b::s3://key:secret@bucket/run 1.zip?signature=a 'b'")
+    'zip://a b::s3://bucket/run 1.zip'
+    """
+    return "::".join(_without_query(link) for link in _USER_OF_URL.sub("", url).split("::"))
+
+
+def _without_query(link: str) -> str:
+    return link.partition("?")[0] if "://" in link else link
 
 
 def secrets(url: str, options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -41,23 +59,24 @@ def secrets(url: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     Examples
     --------
     >>> secrets("https://host/x?sig=abc", {"client_kwargs": {"headers": {"X-Api-Key": "12345"}}})
-    ('12345', 'abc')
+    ('sig=abc', '12345', 'abc')
     """
     found = {each for each in (*_in_url(url), *_in_options(options)) if len(each) >= _SHORTEST}
     return tuple(sorted(found, key=lambda each: (-len(each), each)))
 
 
 def _in_url(url: str) -> Iterator[str]:
-    for found in _USER.findall(url):
+    for found in _USER_OF_URL.findall(url):
         user = unquote(found[:-1])
         yield user.partition(":")[2]
         yield base64.b64encode(user.encode()).decode()  # as in the header of a request
-    for part in url.split("::"):
-        for parameter in part.partition("?")[2].split("&"):
+    for link in _USER_OF_URL.sub("", url).split("::"):
+        query = link.partition("?")[2] if "://" in link else ""
+        yield query
+        for parameter in query.partition("#")[0].split("&"):
             name, _, value = parameter.partition("=")
             if len(value) >= _LONG or _SECRET_NAME.search(name):
-                yield value
-                yield unquote(value)
+                yield from (value, unquote(value), quote(value), quote(value, safe=""))
 
 
 def _in_options(options: Mapping[str, Any], hidden: bool = False) -> Iterator[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import json
 import math
 import os
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any, ParamSpec, TextIO
 
 import numpy as np
 import typer
@@ -28,10 +27,11 @@ from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.convert import converted, is_array, save_intact
 from b2array.exchange.formats import BLP, BLP_BYTES, BYTES, holds_array
 from b2array.exchange.places import by_ending, find
+from b2array.printable import json_text, printable
 from b2array.progress import track
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
-from b2array.store.secrets import redact
+from b2array.store.secrets import redact_url
 from b2array.tools import anatomy, describing
 from b2array.tools import bench as measuring
 from b2array.tools import demo as demonstration
@@ -67,7 +67,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(metadata.version("b2array"))
+        _say(metadata.version("b2array"))
         raise typer.Exit
 
 
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except typer.Abort:
             return ERROR
         except _UsageError as error:
-            print(_misunderstood(error) if arguments else error.ctx.get_help(), file=sys.stderr)
+            _say(_misunderstood(error) if arguments else error.ctx.get_help(), to=sys.stderr)
             return USAGE
 
 
@@ -110,7 +110,7 @@ def _misunderstood(error: Any) -> str:
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"b2array: {message}", file=sys.stderr)
+    _complain(message)
 
 
 def _command(verb: Callable[P, int | None]) -> Callable[P, None]:
@@ -129,7 +129,7 @@ def _command(verb: Callable[P, int | None]) -> Callable[P, None]:
         except _UsageError:
             raise
         except Exception as error:  # noqa: BLE001 - clients of servers raise many kinds of errors of their own
-            print(f"b2array: {opts.error_text(error)}", file=sys.stderr)
+            _complain(opts.error_text(error))
             code = CORRUPT if isinstance(error, FormatError) else ERROR
         if code:
             raise typer.Exit(code)
@@ -137,11 +137,20 @@ def _command(verb: Callable[P, int | None]) -> Callable[P, None]:
     return run
 
 
+def _say(*lines: str, to: TextIO | None = None) -> None:
+    """Print lines, by default on stdout. Everything that the program prints goes through here."""
+    for line in lines:
+        print(printable(line, keep_lines=True), file=to)
+
+
+def _complain(message: object) -> None:
+    _say(f"b2array: {printable(message)}", to=sys.stderr)
+
+
 def _print(as_json: bool, data: Any, lines: Iterable[str]) -> None:
     if as_json:
-        lines = [json.dumps(describing.plain(data), indent=2, ensure_ascii=False, allow_nan=False)]
-    for line in lines:
-        print(line)
+        lines = [json_text(describing.plain(data))]
+    _say(*lines)
 
 
 @_command
@@ -178,7 +187,7 @@ def _hex(raw: bytes) -> str:
 def _report(failed: Mapping[str, Exception]) -> int:
     """Print what failed, and return the exit code."""
     for name, error in failed.items():
-        print("b2array", *filter(None, [name]), opts.error_text(error), sep=": ", file=sys.stderr)
+        _complain(f"{name}: {opts.error_text(error)}" if name else opts.error_text(error))
     damaged = any(isinstance(error, FormatError) for error in failed.values())
     return CORRUPT if damaged else ERROR if failed else OK
 
@@ -197,7 +206,7 @@ def ls(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None) 
 def tree(url: opts.Url, storage: opts.Storage = None) -> int:
     """Draw a group with all that is below it."""
     members, failed = describing.listed(url, opts.storage_options(storage), deep=True)
-    print(*describing.drawn(members), sep="\n")
+    _say(*describing.drawn(members))
     return _report(failed)
 
 
@@ -217,7 +226,9 @@ def cat(
         raise typer.BadParameter(str(error), param_hint="KEY") from None
     options = opts.storage_options(storage)
     if output is not None and not output.partition("?")[0].lower().endswith(".npy"):
-        raise ValueError(f"{redact(output)} does not end in .npy, the only format that cat writes; see b2array convert")
+        raise ValueError(
+            f"{redact_url(output)} does not end in .npy, the only format that cat writes; see b2array convert"
+        )
     store = None if output is None else open_store(output, storage_options=options)
     if store is not None:
         require_free(store, {"": b""}, "a file", overwrite=overwrite)
@@ -234,7 +245,7 @@ def cat(
         with AtomicFile(store, overwrite=overwrite) as path, Path(path).open("wb") as file:
             np.save(file, values, allow_pickle=False)
         return
-    print(np.array2string(np.asarray(values), threshold=threshold))
+    _say(np.array2string(np.asarray(values), threshold=threshold))
 
 
 @_command
@@ -263,7 +274,7 @@ def convert(
         cparams=opts.cparams_of(codec, clevel, filters), layout=layout, overwrite=overwrite, verify=verify,
         progress=opts.shows(progress), src_options=options, dst_options=options, **more,
     )  # fmt: skip
-    print(f"{redact(dst)}: {done.summary()}")
+    _say(f"{redact_url(dst)}: {done.summary()}")
     return _report(done.failed)
 
 
@@ -286,10 +297,10 @@ def copy(
     cparams, (origin, address) = opts.cparams_of(codec, clevel, filters), find(src, None, options, exists=True)
     several = False
     if origin.name not in _FRAMES:
-        raise UnsupportedError(f"{redact(src)} is of the format {origin.name}; see b2array convert")
+        raise UnsupportedError(f"{redact_url(src)} is of the format {origin.name}; see b2array convert")
     target = by_ending(dst)[0]
     if target is not None and target.name not in _FRAMES:
-        raise ValueError(f"{redact(dst)} has an ending that copy does not write; see b2array convert")
+        raise ValueError(f"{redact_url(dst)} has an ending that copy does not write; see b2array convert")
     if origin.name != "b2nd":
         with origin.tree(address, options) as members:
             several = members.names != ("",)
@@ -302,7 +313,7 @@ def copy(
     held = describing.frame_of(src, options)
     if not holds_array(held.frame):
         if any(given is not None for given in (chunks, blocks, cparams)):
-            raise UnsupportedError(f"{redact(src)} is no array: its chunks can only be copied as they are")
+            raise UnsupportedError(f"{redact_url(src)} is no array: its chunks can only be copied as they are")
         store, frame_type = place_new(dst, layout, options, overwrite=overwrite)
         with track(held.frame.nchunks, "chunks copied", opts.shows(progress), unit="items") as shown:
             transaction.copied(held, store, frame_type, overwrite=overwrite, progress=shown).commit()
@@ -359,7 +370,7 @@ def unpack(
             save_intact(data, dst, overwrite=overwrite, storage_options=options)
             if error is None:
                 return OK
-            print(f"b2array: {opts.error_text(error)}", file=sys.stderr)
+            _complain(opts.error_text(error))
             return CORRUPT
         dst_format = None if f.is_array else BYTES
     converted(

@@ -24,7 +24,7 @@ from b2array.exchange.places import find
 from b2array.group.addressing import split_member
 from b2array.group.tree import branches, nested
 from b2array.store.open import open_store
-from b2array.store.secrets import redact
+from b2array.store.secrets import redact_url
 from b2array.tools.results import table
 
 __all__ = ["describe", "drawn", "frame_of", "lines", "listed", "opened", "plain", "row"]
@@ -47,7 +47,7 @@ def describe(url: str, storage_options: Storage) -> tuple[dict[str, Any], dict[s
             held = source.handle
             return _frame(held.snapshot) if held is not None else {"format": kind.name} | _source(source), {}
         members, failed = _described(tree, tree.names)
-    about = {"format": "group" if kind.name in ("b2d", "b2z") else kind.name, "url": redact(url)}
+    about = {"format": "group" if kind.name in ("b2d", "b2z") else kind.name, "url": redact_url(url)}
     return about | _group(members), failed
 
 
@@ -56,7 +56,7 @@ def listed(url: str, storage_options: Storage, *, deep: bool) -> tuple[Members, 
     kind, address = find(url, None, storage_options, exists=True)
     with kind.tree(address, storage_options) as tree:
         if tree.names == ("",):
-            outer, inner = split_member(redact(url))
+            outer, inner = split_member(redact_url(url))
             name = (inner or outer).rstrip("/").rpartition("/")[2]
             return {name: _brief(tree.only(url))}, {}
         members, failed = _described(tree, [name for name in tree.names if deep or "/" not in name])
@@ -213,7 +213,7 @@ def frame_of(url: str, storage_options: Storage) -> Snapshot:
         return snapshot.load(open_store(address, storage_options=storage_options))
     with kind.open(address, storage_options) as source:
         if source.handle is None:
-            raise UnsupportedError(f"{redact(url)} is of the format {kind.name}, which has no Blosc2 frames")
+            raise UnsupportedError(f"{redact_url(url)} is of the format {kind.name}, which has no Blosc2 frames")
         return source.handle.snapshot
 
 

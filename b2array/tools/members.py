@@ -14,7 +14,7 @@ from b2array.group.addressing import split_member
 from b2array.group.archive import Archive
 from b2array.group.directory import Directory
 from b2array.group.manifest import ATTRS, EMBEDDED, is_embedded
-from b2array.store.secrets import redact
+from b2array.store.secrets import redact_url
 from b2array.tools.results import Failure, Result, Results
 
 __all__ = ["Members", "change_each", "collected", "each_frame"]
@@ -44,7 +44,7 @@ def change_each(
     """
 
     def refuse(kind: Format, _: str = "") -> R:
-        shown = redact(os.fsdecode(url))
+        shown = redact_url(os.fsdecode(url))
         raise UnsupportedError(
             f"{shown} is of the format {kind.name}, which is not changed in place: b2array convert {shown} copy.b2d"
             " copies it to a group"

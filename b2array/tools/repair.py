@@ -23,7 +23,7 @@ from b2array.format.state import parse, sized_blocks
 from b2array.store.base import Store
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
-from b2array.store.secrets import redact
+from b2array.store.secrets import redact_url
 from b2array.tools.anatomy import listed
 from b2array.tools.members import change_each
 from b2array.tools.results import Result, Results, Shown, first_of
@@ -195,7 +195,7 @@ def _back_up(held: Snapshot, url: str, storage_options: Storage) -> str:
         with suppress(OSError):
             return _unused(lambda name: os.link(path, name), path)
     made = _unused(lambda name: open_store(name, storage_options=storage_options).create("", store.pieces()), url)
-    return redact(made)
+    return redact_url(made)
 
 
 def _unused(make: Callable[[str], Any], name: str) -> str:
@@ -207,7 +207,7 @@ def _unused(make: Callable[[str], Any], name: str) -> str:
         except FileExistsError:
             continue
         return backup
-    raise FileExistsError(f"{redact(name)}{BACKUP_SUFFIX} and 999 more backups exist")
+    raise FileExistsError(f"{redact_url(name)}{BACKUP_SUFFIX} and 999 more backups exist")
 
 
 def _write(held: Snapshot, found: Findings, lost: Collection[int], files: Iterable[str]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from html import escape
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from b2array.display import tables
+from b2array.printable import html_text, printable
 
 __all__ = ["Failure", "Result", "Results", "Shown", "first_of", "table"]
 
@@ -51,12 +51,12 @@ class Result:
             cells = table([heads, *((name, *row) for name, row in rows.items())], "<" * len(heads))
         else:
             cells = iter(repr(tables.Info(rows)).splitlines())
-        return "\n  ".join([f"{self.url}: {headline}", *cells, *lines])
+        return "\n  ".join([printable(f"{self.url}: {headline}"), *cells, *map(printable, lines)])
 
     def _repr_html_(self) -> str:
         headline, rows, lines, heads = self.shown()
-        below = "".join(f"<li>{escape(line)}</li>" for line in lines)
-        title = f"<p>{escape(tables.near(self.url))}: <b>{escape(headline)}</b></p>"
+        below = "".join(f"<li>{html_text(line)}</li>" for line in lines)
+        title = f"<p>{html_text(tables.near(self.url))}: <b>{html_text(headline)}</b></p>"
         return title + tables.table(rows, heads) + f"<ul>{below}</ul>" * bool(below)
 
 
@@ -131,7 +131,8 @@ def first_of(names: Iterable[str], most: int = 8) -> str:
 
 def table(rows: Sequence[Sequence[str]], align: str) -> Iterator[str]:
     """Yield rows as text; `align` has ``<`` or ``>`` for each column."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(align))]
-    for row in rows:
+    shown = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in shown) for i in range(len(align))]
+    for row in shown:
         cells = (f"{text:{side}{width}}" for text, side, width in zip(row, align, widths, strict=True))
         yield "  ".join(cells).rstrip()

@@ -41,7 +41,7 @@ from b2array.progress import track
 from b2array.store.base import Listed, in_one_state
 from b2array.store.endings import JOURNAL
 from b2array.store.open import open_store
-from b2array.store.secrets import redact
+from b2array.store.secrets import redact_url
 from b2array.store.spans import Span
 from b2array.tools.anatomy import context_of, frame_nbytes, listed, total_nbytes
 from b2array.tools.members import Members, collected, each_frame
@@ -410,7 +410,7 @@ def _kind(error: B2ArrayError) -> str:
 
 def _read(kind: Format, address: str, storage_options: Storage, *, progress: bool) -> Report | Results:
     """Read all arrays of a file of another format, so that its library finds damage."""
-    url = redact(address)
+    url = redact_url(address)
     with kind.tree(address, storage_options) as tree:
 
         def one(name: str) -> Report:

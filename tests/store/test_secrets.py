@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from b2array.store.secrets import leaks, redact, secrets
+import b2array
+from b2array.store.secrets import leaks, redact, redact_url, secrets
 
 
 @pytest.mark.parametrize(
@@ -23,11 +24,51 @@ from b2array.store.secrets import leaks, redact, secrets
             "cannot open 'https://host/x' (or https://host/y)",
         ),
         ("what? user@host", "what? user@host"),
+        ("https://host/run 1.b2nd?sig=abc failed", "https://host/run 1.b2nd failed"),
+        ("cannot open s3://bucket/x. Is it there? See below", "cannot open s3://bucket/x. Is it there? See below"),
         ("{'Authorization': 'Basic dXNlcjpwYXNz'}", "{'Authorization': '***'}"),
     ],
 )
 def test_urls_lose_user_and_query(text, expected):
     assert redact(text) == expected
+
+
+URLS = (
+    ("s3://bucket/key", "s3://bucket/key"),
+    ("https://host/run 1.b2nd?sig=a b&c='d'(e)", "https://host/run 1.b2nd"),
+    ("https://host/run\t1\n.b2nd?sig=abc\ndef", "https://host/run\t1\n.b2nd"),
+    ("https://host/it's (1).b2nd?sig=abc", "https://host/it's (1).b2nd"),
+    ("https://me:pass word@host:80/path", "https://host:80/path"),
+    ("s3://KEY:sec/r et?'x@bucket/a", "s3://bucket/a"),
+    ("https://host:80?sig=a@b", "https://host:80"),
+    ("https://host/x.h5#group/a b?sig=1", "https://host/x.h5#group/a b"),
+    ("https://host/x.h5?sig=a b#group", "https://host/x.h5"),
+    ("simplecache::https://user:pa ss@host/x y?sig=1 2", "simplecache::https://host/x y"),
+    ("zip://in side?a=1::https://h/a b.zip?sig=1 2::x", "zip://in side::https://h/a b.zip::x"),
+    ("zip://inside::/data/what?.zip", "zip://inside::/data/what?.zip"),
+    ("/data/what?.b2nd", "/data/what?.b2nd"),
+)
+
+
+@pytest.mark.parametrize(("url", "expected"), URLS)
+def test_a_url_loses_user_and_query_whatever_characters_it_has(url: str, expected: str) -> None:
+    assert redact_url(url) == expected
+
+
+@pytest.mark.parametrize("url", [url for url, expected in URLS if url != expected])
+def test_no_secret_of_a_url_is_in_a_text_about_it(url: str) -> None:
+    text = redact(f"cannot open {url}: refused", secrets(url, {}))
+    assert not any(each in text for each in ("sig=a", "sig=1", "def", "pass", "pa ss", "word", "r et", "'d'", "1 2"))
+
+
+def test_no_error_shows_the_query_of_a_url_with_a_space():
+    with pytest.raises(OSError, match="Connect call failed") as caught:
+        b2array.open("http://127.0.0.1:1/run 1.b2nd?sig=SuperSecretKey123&x=short")
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert "Secret" not in f"{error} {error!r}"
+        assert "short" not in f"{error} {error!r}"
+        error = error.__cause__ or error.__context__
 
 
 def test_hidden_strings_are_covered_anywhere():
@@ -44,8 +85,14 @@ def test_hidden_strings_are_covered_anywhere():
         ("s3://KEY:sec/r+et@bucket/x", {}, {"sec/r+et", "S0VZOnNlYy9yK2V0"}),
         ("az://x", {"connection_string": "AccountName=n;AccountKey=kk=="}, {"AccountName=n;AccountKey=kk==", "kk=="}),
         ("https://host", {"client_kwargs": {"auth": ("name", "word")}}, {"name", "word"}),
-        ("https://host/x?v=1&token=abc&long=12345678", {}, {"abc", "12345678"}),
-        ("https://host/x?sig=a%2Fb", {}, {"a%2Fb", "a/b"}),
+        (
+            "https://host/x?v=1&token=abc&long=12345678",
+            {},
+            {"abc", "12345678", "v=1&token=abc&long=12345678"},
+        ),
+        ("https://host/x?sig=a%2Fb", {}, {"sig=a%2Fb", "a%2Fb", "a/b", "a%252Fb"}),
+        ("https://host/x?sig=a b#member", {}, {"sig=a b#member", "a b", "a%20b"}),
+        ("zip://x::/data/what?key=word", {}, set()),
         ("ftp://me:pass%20word@host/x", {}, {"pass word", "bWU6cGFzcyB3b3Jk"}),
         ("zip://x::s3://bucket/x", {"s3": {"secret": "ssss"}}, {"ssss"}),
     ],

@@ -1,0 +1,50 @@
+"""Texts from files, made safe to print: no character of theirs steers a terminal or turns the text around it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from html import escape
+
+__all__ = ["html_text", "json_text", "printable"]
+
+
+def printable(text: object, *, keep_lines: bool = False) -> str:
+    r"""Return a text with escapes in place of the characters that Python's `repr` escapes.
+
+    These are control characters, those that change the direction of text, surrogates, and those that no version of
+    Unicode knows. A line break is kept only if `keep_lines` says so.
+
+    Examples
+    --------
+    >>> print(printable("level\x1b[2J"), printable("a\u202eb"), printable("\udc80"))
+    level\x1b[2J a\u202eb \udc80
+    """
+    return _escaped(str(text), "\n" if keep_lines else "", _escape)
+
+
+def html_text(text: object) -> str:
+    """Return a text for a page: escaped, and with nothing in it that cannot be printed but line breaks."""
+    return escape(printable(text, keep_lines=True))
+
+
+def json_text(data: object) -> str:
+    r"""Return data as indented JSON that can be printed. It means the same as without the escapes.
+
+    Examples
+    --------
+    >>> print(json_text("é\x9b"))
+    "é\u009b"
+    """
+    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
+    return _escaped(text, "\n", lambda each: json.dumps(each)[1:-1])
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def _escaped(text: str, kept: str, escape_one: Callable[[str], str]) -> str:
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in kept else escape_one(each) for each in text)
