@@ -53,8 +53,12 @@ _USUAL = (B2ArrayError, MemoryError, NotImplementedError, TypeError, ValueError)
 """Errors that say the same whatever the store is."""
 CONNECTIONS = 8  # fewer than the S3 client's connections, so that no request waits for one
 _ARCHIVES = ("github", "libarchive", "reference", "tar", "zip")
-_ONE_FILE = ("libarchive", "tar")
-"""Archives in which all readers share one file object: only one thread may read at a time."""
+_ONE_FILE = ("libarchive", "tar", "zip")
+"""Archives in which all readers share one file object: only one thread may use it at a time.
+
+`zipfile` has a lock of its own for that, but on Python 3.12.1 and 3.13.0 it does not hold it while it seeks in a stored
+member, so that threads get each other's bytes.
+"""
 _VERSIONS = (
     "ETag",
     "etag",
@@ -93,6 +97,8 @@ def _reason(error: Exception) -> Exception:
     return error
 
 
+_archives = Mutex()
+
 _connected: WeakSet[Any] = WeakSet()
 """The file systems of fsspec that stores of this process use."""
 _of_parents: list[Any] = []
@@ -120,8 +126,10 @@ class FsspecStore(Store):
         self._options = dict(storage_options)
         self._secrets = secrets(url, storage_options)
         self._connection: tuple[int, Any, str] | None = None
-        if url.partition("://")[0] in _ARCHIVES:
+        links = [link.partition("://")[0] for link in url.split("::")]
+        if links[0] in _ARCHIVES:
             self.guarantee = "read only"
+        self._in_one_file = any(link in _ONE_FILE for link in links)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
@@ -142,8 +150,9 @@ class FsspecStore(Store):
     def _call(self, name: str, function: Callable[[Any, str], _T]) -> _T:
         """Call ``function(file system, path)`` for an object, and translate fsspec's errors into this package's."""
         try:
-            fs, root = self._connect()
-            return function(fs, join(root, name))
+            with _archives.held if self._in_one_file else nullcontext():
+                fs, root = self._connect()
+                return function(fs, join(root, name))
         except Exception as error:  # noqa: BLE001 - raised below, where no context keeps its text
             failure = self._translate(error, name)
         try:
@@ -216,8 +225,7 @@ class FsspecStore(Store):
             answers = fs.cat_ranges(paths, starts, stops, on_error="return")
             return [each if isinstance(each, Exception) else (each, None) for each in answers]
 
-        with _archives.held if self._address.partition("://")[0] in _ONE_FILE else nullcontext():
-            return self._call(names[0], request)
+        return self._call(names[0], request)
 
     def _get_each(self, get: _Get, spans: Sequence[Span], expected: str | None, most: int = CONNECTIONS) -> list[Any]:
         """Do the same by a request for each span."""
@@ -349,7 +357,7 @@ class FsspecStore(Store):
         self._connection = None
 
 
-_caching, _archives = Mutex(), Mutex()
+_caching = Mutex()
 
 
 class CachingStore(FsspecStore):
