@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,10 @@ from b2array.group.group import MODES, AnyMode, Group, open_group
 from b2array.group.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.store.base import Head
 from b2array.store.local import LocalStore
-from b2array.store.open import cut, open_store
+from b2array.store.open import address_of, cut, open_store
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["Place", "face", "group_of", "open", "split_member"]
 
@@ -47,6 +50,7 @@ def open(
     shape: Shape | None = None,
     dtype: npt.DTypeLike = float,
     storage_options: Storage = None,
+    fs: AbstractFileSystem | None = None,
     **options: Any,
 ) -> Any:
     """Open an array, a group, or a super-chunk, whichever is there.
@@ -67,6 +71,8 @@ def open(
         Of a new array; see `create`.
     storage_options : mapping, optional
         For fsspec.
+    fs : fsspec.AbstractFileSystem, optional
+        A file system, in which the URL is a path.
 
     Returns
     -------
@@ -98,6 +104,7 @@ def open(
         raise TypeError(f"open() takes {', '.join(sorted(options))} for new arrays only, which have a shape")
     if offset and mode != "r":
         raise ReadOnlyError("a frame inside a larger file can only be read")
+    url, storage_options = address_of(url, storage_options, fs)
     if mode in ("w", "w-", "x"):
         return _made(url, mode, shape, dtype, storage_options, options)
     existing: Mode = "r" if mode == "r" else "r+"
@@ -126,7 +133,8 @@ def _made(
 ) -> NDArray | Group:  # fmt: skip
     overwrite, place = mode == "w", group_of(url, storage_options)
     if shape is None and os.fsdecode(url).endswith(SUFFIXES):
-        raise ValueError(f"{open_store(url).url}: mode {mode!r} makes a new array only if it is told its shape=")
+        where = open_store(url, storage_options=storage_options).url
+        raise ValueError(f"{where}: mode {mode!r} makes a new array only if it is told its shape=")
     if place is None or not place.name:
         if shape is None:
             return open_group(url, "w" if overwrite else "x", storage_options=storage_options)
@@ -198,7 +206,7 @@ def group_of(url: Url, storage_options: Storage = None, magics: tuple[bytes, ...
     is_path = os.path.lexists(f"{outer}#{fragment.partition('/')[0]}")
     if mark and not is_path and (place := group_of(outer, storage_options, magics)) is not None:
         return Place(place.group, _plain(f"{place.name}/{fragment}".strip("/")))
-    front, parts, back = _cut(url)
+    front, parts, back = _cut(url, storage_options)
     if not parts:
         return None
     lengths = range(len(parts), 0, -1)
@@ -235,9 +243,9 @@ def _plain(name: str) -> str:
     return name.removesuffix(ending)
 
 
-def _cut(url: Url) -> tuple[str, list[str], str]:
+def _cut(url: Url, storage_options: Storage) -> tuple[str, list[str], str]:
     """Cut a URL into what comes before its path, the parts of the path, and what comes behind."""
-    store = open_store(url)
+    store = open_store(url, storage_options=storage_options)
     if isinstance(store, LocalStore):
         drive, path = os.path.splitdrive(store.url)
         return f"{drive}{os.sep}", path.replace(os.sep, "/").strip("/").split("/"), ""
@@ -265,7 +273,7 @@ def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool) 
 
 def _unmarked(url: Url, mode: Mode, storage_options: Storage) -> Any:
     """Open a frame that is named without the ending of its file, or a directory of arrays that nothing marks."""
-    front, parts, back = _cut(url)
+    front, parts, back = _cut(url, storage_options)
     is_bucket = len(parts) < 2 and _OF_BUCKETS.fullmatch(front) is not None
     for suffix in () if is_bucket else SUFFIXES:
         store = open_store(f"{front}{'/'.join(parts)}{suffix}{back}", storage_options=storage_options)

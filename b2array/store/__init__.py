@@ -1,6 +1,7 @@
 """Bytes under names: files, objects, memory. The package knows no format.
 
 open           which store a URL means
+file_systems   file systems that callers give, and file systems in forked processes
 base           Store, what every store can do; versions, conflicts, retries
 memory         objects in this process
 local          files and directories
