@@ -18,14 +18,16 @@ from b2array.array.drafts import Shape, Url
 from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
 from b2array.engine.handle import Follower, Handle, Mode
+from b2array.engine.snapshot import Snapshot
 from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located_error
 from b2array.format import dtypes
 from b2array.group.archive import MAGIC
 from b2array.group.group import MODES, AnyMode, Group, open_group
 from b2array.group.manifest import EMBEDDED, MANIFEST, SUFFIXES
-from b2array.store.base import Head
+from b2array.store.base import Head, Store
 from b2array.store.local import LocalStore
 from b2array.store.open import address_of, cut, open_store
+from b2array.store.open_file import BinaryFile, is_open_file
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -42,7 +44,7 @@ _OF_BUCKETS = re.compile(r"(?:.*::)?(?:https?|s3a?|gc?s|az|abfss?)://", re.IGNOR
 
 
 def open(
-    url: Url,
+    url: Url | BinaryFile,
     mode: AnyMode = "r",
     *,
     offset: int = 0,
@@ -57,8 +59,9 @@ def open(
 
     Parameters
     ----------
-    url : str or os.PathLike
-        A file, a directory, or what fsspec understands. A member of a group is a path below it, with or without the
+    url : str, os.PathLike or binary file
+        A file, a directory, or what fsspec understands; also an open file of bytes that can seek, or what `fsspec.open`
+        returns, which must stay open and can only be read. A member of a group is a path below it, with or without the
         ending of its file: ``run.b2d/air/temperature``, ``run.b2z/air/temperature`` or ``run.b2z#air/temperature``.
     mode : {"r", "r+", "a", "w", "w-", "x"}
         "r": read; "r+": read and change; "a": the same, and make what is not there; "w": make, and replace what is
@@ -104,6 +107,8 @@ def open(
         raise TypeError(f"open() takes {', '.join(sorted(options))} for new arrays only, which have a shape")
     if offset and mode != "r":
         raise ReadOnlyError("a frame inside a larger file can only be read")
+    if is_open_file(url):
+        return _in_file(url, mode, offset, open_store(url, storage_options=storage_options, fs=fs), follow=follow)
     url, storage_options = address_of(url, storage_options, fs)
     if mode in ("w", "w-", "x"):
         return _made(url, mode, shape, dtype, storage_options, options)
@@ -123,7 +128,17 @@ def open(
         if found is None:
             raise
         return NDArray(Follower(found._handle.snapshot, existing)) if follow and isinstance(found, NDArray) else found
-    handle = Follower(held, existing) if follow else Handle(held, existing)
+    return _shown(held, existing, follow=follow)
+
+
+def _in_file(file: BinaryFile, mode: AnyMode, offset: int, store: Store, *, follow: bool) -> NDArray | SChunk:
+    if mode != "r":
+        raise ReadOnlyError(f"{type(file).__name__}: an open file can only be read; to change it, open it by its name")
+    return _shown(snapshot.load(store, start=offset), mode, follow=follow)
+
+
+def _shown(held: Snapshot, mode: Mode, *, follow: bool) -> NDArray | SChunk:
+    handle = Follower(held, mode) if follow else Handle(held, mode)
     return NDArray(handle) if held.state.layout is not None else face(handle)
 
 

@@ -13,6 +13,7 @@ from b2array.errors import UnsupportedError
 from b2array.store.base import Store
 from b2array.store.file_systems import FILE_SYSTEM, address_of
 from b2array.store.local import LocalStore
+from b2array.store.open_file import BinaryFile, OpenFileStore, is_open_file, place_of_file
 from b2array.store.secrets import redact
 
 if TYPE_CHECKING:
@@ -42,12 +43,12 @@ _EXTRAS = {"http": "http", "https": "http", "s3": "s3", "s3a": "s3"}
 
 
 def open_store(
-    url: str | os.PathLike[str],
+    url: str | os.PathLike[str] | BinaryFile,
     *,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> Store:
-    """Return the store for a URL, or for a path in a file system `fs`. Nothing is read or written yet.
+    """Return the store for a URL, for a path in a file system `fs`, or for an open file. Nothing is read or written.
 
     The URL is a local path, a ``file://`` URL, or what fsspec understands, chains such as ``simplecache::s3://``
     included. A slash at the end marks a directory or prefix. The options are for fsspec. UnsupportedError says that the
@@ -60,6 +61,13 @@ def open_store(
     >>> open_store("https://user:password@example.org/a.b2nd?signature=1234")
     <HttpStore https://example.org/a.b2nd>
     """
+    if is_open_file(url):
+        if storage_options or fs is not None:
+            raise TypeError("storage_options and fs are for URLs and paths: an open file needs none")
+        place = place_of_file(url)
+        if place is None:
+            return OpenFileStore(url)
+        url, storage_options = place
     url, storage_options = address_of(url, storage_options, fs)
     given = (storage_options or {}).get(FILE_SYSTEM)
     scheme = _SCHEME.match(url) if isinstance(url, str) else None
