@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -109,7 +109,7 @@ def open(
         raise ReadOnlyError("a frame inside a larger file can only be read")
     if is_open_file(url):
         return _in_file(url, mode, offset, open_store(url, storage_options=storage_options, fs=fs), follow=follow)
-    url, storage_options = address_of(url, storage_options, fs)
+    url, storage_options = address_of(cast(Url, url), storage_options, fs)
     if mode in ("w", "w-", "x"):
         return _made(url, mode, shape, dtype, storage_options, options)
     existing: Mode = "r" if mode == "r" else "r+"

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from b2array.errors import UnsupportedError
@@ -68,7 +68,7 @@ def open_store(
         if place is None:
             return OpenFileStore(url)
         url, storage_options = place
-    url, storage_options = address_of(url, storage_options, fs)
+    url, storage_options = address_of(cast(str | os.PathLike[str], url), storage_options, fs)
     given = (storage_options or {}).get(FILE_SYSTEM)
     scheme = _SCHEME.match(url) if isinstance(url, str) else None
     if given is None and (scheme is None or scheme[0] in ("file://", "local://")):

@@ -12,7 +12,7 @@ import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeGuard, cast
 
 from b2array.buffers import Buffer
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
@@ -22,8 +22,6 @@ from b2array.store.spans import Span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from typing_extensions import TypeIs
 
 __all__ = ["BinaryFile", "OpenFileStore", "is_open_file", "place_of_file"]
 
@@ -44,7 +42,7 @@ class BinaryFile(Protocol):
         ...
 
 
-def is_open_file(place: object) -> TypeIs[BinaryFile]:
+def is_open_file(place: object) -> TypeGuard[BinaryFile]:
     """Whether this is an open file, or a file of fsspec that can be opened, rather than a name."""
     if isinstance(place, io.IOBase) or _is_opener(place):
         return True
