@@ -27,6 +27,7 @@ from b2array.store.open import open_store
 if TYPE_CHECKING:
     import dask.array as da
     from dask.delayed import Delayed
+    from fsspec import AbstractFileSystem
 
 __all__ = ["NDArray", "from_bytes", "open_array"]
 
@@ -341,15 +342,16 @@ class NDArray(Indexed):
 
 
 def open_array(
-    url: Url, mode: Mode = "r", *, offset: int = 0, storage_options: Mapping[str, Any] | None = None
-) -> NDArray:
+    url: Url, mode: Mode = "r", *, offset: int = 0, storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
+) -> NDArray:  # fmt: skip
     """Open an array and nothing else; parameters as for `b2array.open`, which opens other things, too.
 
     Raises what it raises, and FormatError for a frame without an array.
     """
     if offset and mode != "r":
         raise ReadOnlyError("a frame inside a larger file can only be read")
-    held = Handle(snapshot.load(open_store(url, storage_options=storage_options), start=offset), mode)
+    held = Handle(snapshot.load(open_store(url, storage_options=storage_options, fs=fs), start=offset), mode)
     return NDArray(held)
 
 

@@ -67,7 +67,7 @@ def copied(
         kind = old.dtype if dtype is None else _converted(old.dtype, known_dtype(dtype), casting)
         if kind != old.dtype or not _keeps_chunks(source, old, new):
             return _recoded(source, old, kind, url, new, progress=progress)
-        store, frame_type = place_new(url, new.layout, new.storage_options, overwrite=new.overwrite)
+        store, frame_type = place_new(url, new.layout, new.storage_options, fs=new.fs, overwrite=new.overwrite)
         with track(old.nchunks, "chunks copied", progress, unit="items") as shown:
             return transaction.copied(source, store, frame_type, overwrite=new.overwrite, progress=shown)
 

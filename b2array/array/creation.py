@@ -31,6 +31,7 @@ from b2array.grid.layout import extents
 if TYPE_CHECKING:
     import dask.array as da
     from dask.delayed import Delayed
+    from fsspec import AbstractFileSystem
 
 __all__ = [
     "asarray", "copy", "create", "empty", "empty_like", "from_blocks", "from_dask", "full", "full_like",
@@ -54,6 +55,7 @@ def create(
     overwrite: bool = False,
     interop: bool = True,
     storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
 ) -> NDArray:
     """Make an array of `fill_value`, and return a handle that can change it.
 
@@ -88,6 +90,8 @@ def create(
         Refuse parameters with which stock Blosc2 reads arrays wrongly, or not at all.
     storage_options : mapping, optional
         For fsspec.
+    fs : fsspec.AbstractFileSystem, optional
+        A file system, in which the URL is a path.
 
     Raises
     ------
@@ -101,7 +105,7 @@ def create(
         Stock Blosc2 would read the array wrongly (see `interop`), or a codec or filter cannot write.
     """
     options = ArrayOptions(
-        chunks, blocks, fill_value, cparams, layout, dims, attrs, meta, overwrite, interop, storage_options
+        chunks, blocks, fill_value, cparams, layout, dims, attrs, meta, overwrite, interop, storage_options, fs
     )
     return NDArray._committed(drafts.filled(url, shape, dtype, options))
 
@@ -247,6 +251,7 @@ def copy(
     interop: bool = True,
     progress: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
 ) -> NDArray:
     """Copy an array, its attributes and metalayers, and return a handle that can change the copy.
 
@@ -269,8 +274,8 @@ def copy(
         Other compression.
     layout : {"auto", "contiguous", "sparse"}
         One file, or a directory with a file a chunk; "auto": one file on local paths, else a directory.
-    overwrite, interop, storage_options
-        As for `create`; the options are those of `dst`.
+    overwrite, interop, storage_options, fs
+        As for `create`; the options and the file system are those of `dst`.
     progress : bool, default False
         Show on stderr how many chunks are done.
 
@@ -295,6 +300,7 @@ def copy(
         return source.copy(
             dst, dtype=dtype, casting=casting, chunks=chunks, blocks=blocks, cparams=cparams, layout=layout,
             overwrite=overwrite, interop=interop, progress=progress, storage_options=storage_options,
+            fs=fs,
         )  # fmt: skip
 
 
@@ -419,7 +425,9 @@ def save(url: Url, x: Any, **options: Any) -> None:
     asarray(x, url=url, **{"overwrite": True, **options}).close()
 
 
-def load(url: Url, *, storage_options: Mapping[str, Any] | None = None) -> npt.NDArray[Any]:
+def load(
+    url: Url, *, storage_options: Mapping[str, Any] | None = None, fs: AbstractFileSystem | None = None
+) -> npt.NDArray[Any]:
     """Read a whole array into memory."""
-    with open_array(url, storage_options=storage_options) as stored:
+    with open_array(url, storage_options=storage_options, fs=fs) as stored:
         return np.asarray(stored)

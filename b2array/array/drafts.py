@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,9 @@ from b2array.store.atomic import require_free
 from b2array.store.base import Store
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = [
     "KEPT",
@@ -88,6 +91,7 @@ class ArrayOptions:
     overwrite: bool = False
     interop: bool = True
     storage_options: Mapping[str, Any] | None = None
+    fs: AbstractFileSystem | None = None
 
     def __post_init__(self) -> None:
         if self.cparams is not None:
@@ -139,7 +143,9 @@ def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Arra
     if wrong := [name for name, _ in metalayers if name in b2nd.NOT_DATA]:
         raise ValueError(f"a metalayer {wrong[0]!r} would say that the chunks do not hold the array's values")
     attrs = [(name, encode_attr(value, name)) for name, value in named(options.attrs)]
-    store, frame_type = place_new(url, options.layout, options.storage_options, overwrite=options.overwrite)
+    store, frame_type = place_new(
+        url, options.layout, options.storage_options, fs=options.fs, overwrite=options.overwrite
+    )
     new = frame.create(
         params, frame_type=frame_type, typesize=layout.itemsize, chunksize=layout.chunk_nbytes,
         blocksize=layout.block_nbytes, metalayers=[("b2nd", b2nd.pack(layout)), *metalayers],
@@ -289,6 +295,7 @@ def place_new(
     layout: str,
     storage_options: Mapping[str, Any] | None,
     *,
+    fs: AbstractFileSystem | None = None,
     overwrite: bool,
 ) -> tuple[Store, FrameType]:
     """Find the store for a new frame, and choose its kind. A new frame replaces only a frame or an empty file."""
@@ -296,7 +303,7 @@ def place_new(
         raise ValueError(f"layout must be 'auto', 'contiguous' or 'sparse', not {layout!r}")
     if url is None:
         return MemoryStore(), FrameType.SPARSE if layout == "sparse" else FrameType.CONTIGUOUS
-    store = open_store(url, storage_options=storage_options)
+    store = open_store(url, storage_options=storage_options, fs=fs)
     if layout == "auto":
         layout = "contiguous" if store.appendable and not store.is_prefix else "sparse"
     if layout == "contiguous" and store.is_prefix:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,9 @@ from b2array.progress import track
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 from b2array.store.spans import Span
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["SChunk", "create_schunk", "open_schunk"]
 
@@ -286,6 +289,7 @@ def open_schunk(
     *,
     offset: int = 0,
     storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
 ) -> SChunk:
     """Open a frame as numbered chunks.
 
@@ -299,6 +303,8 @@ def open_schunk(
         Where the frame begins in the file, in bytes.
     storage_options : mapping, optional
         For fsspec.
+    fs : fsspec.AbstractFileSystem, optional
+        A file system, in which the URL is a path.
 
     Raises
     ------
@@ -307,7 +313,7 @@ def open_schunk(
     FormatError, UnsupportedError
         It is no frame, or one of an unknown kind.
     """
-    return SChunk(Handle(load(open_store(url, storage_options=storage_options), start=offset), mode))
+    return SChunk(Handle(load(open_store(url, storage_options=storage_options, fs=fs), start=offset), mode))
 
 
 def create_schunk(
@@ -321,6 +327,7 @@ def create_schunk(
     layout: Literal["auto", "contiguous", "sparse"] = "auto",
     overwrite: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
 ) -> SChunk:
     """Create a frame without chunks, and return a handle that can change it.
 
@@ -344,6 +351,8 @@ def create_schunk(
         Whether to replace an existing frame.
     storage_options : mapping, optional
         For fsspec.
+    fs : fsspec.AbstractFileSystem, optional
+        A file system, in which the URL is a path.
 
     Raises
     ------
@@ -366,7 +375,7 @@ def create_schunk(
         if size > most:
             raise LimitError(f"{name} must be at most {most} bytes, not {size}")
     layers = encoded_metalayers(meta)
-    store, frame_type = place_new(url, layout, storage_options, overwrite=overwrite)
+    store, frame_type = place_new(url, layout, storage_options, fs=fs, overwrite=overwrite)
     new = frame.create(
         given_or_default(cparams), frame_type=frame_type, typesize=typesize, chunksize=chunksize, blocksize=blocksize,
         metalayers=layers,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ from b2array.bloscpack.writer import Writer, content, extend
 from b2array.buffers import Buffer
 from b2array.codec.cparams import AnyCParams
 from b2array.errors import warn
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["Reader", "Writer", "append", "create", "open", "pack", "unpack"]
 
@@ -42,6 +45,7 @@ def pack(
     max_app_chunks: int | None = None,
     overwrite: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
 ) -> bytes | None:
     """Write an array or bytes to a Bloscpack file.
 
@@ -70,6 +74,8 @@ def pack(
         Whether to replace a Bloscpack file that exists.
     storage_options : mapping, optional
         Options for fsspec.
+    fs : fsspec.AbstractFileSystem, optional
+        A file system, in which the URL is a path.
 
     Returns
     -------
@@ -97,7 +103,7 @@ def pack(
     with Writer(
         url, about, nbytes, checksum=checksum, offsets=offsets, chunk_size=chunk_size, metadata=metadata,
         cparams=cparams, version=version, max_app_chunks=max_app_chunks, overwrite=overwrite,
-        storage_options=storage_options,
+        storage_options=storage_options, fs=fs,
     ) as writer:  # fmt: skip
         for piece in pieces:
             writer.write_bytes(piece)
@@ -119,6 +125,7 @@ def create(
     max_app_chunks: int | None = None,
     overwrite: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
 ) -> Writer:
     """Begin a Bloscpack file and write its content later, piece by piece.
 
@@ -135,7 +142,7 @@ def create(
         Type of the items; needed with a shape.
     order : {"C", "F"}
         The order in which the items are written.
-    checksum, offsets, chunk_size, metadata, cparams, version, max_app_chunks, overwrite, storage_options
+    checksum, offsets, chunk_size, metadata, cparams, version, max_app_chunks, overwrite, storage_options, fs
         See `pack`.
 
     Examples
@@ -159,11 +166,13 @@ def create(
     return Writer(
         url, about, nbytes, checksum=checksum, offsets=offsets, chunk_size=chunk_size, metadata=metadata,
         cparams=cparams, version=version, max_app_chunks=max_app_chunks, overwrite=overwrite,
-        storage_options=storage_options,
+        storage_options=storage_options, fs=fs,
     )  # fmt: skip
 
 
-def open(url: Url | Buffer, *, storage_options: Mapping[str, Any] | None = None) -> Reader:
+def open(
+    url: Url | Buffer, *, storage_options: Mapping[str, Any] | None = None, fs: AbstractFileSystem | None = None
+) -> Reader:
     """Open a Bloscpack file. Only the chunks that a key needs are read.
 
     Parameters
@@ -172,6 +181,8 @@ def open(url: Url | Buffer, *, storage_options: Mapping[str, Any] | None = None)
         A path, a URL that fsspec understands, or the bytes of a file.
     storage_options : mapping, optional
         Options for fsspec.
+    fs : fsspec.AbstractFileSystem, optional
+        A file system, in which the URL is a path.
 
     Raises
     ------
@@ -189,11 +200,15 @@ def open(url: Url | Buffer, *, storage_options: Mapping[str, Any] | None = None)
     ...     f.shape, f[4:].tolist()
     ((6, 2), [[8, 9], [10, 11]])
     """
-    return Reader(store_of(url, storage_options))
+    return Reader(store_of(url, storage_options, fs))
 
 
 def unpack(
-    url: Url | Buffer, *, partial: bool = False, storage_options: Mapping[str, Any] | None = None
+    url: Url | Buffer,
+    *,
+    partial: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
 ) -> npt.NDArray[Any] | bytes:
     """Read a whole Bloscpack file.
 
@@ -205,6 +220,8 @@ def unpack(
         Instead of raising an error, warn, and return everything before the first damage, of an array whole rows.
     storage_options : mapping, optional
         Options for fsspec.
+    fs : fsspec.AbstractFileSystem, optional
+        A file system, in which the URL is a path.
 
     Returns
     -------
@@ -219,7 +236,7 @@ def unpack(
     UnsupportedError
         The file has an unknown version, its items are pickled Python objects, or it needs a codec that is missing.
     """
-    with open(url, storage_options=storage_options) as reader:
+    with open(url, storage_options=storage_options, fs=fs) as reader:
         if not partial:
             return reader.read()
         data, error = reader.read_intact()
@@ -228,7 +245,14 @@ def unpack(
     return data
 
 
-def append(url: Url, x: Any, *, cparams: AnyCParams = None, storage_options: Mapping[str, Any] | None = None) -> None:
+def append(
+    url: Url,
+    x: Any,
+    *,
+    cparams: AnyCParams = None,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
+) -> None:
     """Add bytes, or rows of an array, to a Bloscpack file.
 
     As the last step, a longer file replaces the old one. So a failure, or a killed program, leaves the file as it was.
@@ -245,6 +269,8 @@ def append(url: Url, x: Any, *, cparams: AnyCParams = None, storage_options: Map
         How to compress.
     storage_options : mapping, optional
         Options for fsspec.
+    fs : fsspec.AbstractFileSystem, optional
+        A file system, in which the URL is a path.
 
     Raises
     ------
@@ -257,6 +283,6 @@ def append(url: Url, x: Any, *, cparams: AnyCParams = None, storage_options: Map
     UnsupportedError
         The sizes of the file's chunks are unknown, or its last chunk is not stored last.
     """
-    store = store_of(url, storage_options)
+    store = store_of(url, storage_options, fs)
     with store.lock(""):
         extend(store, x, cparams)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,9 @@ from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
 __all__ = ["Reader", "Url", "store_of"]
 
 Url = str | os.PathLike[str]
@@ -49,9 +52,13 @@ _WINDOW_NBYTES = 32 * 2**20
 _ALL = 2**63
 
 
-def store_of(url: Url | Buffer, storage_options: Mapping[str, Any] | None) -> Store:
+def store_of(
+    url: Url | Buffer, storage_options: Mapping[str, Any] | None, fs: AbstractFileSystem | None = None
+) -> Store:
     """Return the store for a URL, or for the bytes of a file."""
-    return MemoryStore({"": url}) if isinstance(url, Buffer) else open_store(url, storage_options=storage_options)
+    if isinstance(url, Buffer):
+        return MemoryStore({"": url})
+    return open_store(url, storage_options=storage_options, fs=fs)
 
 
 class Reader:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,9 @@ from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.base import Store
 from b2array.store.open import open_store
 from b2array.store.spool import Spool
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["Writer", "content", "extend"]
 
@@ -179,6 +182,7 @@ class Writer:
         self, url: Url | None, about: Description | None, nbytes: int | None, *, checksum: str | None, offsets: bool,
         chunk_size: int | None, metadata: Mapping[str, Any] | None, cparams: AnyCParams, version: int,
         max_app_chunks: int | None, overwrite: bool, storage_options: Mapping[str, Any] | None,
+        fs: AbstractFileSystem | None = None,
     ) -> None:  # fmt: skip
         if version not in (2, 3):
             raise ValueError(f"version must be 2 or 3, not {version}")
@@ -200,7 +204,7 @@ class Writer:
         self._file: IO[bytes] = io.BytesIO()
         self._failed = False
         if url is not None:
-            self._store = open_store(url, storage_options=storage_options)
+            self._store = open_store(url, storage_options=storage_options, fs=fs)
             require_free(self._store, {"": head.MAGIC}, "a Bloscpack file", overwrite=overwrite)
             self._place = AtomicFile(self._store, overwrite=overwrite)
         self._attempt(self._begin)

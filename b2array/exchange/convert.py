@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,11 @@ from b2array.grid.chunking import automatic
 from b2array.grid.partition import boxes
 from b2array.group.addressing import split_member
 from b2array.progress import track
-from b2array.store.open import open_store
+from b2array.store.open import address_of, open_store
 from b2array.store.secrets import redact_url
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = [
     "Conversion", "convert", "converted", "is_array", "save_intact",
@@ -59,6 +62,8 @@ def convert(
     progress: bool = False,
     src_options: Mapping[str, Any] | None = None,
     dst_options: Mapping[str, Any] | None = None,
+    src_fs: AbstractFileSystem | None = None,
+    dst_fs: AbstractFileSystem | None = None,
     **options: Any,
 ) -> None:
     """Copy an array, or a group of arrays, to another file format, a bounded number of bytes at a time.
@@ -91,6 +96,8 @@ def convert(
         Whether to show a progress bar.
     src_options, dst_options : mapping, optional
         Storage options for fsspec.
+    src_fs, dst_fs : fsspec.AbstractFileSystem, optional
+        File systems, in which `src` and `dst` are paths.
     **options
         For the destination: ``zarr_format`` (2 or 3), and for ``.blp`` what `b2array.bloscpack.create` takes.
 
@@ -118,6 +125,8 @@ def convert(
     ...     np.load(f"{directory}/a.npy").tolist()
     [[0, 1, 2], [3, 4, 5]]
     """
+    src, src_options = address_of(src, src_options, src_fs)
+    dst, dst_options = address_of(dst, dst_options, dst_fs)
     done = converted(
         src, dst, src_format=src_format, dst_format=dst_format, chunks=chunks, blocks=blocks, cparams=cparams,
         layout=layout, overwrite=overwrite, verify=verify, progress=progress, src_options=src_options,

@@ -34,7 +34,7 @@ from b2array.group.addressing import split_member
 from b2array.store.atomic import require_free
 from b2array.store.base import Store
 from b2array.store.disk import exchange
-from b2array.store.open import open_store
+from b2array.store.open import FILE_SYSTEM, open_store
 from b2array.store.secrets import redact_url
 
 __all__ = ["ZARR"]
@@ -143,15 +143,22 @@ def _opened(url: str, storage_options: Storage) -> Any:
     address = _parts(url)
     if "://" not in address:
         address, storage_options = open_store(address).url, None
+    place, options = _place(address, storage_options)
     try:
-        return zarr.open(_place(address), mode="r", storage_options=dict(storage_options or {}) or None)
+        return zarr.open(place, mode="r", storage_options=options)
     except zarr.errors.NodeNotFoundError:
         return None
 
 
-def _place(url: str) -> str | Path:
-    """Return what zarr takes for a URL or a local path. It would cut the name of a directory at a ``#``."""
-    return url if "://" in url else Path(url)
+def _place(url: str, storage_options: Storage) -> tuple[Any, dict[str, Any] | None]:
+    """Return what zarr takes for a URL or a local path, and the options: it refuses any that it does not use."""
+    options = dict(storage_options or {})
+    if "://" not in url:
+        return Path(url), None  # zarr would cut the name of a directory at a "#"
+    fs = options.get(FILE_SYSTEM)
+    if fs is None:
+        return url, options or None
+    return _zarr().storage.FsspecStore.from_mapper(fs.get_mapper(fs._strip_protocol(url))), None
 
 
 def _parts(url: str) -> str:
@@ -271,8 +278,7 @@ def _building(url: str, settings: Settings, kind: Literal["array", "hierarchy"] 
     outers = _outer_groups(container, member, settings.storage_options) if member else []
     there = _is_there(url, store, settings, kind)
     beside = store.temporary("")
-    options = None if beside else dict(settings.storage_options or {}) or None  # zarr refuses any that it does not use
-    place = _place(beside or url)
+    place, options = _place(beside or url, settings.storage_options)
 
     number = settings.options.get("zarr_format", 3)
 
@@ -300,7 +306,8 @@ def _building(url: str, settings: Settings, kind: Literal["array", "hierarchy"] 
                 group("", {})
             yield Building(put, group)
         for outer in outers:
-            zarr.open_group(_place(outer), mode="a", zarr_format=number, storage_options=options)
+            around, _ = _place(outer, settings.storage_options)
+            zarr.open_group(around, mode="a", zarr_format=number, storage_options=options)
     except BaseException:
         if beside is None and not there:
             with suppress(OSError, UnsupportedError):

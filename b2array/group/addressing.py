@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +18,19 @@ from b2array.array.drafts import Shape, Url
 from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
 from b2array.engine.handle import Follower, Handle, Mode
+from b2array.engine.snapshot import Snapshot
 from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located_error
 from b2array.format import dtypes
 from b2array.group.archive import MAGIC
 from b2array.group.group import MODES, AnyMode, Group, open_group
 from b2array.group.manifest import EMBEDDED, MANIFEST, SUFFIXES
-from b2array.store.base import Head
+from b2array.store.base import Head, Store
 from b2array.store.local import LocalStore
-from b2array.store.open import cut, open_store
+from b2array.store.open import address_of, cut, open_store
+from b2array.store.open_file import BinaryFile, is_open_file
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["Place", "face", "group_of", "open", "split_member"]
 
@@ -39,7 +44,7 @@ _OF_BUCKETS = re.compile(r"(?:.*::)?(?:https?|s3a?|gc?s|az|abfss?)://", re.IGNOR
 
 
 def open(
-    url: Url,
+    url: Url | BinaryFile,
     mode: AnyMode = "r",
     *,
     offset: int = 0,
@@ -47,14 +52,16 @@ def open(
     shape: Shape | None = None,
     dtype: npt.DTypeLike = float,
     storage_options: Storage = None,
+    fs: AbstractFileSystem | None = None,
     **options: Any,
 ) -> Any:
     """Open an array, a group, or a super-chunk, whichever is there.
 
     Parameters
     ----------
-    url : str or os.PathLike
-        A file, a directory, or what fsspec understands. A member of a group is a path below it, with or without the
+    url : str, os.PathLike or binary file
+        A file, a directory, or what fsspec understands; also an open file of bytes that can seek, or what `fsspec.open`
+        returns, which must stay open and can only be read. A member of a group is a path below it, with or without the
         ending of its file: ``run.b2d/air/temperature``, ``run.b2z/air/temperature`` or ``run.b2z#air/temperature``.
     mode : {"r", "r+", "a", "w", "w-", "x"}
         "r": read; "r+": read and change; "a": the same, and make what is not there; "w": make, and replace what is
@@ -67,6 +74,8 @@ def open(
         Of a new array; see `create`.
     storage_options : mapping, optional
         For fsspec.
+    fs : fsspec.AbstractFileSystem, optional
+        A file system, in which the URL is a path.
 
     Returns
     -------
@@ -98,6 +107,9 @@ def open(
         raise TypeError(f"open() takes {', '.join(sorted(options))} for new arrays only, which have a shape")
     if offset and mode != "r":
         raise ReadOnlyError("a frame inside a larger file can only be read")
+    if is_open_file(url):
+        return _in_file(url, mode, offset, open_store(url, storage_options=storage_options, fs=fs), follow=follow)
+    url, storage_options = address_of(cast(Url, url), storage_options, fs)
     if mode in ("w", "w-", "x"):
         return _made(url, mode, shape, dtype, storage_options, options)
     existing: Mode = "r" if mode == "r" else "r+"
@@ -116,7 +128,17 @@ def open(
         if found is None:
             raise
         return NDArray(Follower(found._handle.snapshot, existing)) if follow and isinstance(found, NDArray) else found
-    handle = Follower(held, existing) if follow else Handle(held, existing)
+    return _shown(held, existing, follow=follow)
+
+
+def _in_file(file: BinaryFile, mode: AnyMode, offset: int, store: Store, *, follow: bool) -> NDArray | SChunk:
+    if mode != "r":
+        raise ReadOnlyError(f"{type(file).__name__}: an open file can only be read; to change it, open it by its name")
+    return _shown(snapshot.load(store, start=offset), mode, follow=follow)
+
+
+def _shown(held: Snapshot, mode: Mode, *, follow: bool) -> NDArray | SChunk:
+    handle = Follower(held, mode) if follow else Handle(held, mode)
     return NDArray(handle) if held.state.layout is not None else face(handle)
 
 
@@ -126,7 +148,8 @@ def _made(
 ) -> NDArray | Group:  # fmt: skip
     overwrite, place = mode == "w", group_of(url, storage_options)
     if shape is None and os.fsdecode(url).endswith(SUFFIXES):
-        raise ValueError(f"{open_store(url).url}: mode {mode!r} makes a new array only if it is told its shape=")
+        where = open_store(url, storage_options=storage_options).url
+        raise ValueError(f"{where}: mode {mode!r} makes a new array only if it is told its shape=")
     if place is None or not place.name:
         if shape is None:
             return open_group(url, "w" if overwrite else "x", storage_options=storage_options)
@@ -198,7 +221,7 @@ def group_of(url: Url, storage_options: Storage = None, magics: tuple[bytes, ...
     is_path = os.path.lexists(f"{outer}#{fragment.partition('/')[0]}")
     if mark and not is_path and (place := group_of(outer, storage_options, magics)) is not None:
         return Place(place.group, _plain(f"{place.name}/{fragment}".strip("/")))
-    front, parts, back = _cut(url)
+    front, parts, back = _cut(url, storage_options)
     if not parts:
         return None
     lengths = range(len(parts), 0, -1)
@@ -235,9 +258,9 @@ def _plain(name: str) -> str:
     return name.removesuffix(ending)
 
 
-def _cut(url: Url) -> tuple[str, list[str], str]:
+def _cut(url: Url, storage_options: Storage) -> tuple[str, list[str], str]:
     """Cut a URL into what comes before its path, the parts of the path, and what comes behind."""
-    store = open_store(url)
+    store = open_store(url, storage_options=storage_options)
     if isinstance(store, LocalStore):
         drive, path = os.path.splitdrive(store.url)
         return f"{drive}{os.sep}", path.replace(os.sep, "/").strip("/").split("/"), ""
@@ -265,7 +288,7 @@ def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool) 
 
 def _unmarked(url: Url, mode: Mode, storage_options: Storage) -> Any:
     """Open a frame that is named without the ending of its file, or a directory of arrays that nothing marks."""
-    front, parts, back = _cut(url)
+    front, parts, back = _cut(url, storage_options)
     is_bucket = len(parts) < 2 and _OF_BUCKETS.fullmatch(front) is not None
     for suffix in () if is_bucket else SUFFIXES:
         store = open_store(f"{front}{'/'.join(parts)}{suffix}{back}", storage_options=storage_options)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Final, Literal, NoReturn, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,10 @@ from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name, check_new
 from b2array.group.transaction import Transaction
 from b2array.group.tree import Tree, branches, nested
 from b2array.printable import printable
+from b2array.store.open import address_of
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["MODES", "AnyMode", "Group", "open_group"]
 
@@ -35,7 +39,11 @@ MODES: Final = get_args(AnyMode)
 
 
 def open_group(
-    url: str | os.PathLike[str], mode: AnyMode = "r", *, storage_options: Mapping[str, Any] | None = None
+    url: str | os.PathLike[str],
+    mode: AnyMode = "r",
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
 ) -> Group:
     """Open a group of arrays, or make one.
 
@@ -48,6 +56,8 @@ def open_group(
         which replaces one that is there; "w-" and "x": make a group where there is none.
     storage_options : mapping, optional
         For fsspec.
+    fs : fsspec.AbstractFileSystem, optional
+        A file system, in which the URL is a path.
 
     Raises
     ------
@@ -71,6 +81,7 @@ def open_group(
     """
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
+    url, storage_options = address_of(url, storage_options, fs)
     address, options = os.fspath(url), storage_options or {}
     required = mode in ("r", "r+")
     home = whole.home_of(address, options, required=required)

@@ -1,6 +1,8 @@
 """Bytes under names: files, objects, memory. The package knows no format.
 
 open           which store a URL means
+file_systems   file systems that callers give, and file systems in forked processes
+open_file      files that callers have opened
 base           Store, what every store can do; versions, conflicts, retries
 memory         objects in this process
 local          files and directories

@@ -22,6 +22,7 @@ from b2array.buffers import Buffer
 from b2array.errors import LimitError
 from b2array.store import upload
 from b2array.store.base import COMPARE_AND_SWAP, Stamp, conflict, join_pieces, where
+from b2array.store.file_systems import spelled_out
 from b2array.store.remote import ABSENT, FsspecStore, answer, at_once, join, status_of
 from b2array.store.spans import Span
 
@@ -63,7 +64,8 @@ class CloudStore(FsspecStore):
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         super().__init__(url, storage_options)
         # Equal stores share what is cached. Without plain options, it is unknown whether stores are equal.
-        asked = repr((url, sorted(self._options.items()))) if _plain(self._options) else os.urandom(16).hex()
+        options = spelled_out(self._options)
+        asked = repr((url, sorted(options.items()))) if _plain(options) else os.urandom(16).hex()
         self._ident = blake2b(asked.encode(), key=_HIDING, digest_size=16).hexdigest()
 
     # The requests of a cloud. An expected version may be `ABSENT`; None sets no condition.

@@ -6,15 +6,20 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from b2array.errors import UnsupportedError
 from b2array.store.base import Store
+from b2array.store.file_systems import FILE_SYSTEM, address_of
 from b2array.store.local import LocalStore
+from b2array.store.open_file import BinaryFile, OpenFileStore, is_open_file, place_of_file
 from b2array.store.secrets import redact_url
 
-__all__ = ["cut", "joined", "open_store"]
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+__all__ = ["FILE_SYSTEM", "address_of", "cut", "joined", "open_store"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")
 _KINDS = {
@@ -27,16 +32,23 @@ _KINDS = {
 """Modules and classes by protocol. They are imported when they are first needed: many programs use local files only."""
 _CLIENTS = {
     "adlfs.spec": "azure.AzureStore",
+    "fsspec.implementations.cached": "remote.CachingStore",
     "fsspec.implementations.http": "http.HttpStore",
+    "fsspec.implementations.memory": "shared_memory.SharedMemoryStore",
     "gcsfs.core": "gcs.GcsStore",
     "s3fs.core": "s3.S3Store",
 }
-"""The same by the module of a file system, for those that send the requests of a store."""
+"""The same by the module of a file system's class."""
 _EXTRAS = {"http": "http", "https": "http", "s3": "s3", "s3a": "s3"}
 
 
-def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Store:
-    """Return the store for a URL. Nothing is read or written yet.
+def open_store(
+    url: str | os.PathLike[str] | BinaryFile,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
+) -> Store:
+    """Return the store for a URL, for a path in a file system `fs`, or for an open file. Nothing is read or written.
 
     The URL is a local path, a ``file://`` URL, or what fsspec understands, chains such as ``simplecache::s3://``
     included. A slash at the end marks a directory or prefix. The options are for fsspec. UnsupportedError says that the
@@ -49,13 +61,23 @@ def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     >>> open_store("https://user:password@example.org/a.b2nd?signature=1234")
     <HttpStore https://example.org/a.b2nd>
     """
+    if is_open_file(url):
+        if storage_options or fs is not None:
+            raise TypeError("storage_options and fs are for URLs and paths: an open file needs none")
+        place = place_of_file(url)
+        if place is None:
+            return OpenFileStore(url)
+        url, storage_options = place
+    url, storage_options = address_of(cast(str | os.PathLike[str], url), storage_options, fs)
+    given = (storage_options or {}).get(FILE_SYSTEM)
     scheme = _SCHEME.match(url) if isinstance(url, str) else None
-    if scheme is None or scheme[0] in ("file://", "local://"):
+    if given is None and (scheme is None or scheme[0] in ("file://", "local://")):
         return LocalStore(os.fsdecode(url)[scheme.end() if scheme else 0 :])
     address = os.fspath(url)
-    clients = [_CLIENTS[base.__module__] for base in _file_system(address).__mro__ if base.__module__ in _CLIENTS]
-    found = clients[0] if clients else _KINDS.get(scheme[1].lower(), "remote.FsspecStore")
-    module, _, kind = found.partition(".")
+    of_class = _file_system(address) if given is None else type(given)
+    clients = [_CLIENTS[base.__module__] for base in of_class.__mro__ if base.__module__ in _CLIENTS]
+    by_protocol = _KINDS.get(scheme[1].lower()) if scheme and given is None else None
+    module, _, kind = (clients[0] if clients else by_protocol or "remote.FsspecStore").partition(".")
     remote: Callable[..., Store] = getattr(import_module(f"b2array.store.{module}"), kind)
     return remote(address, storage_options or {})
 

@@ -12,7 +12,6 @@ from datetime import datetime
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar, cast
-from weakref import WeakSet
 
 from b2array import config, threads
 from b2array.buffers import Buffer
@@ -33,6 +32,7 @@ from b2array.store.base import (
     too_short,
     where,
 )
+from b2array.store.file_systems import FILE_SYSTEM, of_this_process, protocols, register, spelled_out
 from b2array.store.open import joined
 from b2array.store.secrets import leaks, redact, redact_url, secrets
 from b2array.store.spans import Span
@@ -53,8 +53,12 @@ _USUAL = (B2ArrayError, MemoryError, NotImplementedError, TypeError, ValueError)
 """Errors that say the same whatever the store is."""
 CONNECTIONS = 8  # fewer than the S3 client's connections, so that no request waits for one
 _ARCHIVES = ("github", "libarchive", "reference", "tar", "zip")
-_ONE_FILE = ("libarchive", "tar")
-"""Archives in which all readers share one file object: only one thread may read at a time."""
+_ONE_FILE = ("libarchive", "tar", "zip")
+"""Archives in which all readers share one file object: only one thread may use it at a time.
+
+`zipfile` has a lock of its own for that, but on Python 3.12.1 and 3.13.0 it does not hold it while it seeks in a stored
+member, so that threads get each other's bytes.
+"""
 _VERSIONS = (
     "ETag",
     "etag",
@@ -93,21 +97,14 @@ def _reason(error: Exception) -> Exception:
     return error
 
 
-_connected: WeakSet[Any] = WeakSet()
-"""The file systems of fsspec that stores of this process use."""
-_of_parents: list[Any] = []
-"""Those that a forked child has from its parent. If it let go of them, they would close their sockets, and the parent's
-loop, whose list of sockets the child shares, would wait for answers for ever."""
-
-if hasattr(os, "register_at_fork"):  # absent on Windows, which does not fork
-    os.register_at_fork(after_in_child=lambda: _of_parents.extend(_connected))
+_archives = Mutex()
 
 
 class FsspecStore(Store):
     """An object or a prefix in a file system of fsspec.
 
     The URL may be a chain, and may have a query string; names of objects go in front of the query. The options are
-    those of `fsspec.core.url_to_fs`.
+    those of `fsspec.core.url_to_fs`, or hold the file system itself (`FILE_SYSTEM`), in which the URL names a path.
     """
 
     _ident = ""
@@ -118,10 +115,15 @@ class FsspecStore(Store):
         self.is_prefix = True if url.partition("::")[0].partition("?")[0].endswith("/") else None
         self._address = url
         self._options = dict(storage_options)
-        self._secrets = secrets(url, storage_options)
+        self._secrets = secrets(url, spelled_out(self._options))
         self._connection: tuple[int, Any, str] | None = None
-        if url.partition("://")[0] in _ARCHIVES:
+        given = self._options.get(FILE_SYSTEM)
+        if given is not None:
+            register(given)
+        self._links = protocols(given) if given is not None else [link.partition("://")[0] for link in url.split("::")]
+        if self._links[0] in _ARCHIVES:
             self.guarantee = "read only"
+        self._in_one_file = any(link in _ONE_FILE for link in self._links)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
@@ -133,17 +135,24 @@ class FsspecStore(Store):
         """Return the file system and the root in it; a forked child connects again."""
         connection = self._connection
         if connection is None or connection[0] != os.getpid():
-            from fsspec.core import url_to_fs
+            given = self._options.get(FILE_SYSTEM)
+            if given is None:
+                from fsspec.core import url_to_fs
 
-            connection = self._connection = (os.getpid(), *url_to_fs(self._address, **self._options))
-            _connected.add(connection[1])
+                fs, root = url_to_fs(self._address, **self._options)
+            else:
+                fs = of_this_process(given)
+                root = fs._strip_protocol(self._address)
+            connection = self._connection = (os.getpid(), fs, root)
+            register(fs)
         return connection[1:]
 
     def _call(self, name: str, function: Callable[[Any, str], _T]) -> _T:
         """Call ``function(file system, path)`` for an object, and translate fsspec's errors into this package's."""
         try:
-            fs, root = self._connect()
-            return function(fs, join(root, name))
+            with _archives.held if self._in_one_file else nullcontext():
+                fs, root = self._connect()
+                return function(fs, join(root, name))
         except Exception as error:  # noqa: BLE001 - raised below, where no context keeps its text
             failure = self._translate(error, name)
         try:
@@ -216,8 +225,7 @@ class FsspecStore(Store):
             answers = fs.cat_ranges(paths, starts, stops, on_error="return")
             return [each if isinstance(each, Exception) else (each, None) for each in answers]
 
-        with _archives.held if self._address.partition("://")[0] in _ONE_FILE else nullcontext():
-            return self._call(names[0], request)
+        return self._call(names[0], request)
 
     def _get_each(self, get: _Get, spans: Sequence[Span], expected: str | None, most: int = CONNECTIONS) -> list[Any]:
         """Do the same by a request for each span."""
@@ -349,7 +357,7 @@ class FsspecStore(Store):
         self._connection = None
 
 
-_caching, _archives = Mutex(), Mutex()
+_caching = Mutex()
 
 
 class CachingStore(FsspecStore):
@@ -366,7 +374,7 @@ class CachingStore(FsspecStore):
     guarantee = "read only"
 
     def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:  # noqa: ARG002
-        parallel = CONNECTIONS if self._address.startswith("simplecache") else 1
+        parallel = CONNECTIONS if self._links[0] == "simplecache" else 1
         groups = [[*group] for _, group in itertools.groupby(spans, key=lambda span: span.name)]
         with _caching.held:
             # Ctrl-C must not let go of the lock while fsspec still fills a file.

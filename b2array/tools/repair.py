@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from b2array.engine.fetch import chunk_number
 from b2array.engine.snapshot import Snapshot, load
@@ -22,13 +22,16 @@ from b2array.format.header import FrameType
 from b2array.format.state import parse, sized_blocks
 from b2array.store.base import Store
 from b2array.store.local import LocalStore
-from b2array.store.open import open_store
+from b2array.store.open import address_of, open_store
 from b2array.store.secrets import redact_url
 from b2array.tools.anatomy import listed
 from b2array.tools.members import change_each
 from b2array.tools.results import Result, Results, Shown, first_of
 from b2array.tools.salvage import Salvaged, salvage
 from b2array.tools.verify import Findings, inspect
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["Repair", "repair"]
 
@@ -80,7 +83,7 @@ class Repair(Result):
 
 def repair(
     url: str | os.PathLike[str], *, dry_run: bool = False, backup: bool = True, trust_order: bool = False,
-    storage_options: Storage = None, progress: bool = False,
+    storage_options: Storage = None, fs: AbstractFileSystem | None = None, progress: bool = False,
 ) -> Repair | Results:  # fmt: skip
     """Make a frame readable again, as far as its chunks are intact.
 
@@ -107,6 +110,8 @@ def repair(
         is right for arrays that were written from start to end.
     storage_options : mapping, optional
         For fsspec.
+    fs : fsspec.AbstractFileSystem, optional
+        A file system, in which the URL is a path.
     progress : bool, default False
         Whether to show a progress bar.
 
@@ -126,6 +131,7 @@ def repair(
     >>> print(b2array.repair("memory://repaired/"))
     memory://repaired/: nothing to repair
     """
+    url, storage_options = address_of(url, storage_options, fs)
     return change_each(
         url, storage_options, lambda each: _repaired(each, dry_run, backup, trust_order, storage_options, progress),
         dry_run=dry_run,

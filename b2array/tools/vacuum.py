@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from b2array.array.schunk import open_schunk
 from b2array.display.tables import counted, size
@@ -24,11 +25,14 @@ from b2array.group.redo import read_member
 from b2array.store.base import Listed, Store
 from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED
 from b2array.store.local import LocalStore
-from b2array.store.open import open_store
+from b2array.store.open import address_of, open_store
 from b2array.tools.members import change_each
 from b2array.tools.results import Result, Results, Shown, first_of
 from b2array.tools.verify import verified
 from b2array.workers import pending
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["Cleanup", "in_seconds", "repack", "vacuum"]
 
@@ -55,7 +59,7 @@ class Cleanup(Result):
 
 def vacuum(
     url: str | os.PathLike[str], *, grace: str | float = "24h", dry_run: bool = False,
-    storage_options: Storage = None,
+    storage_options: Storage = None, fs: AbstractFileSystem | None = None,
 ) -> Cleanup | Results:  # fmt: skip
     """Remove old files that no commit refers to: of writers that were killed, or of earlier states.
 
@@ -76,6 +80,8 @@ def vacuum(
         Only say which files would be removed.
     storage_options : mapping, optional
         For fsspec.
+    fs : fsspec.AbstractFileSystem, optional
+        A file system, in which the URL is a path.
 
     Raises
     ------
@@ -96,6 +102,7 @@ def vacuum(
     ('00000000.chunk',)
     """
     seconds = in_seconds(grace)
+    url, storage_options = address_of(url, storage_options, fs)
     return change_each(
         url, storage_options, lambda each: _vacuumed(each, seconds, dry_run, storage_options), dry_run=dry_run,
         outside=lambda group: _outside(group, seconds, dry_run),
@@ -223,7 +230,8 @@ def in_seconds(grace: str | float) -> float:
 
 
 def repack(
-    url: str | os.PathLike[str], *, dry_run: bool = False, storage_options: Storage = None, progress: bool = False,
+    url: str | os.PathLike[str], *, dry_run: bool = False, storage_options: Storage = None,
+    fs: AbstractFileSystem | None = None, progress: bool = False,
 ) -> Cleanup | Results:  # fmt: skip
     """Rewrite a contiguous frame without dead space. Sparse frames have none: see `vacuum`.
 
@@ -235,6 +243,8 @@ def repack(
         Only say how many bytes would be freed.
     storage_options : mapping, optional
         For fsspec.
+    fs : fsspec.AbstractFileSystem, optional
+        A file system, in which the URL is a path.
     progress : bool, default False
         Whether to show a progress bar.
 
@@ -245,6 +255,7 @@ def repack(
     >>> b2array.repack("memory://repacked/").nbytes
     0
     """
+    url, storage_options = address_of(url, storage_options, fs)
 
     def one(address: str) -> Cleanup:
         held = open_schunk(address, "r" if dry_run else "r+", storage_options=storage_options)

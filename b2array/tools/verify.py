@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -40,13 +40,16 @@ from b2array.group.manifest import is_embedded
 from b2array.progress import track
 from b2array.store.base import Listed, in_one_state
 from b2array.store.endings import JOURNAL
-from b2array.store.open import open_store
+from b2array.store.open import address_of, open_store
 from b2array.store.secrets import redact_url
 from b2array.store.spans import Span
 from b2array.tools.anatomy import context_of, frame_nbytes, listed, total_nbytes
 from b2array.tools.members import Members, collected, each_frame
 from b2array.tools.results import Result, Results, Shown, first_of
 from b2array.workers import pending
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["Findings", "Problem", "Report", "inspect", "verified", "verify"]
 
@@ -154,7 +157,7 @@ class Report(Result):
 
 def verify(
     source: str | os.PathLike[str] | NDArray | SChunk | Group, *, deep: bool = False, storage_options: Storage = None,
-    progress: bool = False,
+    fs: AbstractFileSystem | None = None, progress: bool = False,
 ) -> Report | Results:  # fmt: skip
     """Check whether an array is in order, or all arrays of a group, without changing anything.
 
@@ -170,6 +173,8 @@ def verify(
         Whether to read all of each chunk, compare it with its checksums, and decode it.
     storage_options : mapping, optional
         For fsspec.
+    fs : fsspec.AbstractFileSystem, optional
+        A file system, in which the URL is a path.
     progress : bool, default False
         Whether to show a progress bar.
 
@@ -200,6 +205,8 @@ def verify(
       member  result    layout  chunks  checksums
       level   in order  sparse  1       1 of 1 stored chunk
     """
+    if isinstance(source, str | os.PathLike):
+        source, storage_options = address_of(source, storage_options, fs)
 
     def inner(where: str, open_frame: Callable[[], Snapshot]) -> Report:
         return verified(where, open_frame, deep=deep, progress=progress)

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import xarray as xr
@@ -20,6 +20,9 @@ from b2array.errors import FormatError, UnsupportedError
 from b2array.group import addressing, group
 from b2array.group.group import Group
 from b2array.store.base import in_one_state
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["Backend", "Members", "Url", "arrays_of", "attributes_of", "dims_of"]
 
@@ -129,7 +132,7 @@ class Backend(BackendEntrypoint):
     description = "Open Blosc2 arrays, and groups of them"
     open_dataset_parameters: ClassVar[tuple[str, ...]] = (
         "filename_or_obj", "drop_variables", "mask_and_scale", "decode_times", "concat_characters", "decode_coords",
-        "use_cftime", "decode_timedelta", "group", "storage_options",
+        "use_cftime", "decode_timedelta", "group", "storage_options", "fs",
     )  # fmt: skip
     supports_groups = True
 
@@ -147,21 +150,21 @@ class Backend(BackendEntrypoint):
 
     def open_dataset(  # type: ignore[override]
         self, filename_or_obj: Url, *, group: str | None = None, storage_options: Mapping[str, Any] | None = None,
-        **decoding: Any,
+        fs: AbstractFileSystem | None = None, **decoding: Any,
     ) -> xr.Dataset:  # fmt: skip
         """Open an array or the arrays of a group; see `xarray.open_dataset`."""
         return in_one_state(
-            lambda: _decoded(_opened(filename_or_obj, group, storage_options), filename_or_obj, decoding)
+            lambda: _decoded(_opened(filename_or_obj, group, storage_options, fs), filename_or_obj, decoding)
         )
 
     def open_groups_as_dict(  # type: ignore[override]
         self, filename_or_obj: Url, *, group: str | None = None, storage_options: Mapping[str, Any] | None = None,
-        **decoding: Any,
+        fs: AbstractFileSystem | None = None, **decoding: Any,
     ) -> dict[str, xr.Dataset]:  # fmt: skip
         """Open a group with everything in it; see `xarray.open_groups`."""
 
         def tree() -> dict[str, xr.Dataset]:
-            found = _opened(filename_or_obj, group, storage_options)
+            found = _opened(filename_or_obj, group, storage_options, fs)
             return {path: _decoded(each, filename_or_obj, decoding) for path, each in _walk(found, "/")}
 
         return in_one_state(tree)
@@ -179,10 +182,12 @@ def _holds_array(url: str) -> bool:
     return True
 
 
-def _opened(url: Url, name: str | None, storage_options: Mapping[str, Any] | None) -> Group | NDArray:
+def _opened(
+    url: Url, name: str | None, storage_options: Mapping[str, Any] | None, fs: AbstractFileSystem | None
+) -> Group | NDArray:
     text, inner = os.fspath(url), (name or "").strip("/")
     opened: Any = group.open_group if text.rstrip("/").endswith(GROUPS) else addressing.open
-    home = opened(text, storage_options=storage_options)
+    home = opened(text, storage_options=storage_options, fs=fs)
     if isinstance(home, SChunk):
         return NDArray(home._handle)  # raises the error that names super-chunks
     found = home[inner] if inner and isinstance(home, Group) else home

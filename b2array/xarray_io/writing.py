@@ -22,6 +22,7 @@ from b2array.errors import ConflictError, warn
 from b2array.group import group, whole
 from b2array.group.directory import Directory
 from b2array.group.group import Group
+from b2array.store.open import address_of
 from b2array.workers import distributed
 from b2array.workers.distributed import Job
 from b2array.xarray_io.backend import Url, arrays_of
@@ -30,6 +31,7 @@ from b2array.xarray_io.encoding import as_stored, attributes, detected, encoded,
 if TYPE_CHECKING:
     import dask.array as da
     from dask.delayed import Delayed
+    from fsspec import AbstractFileSystem
 
 __all__ = ["Mode", "to_b2array"]
 
@@ -76,6 +78,7 @@ def to_b2array(
     progress: bool = False,
     scheduler: Any = None,
     storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
     **options: Any,
 ) -> Any:
     """Write a dataset, a tree of them or a single array as a group of arrays, in one commit.
@@ -116,6 +119,8 @@ def to_b2array(
         For dask; its default otherwise.
     storage_options : mapping, optional
         For fsspec.
+    fs : fsspec.AbstractFileSystem, optional
+        A file system, in which the URL is a path.
     **options
         What else `b2array.create` takes, for all new variables.
 
@@ -147,6 +152,7 @@ def to_b2array(
     >>> ds.time.values.tolist(), ds.level.sel(time=1).values.tolist()
     ([0, 1], [1.0, 1.0, 1.0])
     """
+    url, storage_options = address_of(url, storage_options, fs)
     task = _Task(_checked_mode(mode, append_dim, region), append_dim, region, compute, options)
     nodes = _nodes(ds, encoding or {}, inherit=write_inherited_coords)
     if isinstance(ds, xr.DataTree) and (append_dim is not None or region is not None):

@@ -1,0 +1,140 @@
+"""File systems of fsspec that callers give as ``fs=``, and file systems in forked processes.
+
+Below the functions that users call, a file system travels among the storage options, and the path in it as a URL.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
+
+from b2array.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+__all__ = ["FILE_SYSTEM", "address_of", "of_this_process", "protocols", "register", "spelled_out"]
+
+FILE_SYSTEM: Final = "file system"
+"""The storage option that holds a file system of the caller's. Options of fsspec are keywords, which have no space."""
+
+_connected: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""The file systems of fsspec that stores of this process use, by `id`: equal ones have their own connections."""
+_of_parents: dict[int, Any] = {}
+"""Those that a forked child has from its parent. If it let go of them, they would close their sockets, and the parent's
+loop, whose list of sockets the child shares, would wait for answers for ever."""
+
+if hasattr(os, "register_at_fork"):  # absent on Windows, which does not fork
+    os.register_at_fork(after_in_child=lambda: _of_parents.update(_connected))
+
+
+def address_of(
+    url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, fs: AbstractFileSystem | None
+) -> tuple[str | os.PathLike[str], Mapping[str, Any] | None]:
+    """Return URL and storage options that mean the same as a path in a file system of fsspec.
+
+    The options then hold the file system, unless it is that of the local disk. A directory of another file system
+    (``dir``) is looked through. Without `fs`, both are returned as they are.
+
+    Examples
+    --------
+    >>> import fsspec
+    >>> address_of("group/a.b2nd", None, fsspec.filesystem("dir", path="/data", target_protocol="file"))
+    ('/data/group/a.b2nd', None)
+    >>> address_of("x/a.b2nd", None, fsspec.filesystem("memory"))[0]
+    'memory:///x/a.b2nd'
+    """
+    if fs is None:
+        return url, storage_options
+    from fsspec import AbstractFileSystem
+    from fsspec.asyn import AsyncFileSystem
+    from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+    from fsspec.implementations.dirfs import DirFileSystem
+    from fsspec.implementations.local import LocalFileSystem
+
+    if storage_options:
+        raise TypeError("storage_options are for URLs: a file system given as fs= has options of its own")
+    if not isinstance(fs, AbstractFileSystem):
+        raise TypeError(f"fs must be a file system of fsspec, not {type(fs).__name__}")
+    path = os.fsdecode(url)
+    slash = "/" if path.endswith("/") else ""
+    # A class derived from these may do something else with paths.
+    while type(fs) in (DirFileSystem, AsyncFileSystemWrapper):
+        if type(fs) is DirFileSystem:
+            path = fs._join(path)
+            fs = fs.fs
+        else:
+            fs = fs.sync_fs
+    if type(fs) is LocalFileSystem:
+        return fs._strip_protocol(path).rstrip("/") + slash or "/", None
+    if isinstance(fs, AsyncFileSystem) and fs.asynchronous:
+        raise ValueError("fs was made with asynchronous=True, for use inside a running loop: make one without it")
+    stripped = fs._strip_protocol(path)
+    address = stripped if "://" in stripped else fs.unstrip_protocol(stripped)
+    return address.rstrip("/") + slash, {FILE_SYSTEM: fs}
+
+
+def register(fs: Any) -> None:
+    """Note that a store of this process uses a file system."""
+    _connected[id(fs)] = fs
+
+
+def protocols(fs: Any) -> list[str]:
+    """Return the protocols of a file system, and of those that it reads through."""
+    from fsspec.core import OpenFile
+
+    found: list[str] = []
+    while fs is not None:
+        protocol = fs.protocol
+        found.append(protocol if isinstance(protocol, str) else protocol[0])
+        inside = object.__getattribute__(fs, "__dict__")  # `vars` gives that of the file system behind a cache
+        opened = inside.get("of")
+        fs = opened.fs if isinstance(opened, OpenFile) else inside.get("fs")
+    return found
+
+
+def of_this_process(fs: Any) -> Any:
+    """Return a file system, or an equal one if a parent made it, before this process was forked from it."""
+    from fsspec.asyn import AsyncFileSystem
+
+    made_here = fs._pid == os.getpid() if isinstance(fs, AsyncFileSystem) else True
+    if made_here and _of_parents.get(id(fs)) is not fs:
+        return fs
+    _of_parents[id(fs)] = fs
+    try:
+        return pickle.loads(pickle.dumps(fs))  # noqa: S301 - made one line before
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise UnsupportedError(
+            f"a file system of the class {type(fs).__name__} does not work in a forked process, because it cannot be"
+            f" pickled ({error}): make one there"
+        ) from None
+
+
+def spelled_out(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return storage options with the arguments of file systems instead of the file systems.
+
+    Examples
+    --------
+    >>> import fsspec
+    >>> spelled_out({FILE_SYSTEM: fsspec.filesystem("memory")})
+    {'file system': {'class': 'fsspec.implementations.memory.MemoryFileSystem'}}
+    """
+    if FILE_SYSTEM not in options:
+        return dict(options)
+    return {name: _arguments(value) for name, value in options.items()}
+
+
+def _arguments(value: Any) -> Any:
+    from fsspec import AbstractFileSystem
+
+    if not isinstance(value, AbstractFileSystem):
+        return value
+    kind = type(value)
+    names = inspect.signature(kind.__init__).parameters
+    given = {**dict(zip([*names][1:], value.storage_args, strict=False)), **value.storage_options}
+    shown = {name: _arguments(each) for name, each in given.items()}
+    return {"class": f"{kind.__module__}.{kind.__qualname__}", **shown}
