@@ -17,6 +17,7 @@ from b2array.store.secrets import redact_url
 __all__ = ["cut", "joined", "open_store"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")
+_LOCAL = ("file://", "local://")
 _KINDS = {
     "blockcache": "remote.CachingStore",
     "cached": "remote.CachingStore",
@@ -35,12 +36,17 @@ _CLIENTS = {
 _EXTRAS = {"http": "http", "https": "http", "s3": "s3", "s3a": "s3"}
 
 
-def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Store:
+def open_store(
+    url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None, within: str | None = None,
+) -> Store:  # fmt: skip
     """Return the store for a URL. Nothing is read or written yet.
 
     The URL is a local path, a ``file://`` URL, or what fsspec understands, chains such as ``simplecache::s3://``
     included. A slash at the end marks a directory or prefix. The options are for fsspec. UnsupportedError says that the
     protocol is unknown, or that its package is not installed.
+
+    A path on this computer may be a link, or lead through some, but not below `within`, the URL of a group that it lies
+    in: then every call of the store raises FormatError.
 
     Examples
     --------
@@ -49,15 +55,24 @@ def open_store(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     >>> open_store("https://user:password@example.org/a.b2nd?signature=1234")
     <HttpStore https://example.org/a.b2nd>
     """
-    scheme = _SCHEME.match(url) if isinstance(url, str) else None
-    if scheme is None or scheme[0] in ("file://", "local://"):
-        return LocalStore(os.fsdecode(url)[scheme.end() if scheme else 0 :])
+    scheme = _scheme_of(url)
+    if scheme is None or scheme[0] in _LOCAL:
+        return LocalStore(_local_path(url), within=None if within is None else _local_path(within))
     address = os.fspath(url)
     clients = [_CLIENTS[base.__module__] for base in _file_system(address).__mro__ if base.__module__ in _CLIENTS]
     found = clients[0] if clients else _KINDS.get(scheme[1].lower(), "remote.FsspecStore")
     module, _, kind = found.partition(".")
     remote: Callable[..., Store] = getattr(import_module(f"b2array.store.{module}"), kind)
     return remote(address, storage_options or {})
+
+
+def _scheme_of(url: str | os.PathLike[str]) -> re.Match[str] | None:
+    return _SCHEME.match(url) if isinstance(url, str) else None
+
+
+def _local_path(url: str | os.PathLike[str]) -> str:
+    scheme = _scheme_of(url)
+    return os.fsdecode(url)[scheme.end() if scheme else 0 :]
 
 
 def cut(url: str) -> tuple[str, str, str]:
