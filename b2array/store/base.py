@@ -24,6 +24,7 @@ from typing import NamedTuple, Self, TypeGuard, TypeVar
 from b2array import config
 from b2array.buffers import Buffer
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
+from b2array.store.endings import TEMPORARY
 from b2array.store.spans import Merged, Span, coalesce
 
 __all__ = [
@@ -161,6 +162,22 @@ class Store(ABC):
         FileNotFoundError says that there is no such directory; a prefix without objects gives an empty list.
         UnsupportedError says that the protocol cannot list.
         """
+
+    def now(self) -> float:
+        """Return the time by the clock that dates objects here, in seconds since 1970: that of the server, or ours.
+
+        To find out, the store makes an object for a moment. Where it cannot, it returns the time of this computer.
+        """
+        name = f"{os.urandom(8).hex()}{TEMPORARY}"
+        modified = None
+        if self.guarantee != "read only" and not self.in_process:
+            with suppress(OSError, B2ArrayError, KeyError):
+                self.create(name, b"-")
+                try:
+                    modified = self.listing()[name].modified
+                finally:
+                    self.delete([name])
+        return time.time() if modified is None else modified
 
     @abstractmethod
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
