@@ -7,9 +7,11 @@ that of ALICE and CrashMonkey, and stricter than real file systems:
 * a write that was not forced is there, or not, or in part, by sectors of 512 bytes, in any order; the sectors that are
   missing have the old bytes, or zeros or garbage if the file has grown over them;
 * cutting a file, and giving, changing or removing a name, is one operation that is there or not, whatever came later;
-* forcing a file keeps its content and its size, but not its name; names are kept by forcing their directory.
+* forcing a file keeps its content and its size, but not its name; names are kept by forcing their directory;
+* a directory that gets another name takes its files along. Forcing the directory above keeps the new name; what was
+  forced in the directory itself is found under whichever name that has.
 
-What is not recorded: files mapped into memory, and the content of lock files.
+What is not recorded: files mapped into memory, lock files, and names that swap in one step.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from __future__ import annotations
 import builtins
 import contextlib
 import io
+import itertools
 import os
 import random
-import stat
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,10 +32,22 @@ SECTOR = 512
 FORCES = ("fsync", "fdatasync")
 
 
-class Op(NamedTuple):
-    """What was done. A file is known by a number, a directory and a name by its path."""
+class Entry(NamedTuple):
+    """A file or a directory, known by its number."""
 
-    kind: str  # write, cut, force; link, rename, unlink, mkdir, rmdir, force directory; done
+    kind: str  # file, directory
+    number: int
+
+
+ROOT = Entry("directory", 0)
+Names = dict[tuple[int, str], Entry]
+"""What has a name, by the number of the directory and the name in it."""
+
+
+class Op(NamedTuple):
+    """What was done. Files and directories are known by their numbers."""
+
+    kind: str  # write, cut, force; link, rename, unlink, force directory; done
     target: Any  # the file, or the directory whose names change
     args: tuple[Any, ...] = ()
 
@@ -58,12 +72,12 @@ class Disk:
 
     root: Path
     log: list[Op] = field(default_factory=list)
-    base: dict[str, int] = field(default_factory=dict)
+    base: Names = field(default_factory=dict)
     contents: list[bytes] = field(default_factory=list)
-    directories: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._names: dict[str, int] = {}
+        self._names: Names = {}
+        self._directories = itertools.count(ROOT.number + 1)
         self._mutex = threading.RLock()
         self._paused = False
 
@@ -72,14 +86,12 @@ class Disk:
     @contextlib.contextmanager
     def record(self) -> Iterator[None]:
         """Take down what is done inside the block; what was there before is safe."""
-        for path in self.root.rglob("*"):
-            name = str(path)
-            if path.is_dir():
-                self.directories.add(name)
-            else:
-                inode = next((self._names[other] for other in self._names if os.path.samefile(other, name)), None)
-                self._names[name] = self._new(path.read_bytes()) if inode is None else inode
-        self.directories.add(str(self.root))
+        known: dict[int, Entry] = {}
+        for path in sorted(self.root.rglob("*")):
+            inode = path.stat().st_ino
+            if inode not in known:
+                known[inode] = self._new_directory() if path.is_dir() else self._new(path.read_bytes())
+            self._names[self._place(str(path))] = known[inode]
         self.base = dict(self._names)
         with contextlib.ExitStack() as patches:
             for module, name in (
@@ -105,14 +117,32 @@ class Disk:
         """Note that a commit has returned."""
         self.log.append(Op("done", None))
 
-    def _new(self, content: bytes) -> int:
+    def _new(self, content: bytes) -> Entry:
         self.contents.append(content)
-        return len(self.contents) - 1
+        return Entry("file", len(self.contents) - 1)
 
-    def _ours(self, path: Any) -> str | None:
+    def _new_directory(self) -> Entry:
+        return Entry("directory", next(self._directories))
+
+    def _find(self, path: str) -> Entry | None:
+        """Return what has a path now."""
+        found: Entry | None = ROOT
+        for part in Path(path).relative_to(self.root).parts:
+            found = None if found is None else self._names.get((found.number, part))
+        return found
+
+    def _place(self, path: str) -> tuple[int, str]:
+        """Return the directory and the name in it that make a path."""
+        above, name = os.path.split(path)
+        directory = self._find(above)
+        assert directory is not None, f"{above} was made unnoticed"
+        return directory.number, name
+
+    def _ours(self, path: Any, directory: int | None = None) -> str | None:
         if self._paused or isinstance(path, int):
             return None
-        name = os.path.abspath(os.fsdecode(path))
+        above = "" if directory is None else os.readlink(f"/proc/self/fd/{directory}")
+        name = os.path.abspath(os.path.join(above, os.fsdecode(path)))
         return name if name.startswith(f"{self.root}{os.sep}") or name == str(self.root) else None
 
     def _add(self, kind: str, target: Any, *args: Any) -> None:
@@ -124,35 +154,42 @@ class Disk:
             return lambda *args, **kwargs: special[name](original, *args, **kwargs)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            ours = self._ours(args[0])
+            ours = self._ours(args[0], kwargs.get("src_dir_fd", kwargs.get("dir_fd")))
             if ours is None:
                 return original(*args, **kwargs)
             with self._mutex:
-                inode = self._names.get(ours)
+                entry = self._find(ours)
+                other = self._ours(args[1], kwargs.get("dst_dir_fd")) if name in _PAIRS else None
                 result = original(*args, **kwargs)
-                self._note(name, ours, os.path.abspath(os.fsdecode(args[1])) if name in _PAIRS else "", inode, args)
+                self._note(name, self._place(ours), other, entry, args)
             return result
 
         return call
 
-    def _note(self, name: str, path: str, other: str, inode: int | None, args: tuple[Any, ...]) -> None:
-        above = os.path.dirname(path)
-        if name == "link":
-            self._add("link", os.path.dirname(other), other, inode)
-            self._names[other] = inode
-        elif name in ("replace", "rename"):
-            assert inode is not None, "directories are not renamed here"
-            assert os.path.dirname(other) == above, "files are renamed in their directories here"
-            self._add("rename", above, path, other, inode)
-            del self._names[path]
-            self._names[other] = inode
-        elif name in ("unlink", "remove"):
-            self._add("unlink", above, path)
-            self._names.pop(path, None)
-        elif name == "truncate":
-            self._add("cut", inode, args[1])
+    def _note(
+        self, verb: str, place: tuple[int, str], other: str | None, entry: Entry | None, args: tuple[Any, ...]
+    ) -> None:
+        above, name = place
+        if verb == "mkdir":
+            entry = self._names[place] = self._new_directory()
+            self._add("link", above, name, entry)
+        elif verb in ("unlink", "remove", "rmdir"):
+            self._add("unlink", above, name)
+            self._names.pop(place, None)
+        elif verb == "truncate":
+            assert entry is not None
+            self._add("cut", entry.number, args[1])
         else:
-            self._add(name, above, path)
+            assert entry is not None, "it was made unnoticed"
+            assert other is not None, "nothing leaves the directory that is recorded"
+            target = self._place(other)
+            if verb == "link":
+                self._add("link", *target, entry)
+            else:
+                assert target[0] == above, "files and directories are renamed in their directories here"
+                self._add("rename", above, name, target[1], entry)
+                del self._names[place]
+            self._names[target] = entry
 
     def _refuse(self, original: Any, fd: int, size: int) -> None:
         assert self._ours(os.readlink(f"/proc/self/fd/{fd}")) is None, "truncate the file object instead"
@@ -164,10 +201,9 @@ class Disk:
         if path is None:
             return
         with self._mutex:
-            if stat.S_ISDIR(os.fstat(fd).st_mode):
-                self._add("force directory", path)
-            else:
-                self._add("force", self._names[path])
+            entry = self._find(path)
+            assert entry is not None, f"{path} was made unnoticed"
+            self._add("force directory" if entry.kind == "directory" else "force", entry.number)
 
     def _open(self, original: Any, path: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwargs: Any) -> Any:
         ours = self._ours(path)
@@ -177,13 +213,14 @@ class Disk:
         assert "b" in mode, mode
         with self._mutex:
             raw = _File(path, mode.replace("b", ""))
-            inode = self._names.get(ours)
-            if inode is None:
-                inode = self._names[ours] = self._new(b"")
-                self._add("link", os.path.dirname(ours), ours, inode)
+            entry = self._find(ours)
+            if entry is None:
+                place = self._place(ours)
+                entry = self._names[place] = self._new(b"")
+                self._add("link", *place, entry)
             elif "w" in mode:
-                self._add("cut", inode, 0)
-        raw.disk, raw.inode = self, inode
+                self._add("cut", entry.number, 0)
+        raw.disk, raw.inode = self, entry.number
         return raw if buffering == 0 else io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
 
     # What a power failure may leave.
@@ -204,37 +241,46 @@ class Disk:
         for at, op in enumerate(log):
             if op.kind in forced:
                 forced[op.kind][op.target] = at
-        names, directories = dict(self.base), set(self.directories)
-        files = {inode: bytearray(self.contents[inode]) for inode in self.base.values()}
+        names = dict(self.base)
+        files = {entry.number: bytearray(self.contents[entry.number]) for entry in _files(names)}
         for at, op in enumerate(log):
             if op.kind in ("write", "cut"):
                 content = files.setdefault(op.target, bytearray())
                 safe = at < forced["force"].get(op.target, -1)
                 if safe or rng.random() < share:
                     _apply(content, op, rng, whole=safe or rng.random() >= torn)
-            elif op.kind in ("link", "rename", "unlink", "mkdir", "rmdir"):
+            elif op.kind in ("link", "rename", "unlink"):
                 safe = at < forced["force directory"].get(op.target, -1)
                 if safe or rng.random() < share:
-                    _rename(names, directories, op)
-        there = {path for path in directories if _within(path, directories, str(self.root))}
-        found = {
-            os.path.relpath(path, self.root): bytes(files.get(inode, b""))
-            for path, inode in names.items()
-            if os.path.dirname(path) in there
-        }
-        made = frozenset(os.path.relpath(path, self.root) for path in there)
+                    _rename(names, op)
+        there = _paths(names)
+        found = {path: bytes(files.get(entry.number, b"")) for path, entry in there.items() if entry.kind == "file"}
+        made = frozenset(path for path, entry in there.items() if entry.kind == "directory")
         return Crash(moment, sum(op.kind == "done" for op in log), found, made)
 
 
 _PAIRS = ("link", "replace", "rename")
 
 
-def _within(path: str, directories: set[str], root: str) -> bool:
-    while path != root:
-        if path not in directories:
-            return False
-        path = os.path.dirname(path)
-    return True
+def _files(names: Names) -> Iterator[Entry]:
+    return (entry for entry in names.values() if entry.kind == "file")
+
+
+def _paths(names: Names) -> dict[str, Entry]:
+    """Return what can be reached from the root, by its path."""
+    inside: dict[int, list[tuple[str, Entry]]] = {}
+    for (directory, name), entry in names.items():
+        inside.setdefault(directory, []).append((name, entry))
+    found = {".": ROOT}
+    waiting = [(".", ROOT)]
+    while waiting:
+        above, directory = waiting.pop()
+        for name, entry in inside.get(directory.number, ()):
+            path = os.path.normpath(os.path.join(above, name))
+            found[path] = entry
+            if entry.kind == "directory":
+                waiting.append((path, entry))
+    return found
 
 
 def _apply(content: bytearray, op: Op, rng: random.Random, *, whole: bool) -> None:
@@ -262,20 +308,20 @@ def _apply(content: bytearray, op: Op, rng: random.Random, *, whole: bool) -> No
             content[start:end] = data[start - offset : end - offset]
 
 
-def _rename(names: dict[str, int], directories: set[str], op: Op) -> None:
+def _rename(names: Names, op: Op) -> None:
     if op.kind == "link":
-        names[op.args[0]] = op.args[1]
-    elif op.kind == "rename":
-        source, target, inode = op.args
-        if names.get(source) == inode:
-            del names[source]
-        names[target] = inode
+        name, entry = op.args
+        names[op.target, name] = entry
     elif op.kind == "unlink":
-        names.pop(op.args[0], None)
-    elif op.kind == "mkdir":
-        directories.add(op.args[0])
+        names.pop((op.target, op.args[0]), None)
     else:
-        directories.discard(op.args[0])
+        source, target, entry = op.args
+        if entry.kind == "directory":  # it has one name only, even if an earlier change of that was lost
+            for place in [place for place, each in names.items() if each == entry]:
+                del names[place]
+        elif names.get((op.target, source)) == entry:
+            del names[op.target, source]
+        names[op.target, target] = entry
 
 
 class _File(io.FileIO):

@@ -8,7 +8,6 @@ checksums.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -26,7 +25,7 @@ from b2array.errors import ConflictError, located
 from b2array.format import index
 from b2array.format.annotations import Sizes, sizes_row
 from b2array.format.checksums import pack_record
-from b2array.store.base import Store
+from b2array.store.base import Mutex, Stamp, Store
 from b2array.store.spool import Spool
 
 __all__ = ["CHECKED_AFTER", "LOWEST_CODE", "Staging"]
@@ -54,12 +53,12 @@ class Staging:
         self._store = store
         self._spool = spool
         self._extents: list[tuple[int, int, int, int]] = []  # start, stop, stop of the record, digest
-        self._adopted: set[int] = set()
+        self._made: dict[int, Stamp] = {}
         self._digest = blake2b(digest_size=16)
         self._closed = False
         self._since = time.monotonic()
         self._owner = os.getpid()
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
 
     def put(self, buf: bytes, nblocks: int, head: ChunkHead | None = None) -> int:
         """Put a chunk into its file, or into the spool, and return its code.
@@ -78,7 +77,7 @@ class Staging:
         else:
             record = pack_record(buf, head)
             code = self._enqueue(self._spool, buf, record)
-        with self._mutex:
+        with self._mutex.held_once("new chunks that wait for a commit"):
             self._digest.update(record)
             self.sizes[code] = row
         return code
@@ -97,7 +96,7 @@ class Staging:
 
     def _enqueue(self, spool: Spool, buf: bytes, record: bytes = b"") -> int:
         digest = int.from_bytes(blake2b(record or buf, digest_size=8).digest(), "little", signed=True)
-        with self._mutex:
+        with self._mutex.held_once("new chunks that wait for a commit"):
             start, count = spool.length, len(self._extents)
             stop = start + len(buf)
             try:
@@ -114,31 +113,32 @@ class Staging:
             number = self.reserve(1)
             record = pack_record(buf, head, number=number)
             try:
-                self._store.create(index.chunk_name(number), (buf, record))
+                stamp = self._store.create(index.chunk_name(number), (buf, record))
             except FileExistsError:
                 continue
+            with self._mutex.held_once("new chunks that wait for a commit"):
+                self._made[number] = stamp
             return number, record
 
     def reserve(self, count: int) -> int:
         """Set numbers aside; returns the first."""
-        with self._mutex:
+        with self._mutex.held_once("new chunks that wait for a commit"):
             first = self.next
             self.next += count
             return first
 
     def adopt(self, code: int, sizes: Sizes, record: bytes) -> None:
         """Note a chunk that another process has put. If the commit fails, its file stays."""
-        with self._mutex:
+        with self._mutex.held_once("new chunks that wait for a commit"):
             self._digest.update(record)
             self.sizes[code] = sizes
-            self._adopted.add(code)
             self.next = max(self.next, code + 1)
 
     def tombstone(self) -> int:
         """Return a code for a chunk that is lost, where no software will read anything: no file, or no chunk."""
         if self._spool is None:
             return self.reserve(1)
-        with self._mutex:
+        with self._mutex.held_once("new chunks that wait for a commit"):
             self._digest.update(_TOMBSTONE)
         return self._enqueue(self._spool, _TOMBSTONE)
 
@@ -218,10 +218,10 @@ class Staging:
         spool.finish(header, tail, durable=durable)
         return spool.path
 
-    def unused(self, offsets: Int64Array) -> list[str]:
-        """Return the names of the files made here that an index does not refer to."""
-        numbers = np.array([code for code in self.sizes if code >= 0 and code not in self._adopted], np.int64)
-        return [index.chunk_name(n) for n in numbers[~np.isin(numbers, offsets)].tolist()] if numbers.size else []
+    def unused(self, offsets: Int64Array) -> dict[str, Stamp]:
+        """Return the files made here that an index does not refer to, by their names."""
+        numbers = np.array([*self._made], np.int64)
+        return {index.chunk_name(n): self._made[n] for n in numbers[~np.isin(numbers, offsets)].tolist()}
 
     def nbytes(self, offsets: Int64Array, known: Mapping[int, int]) -> int:
         """Return how many bytes chunks in files take together; a missing file has none.

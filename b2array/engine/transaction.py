@@ -117,7 +117,7 @@ class Transaction(Overlay):
                     offsets = load(self.store).frame.offsets
                 except FileNotFoundError:
                     offsets = self.state.frame.offsets[:0]
-                self.store.delete(self._staging.unused(offsets))
+                self.store.withdraw(self._staging.unused(offsets))
 
     def prepare(self, entry: tuple[str, object], put: Callable[[Iterable[Buffer]], object]) -> tuple[Frame, bytes]:
         """Write everything but the final step that publishes it, for a commit of several frames.
@@ -149,7 +149,7 @@ class Transaction(Overlay):
         """Clean up after a commit, or after what `prepare` returned was published."""
         self._staging.close()
         with suppress(OSError, B2ArrayError):  # what stays behind disturbs no reader
-            self.store.delete(self._staging.unused(described.offsets))
+            self.store.withdraw(self._staging.unused(described.offsets))
 
     # On top of what other writers committed.
 

@@ -12,7 +12,7 @@ opened from the summaries in the manifest; if a server cannot list its files, th
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, Self
@@ -24,7 +24,7 @@ from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
-from b2array.engine.transaction import Transaction, copied
+from b2array.engine.transaction import Transaction, copied, is_part
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, located
 from b2array.format import summary
 from b2array.format.header import FrameType
@@ -50,7 +50,7 @@ from b2array.store.base import (
     stale_reader,
     too_many_conflicts,
 )
-from b2array.store.endings import LOCK
+from b2array.store.endings import JOURNAL, TEMPORARY
 from b2array.store.open import joined, open_store
 
 __all__ = ["Directory", "NewFrame", "copy_of", "record_of"]
@@ -116,15 +116,19 @@ class Directory:
         return self.store.appendable
 
     def address(self, path: str) -> str:
-        """Return the URL of a path in the group; ValueError if it would be that of another place."""
+        """Return the URL of a path in the group.
+
+        ValueError if it would be that of another place, FormatError if a symbolic link would lead there.
+        """
         if "?" in self._address and not self.is_local and self.store.guarantee in ("lock", COMPARE_AND_SWAP):
             # These stores have no queries: it is a letter of the group's name, but not where `joined` puts it.
             raise ValueError(f"{self.url}: expected the URL of a group, found a '?' behind it")
+        self.store.refuse_links(path)
         return joined(self._address, path)
 
     def store_of(self, path: str) -> Store:
         """Return the store of a path in the group."""
-        return open_store(self.address(path), storage_options=self.storage_options)
+        return open_store(self.address(path), storage_options=self.storage_options, within=self._address)
 
     def look(self) -> bool:
         """Whether there is a manifest that is not empty. Away from this computer, it says which members are shown."""
@@ -407,18 +411,9 @@ class Directory:
 
     def remove_files(self, path: str) -> None:
         """Remove the frame at a path."""
-        store = self.store_of(path)
-        try:
-            names = store.walk()
-        except ABSENT:
-            names = []
-        # Remove the index first, so that no reader finds it without its chunks.
-        if FRAME_NAME in names:
-            store.delete([FRAME_NAME])
-            store.force()
-        store.delete([name for name in names if name != FRAME_NAME])
-        with suppress(OSError) if names else nullcontext():  # a task of a failed write may still put chunks there
-            store.delete([""])
-        store.force()
-        if self.is_local:
-            self.store_of(path + LOCK).delete([""])
+        self.store_of(path).remove(FRAME_NAME, _belongs)
+
+
+def _belongs(name: str) -> bool:
+    """Whether a file in the directory of a frame is part of it, or waits there for a commit."""
+    return is_part(name) or name.endswith((TEMPORARY, JOURNAL))

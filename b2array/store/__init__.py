@@ -8,6 +8,8 @@ memory         objects in this process
 local          files and directories
 endings        endings of names: locks, and what waits for a commit
 disk           calls of the operating system for local files
+links          symbolic links and hard links, which lead nowhere unasked
+locks          the lock files of local frames
 remote         whatever fsspec reaches: object stores, archives, caches
 http           HTTP servers, whose answers are checked
 cloud          object stores that compare while they write: commits by conditional requests

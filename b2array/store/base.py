@@ -17,13 +17,14 @@ import random
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import NamedTuple, Self, TypeGuard, TypeVar
 
 from b2array import config
 from b2array.buffers import Buffer
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
+from b2array.store.endings import TEMPORARY
 from b2array.store.spans import Merged, Span, coalesce
 
 __all__ = [
@@ -162,6 +163,22 @@ class Store(ABC):
         UnsupportedError says that the protocol cannot list.
         """
 
+    def now(self) -> float:
+        """Return the time by the clock that dates objects here, in seconds since 1970: that of the server, or ours.
+
+        To find out, the store makes an object for a moment. Where it cannot, it returns the time of this computer.
+        """
+        name = f"{os.urandom(8).hex()}{TEMPORARY}"
+        modified = None
+        if self.guarantee != "read only" and not self.in_process:
+            with suppress(OSError, B2ArrayError, KeyError):
+                self.create(name, b"-")
+                try:
+                    modified = self.listing()[name].modified
+                finally:
+                    self.delete([name])
+        return time.time() if modified is None else modified
+
     @abstractmethod
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
         """Write an object that does not exist yet, as a whole or not at all. Pieces are in memory in parts only.
@@ -235,12 +252,37 @@ class Store(ABC):
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects, if they exist. The name ``""`` also removes an empty directory."""
 
+    def withdraw(self, made: Mapping[str, Stamp]) -> None:
+        """Remove objects that `create` has made, by what it returned.
+
+        Local stores leave files alone that have come in their place, in a directory that was made again meanwhile.
+        """
+        self.delete(made)
+
+    def refuse_links(self, name: str) -> None:  # noqa: B027 - object stores have none
+        """Raise FormatError if a symbolic link is among the parts of a name. Only local stores have any."""
+
+    def remove(self, first: str, belongs: Callable[[str], bool]) -> None:
+        """Remove a frame: the object ``""``, or of a directory `first`, and then all that `belongs` says is part of it.
+
+        Nothing else is removed, and no link is followed. Local stores hold the lock meanwhile, so that no other writer
+        is at work, and remove its file and the directory at the end, unless other files are in it. The caller must not
+        hold the lock.
+        """
+        names = []
+        with suppress(FileNotFoundError, NotADirectoryError):
+            names = self.walk()
+        if first in names:
+            self.delete([first])
+        self.delete([name for name in names if name != first and belongs(name)])
+        self.delete([""])
+
     def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:  # noqa: ARG002
         """Exclude other writers from the object ``""``, or from the whole directory if `name` is not empty.
 
         Local files use the lock file of the C library, stores in memory a mutex; other stores do nothing. A thread
-        that holds the lock must not take it again. A `shared` lock excludes writers only, and only if one of them has
-        ever left a lock file.
+        that holds the lock must not take it again: RuntimeError. A `shared` lock excludes writers only, and only if one
+        of them has ever left a lock file.
         """
         return nullcontext()
 
@@ -300,6 +342,14 @@ def conflict(place: str) -> ConflictError:
 def too_many_conflicts(store: Store) -> ConflictError:
     """Make the error for a writer who came second at every attempt."""
     return ConflictError(f"{store.url}: other writers came first {_count(store)} times")
+
+
+def held_already(place: str) -> RuntimeError:
+    """Make the error for a thread that would wait for itself."""
+    return RuntimeError(
+        f"{place}: this thread holds the lock already, or waits for it: it writes to the same frame inside of a write"
+        " or of `lock()`, in a signal handler or through another handle"
+    )
 
 
 # Durability.
@@ -444,3 +494,15 @@ class Mutex:
         if self._owner != os.getpid():
             self._owner, self._lock = os.getpid(), threading.RLock()
         return self._lock
+
+    def held_once(self, place: str) -> AbstractContextManager[object]:
+        """Return `held`, or raise RuntimeError if this thread holds it already, for example around a signal handler.
+
+        `place` says in the message what is locked.
+        """
+        lock = self.held
+        try:
+            threading.Condition(self._lock).notify(0)  # does nothing in a thread that holds the lock
+        except RuntimeError:
+            return lock
+        raise held_already(place)

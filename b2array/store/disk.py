@@ -1,4 +1,4 @@
-"""Calls of the operating system for local stores: reads at an offset, names, directories, locks, the disk."""
+"""Calls of the operating system for local stores: reads at an offset, names, directories, the disk."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from io import FileIO
+from contextlib import suppress
 from typing import Any
-from weakref import ref
 
 from b2array.store.base import durability
 from b2array.store.endings import TEMPORARY
 
-__all__ = [
-    "READ", "exchange", "flush", "locked", "make_directories", "read_into", "rename_exclusively",
-    "sync_directory",
-]  # fmt: skip
+__all__ = ["READ", "exchange", "flush", "make_directories", "read_into", "rename_exclusively", "sync_directory"]
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -43,51 +38,10 @@ except ImportError:  # Windows, old macOS
 
 
 if sys.platform == "win32":
-    import msvcrt
-
-    _BINARY = os.O_BINARY
     READ = os.O_RDONLY | os.O_BINARY
-
-    def _flock(fd: int, shared: bool) -> None:  # noqa: ARG001 - Windows has no shared locks
-        while True:
-            os.lseek(fd, 0, os.SEEK_SET)
-            try:
-                return msvcrt.locking(fd, msvcrt.LK_LOCK, 1)
-            except OSError as error:  # after ten seconds
-                if error.errno != errno.EDEADLK:
-                    raise
 else:
-    import fcntl
-
-    _BINARY = 0
     # Opening a named pipe must not wait for a writer.
     READ = os.O_RDONLY | os.O_NONBLOCK
-
-    def _flock(fd: int, shared: bool) -> None:
-        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-
-
-_held: set[ref[FileIO]] = set()
-"""Files whose locks are held. A forked child closes them, so that it does not keep its parent's locks."""
-
-
-def _drop_held() -> None:
-    for held in tuple(_held):
-        if (file := held()) is not None:
-            file.close()
-
-
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_drop_held)
-
-
-def _raise_counter(fd: int) -> None:
-    # When this number changes, other processes' handles of the C library read the file again.
-    os.lseek(fd, 0, os.SEEK_SET)
-    content = os.read(fd, 16).ljust(16, b"\0")
-    counter = (int.from_bytes(content[8:], "little") + 1) % 2**64
-    os.lseek(fd, 0, os.SEEK_SET)
-    os.write(fd, content[:8] + counter.to_bytes(8, "little"))
 
 
 def sync_directory(path: str) -> None:
@@ -155,27 +109,3 @@ def exchange(source: str, target: str) -> None:
             os.rename(kept, target)
             raise
         os.rename(kept, source)
-
-
-def locked(path: str, *, shared: bool) -> AbstractContextManager[object]:
-    """Take the lock on the lock file of the C library, and hold it until the ``with`` block ends.
-
-    Readers take it only if the file exists. The file itself is the context manager: it ends in C code, which Ctrl-C
-    does not interrupt. A lock that stays behind would make the next change of its own process wait for ever.
-    """
-    if not shared:
-        make_directories(os.path.dirname(path))
-    elif not os.path.exists(path):
-        return nullcontext()
-    flags = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
-    file = FileIO(os.open(path, flags | _BINARY, 0o666), "r" if shared else "r+")
-    try:
-        _held.difference_update([held for held in tuple(_held) if held() is None])
-        _held.add(ref(file))
-        _flock(file.fileno(), shared)
-        if not shared:
-            _raise_counter(file.fileno())
-    except BaseException:
-        file.close()
-        raise
-    return file

@@ -7,7 +7,7 @@ import itertools
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, Self
@@ -16,7 +16,7 @@ import numpy as np
 
 from b2array.buffers import Buffer, scratch
 from b2array.errors import FormatError
-from b2array.store import disk
+from b2array.store import disk, links
 from b2array.store.base import (
     Head,
     Listed,
@@ -35,6 +35,8 @@ from b2array.store.base import (
     too_short,
 )
 from b2array.store.endings import LOCK, TEMPORARY
+from b2array.store.links import OpenDirectory
+from b2array.store.locks import locked, remove_lock
 from b2array.store.spans import Span
 
 __all__ = ["LocalStore"]
@@ -73,8 +75,8 @@ class _File:
         self.known: set[str] = set()
 
     @classmethod
-    def open(cls, path: str) -> Self:
-        return cls(os.open(path, disk.READ), path)
+    def open(cls, path: str, *, follow: bool) -> Self:
+        return cls(os.open(path, disk.READ) if follow else links.open_itself(path, disk.READ), path)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         close(self.fd)
@@ -141,32 +143,74 @@ class LocalStore(Store):
 
     A store of one file keeps it open, so that its bytes can be read even after another writer has replaced the file.
     `head` opens the file again; `replace`, `adopt`, `exchange` and `close` close it.
+
+    The path may be a symbolic link, or lead through some. What is below it may not: FormatError names a link there.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+    within : str or os.PathLike, optional
+        A directory above: links between it and the path are refused as well, and so is the path if it is one.
     """
 
     guarantee = "lock"
     appendable = True
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, within: str | os.PathLike[str] | None = None) -> None:
         text = os.fsdecode(path)
         self.url = os.path.abspath(text)
         self.is_prefix = True if text.endswith(("/", os.sep)) else None
+        self._within = None if within is None else os.path.abspath(os.fsdecode(within))
+        self._inner = () if self._within is None else links.parts_below(self._within, self.url)
         self._file: _File | None = None
 
     def __repr__(self) -> str:
         return f"<LocalStore {self.url}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LocalStore, (os.path.join(self.url, "") if self.is_prefix else self.url,)
+        address = os.path.join(self.url, "") if self.is_prefix else self.url
+        return partial(LocalStore, within=self._within), (address,)
 
     def _path(self, name: str) -> str:
-        return os.path.join(self.url, name) if name else self.url
+        """Return the path of an object. FormatError if links lead there; the object itself may still be one."""
+        for part in self._inner if name else self._inner[:-1]:
+            links.refuse_link(part)
+        if not name:
+            return self.url
+        path = os.path.join(self.url, name)
+        if "/" in name:
+            for part in links.parts_below(self.url, os.path.dirname(path)):
+                links.refuse_link(part)
+        return path
+
+    def _follows(self, name: str) -> bool:
+        """Whether an object may be a link: only what the user has given may."""
+        return not name and not self._inner
+
+    def _own_path(self, name: str) -> str:
+        """Return the path of an object behind all links that the user has given; FormatError for other links."""
+        path = self._path(name)
+        if self._follows(name):
+            return os.path.realpath(path)
+        links.refuse_link(path)
+        return path
+
+    def _status(self, name: str) -> os.stat_result:
+        path = self._path(name)
+        if self._follows(name):
+            return os.stat(path)
+        links.refuse_link(path)
+        return os.lstat(path)
+
+    def _open_new(self, name: str) -> _File:
+        return _File.open(self._path(name), follow=self._follows(name))
 
     def _open(self, name: str) -> _File:
         if name:
-            return _File.open(self._path(name))
+            return self._open_new(name)
         file = self._file
         if file is None:
-            file = self._file = _File.open(self.url)
+            file = self._file = self._open_new("")
         return file
 
     def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
@@ -219,7 +263,7 @@ class LocalStore(Store):
 
     def _head(self, name: str, nbytes: int, offset: int) -> Head | Exception:
         try:
-            file = _File.open(self._path(name))
+            file = self._open_new(name)
             status = os.fstat(file.fd)
             if stat.S_ISDIR(status.st_mode):  # some file systems would let us read 0 bytes
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file.path)
@@ -232,27 +276,44 @@ class LocalStore(Store):
         return Head(data, _local_stamp(status), unique)
 
     def stamp(self, name: str) -> Stamp:
-        return _local_stamp(os.stat(self._path(name)))
+        return _local_stamp(self._status(name))
 
     def listing(self) -> dict[str, Listed]:
-        if not os.path.isdir(self.url):
-            status = os.stat(self.url)
+        status = self._status("")
+        if not stat.S_ISDIR(status.st_mode):
             return {"": Listed(status.st_size, status.st_mtime)}
         found = {}
         with os.scandir(self.url) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):  # it may be removed meanwhile
-                    if entry.is_file():
-                        found[entry.name] = Listed(entry.stat().st_size, entry.stat().st_mtime)
+                    if entry.is_file(follow_symlinks=False):
+                        each = entry.stat(follow_symlinks=False)
+                        found[entry.name] = Listed(each.st_size, each.st_mtime)
         return found
 
     def walk(self) -> list[str]:
-        os.stat(self.url)
-        start = len(os.path.join(self.url, ""))
-        found = (
-            os.path.join(directory, "")[start:] + name for directory, _, names in os.walk(self.url) for name in names
-        )
-        return sorted(path.replace(os.sep, "/") for path in found)
+        self._status("")
+        found = []
+        for directory, inner, names in os.walk(self.url):
+            start = os.path.join(directory, "")[len(os.path.join(self.url, "")) :]
+            # A link to a directory is listed as what it is, one object: who opens it learns that it is a link.
+            names += [name for name in inner if links.is_link(os.path.join(directory, name))]
+            found += [(start + name).replace(os.sep, "/") for name in names]
+        return sorted(found)
+
+    def now(self) -> float:
+        # A file system on a server dates files by the server's clock.
+        with suppress(OSError, FormatError):
+            target = self._own_path("")
+            beside = os.path.join(target, "") if os.path.isdir(target) else f"{target}."
+            path = f"{beside}{os.urandom(8).hex()}{TEMPORARY}"
+            with open(path, "xb") as file:
+                file.write(b"-")
+            try:
+                return os.stat(path).st_mtime
+            finally:
+                os.unlink(path)
+        return time.time()
 
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
         path = self._path(name)
@@ -261,7 +322,7 @@ class LocalStore(Store):
         return self._write(path, data, exclusive=True)
 
     def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
-        return self._write(os.path.realpath(self._path(name)), data, exclusive=False, expected=expected)
+        return self._write(self._own_path(name), data, exclusive=False, expected=expected)
 
     def _write(
         self, path: str, data: Buffer | Iterable[Buffer], *, exclusive: bool, expected: str | None = None
@@ -282,12 +343,13 @@ class LocalStore(Store):
                 os.unlink(temporary)
 
     def temporary(self, name: str) -> str | None:
-        return f"{os.path.realpath(self._path(name))}.{os.urandom(8).hex()}{TEMPORARY}"
+        return f"{self._own_path(name)}.{os.urandom(8).hex()}{TEMPORARY}"
 
     def adopt(self, path: str, name: str, *, exclusive: bool, expected: str | None = None) -> Stamp:
-        return self._rename(path, os.path.realpath(self._path(name)), exclusive=exclusive, expected=expected)
+        return self._rename(path, self._own_path(name), exclusive=exclusive, expected=expected)
 
     def _rename(self, source: str, target: str, *, exclusive: bool, expected: str | None) -> Stamp:
+        links.refuse_link(source)
         stamp = _local_stamp(os.stat(source))
         if exclusive:
             disk.rename_exclusively(source, target)
@@ -307,11 +369,11 @@ class LocalStore(Store):
 
     def beside(self, *, directory: bool) -> Self | None:
         excluded = os.path.isfile(self.url) if directory else os.path.isdir(self.url)
-        return type(self)(str(self.temporary(""))) if excluded else None
+        return type(self)(str(self.temporary("")), within=self._within) if excluded else None
 
     def exchange(self, other: Self) -> None:
         other.force()
-        path = os.path.realpath(self.url)
+        path = self._own_path("")
         disk.exchange(other.url, path)
         self.close()
         other.close()
@@ -324,7 +386,7 @@ class LocalStore(Store):
         if os.path.isdir(self.url):
             disk.sync_directory(self.url)
             return
-        path = os.path.realpath(self.url)
+        path = self._own_path("")
         with suppress(FileNotFoundError), open(path, "r+b") as file:
             os.fsync(file.fileno())
         with suppress(FileNotFoundError):
@@ -357,8 +419,9 @@ class LocalStore(Store):
 
     @contextmanager
     def _open_to_write(self, name: str, nbytes: int) -> Iterator[Any]:
-        path = self._path(name)
-        with open(path, "r+b") as file:
+        path = self._own_path(name)
+        with open(path, "r+b", opener=links.open_itself) as file:
+            links.refuse_other_names(path)
             size = os.fstat(file.fileno()).st_size
             if size < nbytes:
                 raise FormatError(f"{path}: expected at least {nbytes} bytes, found {size}")
@@ -375,11 +438,76 @@ class LocalStore(Store):
                 if durability() == "full":
                     disk.sync_directory(os.path.dirname(path))
 
+    def withdraw(self, made: Mapping[str, Stamp]) -> None:
+        with suppress(FileNotFoundError), links.open_directory(self._path(""), self._inner) as here:
+            for name, stamp in made.items():
+                with suppress(FileNotFoundError):
+                    if _local_stamp(here.status(name)) == stamp:
+                        here.remove(name)
+
+    def refuse_links(self, name: str) -> None:
+        self._own_path(name)
+
+    def remove(self, first: str, belongs: Callable[[str], bool]) -> None:
+        with suppress(FileNotFoundError):
+            if stat.S_ISDIR(self._status("").st_mode):
+                with self.lock(LOCK):
+                    self._remove_directory(first, belongs)
+            else:
+                with self.lock(""):
+                    self._remove_file()
+        self.close()
+
+    def _remove_file(self) -> None:
+        outer, name = os.path.split(self._path(""))
+        with links.open_directory(outer, self._inner[:-1]) as above:
+            above.remove(name)
+            if durability() != "off":
+                disk.sync_directory(outer)
+            remove_lock(above, name + LOCK)
+
+    def _remove_directory(self, first: str, belongs: Callable[[str], bool]) -> None:
+        path = self._own_path("")
+        outer, name = os.path.split(path)
+        with links.open_directory(outer, self._inner[:-1]) as above, links.open_directory(path, self._inner) as here:
+            files, others = here.names()
+            ours = [each for each in files if each == LOCK or belongs(each)]
+            alone = not others and len(ours) == len(files)
+            aside = self._put_aside(above, name) if alone else None
+            if aside is None and first in ours:  # so that no reader finds it without the others
+                here.remove(first)
+                if durability() != "off":
+                    disk.sync_directory(path)
+            for each in ours:
+                if each != LOCK:
+                    here.remove(each)
+            remove_lock(here, LOCK)
+            if aside is not None:
+                for each in here.names()[0]:  # other writers were about to put these there
+                    here.remove(each)
+            if alone:
+                with suppress(OSError):  # and may still do so; then `vacuum` removes the directory
+                    above.remove_directory(aside or name)
+
+    @staticmethod
+    def _put_aside(above: OpenDirectory, name: str) -> str | None:
+        """Give a directory another name, so that nobody sees a part of it. Return the name, or None if that failed."""
+        aside = f"{name}.{os.urandom(8).hex()}{TEMPORARY}"
+        try:
+            above.rename(name, aside)
+        except OSError:  # Windows renames no directory with open files
+            return None
+        if durability() != "off":
+            disk.sync_directory(above.path)
+        return aside
+
     def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:
-        path = os.path.join(self.url, LOCK) if name else self.url + LOCK
-        if name or not os.path.islink(self.url):
-            return disk.locked(path, shared=shared)
-        return _both(os.path.realpath(self.url) + LOCK, path, shared=shared)
+        if name:
+            return locked(self._path(LOCK), shared=shared)
+        path = self._path("")
+        if not self._follows("") or not os.path.islink(path):
+            return locked(path + LOCK, shared=shared)
+        return _both(os.path.realpath(path) + LOCK, path + LOCK, shared=shared)
 
     def close(self) -> None:
         self._file = None
@@ -388,5 +516,5 @@ class LocalStore(Store):
 @contextmanager
 def _both(of_file: str, of_link: str, *, shared: bool) -> Iterator[None]:
     """Take the lock that all names of a file share, and the one that the C library takes by a symbolic link."""
-    with disk.locked(of_file, shared=shared), disk.locked(of_link, shared=shared):
+    with locked(of_file, shared=shared), locked(of_link, shared=shared):
         yield

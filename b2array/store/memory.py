@@ -140,7 +140,7 @@ class MemoryStore(Store):
 
     def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:
         content = join_pieces(data)
-        with self._mutex.held:
+        with self._mutex.held_once(self.url):  # a read of this thread, if interrupted, may look at the bytes
             self._writable(name, offset)[offset:] = content
 
     def patch(self, name: str, offset: int, data: Buffer) -> Stamp:
@@ -161,4 +161,4 @@ class MemoryStore(Store):
                 self._objects.pop(name, None)
 
     def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:  # noqa: ARG002
-        return self._writers.held
+        return self._writers.held_once(self.url)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["FILE_SYSTEM", "address_of", "cut", "joined", "open_store"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")
+_LOCAL = ("file://", "local://")
 _KINDS = {
     "blockcache": "remote.CachingStore",
     "cached": "remote.CachingStore",
@@ -47,12 +48,16 @@ def open_store(
     *,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
+    within: str | None = None,
 ) -> Store:
     """Return the store for a URL, for a path in a file system `fs`, or for an open file. Nothing is read or written.
 
     The URL is a local path, a ``file://`` URL, or what fsspec understands, chains such as ``simplecache::s3://``
     included. A slash at the end marks a directory or prefix. The options are for fsspec. UnsupportedError says that the
     protocol is unknown, or that its package is not installed.
+
+    A path on this computer may be a link, or lead through some, but not below `within`, the URL of a group that it lies
+    in: then every call of the store raises FormatError.
 
     Examples
     --------
@@ -70,9 +75,9 @@ def open_store(
         url, storage_options = place
     url, storage_options = address_of(cast(str | os.PathLike[str], url), storage_options, fs)
     given = (storage_options or {}).get(FILE_SYSTEM)
-    scheme = _SCHEME.match(url) if isinstance(url, str) else None
-    if given is None and (scheme is None or scheme[0] in ("file://", "local://")):
-        return LocalStore(os.fsdecode(url)[scheme.end() if scheme else 0 :])
+    scheme = _scheme_of(url)
+    if given is None and (scheme is None or scheme[0] in _LOCAL):
+        return LocalStore(_local_path(url), within=None if within is None else _local_path(within))
     address = os.fspath(url)
     of_class = _file_system(address) if given is None else type(given)
     clients = [_CLIENTS[base.__module__] for base in of_class.__mro__ if base.__module__ in _CLIENTS]
@@ -80,6 +85,15 @@ def open_store(
     module, _, kind = (clients[0] if clients else by_protocol or "remote.FsspecStore").partition(".")
     remote: Callable[..., Store] = getattr(import_module(f"b2array.store.{module}"), kind)
     return remote(address, storage_options or {})
+
+
+def _scheme_of(url: str | os.PathLike[str]) -> re.Match[str] | None:
+    return _SCHEME.match(url) if isinstance(url, str) else None
+
+
+def _local_path(url: str | os.PathLike[str]) -> str:
+    scheme = _scheme_of(url)
+    return os.fsdecode(url)[scheme.end() if scheme else 0 :]
 
 
 def cut(url: str) -> tuple[str, str, str]:

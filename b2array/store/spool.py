@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import IO, Self, cast
 
 from b2array.buffers import Buffer
 from b2array.errors import ConflictError
+from b2array.store.base import Mutex
 from b2array.store.disk import make_directories
 
 __all__ = ["Spool"]
@@ -52,7 +52,7 @@ class Spool:
         self._file: IO[bytes] | None = None
         self._closed = False
         self._owner = os.getpid()
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
 
     @property
     def on_disk(self) -> bool:
@@ -61,7 +61,7 @@ class Spool:
 
     def write(self, *pieces: Buffer) -> int:
         """Add pieces; return where the first one starts, in bytes."""
-        with self._mutex:
+        with self._mutex.held_once("new bytes that wait for a commit"):
             self._require_open()
             start, count = self.length, len(self._pieces)
             *starts, stop = accumulate(map(len, pieces), initial=start)
@@ -82,7 +82,7 @@ class Spool:
 
     def read(self, start: int, stop: int) -> memoryview:
         """Copy bytes of one piece; ConflictError if the spool is closed."""
-        with self._mutex:
+        with self._mutex.held_once("new bytes that wait for a commit"):
             self._require_open()
             if self._file is not None:
                 return memoryview(self._from_file(self._file, start, stop))
@@ -103,7 +103,7 @@ class Spool:
 
     def finish(self, header: Buffer, tail: Buffer, *, durable: bool) -> None:
         """Complete the file: `header` into the reserved room, `tail` behind the pieces."""
-        with self._mutex:
+        with self._mutex.held_once("new bytes that wait for a commit"):
             self._require_open()
             if self._file is None or len(header) != self.reserved:
                 raise ValueError(f"expected a file and a header of {self.reserved} bytes, found {len(header)}")
@@ -151,7 +151,7 @@ class Spool:
 
         In a forked process the file stays.
         """
-        with self._mutex:
+        with self._mutex.held_once("new bytes that wait for a commit"):
             self._closed = True
             self._starts.clear()
             self._pieces.clear()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 from typing import TYPE_CHECKING
 
 from b2array.array.schunk import open_schunk
@@ -72,7 +72,8 @@ def vacuum(
         An array, any other frame, or a group, whose members are gone through: the result is then a `Results`. In it,
         "." stands for what killed writers left outside of the members, with members that were never committed.
     grace : str or float, default "24h"
-        How old a file must be, in seconds or as text with a unit ("s", "min", "h", "d"). One hour or more is safe while
+        How old a file must be, in seconds or as text with a unit ("s", "min", "h", "d"), by the clock of the server or
+        file system that dates the files. One hour or more is safe while
         others write, because a commit that takes longer checks that its files still exist. Use less only while there is
         no other writer. A handle that still shows an earlier state raises `ConflictError` for removed data; then
         refresh it.
@@ -131,7 +132,7 @@ def _older(store: Store, found: Mapping[str, Listed], seconds: float) -> dict[st
         return dict(found)  # also files of a server whose clock is fast
     if any(each.modified is None for each in found.values()):
         raise UnsupportedError(f"{store.url} does not know how old its files are: only grace=0 is possible")
-    now = time.time()
+    now = store.now() if found else 0.0
     return {name: each for name, each in found.items() if now - (each.modified or 0) >= seconds}
 
 
@@ -213,7 +214,7 @@ def _whole(group: Directory, path: str) -> Listed:
     with suppress(FileNotFoundError):
         files = group.store_of(path).listing()
     if not files:  # the manifest hides it since before anything was written
-        return group.store.listing().get(MANIFEST, Listed(0, time.time()))._replace(size=0)
+        return group.store.listing().get(MANIFEST, Listed(0, inf))._replace(size=0)
     return Listed(sum(each.size for each in files.values()), pending.youngest(files.values()))
 
 

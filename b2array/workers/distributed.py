@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -103,7 +104,7 @@ class Job:
             return self.store
         if not isinstance(self.store, LocalStore):
             return None
-        return LocalStore(beside(self.store.url, self._digest()))
+        return LocalStore(beside(self.store.url, self._digest()), within=Path(self.store.url).parent)
 
     @property
     def journal_name(self) -> str:

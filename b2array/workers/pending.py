@@ -22,6 +22,7 @@ from b2array.engine.fetch import chunk_number
 from b2array.errors import FormatError
 from b2array.store.base import Listed, Store
 from b2array.store.endings import JOURNAL, TEMPORARY
+from b2array.store.links import is_link
 from b2array.store.local import LocalStore
 
 __all__ = ["Journal", "beside", "is_orphan", "leftovers", "orphans", "read_journal", "remove", "youngest"]
@@ -151,11 +152,11 @@ def _beside(store: Store) -> dict[str, Path]:
 def _siblings(path: Path, suffix: str) -> Iterator[Path]:
     pattern = re.compile(re.escape(path.name) + r"[.][0-9a-f]{16}" + re.escape(suffix))
     with suppress(FileNotFoundError):
-        yield from (each for each in path.parent.iterdir() if pattern.fullmatch(each.name))
+        yield from (each for each in path.parent.iterdir() if pattern.fullmatch(each.name) and not is_link(str(each)))
 
 
 def _whole(path: Path) -> Listed:
-    statuses = [each.stat() for each in (path.iterdir() if path.is_dir() else [path])]
+    statuses = [each.lstat() for each in (path.iterdir() if path.is_dir() else [path])]
     return Listed(sum(each.st_size for each in statuses), max(each.st_mtime for each in (path.stat(), *statuses)))
 
 
@@ -166,6 +167,6 @@ def remove(store: Store, names: Collection[str]) -> None:
         store.force()
         store.delete(name for name in names if name not in beside)
     for name in beside.keys() & names:
-        left = LocalStore(beside[name])
+        left = LocalStore(beside[name], within=beside[name].parent)
         with suppress(FileNotFoundError):
             left.delete([*filter(None, left.listing()), ""])

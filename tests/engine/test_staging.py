@@ -114,7 +114,7 @@ def test_unused_files_are_those_made_here():
     _, shelf = in_files({"00000001.chunk": b"theirs"})
     for n in range(3):
         shelf.put(packed(n), 5)
-    assert shelf.unused(np.array([2, -1, 9])) == ["00000000.chunk", "00000003.chunk"]
+    assert [*shelf.unused(np.array([2, -1, 9]))] == ["00000000.chunk", "00000003.chunk"]
 
 
 def test_sizes_of_old_files_are_noted_or_read_and_missing_ones_are_none():

@@ -361,8 +361,18 @@ def test_exclusive_locks_raise_the_counter_and_shared_ones_do_not(file):
 
 
 def test_a_sparse_store_is_locked_inside_its_directory(tmp_path):
+    (tmp_path / "array.b2nd").mkdir()
     with LocalStore(tmp_path / "array.b2nd").lock("chunks.b2frame"):
         assert counter(tmp_path / "array.b2nd" / ".b2lock") == 1
+
+
+@pytest.mark.parametrize("name", ["", "chunks.b2frame"])
+def test_a_lock_makes_no_directory_for_a_frame_that_is_gone(tmp_path, name):
+    gone = tmp_path / "gone" if name == "" else tmp_path / "gone" / "array.b2nd"
+    with pytest.raises(FileNotFoundError) as caught, LocalStore(tmp_path / "gone" / "array.b2nd").lock(name):
+        pass
+    assert caught.value.filename == str(gone)
+    assert names(tmp_path) == []
 
 
 def increment(path, times):

@@ -1,0 +1,154 @@
+"""The lock files of the C library: ``flock`` on a file beside a frame, or in the directory of a sparse one.
+
+The lock belongs to the file, not to its name. Who removes a frame removes its lock file as well, and holds the lock
+meanwhile. So who takes a lock compares the file with the one that has the name then, and begins again if they differ.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import threading
+from contextlib import AbstractContextManager, nullcontext, suppress
+from io import FileIO
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from b2array.errors import FormatError
+from b2array.store.base import held_already
+from b2array.store.disk import READ
+from b2array.store.links import OpenDirectory, open_itself
+
+__all__ = ["locked", "remove_lock"]
+
+if sys.platform == "win32":
+    import errno
+    import msvcrt
+
+    def _flock(fd: int, shared: bool) -> None:  # noqa: ARG001 - Windows has no shared locks
+        while True:
+            os.lseek(fd, 0, os.SEEK_SET)
+            try:
+                return msvcrt.locking(fd, msvcrt.LK_LOCK, 1)
+            except OSError as error:  # after ten seconds
+                if error.errno != errno.EDEADLK:
+                    raise
+else:
+    import fcntl
+
+    def _flock(fd: int, shared: bool) -> None:
+        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+
+_COUNTER = slice(8, 16)
+"""Where a lock file has its counter. The bytes before it are zeros, and there are none behind it."""
+
+
+class _LockFile(FileIO):
+    """A lock file that is open. It ends in C code, because `close` is that of its base."""
+
+    key: tuple[int, int, int, bool]
+    """Device and number of the file, the thread that locks it, and whether that shares the lock."""
+
+
+_held: WeakValueDictionary[tuple[int, int, int, bool], _LockFile] = WeakValueDictionary()
+"""Files whose locks are held or waited for. A forked child closes them, so that it does not keep its parent's locks."""
+
+
+def _drop_held() -> None:
+    for file in tuple(_held.values()):
+        file.close()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_drop_held)
+
+
+def _refuse_own(path: str, key: tuple[int, int, int, bool]) -> None:
+    """Raise RuntimeError if this thread would wait for itself."""
+    device, inode, thread, shared = key
+    for other in (False,) if shared else (False, True):
+        file = _held.get((device, inode, thread, other))
+        if file is not None and not file.closed:
+            raise held_already(path)
+
+
+def _open_lock(path: str, *, shared: bool) -> _LockFile:
+    """Open a lock file, and make sure that it is one as far as that is possible without the lock."""
+    try:
+        fd = open_itself(path, READ if shared else READ | os.O_RDWR | os.O_CREAT)
+    except FileNotFoundError as error:
+        error.filename = str(Path(path).parent)  # this is missing
+        raise
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+        file = _LockFile(fd, "r" if shared else "r+")
+        file.key = (status.st_dev, status.st_ino, threading.get_ident(), shared)
+        return file
+    os.close(fd)
+    found = f"one with {status.st_nlink} hard links" if stat.S_ISREG(status.st_mode) else "something else"
+    raise FormatError(f"{path}: expected a lock file with one name, found {found}. Remove it while no program writes")
+
+
+def _raise_counter(path: str, fd: int) -> None:
+    # When this number changes, other processes' handles of the C library read the file again.
+    os.lseek(fd, 0, os.SEEK_SET)
+    content = os.read(fd, _COUNTER.stop + 1).ljust(_COUNTER.stop, b"\0")
+    if len(content) > _COUNTER.stop or any(content[: _COUNTER.start]):
+        raise FormatError(
+            f"{path}: expected the counter of a lock file, found other content; rename or remove this file, which is no"
+            " lock"
+        )
+    counter = (int.from_bytes(content[_COUNTER], "little") + 1) % 2**64
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.write(fd, bytes(_COUNTER.start) + counter.to_bytes(8, "little"))
+
+
+def _still_has(path: str, file: _LockFile) -> bool:
+    """Whether a name still is that of an open file: whoever removed the frame may have removed its lock, too."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def locked(path: str, *, shared: bool) -> AbstractContextManager[object]:
+    """Take the lock on the lock file of the C library, and hold it until the ``with`` block ends.
+
+    Readers take it only if the file exists. Writers make it, but not its directory: FileNotFoundError if that is gone.
+    The file itself is the context manager: it ends in C code, which Ctrl-C does not interrupt. A lock that stays behind
+    would make the next change of its own process wait for ever.
+
+    Raises
+    ------
+    FormatError
+        The file is a link, or no lock file.
+    RuntimeError
+        This thread holds the lock already: it would wait for itself.
+    """
+    while True:
+        if shared and not os.path.lexists(path):
+            return nullcontext()
+        file = _open_lock(path, shared=shared)
+        try:
+            _refuse_own(path, file.key)
+            _held[file.key] = file
+            _flock(file.fileno(), shared)
+            if _still_has(path, file):
+                if not shared:
+                    _raise_counter(path, file.fileno())
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def remove_lock(directory: OpenDirectory, name: str) -> None:
+    """Remove the lock file that the caller holds.
+
+    Who waits for the lock notices that the name is gone, and takes the lock of a new file.
+    """
+    with suppress(PermissionError):  # Windows removes no open files
+        directory.remove(name)
