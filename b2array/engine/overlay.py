@@ -54,6 +54,8 @@ class Overlay(Target):
             raise UnsupportedError(
                 f"{store.url} was written by a later version of b2array, which this one cannot follow"
             )
+        if base is None:
+            start = start.with_annotations(start.annotations.with_new_identity())
         self.base = base
         self.state = changeable(start)
         self.sparse = start.frame.frame_type == FrameType.SPARSE
