@@ -26,7 +26,7 @@ from b2array.engine.source import SPOOL, CachedHead, ChunkRequest, Location, Sou
 from b2array.errors import B2ArrayError, ChecksumError, ChunkMissingError, FormatError, UnsupportedError, located_error
 from b2array.format import checksums
 from b2array.format.annotations import Sizes, block_bounds
-from b2array.store.base import join_views, stale_reader, too_short, where
+from b2array.store.base import join_views, too_short, where
 from b2array.store.spans import Span, plan_packed_read, plan_scatter_read
 
 __all__ = ["Ask", "chunk_number", "each_chunk", "fetch", "steps_of"]
@@ -91,8 +91,9 @@ def fetch(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
             return list(map(_read_alone, repeat(source), requests))
         return _read_together(source, requests)
     except FormatError as error:
-        if source.is_stale:
-            raise stale_reader(source.url) from error
+        stale = source.staleness()
+        if stale is not None:
+            raise stale from error
         raise
 
 

@@ -19,7 +19,7 @@ from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyErr
 from b2array.format.frame import Frame
 from b2array.format.state import with_index
 from b2array.format.summary import Summary
-from b2array.store.base import COMPARE_AND_SWAP, Mutex, Store, attempts, stale_reader
+from b2array.store.base import COMPARE_AND_SWAP, Mutex, Store, attempts
 
 __all__ = ["RECOVERABLE", "Follower", "Handle", "Mode"]
 
@@ -380,8 +380,10 @@ def _explain(source: Source, error: B2ArrayError | OSError) -> None:
 
     Other software moves chunks in its file, and a writer can replace a directory by a file.
     """
-    if isinstance(error, FormatError | NotADirectoryError) and source.is_stale:
-        raise stale_reader(source.url) from error
+    if isinstance(error, FormatError | NotADirectoryError):
+        stale = source.staleness()
+        if stale is not None:
+            raise stale from error
     if isinstance(error, FormatError | UnsupportedError) and source.url not in str(error):
         raise located_error(source.url, error) from error
 

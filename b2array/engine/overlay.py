@@ -19,7 +19,7 @@ from b2array.engine.open_chunk import OpenChunk, WriteBuffer
 from b2array.engine.snapshot import Snapshot, frame_in
 from b2array.engine.source import SPOOL, Location, Target
 from b2array.engine.staging import Staging
-from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
+from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import frame, index
 from b2array.format.annotations import UNSIZED, Sizes
 from b2array.format.header import FrameType
@@ -54,6 +54,8 @@ class Overlay(Target):
             raise UnsupportedError(
                 f"{store.url} was written by a later version of b2array, which this one cannot follow"
             )
+        if base is None:
+            start = start.with_annotations(start.annotations.with_new_identity())
         self.base = base
         self.state = changeable(start)
         self.sparse = start.frame.frame_type == FrameType.SPARSE
@@ -102,10 +104,9 @@ class Overlay(Target):
 
     # Reading.
 
-    @property
-    def is_stale(self) -> bool:
-        """Whether the store holds another state than the one that the changes are made to."""
-        return self.base is not None and self.base.is_stale
+    def staleness(self) -> ConflictError | None:
+        """Return the error for a reader if the store has another state than the one that the changes are made to."""
+        return None if self.base is None else self.base.staleness()
 
     def locate(self, n: int) -> Location | Special:
         """Return where chunk `n` is, new or old. Note the read of an old one."""

@@ -21,7 +21,7 @@ from b2array.format import foreign, frame, index
 from b2array.format.frame import FINGERPRINT_NBYTES, Frame
 from b2array.format.header import FrameType, header_nbytes, unpack_header
 from b2array.format.state import State, parse
-from b2array.store.base import Head, KnownBytes, Store, read_whole, says_more, where, with_known_bytes
+from b2array.store.base import Head, KnownBytes, Store, read_whole, says_more, stale_reader, where, with_known_bytes
 from b2array.store.spans import Span
 
 __all__ = ["Snapshot", "frame_in", "load", "reload", "restore", "unchanged"]
@@ -84,13 +84,17 @@ class Snapshot(Source):
             return object()
         return blake2b(repr((self.unique, self.start, self.generation)).encode(), digest_size=16).digest()
 
-    @property
-    def is_stale(self) -> bool:
-        """Whether the store holds another state by now."""
+    def staleness(self) -> ConflictError | None:
+        """Return the error that says why the store does not hold this state any more; None if it does."""
         try:
-            return reload(self).generation != self.generation
+            current = reload(self)
+        except FileNotFoundError:
+            return ConflictError(f"{self.url} was deleted since it was opened")
+        except ConflictError as error:
+            return error
         except (OSError, B2ArrayError):
-            return False
+            return None
+        return None if current.generation == self.generation else stale_reader(self.url)
 
     def alike(self, other: Snapshot) -> bool:
         """Whether a chunk's number means the same in another state: metalayers and sizes are equal."""
@@ -170,13 +174,16 @@ def reload(held: Snapshot) -> Snapshot:
     """Return the state that the store of a snapshot holds now: with the same parsed frame if nothing was committed.
 
     Header and fingerprint are compared, which tell every state that b2array has written from all others. Raises what
-    `load` raises.
+    `load` raises, and ConflictError if the frame was deleted and another one made in its place.
     """
     if held.header and held.frame.is_ours:
         head = unchanged(held.store, held.frame, held.header, held.start)
         if head is not None:
             return replace(held, version=head.stamp.version if head.stamp else None, unique=head.unique)
-    return load(held.store, start=held.start)
+    current = load(held.store, start=held.start)
+    if current.state.annotations.identity != held.state.annotations.identity:
+        raise ConflictError(f"{held.url} was deleted and made again since it was opened; open it again")
+    return current
 
 
 def unchanged(store: Store, described: Frame, header: bytes, start: int = 0) -> Head | None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from b2array.codec.chunk import ChunkHead
 from b2array.codec.header import Special
 from b2array.engine.open_chunk import Undo, WriteBuffer
-from b2array.errors import ChunkLostError
+from b2array.errors import ChunkLostError, ConflictError
 from b2array.format.annotations import UNSIZED, Sizes
 from b2array.format.frame import Frame
 from b2array.format.state import State
@@ -88,10 +88,9 @@ class Source(ABC):
         """The heads of chunks that were read before, by number; always empty where chunks can change."""
         return {}
 
-    @property
     @abstractmethod
-    def is_stale(self) -> bool:
-        """Whether the store has changed since, so that its bytes may belong to a newer state."""
+    def staleness(self) -> ConflictError | None:
+        """Return the error for a reader if the store has changed since: its bytes may belong to another state."""
 
     @abstractmethod
     def locate(self, n: int) -> Location | Special:

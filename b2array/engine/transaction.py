@@ -293,6 +293,7 @@ class Transaction(Overlay):
         source = copy.copy(self)
         source._read = set()
         new = copied(source, self.store, FrameType.CONTIGUOUS, progress=progress)
+        new.annotate(identity=self.state.annotations.identity)  # another file, but the same frame
         try:
             yield new
         finally:

@@ -6,6 +6,7 @@ metalayer of their own. Every entry may be absent. An entry that this version ca
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -41,7 +42,9 @@ UNSIZED = 2**32 - 1
 """Stands for the unknown size of a chunk that has a record of checksums."""
 
 _VERSION = 1
-_KEYS = ("fill", "dims", "dtype", "next", "attrs", "lost", "sizes")
+_IDENTITY_NBYTES = 16
+_KEYS = ("id", "fill", "dims", "dtype", "next", "attrs", "lost", "sizes")
+_FIELDS = ("identity", *_KEYS[1:])
 _MERGED = ("fill", "dims", "dtype", "unknown")
 _SIZES_CPARAMS = CParams("zstd")
 _MAX_CHUNK_SIZES_NBYTES = 16 * MAX_SIZES_NBYTES
@@ -69,6 +72,8 @@ class Annotations:
         What `pack_sizes` returned.
     unknown : tuple of (key, value)
         Entries that this class does not interpret, such as those of later versions. They are kept.
+    identity : bytes, optional
+        Names the frame, from its making on: one that is deleted and made again has another. Every commit keeps it.
     foreign : bool
         The metalayer has a later major version: nothing was read from it, and the frame must not be written.
 
@@ -88,6 +93,7 @@ class Annotations:
     sizes: bytes | None = None
     unknown: tuple[tuple[Any, Any], ...] = ()
     foreign: bool = False
+    identity: bytes | None = None
 
     @classmethod
     def unpack(cls, buf: Buffer, *, itemsize: int, ndim: int, nchunks: int) -> Self:
@@ -104,7 +110,7 @@ class Annotations:
             return cls()
         if layer["v"] > _VERSION:
             return cls(foreign=True)
-        fill, dims, dtype, number, attrs, lost, sizes = map(layer.get, _KEYS)
+        identity, fill, dims, dtype, number, attrs, lost, sizes = map(layer.get, _KEYS)
         return cls(
             fill=fill if isinstance(fill, bytes) and len(fill) == itemsize else None,
             dims=tuple(dims) if isinstance(dims, list) and _are_dims(dims, ndim) else None,
@@ -114,6 +120,7 @@ class Annotations:
             lost=tuple([n for n in lost if _is_number(n, 0) and n < nchunks]) if isinstance(lost, list) else (),
             sizes=sizes if isinstance(sizes, bytes) else None,
             unknown=tuple([(key, value) for key, value in layer.items() if key != "v" and key not in _KEYS]),
+            identity=identity if isinstance(identity, bytes) and identity else None,
         )
 
     def pack(self) -> bytes:
@@ -121,12 +128,16 @@ class Annotations:
         if self.foreign:
             raise UnsupportedError("the frame was written by a later version of b2array, which this one cannot follow")
         layer: dict[Any, Any] = {"v": _VERSION}
-        for key in _KEYS:
-            value = getattr(self, key)
+        for key, field in zip(_KEYS, _FIELDS, strict=True):
+            value = getattr(self, field)
             if value is not None and (value != () or key == "dims"):
                 layer[key] = dict(value) if key == "attrs" else value
         packed: bytes = msgpack.packb({**layer, **dict(self.unknown)}, use_bin_type=True)
         return packed
+
+    def with_new_identity(self) -> Self:
+        """Return the annotations of a frame that is made now."""
+        return replace(self, identity=os.urandom(_IDENTITY_NBYTES))
 
     def entry(self, key: str) -> Any:
         """Return an entry that this class does not interpret, or None."""

@@ -84,22 +84,22 @@ class _File:
     def stamp(self) -> Stamp:
         return _local_stamp(os.fstat(self.fd))
 
-    def is_of(self, expected: str) -> bool:
-        """Whether this is the file of that version: later commits append to it and patch its header."""
+    def require(self, expected: str) -> None:
+        """Raise ConflictError unless this is the file of that version: later commits append to it, patch its header.
+
+        FormatError says that the file was cut off.
+        """
         if expected in self.known:
-            return True
+            return
         found = self.stamp()
-        same = expected.partition("#")[0] == found.version
-        if not same:
-            version, known = split_version(expected)
-            same = identity(found.version) == identity(version)
-            if same and known is not None:
-                # A new file may get the inode of a deleted one.
-                start = known.stop - len(known.content)
-                same = found.size >= known.stop and self.read(start, known.stop) == known.content
-        if same:
-            self.known.add(expected)
-        return same
+        version, known = split_version(expected)
+        if version != found.version:
+            if identity(version) != identity(found.version):
+                raise stale_reader(self.path)
+            # A new file may get the inode of a deleted one. `read` raises FormatError if this one is too short.
+            if known is not None and self.read(known.stop - len(known.content), known.stop) != known.content:
+                raise stale_reader(self.path)
+        self.known.add(expected)
 
     def read(self, start: int, stop: int, *, clip: bool = False) -> memoryview:
         size = os.fstat(self.fd).st_size
@@ -218,8 +218,8 @@ class LocalStore(Store):
         views: list[memoryview] = []
         for name, group in itertools.groupby((each.span for each in merged), key=lambda span: span.name):
             file = self._open(name)
-            if expected is not None and not file.is_of(expected):
-                raise stale_reader(file.path)
+            if expected is not None:
+                file.require(expected)
             views += [file.read(start, stop, clip=clip) for _, start, stop in group]
         return scatter(spans, merged, views)
 
@@ -241,8 +241,8 @@ class LocalStore(Store):
                     file.read_into(side_by_side, begin)
                 if file is None or name != opened:
                     file, opened = (not name and self._file) or self._open(name), name
-                    if expected is not None and expected not in file.known and not file.is_of(expected):
-                        raise stale_reader(file.path)
+                    if expected is not None and expected not in file.known:
+                        file.require(expected)
                 side_by_side, begin = [], start
             side_by_side.append(buffer[place : place + stop - start])
             reached = stop

@@ -317,10 +317,9 @@ class WorkerTarget(Target):
         """The heads of chunks, by number, that were read before."""
         return self._base.heads
 
-    @property
-    def is_stale(self) -> bool:
-        """Whether the store holds another state than the base by now."""
-        return self._base.is_stale
+    def staleness(self) -> ConflictError | None:
+        """Return the error for a reader if the store has another state than the base by now."""
+        return self._base.staleness()
 
     def locate(self, n: int) -> Location | Special:
         """Return where the old chunk `n` is."""

@@ -63,7 +63,7 @@ def test_one_look_finds_out_what_is_there(frames, layout):
     assert held.frame.frame_type == (FrameType.SPARSE if layout == "sparse" else FrameType.CONTIGUOUS)
     assert held.name == ("chunks.b2frame" if layout == "sparse" else "")
     assert (held.frame.nchunks, held.start) == (NCHUNKS, 0)
-    assert not held.is_stale
+    assert held.staleness() is None
 
 
 @LAYOUTS
@@ -89,15 +89,15 @@ def test_a_generation_names_a_state_whoever_wrote_it(frames, layout, tmp_path):
     del other
     now = opened(tmp_path / "copy", layout)
     assert now.generation != held.generation
-    assert held.is_stale
-    assert not now.is_stale
+    assert held.staleness()
+    assert now.staleness() is None
 
 
-def test_a_snapshot_of_a_file_that_is_gone_is_not_superseded(frames, tmp_path):
+def test_a_snapshot_of_a_file_that_is_gone_says_so(frames, tmp_path):
     shutil.copytree(frames, tmp_path / "copy")
     held = opened(tmp_path / "copy", "contiguous")
     (tmp_path / "copy" / "contiguous").unlink()
-    assert not held.is_stale
+    assert "was deleted since" in str(held.staleness())
 
 
 @pytest.mark.parametrize("error", [PermissionError(13, "403"), TimeoutError("too late"), OSError("broken")])
@@ -219,7 +219,7 @@ def test_a_special_chunk_among_chunks_of_sizes_of_their_own_is_refused_with_its_
         url="a.b2frame",
         locate=lambda n: Special.NAN,
         locate_unchecked=lambda n: Special.NAN,
-        is_stale=False,
+        staleness=lambda: None,
         is_local=True,
     )
     with pytest.raises(FormatError, match=r"^chunk 3 of a\.b2frame: expected a stored chunk .* found nan$"):

@@ -697,9 +697,9 @@ def test_a_state_is_loaded_again_only_if_another_one_was_committed(array, layout
     held = snapshot.load(array._handle.store)
     same = snapshot.reload(held)
     assert same.state is held.state
-    assert not held.is_stale
+    assert held.staleness() is None
     array[0] = 5
-    assert held.is_stale
+    assert held.staleness()
     assert snapshot.reload(held).generation == array.generation
 
 
