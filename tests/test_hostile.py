@@ -34,11 +34,11 @@ from b2array.codec.cparams import CParams
 from b2array.codec.header import CODEC_FORMATS, CodecId
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
+from b2array.engine.manifest import Entry, Manifest
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.format import attributes, b2nd, dtypes, fingerprint, metalayers, summary
 from b2array.format.summary import Record
 from b2array.grid import layout
-from b2array.group.manifest import Manifest
 from b2array.store.memory import MemoryStore
 from b2array.workers import pending
 
@@ -228,7 +228,13 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
     "manifest of a group": (
         [
             Manifest({"a/b": "a/b.b2nd", "c": "c.b2f"}, "0123456789abcdef", 3).pack(),
-            Manifest(None, "0123", 7, {"a.b2nd": b"header", "b.b2nd": "0123456789abcdef"}, ("c.b2nd",)).pack(),
+            Manifest(
+                None, "0123", 7,
+                {
+                    "a.b2nd": Entry(7, "ab", "cd", "header", header=b"header"),
+                    "b.b2nd": Entry(7, "", "cd", "frame", "0123456789abcdef"),
+                },
+            ).pack(),
         ],
         lambda data: Manifest.unpack(data).pack(),
     ),

@@ -13,6 +13,7 @@ from b2array.codec.cparams import CParams
 from b2array.compute.readable import Readable
 from b2array.display import tables
 from b2array.engine.handle import Handle, Mode
+from b2array.engine.redo import writers_lock
 from b2array.engine.transaction import Transaction
 from b2array.errors import FormatError, UnsupportedError, located_error
 from b2array.format.attributes import decode_attr, encode_attr
@@ -114,7 +115,7 @@ class Opened:
         with handle.mutex.held:
             if handle.locked or handle.in_transaction:
                 raise ValueError("the lock is held already, or a transaction is under way on this handle")
-            with handle.store.lock(handle.snapshot.name):
+            with writers_lock(handle.store, handle.snapshot.name):
                 handle.refresh()
                 handle.locked = True
                 try:

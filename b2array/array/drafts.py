@@ -51,6 +51,7 @@ __all__ = [
     "aborting",
     "array_options",
     "check_keywords",
+    "empty_frame",
     "encoded_metalayers",
     "filled",
     "known_dtype",
@@ -158,6 +159,13 @@ def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Arra
     for name, content in attrs:
         transaction.set_attr(name, content)
     return transaction
+
+
+def empty_frame(store: Store, *, sparse: bool, replaces: str | None) -> Transaction:
+    """Begin the transaction of a super-chunk without chunks, in the place of the frame that has this version."""
+    kind = FrameType.SPARSE if sparse else FrameType.CONTIGUOUS
+    state = parse(frame.create(CParams(), frame_type=kind, typesize=1, chunksize=2**13))
+    return Transaction(store, None, state, overwrite=True, replaces=replaces)
 
 
 def filled(

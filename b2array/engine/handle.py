@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Literal, TypeVar
 
 from b2array import config
+from b2array.engine.redo import writers_lock
 from b2array.engine.snapshot import Snapshot, reload
 from b2array.engine.source import Source
 from b2array.engine.transaction import Transaction
@@ -194,7 +195,7 @@ class Handle:
         with self.mutex.held:
             if self._transaction is not None:
                 return self._attempt(task)
-            with nullcontext() if self.locked else self.store.lock(self._snapshot.name):
+            with nullcontext() if self.locked else writers_lock(self.store, self._snapshot.name):
                 self.refresh()
                 if not anywhere and not self._snapshot.alike(known):
                     raise ConflictError(f"{self.url} was changed by another writer; repeat the change")

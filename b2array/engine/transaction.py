@@ -22,6 +22,7 @@ import numpy.typing as npt
 from b2array.buffers import Buffer
 from b2array.engine.fetch import chunk_number, each_chunk
 from b2array.engine.overlay import Overlay, changeable
+from b2array.engine.redo import writers_lock
 from b2array.engine.snapshot import Snapshot, load, reload
 from b2array.engine.source import FRAME_NAME, Location, Source
 from b2array.engine.staging import LOWEST_CODE, Staging
@@ -119,7 +120,9 @@ class Transaction(Overlay):
                     offsets = self.state.frame.offsets[:0]
                 self.store.withdraw(self._staging.unused(offsets))
 
-    def prepare(self, entry: tuple[str, object], put: Callable[[Iterable[Buffer]], object]) -> tuple[Frame, bytes]:
+    def prepare(
+        self, entry: tuple[str, object] | None, put: Callable[[Iterable[Buffer]], object]
+    ) -> tuple[Frame, bytes]:
         """Write everything but the final step that publishes it, for a commit of several frames.
 
         The caller holds the lock. Return the new frame, and the bytes that publish it when the caller writes them over
@@ -127,10 +130,17 @@ class Transaction(Overlay):
         `entry` goes among the annotations.
         """
         self.flush()
+        if self.base is None:
+            if entry is not None:
+                self.annotate_entry(*entry)
+            made = self._prepared(0)
+            put(self._pieces(made))
+            return made.state.frame, b""
 
         def write(current: Snapshot) -> tuple[Frame, bytes]:
-            self.annotate_entry(*entry)
-            if self.sparse or self.base is None:
+            if entry is not None:
+                self.annotate_entry(*entry)
+            if self.sparse:
                 made = self._prepared(0)
                 put(self._pieces(made))
                 return made.state.frame, b""
@@ -154,7 +164,7 @@ class Transaction(Overlay):
     # On top of what other writers committed.
 
     def _lock(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._locked else self.store.lock(self.name)
+        return nullcontext() if self._locked else writers_lock(self.store, self.name)
 
     def _on_newest(self, function: Callable[[Snapshot], T], lock: Callable[[], AbstractContextManager[object]]) -> T:
         """Put the changes on top of the newest state and call `function` with it; again if others were first."""

@@ -19,6 +19,7 @@ from b2array.array import copying, drafts
 from b2array.array.described import Attributes
 from b2array.array.drafts import ArrayOptions, Kind
 from b2array.array.schunk import create_schunk
+from b2array.engine.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, Manifest, check_name, members_among
 from b2array.engine.transaction import Transaction as Frame
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange import formats
@@ -27,7 +28,7 @@ from b2array.group import embedded, whole
 from b2array.group.addressing import split_member
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.directory import Directory, NewFrame, copy_of
-from b2array.group.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, Manifest, check_name, members_among
+from b2array.group.members import Members
 from b2array.group.transaction import Transaction
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
@@ -50,7 +51,7 @@ def members_of(url: str, storage_options: Storage) -> tuple[Directory | Archive,
         if isinstance(home, Archive):
             raise
         try:
-            paths, error = members_among(home.store.walk()), damage
+            paths, error = Members(members_among(home.store.walk())), damage
         except UnsupportedError:
             raise damage from None
         home.show(Manifest(), paths)

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.engine.source import FRAME_NAME
 from b2array.exchange.formats import B2ND, BLP, NPY, Format, Storage
 from b2array.exchange.groups import B2D, B2Z
@@ -14,7 +15,6 @@ from b2array.exchange.zarr import ZARR
 from b2array.group import whole
 from b2array.group.addressing import group_of, split_member
 from b2array.group.directory import Directory
-from b2array.group.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.store.base import Head, Store
 from b2array.store.open import open_store
 from b2array.store.secrets import redact_url

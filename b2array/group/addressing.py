@@ -18,12 +18,12 @@ from b2array.array.drafts import Shape, Url
 from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
 from b2array.engine.handle import Follower, Handle, Mode
+from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.engine.snapshot import Snapshot
 from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located_error
 from b2array.format import dtypes
 from b2array.group.archive import MAGIC
 from b2array.group.group import MODES, AnyMode, Group, open_group
-from b2array.group.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.store.base import Head, Store
 from b2array.store.local import LocalStore
 from b2array.store.open import address_of, cut, open_store

@@ -16,9 +16,10 @@ from b2array import config
 from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
+from b2array.engine.manifest import EMBEDDED, check_path, is_embedded, members_among
 from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError, located
 from b2array.group import embedded
-from b2array.group.manifest import EMBEDDED, check_path, is_embedded, members_among
+from b2array.group.members import Members
 from b2array.store.base import Stamp, Store, stale_reader
 from b2array.store.open import open_store
 from b2array.store.spans import Span
@@ -45,7 +46,7 @@ class Archive:
 
     def __init__(
         self, url: str, storage_options: Mapping[str, Any],
-        known: tuple[Stamp, dict[str, _Entry], dict[str, str]] | None = None,
+        known: tuple[Stamp, dict[str, _Entry], Members] | None = None,
     ) -> None:  # fmt: skip
         self._options = dict(storage_options)
         self._known = known
@@ -60,7 +61,7 @@ class Archive:
         """Where the archive is, without secrets."""
         return self.store.url
 
-    def members(self) -> dict[str, str]:
+    def members(self) -> Members:
         """Return the path of each member by its name, in the order of the names."""
         return self._state()[2]
 
@@ -69,13 +70,13 @@ class Archive:
         self._known = None
         self.store.close()
 
-    def _state(self) -> tuple[Stamp, dict[str, _Entry], dict[str, str]]:
+    def _state(self) -> tuple[Stamp, dict[str, _Entry], Members]:
         known = self._known
         if known is None:
             stamp = self.store.stamp("")
             entries = located(self.url, lambda: _entries(self.store, stamp))
             inner = embedded.members(SChunk(self._open(EMBEDDED, stamp, entries))) if EMBEDDED in entries else {}
-            known = self._known = stamp, entries, dict(sorted({**inner, **members_among(entries)}.items()))
+            known = self._known = stamp, entries, Members({**inner, **members_among(entries)})
         return known
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002

@@ -8,11 +8,11 @@ from typing import Any
 from b2array.array.described import Attributes
 from b2array.array.schunk import create_schunk
 from b2array.engine.handle import Handle, Mode
+from b2array.engine.manifest import ATTRS, OTHER
 from b2array.errors import ReadOnlyError
 from b2array.group.archive import Archive
 from b2array.group.directory import Directory, copy_of
-from b2array.group.manifest import ATTRS, OTHER
-from b2array.group.transaction import Transaction
+from b2array.group.transaction import Transaction, changing
 
 __all__ = ["Attrs", "Home", "writable"]
 
@@ -64,16 +64,11 @@ class Attrs(Attributes):
         if found is not None:  # embedded frames cannot be changed
             with new.transaction():
                 Attributes(new).update(Attributes(found))
-            if isinstance(home, Transaction):
-                home.remove({name: home.members()[name]})
-        # A caller cannot ask for it here, so replace what an interrupted writer has left, and nothing else.
-        frame = copy_of(new, home.storage_options)
-        try:
-            return home.create(name, OTHER, frame, overwrite=isinstance(home, Transaction))
-        except FileExistsError:
-            if isinstance(home, Transaction) or home.is_local or name in (home.read()[0].members or {}):
-                raise
-        return home.create(name, OTHER, frame, overwrite=True)
+        with changing(home) as changes:
+            if found is not None:
+                changes.remove({name: home.members()[name]})
+            # An interrupted writer may have left one that the group does not list.
+            return changes.create(name, OTHER, copy_of(new, home.storage_options), overwrite=True)
 
     def add(self, others: Attributes) -> None:
         """Add attributes; FileExistsError if one of them is there already."""

@@ -2,47 +2,39 @@
 
 In a local directory the files are the list of members, as for python-blosc2. In an object store the manifest has the
 list: it changes as a whole, while listing is slow and shows the writes of others one by one. Without a manifest, as in
-a directory that was copied there, the store is listed.
+a directory that was copied there, the store is listed. The redo log in the manifest has the last word about the members
+that it names; see `b2array.engine.redo`.
 
-A local directory has a manifest, too, once a transaction has changed it; see `b2array.group.transaction`. Members are
-opened from the summaries in the manifest; if a server cannot list its files, these are the list of members, too. See
-`b2array.group.summaries`.
+Members are opened from the summaries in the manifest; if a server cannot list its files, these are the list of members,
+too. See `b2array.group.summaries`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, Protocol, Self
 
 from b2array import config
-from b2array.array.drafts import Kind, place_new
+from b2array.array.drafts import Kind, empty_frame, place_new
 from b2array.array.schunk import SChunk
-from b2array.engine import snapshot
+from b2array.engine import redo, snapshot
 from b2array.engine.handle import Handle, Mode
+from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES, Entry, Manifest, is_embedded, members_among
+from b2array.engine.redo import ABSENT, Found, commit_of
 from b2array.engine.snapshot import Snapshot
-from b2array.engine.source import FRAME_NAME
-from b2array.engine.transaction import Transaction, copied, is_part
+from b2array.engine.transaction import Transaction, copied
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, located
 from b2array.format import summary
 from b2array.format.header import FrameType
 from b2array.format.summary import Record, Summary
-from b2array.group import embedded, redo, summaries
-from b2array.group.manifest import (
-    EMBEDDED,
-    MANIFEST,
-    SUFFIXES,
-    Manifest,
-    check_new,
-    is_embedded,
-    members_among,
-)
-from b2array.group.redo import ABSENT, commit_of
+from b2array.group import embedded, summaries
+from b2array.group.members import Members
 from b2array.store.base import (
     COMPARE_AND_SWAP,
-    Head,
     Stamp,
     Store,
     attempts,
@@ -50,7 +42,6 @@ from b2array.store.base import (
     stale_reader,
     too_many_conflicts,
 )
-from b2array.store.endings import JOURNAL, TEMPORARY
 from b2array.store.open import joined, open_store
 
 __all__ = ["Directory", "NewFrame", "copy_of", "record_of"]
@@ -88,11 +79,13 @@ class Directory:
     """
 
     def __init__(
-        self, url: str, storage_options: Mapping[str, Any], known: tuple[Manifest, dict[str, str]] | None = None
+        self, url: str, storage_options: Mapping[str, Any], known: tuple[Manifest, Members] | None = None
     ) -> None:
         self.storage_options = dict(storage_options)
         self._known = known
         self._records: tuple[bytes, dict[str, Any]] = b"", {}
+        self._inner: tuple[str, dict[str, str]] = "", {}  # the embedded members of a version of their frame
+        self._settled = ""  # the version of the manifest whose redo log this handle has seen carried out
         self.store = open_store(url, storage_options=self.storage_options)
         # Members are opened when they are asked for. By then the working directory may be another one.
         self._address = self.store.url if self.is_local else url
@@ -135,7 +128,7 @@ class Directory:
         with suppress(Exception):  # `exists` decides what else counts
             manifest, _ = self._stored(versioned=False)
             if not self.is_local and manifest != Manifest():
-                self._known = manifest, manifest.visible(self.listed(manifest))
+                self._known = manifest, Members(self.listed(manifest))
             return manifest != Manifest()
         return False
 
@@ -146,40 +139,41 @@ class Directory:
         """The manifest that belongs to the members shown."""
         return self._state()[0]
 
-    def members(self) -> dict[str, str]:
+    def members(self) -> Members:
         """Return the path of each member by its name, in the order of the names."""
         return self._state()[1]
 
-    def show(self, manifest: Manifest, members: Mapping[str, str]) -> None:
+    def show(self, manifest: Manifest, members: Members) -> None:
         """Show these members until the next `refresh`."""
-        self._known = manifest, dict(sorted(members.items()))
+        self._known = manifest, members
 
     def refresh(self) -> None:
         """Read the list of members again when it is next needed."""
         self._known = None
 
-    def _state(self) -> tuple[Manifest, dict[str, str]]:
+    def _state(self) -> tuple[Manifest, Members]:
         known = self._known
         if known is None:
             if self.is_local:
                 known = self._local_state()
             else:
                 manifest, _ = self._stored(versioned=False)
-                known = manifest, manifest.visible(self.listed(manifest))
+                known = manifest, Members(self.listed(manifest))
             self._known = known
         return known
 
-    def _local_state(self) -> tuple[Manifest, dict[str, str]]:
-        """Read manifest and files, again if a commit came in between."""
+    def _local_state(self) -> tuple[Manifest, Members]:
+        """Read manifest and files, again if a commit came in between; at last while no writer can come."""
         manifest, _ = self._stored()
-        for _ in range(config.retries + 1):
-            before = manifest
-            files = self.store.walk()
-            # The manifest after the files: it hides a new member before the member's files are there.
-            manifest, _ = self._stored()
-            if manifest == before:
-                break
-        return manifest, self._members_in(files, manifest)
+        for attempt in range(config.retries + 1):
+            last = attempt == config.retries
+            with self.store.lock(MANIFEST, shared=True) if last else nullcontext():
+                before = manifest
+                members = self._members_in(self.store.walk(), manifest)
+                manifest, _ = self._stored()
+                if manifest == before:
+                    return manifest, members
+        return manifest, self._members_in(self.store.walk(), manifest)
 
     def listed(self, manifest: Manifest) -> Mapping[str, str]:
         """Return the members that the manifest lists; without a list, those of the store or the summaries."""
@@ -197,29 +191,69 @@ class Directory:
             files = [*summary.unpack_all(manifest.summaries)]
         return self._members_in(files, manifest)
 
-    def _members_in(self, files: Collection[str], manifest: Manifest) -> dict[str, str]:
-        """Find the members by their files, and those in the embedding frame."""
-        inner = embedded.members(self._embedding("r")) if EMBEDDED in files else {}
-        unseen = manifest.unseen
-        # While a member is being replaced it has two files; one of them is hidden.
-        outer = members_among(path for path in files if path.removesuffix(f"/{FRAME_NAME}") not in unseen)
-        return manifest.visible({**inner, **outer})
+    def _members_in(self, files: Collection[str], manifest: Manifest) -> Members:
+        """Find the members by their files, in the embedding frame and in the redo log."""
+        outer = members_among(files)
+        for path, entry in manifest.redo.items():
+            if is_embedded(path):
+                continue
+            # What has a name for a while, or has none yet, depends on how far a writer has come.
+            name = path.rpartition(".")[0]
+            found = redo.look(self.store_of(path))
+            pending = found.is_state(entry.before)
+            if pending and entry.kind != "delete":
+                outer[name] = path
+            elif outer.get(name) == path and (pending or found.name is None):
+                del outer[name]
+            elif found.name is not None and name not in outer:
+                outer[name] = path
+        return Members({**(self._embedded(manifest) if EMBEDDED in files else {}), **outer})
 
-    def older(self, members: Mapping[str, str]) -> set[str]:
-        """Return the paths of other frames with the names of members, which would appear without these.
+    def _embedded(self, manifest: Manifest) -> dict[str, str]:
+        """Return the members in the embedding frame, but for those that the redo log deletes."""
+        version = self.store.stamp(EMBEDDED).version
+        if version != self._inner[0]:
+            self._inner = version, embedded.members(self._embedding("r"))
+        return {
+            name: path for name, path in self._inner[1].items()
+            if path not in manifest.redo or self.state_of_embedded(path) != manifest.redo[path].before
+        }  # fmt: skip
 
-        In a local directory, somebody who writes to a URL of his own may have left them.
+    def paths_of(self, names: Collection[str], manifest: Manifest) -> dict[str, str]:
+        """Return the names of members by all paths that there are for these names, as the manifest leaves them.
+
+        In a local directory there may be several: somebody who writes to a URL of his own may have made a second one.
         """
         if not self.is_local:
-            return set()
-        paths = [f"{name}{suffix}" for name in members for suffix in SUFFIXES]
-        files = [EMBEDDED, *paths, *(f"{path}/{FRAME_NAME}" for path in paths)]
-        there = [file for file, head in zip(files, self.store.head(files, 1), strict=True) if isinstance(head, Head)]
-        inner = embedded.members(self._embedding("r")) if EMBEDDED in there else {}
-        found = {file.removesuffix(f"/{FRAME_NAME}") for file in there if file != EMBEDDED}
-        found |= {inner[name] for name in members.keys() & inner.keys()}
-        # The manifest after the files, as above.
-        return found - {*members.values()} - self._stored()[0].unseen
+            listed = manifest.members or {}
+            return {listed[name]: name for name in names if name in listed}
+        found = {}
+        for name in names:
+            for path in (f"{name}{suffix}" for suffix in SUFFIXES):
+                there, entry = redo.look(self.store_of(path)), manifest.redo.get(path)
+                if there.name is not None and not (entry and entry.kind == "delete" and there.is_state(entry.before)):
+                    found[path] = name
+        with suppress(FileNotFoundError):
+            inner = self._embedded(manifest)
+            found |= {inner[name]: name for name in inner.keys() & set(names)}
+        return found
+
+    def around(self, names: Collection[str], manifest: Manifest) -> Members:
+        """Return the members that decide whether new ones may have these names, as the manifest leaves them."""
+        if not self.is_local:
+            return Members(manifest.members or {})
+        outer = {each for name in names for each in accumulate(name.split("/")[:-1], "{}/{}".format)}
+        near = Members({name: path for path, name in self.paths_of(outer, manifest).items()})
+        for name in names:
+            with suppress(*ABSENT):
+                files = [f"{name}/{file}" for file in self.store_of(name).walk()]
+                for other, path in self._members_in(files, Manifest()).items():
+                    near.add(other, path)
+        return near
+
+    def state_of_embedded(self, path: str) -> str:
+        """Name the state of a member in the embedding frame."""
+        return embedded.state(self._embedding("r"), path)
 
     def _embedding(self, mode: Mode) -> SChunk:
         return SChunk(Handle(snapshot.load(self.store_of(EMBEDDED)), mode))
@@ -282,26 +316,31 @@ class Directory:
         raise too_many_conflicts(self.store)
 
     def recover(self) -> None:
-        """Complete a transaction that was interrupted after its commit, and show the result."""
-
-        def complete(found: Manifest) -> Manifest:
-            self.apply(found)
-            return found.applied()
-
-        manifest, _ = self._stored()
-        if manifest.redo or manifest.removed:
-            self.update(complete)
+        """Complete a commit that was interrupted, and show the result."""
+        manifest, stamp = self._stored()
+        if manifest.redo and stamp is not None and stamp.version != self._settled:
+            with self.store.lock(MANIFEST):
+                found, stamp = self._stored()
+                self.settle(found)
+                self._settled = stamp.version if stamp is not None else ""
             self.refresh()
 
-    def apply(self, manifest: Manifest, *, locked: Collection[str] = ()) -> None:
-        """Make the files agree with the manifest. The caller holds its lock, and those of the members `locked`."""
-        redo.apply(self.store_of, manifest, locked=locked)
-        listed = {*(manifest.members or {}).values()}
-        # A path that is listed or revealed belongs to a newer member.
-        self.remove_frames(
-            path for path in manifest.removed
-            if is_embedded(path) or (path in manifest.hidden if self.is_local else path not in listed)
+    def settle(self, manifest: Manifest, *, locked: Collection[str] = ()) -> dict[str, Entry]:
+        """Carry out the redo log, and return what cannot be carried out now.
+
+        The caller holds the manifest's lock, and those of the members `locked`.
+        """
+        return redo.settle(
+            self.store_of, manifest.redo, remove_embedded=self.remove_embedded, mark_deleted=_mark_deleted,
+            locked=locked,
         )  # fmt: skip
+
+    def remove_embedded(self, path: str, entry: Entry) -> None:
+        """Remove a member from the embedding frame, unless that is done."""
+        held = self._embedding("r+")
+        if embedded.state(held, path) == entry.before:
+            embedded.remove(held, [path.removeprefix(f"{EMBEDDED}/")])
+            self.store_of(EMBEDDED).force()
 
     # Members.
 
@@ -359,61 +398,12 @@ class Directory:
                 raise stale_reader(self.url)
         return held
 
-    def create(self, name: str, suffix: str, make: NewFrame, *, overwrite: bool) -> Handle:
-        """Make a member, or replace one, and return it."""
-        check_new(name, self.members(), self.url)
-        path = name + suffix
-        if path in self.read()[0].hidden and not overwrite:
-            raise self.occupied(path)
-        before = self.members().get(name)
-        gone = set() if before is None else ({before} | self.older({name: before})) - {path}
-        held = Handle(make(self.address(path), overwrite=overwrite).commit(), "r+")
-        manifest, members = self._state()
-        if self._is_list(manifest) or path in manifest.hidden:
-            # A program that makes a member usually goes on to change it: a summary would soon be out of date.
-            manifest = self.update(lambda found: found.with_member(name, path).with_summaries({path: None}, gone))
-        self.show(manifest, {**(members if self.is_local else manifest.visible(manifest.members or {})), name: path})
-        self.remove_frames(gone)
-        return held
 
-    def _is_list(self, manifest: Manifest) -> bool:
-        """Whether changes outside of transactions must be in the manifest, too."""
-        return not self.is_local or manifest.members is not None or bool(manifest.summaries)
+def _mark_deleted(store: Store, found: Found) -> None:
+    """Put an empty frame in the place of a deleted one in an object store; it notes the number of the next chunk.
 
-    def occupied(self, path: str) -> FileExistsError:
-        """Return the error for a path with an uncommitted member."""
-        return FileExistsError(
-            f"{self.url}: {path} belongs to a transaction that is under way or was interrupted; overwrite=True"
-            " replaces it"
-        )
-
-    def remove(self, members: Mapping[str, str]) -> None:
-        """Remove members, given by name and path."""
-        manifest, shown = self._state()
-        gone = {*members.values(), *self.older(members)}
-        if self._is_list(manifest):
-            manifest = self.update(lambda found: found.without(members).with_summaries({}, gone))
-            shown = shown if self.is_local else manifest.visible(manifest.members or {})
-        self.show(manifest, {name: path for name, path in shown.items() if name not in members})
-        self.remove_frames(gone)
-
-    def remove_frames(self, paths: Iterable[str]) -> None:
-        """Remove the frames of members that are not listed any more."""
-        inner = []
-        for path in paths:
-            if is_embedded(path):
-                inner.append(path.removeprefix(f"{EMBEDDED}/"))
-            else:
-                self.remove_files(path)
-        if inner:
-            embedded.remove(self._embedding("r+"), inner)
-            self.store_of(EMBEDDED).force()
-
-    def remove_files(self, path: str) -> None:
-        """Remove the frame at a path."""
-        self.store_of(path).remove(FRAME_NAME, _belongs)
-
-
-def _belongs(name: str) -> bool:
-    """Whether a file in the directory of a frame is part of it, or waits there for a commit."""
-    return is_part(name) or name.endswith((TEMPORARY, JOURNAL))
+    Without it, the chunks of a new member could get the names of those that a slow process is still removing.
+    """
+    mark = empty_frame(store, sparse=bool(found.name), replaces=found.version)
+    mark.annotate_entry(redo.DELETED_KEY, True)
+    mark.commit()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from hashlib import blake2b
 from typing import Any
 
 from b2array import config
 from b2array.array.schunk import SChunk, create_schunk
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
+from b2array.engine.manifest import EMBEDDED, is_member_name
 from b2array.errors import FormatError, LimitError, UnsupportedError, located
-from b2array.group.manifest import EMBEDDED, is_member_name
 from b2array.store.memory import MemoryStore
 
-__all__ = ["members", "nothing", "open_embedded", "remove"]
+__all__ = ["members", "nothing", "open_embedded", "remove", "state"]
 
 _NOTES = "estore_metadata"
 _MAP = "embed_map"
@@ -72,6 +73,17 @@ def open_embedded(held: SChunk, path: str) -> Handle:
         raise LimitError(f"{held.url}: the embedded member {name!r} takes {len(extent)} bytes")
     content = held.get_slice(extent.start, extent.stop)
     return located(f"{held.url}: {name}", lambda: Handle(snapshot.load(MemoryStore({"": content})), "r"))
+
+
+def state(held: SChunk, path: str) -> str:
+    """Name the state of an embedded member; empty if there is none."""
+    name = path.removeprefix(EMBEDDED + "/")
+    extents = _extents(held)
+    if name not in extents:
+        return ""
+    extent = extents[name]
+    content = b"a reference to an array on a server" if extent is None else held.get_slice(extent.start, extent.stop)
+    return blake2b(content, digest_size=16).hexdigest()
 
 
 def remove(held: SChunk, names: Collection[str]) -> None:

@@ -17,14 +17,15 @@ from b2array.array.described import Attributes
 from b2array.array.drafts import Kind, Shape, array_options
 from b2array.array.schunk import SChunk
 from b2array.engine.handle import Handle, Mode
+from b2array.engine.manifest import ARRAY, ATTRS, OTHER, check_name
 from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import ReadOnlyError
 from b2array.group import whole
 from b2array.group.archive import Archive
 from b2array.group.attributes import Attrs, Home, writable
-from b2array.group.directory import Directory, copy_of
-from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name, check_new
-from b2array.group.transaction import Transaction
+from b2array.group.directory import Directory, NewFrame, copy_of
+from b2array.group.members import check_new
+from b2array.group.transaction import Transaction, changing
 from b2array.group.tree import Tree, branches, nested
 from b2array.printable import printable
 from b2array.store.open import address_of
@@ -92,10 +93,10 @@ def open_group(
     there = required or whole.exists(home)
     if mode in ("w-", "x") and there:
         raise FileExistsError(f"{home.store.url} exists; mode='w' replaces a group")
-    if mode == "w" and there:
-        whole.clear(home)
-    if mode in ("w", "w-", "x") or not there:
+    if not there:
         whole.initialise(home)
+    elif mode == "w":
+        whole.clear(home)
     elif mode == "a":
         whole.complete(home)
     if mode != "r":
@@ -149,10 +150,13 @@ class Group(MutableMapping[str, Any]):
         """The group's attributes, a mapping. Each assignment is a commit."""
         return Attrs(self._home, self._prefix, self._mode)
 
-    def _below(self) -> dict[str, str]:
-        """Return the paths of all members in and below this group by their names in it; attributes too."""
+    def _full(self, name: str) -> str:
+        return f"{self._prefix}{name}".rstrip("/")
+
+    def _below(self, name: str = "") -> dict[str, str]:
+        """Return the paths of all members in and below this group, or one in it, by their names in this group."""
         n = len(self._prefix)
-        return {name[n:]: path for name, path in self._home.members().items() if name.startswith(self._prefix)}
+        return {full[n:]: path for full, path in self._home.members().below(self._full(name)).items()}
 
     def _shown(self) -> Iterator[str]:
         for name in self._below():
@@ -178,24 +182,26 @@ class Group(MutableMapping[str, Any]):
             name = check_name(name)
         except ValueError as error:
             raise KeyError(str(error)) from None
-        below = self._below()
-        path = below.get(name)
-        if path is not None:
-            return _opened(self._home, path, self._mode)
-        if any(other.startswith(name + "/") for other in below):
+        members, full = self._home.members(), self._full(name)
+        if full in members:
+            return _opened(self._home, members[full], self._mode)
+        if members.is_group(full):
             return self._inner(name)
         raise KeyError(f"{name!r}: {self.url} has no such member")
 
     def __contains__(self, name: object) -> bool:
         name = name.removeprefix("/") if isinstance(name, str) else ""
-        return bool(name) and any(f"{other}/".startswith(f"{name}/") for other in self._shown())
+        if not name or name.rpartition("/")[2] == ATTRS:
+            return False
+        members, full = self._home.members(), self._prefix + name
+        return full in members or members.is_group(full)
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
         # NumPy would make an array of the names.
         raise TypeError(f"{self.url} is a group, not an array; its method copy copies members")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(name.partition("/")[0] for name in self._shown() if name))
+        return self._home.members().children(self.name)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -205,13 +211,14 @@ class Group(MutableMapping[str, Any]):
 
         Away from this computer, members that the manifest describes are not read before their items are needed.
         """
-        below = self._below()
-        return {name: _opened(self._home, below[name], self._mode, lazy=True) for name in self if name in below}
+        members = self._home.members()
+        paths = {name: members.get(self._prefix + name) for name in self}
+        return {name: _opened(self._home, path, self._mode, lazy=True) for name, path in paths.items() if path}
 
     def groups(self) -> dict[str, Group]:
         """Return the groups that are directly in this one."""
-        below = self._below()
-        return {name: self._inner(name) for name in self if name not in below}
+        members = self._home.members()
+        return {name: self._inner(name) for name in self if self._prefix + name not in members}
 
     def walk(self) -> Iterator[tuple[str, Any]]:
         """Yield names and members of everything in and below this group; a group comes before its members."""
@@ -279,7 +286,7 @@ class Group(MutableMapping[str, Any]):
                 return copying.holding(data, url, dtype, given)
             return drafts.filled(url, shape, float if dtype is None else dtype, given)
 
-        return NDArray(home.create(self._prefix + name, ARRAY, new, overwrite=overwrite))
+        return NDArray(_replaced(home, self._prefix + name, ARRAY, new, overwrite=overwrite))
 
     create_array = create
 
@@ -302,7 +309,7 @@ class Group(MutableMapping[str, Any]):
         """Return the group of that name; make an empty one if there is none. `create_group` is the same."""
         self._writable()
         inner = self._inner(check_name(name))
-        if not inner._below():
+        if not self._home.members().is_group(inner.name):
             _free(self, name)
             inner.attrs.require()
         return inner
@@ -315,10 +322,11 @@ class Group(MutableMapping[str, Any]):
 
     def __delitem__(self, name: str) -> None:
         home, name = self._writable(), name.removeprefix("/")
-        doomed = {other: path for other, path in self._below().items() if f"{other}/".startswith(f"{name}/")}
-        if not name or not doomed:
+        doomed = home.members().below(self._prefix + name) if name else {}
+        if not doomed:
             raise KeyError(name)
-        home.remove({self._prefix + other: path for other, path in doomed.items()})
+        with changing(home) as changes:
+            changes.remove(doomed)
 
     def copy(self, source: str, into: Group, name: str | None = None) -> None:
         """Copy an array, or a group with all below it, in one commit. Chunks are copied, not compressed again.
@@ -347,8 +355,8 @@ class Group(MutableMapping[str, Any]):
         >>> group["b/x"][:].tolist()
         [1, 2]
         """
-        below, start = self._below(), source.removeprefix("/")
-        chosen = {other: path for other, path in below.items() if f"{other}/".startswith(f"{start}/" * bool(start))}
+        start = source.removeprefix("/")
+        chosen = self._below(start)
         if not chosen:
             raise KeyError(source)
         with into._changing() as changes:
@@ -470,11 +478,20 @@ def _add_copy(group: Group, full: str, held: Handle) -> None:
     home = group._writable()
     if full not in home.members():
         suffix = ARRAY if held.frame.metalayer("b2nd") is not None else OTHER
-        home.create(full, suffix, copy_of(held, home.storage_options), overwrite=False)
+        _replaced(home, full, suffix, copy_of(held, home.storage_options), overwrite=False)
     elif full.rpartition("/")[2] == ATTRS:
         group.attrs.add(Attributes(held))
     else:
         raise FileExistsError(f"{home.url}: there is a member {full!r}")
+
+
+def _replaced(home: Directory | Transaction, full: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
+    """Make a member, in the place of one of that name if there is one and the caller has allowed it."""
+    with changing(home) as changes:
+        old = home.members().get(full)
+        if old is not None and home is not changes:
+            changes.remove({full: old})
+        return changes.create(full, suffix, new, overwrite=overwrite)
 
 
 def _opened(home: Home, path: str, mode: Mode, *, lazy: bool = False) -> NDArray | SChunk:

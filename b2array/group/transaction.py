@@ -1,80 +1,90 @@
 """Several members of a group changed in one commit.
 
-Each changed member gets its new chunks and a new frame in places that no reader looks at.
-New members are written at their final paths; until the commit the manifest hides them, or does not name them.
-Then one write replaces the manifest, and that write is the commit.
-The new manifest lists the members after the transaction and has a redo log, with an entry for each changed member.
-Readers who open the group read the members through the redo log, so they see all of the transaction or nothing of it.
-Next the writer applies the redo log, so that readers who open members directly see the changes, and removes what the
-transaction deleted.
-Last it clears the redo log.
-A writer who dies before the commit leaves files that no reader finds; one who dies later leaves a redo log.
-The next writer applies that redo log before it does anything else.
-Other writers wait for the locks of local files; object stores replace the manifest only if it is the one that was read.
+Each changed and each new member gets its chunks and its frame in places that no reader looks at. Then one write
+replaces the manifest, and that write is the commit: the manifest gets a redo log, with an entry for each member that
+was changed, made or deleted. From then on readers who open the group see all of it; see `b2array.engine.redo`. The
+writer carries the log out, so that readers who open members directly see the changes, and removes what goes.
+
+A writer who dies before the commit leaves files that no reader finds; one who dies later leaves a redo log. The next
+writer carries that out before it does anything else. Other writers wait for the locks of local files; object stores
+replace the manifest only if it is the one that was read.
+
+On a local disk a change of one member alone needs no log: the one step that carries it out is the commit.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
-from typing import Any, NamedTuple
+from typing import Any
 
-from b2array.array.drafts import Kind
 from b2array.buffers import Buffer
-from b2array.engine import snapshot
+from b2array.engine import redo
 from b2array.engine.handle import Handle, Mode
+from b2array.engine.manifest import MANIFEST, OTHER, Entry, Manifest, is_embedded, staged_path
 from b2array.engine.snapshot import Snapshot
+from b2array.engine.source import FRAME_NAME
 from b2array.engine.transaction import Transaction as MemberTransaction
-from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError, UnsupportedError
+from b2array.errors import B2ArrayError, ConflictError
 from b2array.format.frame import Frame
-from b2array.format.header import FrameType
-from b2array.format.index import chunk_name
-from b2array.group import redo
+from b2array.format.header import FIRST_BYTES
 from b2array.group.directory import Directory, NewFrame, record_of
-from b2array.group.manifest import ARRAY, MANIFEST, OTHER, Manifest, check_new, is_embedded, staged_path
+from b2array.group.members import Members, check_new
+from b2array.store.atomic import require_free
 from b2array.store.base import Mutex, Stamp, attempts, may_still_happen, too_many_conflicts
 
-__all__ = ["Transaction"]
+__all__ = ["Transaction", "changing"]
 
 
-class _Changed(NamedTuple):
-    """A member that the transaction changes, and the changes."""
+_MOST_DESCRIBED = 1000
+"""In a larger local group only `Group.consolidate` writes summaries."""
+
+
+@dataclass(slots=True)
+class _Member:
+    """A member that the transaction changes or makes.
+
+    A new one in a local directory is a frame in the place `token`, and has commits of its own there. The others have a
+    `draft`, which waits for the commit; that of a new one has no base.
+    """
 
     handle: Handle
-    draft: MemberTransaction
+    draft: MemberTransaction | None = None
+    token: str = ""
 
-    def leave(self) -> None:
-        """Forget the changes."""
-        self.handle.leave(None)
-        self.draft.abort()
+    @property
+    def is_new(self) -> bool:
+        """Whether the transaction makes it."""
+        return self.draft is None or self.draft.base is None
 
 
 class Transaction:
     """Changes to members of a group that wait for `commit`. They do not show what others commit meanwhile.
 
-    `replacing` begins the names of members to delete first. New members then also replace files that an interrupted
-    transaction has left.
+    `replacing` begins the names of members to delete first. Members of a `marked` transaction note its number, so that
+    readers do not open them together with members of an earlier state.
     """
 
-    def __init__(self, directory: Directory, replacing: str | None = None) -> None:
-        directory.refresh()
+    def __init__(self, directory: Directory, replacing: str | None = None, *, marked: bool = True) -> None:
+        if marked:
+            directory.refresh()
         directory.recover()
         self._directory = directory
+        self._shown: Members | None = None
         self._view = directory.copy()
-        self._changed: dict[str, _Changed] = {}  # by path
-        self._created: dict[str, str] = {}  # paths by names
-        self._handles: dict[str, Handle] = {}  # of those, by path
-        self._removed: dict[str, str] = {}
-        self._older: set[str] = set()  # paths of frames that would appear in their place
+        self._marked = marked
+        self._touched: dict[str, _Member] = {}  # by path
+        self._names: dict[str, str] = {}  # of new members, by path
+        self._removed: dict[str, str] = {}  # paths by names, from before the transaction
         self._ended = False
         self._overtaken = False  # whether the transaction happened, and another writer committed on top of it
+        self._identity = self._view.manifest.identity or os.urandom(8).hex() if marked else ""
         self._mutex = Mutex()
-        self._overwrite = replacing is not None
         if replacing is not None:
             self.remove({name: path for name, path in self.members().items() if name.startswith(replacing)})
 
@@ -91,9 +101,19 @@ class Transaction:
         """Options for fsspec."""
         return self._view.storage_options
 
-    def members(self) -> dict[str, str]:
+    def members(self) -> Members:
         """Return the path of each member by its name, as the transaction leaves them."""
-        return self._view.members()
+        return self._view.members() if self._shown is None else self._shown
+
+    def _change_shown(self, removed: Iterable[str] = (), added: Mapping[str, str] | None = None) -> None:
+        if not self._marked:  # nobody looks at the members before the commit, and a copy of many takes time
+            return
+        if self._shown is None:
+            self._shown = self._view.members().copy()
+        for name in removed:
+            self._shown.remove(name)
+        for name, path in (added or {}).items():
+            self._shown.add(name, path)
 
     def refresh(self) -> None:
         """Refuse: the changes would be lost."""
@@ -103,240 +123,293 @@ class Transaction:
         if self._ended:
             raise ConflictError("expected a transaction under way, found that it has ended")
 
-    def _show(self, members: Mapping[str, str]) -> None:
-        self._view.show(self._view.manifest, members)
-
     # Changes.
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
         """Open a member; what you write to it is part of the commit."""
         self._require_open()
-        if path in self._created.values() and mode == "r+":
-            return self._handles[path]
-        if path in self._created.values() or is_embedded(path):
-            return self._view.open(path, mode)
         with self._mutex.held:
-            if path not in self._changed:
-                handle = Handle(self._view.current(path), mode)
-                if mode == "r":
-                    return handle
-                self._changed[path] = _Changed(handle, handle.enter())
-            return self._changed[path].handle
+            known = self._touched.get(path)
+            if known is not None:
+                return known.handle
+            if mode == "r" or is_embedded(path):
+                return self._view.open(path, mode)
+            handle = Handle(self._view.current(path), mode)
+            self._touched[path] = _Member(handle, handle.enter())
+            return handle
 
     def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
         """Make a member, which appears with the commit. It may replace one that was deleted."""
         self._require_open()
-        if name in self.members():
-            raise ValueError(f"a transaction cannot replace the member {name!r}; delete it first, or change it instead")
-        check_new(name, self.members(), self.url)
-        path = self._removed.get(name, "")
-        if path and not is_embedded(path):
-            if (handle := self._replaced(path, new)) is not None:
-                del self._removed[name]
-                self._show({**self.members(), name: path})
-                return handle
-            suffix = OTHER if path.endswith(ARRAY) else ARRAY
-        path = name + suffix
-        handle = self._made(path, new, overwrite=overwrite or self._overwrite)
-        self._created[name] = path
-        self._show({**self.members(), name: path})
-        return handle
+        goes = self._removed.get(name, "")
+        if not goes or self._marked:
+            if name in self.members():
+                raise ValueError(
+                    f"a transaction cannot replace the member {name!r}; delete it first, or change it instead"
+                )
+            check_new(name, self.members(), self.url)
+        overwrite = overwrite or bool(goes)
+        path, member = self._staged(name, suffix, new, overwrite=overwrite)
+        self._touched[path], self._names[path] = member, name
+        self._change_shown(added={name: path})
+        return member.handle
 
-    def _replaced(self, path: str, new: NewFrame) -> Handle | None:
-        """Let the commit replace a frame by a new one of the same kind; None if the kinds differ."""
+    def _staged(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> tuple[str, _Member]:
+        """Begin a new member; return its path, too."""
+        view, path = self._view, name + suffix
+        if view.is_local:
+            kinds = {"": FIRST_BYTES, FRAME_NAME: FIRST_BYTES}
+            if not overwrite or path not in self._removed.values():
+                require_free(view.store_of(path), kinds, "a frame", overwrite=overwrite)
+            token = os.urandom(8).hex()
+            draft = new(view.address(staged_path(path, token, sparse=False)), overwrite=False)
+            self._mark(draft, self._view.manifest.number + 1)
+            return path, _Member(Handle(draft.commit(), "r+"), None, token)
+        # Objects cannot be renamed: the chunks get their names at once, and numbers that no other chunk had.
         try:
-            handle = Handle(self._view.current(path), "r+")
-        except (FormatError, LimitError, UnsupportedError):  # it may be damaged
-            return None
-        kind: Kind = "sparse" if handle.frame.frame_type == FrameType.SPARSE else "contiguous"
-        try:
-            draft = new(self._view.address(path), overwrite=True, layout=kind)
+            draft = new(view.address(path), overwrite=False)
         except FileExistsError:
-            return None
-        if draft.sparse != (kind == "sparse"):
-            draft.abort()
-            return None
-        self._changed[path] = _Changed(handle, handle.enter(draft))
-        return handle
+            found = redo.look(view.store_of(path))
+            if found.name is None or not (overwrite or found.is_mark):
+                raise
+            draft = new(view.address(path), overwrite=True)
+            if draft.sparse != (found.name == FRAME_NAME):
+                draft.abort()
+                if suffix == OTHER:
+                    raise
+                return self._staged(name, OTHER, new, overwrite=overwrite)
+        promised = Snapshot(draft.store, draft.state, 0, None, "")
+        handle = Handle(promised, "r+")
+        return path, _Member(handle, handle.enter(draft))
 
-    def _made(self, path: str, new: NewFrame, *, overwrite: bool) -> Handle:
-        """Make a frame at its final path. Readers do not find it before the commit."""
-        view = self._view
-        manifest, _ = view.read()
-        if view.is_local and path in manifest.hidden:
-            if not overwrite:
-                raise view.occupied(path)
-            view.remove_files(path)
-        # Do not replace what others have committed since this transaction began.
-        listed = view.is_local or path in (manifest.members or {}).values()
-        replaceable = (overwrite and not listed) or path in self._older
-        try:
-            if view.is_local:
-                view.update(lambda found: found.hiding(path))
-            self._handles[path] = Handle(new(view.address(path), overwrite=replaceable).commit(), "r+")
-            return self._handles[path]
-        except BaseException:
-            self._reveal([path])
-            raise
-
-    def _reveal(self, paths: Collection[str]) -> None:
-        if self._view.is_local:
-            self._view.update(lambda found: found.revealing(paths))
+    def _mark(self, draft: MemberTransaction, number: int) -> None:
+        if self._marked:
+            draft.annotate_entry(redo.COMMIT_KEY, (self._identity, number))
 
     def remove(self, members: Mapping[str, str]) -> None:
-        """Let the commit delete members; delete new ones at once."""
+        """Let the commit delete members; forget new ones at once."""
         self._require_open()
-        self._show({name: path for name, path in self.members().items() if name not in members})
-        self._older |= self._view.older({name: path for name, path in members.items() if name not in self._created})
         for name, path in members.items():
-            if path in self._changed:
-                self._changed.pop(path).leave()
-            if name in self._created:
-                self._handles.pop(path)
-                self._discard([self._created.pop(name)])
-            else:
+            if path in self._touched:
+                member = self._touched.pop(path)
+                self._leave(path, member)
+            if self._names.pop(path, None) is None:
                 self._removed[name] = path
+        self._change_shown(removed=members)
 
     def restore(self, members: Mapping[str, str]) -> None:
         """Keep members after all that `remove` took away, and that the transaction has not changed before."""
-        self._removed = {name: path for name, path in self._removed.items() if name not in members}
-        self._show({**self.members(), **members})
+        for name in members:
+            self._removed.pop(name, None)
+        self._change_shown(added=members)
 
-    def _discard(self, paths: Collection[str]) -> None:
-        for path in paths:
-            self._view.remove_files(path)
-        self._reveal(paths)
+    def _leave(self, path: str, member: _Member) -> None:
+        """Forget the changes to a member."""
+        if member.draft is not None:
+            member.handle.leave(None)
+            member.draft.abort()
+            return
+        with suppress(OSError, B2ArrayError):
+            redo.discard(self._view.store_of(staged_path(path, member.token, sparse=False)))
 
     # The end.
 
     def abort(self) -> None:
         """Forget all changes."""
         self._ended = True
-        for each in self._changed.values():
-            each.leave()
-        if self._created:
-            with suppress(OSError, B2ArrayError):
-                self._discard([*self._created.values()])
+        for path, member in self._touched.items():
+            self._leave(path, member)
 
     def commit(self) -> None:
         """Make all changes visible at once, or none: ConflictError if another writer changed what they build on."""
         self._require_open()
-        changed = {path: each for path, each in sorted(self._changed.items()) if each.draft.changed}
+        unchanged = {
+            path: member for path, member in self._touched.items()
+            if not member.is_new and member.draft is not None and not member.draft.changed
+        }  # fmt: skip
+        touched = {path: member for path, member in sorted(self._touched.items()) if path not in unchanged}
         try:
-            if changed or self._created or self._removed:
-                self._commit(changed)
+            if touched or self._removed:
+                self._commit(touched)
         except BaseException:
             if not self._ended:
                 self.abort()
-            raise
-        finally:
             self._directory.refresh()
+            raise
         self._ended = True
-        for path, each in self._changed.items():
-            if path not in changed:
-                each.leave()
+        for path, member in unchanged.items():
+            self._leave(path, member)
 
-    def _commit(self, changed: Mapping[str, _Changed]) -> None:
+    def _commit(self, touched: Mapping[str, _Member]) -> None:
         view = self._view
-        for each in changed.values():
-            each.draft.flush()  # before taking the locks, because it takes long
+        for member in touched.values():
+            if member.draft is not None:
+                member.draft.flush()  # before taking the locks, because it takes long
         for _ in attempts(view.store):
             locks: list[AbstractContextManager[object]] = []
             # One call of C code, which Ctrl-C does not interrupt. A lock left behind would make this process wait.
             unlock: Callable[[], object] = partial(deque, map(methodcaller("__exit__", None, None, None), locks), 0)
             with view.store.lock(MANIFEST):
                 try:
-                    if self._attempt(changed, locks):
+                    if self._attempt(touched, locks):
                         return
                 finally:
                     unlock()
         raise too_many_conflicts(view.store)
 
-    def _attempt(self, changed: Mapping[str, _Changed], locks: list[AbstractContextManager[object]]) -> bool:
+    def _attempt(self, touched: Mapping[str, _Member], locks: list[AbstractContextManager[object]]) -> bool:
         """Commit on top of what the manifest says now, and return True; or False if another writer was faster.
 
         The caller holds the lock of the manifest, and releases those that are added to `locks`.
         """
         view = self._view
         before, stamp = view.read()
-        view.apply(before)
+        left = view.settle(before)
+        changed = [path for path, member in touched.items() if not member.is_new]
         if view.is_local:  # in memory, the lock of the manifest excludes all writers
-            locks.extend(each.draft.store.lock(each.draft.name) for each in changed.values())
-        token = os.urandom(8).hex()
-        after = self._after(before)
-        after = after if view.store.guarantee == "lock" else after.with_commit(token)
+            for draft in filter(None, (touched[path].draft for path in changed)):
+                locks.append(draft.store.lock(draft.name))
+                locks[-1].__enter__()
         frames: dict[str, Frame] = {}
-        asked = False
+        log: dict[str, Entry] = {}
+        after: Manifest | None = None
         try:
-            after = replace(after, redo=self._prepare(changed, after, token, frames))
-            for path in self._created.values():
-                view.store_of(path).force()
-            asked = True
-            view.write(after, stamp)
+            self._check_names(before)
+            for path, member in touched.items():
+                log[path] = self._stage(path, member, before.number + 1, frames)
+            for path in self._goes(before, log):
+                log[path] = self._deletion(path, before.number + 1)
+            if self._is_one_step(before, log):
+                self._take_step(*log.items(), locked=changed)
+            else:
+                after = self._after(before, {**left, **log})
+                view.write(after, stamp)
         except BaseException as error:
-            if not self._happened(after, stamp, error, late=asked and may_still_happen(view.store, error)):
-                self._unstage(changed, token)
-                if isinstance(error, ConflictError) and view.read()[1] != stamp:
+            late = after is not None and may_still_happen(view.store, error)
+            if after is None or not self._happened(after, stamp, error, late=late):
+                self._unstage(touched, log)
+                if isinstance(error, ConflictError) and after is not None and view.read()[1] != stamp:
                     return False
                 raise
         # From here on the changes are committed; what fails now is left to the next writer.
         self._ended = True
-        view.show(after, self.members())
+        self._show(after or before)
         with suppress(OSError, B2ArrayError):
             try:
-                if not self._overtaken:  # otherwise another writer has done that
-                    self._apply(after, changed)
+                if after is not None and not self._overtaken:  # otherwise another writer has done that
+                    left = view.settle(after, locked=changed)
             finally:
-                states = self._move_on(changed, frames)
-            self._clear_log(after, states)
+                states = self._move_on(touched, frames)
+            if after is not None:
+                self._clear_log(after, left, states)
         return True
 
-    def _after(self, before: Manifest) -> Manifest:
-        """Return the manifest after the transaction, still without its redo log."""
-        members = {name: path for name, path in (before.members or {}).items() if name not in self._removed}
-        others = {*self._view.listed(before)} - {*self._removed} if self._created else set()
-        if clash := sorted(self._created.keys() & others):
+    def _check_names(self, before: Manifest) -> None:
+        """Raise ConflictError if other writers have made members of the new names, or of names that exclude them."""
+        if not self._names:
+            return
+        view = self._view
+        new = set(self._names.values())
+        there = view.paths_of(new, before)
+        goes = {*self._removed.values()} | {path for path in there if there[path] in self._removed}
+        if clash := sorted({name for path, name in there.items() if path not in goes}):
             raise ConflictError(f"{self.url}: another writer has made {clash} as well")
-        if self._view.is_local and (gone := {*self._created.values()} - {*before.hidden}):
-            raise ConflictError(f"{self.url}: somebody removed {sorted(gone)} before the commit that needs them")
-        for name in self._created:
+        now = view.around(new, before)
+        for name in self._removed:
+            now.remove(name)
+        for name in sorted(new - self._removed.keys()):
             try:
-                check_new(name, others, self.url)
+                check_new(name, now, self.url)
             except (FileExistsError, ValueError) as error:
                 raise ConflictError(f"another writer was faster: {error}") from None
-        removed = (*self._removed.values(), *sorted(self._older - {*self._created.values(), *self._changed}))
-        files = [path for path in removed if not is_embedded(path)]
+
+    def _stage(self, path: str, member: _Member, number: int, frames: dict[str, Frame]) -> Entry:
+        """Write everything but the step that publishes it, and return the entry that does."""
+        view, draft = self._view, member.draft
+        if draft is None:  # it is complete in its own place
+            if self._marked and redo.commit_of(member.handle.snapshot.state) != (self._identity, number):
+                member.handle.change(partial(self._mark, number=number))
+            held = member.handle.snapshot
+            staged = view.store_of(staged_path(path, member.token, sparse=False))
+            if redo.look(staged).state != held.generation:
+                raise ConflictError(f"{self.url}: somebody removed {path} before the commit that needs it")
+            staged.force()
+            view.store_of(path.rpartition("/")[0]).force()
+            return Entry(number, redo.look(view.store_of(path)).lasting, held.generation, "frame", member.token)
+        token = os.urandom(8).hex()
+        staged = view.store_of(staged_path(path, token, sparse=draft.sparse))
+
+        def put(pieces: Iterable[Buffer]) -> None:
+            staged.create("", pieces)
+            staged.force()
+
+        mark = (redo.COMMIT_KEY, (self._identity, number)) if self._marked else None
+        if draft.base is None:
+            before = redo.look(view.store_of(path)).lasting
+            frame, header = draft.prepare(mark, put)
+        else:
+            frame, header = draft.prepare(mark, put)
+            # Where other software wrote the frame, its state is also the time of its file.
+            is_ours = draft.base.frame.is_ours
+            before = draft.base.generation if is_ours else redo.look(view.store_of(path)).state
+        frames[path] = frame
+        after = frame.fingerprint.hex()
+        if header:
+            return Entry(number, before, after, "header", header=header)
+        return Entry(number, before, after, "index" if draft.sparse else "frame", token)
+
+    def _goes(self, before: Manifest, log: Mapping[str, Entry]) -> list[str]:
+        """Return the paths of members to delete; those at which new ones appear are replaced by them."""
+        if not self._removed:
+            return []
+        there = self._view.paths_of(self._removed.keys(), before)
+        return [path for path in there if path not in log]
+
+    def _deletion(self, path: str, number: int) -> Entry:
+        view = self._view
+        before = view.state_of_embedded(path) if is_embedded(path) else redo.look(view.store_of(path)).lasting
+        return Entry(number, before, "", "delete", os.urandom(8).hex())
+
+    def _is_one_step(self, before: Manifest, log: Mapping[str, Entry]) -> bool:
+        """Whether the one step that carries out the change is atomic by itself, so that no log is needed."""
+        return self._view.is_local and not self._marked and len(log) == 1 and not before.summaries
+
+    def _take_step(self, step: tuple[str, Entry], *, locked: Collection[str]) -> None:
+        path, entry = step
+        if is_embedded(path):
+            self._view.remove_embedded(path, entry)
+        else:
+            redo.carry_out(self._view.store_of, path, entry, locked=path in locked)
+
+    def _after(self, before: Manifest, log: Mapping[str, Entry]) -> Manifest:
+        """Return the manifest after the transaction."""
+        added = {name: path for path, name in self._names.items()}
+        members = {name: path for name, path in (before.members or {}).items() if name not in self._removed}
         after = replace(
-            before.applied().revealing(self._created.values()),
-            members=dict(sorted({**members, **self._created}.items())),
-            identity=before.identity or os.urandom(8).hex(),
-            number=before.number + 1,
-            removed=removed,
-        )
-        # The files are not yet what the summaries describe.
-        after = after.with_summaries({}, {*files, *self._changed})
-        return replace(after, hidden=(*after.hidden, *files)) if self._view.is_local else after
+            before, members=dict(sorted({**members, **added}.items())), number=before.number + 1, redo=log,
+            identity=before.identity or self._identity or os.urandom(8).hex(),
+        )  # fmt: skip
+        after = after.with_summaries({}, log.keys())  # the members are not as these describe them any more
+        return after if self._view.store.guarantee == "lock" else after.with_commit(os.urandom(8).hex())
 
-    def _prepare(
-        self, changed: Mapping[str, _Changed], after: Manifest, token: str, frames: dict[str, Frame]
-    ) -> dict[str, bytes | str]:
-        """Stage the new frames, collect what they hold, and return the redo log."""
-        log: dict[str, bytes | str] = {}
-        for path, (_, draft) in changed.items():
-            staged = self._view.store_of(staged_path(path, token, sparse=draft.sparse))
+    def _show(self, after: Manifest) -> None:
+        """Let the group show what was committed."""
+        members = self.members()
+        if not self._marked:
+            for name in self._removed:
+                members.remove(name)
+            for path, name in self._names.items():
+                members.add(name, path)
+        self._view.show(after, members)
+        self._directory.show(after, members)
 
-            def put(pieces: Iterable[Buffer], staged: Any = staged) -> None:
-                staged.create("", pieces)
-                staged.force()
-
-            frames[path], header = draft.prepare((redo.COMMIT_KEY, after.commit), put)
-            log[path] = header or token
-        return log
-
-    def _unstage(self, changed: Mapping[str, _Changed], token: str) -> None:
+    def _unstage(self, touched: Mapping[str, _Member], log: Mapping[str, Entry]) -> None:
+        """Remove what this attempt has staged; another one stages it again."""
         with suppress(OSError, B2ArrayError):
-            for path, (_, draft) in changed.items():
-                self._view.store_of(staged_path(path, token, sparse=draft.sparse)).delete([""])
+            for path, entry in log.items():
+                member = touched.get(path)
+                if entry.token and member is not None and member.draft is not None:
+                    redo.discard(self._view.store_of(entry.aside(path)))
 
     def _happened(self, after: Manifest, stamp: Stamp | None, error: BaseException, *, late: bool) -> bool:
         """Whether the manifest was replaced despite an error, as when a server's answer is lost.
@@ -353,36 +426,52 @@ class Transaction:
             if isinstance(error, ConflictError) or (self._view.read()[1] == stamp and not late):
                 return False
         self._ended = True
-        for each in self._changed.values():
-            each.handle.leave(None)
+        for member in self._touched.values():
+            if member.draft is not None:
+                member.handle.leave(None)
         raise error
 
-    def _apply(self, after: Manifest, changed: Mapping[str, _Changed]) -> None:
-        """Make the files agree with the manifest."""
-        view = self._view
-        replaced = {path: each.handle.snapshot for path, each in changed.items() if each.draft.base is None}
-        view.apply(after, locked=changed.keys())
-        for path, old in replaced.items():
-            draft = changed[path].draft
-            if draft.sparse and redo.commit_of(snapshot.load(draft.store).state) == after.commit:
-                numbers = old.frame.offsets[old.frame.offsets >= 0].tolist()
-                draft.store.delete([chunk_name(number) for number in numbers])
-
-    def _clear_log(self, after: Manifest, states: Mapping[str, Snapshot]) -> None:
-        """Replace the redo log by summaries of what was changed."""
-        view = self._view
-        now, stamp = view.read()
-        if now.commit == after.commit:
-            records = {path: record_of(held) for path, held in states.items()}
-            records |= {path: record_of(each.snapshot) for path, each in self._handles.items()}
-            view.write(now.applied().with_summaries(records, members=self.members()), stamp)
-
-    def _move_on(self, changed: Mapping[str, _Changed], frames: Mapping[str, Frame]) -> dict[str, Snapshot]:
+    def _move_on(self, touched: Mapping[str, _Member], frames: Mapping[str, Frame]) -> dict[str, Snapshot]:
         """Make the handles show the committed states, and return these."""
         states = {}
-        for path, (handle, draft) in changed.items():
+        for path, member in touched.items():
             with suppress(OSError, B2ArrayError):
                 states[path] = self._view.current(path)
-            handle.leave(states.get(path))
-            draft.published(frames[path])
+            member.handle.leave(states.get(path))
+            if member.draft is not None:
+                member.draft.published(frames[path])
         return states
+
+    def _clear_log(self, after: Manifest, left: Mapping[str, Entry], states: Mapping[str, Snapshot]) -> None:
+        """Take the redo log out of the manifest, and put summaries of what was changed there.
+
+        A local group without summaries keeps its log until the next commit: to look at it costs readers little, and to
+        write the manifest again costs the writer time. Summaries of very many members would make each commit slow.
+        """
+        view = self._view
+        described = bool(after.summaries) or (self._marked and len(self.members()) <= _MOST_DESCRIBED)
+        if self._overtaken or (view.is_local and not described):
+            return
+        now, stamp = view.read()
+        if now.commit == after.commit:
+            # A program that makes a member usually goes on to change it: a summary would soon be out of date.
+            soon = set() if self._marked else {*self._names}
+            records = {path: None if path in soon else record_of(held) for path, held in states.items()}
+            cleared = replace(now, redo=left).with_summaries(records, members=self.members())
+            view.write(cleared, stamp)
+            self._directory.show(cleared, self.members())
+
+
+@contextmanager
+def changing(home: Directory | Transaction) -> Iterator[Transaction]:
+    """Let the block change members: in the transaction under way, or in one of its own, which is then committed."""
+    if isinstance(home, Transaction):
+        yield home
+        return
+    changes = Transaction(home, marked=False)
+    try:
+        yield changes
+    except BaseException:
+        changes.abort()
+        raise
+    changes.commit()

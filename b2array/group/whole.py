@@ -10,15 +10,15 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from b2array.engine.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among
+from b2array.engine.redo import ABSENT
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import foreign
 from b2array.group import embedded
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.directory import Directory, record_of
-from b2array.group.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among
-from b2array.group.redo import ABSENT
-from b2array.group.transaction import Transaction
+from b2array.group.transaction import Transaction, changing
 from b2array.store.atomic import require_free
 from b2array.store.base import Head, Store, says_more
 from b2array.store.endings import JOURNAL, LOCK, UNFINISHED
@@ -158,23 +158,25 @@ def check_replaceable(group: Directory) -> None:
 
 
 def clear(group: Directory) -> None:
-    """Remove a group with all its members, and the files of members that are not visible."""
+    """Remove all members of a group."""
     check_replaceable(group)
-    hidden = group.manifest.hidden
-    group.remove(group.members())
-    # Without the manifest, nothing would hide them.
-    group.remove_frames(hidden)
-    group.store.delete([MANIFEST, EMBEDDED])
-    group.refresh()
+    group.recover()
+    with changing(group) as changes:
+        changes.remove(dict(group.members()))
+    if group.is_local:
+        complete(group)
+    elif group.read()[1] is None:
+        group.write(Manifest({}), None)
 
 
 def discard(group: Directory) -> None:
     """Remove a group that was made in vain, unless others have begun to use it."""
-    with suppress(OSError, B2ArrayError):
+    with suppress(OSError, B2ArrayError), group.store.lock(MANIFEST):
         group.refresh()
-        if group.members() or group.manifest.hidden:
+        if group.members():
             return
-        clear(group)
+        group.store.delete([MANIFEST, EMBEDDED])
+        group.refresh()
         if group.is_local and group.store.walk() in ([], [LOCK]):
             group.store.delete([LOCK])
             for directory, *_ in os.walk(group.store.url, topdown=False):

@@ -230,6 +230,13 @@ class Store(ABC):
         """Swap the names of what is here and what is in `other`, from `beside`: in one step, if the system can."""
         raise UnsupportedError(f"{self.url} cannot be exchanged with {other.url}")
 
+    def take(self, other: Self) -> None:
+        """Rename the file or directory in `other` to what this store is, where nothing may be: FileExistsError."""
+        raise UnsupportedError(f"{self.url} cannot get the name of {other.url}")
+
+    def drop_lock(self) -> None:  # noqa: B027 - object stores have none
+        """Remove the lock file of the object ``""``, which was deleted. The caller holds the lock."""
+
     def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:  # noqa: ARG002
         """Cut an object at `offset` and write from there on; UnsupportedError if the store is not `appendable`."""
         raise self._unchangeable(name)

@@ -14,9 +14,13 @@ from typing import Any
 from b2array.store.base import durability
 from b2array.store.endings import TEMPORARY
 
-__all__ = ["READ", "exchange", "flush", "make_directories", "read_into", "rename_exclusively", "sync_directory"]
+__all__ = [
+    "READ", "exchange", "flush", "make_directories", "read_into", "rename_exclusively", "rename_to_free_name",
+    "sync_directory",
+]  # fmt: skip
 
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_AT_FDCWD, _RENAME_NOREPLACE, _RENAME_EXCHANGE = -100, 1, 2
+_RENAME_EXCL = 4
 
 try:
     from os import preadv as read_into
@@ -88,6 +92,22 @@ def rename_exclusively(source: str, target: str) -> None:
                 raise
     except FileExistsError:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+
+
+def rename_to_free_name(source: str, target: str) -> None:
+    """Rename a file or directory; FileExistsError if there is a target. Linux and macOS do it in one step."""
+    one, other = os.fsencode(source), os.fsencode(target)
+    failed = True
+    with suppress(AttributeError):  # an old C library
+        if sys.platform == "linux":
+            failed = ctypes.CDLL(None).renameat2(_AT_FDCWD, one, _AT_FDCWD, other, _RENAME_NOREPLACE)
+        elif sys.platform == "darwin":
+            failed = ctypes.CDLL(None).renamex_np(one, other, _RENAME_EXCL)
+    if failed:
+        # The file system may know no such renaming; where another error is the cause, it comes again.
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        os.rename(source, target)
 
 
 def exchange(source: str, target: str) -> None:

@@ -380,6 +380,19 @@ class LocalStore(Store):
         if durability() != "off":
             disk.sync_directory(os.path.dirname(path))
 
+    def take(self, other: Self) -> None:
+        path = self._path("")
+        disk.rename_to_free_name(other._own_path(""), path)
+        self.close()
+        other.close()
+        if durability() != "off":
+            disk.sync_directory(os.path.dirname(path))
+
+    def drop_lock(self) -> None:
+        outer, name = os.path.split(self._path(""))
+        with links.open_directory(outer, self._inner[:-1]) as above:
+            remove_lock(above, name + LOCK)
+
     def force(self) -> None:
         if durability() != "ordered":
             return  # with "full", every write has waited already

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
+from b2array.engine.manifest import ATTRS, EMBEDDED, is_embedded
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import B2ND, Format, Storage
 from b2array.exchange.groups import B2Z, members_of
@@ -13,7 +14,6 @@ from b2array.exchange.places import find
 from b2array.group.addressing import split_member
 from b2array.group.archive import Archive
 from b2array.group.directory import Directory
-from b2array.group.manifest import ATTRS, EMBEDDED, is_embedded
 from b2array.store.secrets import redact_url
 from b2array.tools.results import Failure, Result, Results
 

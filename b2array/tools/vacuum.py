@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 from b2array.array.schunk import open_schunk
 from b2array.display.tables import counted, size
 from b2array.engine.fetch import chunk_number
+from b2array.engine.manifest import MANIFEST
+from b2array.engine.redo import discard, look, read_member
 from b2array.engine.snapshot import load
-from b2array.errors import ReadOnlyError, UnsupportedError
+from b2array.engine.source import FRAME_NAME
+from b2array.errors import B2ArrayError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import Storage
 from b2array.format.header import FrameType
 from b2array.group.addressing import group_of
 from b2array.group.directory import Directory
-from b2array.group.manifest import MANIFEST, Manifest
-from b2array.group.redo import read_member
 from b2array.store.base import Listed, Store
 from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED
 from b2array.store.local import LocalStore
@@ -161,44 +162,42 @@ def _awaited(store: Store, url: str, storage_options: Storage, names: Iterable[s
     for place in filter(None, {group_of(each, storage_options) for each in urls}):
         group = Directory(place.group, storage_options or {})
         manifest, _ = group.read()
-        for path, change in manifest.redo.items():
+        for path, entry in manifest.redo.items():
             if path.rpartition(".")[0] == place.name:
-                numbers = set(read_member(group.store_of, manifest, path).frame.offsets.tolist())
-                staged = f".{change!s}{TEMPORARY}"
-                needed |= {name for name in names if chunk_number(name) in numbers or name.endswith(staged)}
+                with suppress(FileNotFoundError):
+                    numbers = set(read_member(group.store_of, manifest, path).frame.offsets.tolist())
+                    staged = f".{entry.token}{TEMPORARY}"
+                    needed |= {
+                        name for name in names if chunk_number(name) in numbers or name.rstrip("/").endswith(staged)
+                    }
     return needed
 
 
 def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
     """Remove what killed writers left in a group outside of its members; return None if there is nothing.
 
-    That is members which were never committed, and files and directories where new data waited for a commit. On object
+    That is files, directories and objects where new data waited for a commit, and chunks of deleted members. On object
     stores an array that the list of members does not name may be somebody's, and stays.
     """
     manifest, members = group.manifest, {*group.members().values()}
-    left, arrays = {*manifest.hidden}, set()
-    known = members | left
+    needed = members | {entry.aside(path) for path, entry in manifest.redo.items() if entry.token}
+    left: set[str] = set()
+    arrays: set[str] = set()
     for path in group.store.walk():
-        if not known.isdisjoint(accumulate(path.split("/"), "{}/{}".format)):
+        if not needed.isdisjoint(accumulate(path.split("/"), "{}/{}".format)):
             continue
-        if (match := _LEFT.fullmatch(path)) is None:
-            arrays |= {path.rpartition("/")[0]} if path.endswith(JOURNAL) else set()
-        elif not group.is_local or match["frame"] not in members:  # beside a local member its own vacuum finds it
-            left.add(match["left"])
+        if (match := _LEFT.fullmatch(path)) is not None:
+            if not group.is_local or match["frame"] not in members:  # beside a local member its own vacuum finds it
+                left.add(match["left"])
+        elif path.endswith(JOURNAL):
+            arrays.add(path.rpartition("/")[0])
     found = {path: _whole(group, path) for path in left}
+    if not group.is_local:
+        found |= _of_deleted(group, needed)
     old = _older(group.store, found, seconds)
-
-    def cleared(now: Manifest) -> Manifest:
-        for path in old.keys() & now.hidden:  # a writer who still wants to commit them will find that they are gone
-            group.remove_files(path)
-        return now.revealing(old.keys())
-
     if not dry_run:
-        if old.keys() & manifest.hidden:
-            group.update(cleared)
-            group.refresh()
-        for path in old.keys() - {*manifest.hidden}:
-            group.remove_files(path)
+        for path in old:
+            discard(group.store_of(path))
     removed, nbytes = [*old], sum(each.size for each in old.values())
     for path in arrays:
         with suppress(FileNotFoundError):
@@ -208,12 +207,26 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
     return Cleanup(group.store.url, dry_run, tuple(sorted(removed)), nbytes) if removed else None
 
 
+def _of_deleted(group: Directory, members: Collection[str]) -> dict[str, Listed]:
+    """Find the chunks that deleted members have left in an object store, where a mark stands for each of these."""
+    found: dict[str, Listed] = {}
+    prefixes = {path.rpartition("/")[0] for path in group.store.walk() if path.endswith(f"/{FRAME_NAME}")}
+    for prefix in prefixes - {*members}:
+        store = group.store_of(prefix)
+        with suppress(OSError, B2ArrayError):
+            if look(store).is_mark:
+                found |= {
+                    f"{prefix}/{name}": each for name, each in store.listing().items() if chunk_number(name) is not None
+                }
+    return found
+
+
 def _whole(group: Directory, path: str) -> Listed:
     """Return the size of a file or of all files in a directory, and when the youngest of them was written."""
     files: dict[str, Listed] = {}
     with suppress(FileNotFoundError):
         files = group.store_of(path).listing()
-    if not files:  # the manifest hides it since before anything was written
+    if not files:  # an empty directory is as young as the manifest, at most
         return group.store.listing().get(MANIFEST, Listed(0, inf))._replace(size=0)
     return Listed(sum(each.size for each in files.values()), pending.youngest(files.values()))
 

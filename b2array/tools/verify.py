@@ -19,6 +19,7 @@ from b2array.codec.chunk import ChunkHead, Stored
 from b2array.display.tables import counted
 from b2array.display.tables import nbytes as shown_nbytes
 from b2array.engine.fetch import chunk_number, fetch
+from b2array.engine.manifest import is_embedded
 from b2array.engine.snapshot import Snapshot, load
 from b2array.engine.source import FRAME_NAME, ChunkRequest, Location
 from b2array.errors import (
@@ -36,7 +37,6 @@ from b2array.format import checksums
 from b2array.grid.partition import boxes
 from b2array.group.archive import Archive
 from b2array.group.group import Group
-from b2array.group.manifest import is_embedded
 from b2array.progress import track
 from b2array.store.base import Listed, in_one_state
 from b2array.store.endings import JOURNAL

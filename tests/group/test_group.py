@@ -26,11 +26,12 @@ from servers import RangeServer
 
 import b2array
 from b2array import Group, NDArray, open_group
+from b2array.engine import manifest, redo
+from b2array.engine.manifest import Entry, Manifest, check_name
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
-from b2array.group import embedded, manifest, redo
+from b2array.group import embedded
 from b2array.group.directory import Directory
-from b2array.group.manifest import Manifest, check_name, check_new
-from b2array.group.transaction import Transaction
+from b2array.group.members import check_new
 from b2array.store.open import open_store
 
 _serials = itertools.count()
@@ -89,12 +90,11 @@ def test_a_group_that_replaces_another_shows_nothing_that_was_not_visible(
     changes = interrupted.__enter__()
     changes.create("secret", data=[1, 2, 3], layout=layout)
     with monkeypatch.context() as patch, group.transaction() as others:
-        patch.setattr(Directory, "remove_frames", lambda *_: None)
-        patch.setattr(Transaction, "_clear_log", lambda *_: None)
+        patch.setattr(redo, "carry_out", lambda *_, **__: (_ for _ in ()).throw(TimeoutError))
         del others["deleted"]
     assert [*open_group(place)] == ["kept"]
     assert [*open_group(place, "w")] == [*open_group(place)] == []
-    assert not [*place.glob("*.b2nd*")]
+    assert not [*place.glob("kept*"), *place.glob("deleted*"), *place.glob("secret.b2nd")]
 
 
 def test_a_group_for_reading_refuses_changes(group: Group, url: str) -> None:
@@ -476,16 +476,16 @@ def test_a_commit_that_is_interrupted_shows_all_or_nothing(
     growing: Group, url: str, fails_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     growing.attrs["n"] = 3
-    original = redo._publish
+    original = redo.carry_out
     calls = itertools.count()
 
-    def publish(*args: object) -> None:
+    def publish(*args: Any, **options: Any) -> None:
         if next(calls) >= fails_at:
             raise OSError("killed")
-        original(*args)  # type: ignore[arg-type]
+        original(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(redo, "_publish", publish)
+        patch.setattr(redo, "carry_out", publish)
         with growing.transaction() as changes:
             _append(changes, 5)
             changes.attrs["n"] = 8
@@ -506,7 +506,8 @@ def test_a_commit_that_is_interrupted_shows_all_or_nothing(
     assert _grown(open_group(url)) == (9, 9)
 
 
-@pytest.mark.parametrize("at", ["Directory.write", "redo.apply", "redo._publish"])
+@pytest.mark.filterwarnings("ignore:External leaf")  # python-blosc2 looks at what a killed writer has left
+@pytest.mark.parametrize("at", ["Directory.write", "redo.settle", "redo.carry_out"])
 def test_a_killed_writer_leaves_all_or_nothing(tmp_path: Path, at: str) -> None:
     url = str(tmp_path / "group.b2d")
     group = open_group(url, "w")
@@ -515,7 +516,7 @@ def test_a_killed_writer_leaves_all_or_nothing(tmp_path: Path, at: str) -> None:
     script = f"""
 import os
 from b2array import open_group
-from b2array.group import redo
+from b2array.engine import redo
 from b2array.group.directory import Directory
 group = open_group({url!r}, "r+")
 calls = 0
@@ -547,9 +548,7 @@ with group.transaction() as changes:
     assert [found[name][...].sum() for name in ("level", "time")] == [1 + 5 * committed] * 2
     assert found["time"][...].tolist() == blosc2.TreeStore(url, mode="r")["/time"][:].tolist()
     if not committed:
-        with pytest.raises(FileExistsError, match="interrupted"):
-            group.create("new", data=[2])
-        group.create("new", data=[2], overwrite=True)
+        group.create("new", data=[2])
         assert open_group(url)["new"][...].tolist() == [2]
 
 
@@ -692,8 +691,8 @@ def test_a_transaction_can_delete_and_make_the_same_member(growing: Group, url: 
         changes["level"].attrs["unit"] = "m"
     assert _contents(open_group(url)) == {"level": [0, 1, 2, 3, 4, 5]}
     assert open_group(url)["level"].attrs == {"unit": "m"}
-    old.refresh()
-    assert old.shape == (6,)
+    with pytest.raises(ConflictError, match="deleted and made again since it was opened; open it again"):
+        old.refresh()
 
 
 def test_an_answer_to_a_commit_that_is_lost_is_no_failure(
@@ -976,7 +975,14 @@ def test_any_bytes_are_a_list_of_members_or_refused(content: bytes) -> None:
         Manifest.unpack(content)
 
 
-_listed = Manifest({"a/b": "a/b.b2nd"}, "ab", 3, {"a/b.b2nd": b"header"}, ("c.b2nd",), ("c.b2nd", "embed.b2e/d"))
+_TOKEN = "0123456789abcdef"
+_listed = Manifest(
+    {"a/b": "a/b.b2nd"}, "ab", 3,
+    {
+        "a/b.b2nd": Entry(3, "ab", "cd", "header", header=b"header"), "c.b2nd": Entry(2, "", "cd", "frame", _TOKEN),
+        "embed.b2e/d": Entry(3, "ab", "", "delete", _TOKEN),
+    },
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -984,9 +990,13 @@ _listed = Manifest({"a/b": "a/b.b2nd"}, "ab", 3, {"a/b.b2nd": b"header"}, ("c.b2
     [
         ("members", {"../x": "../x.b2nd"}), ("members", {"a": "/a.b2nd"}), ("members", {"a": "b.b2nd"}),
         ("members", {"a": "a.txt"}), ("members", {1: 2}), ("members", []), ("number", "3"),
-        ("ident", 3), ("pending", {"x.b2nd": 3}), ("pending", {"x.b2nd": "../../y"}), ("pending", {"../x.b2nd": b""}),
-        ("hidden", ["../x.b2nd"]), ("hidden", None), ("hidden", ["embed.b2e/x"]), ("removed", ["embed.b2e/../x"]),
-        ("removed", ["../x.b2nd"]), ("removed", None), ("version", 0), ("version", None), ("format", "x"),
+        ("ident", 3), ("redo", {"x.b2nd": 3}), ("redo", {"../x.b2nd": [1, "", "", "delete", _TOKEN]}), ("redo", None),
+        ("redo", {"x.b2nd": [1, "", "", "frame", "../../../../y"]}),
+        ("redo", {"x.b2nd": [1, "", "", "header", _TOKEN]}),
+        ("redo", {"x.b2nd": [1, "", "", "other", _TOKEN]}),
+        ("redo", {"embed.b2e/../x": [1, "", "", "delete", _TOKEN]}),
+        ("redo", {"x.b2nd": ["1", "", "", "frame", _TOKEN]}), ("redo", {"x.b2nd": [1, "", 3, "frame", _TOKEN]}),
+        ("version", 0), ("version", None), ("format", "x"),
     ],
 )  # fmt: skip
 def test_a_list_of_members_is_checked(entry: str, value: object) -> None:
@@ -994,8 +1004,10 @@ def test_a_list_of_members_is_checked(entry: str, value: object) -> None:
     assert Manifest.unpack(msgpack.packb(content)) == _listed
     with pytest.raises(FormatError):
         Manifest.unpack(msgpack.packb({**content, entry: value}))
-    with pytest.raises(UnsupportedError):
-        Manifest.unpack(msgpack.packb({**content, "version": 2}))
+    with pytest.raises(UnsupportedError, match="found the later version 3"):
+        Manifest.unpack(msgpack.packb({**content, "version": 3}))
+    with pytest.raises(UnsupportedError, match="found version 1, which was never released"):
+        Manifest.unpack(msgpack.packb({**content, "version": 1}))
     del content["members"]
     with pytest.raises(FormatError):
         Manifest.unpack(msgpack.packb(content))
@@ -1011,8 +1023,8 @@ def test_a_damaged_list_of_members_is_reported(group: Group, url: str) -> None:
 def test_a_member_that_is_missing_is_reported(group: Group, url: str) -> None:
     group.create("x", data=[1])
     group.create("y", data=[2])
-    held = group._home
-    held.remove_files("x.b2nd")
+    fs, root = fsspec.url_to_fs(url)
+    fs.rm(f"{root}/x.b2nd", recursive=True)
     with pytest.raises(FormatError, match=r"expected the member x\.b2nd, found nothing"):
         group["x"]
     assert group["y"][0] == 2
@@ -1430,7 +1442,7 @@ def test_attributes_replace_what_an_interrupted_writer_has_left_and_nothing_else
     group, stale = open_group(url, "w"), open_group(url, "r+")
     assert not stale.attrs
     with monkeypatch.context() as broken:
-        broken.setattr(Directory, "update", lambda *_: (_ for _ in ()).throw(TimeoutError))
+        broken.setattr(Directory, "write", lambda *_: (_ for _ in ()).throw(TimeoutError))
         for begin in (lambda: group.attrs.update(k=1), lambda: group.require_group("a/b")):
             with pytest.raises(TimeoutError):
                 begin()
@@ -1439,6 +1451,6 @@ def test_attributes_replace_what_an_interrupted_writer_has_left_and_nothing_else
     group.require_group("a/b").attrs["k"] = 3
     found = open_group(url)
     assert (dict(found.attrs), dict(found["a/b"].attrs)) == ({"k": 2}, {"k": 3})
-    with pytest.raises(FileExistsError):
+    with pytest.raises(ConflictError, match="another writer has made"):
         stale.attrs["other"] = 4
     assert dict(open_group(url).attrs) == {"k": 2}

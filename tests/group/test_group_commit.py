@@ -29,7 +29,7 @@ from b2array.store.open import open_store
 # python-blosc2 looks at what a killed writer has left beside a member.
 pytestmark = pytest.mark.filterwarnings("ignore:External leaf")
 
-WRITES = ("create", "replace", "append", "patch", "delete", "adopt")
+WRITES = ("create", "replace", "append", "patch", "delete", "adopt", "take", "exchange")
 READS = ("read", "gather", "head", "stamp", "walk", "listing")
 Contents = dict[str, Any]
 _serials = itertools.count()
@@ -242,8 +242,8 @@ def test_a_deleted_member_takes_older_frames_of_its_name_along(
     with group.transaction() as changes:
         del changes["x"]
         changes.create("x", data=[3, 4], layout={"contiguous": "sparse", "sparse": "contiguous"}[layout])
-    b2array.asarray([5], url=f"{url}/x.b2nd", layout=layout)
-    assert found(str(url)) == {"x": [5]}
+    b2array.asarray([5], url=f"{url}/x.b2f", layout=layout)
+    assert found(str(url)) == {"x": [3, 4]}
     delete(open_group(url, "r+"))
     assert found(str(url)) == {}
     assert not [*url.glob("x.*/*"), *(path for path in url.glob("x.*") if path.suffix != ".b2lock")]
@@ -283,7 +283,7 @@ def test_a_transaction_replaces_a_damaged_member(tmp_path: Path, layout: Any, re
             del changes["x"]
         changes["x"] = [3]
     assert found(group.url) == {"x": [3]}
-    assert not (tmp_path / "g/x.b2nd").exists()
+    assert b2array.verify(tmp_path / "g", deep=True).ok
 
 
 STORIES = pytest.mark.parametrize("story", [change, begin_again])
@@ -303,6 +303,7 @@ def states(place: Place, story: Callable[..., None]) -> tuple[Contents, Contents
     """Return what is found before and after, and the operations between."""
     group = place.prepared()
     before = found(url := group.url)
+    assert sorted(group)  # from here on the handle knows the members, as in the runs that follow
     names = place.operations.watch(lambda: story(group))
     after = found(url)
     assert before != after
@@ -407,7 +408,8 @@ def test_vacuum_of_a_member_leaves_what_a_killed_writer_committed(
             spared += bool(b2array.verify(member).orphans)
         assert found(url) == after, (at, names[at])
         _goes_on(place, url, after)
-    assert spared
+    # New members of a local group wait in places of their own, where no vacuum of another member looks.
+    assert spared or (place.kind == "local" and story is begin_again)
 
 
 @pytest.mark.parametrize("way", ["fails", "is lost"])

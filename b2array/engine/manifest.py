@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from typing import Any, Self
+from typing import Any, Final, Literal, Self, get_args
 
 import msgpack
 
@@ -19,11 +18,11 @@ from b2array.engine.source import EMBEDDED, FRAME_NAME
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import recent, summary
 from b2array.format.summary import Record
-from b2array.store.endings import LOCK, TEMPORARY
+from b2array.store.endings import TEMPORARY
 
 __all__ = [
-    "ARRAY", "ATTRS", "EMBEDDED", "MANIFEST", "OTHER", "SUFFIXES", "Manifest", "check_name", "check_new", "check_path",
-    "is_embedded", "is_member_name", "members_among", "staged_path",
+    "ARRAY", "ATTRS", "EMBEDDED", "MANIFEST", "OTHER", "SUFFIXES", "Entry", "Kind", "Manifest", "check_name",
+    "check_path", "is_embedded", "is_member_name", "members_among", "staged_path",
 ]  # fmt: skip
 
 MANIFEST = ".b2group"
@@ -36,7 +35,7 @@ OTHER = ".b2f"
 SUFFIXES = (ARRAY, OTHER, ".b2b")
 
 _MAGIC = "b2array group"
-_VERSION = 1
+_VERSION = 2
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 _UNREADABLE = (ValueError, TypeError, LookupError, RecursionError, MemoryError, msgpack.UnpackException)
 
@@ -61,36 +60,14 @@ def check_name(name: str) -> str:
     return name.removeprefix("/")
 
 
-def check_new(name: str, members: Collection[str], url: str) -> None:
-    """Check the name of a new member of the group at a URL; raise nothing if it has such a member.
-
-    Raises FileExistsError if there is a group of that name. Raises ValueError for names that not every place can hold,
-    and if a part of the name is an array.
-    """
-    if name in members:
-        return
-    if any(other.startswith(f"{name}/") for other in members):
-        raise FileExistsError(f"{url}: there is a group {name!r}")
-    refused = f"{url}: {name!r} cannot name a member"
-    if not is_member_name(name):
-        raise ValueError(refused)
-    for outer in accumulate(name.split("/")[:-1], "{}/{}".format):
-        if outer in members:
-            raise ValueError(f"{refused}: {outer!r} is an array, not a group")
-    for text in ("::", "?versionId="):
-        if text in name:
-            raise ValueError(f"{refused}: {text!r} has a meaning of its own in URLs")
-    for part in name.split("/"):
-        if part in (MANIFEST, EMBEDDED) or part.endswith((LOCK, TEMPORARY)):
-            raise ValueError(f"{refused}: {part!r} names a file that is not a member")
-
-
 def _refused(name: str) -> str:
     """Return why a name is refused; empty for a valid name."""
     if not name:
         return "it is empty"
     if _FORBIDDEN.search(name):
         return "it has control characters or backslashes"
+    if any("\ud800" <= letter <= "\udfff" for letter in name):  # of a file whose name is no UTF-8
+        return "it cannot be written as UTF-8"
     for part in name.split("/"):
         if part in ("", ".", ".."):
             return f"it has the part {part!r}"
@@ -136,15 +113,58 @@ def staged_path(path: str, token: str, *, sparse: bool) -> str:
     return f"{path}/{FRAME_NAME}.{token}{TEMPORARY}" if sparse else f"{path}.{token}{TEMPORARY}"
 
 
+Kind = Literal["header", "index", "frame", "delete"]
+"""How a member changes: its file gets a new header, its index is replaced, its frame is, or it is deleted."""
+_KINDS: Final = get_args(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How one member gets the state that a commit has given it.
+
+    `number` is that of the commit. `before` names the state that goes: its generation, or nothing for a new member.
+    `after` is the generation of the new state, or nothing for a deleted member. A "header" has the bytes to write over
+    the beginning of the member's file. The others have a `token`, which names the staged index or frame, or the place
+    where a deleted frame goes first.
+    """
+
+    number: int
+    before: str
+    after: str
+    kind: Kind
+    token: str = ""
+    header: bytes = b""
+
+    def aside(self, path: str) -> str:
+        """Return the path of what is staged for the member at `path`, or of what is being removed."""
+        return staged_path(path, self.token, sparse=self.kind == "index")
+
+    def pack(self) -> list[Any]:
+        """Return the entry as msgpack takes it."""
+        return [self.number, self.before, self.after, self.kind, self.header or self.token]
+
+    @classmethod
+    def unpack(cls, path: object, content: Any) -> Self:
+        """Read the entry for a path."""
+        if not (_is_path(path) or is_embedded(path)):
+            raise FormatError(f"expected the paths of members in the redo log of a manifest, found {path!r}")
+        parts: list[Any] = content if isinstance(content, list) and len(content) == 5 else [None] * 5
+        number, before, after, kind, payload = parts
+        named = type(number) is int and isinstance(before, str) and isinstance(after, str) and kind in _KINDS
+        if not named or not (type(payload) is bytes if kind == "header" else _is_token(payload)):
+            raise FormatError(f"expected how {path!r} changes in the redo log of a manifest, found something else")
+        if kind == "header":
+            return cls(number, before, after, kind, header=payload)
+        return cls(number, before, after, kind, payload)
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What a group records about its members.
 
     `members` has the path of each by its name; None where the files themselves are the list. `identity` tells this
-    group from others: a member may be a copy from there. `number` is that of the last transaction, and `redo` its redo
-    log: by the path of each member that it changed, the header to write over the beginning of the file, or the token of
-    the staged frame that replaces the member's frame. `hidden` are paths that are not members yet, or not any more, and
-    `removed` those that the last transaction deleted; their files may still be there. `summaries` are packed by
+    group from others: a member may be a copy from there. `number` is that of the last commit. `redo` is the redo log:
+    how members get the states that commits have given them, by path. `summaries` are packed by
     `b2array.format.summary`. `unknown` are entries of later versions; they are kept.
 
     Examples
@@ -157,36 +177,14 @@ class Manifest:
     members: Mapping[str, str] | None = None
     identity: str = ""
     number: int = 0
-    redo: Mapping[str, bytes | str] = field(default_factory=dict)
-    hidden: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
+    redo: Mapping[str, Entry] = field(default_factory=dict)
     summaries: bytes = b""
     unknown: tuple[tuple[Any, Any], ...] = ()
 
     @property
     def commit(self) -> tuple[str, int]:
-        """The last transaction, in the form that its members record."""
+        """The last commit, in the form that the members of a transaction record."""
         return self.identity, self.number
-
-    @property
-    def unseen(self) -> frozenset[str]:
-        """The paths that readers may not see."""
-        return frozenset((*self.hidden, *self.removed))
-
-    def visible(self, members: Mapping[str, str]) -> dict[str, str]:
-        """Return the members that readers may see, in the order of their names."""
-        unseen = self.unseen
-        return dict(sorted((name, path) for name, path in members.items() if path not in unseen))
-
-    def with_member(self, name: str, path: str) -> Self:
-        """Return the manifest with one more member."""
-        members = None if self.members is None else dict(sorted({**self.members, name: path}.items()))
-        return replace(self.revealing([path]), members=members)
-
-    def without(self, names: Collection[str]) -> Self:
-        """Return the manifest without some members."""
-        kept = {name: path for name, path in (self.members or {}).items() if name not in names}
-        return self if self.members is None else replace(self, members=kept)
 
     def with_summaries(
         self, records: Mapping[str, Record | None], gone: Collection[str] = (), members: Mapping[str, str] | None = None
@@ -196,38 +194,25 @@ class Manifest:
         `members` has all paths by names. Those without a summary are listed among the summaries, too.
         """
         paths = [EMBEDDED if is_embedded(path) else path for path in (members or {}).values()]
-        found = {**dict.fromkeys(paths), **summary.unpack_all(self.summaries), **records}
         if not self.summaries and not paths:
             return self
+        found = {**dict.fromkeys(paths), **summary.unpack_all(self.summaries), **records}
         return replace(self, summaries=summary.pack_all({path: found[path] for path in found if path not in gone}))
 
-    def hiding(self, path: str) -> Self:
-        """Return the manifest with a path hidden, for a member in the making."""
-        revealed = self.revealing([path])
-        return replace(revealed, hidden=(*revealed.hidden, path))
-
-    def revealing(self, paths: Collection[str]) -> Self:
-        """Return the manifest without anything that hides these paths."""
-        hidden, removed = (tuple(path for path in each if path not in paths) for each in (self.hidden, self.removed))
-        return replace(self, hidden=hidden, removed=removed)
-
     def with_commit(self, token: str) -> Self:
-        """Return the manifest with the token of its transaction before those of the last ones."""
+        """Return the manifest with the token of its commit before those of the last ones."""
         return replace(self, unknown=recent.with_commit(self.unknown, bytes.fromhex(token)))
 
     def follows(self, other: Self) -> bool:
-        """Whether transactions on top of the other manifest's have led to this one."""
+        """Whether commits on top of the other manifest's have led to this one."""
         return recent.has_commit(self.unknown, recent.last_commit(other.unknown))
-
-    def applied(self) -> Self:
-        """Return the manifest for the time when all files agree with it."""
-        return replace(self.revealing(self.removed), redo={})
 
     def pack(self) -> bytes:
         """Return the manifest as bytes."""
-        known = {key: getattr(self, name) for key, name in _FIELDS.items()}
-        known |= {"removed": self.removed} if self.removed else {}
-        known |= {"summaries": self.summaries} if self.summaries else {}
+        known: dict[str, Any] = {"members": self.members, "ident": self.identity, "number": self.number}
+        known["redo"] = {path: entry.pack() for path, entry in self.redo.items()}
+        if self.summaries:
+            known["summaries"] = self.summaries
         packed: bytes = msgpack.packb({"format": _MAGIC, "version": _VERSION, **known, **dict(self.unknown)})
         return packed
 
@@ -243,29 +228,28 @@ class Manifest:
         version = content.pop("version", None)
         if type(version) is not int or version < 1:
             raise FormatError(f"expected a manifest of version {_VERSION}, found {version!r}")
+        if version < _VERSION:
+            raise UnsupportedError(
+                f"expected a manifest of version {_VERSION}, found version {version}, which was never released; remove"
+                f" {MANIFEST} from a local group, and copy the members of other groups one by one"
+            )
         if version > _VERSION:
             raise UnsupportedError(f"expected a manifest of version {_VERSION}, found the later version {version}")
         if "members" not in content:
             raise FormatError("expected members in the manifest, found none")
-        members, identity, number, redo, hidden = (content.pop(key, None) for key in _FIELDS)
+        members = content.pop("members")
         for name, path in _checked("members", {} if members is None else members, dict).items():
             if not isinstance(name, str) or not isinstance(path, str) or not _belong(name, path):
                 raise FormatError(f"expected a member's name and path in the manifest, found {name!r} at {path!r}")
-        for path, change in _checked("pending", redo, dict).items():
-            if not _is_path(path) or not (isinstance(change, bytes) or _is_token(change)):
-                raise FormatError(f"expected a member's path and its change in the manifest, found {path!r}")
-        removed, summaries = content.pop("removed", []), content.pop("summaries", b"")
-        for path in (*_checked("hidden", hidden, list), *_checked("removed", removed, list)):
-            if not _is_path(path) and not (path in removed and is_embedded(path)):
-                raise FormatError(f"expected a member's path in the manifest, found {path!r}")
-        _checked("ident", identity, str)
-        _checked("number", number, int)
-        _checked("summaries", summaries, bytes)
-        return cls(members, identity, number, redo, tuple(hidden), tuple(removed), summaries, tuple(content.items()))
-
-
-_FIELDS = {"members": "members", "ident": "identity", "number": "number", "pending": "redo", "hidden": "hidden"}
-"""The field for each stored key, in the order of `Manifest`."""
+        log = _checked("redo", content.pop("redo", None), dict)
+        return cls(
+            members,
+            _checked("ident", content.pop("ident", None), str),
+            _checked("number", content.pop("number", None), int),
+            {path: Entry.unpack(path, entry) for path, entry in log.items()},
+            _checked("summaries", content.pop("summaries", b""), bytes),
+            tuple(content.items()),
+        )
 
 
 def _checked(key: str, value: Any, kind: type) -> Any:

@@ -1,0 +1,304 @@
+"""The redo log in a group's manifest: read members through it, and carry it out.
+
+One write of the manifest commits the changes of several members. From then on readers who know the group see them: they
+read a changed member through its entry in the log. The writer, or the next one, then carries the entries out, one by
+one. An entry names the state that goes and the state that comes. So it can be carried out again and again: where the
+new state is there, it is done; where the old one is, it takes effect; where another one is, somebody has changed the
+member by other means since, and that stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+from b2array import config
+from b2array.engine import snapshot
+from b2array.engine.fetch import chunk_number
+from b2array.engine.manifest import MANIFEST, Entry, Manifest, is_embedded
+from b2array.engine.snapshot import Snapshot
+from b2array.engine.source import FRAME_NAME
+from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError, UnsupportedError
+from b2array.format.index import chunk_name
+from b2array.format.state import State
+from b2array.store.base import COMPARE_AND_SWAP, Head, Store, attempts, stale_reader, too_many_conflicts
+from b2array.store.endings import JOURNAL, LOCK, TEMPORARY
+from b2array.store.local import LocalStore
+
+__all__ = [
+    "ABSENT", "COMMIT_KEY", "DELETED_KEY", "Found", "carry_out", "commit_of", "discard", "look", "read_member",
+    "settle", "writers_lock",
+]  # fmt: skip
+
+COMMIT_KEY = "group"
+"""Key under which a member's frame records the last transaction that changed it: the group's identity, a number."""
+DELETED_KEY = "deleted"
+"""Key of an entry that only the frame in the place of a deleted member has."""
+
+_DAMAGED = "damaged "
+
+ABSENT = (FileNotFoundError, NotADirectoryError)
+_UNREADABLE = (FormatError, LimitError, UnsupportedError)
+
+StoreOf = Callable[[str], Store]
+"""Gives the store of a path in the group."""
+
+
+def commit_of(state: State) -> tuple[str, int]:
+    """Return the last transaction that changed a member, as its frame records it."""
+    found = state.annotations.entry(COMMIT_KEY)
+    if isinstance(found, list | tuple) and len(found) == 2 and isinstance(found[0], str) and type(found[1]) is int:
+        return found[0], found[1]
+    return "", 0
+
+
+class Found(NamedTuple):
+    """What is at a path: a frame, a mark that says that one was deleted, a damaged frame, or nothing.
+
+    `state` names its present state: a frame's generation, the version of a damaged one, or "" for nothing. `lasting`
+    stays the same when a frame is changed, where b2array made it. `name` is that of the object with its header.
+    """
+
+    frame: Snapshot | None
+    state: str = ""
+    lasting: str = ""
+    name: str | None = None
+    version: str | None = None
+
+    @property
+    def is_mark(self) -> bool:
+        """Whether this is the mark of a deletion."""
+        return self.frame is None and self.name is not None and not self.is_damaged
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether this is a frame that cannot be read."""
+        return self.state.startswith(_DAMAGED)
+
+    def is_state(self, named: str) -> bool:
+        """Whether `state` or `lasting` was this."""
+        return named in (self.state, self.lasting)
+
+
+def look(store: Store) -> Found:
+    """Look at what the store of a member holds itself, whatever the redo log says."""
+    try:
+        held = snapshot.load(store)
+    except ABSENT:
+        return Found(None)
+    except _UNREADABLE:
+        names = [FRAME_NAME] if store.is_prefix else ["", FRAME_NAME]
+        for name, head in zip(names, store.head(names, 1), strict=True):
+            if isinstance(head, Head):
+                version = (head.stamp or store.stamp(name)).version
+                return Found(None, _DAMAGED + version, _DAMAGED + version, name, version)
+        raise
+    identity = held.state.annotations.identity
+    lasting = f"id {identity.hex()}" if identity else held.generation
+    shown = None if held.state.annotations.entry(DELETED_KEY) else held
+    return Found(shown, held.generation, lasting, held.name, held.version)
+
+
+def read_member(store_of: StoreOf, manifest: Manifest, path: str) -> Snapshot:
+    """Return the state of a member by the manifest; FileNotFoundError if there is no such member."""
+    entry = manifest.redo.get(path)
+    store = store_of(path)
+    if entry is not None:
+        found = look(store)
+        if found.is_state(entry.before):
+            if entry.kind == "delete":
+                raise FileNotFoundError(f"{store.url} was deleted")
+            try:
+                return _to_come(store_of, path, entry, found)
+            except (*ABSENT, FormatError):
+                # Another process has just carried the entry out.
+                if look(store).is_state(entry.before):
+                    raise stale_reader(store.url) from None
+    held = snapshot.load(store)
+    if held.state.annotations.entry(DELETED_KEY):
+        raise FileNotFoundError(f"{store.url} was deleted")
+    return held
+
+
+def _to_come(store_of: StoreOf, path: str, entry: Entry, found: Found) -> Snapshot:
+    """Return the state that an entry has for a member."""
+    if entry.kind == "header":
+        return snapshot.restore(store_of(path), entry.header, found.version)
+    staged = store_of(entry.aside(path))
+    if entry.kind == "index":
+        return snapshot.restore(store_of(path), b"".join(staged.pieces()), found.version)
+    return snapshot.load(staged)
+
+
+def settle(
+    store_of: StoreOf, log: Mapping[str, Entry], *, remove_embedded: Callable[[str, Entry], None],
+    mark_deleted: Callable[[Store, Found], None], locked: Collection[str] = (),
+) -> dict[str, Entry]:  # fmt: skip
+    """Carry out a redo log, and return the entries that cannot be carried out now.
+
+    The caller holds the manifest's lock, and those of the members `locked`. A damaged member, or an error of the store,
+    stops its own entry only. Deletions come first: a new name may differ from a deleted one in case alone.
+    """
+    left = {}
+    for path, entry in sorted(log.items(), key=lambda item: item[1].kind != "delete"):
+        try:
+            if is_embedded(path):
+                remove_embedded(path, entry)
+            else:
+                carry_out(store_of, path, entry, mark_deleted=mark_deleted, locked=path in locked)
+        except (OSError, B2ArrayError):
+            left[path] = entry
+    return left
+
+
+def carry_out(
+    store_of: StoreOf, path: str, entry: Entry, *, mark_deleted: Callable[[Store, Found], None] | None = None,
+    locked: bool = False,
+) -> None:  # fmt: skip
+    """Give a member the state of its entry, unless it has that or another one by now.
+
+    The caller holds the manifest's lock; if `locked`, that of the member, too.
+    """
+    store = store_of(path)
+    aside = store_of(entry.aside(path)) if entry.token else store
+    for _ in attempts(store):
+        found = look(store)
+        if not found.is_state(entry.before):
+            break
+        # In memory, the lock of the manifest excludes all writers.
+        waits = store.appendable and not locked and found.name is not None
+        with store.lock(found.name or "") if waits else nullcontext():
+            if waits and not look(store).is_state(entry.before):
+                continue
+            try:
+                if store.appendable:
+                    _change_on_disk(store, aside, entry, found)
+                else:
+                    _change_object(store, aside, entry, found, mark_deleted)
+            except (ConflictError, FileExistsError):  # another process was faster
+                continue
+            except ABSENT:
+                if look(store).is_state(entry.before):  # what was staged is gone
+                    raise
+        break
+    else:
+        raise too_many_conflicts(store)
+    if entry.token:
+        discard(aside)
+
+
+def _change_on_disk(store: Store, aside: Store, entry: Entry, found: Found) -> None:
+    """Give a member its new state on a local disk, in one step."""
+    if entry.kind == "header":
+        store.patch("", 0, entry.header)
+        store.force()
+    elif entry.kind == "index":
+        store.adopt(aside.url, FRAME_NAME, exclusive=False)
+        store.force()
+    elif entry.kind == "delete":
+        aside.take(store)
+        if not found.name:  # the lock file of a directory has gone with it
+            store.drop_lock()
+    elif found.name is None and not _is_there(store):
+        store.take(aside)
+    else:
+        store.exchange(aside)
+
+
+def _is_there(store: Store) -> bool:
+    """Whether there is anything: killed writers may have left chunks without an index."""
+    try:
+        store.listing()
+    except ABSENT:
+        return False
+    return True
+
+
+def _change_object(
+    store: Store, aside: Store, entry: Entry, found: Found, mark_deleted: Callable[[Store, Found], None] | None
+) -> None:
+    """Give a member its new state in an object store: write its index, if it is still the one that goes."""
+    goes = found.frame
+    if entry.kind == "delete":
+        if store.guarantee != COMPARE_AND_SWAP:
+            store.delete([found.name or "", *(store.listing() if found.name else ())])
+            return
+        if mark_deleted is None:
+            raise ValueError("expected a way to mark deletions")
+        mark_deleted(store, found)
+        stays = None
+    else:
+        content = b"".join(aside.pieces())
+        name = FRAME_NAME if entry.kind == "index" else ""
+        if found.name is None:
+            store.create(name, content)
+        else:
+            store.replace(name, content, expected=found.version)
+        stays = snapshot.restore(store, content, None)
+    is_new = stays is None or goes is None or stays.state.annotations.identity != goes.state.annotations.identity
+    if goes is not None and goes.sparse and is_new:
+        # These names are never used again where another writer could come in between.
+        offsets = goes.frame.offsets
+        store.delete([chunk_name(number) for number in offsets[offsets >= 0].tolist()])
+
+
+def discard(store: Store) -> None:
+    """Remove what was staged, or put aside: a file, a directory, or an object. It may be gone."""
+    if store.appendable:
+        store.remove(FRAME_NAME, _belongs)
+        store.drop_lock()  # nobody else waits for it: only its writer knows this place
+    else:
+        store.delete([""])
+
+
+def _belongs(name: str) -> bool:
+    """Whether a file in the directory of a frame is part of it, or waits there for a commit."""
+    return name == FRAME_NAME or chunk_number(name) is not None or name.endswith((LOCK, TEMPORARY, JOURNAL))
+
+
+# Writers who go by a member's own URL.
+
+
+@contextmanager
+def writers_lock(store: Store, name: str) -> Iterator[None]:
+    """Take the lock of a frame, once no commit of the group that it is in waits to be carried out for it."""
+    while True:
+        with store.lock(name):
+            waiting = _waiting(store)
+            if waiting is None:
+                yield
+                return
+        group, path, entry = waiting
+        with LocalStore(group).lock(MANIFEST):
+            carry_out(partial(_member_store, group), path, entry)
+
+
+def _member_store(group: Path, path: str) -> LocalStore:
+    return LocalStore(group / path, within=group)
+
+
+def _waiting(store: Store) -> tuple[Path, str, Entry] | None:
+    """Return the entry for a local frame that its group has not carried out yet, after the group and the path."""
+    if not isinstance(store, LocalStore):
+        return None
+    place = Path(store.url)
+    group = next((outer for outer in place.parents if (outer / MANIFEST).exists()), None)
+    if group is None:
+        return None
+    path = place.relative_to(group).as_posix()
+    with suppress(*_UNREADABLE, *ABSENT):  # nobody can read such a group, either
+        entry = _log_of(str(group), LocalStore(group).stamp(MANIFEST).version).get(path)
+        if entry is not None and look(store).is_state(entry.before):
+            return group, path, entry
+    return None
+
+
+@lru_cache(maxsize=16)
+def _log_of(url: str, version: str) -> Mapping[str, Entry]:  # noqa: ARG001 - the version is that of the manifest
+    (head,) = LocalStore(url).head([MANIFEST], config.limits.metadata_nbytes)
+    if isinstance(head, Exception):
+        raise head
+    return Manifest.unpack(head.data).redo

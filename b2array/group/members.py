@@ -1,0 +1,131 @@
+"""`Members`: the names of a group's members, and the groups that these names make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import Self
+
+from b2array.engine.manifest import ATTRS, EMBEDDED, MANIFEST, is_member_name
+from b2array.store.endings import LOCK, TEMPORARY
+
+__all__ = ["Members", "check_new"]
+
+
+class Members(Mapping[str, str]):
+    """The paths of members by their names, which it yields in order. A frame with attributes is among them.
+
+    To look at one name, to add and to remove one takes the same time whatever the number of members.
+
+    Examples
+    --------
+    >>> members = Members({"air/temperature": "air/temperature.b2nd", "time": "time.b2nd"})
+    >>> list(members.children("")), members.is_group("air"), "air" in members
+    (['air', 'time'], True, False)
+    """
+
+    def __init__(self, paths: Mapping[str, str] = {}) -> None:
+        self._paths: dict[str, str] = {}
+        # By the name of each group: the names directly in it, and how many members each of them stands for.
+        self._inner: dict[str, dict[str, int]] = {}
+        for name, path in paths.items():
+            self.add(name, path)
+
+    def add(self, name: str, path: str) -> None:
+        """Add a member, or give it another path."""
+        if name not in self._paths:
+            for group, child in _steps(name):
+                inner = self._inner.setdefault(group, {})
+                inner[child] = inner.get(child, 0) + 1
+        self._paths[name] = path
+
+    def remove(self, name: str) -> None:
+        """Remove a member, if there is one of that name."""
+        if self._paths.pop(name, None) is None:
+            return
+        for group, child in _steps(name):
+            inner = self._inner[group]
+            inner[child] -= 1
+            if not inner[child]:
+                del inner[child]
+            if not inner:
+                del self._inner[group]
+
+    def copy(self) -> Self:
+        """Return the same members, to be changed."""
+        new = type(self)()
+        new._paths = dict(self._paths)
+        new._inner = {group: dict(inner) for group, inner in self._inner.items()}
+        return new
+
+    def __getitem__(self, name: str) -> str:
+        return self._paths[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._paths))
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[dict[str, str]]]:
+        return type(self), (self._paths,)
+
+    def is_group(self, name: str) -> bool:
+        """Whether members have names in this group; the outermost one is ""."""
+        return name in self._inner or not name
+
+    def children(self, group: str) -> Iterator[str]:
+        """Yield the names of arrays and groups directly in a group, in the order of the full names."""
+        inner, front = self._inner.get(group, {}), f"{group}/" if group else ""
+        yield from sorted(
+            (name for name in inner if name != ATTRS),
+            key=lambda name: f"{name}/" if front + name in self._inner else name,
+        )
+
+    def below(self, name: str) -> dict[str, str]:
+        """Return the paths of a member, or of all members in and below a group, by their full names in order."""
+        found = {name: self._paths[name]} if name in self._paths else {}
+        groups = [name] if self.is_group(name) else []
+        while groups:
+            group = groups.pop()
+            for child in self._inner.get(group, {}):
+                full = f"{group}/{child}" if group else child
+                if full in self._paths:
+                    found[full] = self._paths[full]
+                if full in self._inner:
+                    groups.append(full)
+        return dict(sorted(found.items()))
+
+
+def _steps(name: str) -> Iterator[tuple[str, str]]:
+    """Yield each group that a name leads through, and the name's next part in it."""
+    parts = name.split("/")
+    groups = ["", *accumulate(parts[:-1], "{}/{}".format)]
+    return zip(groups, parts, strict=True)
+
+
+def check_new(name: str, members: Members, url: str) -> None:
+    """Check the name of a new member of the group at a URL; raise nothing if it has such a member.
+
+    Raises FileExistsError if there is a group of that name. Raises ValueError for names that not every place can hold,
+    and if a part of the name is an array.
+    """
+    if name in members:
+        return
+    if name and members.is_group(name):
+        raise FileExistsError(f"{url}: there is a group {name!r}")
+    refused = f"{url}: {name!r} cannot name a member"
+    if not is_member_name(name):
+        raise ValueError(refused)
+    for outer in accumulate(name.split("/")[:-1], "{}/{}".format):
+        if outer in members:
+            raise ValueError(f"{refused}: {outer!r} is an array, not a group")
+    for text in ("::", "?versionId="):
+        if text in name:
+            raise ValueError(f"{refused}: {text!r} has a meaning of its own in URLs")
+    for part in name.split("/"):
+        if part in (MANIFEST, EMBEDDED) or part.endswith((LOCK, TEMPORARY)):
+            raise ValueError(f"{refused}: {part!r} names a file that is not a member")
