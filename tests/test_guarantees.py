@@ -41,6 +41,16 @@ def rows() -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in cells}
 
 
+def named_tests() -> list[tuple[str, str]]:
+    """Find the tests that the page names: their files and their names."""
+    return re.findall(r"``([a-z_/]+\.py)::(test_\w+)``", TEXT)
+
+
+@pytest.mark.parametrize(("file", "name"), named_tests())
+def test_the_page_names_tests_that_exist(file, name):
+    assert f"\ndef {name}(" in (Path(__file__).parent / file).read_text(encoding="utf-8")
+
+
 TABLE = rows()
 WRITTEN = [place for place, row in TABLE.items() if row["written"] != "no"]
 READ_ONLY = [place for place in TABLE if place not in WRITTEN]

@@ -65,13 +65,10 @@ if sys.platform != "win32":
     os.register_at_fork(after_in_child=_drop_held)
 
 
-def _refuse_own(path: str, key: tuple[int, int, int, bool]) -> None:
-    """Raise RuntimeError if this thread would wait for itself."""
-    device, inode, thread, shared = key
-    for other in (False,) if shared else (False, True):
-        file = _held.get((device, inode, thread, other))
-        if file is not None and not file.closed:
-            raise held_already(path)
+def _is_held(file: _LockFile, *, shared: bool) -> bool:
+    """Whether this thread holds the lock of a file already, shared or not."""
+    held = _held.get((*file.key[:-1], shared))
+    return held is not None and not held.closed
 
 
 def _open_lock(path: str, *, shared: bool) -> _LockFile:
@@ -132,7 +129,11 @@ def locked(path: str, *, shared: bool) -> AbstractContextManager[object]:
             return nullcontext()
         file = _open_lock(path, shared=shared)
         try:
-            _refuse_own(path, file.key)
+            if _is_held(file, shared=False) or (not shared and _is_held(file, shared=True)):
+                raise held_already(path)  # noqa: TRY301 - the file must be closed
+            if shared and _is_held(file, shared=True):
+                file.close()
+                return nullcontext()
             _held[file.key] = file
             _flock(file.fileno(), shared)
             if _still_has(path, file):

@@ -19,6 +19,7 @@ from b2array.errors import (
     UnsupportedError,
 )
 from b2array.format import index
+from b2array.store.open import open_store
 
 pytestmark = pytest.mark.usefixtures("_no_cache")
 
@@ -132,6 +133,36 @@ def test_no_grace_removes_files_of_a_server_whose_clock_is_fast(path):
     os.utime(orphan, (time.time() + 100,) * 2)
     assert b2array.vacuum(path, grace=1).removed == ()
     assert b2array.vacuum(path, grace=0).removed == (orphan.name,)
+
+
+@pytest.mark.parametrize("ahead", [-7200, 7200])
+def test_ages_are_those_by_the_clock_that_dates_the_files(path, monkeypatch, ahead):
+    write(path, noise(), "sparse")
+    (path / "x.b2tmp").write_bytes(b"y")
+    time_of = time.time
+    monkeypatch.setattr(time, "time", lambda: time_of() + ahead)  # the clock of this computer is wrong
+    assert b2array.vacuum(path, grace="1h").removed == ()
+    old = time_of() - 5400
+    os.utime(path / "x.b2tmp", (old, old))
+    assert b2array.vacuum(path, grace="1h", dry_run=True).removed == ("x.b2tmp",)
+    assert b2array.vacuum(path, grace="1h").removed == ("x.b2tmp",)
+
+
+def test_ages_in_a_cloud_are_those_by_the_clock_of_its_server(cloud, cloud_url, monkeypatch):
+    where = {"url": f"{cloud_url}/a.b2nd", "storage_options": cloud.options}
+    b2array.zeros((4, 4), **where)
+    store = open_store(where["url"], storage_options=cloud.options)
+    store.create("0123456789abcdef.b2tmp", b"y")
+    time_of = time.time
+    monkeypatch.setattr(time, "time", lambda: time_of() + 7200)
+    assert abs(store.now() - time_of()) < 600
+    assert b2array.vacuum(**where, grace="1h").removed == ()
+    assert [*store.listing()] == ["0123456789abcdef.b2tmp", FRAME_NAME]
+
+
+def test_the_time_where_nothing_can_be_written_is_ours(http):
+    for url in (f"{http.url}/a.b2nd", "memory://clock"):
+        assert abs(open_store(url).now() - time.time()) < 100
 
 
 @pytest.mark.parametrize("grace", ["soon", "-1h", -1, float("nan"), "5", "1 week"])

@@ -1,0 +1,257 @@
+"""The lock files of local frames: what is taken for one, whose lock it is, and what happens when it is removed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import b2array
+from b2array.errors import FormatError
+from b2array.store.local import LocalStore
+from b2array.store.memory import MemoryStore
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="needs fork, signals and links")
+
+INDEX = "chunks.b2frame"
+LONG = 30
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "a.b2nd"
+    path.write_bytes(b"frame")
+    return path
+
+
+def take(store: LocalStore, name: str = "", *, shared: bool = False) -> None:
+    with store.lock(name, shared=shared):
+        pass
+
+
+# ---- which files are lock files ----
+
+
+@posix
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_lock_that_is_a_link_is_refused_and_what_it_leads_to_stays(tmp_path, file, dangling, shared):
+    victim = tmp_path / "victim"
+    if not dangling:
+        victim.write_bytes(b"ssh-ed25519 AAAA")
+    (tmp_path / "a.b2nd.b2lock").symlink_to("victim")
+    with pytest.raises(FormatError, match=r"a\.b2nd\.b2lock: expected .* symbolic link"):
+        take(LocalStore(file), shared=shared)
+    assert dangling != victim.exists()
+    assert dangling or victim.read_bytes() == b"ssh-ed25519 AAAA"
+
+
+@posix
+def test_a_lock_with_another_name_is_refused(tmp_path, file):
+    (tmp_path / "victim").write_bytes(b"")
+    (tmp_path / "a.b2nd.b2lock").hardlink_to(tmp_path / "victim")
+    with pytest.raises(FormatError, match=r"a\.b2nd\.b2lock: expected a lock file .* 2 hard links"):
+        take(LocalStore(file))
+    assert (tmp_path / "victim").read_bytes() == b""
+
+
+@posix
+def test_a_named_pipe_is_no_lock(tmp_path, file):
+    os.mkfifo(tmp_path / "a.b2nd.b2lock")
+    for shared in (False, True):
+        with pytest.raises(FormatError, match=r"a\.b2nd\.b2lock: expected a lock file"):
+            take(LocalStore(file), shared=shared)
+
+
+@pytest.mark.parametrize("content", [b"my shopping list", bytes(17), b"\0" * 15 + b"\1\1"])
+def test_a_file_with_other_content_is_no_lock_and_stays(tmp_path, file, content):
+    (tmp_path / "a.b2nd.b2lock").write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(FormatError, match=r"a\.b2nd\.b2lock: expected the counter"):
+            take(LocalStore(file))
+    assert (tmp_path / "a.b2nd.b2lock").read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b"", bytes(8), bytes(8) + b"\xff" * 8])
+def test_an_empty_file_and_any_counter_are_locks(tmp_path, file, content):
+    (tmp_path / "a.b2nd.b2lock").write_bytes(content)
+    take(LocalStore(file))
+    counter = (int.from_bytes(content[8:], "little") + 1) % 2**64
+    assert (tmp_path / "a.b2nd.b2lock").read_bytes() == bytes(8) + counter.to_bytes(8, "little")
+
+
+# ---- one thread does not wait for itself ----
+
+
+def test_a_thread_that_holds_a_lock_gets_an_error_and_can_go_on(file):
+    store, other = LocalStore(file), LocalStore(file)
+    for _ in range(2):
+        with store.lock(""):
+            for again in (store, other):
+                with pytest.raises(RuntimeError, match=r"a\.b2nd\.b2lock: this thread holds the lock already"):
+                    take(again)
+            with pytest.raises(RuntimeError):
+                take(other, shared=True)
+    with store.lock("", shared=True):
+        take(other, shared=True)
+        with pytest.raises(RuntimeError):
+            take(other)
+    take(other)
+
+
+def test_a_thread_that_holds_a_lock_in_memory_gets_an_error_and_others_wait():
+    store, taken = MemoryStore({"": b"x"}), threading.Event()
+    other = threading.Thread(target=lambda: (take(store), taken.set()))
+    with store.lock(""):
+        with pytest.raises(RuntimeError, match="memory: this thread holds the lock already"):
+            store.lock("")
+        other.start()
+        assert not taken.wait(0.2)
+    other.join(LONG)
+    assert taken.is_set()
+    take(store)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_write_through_another_handle_inside_a_lock_is_an_error(tmp_path, layout):
+    a = b2array.zeros(10, url=tmp_path / "a.b2nd", layout=layout)
+    b = b2array.open(tmp_path / "a.b2nd", "r+")
+    with a.lock():
+        a[0] = 1
+        with pytest.raises(RuntimeError, match="holds the lock already"):
+            b[1] = 2
+    b[1] = 2
+    assert b[:2].tolist() == [1, 2]
+
+
+@posix
+@pytest.mark.parametrize("place", ["contiguous", "sparse", "memory"])
+def test_a_signal_handler_that_writes_inside_a_write_never_hangs(tmp_path, place):
+    where = {} if place == "memory" else {"url": tmp_path / "a.b2nd", "layout": place}
+    a = b2array.zeros((20, 10), chunks=(5, 10), **where)
+    outcomes: set[type | None] = set()
+    busy = False
+
+    def write(*_: object) -> None:
+        nonlocal busy
+        if busy:  # not inside of itself
+            return
+        busy, outcome = True, None
+        try:
+            a[7] = 7
+        except (RuntimeError, BufferError) as error:
+            outcome = type(error)
+        outcomes.add(outcome)
+        busy = False
+
+    before = signal.signal(signal.SIGALRM, write)
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    try:
+        deadline = time.monotonic() + LONG
+        number = 0
+        while RuntimeError not in outcomes and time.monotonic() < deadline:
+            number += 1
+            a[number % 5] = number
+            with suppress(b2array.errors.ConflictError), a.transaction():
+                a[number % 5] = number
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert RuntimeError in outcomes
+    a[8] = 8
+    assert (a[8] == 8).all()
+    if place != "memory":
+        assert b2array.verify(tmp_path / "a.b2nd", deep=True).ok
+
+
+# ---- locks that are removed ----
+
+
+@posix
+@pytest.mark.parametrize("name", ["", INDEX])
+def test_who_waited_for_a_lock_that_was_removed_waits_for_the_new_one(tmp_path, name):
+    path = tmp_path / "a.b2nd"
+    if name:
+        path.mkdir()
+    lock = path / ".b2lock" if name else tmp_path / "a.b2nd.b2lock"
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with LocalStore(path).lock(name):
+            inside.set()
+            leave.wait(LONG)
+
+    taken = threading.Event()
+    waiting = threading.Thread(target=lambda: (take(LocalStore(path), name), taken.set()))
+    newcomer = threading.Thread(target=hold)
+    with LocalStore(path).lock(name):
+        waiting.start()
+        assert not taken.wait(0.2)
+        lock.unlink()
+        newcomer.start()  # takes the lock of a new file
+        assert inside.wait(LONG)
+    assert not taken.wait(0.3)
+    leave.set()
+    for thread in (newcomer, waiting):
+        thread.join(LONG)
+    assert taken.is_set()
+
+
+def _enter_again_and_again(path: str, name: str, marker: str, seconds: float, violations: list[int]) -> None:
+    store, until = LocalStore(path), time.monotonic() + seconds
+    while time.monotonic() < until:
+        with suppress(FileNotFoundError, NotADirectoryError), store.lock(name):
+            try:
+                os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                violations.append(1)
+                continue
+            time.sleep(0.0005)
+            Path(marker).unlink()
+
+
+@posix
+@pytest.mark.parametrize("name", ["", INDEX])
+def test_removing_and_making_a_frame_again_lets_no_two_writers_in(tmp_path, name):
+    path, marker = str(tmp_path / "a.b2nd"), str(tmp_path / "inside")
+    context = multiprocessing.get_context("fork")
+    with context.Manager() as manager:
+        violations = manager.list()
+        args = (path, name, marker, 1.5, violations)
+        processes = [context.Process(target=_enter_again_and_again, args=args) for _ in range(4)]
+        for process in processes:
+            process.start()
+        rounds, store = 0, LocalStore(path, within=tmp_path)
+        while any(process.is_alive() for process in processes):
+            with suppress(FileExistsError):
+                store.create(name, b"frame")
+            store.remove(INDEX, lambda _: True)
+            rounds += 1
+        for process in processes:
+            process.join(LONG)
+        assert not list(violations)
+        assert rounds > 5
+
+
+@posix
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_deleting_a_member_waits_for_its_writers(tmp_path, layout):
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    a = group.create("a", data=np.zeros(10), layout=layout)
+    done = threading.Event()
+    deleting = threading.Thread(target=lambda: (group.__delitem__("a"), done.set()))
+    with a.lock():
+        deleting.start()
+        assert not done.wait(0.3)
+        a[0] = 1
+    deleting.join(LONG)
+    assert done.is_set()
+    assert sorted(path.name for path in (tmp_path / "g.b2d").iterdir()) == ["embed.b2e"]
