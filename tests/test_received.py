@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from b2array.group.manifest import MANIFEST, Manifest
 
 import b2array
 from b2array.errors import FormatError, UnsupportedError
-from b2array.group.manifest import MANIFEST, Manifest
 from b2array.store.endings import LOCK
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="making links needs a privilege there")

@@ -33,6 +33,7 @@ from b2array.engine.handle import Handle
 from b2array.engine.source import Source
 from b2array.engine.transaction import Transaction
 from b2array.engine.write import rewrite
+from b2array.format import text
 from b2array.format.b2nd import GEOMETRIES
 from b2array.grid import assignment
 from b2array.grid.assignment import Sliceable
@@ -149,11 +150,17 @@ def holding(x: Any, url: Url | None, dtype: npt.DTypeLike | None, options: Array
         return computed(x.shape, kind, lambda box: piece(x, box, kind), url, options)
     assignment.check_unmasked(x)
     values = np.asarray(x, dtype=dtype)
+    if text.is_unsized(values.dtype) and (values.dtype.kind == "T" or _has_text(values)):
+        values = values.astype(object).astype(text.sized_dtype(values))
     draft = new_draft(url, values.shape, values.dtype, options)
     with aborting(draft):
         if values.size:
             put(draft, (...,), values)
     return draft
+
+
+def _has_text(values: npt.NDArray[Any]) -> bool:
+    return any(isinstance(item, str | bytes) for item in values.flat)
 
 
 def computed(

@@ -25,6 +25,7 @@ from b2array.array.drafts import (
     known_dtype,
 )
 from b2array.codec.cparams import AnyCParams
+from b2array.format import dtypes
 from b2array.grid.assignment import check_unmasked
 from b2array.grid.layout import extents
 
@@ -157,13 +158,18 @@ def full(
         As for `zeros`.
     """
     item = _item(fill_value, dtype)
-    return _filled("full", url, shape, item.dtype if dtype is None else dtype, options, fill_value=item[()])
+    chosen = dtype if dtype is not None and dtypes.has_size(known_dtype(dtype)) else item.dtype
+    return _filled("full", url, shape, chosen, options, fill_value=item[()])
 
 
 def _item(value: Any, dtype: npt.DTypeLike | None) -> npt.NDArray[Any]:
     check_unmasked(value)
-    # NumPy itself gives a size to types without one.
-    return np.full((), value, None if dtype is None else np.empty(0, known_dtype(dtype)).dtype)
+    wanted = known_dtype(dtype)
+    if wanted is None:
+        return np.full((), value)
+    if not dtypes.has_size(wanted):
+        return np.asarray(value, wanted)
+    return np.full((), value, np.empty(0, wanted).dtype)
 
 
 def _filled(

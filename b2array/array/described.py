@@ -10,13 +10,16 @@ from typing import Any, Self
 import numpy as np
 
 from b2array.codec.cparams import CParams
+from b2array.compute.operators import free_nbytes
 from b2array.compute.readable import Readable
 from b2array.display import tables
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.redo import writers_lock
-from b2array.engine.transaction import Transaction
+from b2array.engine.transaction import Transaction, copied
 from b2array.errors import FormatError, UnsupportedError, located_error
 from b2array.format.attributes import decode_attr, encode_attr
+from b2array.format.header import FrameType
+from b2array.store.memory import MemoryStore
 
 __all__ = ["Attributes", "Described", "Opened"]
 
@@ -139,6 +142,21 @@ class Opened:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._handle,)
+
+    def __copy__(self) -> Self:
+        """Return the same array once more: both share their state, their changes and a transaction."""
+        return type(self)(self._handle)
+
+    def __deepcopy__(self, _: object) -> Self:
+        """Return a copy in memory, compressed as this one. `copy` has a place for it."""
+        free = free_nbytes()
+        if self.cbytes > free // 2:
+            raise MemoryError(
+                f"{self!r} takes {self.cbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free: a deep copy is in "
+                "memory; b2array.copy(a, url) makes one in a file"
+            )
+        new = self._handle.reading(lambda source: copied(source, MemoryStore(), FrameType.CONTIGUOUS))
+        return type(self)(Handle(new.commit(), "r+"))
 
 
 class Described(Opened, Readable):

@@ -203,8 +203,10 @@ def aborting(transaction: Transaction) -> Iterator[None]:
 
 
 def _layout(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Layout:
-    # NumPy itself gives a size to types without one, and turns items that are arrays into dimensions.
-    model = np.empty(0, known_dtype(dtype))
+    # NumPy itself turns items that are arrays into dimensions.
+    known = known_dtype(dtype)
+    dtypes.require_size(known)
+    model = np.empty(0, known)
     outer, inner = extents(shape), model.shape[1:]
     # Other readers see items of ml_dtypes as bytes without meaning: NumPy alone does not know their names.
     raw = np.dtype((np.void, model.itemsize)) if dtypes.extension_name(model.dtype) else model.dtype

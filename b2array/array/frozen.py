@@ -120,6 +120,9 @@ class Frozen:
         with one_thread():
             return self.array[key]
 
+    def __deepcopy__(self, _: object) -> Frozen:
+        return self  # it does not change
+
     def __repr__(self) -> str:
         return f"<b2array.Frozen {printable(self.array._handle.url)}>"
 

@@ -21,7 +21,8 @@ from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.display.tables import counted
 from b2array.display.tables import nbytes as shown_nbytes
 from b2array.errors import B2ArrayError, FormatError, warn
-from b2array.exchange.formats import BYTES, Box, Build, Format, Piece, Settings, Source, Storage, Tree
+from b2array.exchange.formats import BYTES, Box, Build, Format, Piece, Settings, Source, Storage, Tree, sized
+from b2array.exchange.hdf5 import FOLLOWING, HDF5
 from b2array.exchange.places import find
 from b2array.grid.chunking import automatic
 from b2array.grid.partition import boxes
@@ -60,6 +61,7 @@ def convert(
     overwrite: bool = False,
     verify: bool = False,
     progress: bool = False,
+    follow_external: bool = False,
     src_options: Mapping[str, Any] | None = None,
     dst_options: Mapping[str, Any] | None = None,
     src_fs: AbstractFileSystem | None = None,
@@ -94,6 +96,9 @@ def convert(
         Whether to read both files again afterwards and compare them.
     progress : bool, default False
         Whether to show a progress bar.
+    follow_external : bool, default False
+        Whether to read what an HDF5 file names in other files: by links, as storage of a dataset, or as parts of a
+        virtual one. Otherwise that is an error which names dataset and file, because the file may be anybody's.
     src_options, dst_options : mapping, optional
         Storage options for fsspec.
     src_fs, dst_fs : fsspec.AbstractFileSystem, optional
@@ -106,7 +111,8 @@ def convert(
     FileExistsError
         The destination exists.
     UnsupportedError
-        The destination's format cannot hold the type of the items, or a package is missing. Nothing was written.
+        The destination's format cannot hold the type of the items, or a package is missing. Nothing was written. Or
+        items are in other files, see `follow_external`.
     B2ArrayError
         With `verify`: the destination differs from the source. Or only some arrays of a group could be copied.
 
@@ -129,8 +135,8 @@ def convert(
     dst, dst_options = address_of(dst, dst_options, dst_fs)
     done = converted(
         src, dst, src_format=src_format, dst_format=dst_format, chunks=chunks, blocks=blocks, cparams=cparams,
-        layout=layout, overwrite=overwrite, verify=verify, progress=progress, src_options=src_options,
-        dst_options=dst_options, **options,
+        layout=layout, overwrite=overwrite, verify=verify, progress=progress, follow_external=follow_external,
+        src_options=src_options, dst_options=dst_options, **options,
     )  # fmt: skip
     if done.failed:
         listed = "; ".join(": ".join(filter(None, (name, str(error)))) for name, error in done.failed.items())
@@ -182,11 +188,13 @@ def converted(
     src: Url, dst: Url, *, src_format: str | Format | None = None, dst_format: str | Format | None = None,
     chunks: Sequence[int] | None = None, blocks: Sequence[int] | None = None, cparams: AnyCParams = None,
     layout: str = "auto", overwrite: bool = False, verify: bool = False, progress: bool = False,
-    src_options: Storage = None, dst_options: Storage = None, **options: Any,
+    follow_external: bool = False, src_options: Storage = None, dst_options: Storage = None, **options: Any,
 ) -> Conversion:  # fmt: skip
     """Do what `convert` does, and return the outcome. An array that fails does not stop the others."""
     begun = time.perf_counter()
     from_format, src_url = find(src, src_format, src_options, exists=True)
+    if follow_external and from_format is HDF5:
+        from_format = FOLLOWING
     to_format, dst_url = find(dst, dst_format, dst_options, exists=False)
     if overwrite and to_format.name == "zarr":
         _refuse_the_source(src_url, src_options, dst_url, dst_options)
@@ -222,6 +230,7 @@ def _refuse_the_source(src: str, src_options: Storage, dst: str, dst_options: St
 
 
 def _one_converted(source: Source, target: Format, url: str, wanted: Settings, *, verify: bool, progress: bool) -> None:
+    source = sized(source)
     settings = _settings(source, wanted)
     target.check(source, settings)
     _warn_of_loss(source, target, url)
@@ -230,7 +239,7 @@ def _one_converted(source: Source, target: Format, url: str, wanted: Settings, *
         target.write(url, source, _pieces(source, regions, shown.advance), settings)
     if verify:
         with target.open(url, wanted.storage_options) as copy, track(source.nbytes, "verifying", progress) as shown:
-            _compare(source, copy, regions, url, shown.advance)
+            _compare(source, sized(copy), regions, url, shown.advance)
 
 
 def _all_converted(
@@ -245,7 +254,7 @@ def _all_converted(
         with track(len(tree.names), label, progress, unit="items") as shown:
             for name in names:
                 try:
-                    source = tree.open(name)
+                    source = sized(tree.open(name))
                     verb(name, source, _settings(source, wanted))
                 except Exception as error:  # noqa: BLE001 - other libraries raise errors of many kinds
                     failed[name] = error
@@ -257,7 +266,7 @@ def _all_converted(
         building.put(name, source, _pieces(source, _regions(source, target, settings)), settings)
 
     def compare(name: str, source: Source, settings: Settings) -> None:
-        _compare(source, copies.open(name), _regions(source, target, settings), f"{url}/{name}")
+        _compare(source, sized(copies.open(name)), _regions(source, target, settings), f"{url}/{name}")
 
     # A group needs no mark of its own if something is in it, or if it is the whole of the destination.
     inhabited = {
@@ -319,8 +328,10 @@ def _pieces(source: Source, regions: list[Box], advance: Callable[[int], object]
 
 
 def _compare(source: Source, copy: Source, regions: list[Box], url: str, advance: Callable[[int], object] = id) -> None:
-    # In Zarr 3 the byte order belongs to the storage, not to the type.
-    if source.shape != copy.shape or source.dtype.newbyteorder("=") != copy.dtype.newbyteorder("="):
+    # In Zarr 3 the byte order belongs to the storage, not to the type. HDF5 stores text of any length.
+    is_text = {source.dtype.kind, copy.dtype.kind} == {"U"}
+    same_type = is_text or source.dtype.newbyteorder("=") == copy.dtype.newbyteorder("=")
+    if source.shape != copy.shape or not same_type:
         raise B2ArrayError(
             f"{redact_url(url)} differs from its source: expected shape {source.shape} and type {source.dtype}, "
             f"found {copy.shape} and {copy.dtype}"

@@ -11,7 +11,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +33,8 @@ from b2array.errors import FormatError, UnsupportedError
 from b2array.format import foreign
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
+from b2array.format.text import is_unsized, sized_dtype
+from b2array.grid.partition import boxes
 from b2array.group.addressing import face, split_member
 from b2array.group.directory import copy_of
 from b2array.store.atomic import AtomicFile, require_free
@@ -42,8 +44,11 @@ from b2array.store.secrets import redact_url
 __all__ = [
     "B2ND", "BLP", "BLP_BYTES", "BYTES", "NPY", "Box", "Build", "Building", "Format", "Piece", "Put", "Settings",
     "Source", "Storage", "Tree", "array_options", "dims_of", "first_bytes", "holds_array", "json_attrs", "local_copy",
-    "lone", "refuse_objects", "require", "source_of",
+    "lone", "refuse_objects", "require", "sized", "source_of",
 ]  # fmt: skip
+
+_TEXTS = 2**18
+"""Texts of any length that are read together."""
 
 Box = tuple[slice, ...]
 Piece = tuple[Box, npt.NDArray[Any]]
@@ -191,6 +196,27 @@ def refuse_objects(source: Source, _: Settings) -> None:
     """Raise UnsupportedError for items that are Python objects."""
     if source.dtype.hasobject:
         raise UnsupportedError(f"items of type {source.dtype} are Python objects, which have no bytes of their own")
+
+
+def sized(source: Source) -> Source:
+    """Give text of any length a type that holds its longest item. This reads all of it."""
+    if not is_unsized(source.dtype):
+        return source
+    fill = source.fill_value if isinstance(source.fill_value, str | bytes) else ""
+    found: set[np.dtype[Any]] = set()
+    try:
+        for box in boxes(source.shape, _TEXTS, source.chunks):
+            values = np.asarray(source.read(box), object)
+            if values.size:
+                found.add(sized_dtype(values, max(1, len(fill))))
+    except TypeError as error:
+        raise UnsupportedError(f"items of any length can only be text or bytes: {error}") from None
+    if len({each.kind for each in found}) > 1:
+        raise UnsupportedError("items of any length can only be text or bytes, found both")
+    dtype = max(found, key=lambda each: each.itemsize, default=np.dtype("U1"))
+    return replace(
+        source, dtype=dtype, fill_value=fill or 0, read=lambda box: np.asarray(source.read(box), object).astype(dtype)
+    )
 
 
 @contextmanager

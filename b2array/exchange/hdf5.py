@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import ModuleType
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from b2array.errors import FormatError, UnsupportedError, warn
-from b2array.exchange import formats
+from b2array.errors import B2ArrayError, FormatError, UnsupportedError, warn
+from b2array.exchange import dimension_scales, formats, hdf5_links
 from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
 from b2array.format import foreign
 from b2array.group.addressing import split_member
@@ -26,41 +26,67 @@ from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
 
-__all__ = ["HDF5"]
+__all__ = ["FOLLOWING", "HDF5"]
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
-_SCALES = frozenset({
-    "CLASS", "DIMENSION_LABELS", "DIMENSION_LIST", "NAME", "REFERENCE_LIST", "_NCProperties", "_Netcdf4Coordinates",
-    "_Netcdf4Dimid",
+_OF_NETCDF = "_NCProperties"
+_PACKING = frozenset({
+    "_FillValue", "missing_value", "scale_factor", "add_offset", "valid_min", "valid_max", "valid_range",
 })  # fmt: skip
-_NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
+"""Attributes whose types say something: xarray decodes packed numbers into the type of their scale."""
 
 
 @contextmanager
-def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
-    """Open a file, or one dataset or group of it."""
+def _tree(url: str, storage_options: Storage, *, follow_external: bool = False) -> Iterator[Tree]:
+    """Open a file, or one dataset or group of it. What is in other files can be followed, or is an error."""
     h5py = formats.require("h5py", "hdf5", "HDF5")
     address, name = split_member(url)
-    with formats.local_copy(address, storage_options) as path, _opened(h5py, path, redact_url(address)) as file:
-        if name and name not in file:
-            raise FileNotFoundError(f"{redact_url(address)} holds no dataset {name!r}")
-        with _reading(redact_url(address)):
-            nodes = dict(_nodes(h5py, file, name))
+    place = redact_url(address)
+    with formats.local_copy(address, storage_options) as path, _opened(h5py, path, place) as file:
+
+        def node_at(at: str) -> Any:
+            return file[at or "/"] if follow_external else hdf5_links.opened(h5py, file, at, f"{place}#{at}")
+
+        if not _is_there(node_at, name):
+            raise FileNotFoundError(f"{place} holds no dataset {name!r}")
+        with _reading(place):
+            nodes = dict(_nodes(h5py, node_at, name, place))
         top = len(name) + 1 if name else 0
+        paths = {_shown(at[top:]): at for at, is_group in nodes.items() if not is_group}
 
         def opened(inner: str) -> Source:
-            where = f"{name}/{inner}".strip("/")
-            with _reading(f"{redact_url(address)}#{where}"):
-                node = file[where]
+            at = paths.get(inner, f"{name}/{inner}".strip("/"))
+            where = f"{place}#{at}"
+            with _reading(where):
+                node = node_at(at)
                 if isinstance(node, h5py.Group):  # not among the groups of `_nodes`
-                    raise FormatError(f"{redact_url(address)}#{where}: the members of this group cannot be read")
-                return _source(node, f"{redact_url(address)}#{where}")
+                    raise FormatError(f"{where}: the members of this group cannot be read")
+                if not follow_external:
+                    hdf5_links.check_items(h5py, node, where)
+                return _source(node, where)
 
         def attrs(at: str) -> dict[str, Any]:
-            return _attrs(file[at or "/"], f"{redact_url(address)}#{at}")
+            return _attrs(node_at(at), f"{place}#{at}")
 
         groups = {at[top:]: partial(attrs, at) for at, is_group in nodes.items() if is_group}
-        yield Tree(tuple(at[top:] for at, is_group in nodes.items() if not is_group), opened, groups)
+        yield Tree(tuple(paths), opened, groups)
+
+
+def _is_there(node_at: Callable[[str], Any], name: str) -> bool:
+    try:
+        node_at(name)
+    except KeyError:
+        return False
+    except (OSError, RuntimeError) as error:  # damage is told where it is read
+        if isinstance(error, B2ArrayError):
+            raise
+    return True
+
+
+def _shown(path: str) -> str:
+    """Return the name of a netCDF variable without the mark of those that are not coordinates."""
+    outer, slash, last = path.rpartition("/")
+    return outer + slash + last.removeprefix(dimension_scales.NOT_A_COORDINATE)
 
 
 def _opened(h5py: ModuleType, path: str, url: str) -> Any:
@@ -74,34 +100,54 @@ def _opened(h5py: ModuleType, path: str, url: str) -> Any:
         raise FormatError(f"{url}: expected an HDF5 file, found {found} ({error})") from None
 
 
-def _nodes(h5py: ModuleType, file: Any, name: str) -> Iterator[tuple[str, bool]]:
+def _nodes(
+    h5py: ModuleType, node_at: Callable[[str], Any], name: str, place: str
+) -> Iterator[tuple[str, bool]]:  # fmt: skip
     """Yield what is at a name and below it, and whether it is a group; what cannot be opened is not.
 
     A dataset that only gives netCDF the length of a dimension is left out unless it has the name.
     """
-    seen = set()
-    waiting = [name]
+    seen: set[tuple[int, int]] = set()
+    waiting, left_out = [name], []
+    linked: set[str] = set()
     while waiting:
         at = waiting.pop()
         try:
-            node = file[at or "/"]
-            is_group = isinstance(node, h5py.Group)
-            address = h5py.h5o.get_info(node.id).addr
-            inner = [key for key in node if isinstance(node.get(key, getlink=True), h5py.HardLink)] if is_group else []
-            is_array = isinstance(node, h5py.Dataset)
-            is_left_out = is_array and at != name and _NO_VARIABLE in str(node.attrs.get("NAME"))
-        except (KeyError, OSError, RuntimeError):
+            node = node_at(at)
+            is_group, is_array = isinstance(node, h5py.Group), isinstance(node, h5py.Dataset)
+            about = h5py.h5o.get_info(node.id)
+            inner = {f"{at}/{key}".lstrip("/"): _is_soft(h5py, node, key) for key in node} if is_group else {}
+            is_skipped = is_array and at != name and dimension_scales.is_only_a_length(node)
+        except KeyError:
+            if at == "":
+                raise
+            if at in linked:
+                left_out.append(at)
+            else:
+                yield at, False
+            continue
+        except (OSError, RuntimeError):
             if at == "":  # the root: nothing can be found
                 raise
             yield at, False
             continue
-        # In a damaged or malicious file, a group may hold itself.
-        if is_group and address in seen:
+        if is_group and at in linked:
+            left_out.append(at)
             continue
-        seen.add(address)
-        if is_group or (is_array and not is_left_out):
+        # In a damaged or malicious file, a group may hold itself.
+        if is_group and (about.fileno, about.addr) in seen:
+            continue
+        seen.add((about.fileno, about.addr))
+        if is_group or (is_array and not is_skipped):
             yield at, is_group
-        waiting += [f"{at}/{key}".lstrip("/") for key in reversed(inner)]
+        linked |= {path for path, is_soft in inner.items() if is_soft}
+        waiting += reversed(inner)
+    if left_out:
+        warn(f"{place}: the links {left_out} are left out, because they lead to groups, or to nothing")
+
+
+def _is_soft(h5py: ModuleType, group: Any, key: str) -> bool:
+    return group.get(key, getclass=True, getlink=True) is h5py.SoftLink
 
 
 @contextmanager
@@ -109,19 +155,22 @@ def _reading(where: str) -> Iterator[None]:
     """Say where damage is. For damage, HDF5 raises OSError without a number."""
     try:
         yield
-    except (OSError, RuntimeError, KeyError) as error:
-        if isinstance(error, UnsupportedError) or getattr(error, "errno", None) is not None:
+    except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
+        if isinstance(error, B2ArrayError) or getattr(error, "errno", None) is not None:
             raise
-        raise FormatError(f"{where}: {error.args[0] if error.args else error}") from None
+        says = error if isinstance(error, UnicodeError) or not error.args else error.args[0]
+        raise FormatError(f"{where}: {says}") from None
 
 
 def _attrs(node: Any, where: str) -> dict[str, Any]:
-    found = {key: value for key, value in node.attrs.items() if key not in _SCALES}
-    if np.shape(found.get("_FillValue", 0)) == (1,):  # as netCDF stores a number
-        found["_FillValue"] = found["_FillValue"][0]
+    found = {key: value for key, value in node.attrs.items() if key not in dimension_scales.HIDDEN}
+    # netCDF stores a number as an array of one, and has no such arrays.
+    of_netcdf = _OF_NETCDF in node.file.attrs or where.partition("#")[0].endswith(".nc")
+    single = [key for key, value in found.items() if np.shape(value) == (1,) and (of_netcdf or key in _PACKING)]
+    found |= {key: found[key][0] for key in single}
     if left := [key for key, value in found.items() if not _is_portable(value)]:
         warn(f"{where}: the attributes {left} are left out, because they mean something in their file only")
-    return {key: _unpacked(value) for key, value in found.items() if key not in left}
+    return {key: _unpacked(value, key in _PACKING) for key, value in found.items() if key not in left}
 
 
 def _is_portable(value: Any) -> bool:
@@ -133,32 +182,37 @@ def _is_portable(value: Any) -> bool:
     return not isinstance(value, formats.require("h5py", "hdf5", "HDF5").Reference)
 
 
-def _source(data: Any, where: str) -> Source:
+def _source(node: Any, where: str) -> Source:
+    data = node
+
     def read(box: Box) -> npt.NDArray[Any]:
         with _reading(where):
             return np.asarray(data[box])
 
     def stored() -> int:
         with _reading(where):
-            return int(data.id.get_storage_size())
+            return int(node.id.get_storage_size())
 
-    if data.shape is None:
+    if node.shape is None:
         raise UnsupportedError(f"{where}: expected a dataset with a shape, found an empty one without a dataspace")
-    dims = tuple(_dim(dim) for dim in data.dims)
+    h5py = formats.require("h5py", "hdf5", "HDF5")
+    dtype, fill = np.lib.format.drop_metadata(data.dtype), data.fillvalue
+    text = h5py.check_string_dtype(data.dtype)
+    if text is not None and text.length is None:
+        data, dtype = data.asstr("utf-8"), np.dtypes.StringDType()
+        fill = fill.decode("utf-8", "replace") if isinstance(fill, bytes) else 0
+    dims = dimension_scales.names_of(h5py, node)
     return Source(
-        data.shape, np.lib.format.drop_metadata(data.dtype), read, data.chunks, attrs=_attrs(data, where),
-        dims=dims if any(dims) else None, fill_value=data.fillvalue, stored=stored,
+        node.shape, dtype, read, node.chunks, attrs=_attrs(node, where), dims=dims if any(dims) else None,
+        fill_value=fill, stored=stored,
     )  # fmt: skip
 
 
-def _dim(dim: Any) -> str | None:
-    if dim.label:
-        return str(dim.label)
-    return dim[0].name.rpartition("/")[2] if len(dim) else None
+def _unpacked(value: Any, packs: bool = False) -> Any:
+    """Return an attribute in types of Python and NumPy. Text is `str`, however the file stores it.
 
-
-def _unpacked(value: Any) -> Any:
-    """Return an attribute in types of Python and NumPy. Text is `str`, however the file stores it."""
+    With `packs`, a number keeps a type that Python does not have, in an array without dimensions.
+    """
     if isinstance(value, formats.require("h5py", "hdf5", "HDF5").Empty):  # as netCDF stores an empty text
         return "" if value.dtype.kind in "SO" else np.empty(0, value.dtype)
     if isinstance(value, str):  # h5py takes other bytes for text, too
@@ -169,28 +223,43 @@ def _unpacked(value: Any) -> Any:
             return np.strings.decode(value, "utf-8").tolist()
     if kind == "O" and all(isinstance(each, str) for each in value.flat):
         return value.tolist()
-    if kind == "V":
+    if kind == "V" or (packs and isinstance(value, np.generic) and value.dtype.char not in "dlSU"):
         return np.asarray(value)
     return value.item() if isinstance(value, np.generic) and kind in "biufSU" else value
 
 
 def _stored(dtype: np.dtype[Any]) -> Any:
-    """Return the type to store. h5py stores times as opaque bytes, which it recognises when it reads them."""
-    return formats.require("h5py", "hdf5", "HDF5").opaque_dtype(dtype) if dtype.kind in "mM" else dtype
+    """Return the type to store: for times opaque bytes, which h5py recognises, and text of any length for text."""
+    h5py = formats.require("h5py", "hdf5", "HDF5")
+    if dtype.kind == "U":
+        return h5py.string_dtype()
+    return h5py.opaque_dtype(dtype) if dtype.kind in "mM" else dtype
 
 
 def _check(source: Source, settings: Settings) -> None:
     formats.refuse_objects(source, settings)
     h5py = formats.require("h5py", "hdf5", "HDF5")
     try:
-        held = h5py.h5t.py_create(_stored(source.dtype), logical=True).dtype == source.dtype
+        held = source.dtype.kind == "U" or h5py.h5t.py_create(_stored(source.dtype), logical=True).dtype == source.dtype
     except TypeError as error:
         raise UnsupportedError(f"HDF5 cannot hold items of type {source.dtype}: {error}") from None
     if not held:
         raise UnsupportedError(f"HDF5 would change items of type {source.dtype}")
     # Try to store the attributes in a file in memory: only h5py knows what it can store.
     with h5py.File("probe", "w", driver="core", backing_store=False) as probe:
-        _set_attrs(probe, source.attrs)
+        _set_attrs(probe, _typed(source))
+
+
+def _typed(source: Source) -> dict[str, Any]:
+    """Return the attributes of an array. netCDF expects the value that marks missing items in the items' type."""
+    attrs = dict(source.attrs)
+    missing = np.asarray(attrs.get("_FillValue"))
+    if source.dtype.kind in "iuf" and missing.dtype.kind in "iuf" and not missing.ndim:
+        with np.errstate(all="ignore"):
+            typed = missing.astype(source.dtype)
+        if np.array_equal(typed, missing, equal_nan=True):
+            attrs["_FillValue"] = typed
+    return attrs
 
 
 def _set_attrs(node: Any, attrs: Mapping[str, Any]) -> None:
@@ -223,9 +292,12 @@ def _building(url: str, settings: Settings, *, most: float = math.inf) -> Iterat
                 if name:
                     shutil.copyfile(old, path)
         with h5py.File(path, "a") as file:
+            written: dict[str, Sequence[str | None]] = {}
 
             def full(inner: str) -> str:
-                return f"{name}/{inner}".strip("/")
+                where = f"{name}/{inner}".strip("/")
+                hdf5_links.require_inside(h5py, file, where, redact_url(address))
+                return where
 
             def put(inner: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
                 where = full(inner)
@@ -246,8 +318,10 @@ def _building(url: str, settings: Settings, *, most: float = math.inf) -> Iterat
                     raise
                 if kept in file:
                     del file[kept]
+                written[where] = source.dims or ()
 
             yield Building(put, lambda inner, attrs: _set_attrs(file.require_group(full(inner) or "/"), attrs))
+            dimension_scales.attach(h5py, file, {path: names for path, names in written.items() if any(names)})
 
 
 def _put(file: Any, name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
@@ -258,18 +332,20 @@ def _put(file: Any, name: str, source: Source, pieces: Iterable[Piece], settings
         options |= {"shuffle": True, "compression": "gzip", "compression_opts": 5}
         if settings.cparams is not None:
             options["compression_opts"] = settings.cparams.clevel
-    options["fillvalue"] = source.fill
-    if source.dtype.kind in "mM":
-        options["fillvalue"] = np.asarray(source.fill).view(dtype)
+    is_text = source.dtype.kind == "U"
+    if is_text:
+        options["fillvalue"] = str(source.fill)
+    else:
+        options["fillvalue"] = np.asarray(source.fill).view(dtype) if source.dtype.kind in "mM" else source.fill
     data = file.create_dataset(name, source.shape, dtype, **options)
-    for dim, label in zip(data.dims, source.dims or (), strict=False):
-        dim.label = label or ""
-    _set_attrs(data, source.attrs)
+    _set_attrs(data, _typed(source))
     for box, values in pieces:
-        data[box] = values.view(dtype)
+        data[box] = values.astype(object) if is_text else values.view(dtype)
 
 
 HDF5 = Format(
     "hdf5", (".h5", ".hdf5", ".hdf", ".nc"), _tree, _check, formats.lone(partial(_building, most=1)),
     building=_building, magics=(_MAGIC,),
 )  # fmt: skip
+FOLLOWING = HDF5._replace(tree=partial(_tree, follow_external=True))
+"""The same, but it reads what links and datasets name in other files."""

@@ -11,11 +11,15 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from b2array import config
 from b2array.errors import FormatError, LimitError, UnsupportedError
 
-__all__ = ["dtype_text", "extension_dtype", "extension_name", "make_dtype", "parse_dtype", "require_extension"]
+__all__ = [
+    "dtype_text", "extension_dtype", "extension_name", "has_size", "make_dtype", "parse_dtype", "require_extension",
+    "require_size",
+]  # fmt: skip
 
 _EXTENSION = re.compile(r"bfloat16|u?int[24]|float[468]_e\dm\d\w*")
 _STORABLE_KINDS = "biufcmMSUV"
@@ -114,6 +118,31 @@ def _check_dtype(dtype: np.dtype[Any], whole: np.dtype[Any]) -> None:
         _check_dtype(field, whole)
         if offset + field.itemsize > dtype.itemsize:
             raise FormatError(f"expected fields inside {dtype.itemsize} bytes, found one at {offset}")
+
+
+def has_size(dtype: npt.DTypeLike | None) -> bool:
+    """Say whether text, bytes and raw data of a type have a size, in its fields too.
+
+    Examples
+    --------
+    >>> has_size("U"), has_size("U1"), has_size([("name", "S"), ("n", "i4")])
+    (False, True, False)
+    """
+    found: np.dtype[Any] = np.dtype(dtype)
+    if found.subdtype is not None:
+        return has_size(found.subdtype[0])
+    if found.names is not None:
+        return all(has_size(found[name]) for name in found.names)
+    return found.itemsize > 0
+
+
+def require_size(dtype: npt.DTypeLike | None) -> None:
+    """Raise TypeError for a type without a size: NumPy would make it as short as possible, and cut all items."""
+    if not has_size(dtype):
+        raise TypeError(
+            f"{dtype!r} does not say how long an item is: write it with a size, such as 'U20' for text of 20 characters"
+            " at most, 'S20' for bytes, 'V20' for raw data"
+        )
 
 
 def dtype_text(dtype: np.dtype[Any]) -> str:

@@ -108,6 +108,8 @@ def _given(name: str, wanted: Any, extents: tuple[int, ...], nbytes: int) -> tup
         if any(not -len(extents) <= as_int(axis) < len(extents) for axis in wanted):
             raise ValueError(f"{name} names the axes {sorted(wanted)}, the array has {len(extents)}")
         entries = [axes.get(axis) for axis in range(len(extents))]
+    elif wanted is True:
+        entries = ["auto"] * len(extents)
     elif isinstance(wanted, str | None):
         entries = [wanted or "auto"] * len(extents)
     elif isinstance(wanted, Sequence) or np.ndim(wanted):
@@ -124,8 +126,10 @@ def _given(name: str, wanted: Any, extents: tuple[int, ...], nbytes: int) -> tup
 
 
 def _entry(name: str, entry: Any, extent: int) -> int | None:
-    if isinstance(entry, str):
+    if isinstance(entry, str) or entry is True:  # as h5py says that it may choose
         return None
+    if entry is False:
+        raise ValueError(f"{name} cannot be False: every array has {name}; -1 takes a whole axis")
     if entry is None or (not isinstance(entry, Sequence) and as_int(entry) == -1):
         return extent or None  # an axis that will grow is not cut at its present end
     if isinstance(entry, Sequence):

@@ -448,6 +448,13 @@ class Group(MutableMapping[str, Any]):
 
     __eq__, __hash__ = object.__eq__, object.__hash__
 
+    def __copy__(self) -> Group:
+        return Group(self._home, self._prefix, self._mode)
+
+    def __deepcopy__(self, _: object) -> NoReturn:
+        # A second handle would change the same files.
+        raise TypeError(f"{self!r} is no value that can be copied: b2array.convert copies a group to another place")
+
     def __repr__(self) -> str:
         return f"<b2array.Group {printable(self.url)}: {len(self)} members>"
 

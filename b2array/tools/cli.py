@@ -263,6 +263,9 @@ def convert(
     zarr_format: Annotated[int | None, typer.Option(min=2, max=3, help="2 or 3.")] = None,
     overwrite: opts.Overwrite = False,
     verify: opts.Verify = False,
+    follow_external: Annotated[
+        bool, typer.Option("--follow-external", help="Read what an HDF5 file names in other files.")
+    ] = False,
     progress: opts.Progress = None,
     storage: opts.Storage = None,
 ) -> int:
@@ -272,7 +275,8 @@ def convert(
     done = converted(
         src, dst, src_format=src_format, dst_format=dst_format, chunks=chunks, blocks=blocks,
         cparams=opts.cparams_of(codec, clevel, filters), layout=layout, overwrite=overwrite, verify=verify,
-        progress=opts.shows(progress), src_options=options, dst_options=options, **more,
+        progress=opts.shows(progress), follow_external=follow_external, src_options=options, dst_options=options,
+        **more,
     )  # fmt: skip
     _say(f"{redact_url(dst)}: {done.summary()}")
     return _report(done.failed)

@@ -129,7 +129,7 @@ def shows(progress: bool | None) -> bool:
 
 _TELLING = (B2ArrayError, OSError, ValueError, TypeError, LookupError, ArithmeticError)
 """The program shows these errors without the name of their type."""
-_GIVEN = re.compile(r"\b(overwrite|trust_order|dry_run|grace|layout|zarr_format)=(\w+|'\w+')")
+_GIVEN = re.compile(r"\b(overwrite|trust_order|dry_run|follow_external|grace|layout|zarr_format)=(\w+|'\w+')")
 _NAMED = re.compile(r"\b(src_format|dst_format|storage_options)\b")
 
 

@@ -51,6 +51,9 @@ class _Lazy(BackendArray):
     def __reduce__(self) -> tuple[Any, ...]:
         return _Lazy, (self.frozen, self.shape, self.dtype)
 
+    def __deepcopy__(self, _: object) -> _Lazy:
+        return self  # deep copies of datasets do not read
+
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         array = self.frozen.array
         if isinstance(key, indexing.VectorizedIndexer):

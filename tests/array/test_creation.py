@@ -298,3 +298,70 @@ def test_a_masked_item_is_no_fill_value():
     for make in (lambda: b2array.full(3, item), lambda: b2array.create(None, 3, item.dtype, fill_value=item)):
         with pytest.raises(TypeError, match="masked"):
             make()
+
+
+@pytest.mark.parametrize("name", ["chunks", "blocks"])
+def test_true_lets_chunks_and_blocks_be_chosen_as_in_h5py(name):
+    usual = b2array.zeros((300, 300))
+    for wanted in (True, (True, True), [True, "auto"], {0: True}):
+        found = b2array.zeros((300, 300), **{name: wanted})
+        if not isinstance(wanted, dict):
+            assert (found.chunks, found.blocks) == (usual.chunks, usual.blocks)
+        assert getattr(found, name)[0] > 1
+    with pytest.raises(ValueError, match=f"{name} cannot be False"):
+        b2array.zeros((300, 300), **{name: False})
+
+
+@pytest.mark.parametrize(
+    "dtype", [str, bytes, "S", "U", "V", "S0", np.void, [("a", "i4"), ("b", "S")], [("a", [("b", "U")])]]
+)
+def test_types_without_a_size_are_refused_with_what_to_write(dtype):
+    for make in (b2array.create, b2array.zeros, b2array.empty):
+        with pytest.raises(TypeError, match="such as 'U20' for text"):
+            make(*([None] * (make is b2array.create)), 3, dtype)
+
+
+def test_values_give_types_their_size():
+    for made in (
+        b2array.asarray(["a", "three"], dtype=str),
+        b2array.full(3, "three", str),
+        b2array.asarray([1.5]).astype(str).copy(),
+    ):
+        assert made.dtype.itemsize >= 20
+    assert b2array.full(3, "three", "U")[...].tolist() == ["three"] * 3
+    assert b2array.full(2, b"abc", "S").dtype == "S3"
+
+
+@pytest.mark.parametrize("url", [None, "a.b2nd"])
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        (np.array(["a", "é🙂", "long " * 9], np.dtypes.StringDType()), "U45"),
+        (np.array([["a", "bcd"], ["", "e"]], object), "U3"),
+        (np.array([b"a", b"bcd"], object), "S3"),
+        (np.array([], np.dtypes.StringDType()), "U1"),
+        (np.array("scalar", np.dtypes.StringDType()), "U6"),
+    ],
+    ids=["StringDType", "objects", "bytes", "nothing", "scalar"],
+)
+def test_text_of_any_length_is_stored_as_long_as_its_longest(values, dtype, url, tmp_path):
+    a = b2array.asarray(values, url=url and tmp_path / url)
+    assert a.dtype == dtype
+    np.testing.assert_array_equal(a[...].astype(object), values.astype(object))
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (np.array(["a", None], object), "found None: text has no missing items"),
+        (np.array(["a", float("nan")], object), "found nan: text has no missing items"),
+        (np.array(["a", None], np.dtypes.StringDType(na_object=None)), "found None: text has no missing items"),
+        (np.array(["a", 5], object), "expected text, found int 5"),
+        (np.array(["a", b"b"], object), "expected text, found bytes"),
+    ],
+)
+def test_what_is_no_text_is_refused_with_what_to_do(values, says):
+    with pytest.raises(TypeError, match=says):
+        b2array.asarray(values)
+    with pytest.raises(ValueError, match="NUL"):
+        b2array.asarray(np.array(["a\0"], object))

@@ -55,7 +55,7 @@ CANNOT = {
     "npy": set(),
     "zarr2": {"fields", "nested", "long"},
     "zarr3": {"nested", "long"} | ({"record"} if zarr.__version__ < "3.2" else set()),
-    "hdf5": {"text", "fields"},
+    "hdf5": {"fields"},
     "contiguous": set(),
     "sparse": set(),
     "blp": set(),
@@ -117,8 +117,8 @@ def read(name: str, path: Path) -> tuple[np.ndarray, dict[str, Any], Any]:
     if name == "hdf5":
         with h5py.File(path) as file:
             data = file["data"]
-            attrs = {key: value for key, value in data.attrs.items() if key != "DIMENSION_LABELS"}
-            return data[...], attrs, tuple(dim.label for dim in data.dims) if data.dims[0].label else None
+            attrs = {key: value for key, value in data.attrs.items() if key != "DIMENSION_LIST"}
+            return data[...], attrs, tuple(dim[0].name[1:] for dim in data.dims) if len(data.dims[0]) else None
     with bloscpack.open(path) as f:
         meta = f.metadata
         return f[...], meta.get("attrs", {}), tuple(meta["dims"]) if "dims" in meta else None
@@ -171,7 +171,8 @@ def test_types_are_kept_or_refused_before_anything_is_written(kind: str, target:
     back = tmp_path / "back.npy"
     b2array.convert(dst, back, verify=True)
     found = np.load(back)
-    assert found.dtype == (x.dtype.newbyteorder("=") if target == "zarr3" else x.dtype)
+    if kind != "text" or target != "hdf5":  # text of any length there, and as long as the longest here
+        assert found.dtype == (x.dtype.newbyteorder("=") if target == "zarr3" else x.dtype)
     np.testing.assert_array_equal(found, x)
 
 
@@ -657,8 +658,8 @@ def test_pickled_objects_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"found a \.npz file"):
         b2array.convert(tmp_path / "z.npz", tmp_path / "y.b2nd", src_format="npy")
     with h5py.File(tmp_path / "x.h5", "w") as file:
-        file["x"] = ["text", "of any length"]
-    with pytest.raises(UnsupportedError, match="Python objects"):
+        file.create_dataset("x", (3,), h5py.vlen_dtype("i4"))
+    with pytest.raises(UnsupportedError, match="can only be text or bytes"):
         b2array.convert(tmp_path / "x.h5", tmp_path / "y.b2nd")
 
 

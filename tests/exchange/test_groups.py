@@ -231,7 +231,8 @@ def test_a_file_of_hdf5_that_holds_itself_ends(tmp_path: Path) -> None:
         file["a/x"] = np.arange(3)
         file["a/again"] = file["/"]
         file["soft"] = h5py.SoftLink("/a")
-    b2array.convert(tmp_path / "x.h5", tmp_path / "x.b2d", src_format="hdf5")
+    with pytest.warns(UserWarning, match=r"the links \['soft'\] are left out"):
+        b2array.convert(tmp_path / "x.h5", tmp_path / "x.b2d", src_format="hdf5")
     assert [name for name, _ in b2array.open_group(tmp_path / "x.b2d").walk()] == ["a", "a/x"]
 
 
@@ -314,7 +315,7 @@ def test_a_member_is_found_in_a_group_without_an_ending(source: Path, tmp_path: 
         np.testing.assert_array_equal(np.load(tmp_path / "t.npy"), ARRAYS["air/t"])
     b2array.convert(tmp_path / "plain/air", tmp_path / "air.h5")
     with h5py.File(tmp_path / "air.h5") as file:
-        assert sorted(file) == ["deep", "t"]
+        assert sorted(file) == ["deep", "t", "x", "y"]  # with the scales of two dimensions
     with blosc2.TreeStore(str(tmp_path / "stock"), mode="w", threshold=10_000) as tree:
         tree["/a/small"] = np.arange(3)
     for name in ("a/small", "a/small.b2nd"):
@@ -431,7 +432,7 @@ def test_members_of_a_group_inside_another_are_replaced_on_request_but_not_by_da
 def test_a_group_into_which_nothing_could_be_copied_is_not_left_behind(place: str, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         for name in ARRAYS:
-            file.create_dataset(name, data=["x"], dtype=h5py.string_dtype())
+            file.create_dataset(name, (1,), h5py.vlen_dtype("i4"))
     url = address(place, tmp_path / "new")
     with pytest.raises(UnsupportedError):
         b2array.convert(tmp_path / "x.h5", url)
@@ -515,7 +516,7 @@ def test_a_damaged_manifest_or_embedding_frame_is_told_and_the_files_are_copied(
         done = converted(source, tmp_path / f"{name}.h5")
         assert [type(error) for error in done.failed.values()] == [FormatError]
         with h5py.File(tmp_path / f"{name}.h5") as file:
-            assert sorted(file) == ["air", "roof"]
+            assert {"air", "roof"} <= {*file}
         (source / name).unlink()
     (source / ".b2group").write_bytes(b"nothing at all")
     with pytest.raises(B2ArrayError, match=r"whole list of arrays could not be copied: [^:;]*\.b2group: expected"):
