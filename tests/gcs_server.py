@@ -162,10 +162,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def _media(self, blob: Blob) -> tuple[int, dict[str, str], bytes]:
         size, headers = len(blob.content), {"X-Goog-Generation": str(blob.generation)}
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         if wanted is None:
             return 200, headers, blob.content
-        start, stop = int(wanted[1]), min(int(wanted[2] or size) + 1, size)
+        start, stop = int(wanted[1] or max(0, size - int(wanted[2]))), size
+        if wanted[1] and wanted[2]:
+            stop = min(int(wanted[2]) + 1, size)
         if start >= size:
             raise Refused(416, "The requested range cannot be satisfied.")
         return 206, {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{size}"}, blob.content[start:stop]

@@ -40,6 +40,8 @@ class RangeServer:
     """Seconds that every answer takes."""
     ranges: bool = True
     """Whether ranges are honoured."""
+    ends: bool = True
+    """Whether ranges are honoured that name only how many of the last bytes are wanted."""
     tags: bool = True
     """Whether answers have entity tags."""
     fickle: bool = False
@@ -60,7 +62,7 @@ class RangeServer:
         for _, _, header in self.requests:
             if header:
                 start, _, stop = header.removeprefix("bytes=").partition("-")
-                total += int(stop) + 1 - int(start)
+                total += int(stop) + 1 - int(start) if start else int(stop)
         return total
 
 
@@ -127,7 +129,10 @@ class _Handler(BaseHTTPRequestHandler):
         if wanted is None or not self.served.ranges:
             return 200, headers, content
         first, _, last = wanted.removeprefix("bytes=").partition("-")
-        start, stop = int(first), int(last) + 1 if last else len(content)
+        if not first and not self.served.ends:
+            return 200, headers, content
+        start, stop = (int(first), int(last) + 1 if last else len(content)) if first else (-int(last), len(content))
+        start = max(0, start + len(content)) if start < 0 else start
         if start >= len(content):
             return 416, {**headers, "Content-Range": f"bytes */{len(content)}"}, b""
         part = content[start:stop]

@@ -21,12 +21,23 @@ from b2array.format import foreign, frame, index
 from b2array.format.frame import FINGERPRINT_NBYTES, Frame
 from b2array.format.header import FrameType, header_nbytes, unpack_header
 from b2array.format.state import State, parse
-from b2array.store.base import Head, KnownBytes, Store, read_whole, says_more, stale_reader, where, with_known_bytes
+from b2array.store.base import (
+    Head,
+    KnownBytes,
+    Store,
+    Tail,
+    read_whole,
+    says_more,
+    stale_reader,
+    where,
+    with_known_bytes,
+)
 from b2array.store.spans import Span
 
 __all__ = ["Snapshot", "frame_in", "load", "reload", "restore", "unchanged"]
 
 _FIRST_READ = 64 * 2**10
+_LAST_READ = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,8 +150,9 @@ class Snapshot(Source):
 def load(store: Store, *, start: int = 0) -> Snapshot:
     """Read the frame that a store holds now.
 
-    One wave of requests finds out whether the store is one file or a directory, and reads 64 KiB. More follow if the
-    trailer lies behind that: in a file that is larger, or in a directory whose header and index are.
+    One wave of requests finds out whether the store is one file or a directory, and reads the first 64 KiB and, where
+    servers can be asked for it, the last 64 KiB of the file. More follow if index and trailer are not in these, or if
+    another writer came between these requests.
     """
     start = operator.index(start)
     if start < 0:
@@ -151,15 +163,27 @@ def load(store: Store, *, start: int = 0) -> Snapshot:
     return _load(store, start)
 
 
-def _load(store: Store, start: int) -> Snapshot:
+def _load(store: Store, start: int, *, in_one_wave: bool = True) -> Snapshot:
     names = (FRAME_NAME,) if store.is_prefix else ("",) if start else ("", FRAME_NAME)
-    heads = store.head(names, _FIRST_READ, offset=start)
+    if start or store.is_prefix or not in_one_wave:
+        heads, tail = store.head(names, _FIRST_READ, offset=start), None
+    else:
+        heads, tail = store.ends(names, _FIRST_READ, _LAST_READ)
     found = [(name, head) for name, head in zip(names, heads, strict=True) if not isinstance(head, Exception)]
     if not found:
         raise _refusal(store, heads)
     # On object stores an empty object may stand for the directory.
     name, head = found[-1] if not found[0][1].data else found[0]
-    return _parse(store, name, start, head.data, head.stamp.version if head.stamp else None, head.unique)
+    version = head.stamp.version if head.stamp else None
+    if tail is None or name or tail.version != (version or ""):
+        return _parse(store, name, start, head.data, version, head.unique)
+    try:
+        return _parse(store, name, start, head.data, version, head.unique, tail)
+    except FormatError:
+        if version:
+            raise
+        # Nothing but this tells that beginning and end are of different states.
+        return _load(store, start, in_one_wave=False)
 
 
 def frame_in(store: Store) -> Snapshot | None:
@@ -222,7 +246,10 @@ def _refusal(store: Store, errors: Sequence[object]) -> Exception:
     return FileNotFoundError(f"{store.url} does not exist")
 
 
-def _parse(store: Store, name: str, start: int, data: memoryview, version: str | None, unique: str = "") -> Snapshot:
+def _parse(
+    store: Store, name: str, start: int, data: memoryview, version: str | None, unique: str = "",
+    end: Tail | None = None,
+) -> Snapshot:  # fmt: skip
     try:
         header_len = header_nbytes(data)
         if header_len > len(data):
@@ -233,6 +260,8 @@ def _parse(store: Store, name: str, start: int, data: memoryview, version: str |
         first, stop = head.tail_start, head.frame_len
         if stop <= len(data):
             tail = data[first:stop]
+        elif end is not None and _has_tail(end, first, stop):
+            tail = end.data[first - end.start : stop - end.start]
         else:
             tail = read_whole(store, Span(name, start + first, start + stop), version)
         found = frame.unpack(data, tail, head)
@@ -241,6 +270,12 @@ def _parse(store: Store, name: str, start: int, data: memoryview, version: str |
     header = bytes(data[:header_len])
     generation = found.fingerprint.hex() if found.is_ours else _digest(header, tail, version)
     return Snapshot(store, parse(found), start, version, generation, unique, header)
+
+
+def _has_tail(end: Tail, first: int, stop: int) -> bool:
+    """Whether the end of a file has the tail of its frame. Without a version, sizes must agree, too."""
+    size = end.start + len(end.data)
+    return end.start <= first and (stop <= size if end.version else stop == size)
 
 
 def _wrong_kind(found: FrameType) -> FormatError:

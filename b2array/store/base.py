@@ -34,6 +34,7 @@ __all__ = [
     "Mutex",
     "Stamp",
     "Store",
+    "Tail",
     "attempts",
     "durability",
     "in_one_state",
@@ -69,6 +70,14 @@ class Head(NamedTuple):
     data: memoryview
     stamp: Stamp | None
     unique: str = ""
+
+
+class Tail(NamedTuple):
+    """The last bytes of an object, where they start in it, and the version of its state; "" if that has none."""
+
+    data: memoryview
+    start: int
+    version: str
 
 
 class Listed(NamedTuple):
@@ -146,6 +155,14 @@ class Store(ABC):
 
         A shorter object gives fewer. If an object cannot be read, its item is the error; this function raises none.
         """
+
+    def ends(self, names: Sequence[str], nbytes: int, last: int) -> tuple[list[Head | Exception], Tail | None]:  # noqa: ARG002
+        """Do what `head` does, and at the same time read the `last` bytes of the first object; a shorter one gives all.
+
+        Without an object, or where a store cannot ask for the end of one, there is no tail. Heads and tail may be of
+        different states: compare their versions.
+        """
+        return self.head(names, nbytes), None
 
     @abstractmethod
     def stamp(self, name: str) -> Stamp:

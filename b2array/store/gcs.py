@@ -10,6 +10,7 @@ from typing import Any
 from b2array import config
 from b2array.store.base import Stamp
 from b2array.store.cloud import ABSENT, CloudStore, Part, remove_each
+from b2array.store.remote import bytes_range
 
 __all__ = ["GcsStore"]
 
@@ -22,10 +23,11 @@ class GcsStore(CloudStore):
     """An object or prefix in a bucket of Google Cloud Storage."""
 
     put_limit = 5 * 2**40
+    _serves_ends = True
     uploads = 1  # a resumable upload takes one part after the other
 
     async def _get(self, fs: Any, path: str, start: int, stop: int, expected: str | None) -> tuple[bytes, Stamp]:
-        asked = {"alt": "media", "headers": {"Range": f"bytes={start}-{stop - 1}"}, **_condition(expected)}
+        asked = {"alt": "media", "headers": {"Range": bytes_range(start, stop)}, **_condition(expected)}
         headers, content = await fs._call("GET", _OBJECT, *_place(fs, path), **asked, **_generation(fs, path))
         size = headers.get("Content-Range", "").rpartition("/")[2] or len(content)
         return content, Stamp(int(size), headers["X-Goog-Generation"])

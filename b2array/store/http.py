@@ -12,7 +12,7 @@ from typing import Any
 
 from b2array.errors import ConflictError, UnsupportedError
 from b2array.store.base import Listed, Stamp, stale_reader, where
-from b2array.store.remote import FsspecStore, patiently, stamp_of, status_of
+from b2array.store.remote import FsspecStore, bytes_range, patiently, stamp_of, status_of
 from b2array.store.spans import Span
 
 __all__ = ["HttpStore"]
@@ -31,12 +31,14 @@ class HttpStore(FsspecStore):
     """
 
     guarantee = "read only"
+    _serves_ends = True
 
     def _answers(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
         answers = self._get_each(self._get, spans, expected, _CONNECTIONS)
-        # Without a strong entity tag, two states may look the same.
-        weak = (isinstance(each, tuple) and not _is_strong(each[1].version) for each in answers)
-        return [(each[0], None) if is_weak else each for each, is_weak in zip(answers, weak, strict=True)]
+        return [
+            each if isinstance(each, Exception) else _answer(span, *each)
+            for span, each in zip(spans, answers, strict=True)
+        ]
 
     def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
         try:
@@ -67,7 +69,7 @@ class HttpStore(FsspecStore):
         from aiohttp import ClientPayloadError
 
         # Ranges are counted in compressed bytes if the server compresses.
-        headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
+        headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity", "Range": bytes_range(start, stop)}
         if expected is not None and _is_strong(expected):
             headers["If-Match"] = expected
         session, place = await fs.set_session(), fs.encode_url(url)
@@ -80,6 +82,9 @@ class HttpStore(FsspecStore):
                 first, total, content = start, found[2], b""
             elif answer.status == 206 and found is not None and found[1] is not None and not compressed:
                 first, total, content = int(found[1]), found[2], await answer.read()
+            elif start < 0:
+                # Without waiting for the whole object, which a server without ranges sends.
+                raise UnsupportedError(f"{self.url}: expected the last bytes, found status {answer.status}")
             elif answer.status == 200:  # a server without ranges sends the whole object
                 first, content = 0, await _beginning(answer.content, stop)
                 total = "*" if compressed else answer.headers.get("Content-Length", "*")
@@ -88,6 +93,10 @@ class HttpStore(FsspecStore):
                 what = {name: answer.headers.get(name) for name in ("Content-Range", "Content-Encoding")}
                 raise ClientPayloadError(f"expected bytes {start} to {stop}, found status {answer.status} with {what}")
             end, size = first + len(content), -1 if total == "*" else int(total)
+            if start < 0:
+                if end != size or len(content) != min(-start, size):
+                    raise UnsupportedError(f"{self.url}: expected the last bytes of {size}, found {first} to {end}")
+                start, stop = first, end
             if first > start or end < min(stop, size):
                 raise ClientPayloadError(f"expected bytes {start} to {stop} of {size}, found {first} to {end}")
             tags = {name: answer.headers.get(name) for name in ("ETag", "Last-Modified")}
@@ -95,6 +104,13 @@ class HttpStore(FsspecStore):
         if "If-Match" in headers and _is_strong(stamp.version) and stamp.version != expected:
             raise stale_reader(self.url)
         return content[start - first : stop - first], stamp
+
+
+def _answer(span: Span, content: bytes, stamp: Stamp) -> tuple[bytes, Stamp | None]:
+    """Return an answer with its state, if it has one: without a strong entity tag, two states may look the same."""
+    if _is_strong(stamp.version):
+        return content, stamp
+    return content, stamp._replace(version="") if span.start < 0 else None
 
 
 async def _beginning(stream: Any, nbytes: int) -> bytes:

@@ -23,6 +23,7 @@ from b2array.store.base import (
     Mutex,
     Stamp,
     Store,
+    Tail,
     as_answer,
     conflict,
     merge,
@@ -38,8 +39,8 @@ from b2array.store.secrets import leaks, redact, redact_url, secrets
 from b2array.store.spans import Span
 
 __all__ = [
-    "ABSENT", "CONNECTIONS", "CachingStore", "FsspecStore", "answer", "at_once", "join", "patiently", "stamp_of",
-    "status_of",
+    "ABSENT", "CONNECTIONS", "CachingStore", "FsspecStore", "answer", "at_once", "bytes_range", "join", "patiently",
+    "stamp_of", "status_of",
 ]  # fmt: skip
 
 _T = TypeVar("_T")
@@ -106,6 +107,9 @@ class FsspecStore(Store):
     The URL may be a chain, and may have a query string; names of objects go in front of the query. The options are
     those of `fsspec.core.url_to_fs`, or hold the file system itself (`FILE_SYSTEM`), in which the URL names a path.
     """
+
+    _serves_ends = False
+    """Whether `_answers` takes a span that starts at -n, for the last n bytes of an object."""
 
     _ident = ""
     """Equal for stores of the same objects, and empty where nothing tells the states of an object apart."""
@@ -259,6 +263,17 @@ class FsspecStore(Store):
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
         spans = [Span(name, offset, offset + nbytes) for name in names]
         return [self._head(span, answer) for span, answer in zip(spans, self._ranges(spans, None), strict=True)]
+
+    def ends(self, names: Sequence[str], nbytes: int, last: int) -> tuple[list[Head | Exception], Tail | None]:
+        if not self._serves_ends:
+            return self.head(names, nbytes), None
+        spans = [Span(name, 0, nbytes) for name in names]
+        *answers, end = self._ranges([*spans, Span(names[0], -last, 0)], None)
+        heads = [self._head(span, answer) for span, answer in zip(spans, answers, strict=True)]
+        if isinstance(end, Exception):
+            return heads, None
+        content, state = end
+        return heads, Tail(memoryview(content), state.size - len(content), state.version)
 
     def _head(self, span: Span, answer: Any) -> Head | Exception:
         try:
@@ -435,6 +450,17 @@ async def patiently(request: Callable[[], Awaitable[_T]], may_pass: Callable[[Ex
                 raise
         attempt += 1
         await asyncio.sleep(pause(attempt + 1))
+
+
+def bytes_range(start: int, stop: int) -> str:
+    """Return the header ``Range`` for a span; one that starts at -n stands for the last n bytes.
+
+    Examples
+    --------
+    >>> bytes_range(0, 10), bytes_range(-10, 0)
+    ('bytes=0-9', 'bytes=-10')
+    """
+    return f"bytes={start}" if start < 0 else f"bytes={start}-{stop - 1}"
 
 
 def join(root: str, name: str) -> str:

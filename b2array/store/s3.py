@@ -10,7 +10,7 @@ from typing import Any
 from b2array.errors import UnsupportedError
 from b2array.store.base import Stamp, where
 from b2array.store.cloud import ABSENT, CloudStore, Part
-from b2array.store.remote import patiently
+from b2array.store.remote import bytes_range, patiently
 
 __all__ = ["S3Store"]
 
@@ -21,6 +21,7 @@ class S3Store(CloudStore):
     """An object or prefix in a bucket of S3, or of another server that honours ``If-Match``."""
 
     put_limit = 5 * 2**30
+    _serves_ends = True
 
     def _translate(self, error: Exception, name: str) -> Exception:
         if _code(error) == "NoSuchBucket":
@@ -35,7 +36,7 @@ class S3Store(CloudStore):
         condition = {} if expected is None else {"IfMatch": expected}
 
         async def read() -> tuple[Any, bytes]:
-            answer = await fs._call_s3("get_object", **_place(fs, path), Range=f"bytes={start}-{stop - 1}", **condition)
+            answer = await fs._call_s3("get_object", **_place(fs, path), Range=bytes_range(start, stop), **condition)
             async with answer["Body"] as body:
                 return answer, await body.read()
 

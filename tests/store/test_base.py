@@ -240,6 +240,27 @@ def test_a_head_can_begin_anywhere(maker):
     assert [bytes(head.data) for head in heads] == [CONTENT[:64], CONTENT[100:164], CONTENT[-3:], b"", b""]
 
 
+@on(ALL)
+@pytest.mark.parametrize("last", [100, len(CONTENT), 2 * len(CONTENT)])
+def test_the_end_of_an_object_comes_with_its_beginning_where_servers_are_asked_for_it(maker, last):
+    (head, missing), tail = maker.single(CONTENT).ends(["", "chunks.b2frame"], 64, last)
+    assert bytes(head.data) == CONTENT[:64]
+    assert isinstance(missing, OSError)
+    assert (tail is not None) == (maker.kind in ("s3", "gcs", "http"))
+    if tail is not None:
+        assert bytes(tail.data) == CONTENT[-last:]
+        assert (tail.start, tail.version) == (max(0, len(CONTENT) - last), head.stamp.version)
+
+
+@on(ALL)
+def test_a_directory_and_an_empty_object_have_no_end(maker):
+    (single, index), tail = maker.sparse(SPARSE).ends(["", "chunks.b2frame"], 64, 100)
+    assert isinstance(single, OSError)
+    assert bytes(index.data) == b"the index"
+    assert tail is None
+    assert maker.sparse(SPARSE).ends(["00000001.chunk"], 64, 100)[1] is None if maker.kind == "http" else True
+
+
 @on(WRITABLE)
 def test_heads_carry_stamps_where_they_cost_nothing(maker):
     store = maker.single(CONTENT)
