@@ -24,7 +24,9 @@ author = "The b2array developers"
 copyright = "2026, The b2array developers"
 release = version = metadata.version("b2array")
 
-extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode", "sphinx_copybutton"]
+extensions = [
+    "myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode", "sphinx_copybutton",
+]  # fmt: skip
 exclude_patterns = ["_build"]
 source_suffix = {".rst": "restructuredtext", ".ipynb": "myst-nb"}
 nb_execution_mode = "off"
