@@ -23,7 +23,7 @@ os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 # How long an example takes says more about what else the machine does.
 settings.register_profile("b2array", deadline=None, max_examples=40)
-settings.register_profile("long", deadline=None, max_examples=150)
+settings.register_profile("long", deadline=None, max_examples=100)
 settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("b2array")
 
