@@ -7,16 +7,16 @@ import sys
 from importlib import metadata
 from pathlib import Path
 from pydoc import locate
-from typing import Any, ClassVar
 
 from docutils import nodes
-from docutils.parsers.rst import Directive, directives
+from docutils.parsers.rst.directives.images import Image
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parent
 PACKAGES = {path.parent.name for path in DOCS.parent.glob("b2array/*/__init__.py")} - {"bloscpack", "xarray_io"}
 """Internal packages. Some classes in them are documented, because functions return them."""
+DOCUMENTED = re.compile(r"^\.\. documented::\n\n(?P<names>(?: {3}\S+\n)+)", re.MULTILINE)
 sys.path.insert(0, str(DOCS.parent))
 
 project = "b2array"
@@ -24,7 +24,9 @@ author = "The b2array developers"
 copyright = "2026, The b2array developers"
 release = version = metadata.version("b2array")
 
-extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode", "sphinx_copybutton",
+]  # fmt: skip
 exclude_patterns = ["_build"]
 source_suffix = {".rst": "restructuredtext", ".ipynb": "myst-nb"}
 nb_execution_mode = "off"
@@ -35,6 +37,10 @@ autodoc_typehints = "none"
 autosummary_generate = False
 numpydoc_class_members_toctree = False
 numpydoc_show_class_members = False
+
+# The button copies the input of an example, without prompts and without its output.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
 html_title = f"b2array {release}"
@@ -50,19 +56,29 @@ pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 
 
-class Drawing(Directive):
-    """Put a drawing into the page itself, where it follows the light or dark colours of the page."""
+class Picture(Image):
+    """Put a drawing into the page itself, where it follows the light or dark colours of the page.
 
-    required_arguments = 1
-    option_spec: ClassVar[dict[str, Any]] = {"alt": directives.unchanged_required}
+    The pages name it as any image, so that code hosts show it, too.
+    """
 
     def run(self) -> list[nodes.Node]:
-        """Return the drawing as HTML."""
-        path = DOCS / "drawings" / f"{self.arguments[0]}.svg"
+        """Return a drawing as HTML, and any other image as it is."""
+        path = Path(self.state.document.current_source or "").parent / self.arguments[0]
+        if path.resolve().parent != DOCS / "drawings":
+            return super().run()
         self.state.document.settings.record_dependencies.add(str(path))
         svg = path.read_text(encoding="utf-8")
         svg = svg.replace("<svg ", f'<svg role="img" aria-label="{self.options["alt"]}" ', 1)
         return [nodes.raw("", f'<div class="drawing">{svg}</div>', format="html")]
+
+
+def names_of(block: re.Match[str]) -> str:
+    """Return the names that a page of the reference documents, as links."""
+    text = (DOCS / "reference" / f"{block['page']}.rst").read_text(encoding="utf-8")
+    names = "".join(found["names"] for found in DOCUMENTED.finditer(text)).split()
+    prefix = "b2array."
+    return ", ".join(f"`{name.removeprefix(prefix)} <{prefix}{name.removeprefix(prefix)}>`" for name in names)
 
 
 def documented(block: re.Match[str]) -> str:
@@ -90,9 +106,10 @@ def directive(name: str) -> str:
 
 
 def expand(_app: Sphinx, _docname: str, source: list[str]) -> None:
-    """Fill in the blocks ``.. documented::`` of the reference, and empty the empty lines of transcripts."""
+    """Fill in the blocks ``.. documented::`` and ``.. names::``, and empty the empty lines of transcripts."""
     source[0] = source[0].replace("   <BLANKLINE>\n", "\n")
-    source[0] = re.sub(r"^\.\. documented::\n\n(?P<names>(?: {3}\S+\n)+)", documented, source[0], flags=re.MULTILINE)
+    source[0] = DOCUMENTED.sub(documented, source[0])
+    source[0] = re.sub(r"\.\. names:: (?P<page>\S+)", names_of, source[0])
 
 
 def name_plainly(_app: Sphinx, domain: str, _kind: str, content: addnodes.desc_content) -> None:
@@ -112,6 +129,6 @@ def fetch_notebooks(_app: Sphinx) -> None:
 def setup(app: Sphinx) -> None:
     """Connect the event handlers."""
     app.connect("builder-inited", fetch_notebooks)
-    app.add_directive("drawing", Drawing)
+    app.add_directive("image", Picture, override=True)
     app.connect("source-read", expand)
     app.connect("object-description-transform", name_plainly)

@@ -8,11 +8,12 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from unittest import TestCase
 
 import clouds
 import pytest
 from fsspec.asyn import sync_wrapper
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 from servers import RangeServer, range_server
 
 import b2array
@@ -21,22 +22,23 @@ import b2array
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 # How long an example takes says more about what else the machine does.
-settings.register_profile("b2array", deadline=None)
+settings.register_profile("b2array", deadline=None, max_examples=40)
+settings.register_profile("long", deadline=None, max_examples=100)
 settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("b2array")
 
 
-LONG = {"--torture": 50, "--hostile": 60, "--power": 60}
-"""Options that make tests longer, and what they are in an ordinary run."""
+COUNTS = {"--torture": (16, 50), "--hostile": (60, 300), "--power": (20, 90)}
+"""How often tests of kills, damage and power failures repeat: in an ordinary run, and with the mark `slow`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the tests of kills, power failures and damaged inputs take longer."""
-    parser.addoption("--torture", type=int, default=LONG["--torture"], help="how often to kill a writer of each kind")
+    parser.addoption("--torture", type=int, help="how often to kill a writer of each kind")
     parser.addoption("--torture-seed", type=int, help="what the moments of kills are drawn from")
-    parser.addoption("--hostile", type=int, default=LONG["--hostile"], help="how many damaged inputs each parser gets")
+    parser.addoption("--hostile", type=int, help="how many damaged inputs each parser gets")
     parser.addoption("--hostile-seed", type=int, default=0, help="what the damage is drawn from")
-    parser.addoption("--power", type=int, default=LONG["--power"], help="how many random states of a disk to try")
+    parser.addoption("--power", type=int, help="how many random states of a disk to try")
     parser.addoption("--power-seed", type=int, default=1, help="which ones")
 
 
@@ -45,11 +47,33 @@ def pytest_configure() -> None:
     b2array.config.durable = "off"
 
 
+def _is_random(item: pytest.Item) -> bool:
+    """Say whether Hypothesis draws what a test does."""
+    return isinstance(item, pytest.Function) and (
+        is_hypothesis_test(item.obj) or issubclass(item.cls or object, TestCase)
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let the tests of a long run take as long as they need."""
-    if any(config.getoption(option) > usual for option, usual in LONG.items()):
+    """Let the tests of a long run take as long as they need; random tests are slow where a profile makes them so."""
+    is_long = settings.get_current_profile_name() != "b2array"
+    if is_long:
+        for item in filter(_is_random, items):
+            item.add_marker(pytest.mark.slow)
+    if is_long or any(config.getoption(option) for option in COUNTS):
         for item in items:
             item.add_marker(pytest.mark.timeout(0))
+
+
+def count_of(request: pytest.FixtureRequest) -> int:
+    """Return how often a test repeats: as often as the option says, else the usual number for a short or a slow run."""
+    option = f"--{request.fixturename}"
+    given: int | None = request.config.getoption(option)
+    return COUNTS[option][request.param] if given is None else given
+
+
+SHORT_AND_SLOW = [pytest.param(0, id="short"), pytest.param(1, id="long", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -59,11 +83,10 @@ def _frozen() -> None:
     gc.freeze()
 
 
-@pytest.fixture
+@pytest.fixture(params=SHORT_AND_SLOW)
 def torture(request: pytest.FixtureRequest) -> int:
     """Tell how often to kill a writer."""
-    times: int = request.config.getoption("--torture")
-    return times
+    return count_of(request)
 
 
 @pytest.fixture
@@ -76,11 +99,16 @@ def chance(request: pytest.FixtureRequest) -> random.Random:
     return random.Random(f"{request.node.name} {seed}")
 
 
-@pytest.fixture
+@pytest.fixture(params=SHORT_AND_SLOW)
 def hostile(request: pytest.FixtureRequest) -> int:
     """Tell how many damaged inputs a parser gets."""
-    count: int = request.config.getoption("--hostile")
-    return count
+    return count_of(request)
+
+
+@pytest.fixture(params=SHORT_AND_SLOW)
+def power(request: pytest.FixtureRequest) -> int:
+    """Tell how many random states of a disk to try."""
+    return count_of(request)
 
 
 @pytest.fixture

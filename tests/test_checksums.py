@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import examples
 
 import b2array
 from b2array import config
@@ -88,7 +89,7 @@ def intact(request, tmp_path_factory):
 
 
 @given(data=st.data(), by=st.integers(1, 255))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_any_flipped_byte_gives_an_error_or_the_right_data(intact, data, by):
     files, expected = intact
     name = data.draw(st.sampled_from(sorted(files)))
@@ -128,7 +129,7 @@ def test_every_byte_of_chunks_and_records_is_covered(intact):
 
 
 @given(cut=st.floats(0, 1), data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_cut_off_file_gives_an_error_or_the_right_data(intact, cut, data):
     files, expected = intact
     name = data.draw(st.sampled_from(sorted(files)))
@@ -247,7 +248,7 @@ STEP = st.tuples(st.sampled_from(["stock", "ours", "part", "attr", "read"]), st.
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @given(steps=st.lists(STEP, max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_there_is_no_false_alarm_whoever_wrote_last(tmp_path_factory, layout, steps):
     path = tmp_path_factory.mktemp("histories") / "a.b2nd"
     data = mixed()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lengths import examples
 
 import b2array
 from b2array import config
@@ -187,7 +188,7 @@ def test_any_bit_may_flip(kind: str, originals: dict[str, Path], tmp_path: Path,
     assert refused
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_is_refused_or_read(originals: dict[str, Path], tmp_path: Path, data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(KINDS))

@@ -165,6 +165,21 @@ def test_pages_name_no_internal_module() -> None:
         assert (page, paths - modules) == (page, set())
 
 
+@pytest.mark.parametrize("page", ALL_PAGES)
+def test_pages_show_drawings_that_are_there_as_images_with_a_text(page: str) -> None:
+    assert ".. drawing::" not in text(page), "code hosts show images only"
+    images = re.findall(r"^\.\. image:: (\S+)\n((?:   .*\n)*)", text(page), re.MULTILINE)
+    for path, options in images:
+        assert (DOCS / page).parent.joinpath(path).is_file()
+        assert "   :alt: " in options
+
+
+def test_the_index_of_the_reference_lists_the_names_of_every_page() -> None:
+    listed = re.findall(r"\.\. names:: (\S+)", text("reference/index.rst"))
+    pages = [page for page in ALL_PAGES if page.startswith("reference/") and ".. documented::" in text(page)]
+    assert sorted(listed) == [page.removeprefix("reference/").removesuffix(".rst") for page in pages]
+
+
 def test_the_drawings_are_what_their_scripts_draw() -> None:
     pictures = runpy.run_path(str(DOCS / "drawings.py"))["PICTURES"]
     drawn = {name: draw().svg() for name, draw in pictures.items()}

@@ -13,6 +13,7 @@ import pytest
 from arrays import bits, items, same
 from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
+from lengths import examples
 
 import b2array
 from b2array.errors import LimitError
@@ -82,7 +83,7 @@ flat = hnp.scalar_dtypes() | hnp.unicode_string_dtypes(max_len=9) | hnp.byte_str
 any_dtype = flat | hnp.array_dtypes(flat, max_size=4) | hnp.nested_dtypes(flat, max_leaves=6, max_itemsize=300)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(any_dtype, hnp.array_shapes(max_dims=3, max_side=5))
 def test_any_type_that_can_be_built_comes_back(dtype, shape):
     model = np.empty(0, dtype)  # items that are arrays become dimensions

@@ -23,6 +23,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from lengths import examples
 
 import b2array
 from b2array.codec import encode
@@ -34,7 +35,7 @@ FULL = 4 * ITEMS
 TYPESIZE = 4
 BLOCKSIZE = 80
 HISTORIES = settings(
-    max_examples=settings().max_examples // 5,
+    max_examples=examples(20),
     stateful_step_count=14,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

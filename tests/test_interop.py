@@ -12,6 +12,7 @@ import pytest
 from chunks import CODECS, STOCK_SPLITMODES, make_chunk, vl_chunk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lengths import examples
 
 import b2array
 from b2array.codec import decode, encode
@@ -327,7 +328,7 @@ def test_automatic_chunks_and_blocks_are_read_on_both_sides(tmp_path: Path) -> N
 
 
 @settings(
-    max_examples=settings().max_examples * 3 // 5,
+    max_examples=examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -585,7 +586,7 @@ def boxes(draw: Any, shape: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(a, draw(st.integers(a + 1, n))) for a, n in zip(low, shape, strict=True))
 
 
-@settings(max_examples=settings().max_examples * 2 // 5, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW)
 @given(st.data())
 def test_changes_in_turns(tmp_path: Path, data: st.DataObject) -> None:
     layout, writer = data.draw(st.sampled_from(LAYOUTS)), data.draw(st.sampled_from(sorted(WRITERS)))
@@ -624,7 +625,7 @@ def test_changes_in_turns(tmp_path: Path, data: st.DataObject) -> None:
         assert_read_everywhere(path, model, (...,))
 
 
-@settings(max_examples=settings().max_examples * 2 // 5, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW)
 @given(st.data())
 def test_chunks_in_turns(tmp_path: Path, data: st.DataObject) -> None:
     layout = data.draw(st.sampled_from(LAYOUTS))

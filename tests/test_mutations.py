@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from lengths import examples
 
 import b2array
 from b2array import config
@@ -72,7 +73,7 @@ def check(path: Path, data: np.ndarray) -> None:
 
 
 @settings(
-    max_examples=settings().max_examples * 3 // 2,
+    max_examples=examples(150),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

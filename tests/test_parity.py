@@ -9,9 +9,10 @@ from arrays import DTYPES, arrays, assigned, check_writing, outcome, same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from keys import keys
+from lengths import examples
 
 KEYS_EACH = 10
-checked = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+checked = settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
 records = [dtype for dtype in DTYPES if dtype.names is not None]
 
 
@@ -52,13 +53,13 @@ def test_set(data, pair):
     check_set(data, *pair)
 
 
-@settings(checked, max_examples=50)
+@settings(checked, max_examples=examples(50))
 @given(st.data(), arrays(dtypes=records))
 def test_get_of_records(data, pair):
     check_get(data, *pair)
 
 
-@settings(checked, max_examples=50)
+@settings(checked, max_examples=examples(50))
 @given(st.data(), arrays(dtypes=records))
 def test_set_of_records(data, pair):
     check_set(data, *pair)

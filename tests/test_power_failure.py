@@ -371,12 +371,6 @@ def tried(story: Story, disk: Disk, states: list[State], seed: int, count: int) 
 
 
 @pytest.fixture
-def power(request: pytest.FixtureRequest) -> int:
-    count: int = request.config.getoption("--power")
-    return count
-
-
-@pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     given: int = request.config.getoption("--power-seed")
     print(f"--power-seed {given}")

@@ -27,6 +27,7 @@ from arrays import (
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from keys import keys, orthogonal_keys
+from lengths import examples
 
 import b2array
 from b2array import config
@@ -57,7 +58,7 @@ def test_of_a_wrong_key_and_a_wrong_value_the_one_is_told_that_numpy_tells(key):
     check_writing(b2array.asarray(values), values, key, 33375)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data(), arrays())
 def test_orthogonal_indexing_reads_and_writes_along_one_axis_after_the_other(data, pair):
     array, values = pair
@@ -153,7 +154,7 @@ def test_names_of_fields_are_refused_as_numpy_refuses_them():
                 target[name] = 0
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=examples(75), deadline=None)
 @given(st.data(), arrays([RECORD, SPARSE_FIELDS, NESTED]))
 def test_a_key_with_names_selects_what_numpy_selects_with_one_key_after_the_other(data, pair):
     array, values = pair

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import examples
 
 import b2array
 from b2array import config
@@ -277,7 +278,7 @@ def test_an_index_larger_than_the_limit_is_refused_before_memory_is_taken():
 
 @LAYOUTS
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_any_array_comes_back_from_both_libraries(tmp_path_factory, layout, data):
     shape = tuple(data.draw(st.lists(st.integers(1, 9), max_size=3)))
     dtype = data.draw(st.sampled_from(["u1", "i2", "f4", "f8", "c16", "S3"]))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import examples
 
 import b2array
 from b2array.errors import ConflictError, FormatError, ReadOnlyError
@@ -114,7 +115,7 @@ def test_a_handle_for_reading_changes_no_attribute(array):
 @given(
     st.lists(st.tuples(st.integers(0, 25), st.one_of(st.none(), st.integers(-9, 9), st.text(max_size=3))), max_size=12)
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_any_number_of_attributes_is_kept_and_stock_can_still_write(tmp_path_factory, layout, changes):
     url = tmp_path_factory.mktemp("a") / "a.b2nd"
     first = {f"name {n}": n for n in range(18)}

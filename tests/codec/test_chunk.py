@@ -31,6 +31,7 @@ from chunks import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lengths import examples
 from numcodecs import blosc
 
 from b2array import codecs, config, filters
@@ -751,7 +752,7 @@ def test_any_byte_may_be_flipped(name, small_limits):
             survives(buf[:at] + bytes([buf[at] ^ bits]) + buf[at + 1 :])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=200))
 def test_random_bytes_decode_or_are_refused(buf):
     with config.using(limits=config.Limits(chunk_nbytes=2**22)):
@@ -763,7 +764,7 @@ numbers32 = st.one_of(st.integers(-300, 3000), st.sampled_from([2**31 - 1, -(2**
 edits = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.one_of(st.binary(min_size=1, max_size=3), numbers32)))
 
 
-@settings(max_examples=600, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(600), suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(sorted(MUTATED)), edits, st.floats(0.5, 1))
 def test_mutated_chunks_decode_or_are_refused(name, changes, keep):
     buf = bytearray(MUTATED[name])

@@ -11,6 +11,7 @@ import zstandard
 from chunks import CODECS, PIPELINES, SPLITMODES, datas, make_chunk
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import examples
 
 import b2array
 from b2array import config
@@ -48,7 +49,7 @@ def slices(draw, extent):
     st.data(), datas, st.sampled_from(CODECS), st.sampled_from(SPLITMODES), st.sampled_from(PIPELINES),
     st.sampled_from([1, 2, 4, 8, 12, 16, 24]),
 )  # fmt: skip
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_parts_of_blocks_are_parts_of_the_whole(draw, data, codec, splitmode, pipeline, itemsize):
     nbytes = NBLOCKS * int(np.prod(BLOCKS)) * itemsize
     raw = (np.frombuffer(data * (nbytes // max(1, len(data)) + 1), "u1") if data else np.zeros(nbytes, "u1"))[:nbytes]

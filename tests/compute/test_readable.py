@@ -11,13 +11,14 @@ from arrays import DTYPES, items, outcome, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keys import keys, orthogonal_keys
+from lengths import examples
 from views import changed, shown
 
 import b2array
 from b2array.compute import readable
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data(), st.sampled_from(DTYPES))
 def test_reading_a_view_is_reading_numpys(data, dtype):
     array, values = data.draw(shown(dtype, items))
@@ -28,7 +29,7 @@ def test_reading_a_view_is_reading_numpys(data, dtype):
         array, values = data.draw(changed(array, values))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_orthogonal_and_pointwise_indexing_work_on_views(data):
     array, values = data.draw(shown(np.dtype("i4"), items))
@@ -41,7 +42,7 @@ def test_orthogonal_and_pointwise_indexing_work_on_views(data):
     assert same(outcome(lambda: array.vindex[key]), outcome(lambda: whole.vindex[key]))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.data())
 def test_dask_reads_what_a_view_shows(data):
     pytest.importorskip("dask")

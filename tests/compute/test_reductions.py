@@ -13,6 +13,7 @@ import pytest
 from arrays import NUMBERS, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import examples
 from views import shown
 
 import b2array
@@ -85,7 +86,7 @@ def matches(found, expected, values, verb):
     return np.allclose(found, expected, rtol=64 * eps, atol=16 * eps * total, equal_nan=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data(), st.sampled_from([*NUMBERS, *OTHERS]))
 def test_reductions_are_those_of_numpy(data, dtype):
     array, values = data.draw(shown(dtype, numbers))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import examples
 from servers import RangeServer
 
 import b2array
@@ -138,7 +139,7 @@ def test_more_dimensions_are_drawn_side_by_side() -> None:
 
 
 @given(st.sets(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_merged_boxes_cover_the_same_items(cells: set[tuple[int, int]]) -> None:
     boxes: list[Box] = [((i, i + 1), (j, j + 1)) for i, j in cells]
     found = [(i, j) for (a, b), (c, d) in merged(boxes) for i in range(a, b) for j in range(c, d)]

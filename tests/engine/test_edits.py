@@ -8,6 +8,7 @@ import pytest
 from chunks import vl_chunk
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import examples
 
 import b2array
 from b2array.codec import encode
@@ -77,7 +78,7 @@ def test_a_lazy_chunk_is_refused(tmp_path):
 
 
 @given(st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_damaged_chunks_are_refused_or_taken_but_never_another_error(data):
     buf = bytearray(packed(ramp(0)))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -184,7 +185,7 @@ def test_blocks_of_variable_length_and_others_are_not_mixed():
 
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 @given(st.data())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_edits_are_those_of_a_list(layout, data):
     held, model = made(layout=layout), []
     with held.transaction():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lengths import examples
 
 import b2array
 from b2array import config
@@ -88,7 +89,7 @@ def stock_reads(path: Path) -> np.ndarray:
     return blosc2.open(str(path), mode="r")[...]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     start=st.sampled_from(sorted(STARTS)), cparams=st.sampled_from(CPARAMS),
     layout=st.sampled_from(["contiguous", "sparse"]),

@@ -13,6 +13,7 @@ import pytest
 from chunks import make_chunk
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import examples
 
 import b2array
 from b2array import buffers, config
@@ -50,7 +51,7 @@ def boxes(draw, shape):
 
 
 @given(st.data(), st.sampled_from([0, 2**26]), st.sampled_from([1, 2]), st.sampled_from(["lz4", "zstd"]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_any_box_is_read_and_written(data, cache_bytes, threads, codec):
     shape, chunks, blocks = data.draw(geometries())
     values = np.random.default_rng(0).integers(0, 9, shape)
@@ -280,7 +281,7 @@ def test_threads_read_through_one_cache():
 
 
 @given(st.data(), st.sampled_from([30_000, 2**26]), st.sampled_from([1, 2]), st.sampled_from(["lz4", "zstd"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_reads_of_any_kind_share_blocks_in_the_cache(data, cache_bytes, threads, codec):
     shape, blocks = (20, 30, 17), (4, 8, 16)
     values = np.random.default_rng(0).integers(0, 99, shape)

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from keys import keys
+from lengths import examples
 
 import b2array
 from b2array.engine import resize, write
@@ -187,7 +188,7 @@ class SparseLife(Life):
 
 
 checked = settings(
-    max_examples=10, stateful_step_count=12, deadline=None,
+    max_examples=examples(10), stateful_step_count=12, deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )  # fmt: skip
 TestContiguousLife = Life.TestCase
@@ -353,7 +354,7 @@ def test_a_copy_of_the_same_layout_has_the_same_chunks(tmp_path, layout, to, mad
     assert (a[0] == 1).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data(), small_shapes, st.sampled_from(DTYPES), st.sampled_from(LAYOUTS))
 def test_a_copy_in_any_layout_has_the_same_items(data, shape, dtype, layout):
     values = items(dtype, shape, data.draw(st.integers(0, 9)))
@@ -453,7 +454,7 @@ def test_an_appender_joins_a_transaction(tmp_path):
     assert b2array.load(tmp_path / "a.b2nd").tolist() == list(range(8))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data(), st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 1), st.sampled_from(LAYOUTS))
 def test_blocks_make_an_array(data, lengths, axis, layout):
     blocks = [items(np.dtype("i4"), (n, 3) if axis == 0 else (3, n), n) for n in lengths]

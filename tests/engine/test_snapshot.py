@@ -11,6 +11,7 @@ import pytest
 from chunks import decoded_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import examples
 
 import b2array
 from b2array.codec import encode
@@ -127,7 +128,7 @@ def test_a_frame_of_the_wrong_kind_for_its_place_is_a_format_error(frames, tmp_p
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_damaged_frames_are_read_or_refused(frames, data):
     raw = bytearray((frames / "contiguous").read_bytes())
     tail = load(MemoryStore({"": bytes(raw)})).frame.tail_start
@@ -150,7 +151,7 @@ def test_damaged_frames_are_read_or_refused(frames, data):
 
 @LAYOUTS
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_any_blocks_of_any_chunks_are_fetched(frames, layout, data):
     held = opened(frames, layout)
     blocks = st.lists(st.integers(0, NBLOCKS - 1), min_size=1, unique=True).map(sorted)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import examples
 
 import b2array
 from b2array.errors import LimitError
@@ -109,7 +110,7 @@ names = st.one_of(st.sampled_from("abc"), st.text(max_size=3), st.sampled_from([
 
 
 @given(st.lists(st.tuples(names, st.one_of(st.none(), st.binary(max_size=9))), max_size=40))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_attributes_are_a_mapping_wherever_they_are(changes):
     found, model = state.parse(plain()), {}
     for name, content in changes:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import examples
 
 import b2array
 from b2array.grid.assignment import arrange, check_unmasked
@@ -56,7 +57,7 @@ def by_us(items, key, value):
 
 
 @given(st.sampled_from(KEYS), st.sampled_from(VALUES), st.sampled_from(DTYPES))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 def test_values_are_converted_and_broadcast_as_by_numpy(key, value, dtype):
     items = np.zeros((4, 3), dtype)
     with warnings.catch_warnings():

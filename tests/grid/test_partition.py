@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from lengths import examples
 
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.grid import partition
@@ -178,7 +179,7 @@ some_shapes = st.integers(0, 16).flatmap(
 itemsizes = st.one_of(st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 8 * KIB))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(some_shapes, itemsizes)
 @example([2**62], 8)
 @example([2] * 16, 1)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keys import Index, integer_arrays, keys, orthogonal_keys, slices
+from lengths import examples
 
 from b2array.grid.assignment import spread
 from b2array.grid.layout import grid_shape
@@ -92,7 +93,7 @@ def assert_identical(found, expected):
     np.testing.assert_array_equal(found, expected)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(st.data(), stores())
 def test_reading_is_what_numpy_reads(data, store):
     values, blocks = store
@@ -110,7 +111,7 @@ def assigned(draw, shape):
     return (1000 + np.arange(math.prod(dims))).reshape(dims)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(st.data(), stores())
 def test_writing_is_what_numpy_writes_and_of_repeated_items_the_last_stays(data, store):
     values, blocks = store
@@ -142,7 +143,7 @@ def test_writing_keeps_the_padding(data, store):
     assert sum(int((block == PADDING).sum()) for block in blocks.store.values()) == before
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data(), stores())
 def test_orthogonal_indexing_selects_along_one_axis_after_the_other(data, store):
     values, blocks = store
@@ -171,7 +172,7 @@ def test_orthogonal_indexing_takes_only_arrays_of_one_dimension():
         orthogonal((0, [True, False]), (2, 3))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data(), stores())
 def test_vectorised_indexing_puts_the_dimensions_of_the_arrays_first(data, store):
     values, blocks = store

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import examples
 from servers import RangeServer
 
 import b2array
@@ -940,7 +941,7 @@ def test_a_file_twice_in_an_archive_is_refused(tmp_path: Path) -> None:
         list(open_group(path))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_a_damaged_archive_is_read_or_refused(archive: bytes, data: st.DataObject) -> None:
     damaged = bytearray(archive)
@@ -1240,7 +1241,7 @@ def _apply(group: Group, model: dict[str, list[int]], ops: list[tuple[str, str]]
 
 
 @pytest.mark.parametrize("local", [True, False])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(steps=st.lists(st.tuples(st.sampled_from(["direct", "commit", "abort"]), _ops), max_size=5))
 def test_groups_do_what_dictionaries_do(
     local: bool, steps: list[tuple[str, list[tuple[str, str]]]], tmp_path_factory: pytest.TempPathFactory

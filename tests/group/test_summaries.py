@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import examples
 from servers import RangeServer
 
 import b2array
@@ -276,7 +277,7 @@ def _any_record() -> st.SearchStrategy[Any]:
     return st.one_of(damaged(), st.lists(st.binary(max_size=300), max_size=4), st.none() | st.integers() | st.text())
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(_any_record())
 def test_any_record_is_a_summary_or_refused(record: Any) -> None:
     try:
@@ -288,7 +289,7 @@ def test_any_record_is_a_summary_or_refused(record: Any) -> None:
     assert all(isinstance(raw, bytes) for raw in found.state.attrs().values())
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.binary(max_size=200))
 def test_any_bytes_are_summaries_or_none(data: bytes) -> None:
     assert summary.unpack_all(data) == {}

@@ -14,6 +14,7 @@ import pytest
 from clouds import KINDS as CLOUDS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lengths import examples
 
 from b2array import config
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
@@ -396,7 +397,7 @@ spans_of_content = st.lists(
 
 @on(("local", "memory", "shared", "zip"))
 @given(spans=spans_of_content, gap=st.sampled_from([0, 100, 10**6]))
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_any_spans_are_read_whatever_the_gap(maker, spans, gap):
     store = cached_single(maker)
     with config.using(coalesce_gap=gap):

@@ -14,6 +14,7 @@ import pytest
 from damage import LAYOUTS, flip, index_file, kinds, noise, place, record_at, write, write_stock
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from lengths import examples
 
 import b2array
 from b2array.engine.source import FRAME_NAME
@@ -398,7 +399,7 @@ def test_an_index_that_nothing_proves_is_not_believed_without_leave(path, layout
 @example(at=30, by=1)
 @example(at=31, by=8)
 @given(at=st.integers(0, 10**6), by=st.integers(1, 255))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_repairing_a_flipped_byte_loses_at_most_its_chunk_and_asks_about_index_and_trailer(
     tmp_path_factory, layout, at, by

@@ -13,6 +13,7 @@ import pytest
 from damage import LAYOUTS, flip, index_file, kinds, noise, place, record_at, write, write_stock
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import examples
 
 import b2array
 from b2array.engine.source import FRAME_NAME
@@ -52,7 +53,7 @@ OPS = st.lists(st.tuples(st.sampled_from(["stock", "ours"]), st.integers(0, 4), 
 
 
 @given(steps=OPS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_whatever_both_libraries_write_in_turn_is_in_order(tmp_path_factory, layout, steps):
     path = tmp_path_factory.mktemp("histories") / "a.b2nd"
