@@ -57,7 +57,7 @@ class Opened:
     def cparams(self) -> CParams:
         """How new chunks are compressed."""
         try:
-            return self._handle.described.state.frame.cparams
+            return self._handle.described.state.cparams
         except UnsupportedError as error:
             raise located_error(self.url, error) from error
 

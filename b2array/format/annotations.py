@@ -41,7 +41,7 @@ UNSIZED = 2**32 - 1
 """Stands for the unknown size of a chunk that has a record of checksums."""
 
 _VERSION = 1
-_KEYS = ("fill", "dims", "dtype", "next", "attrs", "lost", "sizes")
+_KEYS = ("fill", "dims", "dtype", "next", "attrs", "lost", "sizes", "cparams")
 _MERGED = ("fill", "dims", "dtype", "unknown")
 _SIZES_CPARAMS = CParams("zstd")
 _MAX_CHUNK_SIZES_NBYTES = 16 * MAX_SIZES_NBYTES
@@ -67,6 +67,8 @@ class Annotations:
         Chunks whose data could not be saved.
     sizes : bytes, optional
         What `pack_sizes` returned.
+    cparams : tuple of (name, value)
+        Parameters of `CParams` that a frame's header has no field for.
     unknown : tuple of (key, value)
         Entries that this class does not interpret, such as those of later versions. They are kept.
     foreign : bool
@@ -86,6 +88,7 @@ class Annotations:
     attrs: tuple[tuple[str, bytes], ...] = ()
     lost: tuple[int, ...] = ()
     sizes: bytes | None = None
+    cparams: tuple[tuple[str, Any], ...] = ()
     unknown: tuple[tuple[Any, Any], ...] = ()
     foreign: bool = False
 
@@ -104,7 +107,7 @@ class Annotations:
             return cls()
         if layer["v"] > _VERSION:
             return cls(foreign=True)
-        fill, dims, dtype, number, attrs, lost, sizes = map(layer.get, _KEYS)
+        fill, dims, dtype, number, attrs, lost, sizes, cparams = map(layer.get, _KEYS)
         return cls(
             fill=fill if isinstance(fill, bytes) and len(fill) == itemsize else None,
             dims=tuple(dims) if isinstance(dims, list) and _are_dims(dims, ndim) else None,
@@ -113,6 +116,7 @@ class Annotations:
             attrs=_attrs(attrs) if isinstance(attrs, dict) else (),
             lost=tuple([n for n in lost if _is_number(n, 0) and n < nchunks]) if isinstance(lost, list) else (),
             sizes=sizes if isinstance(sizes, bytes) else None,
+            cparams=_cparams(cparams) if isinstance(cparams, dict) else (),
             unknown=tuple([(key, value) for key, value in layer.items() if key != "v" and key not in _KEYS]),
         )
 
@@ -124,7 +128,7 @@ class Annotations:
         for key in _KEYS:
             value = getattr(self, key)
             if value is not None and (value != () or key == "dims"):
-                layer[key] = dict(value) if key == "attrs" else value
+                layer[key] = dict(value) if key in ("attrs", "cparams") else value
         packed: bytes = msgpack.packb({**layer, **dict(self.unknown)}, use_bin_type=True)
         return packed
 
@@ -159,6 +163,16 @@ def _are_dims(dims: list[object], ndim: int) -> bool:
 
 def _attrs(attrs: dict[object, object]) -> tuple[tuple[str, bytes], ...]:
     return tuple((name, raw) for name, raw in attrs.items() if isinstance(name, str) and isinstance(raw, bytes))
+
+
+def _cparams(cparams: dict[object, object]) -> tuple[tuple[str, Any], ...]:
+    """Return the parameters that have a name and a plain value."""
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in cparams.items()}
+    return tuple(
+        (name, value)
+        for name, value in values.items()
+        if isinstance(name, str) and isinstance(value, str | int | float | tuple)
+    )
 
 
 def merged(base: Annotations, ours: Annotations, theirs: Annotations) -> Annotations:
