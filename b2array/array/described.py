@@ -206,6 +206,7 @@ class Described(Opened, Readable):
             "dims": self.dims,
             "codec": tables.codec(self.cparams),
             "filters": tables.filters(self.cparams),
+            "errors": tables.errors(self.cparams),
             "nbytes": tables.nbytes(self.nbytes),
             "cbytes": tables.nbytes(self.cbytes),
             "ratio": f"{self.cratio:.2f}",
