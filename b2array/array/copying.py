@@ -28,6 +28,8 @@ from b2array.array.drafts import (
     place_new,
     put,
 )
+from b2array.codec.cparams import CParams
+from b2array.codec.rounding import check_dtype
 from b2array.engine import resize, transaction
 from b2array.engine.handle import Handle
 from b2array.engine.source import Source
@@ -92,7 +94,7 @@ def _keeps_chunks(source: Source, old: Layout, new: ArrayOptions) -> bool:
         chunks, blocks = _parts(old, old.dtype, new)
         if automatic(old.shape, old.itemsize, chunks=chunks, blocks=blocks) != (old.chunks, old.blocks):
             return False
-    return new.cparams is None or new.cparams == source.frame.cparams
+    return new.cparams is None or new.cparams == source.state.cparams
 
 
 def _recoded(
@@ -104,7 +106,7 @@ def _recoded(
     draft = new_draft(url, old.shape, dtype, replace(
         new, chunks=chunks, blocks=blocks,
         fill_value=_fill(annotations.fill, old.dtype, dtype) if new.fill_value is UNSET else new.fill_value,
-        cparams=source.frame.cparams if new.cparams is None else new.cparams,
+        cparams=_cparams(source.state.cparams, dtype) if new.cparams is None else new.cparams,
         dims=annotations.dims if new.dims is None else new.dims,
         meta=kept | dict(new.meta or {}),
     ))  # fmt: skip
@@ -116,6 +118,15 @@ def _recoded(
         with track(layout.nchunks, "chunks copied", progress, unit="items") as shown:
             rewrite(draft, layout, range(layout.nchunks), lambda box: resize.read_box(source, old, box), shown.advance)
     return draft
+
+
+def _cparams(old: CParams, dtype: np.dtype[Any]) -> CParams:
+    """Return the parameters of the copied array, without the errors that it allows if its copy cannot have any."""
+    try:
+        check_dtype(old, dtype)
+    except (TypeError, ValueError):
+        return old.without_bounds()
+    return old
 
 
 def _parts(old: Layout, dtype: np.dtype[Any], new: ArrayOptions) -> tuple[Any, Any]:

@@ -61,7 +61,7 @@ class Opened:
     def cparams(self) -> CParams:
         """How new chunks are compressed."""
         try:
-            return self._handle.described.state.frame.cparams
+            return self._handle.described.state.cparams
         except UnsupportedError as error:
             raise located_error(self.url, error) from error
 
@@ -225,6 +225,7 @@ class Described(Opened, Readable):
             "dims": self.dims,
             "codec": tables.codec(self.cparams),
             "filters": tables.filters(self.cparams),
+            "errors": tables.errors(self.cparams),
             "nbytes": tables.nbytes(self.nbytes),
             "cbytes": tables.nbytes(self.cbytes),
             "ratio": f"{self.cratio:.2f}",

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.codec import filters
-from b2array.codec.cparams import AnyCParams, CParams, given_or_default
+from b2array.codec.cparams import AUTO, AnyCParams, CParams, given_or_default
 from b2array.codec.header import CodecId, FilterId, Special
+from b2array.codec.rounding import check_dtype
 from b2array.engine import resize
 from b2array.engine.snapshot import frame_in
 from b2array.engine.source import EMBEDDED, FRAME_NAME
@@ -25,7 +26,7 @@ from b2array.format.annotations import Annotations
 from b2array.format.attributes import encode_attr
 from b2array.format.header import FIRST_BYTES, FrameType
 from b2array.format.index import special_offset
-from b2array.format.state import check_count, parse
+from b2array.format.state import check_count, noted_cparams, parse
 from b2array.grid import chunking
 from b2array.grid.assignment import check_unmasked, spread
 from b2array.grid.layout import Layout, extents
@@ -135,8 +136,9 @@ def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Arra
     """Begin the transaction of an array of zeros. Check everything that can be wrong before looking at the place."""
     layout = _layout(shape, dtype, options.chunks, options.blocks)
     params = given_or_default(options.cparams)
-    if options.cparams is None and layout.dtype.kind == "U":
+    if params.filters == AUTO and layout.dtype.kind == "U":
         params = replace(params, filters_meta=(4,))  # shuffle the bytes of characters, not of whole items
+    check_dtype(params, layout.dtype)
     _check_params(params, layout, interop=options.interop)
     fill = _fill_bytes(options.fill_value, layout.dtype)
     names = _checked_dims(options.dims, layout.ndim)
@@ -153,7 +155,9 @@ def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Arra
     )  # fmt: skip
     zeros = np.broadcast_to(np.int64(special_offset(Special.ZEROS)), (layout.nchunks,))
     extension = dtypes.extension_name(layout.dtype)
-    annotations = Annotations(fill=fill if any(fill) else None, dims=names, dtype=extension)
+    annotations = Annotations(
+        fill=fill if any(fill) else None, dims=names, dtype=extension, cparams=noted_cparams(params)
+    )
     state = parse(replace(new, nbytes=layout.nbytes, offsets=zeros), annotations)
     transaction = Transaction(store, None, state, overwrite=options.overwrite)
     for name, content in attrs:

@@ -20,6 +20,7 @@ from b2array.codec import decode, encode, lazy
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.codec.header import Special
+from b2array.codec.rounding import check_dtype
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.engine import edits
 from b2array.engine.fetch import each_chunk, fetch
@@ -29,9 +30,10 @@ from b2array.engine.source import ChunkRequest, Source
 from b2array.engine.transaction import Transaction, copied
 from b2array.errors import FormatError, LimitError, UnsupportedError, located_error
 from b2array.format import frame
+from b2array.format.annotations import Annotations
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
-from b2array.format.state import parse
+from b2array.format.state import noted_cparams, parse
 from b2array.grid.assignment import check_unmasked
 from b2array.printable import printable
 from b2array.progress import track
@@ -374,13 +376,16 @@ def create_schunk(
             raise ValueError(f"{name} must be a multiple of the typesize {typesize}, not {size}")
         if size > most:
             raise LimitError(f"{name} must be at most {most} bytes, not {size}")
+    params = given_or_default(cparams)
+    check_dtype(params, np.dtype(np.void))
     layers = encoded_metalayers(meta)
     store, frame_type = place_new(url, layout, storage_options, fs=fs, overwrite=overwrite)
     new = frame.create(
-        given_or_default(cparams), frame_type=frame_type, typesize=typesize, chunksize=chunksize, blocksize=blocksize,
+        params, frame_type=frame_type, typesize=typesize, chunksize=chunksize, blocksize=blocksize,
         metalayers=layers,
     )  # fmt: skip
-    return SChunk(Handle(Transaction(store, None, parse(new), overwrite=overwrite).commit(), "r+"))
+    state = parse(new, Annotations(cparams=noted_cparams(params)))
+    return SChunk(Handle(Transaction(store, None, state, overwrite=overwrite).commit(), "r+"))
 
 
 def _number(source: Source, n: int, *, end: bool = False) -> int:

@@ -27,6 +27,7 @@ from b2array.codec import cblosc
 from b2array.codec.codecs import codec_name
 from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.codec.header import CODEC_FORMATS, FilterId
+from b2array.codec.rounding import check_dtype
 from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.grid.assignment import Sliceable, check_unmasked, of_same_kind
 from b2array.grid.partition import boxes
@@ -78,6 +79,7 @@ class _ChunkEncoder:
         offsets: Iterable[int] = (),
     ) -> None:  # fmt: skip
         cparams = given_or_default(cparams)
+        check_dtype(cparams, np.dtype(np.void))
         codec = cparams.codec_id
         shuffles = tuple(fid for fid in cparams.filter_slots if fid)
         if codec not in CODEC_FORMATS or cparams.use_dict:

@@ -5,6 +5,8 @@ encode    items -> chunk
 chunk     the head of a chunk, and those of its bytes that are in memory
 header    the chunk header as a table of fields; ids of codecs and filters
 cparams   `CParams`, how chunks are compressed
+choice    the filters that suit the data of a chunk
+rounding  floats with fewer bits, within the error that the user allows
 cblosc    calls C-Blosc 1: many blocks in one call
 streams   the streams in a block; runs, which C-Blosc 1 does not know
 codecs    streams <-> payloads, codec by codec; registered codecs

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum, IntEnum
 from typing import Any, Literal, get_args
 
@@ -13,7 +14,13 @@ import numpy as np
 from b2array.codec import codecs, filters
 from b2array.codec.header import NFILTERS, NO_FILTERS, CodecId, FilterId
 
-__all__ = ["AnyCParams", "CParams", "SplitMode", "given_or_default"]
+__all__ = ["AUTO", "BOUNDS", "AnyCParams", "CParams", "SplitMode", "given_or_default"]
+
+AUTO: Literal["auto"] = "auto"
+"""Stands for filters that are chosen for each chunk by its data."""
+BOUNDS = ("absolute_error", "relative_error", "keepbits")
+"""The parameters that allow errors."""
+_MOST_KEEPBITS = 52
 
 SplitMode = Literal["auto", "always", "never", "blosc2"]
 
@@ -31,11 +38,13 @@ class CParams:
         0 (stored as it is) to 9. Where no parameters are given at all, b2array takes 2.
     codec_meta : int, default 0
         Parameter byte of a registered codec.
-    filters : sequence of str or int, default ("shuffle",)
+    filters : "auto", or sequence of str or int, default ("shuffle",)
         At most six, applied in this order: "shuffle", "bitshuffle", "delta", "trunc_prec", "bytedelta",
-        "int_trunc", or ids registered with `b2array.filters.register`.
+        "int_trunc", or ids registered with `b2array.filters.register`. With "auto", b2array chooses for each chunk,
+        from samples of its data. Where no parameters are given at all, it does so.
     filters_meta : sequence of int, optional
-        One byte for each filter (-128 to 255); 0 where left out.
+        One byte for each filter (-128 to 255); 0 where left out. With ``filters="auto"`` at most one, the width in
+        bytes of the shuffle.
     splitmode : {"auto", "always", "never", "blosc2"}
         Whether a block is stored as one stream for each byte of the item: "auto" is the fastest to write, "blosc2"
         is the rule of the C library (smaller with zstd, slower to write).
@@ -43,6 +52,14 @@ class CParams:
         Train a dictionary for each chunk, and keep it if it makes the chunk smaller (zstd, lz4, lz4hc).
     nthreads : int, default 1
         Recorded in the frame's header for readers that obey it; b2array itself uses `b2array.config.threads`.
+    absolute_error : float, optional
+        How far a stored float may be from the written one. Floats are rounded, to nearest and to even, to multiples of
+        the largest power of two that allows this. At most one of `absolute_error`, `relative_error` and `keepbits` can
+        be given, and only for arrays of floats or complex numbers.
+    relative_error : float, optional
+        The same, as a share of the written float.
+    keepbits : int, optional
+        How many bits of the mantissa (1 to 52) to keep, without a bound in numbers.
 
     Examples
     --------
@@ -50,21 +67,26 @@ class CParams:
     <CodecId.LZ4: 1>
     >>> CParams(filters=("delta", "shuffle")).filter_slots
     (0, 0, 0, 0, 3, 1)
+    >>> CParams(filters="auto", absolute_error=0.01).is_lossy
+    True
     """
 
     codec: str | int = "zstd"
     clevel: int = 5
     codec_meta: int = 0
-    filters: tuple[str | int, ...] = ("shuffle",)
+    filters: tuple[str | int, ...] | Literal["auto"] = ("shuffle",)
     filters_meta: tuple[int, ...] = ()
     splitmode: SplitMode = "auto"
     use_dict: bool = False
     nthreads: int = 1
+    absolute_error: float | None = None
+    relative_error: float | None = None
+    keepbits: int | None = None
 
     codec_id: int = field(init=False, repr=False, compare=False)
     """The compcode of the codec."""
     filter_slots: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """The six filter ids of a header, the given ones in the last slots."""
+    """The six filter ids of a header, the given ones in the last slots; with "auto", shuffle until there are data."""
     meta_slots: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """The six filter metas of a header, as unsigned bytes, beside `filter_slots`."""
 
@@ -74,17 +96,20 @@ class CParams:
         self._set("codec_id", codecs.codec_id(self.codec))
         self._set("codec", _named(CodecId, self.codec_id))
         for name in ("filters", "filters_meta"):
-            if isinstance(given := getattr(self, name), str):
+            given = getattr(self, name)
+            if isinstance(given, str) and (name, given) != ("filters", AUTO):
                 raise TypeError(f"{name} must be a sequence, as in ({given!r},), not {given!r}")
-        ids = tuple([filters.filter_id(name) for name in self.filters])
-        self._set("filters", tuple([_named(FilterId, fid) for fid in ids]))
+        chosen = ("shuffle",) if self.filters == AUTO else self.filters
+        ids = tuple([filters.filter_id(name) for name in chosen])
+        if self.filters != AUTO:
+            self._set("filters", tuple([_named(FilterId, fid) for fid in ids]))
         metas = [_ranged("filters_meta", meta, -128, 255) & 0xFF for meta in self.filters_meta]
         if self.splitmode not in get_args(SplitMode):
             raise ValueError(f"splitmode must be one of {get_args(SplitMode)}, not {self.splitmode!r}")
-        if len(self.filters) > NFILTERS:
-            raise ValueError(f"at most {NFILTERS} filters fit, {len(self.filters)} given")
-        if len(metas) > len(self.filters):
-            raise ValueError(f"{len(metas)} filters_meta for {len(self.filters)} filters")
+        if len(ids) > NFILTERS:
+            raise ValueError(f"at most {NFILTERS} filters fit, {len(ids)} given")
+        if len(metas) > len(ids):
+            raise ValueError(f"{len(metas)} filters_meta for {len(ids)} filters")
         # Omitted metas are 0. Without trailing zeros, equal parameters compare equal.
         while metas and not metas[-1]:
             metas.pop()
@@ -96,6 +121,28 @@ class CParams:
         self._set("use_dict", bool(self.use_dict))
         if self.use_dict and self.codec_id not in (CodecId.ZSTD, CodecId.LZ4, CodecId.LZ4HC):
             raise ValueError(f"dictionaries need zstd, lz4 or lz4hc, not {self.codec!r}")
+        self._check_bounds()
+
+    def _check_bounds(self) -> None:
+        for name in ("absolute_error", "relative_error"):
+            if getattr(self, name) is not None:
+                self._set(name, _positive(name, getattr(self, name)))
+        if self.keepbits is not None:
+            self._set("keepbits", _ranged("keepbits", self.keepbits, 1, _MOST_KEEPBITS))
+        given = [name for name in BOUNDS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"at most one of {', '.join(BOUNDS)} can be given, not {' and '.join(given)}")
+        if given and FilterId.TRUNC_PREC in self.filter_slots:
+            raise ValueError(f"{given[0]} says how many bits trunc_prec drops: leave the filter out")
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether floats are rounded before they are compressed."""
+        return not (self.absolute_error is None and self.relative_error is None and self.keepbits is None)
+
+    def without_bounds(self) -> CParams:
+        """Return the parameters that store every value as it is."""
+        return replace(self, absolute_error=None, relative_error=None, keepbits=None) if self.is_lossy else self
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -128,7 +175,7 @@ AnyCParams = CParams | str | Mapping[str, Any] | None
 
 
 def given_or_default(cparams: AnyCParams) -> CParams:
-    """Return the parameters that a user gave, zstd at level 2 for None.
+    """Return the parameters that a user gave; for None, zstd at level 2 with filters that the data choose.
 
     At level 2 zstd works at its own default level, 3. At level 5, the default of those who choose a codec, it works at
     9: that saves 0 to 14 % of most data, and takes two to four times as long to write.
@@ -150,7 +197,7 @@ def given_or_default(cparams: AnyCParams) -> CParams:
     ('lz4', ('bitshuffle',))
     """
     if cparams is None:
-        return CParams(clevel=2)
+        return CParams(clevel=2, filters=AUTO)
     if isinstance(cparams, CParams):
         return cparams
     if isinstance(cparams, str):
@@ -192,6 +239,16 @@ def _ranged(name: str, value: int, low: int, high: int) -> int:
         raise TypeError(f"{name} must be an integer, not {value!r}") from None
     if not low <= number <= high:
         raise ValueError(f"{name} must be {low} to {high}, not {number}")
+    return number
+
+
+def _positive(name: str, value: float) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, not {value!r}") from None
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} must be a finite number above 0, not {value!r}")
     return number
 
 

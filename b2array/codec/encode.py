@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.buffers import Buffer
-from b2array.codec import cblosc, codecs, filters
-from b2array.codec.cparams import AnyCParams, CParams, given_or_default
+from b2array.codec import cblosc, choice, codecs, filters, rounding
+from b2array.codec.cparams import AUTO, AnyCParams, CParams, given_or_default
 from b2array.codec.header import (
     BLOSC1_HEADER_LEN,
     BLOSC2_FLAG_DICT,
@@ -29,6 +29,7 @@ from b2array.codec.header import (
     FLAG_MEMCPYED,
     FLAG_UNSPLIT,
     NAN_BYTES,
+    NFILTERS,
     ChunkHeader,
     CodecFormat,
     CodecId,
@@ -41,7 +42,7 @@ from b2array.errors import FormatError, LimitError
 
 __all__ = [
     "Task", "compress", "constant", "default_blocksize", "encode", "header_of", "plain", "run_pipeline",
-    "special_chunk", "stored_special",
+    "special_chunk", "stored_special", "with_kept_bits",
 ]  # fmt: skip
 
 Bytes = npt.NDArray[np.uint8]
@@ -93,11 +94,13 @@ def encode(
     blocksize: int = 0,
     cparams: CParams = CParams(),  # noqa: B008 - frozen
     blockshape: tuple[int, ...] | None = None,
+    kept_bits: int = 0,
 ) -> bytes:
     """Encode one chunk of up to 2147483615 bytes, in C order. Data that repeat one item become a special chunk.
 
     A `typesize` above 255 is 1 in the header of the chunk. A `blocksize` of 0 is the default. `blockshape`, in items,
-    is for codecs and filters that know dimensions.
+    is for codecs and filters that know dimensions. Of floats that were rounded, `kept_bits` says how many bits of the
+    mantissa are in use, if that is to be noted in the header.
     """
     if isinstance(data, np.ndarray):
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -119,14 +122,35 @@ def encode(
         return _raw_chunk(flat, width, blocksize, cparams)
     if (value := constant(flat, typesize)) is not None:
         return special_chunk(value, len(flat), typesize=typesize, blocksize=blocksize)
-    pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(width), width, blockshape=blockshape)
-    filters.check(pipeline, encode=True)
-    task = Task(flat, width, blocksize, cparams, cparams.splits(width, blocksize), pipeline)
+    if cparams.filters == AUTO:
+        cparams = choice.chosen(flat, width, blocksize, cparams, blockshape)
+    cparams = with_kept_bits(cparams, kept_bits)
+    task = _task(flat, width, blocksize, cparams, blockshape)
+    filters.check(task.pipeline, encode=True)
     made = plain(task)
     if not cparams.use_dict:
         return made
     # A dictionary costs more than it saves if blocks are large or have little in common.
     return min((made, _with_dict(task) or made), key=len)
+
+
+def _task(
+    data: Bytes, typesize: int, blocksize: int, cparams: CParams, blockshape: tuple[int, ...] | None = None
+) -> Task:
+    pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(typesize), typesize, blockshape=blockshape)
+    return Task(data, typesize, blocksize, cparams, cparams.splits(typesize, blocksize), pipeline)
+
+
+@lru_cache(maxsize=256)
+def with_kept_bits(cparams: CParams, bits: int) -> CParams:
+    """Return parameters without bounds, with a filter that notes how many bits of the mantissa are in use.
+
+    There is none if `bits` is 0, or if all slots are taken.
+    """
+    exact = cparams.without_bounds()
+    if not bits or len(exact.filters) == NFILTERS:
+        return exact
+    return replace(exact, filters=("trunc_prec", *exact.filters), filters_meta=(bits, *exact.filters_meta))
 
 
 def plain(task: Task) -> bytes:
@@ -144,7 +168,7 @@ def compress(buf: Buffer | npt.NDArray[Any], *, typesize: int | None = None, cpa
     typesize : int, optional
         Size of an item in bytes, for the filters and the split into streams; by default that of the buffer's items.
     cparams : CParams, str or mapping, optional
-        How to compress; zstd with shuffle by default.
+        How to compress; by default zstd, with filters that suit the data. Only arrays of floats can have errors.
 
     Raises
     ------
@@ -164,7 +188,11 @@ def compress(buf: Buffer | npt.NDArray[Any], *, typesize: int | None = None, cpa
     """
     if typesize is None:
         typesize = (buf if isinstance(buf, np.ndarray) else memoryview(buf)).itemsize
-    return encode(buf, typesize=typesize, cparams=given_or_default(cparams))
+    params = given_or_default(cparams)
+    if params.is_lossy:
+        rounding.check_dtype(params, buf.dtype if isinstance(buf, np.ndarray) else np.dtype(np.void))
+        buf = rounding.rounded(np.ascontiguousarray(buf), params)
+    return encode(buf, typesize=typesize, cparams=params)
 
 
 def constant(data: Bytes, itemsize: int) -> bytes | None:

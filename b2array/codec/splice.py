@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.buffers import Buffer
-from b2array.codec import filters
+from b2array.codec import choice, filters
 from b2array.codec.chunk import Stored, fill
-from b2array.codec.cparams import CParams
-from b2array.codec.encode import Task, header_of, plain, run_pipeline
-from b2array.codec.header import ChunkHeader, CodecFormat, FilterId
+from b2array.codec.cparams import AUTO, CParams
+from b2array.codec.encode import Task, header_of, plain, run_pipeline, with_kept_bits
+from b2array.codec.header import ChunkHeader, CodecFormat, FilterId, Special
 from b2array.config import HEADER_LEN
 
 __all__ = ["splice"]
@@ -27,16 +27,24 @@ Bytes = npt.NDArray[np.uint8]
 
 def splice(
     old: Stored, numbers: Sequence[int], data: Bytes, *, typesize: int, cparams: CParams,
-    blockshape: tuple[int, ...] | None,
+    blockshape: tuple[int, ...] | None, kept_bits: int = 0,
 ) -> bytes | None:  # fmt: skip
     """Return a chunk with blocks replaced by `data`, ascending; None if all blocks have to be encoded together.
 
     That is so if blocks depend on each other, as with a dictionary; if the chunk was encoded with other parameters
     (level and split may differ); and if only a chunk that becomes raw, or stops being raw, would be small. `old` has
-    all bytes of the chunk, whose blocks all have the size of those in `data`.
+    all bytes of the chunk, whose blocks all have the size of those in `data`. If the filters are chosen by the data,
+    they stay; a chunk without blocks gets those that suit the new ones. `kept_bits` is that of `encode`, for the new
+    blocks.
     """
     header = old.head.header
-    task = _task(header, data.reshape(-1), typesize, cparams, blockshape)
+    params = _params(header, data, typesize, cparams, blockshape)
+    if params is None:
+        return None
+    if params.is_lossy:
+        params = with_kept_bits(params, _bits_of_all(header, kept_bits))
+        header = _with_bits_of(header, params)
+    task = _task(header, data.reshape(-1), typesize, params, blockshape)
     if not _is_blockwise(header, task):
         return None
     if header.memcpyed:
@@ -60,6 +68,38 @@ def splice(
     starts = (front + np.cumsum(sizes) - sizes).astype("<i4")
     head = replace(header_of(task, cbytes), nbytes=header.nbytes).pack()
     return b"".join((head, starts.tobytes(), *pieces))
+
+
+def _params(
+    old: ChunkHeader, data: Bytes, typesize: int, cparams: CParams, blockshape: tuple[int, ...] | None
+) -> CParams | None:
+    """Return parameters with the filters for new blocks beside old ones, or None if they cannot be in one chunk."""
+    if cparams.is_lossy and old.memcpyed:  # a raw chunk keeps its header, which may note bits
+        return None
+    if cparams.filters != AUTO:
+        return cparams
+    if old.special:
+        width = typesize if typesize <= 255 else 1
+        return choice.chosen(data.reshape(-1), width, data.shape[1], cparams, blockshape)
+    return choice.kept(cparams, old)
+
+
+def _bits_of_all(old: ChunkHeader, new: int) -> int:
+    """Return how many bits of the mantissa are in use in old and in new blocks; 0 if that is not known."""
+    if old.special:
+        return new if old.special == Special.ZEROS else 0
+    noted = dict(zip(old.filters, old.filters_meta, strict=True)).get(FilterId.TRUNC_PREC, 0)
+    return max(noted, new) if noted and new else 0
+
+
+def _with_bits_of(old: ChunkHeader, cparams: CParams) -> ChunkHeader:
+    """Return a header that notes the same bits as the parameters; reading does not depend on them."""
+    slots = zip(old.filters, old.filters_meta, strict=True)
+    others = [pair for pair in slots if pair[0] not in (FilterId.NOFILTER, FilterId.TRUNC_PREC)]
+    new = zip(cparams.filter_slots, cparams.meta_slots, strict=True)
+    if others != [pair for pair in new if pair[0] not in (FilterId.NOFILTER, FilterId.TRUNC_PREC)]:
+        return old
+    return replace(old, filters=cparams.filter_slots, filters_meta=cparams.meta_slots)
 
 
 def _is_blockwise(old: ChunkHeader, task: Task) -> bool:

@@ -11,14 +11,14 @@ import numpy as np
 
 from b2array.codec import codecs
 from b2array.codec import filters as filter_names
-from b2array.codec.cparams import CParams
+from b2array.codec.cparams import AUTO, BOUNDS, CParams
 from b2array.display.drawing import draw
 from b2array.grid.layout import Layout
 from b2array.printable import html_text, printable
 
 __all__ = [
-    "Info", "array_page", "beside", "codec", "counted", "filters", "folded", "item", "nbytes", "near", "short", "size",
-    "table", "titled",
+    "Info", "array_page", "beside", "codec", "counted", "errors", "filters", "folded", "item", "nbytes", "near",
+    "short", "size", "table", "titled",
 ]  # fmt: skip
 
 _CELL = "text-align: left; padding: 1px 12px 1px 0"
@@ -145,6 +145,8 @@ def array_page(rows: Mapping[str, Any], layout: Layout, attrs: Mapping[str, Any]
         "stored": f"{size(cbytes)}, ratio {rows['ratio']}" if cbytes else "nothing: all items are the fill value",
         "codec": f"{rows['codec']}; {rows['filters']}",
     }
+    if rows["errors"] != "none":
+        main["errors"] = rows["errors"]
     if rows["dims"]:
         main["dims"] = ", ".join(str(name) for name in rows["dims"])
     first = tuple((0, min(c, n)) for c, n in zip(layout.chunks, layout.shape, strict=True))
@@ -155,7 +157,20 @@ def array_page(rows: Mapping[str, Any], layout: Layout, attrs: Mapping[str, Any]
     )]  # fmt: skip
     if attrs:
         parts.append(folded(f"attributes ({len(attrs)})", table({name: short(value) for name, value in attrs.items()})))
-    shown = ("shape", "chunks", "blocks", "grid", "dtype", "ratio", "codec", "filters", "dims", "url", "attrs")
+    shown = (
+        "shape",
+        "chunks",
+        "blocks",
+        "grid",
+        "dtype",
+        "ratio",
+        "codec",
+        "filters",
+        "errors",
+        "dims",
+        "url",
+        "attrs",
+    )
     parts.append(folded("more", table({name: value for name, value in rows.items() if name not in shown})))
     return titled("b2array.NDArray", rows["url"], parts)
 
@@ -166,13 +181,27 @@ def codec(cparams: CParams) -> str:
 
 
 def filters(cparams: CParams) -> str:
-    """Return the filters in their order."""
+    """Return the filters in their order; "auto" if each chunk has its own."""
+    if cparams.filters == AUTO:
+        return AUTO
     active = [
         filter_names.filter_name(fid) + (f"({meta})" if meta else "")
         for fid, meta in zip(cparams.filter_slots, cparams.meta_slots, strict=True)
         if fid
     ]
     return ", ".join(active) or "none"
+
+
+def errors(cparams: CParams) -> str:
+    """Return the errors that values may have.
+
+    Examples
+    --------
+    >>> errors(CParams(absolute_error=0.01)), errors(CParams())
+    ('absolute_error 0.01', 'none')
+    """
+    given = [(name, getattr(cparams, name)) for name in BOUNDS]
+    return ", ".join(f"{name} {value:g}" for name, value in given if value is not None) or "none"
 
 
 def nbytes(count: int) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config
-from b2array.codec import decode, encode
+from b2array.codec import decode, encode, rounding
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.cparams import CParams
 from b2array.codec.decode import Tile
@@ -25,7 +25,7 @@ from b2array.codec.header import FilterId
 from b2array.codec.splice import splice
 from b2array.engine.cache import Entry
 from b2array.errors import FormatError
-from b2array.format.frame import Frame
+from b2array.format.state import State
 from b2array.grid.layout import Layout
 from b2array.grid.partition import Axes, Part, Run, put, take
 from b2array.grid.tiling import Patch, parts_of_blocks
@@ -40,19 +40,22 @@ Undo = list[Callable[[], object]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Form:
-    """How the chunks of an array are cut and encoded."""
+    """How the chunks of an array are cut and encoded. Items with the bytes of `fill` are never rounded."""
 
     layout: Layout
     cparams: CParams
     typesize: int
     context: Context
+    fill: bytes | None = None
 
     @classmethod
-    def of(cls, frame: Frame, layout: Layout) -> Form:
-        """Return the form of the chunks of a frame."""
+    def of(cls, state: State, layout: Layout) -> Form:
+        """Return the form of the chunks of an array."""
+        frame = state.frame
         # An item that is an array adds dimensions to a layout; the frame counts it as one item.
         typesize = layout.itemsize if layout.block_nbytes % frame.typesize else frame.typesize
-        return cls(layout, frame.cparams, typesize, Context(frame.codec, frame.codec_meta, layout.blocks))
+        context = Context(frame.codec, frame.codec_meta, layout.blocks)
+        return cls(layout, state.cparams, typesize, context, state.annotations.fill)
 
     def blank(self, count: int) -> Bytes:
         """Return memory for blocks that values will fill: zeros, if some bytes get no value."""
@@ -172,16 +175,29 @@ class OpenChunk:
         layout, cparams, typesize = self.form.layout, self.form.cparams, self.form.typesize
         numbers = sorted(self._blocks)
         if len(numbers) < layout.nblocks and self._stored is not None:
-            data = self._joined(numbers)
-            buf = splice(self._stored, numbers, data, typesize=typesize, cparams=cparams, blockshape=layout.blocks)
+            data, bits = self._rounded(numbers)
+            buf = splice(
+                self._stored, numbers, data, typesize=typesize, cparams=cparams, blockshape=layout.blocks,
+                kept_bits=bits,
+            )  # fmt: skip
             if buf is not None:
                 return buf
             numbers = list(range(layout.nblocks))
             self._load(numbers)
+        data, bits = self._rounded(numbers)
         return encode.encode(
-            self._joined(numbers), typesize=typesize, blocksize=layout.block_nbytes, cparams=cparams,
-            blockshape=layout.blocks,
+            data, typesize=typesize, blocksize=layout.block_nbytes, cparams=cparams, blockshape=layout.blocks,
+            kept_bits=bits,
         )  # fmt: skip
+
+    def _rounded(self, numbers: list[int]) -> tuple[Bytes, int]:
+        """Return blocks, rounded if the user allows errors, and how many bits of the mantissa are in use then."""
+        form, data = self.form, self._joined(numbers)
+        if not form.cparams.is_lossy:
+            return data, 0
+        items = rounding.rounded(data.view(form.layout.dtype), form.cparams, form.fill)
+        bits = rounding.kept_bits(items) if form.typesize == form.layout.itemsize else 0
+        return items.view(np.uint8), bits
 
     def _joined(self, numbers: list[int]) -> Bytes:
         joined = self._neighbours(numbers)

@@ -40,6 +40,10 @@ LOWEST_CODE = -(2**32)
 """Smaller entries of an index stand for special values."""
 
 
+FilterSlots = tuple[tuple[int, ...], tuple[int, ...]]
+"""The six filters of a chunk, and their parameters."""
+
+
 class Staging:
     """New chunks, each known by a code that stands for it in a transaction's index.
 
@@ -50,6 +54,7 @@ class Staging:
     def __init__(self, store: Store, spool: Spool | None, first: int) -> None:
         self.next = first
         self.sizes: dict[int, Sizes] = {}
+        self.filters: dict[int, FilterSlots] = {}
         self._store = store
         self._spool = spool
         self._extents: list[tuple[int, int, int, int]] = []  # start, stop, stop of the record, digest
@@ -80,6 +85,8 @@ class Staging:
         with self._mutex.held_once("new chunks that wait for a commit"):
             self._digest.update(record)
             self.sizes[code] = row
+            if head.header.special == Special.NONE:
+                self.filters[code] = head.header.filters, head.header.filters_meta
         return code
 
     @property

@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.buffers import Buffer
+from b2array.codec.cparams import AUTO
+from b2array.codec.header import FilterId
 from b2array.engine.fetch import chunk_number, each_chunk
 from b2array.engine.overlay import Overlay, changeable
 from b2array.engine.redo import writers_lock
@@ -343,7 +345,8 @@ class Transaction(Overlay):
         if self.sparse:
             cbytes = index.sparse_cbytes(_stored_nbytes(self.base, self._staging, offsets), offsets)
         described = replace(
-            state.frame, offsets=offsets, cbytes=cbytes, frame_len=0, nthreads_decompress=fingerprint.MARK,
+            self._with_filters(state), offsets=offsets, cbytes=cbytes, frame_len=0,
+            nthreads_decompress=fingerprint.MARK,
             vlmetalayers=(*(layer for layer in state.frame.vlmetalayers if layer[0] != LAYER), (LAYER, b"")),
         )  # fmt: skip
         header = frame.pack_header(described)
@@ -365,6 +368,25 @@ class Transaction(Overlay):
         room = packed.frame.vlmetalayer(LAYER) is not None
         state = replace(state, frame=packed.frame).with_annotations(annotations) if room else parse(packed.frame)
         return Prepared(packed.header, packed.tail, state)
+
+    def _with_filters(self, state: State) -> Frame:
+        """Return the frame whose header names the filters that other software shall go on with.
+
+        If the data choose the filters, they are those of the first chunk in the commit that brings the first data.
+        Later commits leave the header alone. Chunks that other processes have put do not count.
+        """
+        described = state.frame
+        had_data = self.base is not None and (self.base.frame.offsets >= 0).any()
+        if had_data or ("filters", AUTO) not in state.annotations.cparams:
+            return described
+        codes = described.offsets[described.offsets >= LOWEST_CODE].tolist()
+        found = next((self._staging.filters[code] for code in codes if code in self._staging.filters), None)
+        if found is None:
+            return described
+        # Stock would cut bits off values that it writes, without rounding and without a bound.
+        exact = [(0, 0) if fid == FilterId.TRUNC_PREC else (fid, meta) for fid, meta in zip(*found, strict=True)]
+        filters, metas = zip(*exact, strict=True)
+        return replace(described, filters=filters, filters_meta=metas)
 
     def _chain(self) -> bytes:
         """Return a digest of the base and the chunks that were put on top of it.

@@ -65,7 +65,7 @@ def write(
     chunks = parts_of_chunks(layout, positions, axes)
     first = list(islice(chunks, 2))
     by_slices = axes is None and np.ndarray not in map(type, positions)
-    writer = _Writer(target, Form.of(target.frame, layout), axes, values, fields, by_slices, alone=len(first) == 1)
+    writer = _Writer(target, Form.of(target.state, layout), axes, values, fields, by_slices, alone=len(first) == 1)
     if target.buffer is not None:
         writer.keep_open(target.buffer, chain(first, chunks))
         return
@@ -81,7 +81,7 @@ def rewrite(
 
     Workers call `produce` with a box of the array, and it returns the items there.
     """
-    form = Form.of(target.frame, layout)
+    form = Form.of(target.state, layout)
 
     def make(number: int) -> Made:
         coords = tuple(int(coord) for coord in np.unravel_index(number, layout.grid_shape))

@@ -20,7 +20,7 @@ from b2array.array.array import open_array
 from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.display.tables import counted
 from b2array.display.tables import nbytes as shown_nbytes
-from b2array.errors import B2ArrayError, FormatError, warn
+from b2array.errors import B2ArrayError, FormatError, UnsupportedError, warn
 from b2array.exchange.formats import BYTES, Box, Build, Format, Piece, Settings, Source, Storage, Tree, sized
 from b2array.exchange.hdf5 import FOLLOWING, HDF5
 from b2array.exchange.places import find
@@ -46,6 +46,10 @@ _BUDGET = 64 * 2**20
 
 _FEWEST, _MOST = 2**16, 2**28
 """The destination keeps chunks of the source whose size in bytes is between these."""
+
+
+_ROUNDED = ("b2nd", "b2d", "b2z")
+"""The formats whose arrays note the errors that they allow."""
 
 
 def convert(
@@ -205,6 +209,8 @@ def converted(
         (), None, None if cparams is None else given_or_default(cparams), layout, overwrite, dst_options, options,
         (None if chunks is None else tuple(chunks), None if blocks is None else tuple(blocks)),
     )  # fmt: skip
+    if wanted.cparams is not None and wanted.cparams.is_lossy:
+        _check_rounding(to_format, verify=verify)
     failed: dict[str, Exception] = {}
     with from_format.tree(src_url, src_options) as tree:
         names = tree.names
@@ -215,6 +221,14 @@ def converted(
             _one_converted(tree.only(src_url), to_format, dst_url, wanted, verify=verify, progress=progress)
     seconds = time.perf_counter() - begun
     return Conversion(partial(to_format.tree, dst_url, dst_options), len(names), seconds, failed)
+
+
+def _check_rounding(target: Format, *, verify: bool) -> None:
+    """Raise an error if values cannot be rounded on their way, or cannot be compared afterwards."""
+    if target.name not in _ROUNDED:
+        raise UnsupportedError(f"the format {target.name} has no errors that the user allows, only {_ROUNDED} have")
+    if verify:
+        raise ValueError("verify=True compares exact values: leave it out if values may have errors")
 
 
 def _refuse_the_source(src: str, src_options: Storage, dst: str, dst_options: Storage) -> None:

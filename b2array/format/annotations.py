@@ -43,7 +43,7 @@ UNSIZED = 2**32 - 1
 
 _VERSION = 1
 _IDENTITY_NBYTES = 16
-_KEYS = ("id", "fill", "dims", "dtype", "next", "attrs", "lost", "sizes")
+_KEYS = ("id", "fill", "dims", "dtype", "next", "attrs", "lost", "sizes", "cparams")
 _FIELDS = ("identity", *_KEYS[1:])
 _MERGED = ("fill", "dims", "dtype", "unknown")
 _SIZES_CPARAMS = CParams("zstd")
@@ -70,6 +70,8 @@ class Annotations:
         Chunks whose data could not be saved.
     sizes : bytes, optional
         What `pack_sizes` returned.
+    cparams : tuple of (name, value)
+        Parameters of `CParams` that a frame's header has no field for.
     unknown : tuple of (key, value)
         Entries that this class does not interpret, such as those of later versions. They are kept.
     identity : bytes, optional
@@ -91,6 +93,7 @@ class Annotations:
     attrs: tuple[tuple[str, bytes], ...] = ()
     lost: tuple[int, ...] = ()
     sizes: bytes | None = None
+    cparams: tuple[tuple[str, Any], ...] = ()
     unknown: tuple[tuple[Any, Any], ...] = ()
     foreign: bool = False
     identity: bytes | None = None
@@ -110,7 +113,7 @@ class Annotations:
             return cls()
         if layer["v"] > _VERSION:
             return cls(foreign=True)
-        identity, fill, dims, dtype, number, attrs, lost, sizes = map(layer.get, _KEYS)
+        identity, fill, dims, dtype, number, attrs, lost, sizes, cparams = map(layer.get, _KEYS)
         return cls(
             fill=fill if isinstance(fill, bytes) and len(fill) == itemsize else None,
             dims=tuple(dims) if isinstance(dims, list) and _are_dims(dims, ndim) else None,
@@ -119,6 +122,7 @@ class Annotations:
             attrs=_attrs(attrs) if isinstance(attrs, dict) else (),
             lost=tuple([n for n in lost if _is_number(n, 0) and n < nchunks]) if isinstance(lost, list) else (),
             sizes=sizes if isinstance(sizes, bytes) else None,
+            cparams=_cparams(cparams) if isinstance(cparams, dict) else (),
             unknown=tuple([(key, value) for key, value in layer.items() if key != "v" and key not in _KEYS]),
             identity=identity if isinstance(identity, bytes) and identity else None,
         )
@@ -131,7 +135,7 @@ class Annotations:
         for key, field in zip(_KEYS, _FIELDS, strict=True):
             value = getattr(self, field)
             if value is not None and (value != () or key == "dims"):
-                layer[key] = dict(value) if key == "attrs" else value
+                layer[key] = dict(value) if key in ("attrs", "cparams") else value
         packed: bytes = msgpack.packb({**layer, **dict(self.unknown)}, use_bin_type=True)
         return packed
 
@@ -170,6 +174,16 @@ def _are_dims(dims: list[object], ndim: int) -> bool:
 
 def _attrs(attrs: dict[object, object]) -> tuple[tuple[str, bytes], ...]:
     return tuple((name, raw) for name, raw in attrs.items() if isinstance(name, str) and isinstance(raw, bytes))
+
+
+def _cparams(cparams: dict[object, object]) -> tuple[tuple[str, Any], ...]:
+    """Return the parameters that have a name and a plain value."""
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in cparams.items()}
+    return tuple(
+        (name, value)
+        for name, value in values.items()
+        if isinstance(name, str) and isinstance(value, str | int | float | tuple)
+    )
 
 
 def merged(base: Annotations, ours: Annotations, theirs: Annotations) -> Annotations:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from b2array import config
 from b2array.codec import decode, encode
+from b2array.codec.cparams import AUTO, BOUNDS, CParams
 from b2array.errors import FormatError, LimitError, UnsupportedError, warn
 from b2array.format import b2nd, dtypes, frame
 from b2array.format.annotations import LAYER, UNSIZED, Annotations, Sizes, pack_sizes, unpack_sizes
@@ -30,6 +32,7 @@ __all__ = [
     "changed_chunks",
     "check_count",
     "layers_with",
+    "noted_cparams",
     "parse",
     "reshaped",
     "sized_blocks",
@@ -69,6 +72,12 @@ class State:
             annotations = _annotations_of(self.frame)
             object.__setattr__(self, "_annotations", annotations)  # other threads may do the same, with the same result
         return annotations
+
+    @property
+    def cparams(self) -> CParams:
+        """How new chunks are made; UnsupportedError if a codec, a filter or a parameter does not fit."""
+        named = self.frame.cparams
+        return _completed(named, self.annotations.cparams) if self.annotations.cparams else named
 
     @property
     def sizes(self) -> Sizes:
@@ -161,6 +170,26 @@ def parse(described: Frame, annotations: Annotations | None = None) -> State:
 def with_index(thin: Frame, index: bytes, annotations: Annotations | None = None) -> State:
     """Return the state that `State.without_index` took apart; `annotations` replaces those in the frame."""
     return parse(replace(thin, offsets=decode.decode(index).view("<i8").astype(np.int64, copy=False)), annotations)
+
+
+def noted_cparams(cparams: CParams) -> tuple[tuple[str, Any], ...]:
+    """Return the names and values that the header has no fields for."""
+    names = [name for name in BOUNDS if getattr(cparams, name) is not None]
+    if cparams.filters == AUTO:
+        names += ["filters", "filters_meta"] if cparams.filters_meta else ["filters"]
+    return tuple((name, getattr(cparams, name)) for name in names)
+
+
+@lru_cache(maxsize=64)
+def _completed(cparams: CParams, noted: tuple[tuple[str, Any], ...]) -> CParams:
+    """Return the parameters of a header with those that annotations add; as they are if these make no sense."""
+    more = {name: value for name, value in noted if name in (*BOUNDS, "filters", "filters_meta")}
+    if more.get("filters") == AUTO:
+        more.setdefault("filters_meta", ())
+    try:
+        return replace(cparams, **more)
+    except (TypeError, ValueError):
+        return cparams
 
 
 def _annotations_of(described: Frame) -> Annotations:

@@ -86,4 +86,4 @@ def check(held: Snapshot, said: Summary) -> None:
 
 def _description(state: State) -> tuple[Any, ...]:
     said = state.annotations
-    return state.layout, state.frame.cparams, said.fill, said.dims, state.attrs()
+    return state.layout, state.cparams, said.fill, said.dims, state.attrs()

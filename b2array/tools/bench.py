@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from statistics import median
@@ -15,10 +16,14 @@ import numpy as np
 from b2array import config
 from b2array.array import creation
 from b2array.array.array import NDArray
+from b2array.codec.cparams import CParams
 from b2array.display import tables
 from b2array.grid import chunking
 
-__all__ = ["Measured", "alternatives", "compared", "duration", "patterns", "rates", "repeated", "timed"]
+__all__ = [
+    "Compressed", "Measured", "alternatives", "compared", "compressed", "compressions", "duration", "patterns", "rates",
+    "repeated", "timed",
+]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -44,6 +49,44 @@ class Measured(NamedTuple):
     def rate(self) -> float:
         """Bytes per second."""
         return self.nbytes / self.seconds if self.seconds else math.inf
+
+
+class Compressed(NamedTuple):
+    """A sample, stored with one set of parameters: bytes, and seconds to write and to read."""
+
+    name: str
+    nbytes: int
+    ratio: float
+    writing: float
+    reading: float
+
+
+def compressions(a: NDArray, bounds: CParams | None = None) -> Iterator[Compressed]:
+    """Store a sample of an array in memory with other filters, and read it.
+
+    The filters of the array come first, then those that each chunk chooses, then the others. If the user allows errors,
+    `bounds` has them, and the last line shows what they save.
+    """
+    if not a.size:
+        return
+    own = a.cparams
+    exact = own.without_bounds()
+    tried = {"as the array": own, "filters auto": replace(exact, filters="auto", filters_meta=())}
+    for filters in ((), ("shuffle",), ("bitshuffle",)):
+        name = ", ".join(filters) or "none"
+        tried[f"filters {name}"] = replace(exact, filters=filters, filters_meta=())
+    if bounds is not None:
+        tried[tables.errors(bounds)] = bounds
+    sample = a[_head(a.shape, _SAMPLE_NBYTES // a.itemsize)]
+    fitted = [tuple(map(min, part, sample.shape)) for part in (a.chunks, a.blocks)]
+    with config.using(cache_bytes=0):
+        for name, cparams in tried.items():
+            store = partial(
+                creation.asarray, sample, chunks=fitted[0], blocks=fitted[1], cparams=cparams, interop=False
+            )
+            made, writing = repeated([store])
+            _, reading = repeated([partial(made.__getitem__, ...)])
+            yield Compressed(name, made.cbytes, made.cratio, writing, reading)
 
 
 def patterns(a: NDArray) -> Iterator[Measured]:
@@ -157,6 +200,14 @@ def compared(found: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
         ratio = next(iter(mine.values())).ratio
         times = (duration(mine[name].seconds) if name in mine else "" for name in names)
         yield str(chunks), str(blocks), f"{ratio:.2f}", *times
+
+
+def compressed(found: Iterable[Compressed]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of a table of compressed sizes."""
+    yield ("parameters", "bytes", "ratio", "write", "read")
+    for each in found:
+        times = duration(each.writing), duration(each.reading)
+        yield each.name, tables.nbytes(each.nbytes), f"{each.ratio:.2f}", *times
 
 
 def duration(seconds: float) -> str:

@@ -259,6 +259,9 @@ def convert(
     codec: opts.Codec = None,
     clevel: opts.Clevel = None,
     filters: opts.Filters = None,
+    absolute_error: opts.AbsoluteError = None,
+    relative_error: opts.RelativeError = None,
+    keepbits: opts.Keepbits = None,
     layout: opts.Layout = "auto",
     zarr_format: Annotated[int | None, typer.Option(min=2, max=3, help="2 or 3.")] = None,
     overwrite: opts.Overwrite = False,
@@ -271,10 +274,11 @@ def convert(
 ) -> int:
     """Copy an array or a group to another format."""
     options = opts.storage_options(storage)
+    cparams = opts.cparams_of(codec, clevel, filters, absolute_error, relative_error, keepbits)
     more = {} if zarr_format is None else {"zarr_format": zarr_format}
     done = converted(
         src, dst, src_format=src_format, dst_format=dst_format, chunks=chunks, blocks=blocks,
-        cparams=opts.cparams_of(codec, clevel, filters), layout=layout, overwrite=overwrite, verify=verify,
+        cparams=cparams, layout=layout, overwrite=overwrite, verify=verify,
         progress=opts.shows(progress), follow_external=follow_external, src_options=options, dst_options=options,
         **more,
     )  # fmt: skip
@@ -292,13 +296,17 @@ def copy(
     codec: opts.Codec = None,
     clevel: opts.Clevel = None,
     filters: opts.Filters = None,
+    absolute_error: opts.AbsoluteError = None,
+    relative_error: opts.RelativeError = None,
+    keepbits: opts.Keepbits = None,
     overwrite: opts.Overwrite = False,
     progress: opts.Progress = None,
     storage: opts.Storage = None,
 ) -> int:
     """Copy an array or a group of Blosc2 frames, chunks as they are."""
     options = opts.storage_options(storage)
-    cparams, (origin, address) = opts.cparams_of(codec, clevel, filters), find(src, None, options, exists=True)
+    cparams = opts.cparams_of(codec, clevel, filters, absolute_error, relative_error, keepbits)
+    origin, address = find(src, None, options, exists=True)
     several = False
     if origin.name not in _FRAMES:
         raise UnsupportedError(f"{redact_url(src)} is of the format {origin.name}; see b2array convert")
@@ -388,12 +396,16 @@ def unpack(
 def bench(
     url: opts.Url,
     alternatives: Annotated[bool, typer.Option(help="Also with other chunks and blocks.")] = True,
+    absolute_error: opts.AbsoluteError = None,
+    relative_error: opts.RelativeError = None,
+    keepbits: opts.Keepbits = None,
     as_json: opts.Json = False,
     progress: opts.Progress = None,
     storage: opts.Storage = None,
 ) -> None:
-    """Measure reads, also with other chunks and blocks."""
-    own, others = [], []
+    """Measure reads, and compression with other filters, also with other chunks and blocks."""
+    own, stored, others = [], [], []
+    bounds = opts.cparams_of(None, None, None, absolute_error, relative_error, keepbits)
     held = describing.frame_of(url, opts.storage_options(storage))
     if not holds_array(held.frame):
         raise UnsupportedError(f"{held.url} is a super-chunk: bench measures arrays")
@@ -402,14 +414,24 @@ def bench(
         for each in measuring.patterns(a):
             own.append(each)
             shown.advance()
+        for entry in measuring.compressions(a, bounds):
+            stored.append(entry)
+            shown.advance()
         for each in measuring.alternatives(a) if alternatives else ():
             others.append(each)
             shown.advance()
     lines = table(list(measuring.rates(own)), "<>>>")
+    if stored:
+        below = table(list(measuring.compressed(stored)), "<>>>>")
+        lines = chain(lines, ["", "A sample in memory, with other parameters:", ""], below)
     if others:
         below = table(list(measuring.compared(others)), "<<>" + ">" * len(own))
         lines = chain(lines, ["", "A sample in memory, with other chunks and blocks:", ""], below)
-    data = {"file": [each._asdict() for each in own], "sample": [each._asdict() for each in others]}
+    data = {
+        "file": [each._asdict() for each in own],
+        "compression": [each._asdict() for each in stored],
+        "sample": [each._asdict() for each in others],
+    }
     _print(as_json, data, lines)
 
 

@@ -8,21 +8,22 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import EllipsisType
 from typing import Annotated, Any
 
 import typer
 
 from b2array.bloscpack.header import CHECKSUMS
-from b2array.codec.cparams import CParams
+from b2array.codec.cparams import AUTO, CParams, given_or_default
 from b2array.errors import B2ArrayError
 from b2array.exchange.places import FORMATS
 from b2array.tools.vacuum import in_seconds
 
 __all__ = [
-    "Checksum", "Clevel", "Codec", "DryRun", "Dst", "Extents", "Filters", "Grace", "Json", "Layout", "Name",
-    "Overwrite", "Progress", "Src", "Storage", "Url", "Verify", "cparams_of", "error_text", "key_of", "shows",
-    "storage_options", "with_options",
+    "AbsoluteError", "Checksum", "Clevel", "Codec", "DryRun", "Dst", "Extents", "Filters", "Grace", "Json",
+    "Keepbits", "Layout", "Name", "Overwrite", "Progress", "RelativeError", "Src", "Storage", "Url", "Verify",
+    "cparams_of", "error_text", "key_of", "shows", "storage_options", "with_options",
 ]  # fmt: skip
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="A path, or a URL that fsspec understands.")]
@@ -41,7 +42,13 @@ Progress = Annotated[
 ]
 Codec = Annotated[str | None, typer.Option(help="blosclz, lz4, lz4hc, zlib or zstd.")]
 Clevel = Annotated[int | None, typer.Option(min=0, max=9, help="Compression level.")]
-Filters = Annotated[str | None, typer.Option(help="Filters in order, separated by commas; none: no filter.")]
+Filters = Annotated[
+    str | None,
+    typer.Option(help="Filters in order, separated by commas; none: no filter; auto: what suits each chunk."),
+]
+AbsoluteError = Annotated[float | None, typer.Option(help="How far a stored float may be from the given one.")]
+RelativeError = Annotated[float | None, typer.Option(help="The same, as a share of the given float.")]
+Keepbits = Annotated[int | None, typer.Option(help="How many bits of the mantissa of floats to keep.")]
 
 _LONGEST = 1000
 _EXPECTED = "expected integers, slices, ..., None, lists of integers or names of fields, as in [0:3, ::-1]"
@@ -109,17 +116,30 @@ def storage_options(storage: Sequence[str] | None) -> dict[str, Any]:
     return found
 
 
-def cparams_of(codec: str | None, clevel: int | None, filters: str | None) -> CParams | None:
+def cparams_of(
+    codec: str | None,
+    clevel: int | None,
+    filters: str | None,
+    absolute_error: float | None = None,
+    relative_error: float | None = None,
+    keepbits: int | None = None,
+) -> CParams | None:
     """Return the compression parameters, or None if no option sets one."""
-    if codec is None and clevel is None and filters is None:
-        return None
     given: dict[str, Any] = {"codec": codec, "clevel": clevel}
-    if filters is not None:
+    if filters == AUTO:
+        given["filters"] = AUTO
+    elif filters is not None:
         given["filters"] = tuple(part.strip() for part in filters.split(",") if part.strip() not in ("", "none"))
+    bounds = {"absolute_error": absolute_error, "relative_error": relative_error, "keepbits": keepbits}
+    given = {name: value for name, value in (given | bounds).items() if value is not None}
+    if not given:
+        return None
     try:
-        return CParams(**{name: value for name, value in given.items() if value is not None})
+        # Who allows errors only wants the defaults for all the rest.
+        return replace(given_or_default(None), **given) if given.keys() <= bounds.keys() else CParams(**given)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--codec, --clevel or --filters") from None
+        hint = "--codec, --clevel, --filters or the error"
+        raise typer.BadParameter(str(error), param_hint=hint) from None
 
 
 def shows(progress: bool | None) -> bool:

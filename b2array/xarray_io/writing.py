@@ -17,6 +17,7 @@ from b2array.array import dask, dask_chunks
 from b2array.array.array import NDArray
 from b2array.array.dask import Region, Write
 from b2array.array.frozen import Shared
+from b2array.codec.cparams import given_or_default
 from b2array.engine.transaction import Transaction
 from b2array.errors import ConflictError, warn
 from b2array.group import group, whole
@@ -285,6 +286,7 @@ def _created(
     _note(target, attrs)
     for name, variable in variables.items():
         options = {**task.options, **variable.encoding, "dims": variable.dims, "attrs": variable.attrs}
+        _keep_missing(options)
         if not is_dask(variable) or not variable.size:
             target.create(name, data=variable.values, **options)
             continue
@@ -294,6 +296,13 @@ def _created(
         array = target.create(name, variable.shape, variable.dtype, **options)
         whole = tuple(slice(0, n) for n in variable.shape)
         yield _Part(f"{target.name}/{name}".lstrip("/"), array, whole, variable.data)
+
+
+def _keep_missing(options: dict[str, Any]) -> None:
+    """Let the value that marks missing items be the fill value, which is never rounded."""
+    missing = options["attrs"].get("_FillValue")
+    if missing is not None and given_or_default(options.get("cparams")).is_lossy:
+        options.setdefault("fill_value", missing)
 
 
 def _chunks(variable: xr.Variable) -> Any:

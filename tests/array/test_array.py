@@ -715,7 +715,7 @@ def test_properties_describe_the_array(tmp_path):
     assert array.meta["m"] == [1]
     assert array.mode == "r+"
     assert array.url == str(tmp_path / "a.b2nd")
-    assert (array.cparams.codec, array.cparams.clevel, array.cparams.filters) == ("zstd", 2, ("shuffle",))
+    assert (array.cparams.codec, array.cparams.clevel, array.cparams.filters) == ("zstd", 2, "auto")
     assert repr(array) == f"<b2array.NDArray {tmp_path}/a.b2nd shape=(5, 7) dtype=int16 chunks=(2, 4)>"
     array[...] = np.arange(35).reshape(5, 7)
     assert array.cratio == 70 / array.cbytes

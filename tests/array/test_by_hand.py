@@ -133,7 +133,8 @@ def test_text_is_shuffled_by_the_bytes_of_its_characters() -> None:
     stock = blosc2.asarray(text)
     a = b2array.asarray(text)
     assert a.cparams.filters_meta == (4,)
-    assert a.cparams == b2array.CParams(clevel=2, filters_meta=tuple(stock.schunk.cparams.filters_meta[-1:]))
+    width = tuple(stock.schunk.cparams.filters_meta[-1:])
+    assert a.cparams == b2array.CParams(clevel=2, filters="auto", filters_meta=width)
     a = b2array.asarray(text, chunks=stock.chunks, blocks=stock.blocks, cparams={"clevel": 5, "filters_meta": (4,)})
     assert a.cbytes <= stock.schunk.cbytes * 1.05
     assert np.array_equal(a[...], text)

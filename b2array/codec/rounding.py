@@ -1,0 +1,133 @@
+"""Rounds floats to fewer bits, within the error that the user allows.
+
+The filter TRUNC_PREC of the format cuts bits off, which errs by twice as much as rounding, and makes infinities of some
+NaN. So values are rounded here first. The filter then says in the chunk's header how many of the lowest bits are zero
+in all of its items; it changes nothing any more.
+
+NaN, infinities, and values that would become infinite stay as they are, and so do items that equal the fill value,
+since readers compare items with it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.codec.cparams import CParams
+
+__all__ = ["check_dtype", "kept_bits", "rounded"]
+
+Array = npt.NDArray[Any]
+
+_WORDS: dict[int, np.dtype[Any]] = {2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}
+_TRUNCATABLE = {np.dtype("<f4"): 23, np.dtype("<f8"): 52}
+"""The types whose mantissa TRUNC_PREC knows, and how many bits that has."""
+
+
+def check_dtype(cparams: CParams, dtype: np.dtype[Any]) -> None:
+    """Raise TypeError or ValueError if items of this type cannot have the errors that the parameters allow."""
+    if not cparams.is_lossy:
+        return
+    if dtype.kind not in "fc" or _part(dtype).itemsize not in _WORDS:
+        raise TypeError(
+            "absolute_error, relative_error and keepbits round floats of 2, 4 or 8 bytes and complex numbers of such, "
+            f"not {dtype}: leave them out"
+        )
+    most = np.finfo(_part(dtype)).nmant
+    if cparams.keepbits is not None and cparams.keepbits > most:
+        raise ValueError(f"keepbits must be 1 to {most} for {dtype}, not {cparams.keepbits}")
+
+
+def rounded(items: Array, cparams: CParams, fill: bytes | None = None) -> Array:
+    """Return floats or complex numbers, rounded; those with the bytes of `fill` stay as they are."""
+    values = items.view(_part(items.dtype))
+    native = values.astype(values.dtype.newbyteorder("="), copy=False)
+    if cparams.absolute_error is not None:
+        bound = cparams.absolute_error
+        if items.dtype.kind == "c":  # its error is at most the square root of 2 times that of its parts
+            bound = math.nextafter(bound / math.sqrt(2), 0)
+        made = _to_multiples(native, bound)
+    else:
+        made = _to_bits(native, _mantissa_bits(cparams), subnormals=cparams.keepbits is not None)
+    found: Array = made.astype(values.dtype, copy=False).view(items.dtype)
+    if fill is not None:
+        kept = _raw(items) == np.frombuffer(fill, _raw(items).dtype)
+        np.copyto(found, items, where=kept)
+    return found
+
+
+def kept_bits(items: Array) -> int:
+    """Return how many bits of the mantissa the filter TRUNC_PREC has to keep, so that no item changes.
+
+    0 says that the filter does not help: it does not know the type, or some item has all bits.
+    """
+    mantissa = _TRUNCATABLE.get(items.dtype)
+    if mantissa is None or not items.size:
+        return 0
+    together = int(np.bitwise_or.reduce(items.view(f"<u{items.dtype.itemsize}"), axis=None))
+    lowest = (together & -together).bit_length() - 1 if together else mantissa
+    return max(mantissa - lowest, 1) if lowest else 0
+
+
+def _part(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type of the real part of an item."""
+    return np.dtype(f"{dtype.byteorder}f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
+
+
+def _raw(items: Array) -> Array:
+    """Return the bits of the items, of which equal ones are equal."""
+    return items.view(f"V{items.dtype.itemsize}" if items.dtype.itemsize > 8 else f"u{items.dtype.itemsize}")
+
+
+def _mantissa_bits(cparams: CParams) -> int:
+    """Return how many bits of the mantissa to keep."""
+    if cparams.keepbits is not None:
+        return cparams.keepbits
+    # Rounding to n bits errs by at most 2**-(n + 1) of a value; frexp says that 2**(power - 1) is within the bound.
+    _, power = math.frexp(cparams.relative_error or 1.0)
+    return max(-power, 1)
+
+
+def _to_multiples(values: Array, bound: float) -> Array:
+    """Round to multiples of the largest power of two that is at most twice the bound."""
+    wide = values.astype("f4") if values.dtype.itemsize == 2 else values
+    kind = wide.dtype.type
+    limits = np.finfo(wide.dtype)
+    _, power = math.frexp(bound)
+    power = min(power, limits.maxexp - 1)
+    if power < limits.minexp:  # only numbers that are next to zero could change
+        return values.copy()
+    step, inverse = kind(2.0**power), kind(2.0**-power)
+    with np.errstate(all="ignore"):
+        made = wide * inverse
+        # Numbers from here on are multiples already; they might not survive the multiplication.
+        large = ~(np.abs(made) < 2.0**limits.nmant)
+        np.rint(made, out=made)
+        made *= step
+        found: Array = made.astype(values.dtype, copy=False)
+        np.copyto(found, values, where=large | ~np.isfinite(found))
+    return found
+
+
+def _to_bits(values: Array, bits: int, *, subnormals: bool) -> Array:
+    """Round to so many bits of the mantissa; leave subnormal numbers alone, if wanted: they have fewer bits."""
+    limits = np.finfo(values.dtype)
+    drop = limits.nmant - bits
+    if drop <= 0:
+        return values.copy()
+    word = _WORDS[values.dtype.itemsize]
+    raw = values.view(word)
+    odd = raw >> word.type(drop)
+    odd &= word.type(1)
+    made = raw + word.type((1 << drop - 1) - 1)
+    made += odd
+    made &= word.type(((1 << 8 * word.itemsize) - 1) >> drop << drop)
+    found: Array = made.view(values.dtype)
+    kept = ~np.isfinite(values) | ~np.isfinite(found)
+    if not subnormals:
+        kept |= np.abs(values) < limits.smallest_normal
+    np.copyto(found, values, where=kept)
+    return found
