@@ -33,7 +33,7 @@ ALLOWED = {
     "compute": {"engine", "format", "grid", "threads"},
     "array": {"codec", "compute", "display", "engine", "format", "grid", "store", "threads", "workers"},
     "group": {"array", "display", "engine", "format", "store"},
-    "xarray_io": {"array", "engine", "format", "grid", "group", "store", "workers"},
+    "xarray_io": {"array", "codec", "engine", "format", "grid", "group", "store", "workers"},
     "exchange": {"array", "bloscpack", "codec", "display", "engine", "format", "grid", "group", "store"},
 }
 

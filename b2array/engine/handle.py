@@ -186,7 +186,7 @@ class Handle:
                         # It may have begun meanwhile; then the change joins it now.
                         again = self._transaction is not joined or self._transaction.catch_up()
                     else:
-                        self.refresh()
+                        self._show(reload(self._snapshot))
                         moved = self._snapshot.generation != known.generation
                         again = moved and (anywhere or self._snapshot.alike(known))
                 if not again:
@@ -196,7 +196,7 @@ class Handle:
             if self._transaction is not None:
                 return self._attempt(task)
             with nullcontext() if self.locked else writers_lock(self.store, self._snapshot.name):
-                self.refresh()
+                self._show(reload(self._snapshot))
                 if not anywhere and not self._snapshot.alike(known):
                     raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
                 return self._attempt(task, locked=True)
@@ -306,11 +306,14 @@ class Handle:
                 self._show(snapshot)
 
     def refresh(self) -> None:
-        """Show what others have committed since this handle was opened or last changed something."""
+        """Show what others have committed since this handle was opened or last changed something.
+
+        That may be another frame, which somebody has made in the place of this one.
+        """
         with self.mutex.held:
             if self._transaction is not None:
                 raise ValueError("refresh() inside a transaction would lose its changes")
-            self._show(reload(self._snapshot))
+            self._show(reload(self._snapshot, even_new=True))
 
     def close(self) -> None:
         """Close files. The handle opens them again when it needs them."""

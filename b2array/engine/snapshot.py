@@ -194,19 +194,21 @@ def frame_in(store: Store) -> Snapshot | None:
         return None
 
 
-def reload(held: Snapshot) -> Snapshot:
+def reload(held: Snapshot, *, even_new: bool = False) -> Snapshot:
     """Return the state that the store of a snapshot holds now: with the same parsed frame if nothing was committed.
 
     Header and fingerprint are compared, which tell every state that b2array has written from all others. Raises what
-    `load` raises, and ConflictError if the frame was deleted and another one made in its place.
+    `load` raises, and ConflictError if the frame was deleted and another one made in its place, unless `even_new`.
     """
     if held.header and held.frame.is_ours:
         head = unchanged(held.store, held.frame, held.header, held.start)
         if head is not None:
             return replace(held, version=head.stamp.version if head.stamp else None, unique=head.unique)
     current = load(held.store, start=held.start)
-    if current.state.annotations.identity != held.state.annotations.identity:
-        raise ConflictError(f"{held.url} was deleted and made again since it was opened; open it again")
+    if current.state.annotations.identity != held.state.annotations.identity and not even_new:
+        raise ConflictError(
+            f"{held.url} was deleted and made again since it was opened; open it again, or call refresh()"
+        )
     return current
 
 

@@ -248,9 +248,13 @@ def test_places_are_swapped_in_steps_where_the_system_has_no_call_for_it(tmp_pat
 
 
 @pytest.mark.parametrize("layout", OTHER)
-def test_a_writer_of_the_replaced_frame_writes_into_the_new_one(tmp_path, layout):
+def test_a_writer_of_the_replaced_frame_writes_into_the_new_one_after_a_refresh(tmp_path, layout):
     old = b2array.asarray(-VALUES, url=tmp_path / "a", layout=OTHER[layout], chunks=(2, 10))
     b2array.asarray(VALUES, url=tmp_path / "a", layout=layout, chunks=(2, 10), overwrite=True)
+    for change in (lambda: old.__setitem__((0, 0), 5), lambda: old.attrs.__setitem__("x", 5)):
+        with pytest.raises(ConflictError, match="deleted and made again"):
+            change()
+    old.refresh()
     old[0, 0] = 7
     old.attrs["x"] = 1
     new = b2array.open(tmp_path / "a")
