@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from b2array.store.base import COMPARE_AND_SWAP, Head, Store, durability
+from b2array.store.endings import LOCK
 from b2array.store.local import LocalStore
 
 __all__ = ["AtomicFile", "require_free"]
@@ -30,7 +31,9 @@ def require_free(
     known = [each for each, data in found.items() if each in kinds and data.startswith(kinds[each])]
     # An empty object holds nothing to lose; on object stores it may stand for a directory.
     strange = any(found[each] for each in found if each not in known)
-    if not known and not name and any(isinstance(error, IsADirectoryError) for error in heads.values()):
+    is_directory = any(isinstance(error, IsADirectoryError) for error in heads.values())
+    # A writer who did not know that the frame was deleted may have left its lock, and nothing else.
+    if not known and not name and is_directory and store.walk() != [LOCK]:
         raise FileExistsError(f"{store.url} exists and is a directory")
     if not found:
         for error in heads.values():

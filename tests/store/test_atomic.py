@@ -115,3 +115,12 @@ def test_a_directory_may_be_replaced_for_the_objects_in_it(tmp_path):
     assert require_free(store, kinds, "a list", overwrite=True, **options) == "index"
     with pytest.raises(FileExistsError, match="overwrite=True"):
         require_free(store, kinds, "a list", overwrite=False, **options)
+
+
+def test_a_directory_with_nothing_but_a_lock_holds_nothing(tmp_path):
+    (tmp_path / "a.b2nd").mkdir()
+    kinds = {"": b"frame"}
+    with pytest.raises(FileExistsError, match="is a directory"):
+        require_free(open_store(tmp_path / "a.b2nd"), kinds, "a frame", overwrite=True)
+    (tmp_path / "a.b2nd" / ".b2lock").write_bytes(bytes(16))
+    assert require_free(open_store(tmp_path / "a.b2nd"), kinds, "a frame", overwrite=True) is None

@@ -254,4 +254,4 @@ def test_deleting_a_member_waits_for_its_writers(tmp_path, layout):
         a[0] = 1
     deleting.join(LONG)
     assert done.is_set()
-    assert sorted(path.name for path in (tmp_path / "g.b2d").iterdir()) == ["embed.b2e"]
+    assert not [path for path in (tmp_path / "g.b2d").iterdir() if path.name.startswith("a")]
