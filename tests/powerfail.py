@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import ctypes
 import io
 import itertools
 import os
@@ -102,6 +103,10 @@ class Disk:
                 original = getattr(module, name)
                 patches.callback(setattr, module, name, original)
                 setattr(module, name, self._recorder(name, original))
+            # Names that the system swaps in one step could not be noted: so it shall not be able to.
+            original = ctypes.CDLL
+            patches.callback(setattr, ctypes, "CDLL", original)
+            ctypes.CDLL = lambda *_: object()  # type: ignore[assignment,misc]
             yield
 
     @contextlib.contextmanager

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from b2array import config
 from b2array.engine import snapshot
 from b2array.engine.fetch import chunk_number
-from b2array.engine.manifest import MANIFEST, Entry, Manifest, is_embedded
+from b2array.engine.manifest import MANIFEST, Entry, Manifest, is_embedded, staged_path
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError, UnsupportedError
@@ -29,8 +29,8 @@ from b2array.store.endings import JOURNAL, LOCK, TEMPORARY
 from b2array.store.local import LocalStore
 
 __all__ = [
-    "ABSENT", "COMMIT_KEY", "DELETED_KEY", "Found", "carry_out", "commit_of", "discard", "look", "read_member",
-    "settle", "writers_lock",
+    "ABSENT", "COMMIT_KEY", "DELETED_KEY", "Found", "carry_out", "commit_of", "discard", "is_pending", "look",
+    "read_member", "settle", "writers_lock",
 ]  # fmt: skip
 
 COMMIT_KEY = "group"
@@ -108,14 +108,14 @@ def read_member(store_of: StoreOf, manifest: Manifest, path: str) -> Snapshot:
     store = store_of(path)
     if entry is not None:
         found = look(store)
-        if found.is_state(entry.before):
+        if is_pending(store_of, path, entry, found):
             if entry.kind == "delete":
                 raise FileNotFoundError(f"{store.url} was deleted")
             try:
                 return _to_come(store_of, path, entry, found)
             except (*ABSENT, FormatError):
                 # Another process has just carried the entry out.
-                if look(store).is_state(entry.before):
+                if look(store).state == found.state:
                     raise stale_reader(store.url) from None
     held = snapshot.load(store)
     if held.state.annotations.entry(DELETED_KEY):
@@ -164,18 +164,19 @@ def carry_out(
     """
     store = store_of(path)
     aside = store_of(entry.aside(path)) if entry.token else store
+    old = store_of(staged_path(path, entry.token[::-1], sparse=False)) if entry.kind == "frame" else aside
     for _ in attempts(store):
         found = look(store)
-        if not found.is_state(entry.before):
+        if not is_pending(store_of, path, entry, found):
             break
         # In memory, the lock of the manifest excludes all writers.
         waits = store.appendable and not locked and found.name is not None
         with store.lock(found.name or "") if waits else nullcontext():
-            if waits and not look(store).is_state(entry.before):
+            if waits and look(store).state != found.state:
                 continue
             try:
                 if store.appendable:
-                    _change_on_disk(store, aside, entry, found)
+                    _change_on_disk(store, aside, old, entry, found)
                 else:
                     _change_object(store, aside, entry, found, mark_deleted)
             except (ConflictError, FileExistsError):  # another process was faster
@@ -188,10 +189,20 @@ def carry_out(
         raise too_many_conflicts(store)
     if entry.token:
         discard(aside)
+    if entry.kind == "frame" and store.appendable:
+        discard(old)
 
 
-def _change_on_disk(store: Store, aside: Store, entry: Entry, found: Found) -> None:
-    """Give a member its new state on a local disk, in one step."""
+def is_pending(store_of: StoreOf, path: str, entry: Entry, found: Found) -> bool:
+    """Whether an entry waits to be carried out, given what is at the path of its member."""
+    if found.is_state(entry.before):
+        return True
+    # Where names cannot be swapped in one step, the old frame goes before the new one comes.
+    return entry.kind == "frame" and found.name is None and look(store_of(entry.aside(path))).state == entry.after
+
+
+def _change_on_disk(store: Store, aside: Store, old: Store, entry: Entry, found: Found) -> None:
+    """Give a member its new state on a local disk, in one step where the system can."""
     if entry.kind == "header":
         store.patch("", 0, entry.header)
         store.force()
@@ -202,10 +213,14 @@ def _change_on_disk(store: Store, aside: Store, entry: Entry, found: Found) -> N
         aside.take(store)
         if not found.name:  # the lock file of a directory has gone with it
             store.drop_lock()
-    elif found.name is None and not _is_there(store):
+    elif not _is_there(store):
         store.take(aside)
-    else:
-        store.exchange(aside)
+    elif found.name == "" and look(aside).name == "":  # a file for a file
+        store.adopt(aside.url, "", exclusive=False)
+        store.force()
+    elif not store.swap(aside):
+        old.take(store)
+        store.take(aside)
 
 
 def _is_there(store: Store) -> bool:
@@ -291,7 +306,7 @@ def _waiting(store: Store) -> tuple[Path, str, Entry] | None:
     path = place.relative_to(group).as_posix()
     with suppress(*_UNREADABLE, *ABSENT):  # nobody can read such a group, either
         entry = _log_of(str(group), LocalStore(group).stamp(MANIFEST).version).get(path)
-        if entry is not None and look(store).is_state(entry.before):
+        if entry is not None and is_pending(partial(_member_store, group), path, entry, look(store)):
             return group, path, entry
     return None
 

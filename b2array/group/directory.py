@@ -200,7 +200,7 @@ class Directory:
             # What has a name for a while, or has none yet, depends on how far a writer has come.
             name = path.rpartition(".")[0]
             found = redo.look(self.store_of(path))
-            pending = found.is_state(entry.before)
+            pending = redo.is_pending(self.store_of, path, entry, found)
             if pending and entry.kind != "delete":
                 outer[name] = path
             elif outer.get(name) == path and (pending or found.name is None):

@@ -247,6 +247,10 @@ class Store(ABC):
         """Swap the names of what is here and what is in `other`, from `beside`: in one step, if the system can."""
         raise UnsupportedError(f"{self.url} cannot be exchanged with {other.url}")
 
+    def swap(self, other: Self) -> bool:  # noqa: ARG002
+        """Swap the names of what is here and what is in `other` in one step; return whether that is possible."""
+        return False
+
     def take(self, other: Self) -> None:
         """Rename the file or directory in `other` to what this store is, where nothing may be: FileExistsError."""
         raise UnsupportedError(f"{self.url} cannot get the name of {other.url}")

@@ -16,11 +16,10 @@ from b2array.store.endings import TEMPORARY
 
 __all__ = [
     "READ", "exchange", "flush", "make_directories", "read_into", "rename_exclusively", "rename_to_free_name",
-    "sync_directory",
+    "swap", "sync_directory",
 ]  # fmt: skip
 
-_AT_FDCWD, _RENAME_NOREPLACE, _RENAME_EXCHANGE = -100, 1, 2
-_RENAME_EXCL = 4
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 try:
     from os import preadv as read_into
@@ -95,23 +94,37 @@ def rename_exclusively(source: str, target: str) -> None:
 
 
 def rename_to_free_name(source: str, target: str) -> None:
-    """Rename a file or directory; FileExistsError if there is a target. Linux and macOS do it in one step."""
-    one, other = os.fsencode(source), os.fsencode(target)
-    failed = True
-    with suppress(AttributeError):  # an old C library
-        if sys.platform == "linux":
-            failed = ctypes.CDLL(None).renameat2(_AT_FDCWD, one, _AT_FDCWD, other, _RENAME_NOREPLACE)
-        elif sys.platform == "darwin":
-            failed = ctypes.CDLL(None).renamex_np(one, other, _RENAME_EXCL)
-    if failed:
-        # The file system may know no such renaming; where another error is the cause, it comes again.
+    """Rename a file or directory; FileExistsError if there is a target.
+
+    No other name takes the place of a file in between. Where both are directories, the caller excludes that.
+    """
+    if os.path.isdir(source):
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
         os.rename(source, target)
+        return
+    rename_exclusively(source, target)
+    with suppress(FileNotFoundError):
+        os.unlink(source)
 
 
 def exchange(source: str, target: str) -> None:
     """Let two files or directories swap their names, in one step on Linux and macOS."""
+    if swap(source, target):
+        return
+    # The old one stays under another name until the new one has its name.
+    kept = f"{target}.{os.urandom(8).hex()}{TEMPORARY}"
+    os.rename(target, kept)
+    try:
+        os.rename(source, target)
+    except BaseException:
+        os.rename(kept, target)
+        raise
+    os.rename(kept, source)
+
+
+def swap(source: str, target: str) -> bool:
+    """Let two files or directories swap their names in one step; return whether the system can."""
     one, other = os.fsencode(source), os.fsencode(target)
     failed = True
     with suppress(AttributeError):  # an old C library
@@ -119,13 +132,4 @@ def exchange(source: str, target: str) -> None:
             failed = ctypes.CDLL(None).renameat2(_AT_FDCWD, one, _AT_FDCWD, other, _RENAME_EXCHANGE)
         elif sys.platform == "darwin":
             failed = ctypes.CDLL(None).renamex_np(one, other, _RENAME_EXCHANGE)
-    if failed:
-        # The old one stays under another name until the new one has its name.
-        kept = f"{target}.{os.urandom(8).hex()}{TEMPORARY}"
-        os.rename(target, kept)
-        try:
-            os.rename(source, target)
-        except BaseException:
-            os.rename(kept, target)
-            raise
-        os.rename(kept, source)
+    return not failed

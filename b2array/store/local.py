@@ -380,6 +380,15 @@ class LocalStore(Store):
         if durability() != "off":
             disk.sync_directory(os.path.dirname(path))
 
+    def swap(self, other: Self) -> bool:
+        path = self._own_path("")
+        done = disk.swap(other._own_path(""), path)
+        self.close()
+        other.close()
+        if done and durability() != "off":
+            disk.sync_directory(os.path.dirname(path))
+        return done
+
     def take(self, other: Self) -> None:
         path = self._path("")
         disk.rename_to_free_name(other._own_path(""), path)
