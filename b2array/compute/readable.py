@@ -225,6 +225,18 @@ class Readable(Operators):
         """
         return cast("da.Array", self._graph(self, chunks))
 
+    def to_dask_array(self) -> da.Array:
+        """Return what `to_dask` returns. dask's functions and operators call it, so that they go piece by piece.
+
+        Examples
+        --------
+        >>> import b2array, dask.array as da
+        >>> a = b2array.zeros((4, 6), chunks=(2, 3))
+        >>> (a - da.ones((4, 6))).mean().compute()
+        np.float64(-1.0)
+        """
+        return self.to_dask()
+
     # Views.
 
     @property

@@ -20,7 +20,7 @@ from b2array.array.array import open_array
 from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.display.tables import counted
 from b2array.display.tables import nbytes as shown_nbytes
-from b2array.errors import B2ArrayError, FormatError, UnsupportedError, warn
+from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, warn
 from b2array.exchange.formats import BYTES, Box, Build, Format, Piece, Settings, Source, Storage, Tree, sized
 from b2array.exchange.hdf5 import FOLLOWING, HDF5
 from b2array.exchange.places import find
@@ -118,7 +118,8 @@ def convert(
         The destination's format cannot hold the type of the items, or a package is missing. Nothing was written. Or
         items are in other files, see `follow_external`.
     B2ArrayError
-        With `verify`: the destination differs from the source. Or only some arrays of a group could be copied.
+        With `verify`: the destination differs from the source. Or only some arrays of a group could be copied: it is
+        a FormatError if one is damaged, else a ConflictError if another writer changed one meanwhile.
 
     Warns
     -----
@@ -144,7 +145,9 @@ def convert(
     )  # fmt: skip
     if done.failed:
         listed = "; ".join(": ".join(filter(None, (name, str(error)))) for name, error in done.failed.items())
-        kind = FormatError if any(isinstance(error, FormatError) for error in done.failed.values()) else B2ArrayError
+        errors = done.failed.values()
+        kinds = [kind for kind in (FormatError, ConflictError) if any(isinstance(error, kind) for error in errors)]
+        kind: type[B2ArrayError] = kinds[0] if kinds else B2ArrayError
         raise kind(f"{redact_url(os.fspath(src))}: {done.share()} could not be copied: {listed}")
 
 

@@ -123,7 +123,7 @@ def check_new(name: str, members: Members, url: str) -> None:
     for outer in accumulate(name.split("/")[:-1], "{}/{}".format):
         if outer in members:
             raise ValueError(f"{refused}: {outer!r} is an array, not a group")
-    for text in ("::", "?versionId="):
+    for text in ("::", "?", "#"):
         if text in name:
             raise ValueError(f"{refused}: {text!r} has a meaning of its own in URLs")
     for part in name.split("/"):

@@ -152,7 +152,7 @@ def _repaired(
     with store.lock(FRAME_NAME if is_directory else "", shared=dry_run):
         held, saved = _read(store)
         actions, files = saved.notes, listed(store)
-        found = inspect(held, deep=True, files=files, progress=progress)
+        found = inspect(held, deep=True, files=files, progress=progress, keep_heads=True)
         if unsupported := [problem.text for problem in found.problems if problem.kind == "unsupported"]:
             raise UnsupportedError(unsupported[0])
         # b2array never leaves a change half done. So something has damaged a frame with checksums.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from b2array import config, threads
 from b2array.array.array import NDArray
@@ -77,18 +79,38 @@ class Problem(NamedTuple):
     text: str
 
 
+class Verdict(IntEnum):
+    """What is known of a chunk that is in order."""
+
+    UNCHECKED = 1
+    CHECKED = 2
+    """It matches its checksum record."""
+    STALE = 3
+    """The record of an earlier chunk follows it."""
+
+
 @dataclass(slots=True)
 class Findings:
     """The result of looking at every chunk.
 
-    `heads` has the heads of the chunks that are in order. Of these, those in `checked` match their checksum record, and
-    those in `stale` are followed by the record of an earlier chunk.
+    Of the chunks that are in order, `verdicts` has a `Verdict` each, 0 stands for all others. `live` counts their bytes
+    and those of their checksum records. `heads` has their heads, if these are asked for: they take more memory than all
+    the rest.
     """
 
+    verdicts: npt.NDArray[np.uint8]
     problems: list[Problem] = field(default_factory=list)
+    live: int = 0
     heads: dict[int, ChunkHead] = field(default_factory=dict)
-    checked: set[int] = field(default_factory=set)
-    stale: set[int] = field(default_factory=set)
+
+    def count(self, verdict: Verdict) -> int:
+        """Return the number of chunks with a verdict."""
+        return int(np.count_nonzero(self.verdicts == verdict))
+
+    @property
+    def checked(self) -> list[int]:
+        """The numbers of the chunks that match their checksum records."""
+        return np.flatnonzero(self.verdicts == Verdict.CHECKED).tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,26 +279,24 @@ def _verified(report: Report, open_frame: Callable[[], Snapshot], *, progress: b
         return replace(report, problems=(Problem("frame", None, "", str(error)),))
     store, described, files = held.store, held.frame, listed(held.store)
     found = inspect(held, deep=report.deep, files=files, progress=progress)
-    stored = described.offsets[described.offsets >= 0].tolist()
+    stored = described.offsets >= 0
     orphans: tuple[str, ...] = ()
     if held.sparse:
-        numbers = set(stored)
+        numbers = set(described.offsets[stored].tolist())
         orphans = tuple(name for name in sorted(files or ()) if pending.is_orphan(name, numbers))
         dead = sum((files or {})[name].size for name in orphans)
     else:
-        records = sum(checksums.record_nbytes(len(found.heads[n].starts)) for n in found.checked)
-        live = records + sum(head.header.cbytes for head in found.heads.values())
-        dead = (total_nbytes(held, None) or 0) - frame_nbytes(described) - live
+        dead = (total_nbytes(held, None) or 0) - frame_nbytes(described) - found.live
     unfinished = (name for name in files or () if name.endswith(JOURNAL))
     return replace(
         report,
         layout=described.frame_type.name.lower(),
         generation=held.generation,
         nchunks=described.nchunks,
-        special=described.nchunks - len(stored),
-        checked=len(found.checked),
-        unchecked=len(found.heads) - len(found.checked) - len(found.stale),
-        stale=len(found.stale),
+        special=described.nchunks - int(np.count_nonzero(stored)),
+        checked=found.count(Verdict.CHECKED),
+        unchecked=found.count(Verdict.UNCHECKED),
+        stale=found.count(Verdict.STALE),
         lost=held.state.annotations.lost,
         orphans=orphans,
         leftovers=tuple(sorted([*pending.leftovers(store, files or {}), *unfinished])),
@@ -301,28 +321,31 @@ def _unreadable(held: Snapshot) -> Iterator[Problem]:
 
 
 def inspect(
-    held: Snapshot, *, deep: bool, files: Mapping[str, Listed] | None = None, progress: bool = False
-) -> Findings:
+    held: Snapshot, *, deep: bool, files: Mapping[str, Listed] | None = None, progress: bool = False,
+    keep_heads: bool = False,
+) -> Findings:  # fmt: skip
     """Look at every chunk: at its head, its checksum record and one block, or with `deep` at everything.
 
     The snapshot must not have been read from before. `files` are the store's objects, if it can list them.
     """
-    inspector = _Inspector(held, deep, files)
-    stored = np.flatnonzero(held.frame.offsets >= 0).tolist()
+    inspector = _Inspector(held, deep, files, keep_heads)
+    stored = np.flatnonzero(held.frame.offsets >= 0)
     step = min(max(1, _BATCH_NBYTES // max(1, held.frame.chunksize)), _BATCH_CHUNKS) if deep else _BATCH_CHUNKS
     with config.using(verify="always"), track(len(stored), "verifying", progress, unit="items") as shown:
         for first in range(0, len(stored), step):
-            inspector.look(tuple(stored[first : first + step]))
+            inspector.look(tuple(stored[first : first + step].tolist()))
+            held.heads.clear()  # no chunk is looked at twice
             shown.advance(min(step, len(stored) - first))
     return inspector.findings
 
 
 class _Inspector:
-    def __init__(self, held: Snapshot, deep: bool, files: Mapping[str, Listed] | None) -> None:
+    def __init__(self, held: Snapshot, deep: bool, files: Mapping[str, Listed] | None, keep_heads: bool) -> None:
         self.held = held
         self.deep = deep
-        self.sizes = {name: each.size for name, each in (files or {}).items()}
-        self.findings = Findings()
+        self.files = files or {}
+        self.keep_heads = keep_heads
+        self.findings = Findings(np.zeros(held.frame.nchunks, np.uint8))
         self.context = context_of(held.frame)
 
     def place(self, n: int) -> Location:
@@ -337,8 +360,13 @@ class _Inspector:
             if error is not None:
                 self.report(_kind(error), n, str(error))
             else:
-                self.findings.heads[n] = stored.head
-                self._check_record(n, stored)
+                verdict = self._verdict(n, stored)
+                self.findings.verdicts[n] = verdict
+                self.findings.live += stored.head.header.cbytes
+                if verdict == Verdict.CHECKED:
+                    self.findings.live += checksums.record_nbytes(len(stored.head.starts))
+                if self.keep_heads:
+                    self.findings.heads[n] = stored.head
                 self._check_extent(n, stored.head.header.cbytes)
 
     def _fetched(self, numbers: tuple[int, ...]) -> Iterator[tuple[int, Stored]]:
@@ -376,16 +404,15 @@ class _Inspector:
             return located_error(f"chunk {n} of {self.held.url}", error)
         return None
 
-    def _check_record(self, n: int, stored: Stored) -> None:
+    def _verdict(self, n: int, stored: Stored) -> Verdict:
         """Find out whether a chunk has a checksum record, and whether the record matches it."""
         if self.held.has_checksums(n):
-            self.findings.checked.add(n)
-            return
+            return Verdict.CHECKED
         place, head = self.place(n), stored.head
         start = place.start + head.header.cbytes
         stop = start + checksums.record_nbytes(len(head.starts))
-        if not self.deep or stop > (place.stop if place.stop >= 0 else self.sizes.get(place.name, 0)):
-            return
+        if not self.deep or stop > (place.stop if place.stop >= 0 else self._size(place.name, 0)):
+            return Verdict.UNCHECKED
         (behind,) = self.held.read([Span(place.name, start, stop)])
         number = int(self.held.frame.offsets[n]) if self.held.sparse else -1
         try:
@@ -393,10 +420,13 @@ class _Inspector:
             count = range(len(head.starts))
             checksums.check_blocks(sums, count, stored.region, stored.starts.tolist(), stored.stops.tolist())
         except ChecksumError:
-            if checksums.unpack_record(behind, number=number) is not None:
-                self.findings.stale.add(n)
-        else:
-            self.findings.checked.add(n)
+            of_another = checksums.unpack_record(behind, number=number) is not None
+            return Verdict.STALE if of_another else Verdict.UNCHECKED
+        return Verdict.CHECKED
+
+    def _size(self, name: str, unknown: int) -> int:
+        found = self.files.get(name)
+        return unknown if found is None else found.size
 
     def _check_extent(self, n: int, cbytes: int) -> None:
         """Check that a chunk ends before the next one starts, or inside its file."""
@@ -405,7 +435,7 @@ class _Inspector:
             room = place.stop - place.start
             text = f"expected at most {room} bytes, where the next chunk starts, found {cbytes} bytes"
             self.report("overlap", n, f"chunk {n} of {self.held.url}: {text}")
-        size = self.sizes.get(place.name, cbytes)
+        size = self._size(place.name, cbytes)
         if place.stop < 0 and size < cbytes:
             text = f"expected a file of at least {cbytes} bytes, found {size}"
             self.report("truncated", n, f"chunk {n} of {self.held.url}, {place.name}: {text}")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 import pickle
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import dask
 import dask.array as da
@@ -22,6 +25,7 @@ import b2array
 from b2array import config, threads
 from b2array.array import dask as dask_io
 from b2array.array import dask_chunks
+from b2array.array.frozen import Frozen
 from b2array.errors import ConflictError, ReadOnlyError
 from b2array.store.endings import JOURNAL
 from b2array.workers import distributed
@@ -98,6 +102,45 @@ def test_slices_are_pushed_down_to_blocks(stored: b2array.NDArray, monkeypatch: 
     assert stored.to_dask()[11:13, 5].compute().tolist() == numbers(43, 30)[11:13, 5].tolist()
     (key,) = keys
     assert key == (slice(11, 13, None), 5) or key == (slice(11, 13, 1), 5)
+
+
+WITH_DASK: dict[str, Callable[[Any, Any], Any]] = {
+    "a - x": lambda a, x: a - x,
+    "x - a": lambda a, x: x - a,
+    "a < x": lambda a, x: a < x,
+    "a.view[1:] + x[1:]": lambda a, x: (a.view[1:] if isinstance(a, b2array.NDArray) else a[1:]) + x[1:],
+    "a.T * x.T": lambda a, x: a.T * x.T,
+    "a @ x.T": lambda a, x: a @ x.T,
+    "divmod": lambda a, x: divmod(a, x)[1],
+    "x += a": lambda a, x: operator.iadd(x, a),
+    "np.add": lambda a, x: np.add(a, x),
+    "np.hypot": lambda a, x: np.hypot(x, a),
+    "np.where": lambda a, x: np.where(x > 7, a, x),
+    "np.concatenate": lambda a, x: np.concatenate([a, x]),
+    "np.stack": lambda a, x: np.stack([x, a]),
+    "np.maximum of a row": lambda a, x: np.maximum(a, x[0]),
+}
+
+
+@pytest.mark.parametrize("name", WITH_DASK)
+def test_operators_with_a_dask_array_read_whole_chunks_piece_by_piece(
+    stored: b2array.NDArray, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    sizes, original, x = [], Frozen.__getitem__, numbers(43, 30) % 11 + 1
+
+    def getitem(self: Frozen, key: Any) -> Any:
+        found = original(self, key)
+        sizes.append(found.size)
+        return found
+
+    expected = WITH_DASK[name](numbers(43, 30), x.copy())
+    with dask.config.set({"array.chunk-size": "1300B"}):
+        result = WITH_DASK[name](stored, da.from_array(x, chunks=(20, 30)))
+    assert isinstance(result, da.Array)
+    monkeypatch.setattr(Frozen, "__getitem__", getitem)
+    np.testing.assert_array_equal(result.compute(), expected)
+    assert sizes
+    assert max(sizes) <= 10 * 16  # two chunks
 
 
 def test_from_array_does_not_copy(stored: b2array.NDArray) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from damage import place as place_of
 from servers import directory_server
 
 import b2array
-from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
+from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange.convert import converted
+from b2array.exchange.formats import Source, Tree
+from b2array.exchange.groups import B2D
 from b2array.exchange.places import find
 from b2array.tools.describing import describe
 
@@ -521,3 +524,28 @@ def test_a_damaged_manifest_or_embedding_frame_is_told_and_the_files_are_copied(
     (source / ".b2group").write_bytes(b"nothing at all")
     with pytest.raises(B2ArrayError, match=r"whole list of arrays could not be copied: [^:;]*\.b2group: expected"):
         b2array.convert(source, tmp_path / "x.h5")
+
+
+@pytest.mark.parametrize(("found", "expected"), [(ConflictError, ConflictError), (FormatError, FormatError)])
+def test_another_writer_who_came_first_is_told_from_damage(
+    found: type[Exception], expected: type[Exception], source: Path, tmp_path: Path
+) -> None:
+    def contested(url: str, storage_options: Any) -> Any:
+        @contextmanager
+        def opened() -> Any:
+            with B2D.tree(url, storage_options) as tree:
+
+                def member(name: str) -> Source:
+                    if name == "roof":
+                        raise found("the chunk was replaced")
+                    if name == "air/t" and found is FormatError:
+                        raise ConflictError("the chunk was replaced")
+                    return tree.open(name)
+
+                yield Tree(tree.names, member, tree.attrs)
+
+        return opened()
+
+    kind: Any = B2D._replace(tree=contested)
+    with pytest.raises(expected, match="roof: the chunk was replaced"):
+        b2array.convert(source, tmp_path / "x.b2d", src_format=kind)

@@ -232,7 +232,7 @@ def test_names_that_cannot_be_are_refused(group: Group, name: str) -> None:
     assert list(group) == []
 
 
-@pytest.mark.parametrize("name", ["a::b", "a::b/x", "x?versionId=1"])
+@pytest.mark.parametrize("name", ["a::b", "a::b/x", "x?versionId=1", "x?", "a?b/x", "#", "a#b", "g#/x"])
 def test_names_that_change_the_meaning_of_urls_are_refused(group: Group, name: str) -> None:
     for make in (lambda home: home.create(name, 3), lambda home: home.require_group(name)):
         with pytest.raises(ValueError, match=r"cannot name a member: .* in URLs"):
@@ -254,6 +254,15 @@ def test_names_of_the_files_of_a_group_are_refused(group: Group, url: str, name:
     assert [*open_group(url)] == ["x"]
 
 
+@pytest.mark.parametrize(
+    "name", ["a%b", "a%23b", "50%", "g%2F/x", "a b", "a&b=c", "a;b", "a+b", "[a]", "{a}", "~a", "$a"]
+)
+def test_members_open_by_every_url_that_names_them(group: Group, url: str, name: str) -> None:
+    group[name] = [1, 2]
+    for place in (f"{url}/{name}", f"{url}#{name}", group[name].url, f"{url}/{name}.b2nd"):
+        assert b2array.open(place)[...].tolist() == [1, 2]
+
+
 def test_local_members_whose_names_mean_something_in_urls_are_still_there(tmp_path: Path) -> None:
     group = open_group(tmp_path / "old.b2d", "w")
     b2array.asarray([1, 2], url=tmp_path / "old.b2d" / "a::b.b2nd")
@@ -262,6 +271,11 @@ def test_local_members_whose_names_mean_something_in_urls_are_still_there(tmp_pa
     group["a::b"] = [3]
     assert group["a::b"][:].tolist() == [3]
     group.move("a::b", "c")
+    for name in ("a#b", "a?b"):
+        b2array.asarray([1, 2], url=tmp_path / "old.b2d" / f"{name}.b2nd").close()
+        group.refresh()
+        assert group[name][:].tolist() == [1, 2]
+        del group[name]
     assert list(group) == ["c"]
 
 

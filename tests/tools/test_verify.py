@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import tracemalloc
 
 import blosc2
 import fsspec
@@ -234,3 +235,18 @@ def test_records_of_chunks_in_files_continue_from_their_numbers(path):
     number = int(file.name[:8], 16)
     assert checksums.unpack_record(raw, number=number) is not None
     assert checksums.unpack_record(raw, number=number + 1) is None
+
+
+def test_memory_grows_little_with_the_number_of_chunks(tmp_path):
+    peaks = []
+    for n in (500, 1_500):
+        url = tmp_path / f"{n}.b2nd"
+        b2array.asarray(np.arange(1, n + 1, dtype="i4"), chunks=(1,), url=url).close()
+        b2array.verify(url)
+        tracemalloc.start()
+        try:
+            assert b2array.verify(url).checked == n
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert (peaks[1] - peaks[0]) / 1_000 < 200
