@@ -93,12 +93,13 @@ class Verdict(IntEnum):
 class Findings:
     """The result of looking at every chunk.
 
-    Of the chunks that are in order, `verdicts` has a `Verdict` each, 0 stands for all others. `live` counts their bytes
-    and those of their checksum records. `heads` has their heads, if these are asked for: they take more memory than all
-    the rest.
+    Of the chunks that are in order, `verdicts` has a `Verdict` each, 0 stands for all others. `records` has the CRC of
+    each checksum record that matches its chunk. `live` counts their bytes and those of their checksum records. `heads`
+    has their heads, if these are asked for: they take more memory than all the rest.
     """
 
     verdicts: npt.NDArray[np.uint8]
+    records: npt.NDArray[np.uint32]
     problems: list[Problem] = field(default_factory=list)
     live: int = 0
     heads: dict[int, ChunkHead] = field(default_factory=dict)
@@ -345,7 +346,7 @@ class _Inspector:
         self.deep = deep
         self.files = files or {}
         self.keep_heads = keep_heads
-        self.findings = Findings(np.zeros(held.frame.nchunks, np.uint8))
+        self.findings = Findings(np.zeros(held.frame.nchunks, np.uint8), np.zeros(held.frame.nchunks, np.uint32))
         self.context = context_of(held.frame)
 
     def place(self, n: int) -> Location:
@@ -387,7 +388,7 @@ class _Inspector:
         """Classify the error of a chunk that cannot be read: an unsupported chunk must at least have the right size."""
         if not isinstance(error, UnsupportedError):
             return _kind(error)
-        if self.held.has_checksums(n):
+        if self.held.state.has_checksums(n):
             return "checksum"  # b2array wrote the chunk, so it was supported
         place, expected = self.place(n), self.held.frame.chunk_nbytes(n)
         if expected is None:
@@ -406,7 +407,8 @@ class _Inspector:
 
     def _verdict(self, n: int, stored: Stored) -> Verdict:
         """Find out whether a chunk has a checksum record, and whether the record matches it."""
-        if self.held.has_checksums(n):
+        if self.held.state.has_checksums(n):
+            self.findings.records[n] = self.held.state.records[n]
             return Verdict.CHECKED
         place, head = self.place(n), stored.head
         start = place.start + head.header.cbytes
@@ -422,6 +424,7 @@ class _Inspector:
         except ChecksumError:
             of_another = checksums.unpack_record(behind, number=number) is not None
             return Verdict.STALE if of_another else Verdict.UNCHECKED
+        self.findings.records[n] = checksums.record_crc(behind)
         return Verdict.CHECKED
 
     def _size(self, name: str, unknown: int) -> int:
