@@ -47,6 +47,7 @@ OPTIONAL = {
     "distributed": {"array.dask"},
     "h5py": {"exchange.hdf5"},
     "lz4": {"codec.codecs"},
+    "obstore": {"store.obstore"},
     "ml_dtypes": {"array.creation", "format.dtypes"},
     "rich": {"tools.cli"},
     "s3fs": {"store.s3"},
