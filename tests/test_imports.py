@@ -32,7 +32,7 @@ ALLOWED = {
     "bloscpack": {"codec", "format", "grid", "store", "threads"},
     "compute": {"engine", "format", "grid", "threads"},
     "array": {"codec", "compute", "display", "engine", "format", "grid", "store", "threads", "workers"},
-    "group": {"array", "display", "engine", "format", "store"},
+    "group": {"array", "compute", "display", "engine", "format", "store", "threads"},
     "xarray_io": {"array", "engine", "format", "grid", "group", "store", "workers"},
     "exchange": {"array", "bloscpack", "codec", "display", "engine", "format", "grid", "group", "store"},
 }
