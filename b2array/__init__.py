@@ -45,6 +45,7 @@ from b2array.compute.reductions import (
 if TYPE_CHECKING:
     from b2array import bloscpack
     from b2array.array.appender import Appender
+    from b2array.compute.many import read_many
     from b2array.exchange.convert import convert
     from b2array.group.addressing import open
     from b2array.group.group import Group, open_group
@@ -98,6 +99,7 @@ __all__ = [
     "open",
     "open_group",
     "open_schunk",
+    "read_many",
     "repack",
     "repair",
     "save",
@@ -116,6 +118,7 @@ _LAZY = {
     "convert": "exchange.convert",
     "open": "group.addressing",
     "open_group": "group.group",
+    "read_many": "compute.many",
     "repack": "tools.vacuum",
     "repair": "tools.repair",
     "vacuum": "tools.vacuum",

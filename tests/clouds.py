@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import shutil
 import subprocess
@@ -12,16 +13,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler
 from importlib.util import find_spec
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from gcs_server import gcs_server
-from servers import Server, s3_server
+from servers import S3_KEY, S3_SECRET, Server, s3_server
 
-KINDS = ("s3", "gcs", "azure")
+from b2array.store.open import FILE_SYSTEM
+
+OBSTORE = ("s3 obstore", "gcs obstore", "azure obstore")
+KINDS = ("s3", "gcs", "azure", *OBSTORE)
 
 AZURE_ACCOUNT = "devstoreaccount1"
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -44,18 +49,21 @@ class Cloud:
     options: dict[str, object]
     endpoint: str
 
+    native: dict[str, object] | None = None
+    """For obstore: the options of the file system that others use."""
+
     @property
     def fs(self) -> object:
         """A file system for it, which remembers no listings."""
         import fsspec
 
-        return fsspec.filesystem(self.protocol, **self.options, use_listings_cache=False)
+        return fsspec.filesystem(self.protocol, **(self.native or self.options), use_listings_cache=False)
 
     def make_bucket(self, name: str) -> str:
         """Make a bucket; returns its URL."""
-        if self.kind == "s3":
+        if self.protocol == "s3":
             self.fs.call_s3("create_bucket", Bucket=name)
-        elif self.kind == "gcs":
+        elif self.protocol == "gs":
             self.fs.call("POST", "b", project="loopback", json={"name": name})
         else:
             self.fs.mkdir(name)
@@ -63,9 +71,30 @@ class Cloud:
 
     def through(self, endpoint: str, **options: object) -> dict[str, object]:
         """Return the options to reach the server by another endpoint."""
+        if self.kind in OBSTORE:
+            return through_obstore(self.kind, endpoint, **options)
         if self.kind == "azure":
             return {"connection_string": connection_string(endpoint), **options}
         return {**self.options, "endpoint_url": endpoint, **options}
+
+
+def through_obstore(kind: str, endpoint: str, **options: object) -> dict[str, object]:
+    """Return storage options with a file system of obstore."""
+    from obstore.fsspec import FsspecStore
+
+    local = {"client_options": {"allow_http": True, **options.pop("client_options", {})}}
+    local["retry_config"] = {"max_retries": 3, "backoff": {"init_backoff": timedelta(milliseconds=1)}}
+    if kind == "s3 obstore":
+        keys = {"access_key_id": S3_KEY, "secret_access_key": S3_SECRET, "region": "us-east-1"}
+        fs = FsspecStore("s3", endpoint=endpoint, **keys, **local, **options)
+    elif kind == "azure obstore":
+        keys = {"account_name": AZURE_ACCOUNT, "account_key": AZURE_KEY}
+        fs = FsspecStore("az", endpoint=f"{endpoint}/{AZURE_ACCOUNT}", **keys, **local, **options)
+    else:
+        account = {"gcs_base_url": endpoint, "disable_oauth": True, "client_email": "", "private_key": ""}
+        account |= {"private_key_id": ""}
+        fs = FsspecStore("gs", service_account_key=json.dumps(account), **local, **options)
+    return {FILE_SYSTEM: fs}
 
 
 def connection_string(endpoint: str) -> str:
@@ -79,9 +108,14 @@ def connection_string(endpoint: str) -> str:
 @contextmanager
 def cloud(kind: str) -> Iterator[Cloud]:
     """Run the server of a kind."""
-    package = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs"}[kind]
+    package = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs"}.get(kind, "obstore")
     if find_spec(package) is None:
         skip(f"needs {package}")
+    if kind in OBSTORE:
+        with cloud(kind.partition(" ")[0]) as native:
+            options = through_obstore(kind, native.endpoint)
+            yield Cloud(kind, native.protocol, options, native.endpoint, native.options)
+        return
     if kind == "azure":
         with azurite() as endpoint:
             yield Cloud(kind, "az", {"connection_string": connection_string(endpoint)}, endpoint)
@@ -183,7 +217,7 @@ class _GateHandler(BaseHTTPRequestHandler):
         with self.gate.lock:
             self.gate.under_way += 1
         try:
-            self._do(self.gate.judge(f"{self.command} {self.path}"), body)
+            self._do(self.gate.judge(f"{self.command} {unquote(self.path)}"), body)
         finally:
             with self.gate.lock:
                 self.gate.under_way -= 1

@@ -1,6 +1,7 @@
-"""A server of objects in memory with the part of Google Cloud Storage's JSON protocol that gcsfs and b2array speak.
+"""A server of objects in memory with the parts of Google Cloud Storage's two protocols that clients of b2array speak.
 
-It honours ``ifGenerationMatch`` and compares and writes in one step. None of the emulators on PyPI does.
+Those are gcsfs (JSON) and obstore (XML). It honours ``ifGenerationMatch``, and compares and writes in one step. None of
+the emulators on PyPI does.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 from servers import Server
 
@@ -60,6 +62,7 @@ class Session:
     condition: str | None
     content: bytearray = field(default_factory=bytearray)
     made: dict[str, str] | None = None
+    parts: dict[int, bytes] = field(default_factory=dict)
 
 
 class Buckets:
@@ -133,15 +136,19 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
-    do_GET = do_POST = do_PUT = do_DELETE = _serve
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _serve
 
     def _answer(self, path: str, asked: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes | dict]:
         if path == "/storage/v1/b" and self.command == "POST":
             name = json.loads(body)["name"]
             return 200, {}, {"name": name, **self.held.buckets.setdefault(name, {})}
         found = re.fullmatch(r"(/upload|/download)?/storage/v1/b/([^/]+)(?:/o(?:/([^/]+))?)?", path)
+        if found is None and not path.startswith(("/storage/", "/upload/", "/download/")):
+            bucket, _, name = path.lstrip("/").partition("/")
+            return self._xml(unquote(bucket), unquote(name), asked, body)
         if found is None:
             raise Refused(400, f"expected a request that this server knows, found {self.command} {path}")
         bucket, name = found[2], unquote(found[3] or "")
@@ -159,6 +166,58 @@ class Handler(BaseHTTPRequestHandler):
             self.held.bucket(bucket)
             return 200, {}, {"name": bucket}
         return 200, {}, self.held.listed(bucket, asked.get("prefix", ""), asked.get("delimiter"))
+
+    # The XML protocol, whose conditions are headers.
+
+    def _xml(self, bucket: str, name: str, asked: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        condition = self.headers.get("x-goog-if-generation-match")
+        if not name:
+            return 200, {"Content-Type": "application/xml"}, self._xml_listing(bucket, asked)
+        if "uploads" in parse_qs(urlsplit(self.path).query, keep_blank_values=True):
+            ident = str(len(self.held.sessions))
+            self.held.sessions[ident] = Session(bucket, name, condition)
+            text = f"<InitiateMultipartUploadResult><UploadId>{ident}</UploadId></InitiateMultipartUploadResult>"
+            return 200, {}, text.encode()
+        if "uploadId" in asked:
+            return self._xml_part(asked, body)
+        if self.command == "PUT":
+            self.held.write(bucket, name, body, condition)
+        blob = self.held.blob(bucket, name, None)
+        if self.command == "DELETE":
+            del self.held.bucket(bucket)[name]
+            return 204, {}, b""
+        written = datetime.fromisoformat(blob.updated)
+        about = {
+            "ETag": f'"{blob.generation}"',
+            "Last-Modified": f"{written:%a, %d %b %Y %H:%M:%S} GMT",
+            "x-goog-generation": str(blob.generation),
+        }
+        if self.command != "GET":
+            return 200, about, blob.content if self.command == "HEAD" else b""
+        status, headers, content = self._media(blob)
+        return status, {**headers, **about}, content
+
+    def _xml_part(self, asked: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        session = self.held.sessions[asked["uploadId"]]
+        if self.command == "DELETE":
+            return 204, {}, b""
+        if self.command == "PUT":
+            session.parts[int(asked["partNumber"])] = body
+            return 200, {"ETag": f'"{len(session.parts)}"'}, b""
+        content = b"".join(part for _, part in sorted(session.parts.items()))
+        made = self.held.write(session.bucket, session.name, content, session.condition)
+        text = f"<CompleteMultipartUploadResult><ETag>{made['generation']}</ETag></CompleteMultipartUploadResult>"
+        return 200, {"x-goog-generation": made["generation"]}, text.encode()
+
+    def _xml_listing(self, bucket: str, asked: dict[str, str]) -> bytes:
+        found = self.held.listed(bucket, asked.get("prefix", ""), asked.get("delimiter"))
+        items = [
+            f"<Contents><Key>{escape(item['name'])}</Key><Size>{item['size']}</Size>"
+            f"<LastModified>{item['updated']}</LastModified><ETag>{item['generation']}</ETag></Contents>"
+            for item in found["items"]
+        ]
+        inner = [f"<CommonPrefixes><Prefix>{escape(prefix)}</Prefix></CommonPrefixes>" for prefix in found["prefixes"]]
+        return f"<ListBucketResult>{''.join(items + inner)}</ListBucketResult>".encode()
 
     def _media(self, blob: Blob) -> tuple[int, dict[str, str], bytes]:
         size, headers = len(blob.content), {"X-Goog-Generation": str(blob.generation)}

@@ -357,3 +357,37 @@ def test_processes_that_spawn_read_through_a_pickled_handle(tmp_path):
         [sys.executable, "-c", program], input=pickle.dumps(a), capture_output=True, check=True, env=environment
     )
     assert int(done.stdout) == DATA[7].sum()
+
+
+# ---- obstore ----
+
+
+def test_obstore_registered_for_a_protocol_serves_its_urls(cloud_of, _bucket_names):  # noqa: PT019
+    register = pytest.importorskip("obstore.fsspec").register
+    from fsspec.registry import get_filesystem_class
+
+    cloud = cloud_of("s3 obstore")
+    url, usual = f"{cloud.make_bucket(next(_bucket_names))}/a.b2nd", get_filesystem_class("s3")
+    options = cloud.options["file system"].storage_options
+    register("s3")
+    try:
+        a = b2array.asarray(DATA, url=url, storage_options=options, **OPTIONS)
+        assert a.info["commits"] == "compare-and-swap"
+        again = pickle.loads(pickle.dumps(b2array.open(url, storage_options=options)))
+        held = fsspec.filesystem("s3", **options)
+        through = b2array.open(url.removeprefix("s3://"), fs=held)
+    finally:
+        fsspec.register_implementation("s3", usual, clobber=True)
+    assert np.array_equal(again[7], DATA[7])
+    assert np.array_equal(pickle.loads(pickle.dumps(through))[7], DATA[7])
+    assert "loopback-secret-key" in open_store(url, storage_options=cloud.options)._secrets
+
+
+@pytest.mark.parametrize("kind", ["s3 obstore", "gcs obstore", "azure obstore"])
+def test_obstore_says_whether_the_bucket_or_the_object_is_missing(cloud_of, _bucket_names, kind):  # noqa: PT019
+    cloud = cloud_of(kind)
+    url = cloud.make_bucket(next(_bucket_names))
+    with pytest.raises(FileNotFoundError, match="there is no bucket 'no-such-bucket'"):
+        b2array.open(f"{cloud.protocol}://no-such-bucket/a.b2nd", storage_options=cloud.options)
+    with pytest.raises(FileNotFoundError, match=rf"^{url}/a.b2nd does not exist"):
+        b2array.open(f"{url}/a.b2nd", storage_options=cloud.options)

@@ -32,7 +32,7 @@ ALLOWED = {
     "bloscpack": {"codec", "format", "grid", "store", "threads"},
     "compute": {"engine", "format", "grid", "threads"},
     "array": {"codec", "compute", "display", "engine", "format", "grid", "store", "threads", "workers"},
-    "group": {"array", "display", "engine", "format", "store"},
+    "group": {"array", "compute", "display", "engine", "format", "store", "threads"},
     "xarray_io": {"array", "codec", "engine", "format", "grid", "group", "store", "workers"},
     "exchange": {"array", "bloscpack", "codec", "display", "engine", "format", "grid", "group", "store"},
 }
@@ -47,6 +47,7 @@ OPTIONAL = {
     "distributed": {"array.dask"},
     "h5py": {"exchange.hdf5"},
     "lz4": {"codec.codecs"},
+    "obstore": {"store.obstore"},
     "ml_dtypes": {"array.creation", "format.dtypes"},
     "rich": {"tools.cli"},
     "s3fs": {"store.s3"},

@@ -414,8 +414,8 @@ def test_beginning_and_end_of_different_states_are_not_put_together(tmp_path, ht
 def test_windows_of_a_large_read_do_not_wait_for_each_other(files, http, monkeypatch, writer, layout):
     path, data = files(writer, layout, "random")
     a = b2array.open(served(http, path))
-    monkeypatch.setattr(read, "_WINDOW_NBYTES", data.nbytes // 3)
-    monkeypatch.setattr(read, "_WINDOWS_UNDER_WAY", 4)
+    monkeypatch.setattr(read, "WINDOW_NBYTES", data.nbytes // 3)
+    monkeypatch.setattr(read, "WINDOWS_UNDER_WAY", 4)
     for name, most in (("full", 1), ("box", 1 + (writer == "stock")), ("column", 1 + (writer == "stock"))):
         depths = []
         for _ in range(4):  # a busy machine may start a request late: what waits by design waits every time
@@ -435,7 +435,7 @@ def test_windows_of_a_large_read_do_not_wait_for_each_other(files, http, monkeyp
 def test_windows_that_fail_are_errors_and_leave_no_threads(files, http, monkeypatch):
     path, _ = files("ours", "sparse", "random")
     a = b2array.open(served(http, path))
-    monkeypatch.setattr(read, "_WINDOW_NBYTES", 1)
+    monkeypatch.setattr(read, "WINDOW_NBYTES", 1)
     name = a._handle.source.locate(5).name
     kept = http.objects.pop(f"a.b2nd/{name}")
     with config.using(cache_bytes=0):

@@ -5,4 +5,5 @@ reductions  `sum`, `mean`, `argmin`, ..., `nansum`, ...: a state of each piece, 
             `Readable` has them as methods, and `b2array` those that ignore NaN as functions
 operators   `+`, `==`, `-a`, ...: as if on `a[...]`, if that fits into memory
 readable    `Readable`: all that reads arrays and views; `View`; `Indexer`: what `oindex`, `vindex` and `chunk_view` are
+many        `read_many`: selections of several arrays in common waves of requests
 """

@@ -22,7 +22,7 @@ from b2array.printable import printable
 if TYPE_CHECKING:
     import dask.array as da
 
-__all__ = ["Indexer", "Readable", "Select", "View"]
+__all__ = ["Indexer", "Readable", "Select", "View", "named"]
 
 Select = Callable[[Any, Sequence[int]], Selection]
 
@@ -129,7 +129,7 @@ class Readable(Operators):
                 source = self._handle.recover(source, error)
         if selection.kind == "scalar":
             result = result[()]
-        return result if names is None else _named(result, names)
+        return result if names is None else named(result, names)
 
     __setitem__: Any = staticmethod(_refuse)
     _set = __setitem__
@@ -296,7 +296,7 @@ class Readable(Operators):
     any, all, count_nonzero = map(reduction, ("any", "all", "count_nonzero"))
 
 
-def _named(result: Any, names: str | list[str]) -> Any:
+def named(result: Any, names: str | list[str]) -> Any:
     """Return fields of items; arrays for reading only."""
     found = result[names]
     if isinstance(found, np.ndarray):
@@ -349,7 +349,7 @@ class View(Readable):
             return vectorised(place, shape)
 
         result = arranged(super()._get(..., located))[() if selection.kind == "scalar" else ...]
-        return result if names is None else _named(result, names)
+        return result if names is None else named(result, names)
 
     def _mapping(self, shape: tuple[int, ...]) -> Mapping:
         if shape != self._fixed.shape:

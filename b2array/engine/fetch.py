@@ -29,7 +29,7 @@ from b2array.format.annotations import Sizes, block_bounds
 from b2array.store.base import join_views, too_short, where
 from b2array.store.spans import Span, plan_packed_read, plan_scatter_read
 
-__all__ = ["Ask", "chunk_number", "each_chunk", "fetch", "steps_of"]
+__all__ = ["Ask", "chunk_number", "each_chunk", "fetch", "fetch_from", "steps_of"]
 
 _CHUNK_NAME = re.compile("([0-9A-F]{8})[.]chunk")
 _FREE = 4096
@@ -40,6 +40,7 @@ _MAX_HEADS = 4096
 _WINDOW_NBYTES = 32 * 2**20
 _WINDOW_CHUNKS = 256
 _WINDOWS_UNDER_WAY = 3
+_SOURCES_AT_ONCE = 16
 
 Int64Array = npt.NDArray[np.int64]
 Numbers = Sequence[int] | Int64Array
@@ -149,13 +150,11 @@ def _read_together(source: Source, requests: Sequence[ChunkRequest]) -> list[Sto
 
     def go_on(i: int, steps: Steps, outcome: memoryview | FormatError | None) -> None:
         try:
-            if isinstance(outcome, FormatError):
-                ask = steps.throw(outcome)
+            step = _advanced(steps, outcome)
+            if isinstance(step, Ask):
+                waiting.append((i, steps, step))
             else:
-                ask = next(steps) if outcome is None else steps.send(outcome)
-            waiting.append((i, steps, ask))
-        except StopIteration as end:
-            found[i] = end.value
+                found[i] = step
         except (FormatError, UnsupportedError) as error:
             raise _located(source, requests[i].chunk, error) from error
 
@@ -171,6 +170,70 @@ def _read_together(source: Source, requests: Sequence[ChunkRequest]) -> list[Sto
         for i, steps, ask in asked:
             go_on(i, steps, _joined(source, ask, [next(views) for _ in ask.spans]))
     return [stored for stored in found if stored is not None]
+
+
+def fetch_from(requests: Sequence[tuple[Source, ChunkRequest]]) -> list[Stored | Exception]:
+    """Read chunks of several frames, with one wave of requests for each step. A chunk that fails gives its error."""
+    found: list[Stored | Exception] = [FormatError("not read")] * len(requests)
+    waiting: list[_Waiting] = []
+
+    def go_on(i: int, source: Source, steps: Steps, outcome: memoryview | FormatError | None) -> None:
+        try:
+            step = _advanced(steps, outcome)
+        except (FormatError, UnsupportedError) as error:
+            found[i] = error
+            return
+        if isinstance(step, Ask):
+            waiting.append(_Waiting(i, source, steps, step))
+        else:
+            found[i] = step
+
+    for i, (source, request) in enumerate(requests):
+        go_on(i, source, steps_of(source, request), None)
+    while waiting:
+        by_source: dict[int, list[_Waiting]] = {}
+        for each in waiting:
+            by_source.setdefault(id(each.source), []).append(each)
+        groups, waiting = [*by_source.values()], []
+        answers = threads.ahead(_read_wave, groups, min(len(groups), _SOURCES_AT_ONCE))
+        for group, views in zip(groups, answers, strict=True):
+            for each, view in zip(group, views, strict=True):
+                if isinstance(view, Exception) and not isinstance(view, FormatError):
+                    found[each.number] = view
+                else:
+                    go_on(each.number, each.source, each.steps, view)
+    return found
+
+
+class _Waiting(NamedTuple):
+    """A chunk whose steps wait for bytes."""
+
+    number: int
+    source: Source
+    steps: Steps
+    ask: Ask
+
+
+def _read_wave(group: list[_Waiting]) -> Sequence[memoryview | Exception]:
+    """Read what the chunks of one frame wait for: the bytes for each, or why there are none."""
+    source = group[0].source
+    try:
+        views = iter(source.read([span for each in group for span in each.ask.spans], clip=True))
+    except Exception as error:  # noqa: BLE001 - it is of the chunks of this frame only
+        # The steps of a chunk would take a FormatError for the end of its object.
+        return [B2ArrayError(str(error)) if isinstance(error, FormatError) else error] * len(group)
+    return [_joined(source, each.ask, [next(views) for _ in each.ask.spans]) for each in group]
+
+
+def _advanced(steps: Steps, outcome: memoryview | FormatError | None) -> Ask | Stored:
+    """Give a chunk's steps the bytes, or the error, that they wait for; return what they ask for next, or the chunk."""
+    try:
+        if isinstance(outcome, FormatError):
+            return steps.throw(outcome)
+        return next(steps) if outcome is None else steps.send(outcome)
+    except StopIteration as end:
+        stored: Stored = end.value
+        return stored
 
 
 def _joined(source: Source, ask: Ask, views: list[memoryview]) -> memoryview | FormatError:

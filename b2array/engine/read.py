@@ -34,7 +34,9 @@ from b2array.grid.layout import Layout
 from b2array.grid.partition import Axes, Part, Positions, put, take
 from b2array.grid.tiling import Step, Tiling, parts_of_chunks, tiling_of, tiling_of_points
 
-__all__ = ["ChunkRead", "Reader", "prepare", "read", "read_item"]
+__all__ = [
+    "WINDOWS_UNDER_WAY", "WINDOW_CHUNKS", "WINDOW_NBYTES", "ChunkRead", "Reader", "prepare", "read", "read_item",
+]  # fmt: skip
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -43,9 +45,9 @@ Slices = tuple[slice, ...]
 
 _NO_BOX: Array = np.empty(())
 
-_WINDOW_NBYTES = 8 * 2**20
-_WINDOW_CHUNKS = 4096
-_WINDOWS_UNDER_WAY = 4
+WINDOW_NBYTES = 8 * 2**20
+WINDOW_CHUNKS = 4096
+WINDOWS_UNDER_WAY = 4
 """This many windows are requested before the first one has arrived, so that they do not wait for each other."""
 _LEAST_SHARED = 2**20
 """Threads share chunks of which this much is decoded. For less, they mostly wait for the interpreter."""
@@ -189,7 +191,7 @@ class Reader(NamedTuple):
 
     def fetched(self, jobs: Iterable[ChunkRead]) -> Iterator[tuple[ChunkRead, Stored | None]]:
         """Fetch chunks in bounded windows, each in one batch of requests, and a few of them at the same time."""
-        for window in threads.ahead(self._fetch_window, self.windows(jobs), _WINDOWS_UNDER_WAY):
+        for window in threads.ahead(self._fetch_window, self.windows(jobs), WINDOWS_UNDER_WAY):
             yield from window
             del window  # its memory is free while the next one is awaited
 
@@ -203,14 +205,15 @@ class Reader(NamedTuple):
         nbytes = 0
         for job in jobs:
             window.append(job)
-            nbytes += self._nbytes_to_come(job.number, len(job.wanted))
-            if nbytes >= _WINDOW_NBYTES or len(window) >= _WINDOW_CHUNKS:
+            nbytes += self.nbytes_to_come(job.number, len(job.wanted))
+            if nbytes >= WINDOW_NBYTES or len(window) >= WINDOW_CHUNKS:
                 yield window
                 window, nbytes = [], 0
         if window:
             yield window
 
-    def _nbytes_to_come(self, n: int, nblocks: int) -> int:
+    def nbytes_to_come(self, n: int, nblocks: int) -> int:
+        """Estimate how many bytes have to be fetched for blocks of a chunk."""
         sizes = self.source.known_sizes(n)
         if sizes is not None:
             return int(sizes[0]) * nblocks // self.layout.nblocks

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
+from b2array import threads
 from b2array.array import copying, drafts
 from b2array.array.array import NDArray
 from b2array.array.described import Attributes
 from b2array.array.drafts import Kind, Shape, array_options
 from b2array.array.schunk import SChunk
+from b2array.compute.many import read_many
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import ARRAY, ATTRS, OTHER, check_name
 from b2array.engine.transaction import Transaction as MemberTransaction
@@ -37,6 +39,8 @@ __all__ = ["MODES", "AnyMode", "Group", "open_group"]
 
 AnyMode = Literal["r", "r+", "a", "w", "w-", "x"]
 MODES: Final = get_args(AnyMode)
+
+_OPENED_AT_ONCE = 16
 
 
 def open_group(
@@ -188,6 +192,33 @@ class Group(MutableMapping[str, Any]):
         if members.is_group(full):
             return self._inner(name)
         raise KeyError(f"{name!r}: {self.url} has no such member")
+
+    def read_many(self, selections: Mapping[str, Any]) -> dict[str, Any]:
+        """Read selections of several members at once; `b2array.read_many` says how.
+
+        Parameters
+        ----------
+        selections : mapping of str to key
+            Names of arrays, and what to read of them.
+
+        Returns
+        -------
+        dict
+            The result for each name.
+
+        Examples
+        --------
+        >>> group = open_group("memory://many.b2d", "w")
+        >>> group["x"], group["y"] = [1, 2, 3], [4, 5, 6]
+        >>> {name: found.tolist() for name, found in group.read_many({"y": 1, "x": slice(1, 3)}).items()}
+        {'y': 5, 'x': [2, 3]}
+        """
+        names = [*selections]
+        if names:
+            self._below()  # the members are listed once, and not in each thread
+        arrays = threads.ahead(self.__getitem__, names, min(len(names), _OPENED_AT_ONCE))
+        found = read_many([(array, selections[name]) for name, array in zip(names, arrays, strict=True)])
+        return dict(zip(names, found, strict=True))
 
     def __contains__(self, name: object) -> bool:
         name = name.removeprefix("/") if isinstance(name, str) else ""

@@ -16,6 +16,7 @@ cloud          object stores that compare while they write: commits by condition
 s3             their requests to S3
 gcs            ... to Google Cloud Storage
 azure          ... to Azure Blob Storage
+obstore        ... to all three through obstore
 shared_memory  memory://
 upload         large objects in parts
 spans          byte ranges worth reading together

@@ -37,6 +37,7 @@ _CLIENTS = {
     "fsspec.implementations.http": "http.HttpStore",
     "fsspec.implementations.memory": "shared_memory.SharedMemoryStore",
     "gcsfs.core": "gcs.GcsStore",
+    "obstore.fsspec": "obstore.ObstoreStore",
     "s3fs.core": "s3.S3Store",
 }
 """The same by the module of a file system's class."""

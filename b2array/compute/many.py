@@ -1,0 +1,180 @@
+"""`read_many`: selections of several arrays, read together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import starmap
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from b2array import threads
+from b2array.compute.readable import Readable, View, named
+from b2array.engine.fetch import fetch_from
+from b2array.engine.read import WINDOW_CHUNKS, WINDOW_NBYTES, WINDOWS_UNDER_WAY, ChunkRead, Reader, prepare
+from b2array.engine.source import ChunkRequest
+from b2array.grid.selection import Selection, fields, select
+from b2array.grid.tiling import parts_of_chunks
+
+__all__ = ["read_many"]
+
+_SMALLEST_SHARED = 2**16
+_LARGEST_SHARED = 2**23
+"""Selections of local arrays with results between these sizes in bytes are read in one thread each. For smaller ones,
+threads mostly wait for the interpreter; larger ones use several threads themselves."""
+
+
+class _Wanted(NamedTuple):
+    """A selection that is read with others: its number, its reader, and its result."""
+
+    number: int
+    reader: Reader
+    selection: Selection
+    result: Any
+    names: Any
+
+
+class _Job(NamedTuple):
+    wanted: _Wanted
+    chunk: ChunkRead
+
+
+def read_many(selections: Iterable[tuple[Readable, Any]]) -> list[Any]:
+    """Read several selections at once, of one array or of several, wherever they are.
+
+    Over a network, one wave of requests asks for the blocks of all selections. Where the sizes of blocks are not noted,
+    one wave before it asks for the heads of all their chunks. The chunks are decoded in the threads. Large selections
+    are read a bounded number of bytes at a time. Selections of local arrays are shared out between the threads.
+
+    Parameters
+    ----------
+    selections : iterable of (NDArray, key)
+        Arrays, and what to read of them: keys as in ``a[key]``. Arrays of several groups and places may be mixed.
+
+    Returns
+    -------
+    list
+        The results of ``a[key]``, in order.
+
+    Raises
+    ------
+    TypeError
+        There is something else than an array.
+    Exception
+        What ``a[key]`` raises, for the first selection that fails.
+
+    Examples
+    --------
+    >>> import b2array
+    >>> a, b = b2array.arange(10), b2array.ones((3, 4))
+    >>> [found.tolist() for found in b2array.read_many([(a, slice(2, 5)), (b, 0), (a, -1)])]
+    [[2, 3, 4], [1.0, 1.0, 1.0, 1.0], 9]
+    """
+    asked = list(selections)
+    for array, _ in asked:
+        if not isinstance(array, Readable):
+            raise TypeError(f"read_many() reads pairs of an array and a key, not of {type(array).__name__}")
+    results: list[Any] = [None] * len(asked)
+    far: list[_Wanted] = []
+    near: list[int] = []
+    for number, (array, key) in enumerate(asked):
+        wanted = None if isinstance(array, View) else _wanted_from_afar(number, array, key)
+        if wanted is None:
+            near.append(number)
+        else:
+            far.append(wanted)
+    failed = _read_far(far)
+    for wanted in far:
+        if wanted.number not in failed:
+            found = wanted.result[()] if wanted.selection.kind == "scalar" else wanted.result
+            results[wanted.number] = found if wanted.names is None else named(found, wanted.names)
+
+    def read_alone(number: int) -> None:
+        array, key = asked[number]
+        results[number] = array[key]
+
+    shared = []
+    # What failed is read alone, from a newer state if there is one; or that raises the error.
+    for number in sorted(near + list(failed)):
+        if number not in failed and _is_worth_a_thread(*asked[number]):
+            shared.append(number)
+        else:
+            read_alone(number)
+    threads.each(read_alone, shared)
+    return results
+
+
+def _is_worth_a_thread(array: Readable, key: Any) -> bool:
+    if array.dtype.names is not None or isinstance(array, View):
+        return False
+    nbytes = math.prod(select(key, array.shape).shape) * array.itemsize
+    return _SMALLEST_SHARED <= nbytes <= _LARGEST_SHARED
+
+
+def _wanted_from_afar(number: int, array: Readable, key: Any) -> _Wanted | None:
+    """Prepare to read a selection with others; None if the array is local, or being changed."""
+    source = array._handle.source
+    if source.is_local or source.buffer is not None:
+        return None
+    layout = source.state.require_layout()
+    rest, names = (key, None) if layout.dtype.names is None else fields(key, layout.dtype)
+    selection = select(rest, layout.shape)
+    result: Any = np.empty(selection.shape, layout.dtype)
+    reader = prepare(source, layout, selection.positions, selection.axes, selection.view(result))
+    return _Wanted(number, reader, selection, result, names)
+
+
+def _read_far(all_wanted: list[_Wanted]) -> set[int]:
+    """Read selections; return the numbers of those that failed."""
+    failed: set[int] = set()
+
+    def finish(found: tuple[_Job, Any]) -> None:
+        job, stored = found
+        wanted, chunk = job
+        if isinstance(stored, Exception):
+            failed.add(wanted.number)
+            return
+        try:
+            wanted.reader.finish(chunk, stored)
+        except Exception:  # noqa: BLE001 - reading it alone raises the error, or finds a newer state
+            failed.add(wanted.number)
+
+    fetched = (
+        pair for window in threads.ahead(_fetch, _windows(_jobs(all_wanted)), WINDOWS_UNDER_WAY) for pair in window
+    )
+    for _ in threads.spread(finish, fetched):
+        pass
+    return failed
+
+
+def _jobs(all_wanted: list[_Wanted]) -> Iterator[_Job]:
+    for wanted in all_wanted:
+        if wanted.reader.box.size:
+            chunks = parts_of_chunks(wanted.reader.layout, wanted.selection.positions, wanted.selection.axes)
+            for chunk in starmap(wanted.reader.plan, chunks):
+                yield _Job(wanted, chunk)
+
+
+def _windows(jobs: Iterable[_Job]) -> Iterator[list[_Job]]:
+    """Put jobs together in windows, as for one read. One wave of requests fetches a window."""
+    window: list[_Job] = []
+    nbytes = 0
+    for job in jobs:
+        window.append(job)
+        nbytes += job.wanted.reader.nbytes_to_come(job.chunk.number, len(job.chunk.wanted))
+        if nbytes >= WINDOW_NBYTES or len(window) >= WINDOW_CHUNKS:
+            yield window
+            window, nbytes = [], 0
+    if window:
+        yield window
+
+
+def _fetch(window: list[_Job]) -> list[tuple[_Job, Any]]:
+    requests = [
+        (job.wanted.reader.source, ChunkRequest(job.chunk.number, job.chunk.wanted))
+        for job in window
+        if job.chunk.wanted
+    ]
+    stored = iter(fetch_from(requests))
+    return [(job, next(stored) if job.chunk.wanted else None) for job in window]

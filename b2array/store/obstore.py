@@ -1,0 +1,195 @@
+"""Stores on S3, Google Cloud Storage and Azure through obstore, by its file systems for fsspec.
+
+Those know no conditions, and their reads tell no state. So requests go to the object stores of obstore behind them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from b2array.errors import FormatError, LimitError, UnsupportedError
+from b2array.store.base import COMPARE_AND_SWAP, Listed, Stamp, conflict, where
+from b2array.store.cloud import ABSENT, CloudStore, remove_each
+from b2array.store.file_systems import FILE_SYSTEM
+from b2array.store.upload import PART
+
+__all__ = ["ObstoreStore"]
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|[Tt]he specified (bucket|container) does not exist")
+_BEYOND = re.compile(r"NotPartial|Wanted range starting at")
+_PROTOCOLS = {
+    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure",
+    "adl": "azure", "azure": "azure", "http": "http", "https": "http",
+}  # fmt: skip
+_LIMITS = {"s3": 5 * 2**30, "gcs": 5 * 2**40, "azure": 5000 * 2**20, "http": 0}
+
+
+class _Runtime:
+    """The process in which obstore's threads run: they do not come along into a forked child, which would wait."""
+
+    process: ClassVar[int | None] = None
+
+
+class ObstoreStore(CloudStore):
+    """An object or prefix in a bucket that obstore reaches. HTTP servers are for reading.
+
+    A conditional write is one request, with all of its content in memory.
+    """
+
+    uploads = 4
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
+        super().__init__(url, {FILE_SYSTEM: _file_system(url, storage_options)})
+        fs = self._options[FILE_SYSTEM]
+        if fs.protocol not in _PROTOCOLS:
+            raise UnsupportedError(f"{self.url}: obstore is used for s3, gs, az and http, not for {fs.protocol!r}")
+        self._cloud = _PROTOCOLS[fs.protocol]
+        self.put_limit = _LIMITS[self._cloud]  # type: ignore[misc]
+        self.guarantee = "read only" if self._cloud == "http" else COMPARE_AND_SWAP
+        self._serves_ends = self._cloud != "azure"
+
+    def _connect(self) -> tuple[Any, str]:
+        fs = self._options[FILE_SYSTEM]
+        if _Runtime.process not in (None, os.getpid()) or fs._pid != os.getpid():
+            raise UnsupportedError(
+                f"{self.url}: obstore does not work in a forked process; start processes with 'spawn' or 'forkserver'"
+            )
+        _Runtime.process = os.getpid()
+        bucket, key = fs._split_path(self._address)
+        return fs, f"{bucket}/{key}".rstrip("/")
+
+    def _translate(self, error: Exception, name: str) -> Exception:
+        place, text = where(self.url, name), str(error)
+        if isinstance(error, UnsupportedError):
+            return error
+        kind = type(error).__name__
+        found = _STATUS.search(text)
+        status = int(found[1]) if found else None
+        if _NO_BUCKET.search(text):
+            _, root = self._connect()
+            return FileNotFoundError(errno.ENOENT, f"there is no bucket {root.partition('/')[0]!r}", place)
+        if kind in ("AlreadyExistsError", "PreconditionError"):
+            return conflict(place)
+        if status == 416 or _BEYOND.search(text):
+            return FormatError(f"{place}: expected more bytes, found the end")
+        if kind in ("PermissionDeniedError", "UnauthenticatedError") and status is None:
+            status = 403
+        if kind.endswith("Error") and type(error).__module__.startswith("obstore"):
+            return self._os_error(OSError(text.partition("\n")[0]), status, place)
+        return super()._translate(error, name)
+
+    async def _get(self, fs: Any, path: str, start: int, stop: int, expected: str | None) -> tuple[Any, Stamp]:
+        store, key = _place(fs, path)
+        asked: dict[str, Any] = {"range": {"suffix": -start} if start < 0 else (start, stop)}
+        if expected is not None and self._cloud != "gcs":
+            asked["if_match"] = expected
+        answer = await store.get_async(key, options=asked)
+        stamp = self._stamp_of(answer.meta)
+        if expected is not None and stamp.version != expected:
+            raise conflict(path)
+        return await answer.bytes_async(), stamp
+
+    async def _ask(self, fs: Any, path: str) -> Stamp:
+        store, key = _place(fs, path)
+        return self._stamp_of(await store.head_async(key))
+
+    def _stamp_of(self, meta: Mapping[str, Any]) -> Stamp:
+        return Stamp(meta["size"], self._version_of(meta))
+
+    def _version_of(self, meta: Mapping[str, Any]) -> str:
+        return meta["version" if self._cloud == "gcs" else "e_tag"] or ""
+
+    async def _send(self, fs: Any, path: str, content: bytes, expected: str | None) -> str:
+        store, key = _place(fs, path)
+        mode: Any = "overwrite"
+        if expected == ABSENT:
+            mode = "create"
+        elif expected is not None:
+            mode = {"version" if self._cloud == "gcs" else "e_tag": expected}
+        return self._version_of(await store.put_async(key, content, mode=mode, use_multipart=False))
+
+    def _put_parts(self, name: str, parts: Iterator[bytes], expected: str | None) -> Stamp:
+        if expected is not None:
+            content = b"".join(parts)  # obstore has no condition for an upload in parts
+            if len(content) > self.put_limit:
+                place = where(self.url, name)
+                raise LimitError(f"{place}: {len(content)} bytes are too many to make an object in one request")
+            return self._put(name, content, expected)
+        failures: list[BaseException] = []
+
+        def noted() -> Iterator[bytes]:
+            try:
+                yield from parts
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+        def put(fs: Any, path: str) -> Any:
+            store, key = _place(fs, path)
+            return store.put(key, noted(), use_multipart=True, chunk_size=PART, max_concurrency=self.uploads)
+
+        try:
+            self._call(name, put)
+        except Exception:
+            if failures:
+                raise failures[0] from None
+            raise
+        self._forget(name)
+        return self.stamp(name)
+
+    async def _begin(self, fs: Any, path: str, expected: str | None) -> Any:
+        raise NotImplementedError("obstore itself divides an upload")
+
+    async def _send_part(self, fs: Any, path: str, begun: Any, part: Any) -> Any:
+        raise NotImplementedError("obstore itself divides an upload")
+
+    async def _finish(self, fs: Any, path: str, begun: Any, sent: list[Any], expected: str | None) -> str:
+        raise NotImplementedError("obstore itself divides an upload")
+
+    async def _abort(self, fs: Any, path: str, begun: Any) -> None:
+        raise NotImplementedError("obstore itself divides an upload")
+
+    async def _remove(self, fs: Any, paths: Sequence[str]) -> None:
+        await remove_each(store.delete_async(key) for store, key in (_place(fs, path) for path in paths))
+
+    def listing(self) -> dict[str, Listed]:
+        async def ask(fs: Any, root: str) -> dict[str, Listed]:
+            store, key = _place(fs, root)
+            found = (await store.list_with_delimiter_async(key or None))["objects"]
+            if not found and key:
+                head = await store.head_async(key)
+                return {"": Listed(head["size"], head["last_modified"].timestamp())}
+            names = ((each["path"].rpartition("/")[2], each) for each in found)
+            return {name: Listed(each["size"], each["last_modified"].timestamp()) for name, each in names}
+
+        return self._wait("", ask)
+
+    def walk(self) -> list[str]:
+        async def ask(fs: Any, root: str) -> list[str]:
+            store, key = _place(fs, root)
+            found = await store.list(key or None).collect_async()
+            return sorted(each["path"].removeprefix(f"{key}/") for each in found if each["path"] != key)
+
+        return self._wait("", ask)
+
+
+def _file_system(url: str, storage_options: Mapping[str, Any]) -> Any:
+    """Return a file system that can be pickled, as classes cannot that `obstore.fsspec.register` makes."""
+    from obstore.fsspec import FsspecStore
+
+    given = storage_options.get(FILE_SYSTEM)
+    if given is None:
+        return FsspecStore(url.partition("://")[0], **storage_options)
+    if type(given).__module__ == "obstore.fsspec" and type(given) is not FsspecStore:
+        return FsspecStore(given.protocol, *given.storage_args, **given.storage_options)
+    return given
+
+
+def _place(fs: Any, path: str) -> tuple[Any, str]:
+    bucket, _, key = path.partition("/")
+    return fs._construct_store(bucket), key
