@@ -32,7 +32,7 @@ _SHARE = 80
 """All pieces together are about this part of a chunk."""
 _LEAST, _MOST, _MANY = 2, 8, 16
 """How many pieces, spread over the chunk; the last one where pieces differ so much that a few are chance."""
-_HOPELESS = 1.25
+_HOPELESS = 1.1
 """Candidates that take so many times what the best one takes in the first piece are not tried with the others."""
 _HIGH_RATIO = 64
 """Pieces that become this much smaller differ much from each other, and take next to no time."""

@@ -395,7 +395,7 @@ def unpack(
 @_command
 def bench(
     url: opts.Url,
-    alternatives: Annotated[bool, typer.Option(help="Also with other chunks and blocks.")] = True,
+    alternatives: Annotated[bool, typer.Option(help="Also with other filters, chunks and blocks.")] = True,
     absolute_error: opts.AbsoluteError = None,
     relative_error: opts.RelativeError = None,
     keepbits: opts.Keepbits = None,
@@ -414,7 +414,7 @@ def bench(
         for each in measuring.patterns(a):
             own.append(each)
             shown.advance()
-        for entry in measuring.compressions(a, bounds):
+        for entry in measuring.compressions(a, bounds) if alternatives or bounds else ():
             stored.append(entry)
             shown.advance()
         for each in measuring.alternatives(a) if alternatives else ():
