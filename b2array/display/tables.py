@@ -17,8 +17,8 @@ from b2array.grid.layout import Layout
 from b2array.printable import html_text, printable
 
 __all__ = [
-    "Info", "array_page", "beside", "codec", "counted", "errors", "filter_list", "filters", "folded", "item", "nbytes", "near",
-    "short", "size", "table", "titled",
+    "Info", "array_page", "beside", "codec", "counted", "errors", "filter_list", "filters", "folded", "item",
+    "nbytes", "near", "short", "size", "table", "titled",
 ]  # fmt: skip
 
 _CELL = "text-align: left; padding: 1px 12px 1px 0"
