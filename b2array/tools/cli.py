@@ -403,7 +403,7 @@ def bench(
     progress: opts.Progress = None,
     storage: opts.Storage = None,
 ) -> None:
-    """Measure reads, and compression with other filters, also with other chunks and blocks."""
+    """Measure reads, also with other filters, chunks and blocks."""
     own, stored, others = [], [], []
     bounds = opts.cparams_of(None, None, None, absolute_error, relative_error, keepbits)
     held = describing.frame_of(url, opts.storage_options(storage))
