@@ -19,6 +19,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -356,6 +357,24 @@ def show(found: dict[str, dict[str, Size]]) -> None:
         print(f"{'geometric mean':34}" + "".join(f"{mean:15.3f}" for mean in means))
 
 
+def show_errors() -> None:
+    """Print how much smaller arrays of floats get if values may be off by a hundredth, or by a thousandth of each."""
+    exact = b2array.CParams(clevel=2, filters="auto")
+    print(f"{'':22}{'exact':>12}{'absolute 0.01':>18}{'relative 0.001':>18}{'largest error':>16}")
+    for kind in KINDS:
+        data = made(kind)
+        if data.dtype.kind != "f":
+            continue
+        sizes = []
+        worst = 0.0
+        for bounds in ({}, {"absolute_error": 0.01}, {"relative_error": 0.001}):
+            a = b2array.asarray(data, cparams=replace(exact, **bounds))
+            sizes.append(a.cbytes)
+            if "absolute_error" in bounds:
+                worst = float(np.nanmax(np.abs(a[...].astype("f8") - data)))
+        print(f"{kind:22}{sizes[0] / 1e3:12.1f}{sizes[0] / sizes[1]:18.2f}{sizes[0] / sizes[2]:18.2f}{worst:16.5f}")
+
+
 def main() -> None:
     """Measure, print, and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -365,6 +384,9 @@ def main() -> None:
     parser.add_argument("--errors", action="store_true", help="only what errors that the user allows save")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    if given.errors:
+        show_errors()
+        return
     base = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: PTH112
     libraries = LIBRARIES
     if given.filters:

@@ -2,11 +2,13 @@
 
     python asv_bench/compare.py --json defaults.json
     python asv_bench/compare.py --equal --json equal.json
-    python asv_bench/plot.py defaults.json equal.json
+    python asv_bench/compression.py --json compression.json
+    python asv_bench/plot.py defaults.json equal.json compression.json
 
 Takes the medians of the first field of each file, puts their ratios into docs/measured.json, and draws speed.svg,
-equal.svg and requests.svg in docs/drawings from that file. Without arguments it only draws. Ratios are those of
-processor time, which depends less than the clock on what else a machine does.
+equal.svg, requests.svg and compression.svg in docs/drawings from that file. Leave out a file with ``-``. Without
+arguments it only draws. Ratios are those of processor time, which depends less than the clock on what else a machine
+does.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 MEASURED = DOCS / "measured.json"
 _COLOURS = {"blosc2": "cold", "zarr": "hot", "zarr, shards": "warm on-hot", "h5py": "new", "tensorstore": "soft"}
 _NAMES = {"blosc2": "python-blosc2"}
+_SIZE_COLOURS = {"python-blosc2": "cold", "zarr": "hot", "h5py, lzf": "warm on-hot", "h5py, gzip": "new"}
+_LEAST_SIZE, _MOST_SIZE = 0.5, 12
 _LEFT, _RIGHT, _LEAST, _MOST = 200, 740, 0.1, 100
 
 
@@ -84,11 +88,47 @@ def requests(drawing: Any, rows: dict[str, dict[str, list[float]]]) -> Any:
     return p
 
 
+def sizes(drawing: Any, rows: dict[str, dict[str, float]]) -> Any:
+    """Draw a line a kind of data: the bytes that other libraries take over those of b2array, which is at 1."""
+    p = drawing(760, 96 + 20 * len(rows))
+    bottom = 62 + 20 * len(rows)
+    p.text(_size_place(1) - 10, 50, "the other's files are smaller", "soft small", "end")
+    p.text(_size_place(1) + 10, 50, "b2array's files are smaller", "soft small")
+    for n, (name, colour) in enumerate(_SIZE_COLOURS.items()):
+        p.rect(10 + 140 * n, 8, 12, 12, colour, 'rx="6"')
+        p.text(28 + 140 * n, 19, name, "ink small")
+    for ratio in (0.5, 1, 2, 4, 8):
+        p.line(
+            (_size_place(ratio), 58), (_size_place(ratio), bottom), kind=f"none on-{'ink' if ratio == 1 else 'line'}"
+        )
+        p.text(_size_place(ratio), bottom + 16, f"{ratio:g}", "soft small", "middle")
+    p.text((_LEFT + _RIGHT) / 2, bottom + 32, "bytes of the other / bytes of b2array", "soft small", "middle")
+    for n, (kind, row) in enumerate(rows.items()):
+        y = 70 + 20 * n
+        p.text(10, y + 4, kind, "ink small")
+        p.line((_LEFT, y), (_RIGHT, y), kind="none on-line", more='stroke-width="0.5"')
+        for name, ratio in row.items():
+            p.rect(_size_place(ratio) - 5.5, y - 5.5, 11, 11, _SIZE_COLOURS[name], 'rx="6" opacity="0.85"')
+    return p
+
+
+def _size_place(ratio: float) -> float:
+    share = math.log(min(max(ratio, _LEAST_SIZE), _MOST_SIZE) / _LEAST_SIZE) / math.log(_MOST_SIZE / _LEAST_SIZE)
+    return round(_LEFT + share * (_RIGHT - _LEFT), 1)
+
+
+def size_ratios(rows: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
+    """Return the bytes of each other library over those of b2array, by kind of data."""
+    return {
+        kind: {name: round(row[name][0] / row["b2array"][0], 3) for name in _SIZE_COLOURS} for kind, row in rows.items()
+    }
+
+
 def pictures() -> dict[str, str]:
     """Return the pictures of what was measured."""
     measured = json.loads(MEASURED.read_text(encoding="utf-8"))
     drawing = runpy.run_path(str(DOCS / "drawings.py"))["Picture"]
-    draws = {"speed": speed, "equal": speed, "requests": requests}
+    draws = {"speed": speed, "equal": speed, "requests": requests, "compression": sizes}
     return {name: draw(drawing, measured[name]).svg() for name, draw in draws.items() if name in measured}
 
 
@@ -96,9 +136,11 @@ def main() -> None:
     """Take over what was measured, and draw it."""
     if sys.argv[1:]:
         measured = json.loads(MEASURED.read_text(encoding="utf-8"))
-        for name, path in zip(("speed", "equal"), sys.argv[1:], strict=False):
+        for name, path in zip(("speed", "equal", "compression"), sys.argv[1:], strict=False):
+            if path == "-":
+                continue
             results = json.loads(Path(path).read_text(encoding="utf-8"))
-            measured[name] = ratios(next(iter(results.values())))
+            measured[name] = size_ratios(results) if name == "compression" else ratios(next(iter(results.values())))
         MEASURED.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     for name, svg in pictures().items():
         (DOCS / "drawings" / f"{name}.svg").write_text(svg, encoding="utf-8")

@@ -8,8 +8,11 @@ choice is right, and what it costs.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +32,16 @@ _SHARE = 80
 """All pieces together are about this part of a chunk."""
 _LEAST, _MOST, _MANY = 2, 8, 16
 """How many pieces, spread over the chunk; the last one where pieces differ so much that a few are chance."""
+_HOPELESS = 1.1
+"""Candidates that take so many times what the best one takes in the first piece are not tried with the others."""
 _HIGH_RATIO = 64
 """Pieces that become this much smaller differ much from each other, and take next to no time."""
-_WORTH = 0.98
-"""What another candidate may take, as a share of what the first takes."""
-_CANDIDATES = (("shuffle",), (), ("bitshuffle",))
+_CANDIDATES = {("shuffle",): 1.0, (): 0.98, ("bitshuffle",): 0.98, ("shuffle", "bytedelta"): 0.8}
+"""The filters to choose from, and how small they have to make the data, compared with the first.
+
+No filter and bitshuffle take more time for some data and less for other. To undo bytedelta takes about as long as to
+decode: it has to save a fifth.
+"""
 _IN_C = {0: cblosc.NOSHUFFLE, FilterId.SHUFFLE: cblosc.SHUFFLE, FilterId.BITSHUFFLE: cblosc.BITSHUFFLE}
 
 
@@ -44,73 +52,101 @@ def chosen(
 
     The sizes of an item and of a block are in bytes; `blockshape` is for codecs that know dimensions.
     """
-    tried = _candidates(cparams, typesize > 1)
+    # Before its version 3.3.2 the C library lost bytes behind the last item of a block.
+    whole = not (blocksize % typesize or len(data) % typesize)
+    tried = [each for each in _candidates(cparams) if each.suits(typesize, whole)]
     if cparams.codec_id in CODEC_FORMATS:
-        found = _sizes_of_pieces(data, typesize, blocksize, tried)
+        costs = _costs_of_pieces(data, typesize, blocksize, tried)
     else:  # a codec of the user's may know nothing but whole blocks
         block = data[:blocksize]
-        found = [_nbytes_by_registered(block, typesize, each, blockshape) for each in tried]
-    best = min(range(len(found)), key=found.__getitem__)
-    return tried[best] if found[best] < _WORTH * found[0] else tried[0]
+        costs = [_nbytes_by_registered(block, typesize, each.cparams, blockshape) / each.share for each in tried]
+    return tried[costs.index(min(costs))].cparams
 
 
 def kept(cparams: CParams, header: ChunkHeader) -> CParams | None:
     """Return the parameters that a chunk was encoded with, if its filters are a candidate's; None otherwise."""
     slots = zip(header.filters, header.filters_meta, strict=True)
     found = [pair for pair in slots if pair[0] not in (FilterId.NOFILTER, FilterId.TRUNC_PREC)]
-    for each in _candidates(cparams, has_planes=True):
-        own = zip(each.filter_slots, each.meta_slots, strict=True)
+    for each in _candidates(cparams):
+        own = zip(each.cparams.filter_slots, each.cparams.metas_for(header.typesize), strict=True)
         if found == [pair for pair in own if pair[0]]:
-            return each
+            return each.cparams
     return None
 
 
+class _Candidate(NamedTuple):
+    cparams: CParams
+    share: float
+
+    def suits(self, typesize: int, whole_items: bool) -> bool:
+        names = self.cparams.filters
+        # With bytes as items, shuffle changes nothing: no filter would be the same.
+        return (typesize > 1 or bool(names)) and (whole_items or "bytedelta" not in names)
+
+
 @lru_cache(maxsize=64)
-def _candidates(cparams: CParams, has_planes: bool) -> tuple[CParams, ...]:
-    """Return the parameters to choose from."""
-    # With bytes as items, shuffle changes nothing: no filter would be the same.
-    tried = [names for names in _CANDIDATES if names or has_planes]
-    metas = [cparams.filters_meta if "shuffle" in names else () for names in tried]
-    return tuple([replace(cparams, filters=n, filters_meta=m) for n, m in zip(tried, metas, strict=True)])
+def _candidates(cparams: CParams) -> tuple[_Candidate, ...]:
+    width = cparams.filters_meta
+    metas = {("shuffle",): width, ("shuffle", "bytedelta"): 2 * width}
+    return tuple(
+        _Candidate(replace(cparams, filters=names, filters_meta=metas.get(names, ())), share)
+        for names, share in _CANDIDATES.items()
+    )
 
 
-def _sizes_of_pieces(data: Bytes, typesize: int, blocksize: int, tried: tuple[CParams, ...]) -> list[int]:
-    """Return how many bytes pieces of a chunk take with each candidate."""
+def _costs_of_pieces(data: Bytes, typesize: int, blocksize: int, tried: Sequence[_Candidate]) -> list[float]:
+    """Return how many bytes pieces of a chunk take with each candidate, over the share that they may take."""
     length = min(_PIECE, max(len(data) // 16, _SHORTEST), blocksize)
-    count = min(max(len(data) // (_SHARE * length), _LEAST), _MOST)
-    pieces, length = _pieces(data, typesize, length, count)
-    found = [_nbytes(pieces, typesize, length, each) for each in tried]
-    if min(found) * _HIGH_RATIO < len(pieces) and len(data) > 4 * _MANY * length:
-        pieces, length = _pieces(data, typesize, length, _MANY)
-        found = [_nbytes(pieces, typesize, length, each) for each in tried]
-    return found
+    length = length - length % (8 * typesize) or min(typesize, len(data))  # bitshuffle takes eight items together
+    count = min(max(len(data) // (_SHARE * length), _LEAST), _MOST, len(data) // length)
+    first, rest = _pieces(data, typesize, length, count)
+    costs = [_nbytes(first, typesize, length, each.cparams) / each.share for each in tried]
+    if min(costs) * _HIGH_RATIO < length and len(data) > 4 * _MANY * length:
+        first, rest = _pieces(data, typesize, length, _MANY)
+        hopeless = math.inf
+    else:
+        hopeless = _HOPELESS * min(costs)
+    left = [number for number, cost in enumerate(costs) if cost <= hopeless]
+    if len(left) > 1 and len(rest):
+        for number in left:
+            each = tried[number]
+            costs[number] += _nbytes(rest, typesize, length, each.cparams) / each.share
+        return [cost if number in left else math.inf for number, cost in enumerate(costs)]
+    return costs
 
 
-def _pieces(data: Bytes, typesize: int, length: int, count: int) -> tuple[Bytes, int]:
-    """Return pieces one behind the other, and their length: whole items, eight of them together if possible."""
-    length = length - length % (8 * typesize) or min(typesize, len(data))
-    count = min(count, len(data) // length)
+def _pieces(data: Bytes, typesize: int, length: int, count: int) -> tuple[Bytes, Bytes]:
+    """Return one piece of a chunk, and the others one behind the other."""
     # Each piece is in the middle of its share of the chunk.
     starts = [(len(data) - length) * (2 * i + 1) // (2 * count) // typesize * typesize for i in range(count)]
-    return np.concatenate([data[start : start + length] for start in starts]), length
+    pieces = [data[start : start + length] for start in starts]
+    first = pieces.pop(count // 2)
+    return first, np.concatenate(pieces) if pieces else data[:0]
 
 
 def _nbytes(pieces: Bytes, typesize: int, length: int, cparams: CParams) -> int:
     """Return how many bytes pieces take, each compressed by itself where the codec allows that."""
-    fid, meta = cparams.filter_slots[-1], cparams.meta_slots[-1]
+    shuffle, width = _IN_C.get(cparams.filter_slots[-1]), cparams.meta_slots[-1] or typesize
+    if shuffle is None:
+        pieces, shuffle, width = _filtered(pieces, length, typesize, cparams), cblosc.NOSHUFFLE, 1
     made = cblosc.compress_blocks(
-        cparams.codec_id, pieces, clevel=max(cparams.clevel, 1), shuffle=_IN_C[fid], typesize=meta or typesize,
-        blocksize=length,
-    )  # fmt: skip
+        cparams.codec_id, pieces, clevel=max(cparams.clevel, 1), shuffle=shuffle, typesize=width, blocksize=length
+    )
     return len(pieces) if made is None else len(made.buf)
+
+
+def _filtered(
+    blocks: Bytes, length: int, typesize: int, cparams: CParams, blockshape: tuple[int, ...] | None = None
+) -> Bytes:
+    pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(typesize), typesize, blockshape=blockshape)
+    return filters.forward(pipeline, blocks.reshape(-1, length), first=True).reshape(-1)
 
 
 def _nbytes_by_registered(
     block: Bytes, typesize: int, cparams: CParams, blockshape: tuple[int, ...] | None
 ) -> int:  # fmt: skip
     """Return how many bytes a block takes with a registered codec."""
-    pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(typesize), typesize, blockshape=blockshape)
-    filtered = filters.forward(pipeline, block.reshape(1, -1), first=True)[0]
+    filtered = _filtered(block, len(block), typesize, cparams, blockshape)
     payload = codecs.encode(
         cparams.codec_id, filtered.data, clevel=cparams.clevel, meta=cparams.codec_meta, typesize=typesize,
         blockshape=blockshape, dictionary=None,

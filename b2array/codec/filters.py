@@ -36,6 +36,8 @@ _MANTISSA_BITS = {4: 23, 8: 52}
 _INTEGER_BITS = {1: 8, 2: 16, 4: 32, 8: 64}
 _WORDS = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 _ANY_BLOCK = frozenset({FilterId.NOFILTER, FilterId.SHUFFLE, FilterId.BITSHUFFLE, FilterId.DELTA})
+_EVEN_BYTES = np.uint64(0x00FF00FF00FF00FF)
+_EACH_LANE = np.uint64(0x0001000100010001)
 _registry: dict[int, MakeFilter] = {}
 
 
@@ -396,9 +398,42 @@ def _unbytedelta(slot: _Slot, blocks: Bytes) -> Bytes:
     out = _with_tail(blocks, length)
     streams = blocks[:, :length].reshape(len(blocks), width, -1)
     new = out[:, :length].reshape(streams.shape)
+    if len(parts) == 1 and streams.shape[2] % 8 == 0:
+        for block, found in zip(streams, new, strict=True):  # one stays in the cache from step to step
+            found[...] = _running_sums(block)
+        return out
     for part in parts:
         np.add.accumulate(streams[:, :, part], axis=2, dtype=np.uint8, out=new[:, :, part])
     return out
+
+
+def _running_sums(streams: Bytes) -> Bytes:
+    """Sum up each row of bytes, modulo 256, eight at a time: twice as fast as one by one.
+
+    The bytes of a word with even numbers, and those with odd ones, lie in lanes of 16 bits that cannot overflow. A
+    multiplication adds to each lane all lanes before it.
+    """
+    words = streams.view("<u8")
+    even = words & _EVEN_BYTES
+    odd = words >> np.uint64(8)
+    odd &= _EVEN_BYTES
+    even *= _EACH_LANE
+    odd *= _EACH_LANE
+    through_odd = even + odd
+    odd <<= np.uint64(16)
+    through_even = np.add(even, odd, out=even)
+    totals = (through_odd >> np.uint64(48)).astype(np.uint8)
+    before = np.zeros_like(totals)
+    np.add.accumulate(totals[:, :-1], axis=1, dtype=np.uint8, out=before[:, 1:])
+    np.multiply(before, _EACH_LANE, out=odd)
+    through_even += odd
+    through_odd += odd
+    through_even &= _EVEN_BYTES
+    through_odd &= _EVEN_BYTES
+    through_odd <<= np.uint64(8)
+    through_even |= through_odd
+    found: Bytes = through_even.view(np.uint8)
+    return found
 
 
 def _check_cells(slot: _Slot) -> None:

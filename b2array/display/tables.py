@@ -17,8 +17,8 @@ from b2array.grid.layout import Layout
 from b2array.printable import html_text, printable
 
 __all__ = [
-    "Info", "array_page", "beside", "codec", "counted", "errors", "filters", "folded", "item", "nbytes", "near",
-    "short", "size", "table", "titled",
+    "Info", "array_page", "beside", "codec", "counted", "errors", "filter_list", "filters", "folded", "item",
+    "nbytes", "near", "short", "size", "table", "titled",
 ]  # fmt: skip
 
 _CELL = "text-align: left; padding: 1px 12px 1px 0"
@@ -184,11 +184,18 @@ def filters(cparams: CParams) -> str:
     """Return the filters in their order; "auto" if each chunk has its own."""
     if cparams.filters == AUTO:
         return AUTO
-    active = [
-        filter_names.filter_name(fid) + (f"({meta})" if meta else "")
-        for fid, meta in zip(cparams.filter_slots, cparams.meta_slots, strict=True)
-        if fid
-    ]
+    return filter_list(zip(cparams.filter_slots, cparams.meta_slots, strict=True))
+
+
+def filter_list(slots: Iterable[tuple[int, int]]) -> str:
+    """Return the filters in the slots of a header, given with their parameters.
+
+    Examples
+    --------
+    >>> filter_list([(0, 0), (4, 10), (1, 0)])
+    'trunc_prec(10), shuffle'
+    """
+    active = [filter_names.filter_name(fid) + (f"({meta})" if meta else "") for fid, meta in slots if fid]
     return ", ".join(active) or "none"
 
 

@@ -7,6 +7,7 @@ Sources: "Blosc2 Contiguous Frame Format", sections Header, Chunks and Trailer; 
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ class ChunkSizes(NamedTuple):
     cbytes: int
     nblocks: int
     special: str
+    filters: str = ""
 
     @property
     def ratio(self) -> float:
@@ -105,6 +107,9 @@ class Survey:
                 middle = median(values)
                 form = ".2f" if name == "ratio" else ".0f"
                 rows[f"{name} of a chunk"] = f"{min(values):{form}} to {max(values):{form}}, median {middle:{form}}"
+        used = Counter(each.filters for each in stored if each.filters)
+        if used:
+            rows["filters"] = "; ".join(f"{names}: {tables.counted(n, 'chunk')}" for names, n in used.most_common())
         if self.total is not None:
             rows["file"] = tables.nbytes(self.total)
         rows["live"] = tables.nbytes(self.live)
@@ -144,9 +149,9 @@ def _survey_of_frame(held: Snapshot) -> Survey:
             if isinstance(place, Location):
                 header = heads[place]
                 kind = header.special.name.lower() if header.special else "raw" if header.memcpyed else ""
-                chunks.append(
-                    ChunkSizes(n, place.start, place.name, header.nbytes, header.cbytes, header.nblocks, kind)
-                )
+                chunks.append(ChunkSizes(
+                    n, place.start, place.name, header.nbytes, header.cbytes, header.nblocks, kind, _filters(header)
+                ))  # fmt: skip
                 nblocks = 0 if header.special else header.nblocks
                 record = checksums.record_nbytes(nblocks) if held.state.has_checksums(n) else 0
                 live[place] = header.cbytes + record
@@ -158,6 +163,14 @@ def _survey_of_frame(held: Snapshot) -> Survey:
     dead = None if total is None else max(0, total - own - nbytes)
     grid = held.state.require_layout().grid_shape or (1,) if holds_array(head) else (head.nchunks,)
     return Survey(tuple(chunks), grid, total, own, nbytes, dead)
+
+
+def _filters(header: ChunkHeader) -> str:
+    """Return the filters of a chunk in their order; "" if none of its bytes were filtered."""
+    if not header.has_streams:
+        return ""
+    slots = zip(header.filters, header.filters_meta, strict=True)
+    return tables.filter_list(slots)
 
 
 def _survey_of_bloscpack(f: Reader) -> Survey:

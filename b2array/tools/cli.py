@@ -395,7 +395,7 @@ def unpack(
 @_command
 def bench(
     url: opts.Url,
-    alternatives: Annotated[bool, typer.Option(help="Also with other chunks and blocks.")] = True,
+    alternatives: Annotated[bool, typer.Option(help="Also with other filters, chunks and blocks.")] = True,
     absolute_error: opts.AbsoluteError = None,
     relative_error: opts.RelativeError = None,
     keepbits: opts.Keepbits = None,
@@ -403,7 +403,7 @@ def bench(
     progress: opts.Progress = None,
     storage: opts.Storage = None,
 ) -> None:
-    """Measure reads, and compression with other filters, also with other chunks and blocks."""
+    """Measure reads, also with other filters, chunks and blocks."""
     own, stored, others = [], [], []
     bounds = opts.cparams_of(None, None, None, absolute_error, relative_error, keepbits)
     held = describing.frame_of(url, opts.storage_options(storage))
@@ -414,7 +414,7 @@ def bench(
         for each in measuring.patterns(a):
             own.append(each)
             shown.advance()
-        for entry in measuring.compressions(a, bounds):
+        for entry in measuring.compressions(a, bounds) if alternatives or bounds else ():
             stored.append(entry)
             shown.advance()
         for each in measuring.alternatives(a) if alternatives else ():

@@ -46,9 +46,11 @@ Filters = Annotated[
     str | None,
     typer.Option(help="Filters in order, separated by commas; none: no filter; auto: what suits each chunk."),
 ]
-AbsoluteError = Annotated[float | None, typer.Option(help="How far a stored float may be from the given one.")]
-RelativeError = Annotated[float | None, typer.Option(help="The same, as a share of the given float.")]
-Keepbits = Annotated[int | None, typer.Option(help="How many bits of the mantissa of floats to keep.")]
+AbsoluteError = Annotated[
+    float | None, typer.Option(metavar="X", help="How far a stored float may be from the given one.")
+]
+RelativeError = Annotated[float | None, typer.Option(metavar="X", help="The same, as a share of the given float.")]
+Keepbits = Annotated[int | None, typer.Option(metavar="N", help="How many bits of the mantissa of floats to keep.")]
 
 _LONGEST = 1000
 _EXPECTED = "expected integers, slices, ..., None, lists of integers or names of fields, as in [0:3, ::-1]"

@@ -150,7 +150,9 @@ class Job:
     def without_base(self) -> Self:
         """The same job without its base: only the commit and parts of chunks need that, and it may be large."""
         described = replace(self.frame, offsets=self.frame.offsets[:0], vlmetalayers=())
-        new = State(described, self.state.layout, Annotations())
+        said = self.state.annotations
+        # How chunks are encoded depends on these two.
+        new = State(described, self.state.layout, Annotations(fill=said.fill, cparams=said.cparams))
         return replace(self, base=None, new=new, sized=sized_blocks(self.frame))
 
     def part(self, inside: Region) -> Region:

@@ -64,7 +64,7 @@ def test_a_page_says_what_an_array_is(a: b2array.NDArray) -> None:
         "lon 80",
         "unit",
         "<K>",
-        "shuffle",
+        "auto",
     ):
         assert word in said, word
     assert "x" * 101 not in said

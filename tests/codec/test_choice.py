@@ -1,0 +1,99 @@
+"""The filters of a chunk suit its data, and depend on nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from b2array import codecs
+from b2array.codec.cparams import CParams
+from b2array.codec.decode import decode
+from b2array.codec.encode import encode
+from b2array.codec.header import ChunkHeader, FilterId
+
+AUTO = CParams(clevel=2, filters="auto")
+ITEMS = 2**18
+
+
+def counts() -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).poisson(20, ITEMS)
+
+
+def prices() -> np.ndarray[Any, Any]:
+    return np.round(100 + np.cumsum(np.random.default_rng(0).normal(0, 0.02, ITEMS)), 2)
+
+
+def mask() -> np.ndarray[Any, Any]:
+    y, x = np.ogrid[:512, :512]
+    return np.sin(x / 40) * np.cos(y / 30) > 0.3
+
+
+def filters_of(chunk: bytes) -> list[int]:
+    return [fid for fid in ChunkHeader.unpack(chunk).filters if fid]
+
+
+def nbytes(data: np.ndarray[Any, Any], cparams: CParams) -> int:
+    return len(encode(data, typesize=data.itemsize, blocksize=2**16, cparams=cparams))
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"), [(counts(), [FilterId.SHUFFLE]), (prices(), []), (mask(), [FilterId.BITSHUFFLE])]
+)
+@pytest.mark.parametrize("codec", ["zstd", "zlib", "lz4", "lz4hc", "blosclz"])
+def test_each_chunk_gets_filters_that_are_nearly_the_best(
+    data: np.ndarray[Any, Any], expected: list[int], codec: str
+) -> None:
+    auto = CParams(codec, clevel=2, filters="auto")
+    chunk = encode(data, typesize=data.itemsize, blocksize=2**16, cparams=auto)
+    tried = [CParams(codec, clevel=2, filters=each) for each in ((), ("shuffle",), ("bitshuffle",))]
+    assert len(chunk) <= 1.04 * min(nbytes(data, each) for each in tried)
+    assert decode(chunk).tobytes() == data.tobytes()
+    if codec == "zstd":
+        assert filters_of(chunk) == expected
+
+
+@given(st.binary(max_size=300), st.integers(1, 300), st.integers(1, 40), st.sampled_from(["zstd", "lz4", "zlib"]))
+def test_any_data_are_decoded_to_what_they_were(piece: bytes, typesize: int, times: int, codec: str) -> None:
+    data = piece * times
+    cparams = CParams(codec, clevel=2, filters="auto")
+    chunk = encode(data, typesize=typesize, cparams=cparams)
+    assert decode(chunk).tobytes() == data
+    assert encode(data, typesize=typesize, cparams=cparams) == chunk
+
+
+def test_equal_data_give_equal_chunks_wherever_they_lie_in_memory() -> None:
+    data = prices()
+    elsewhere = np.concatenate(([0.0], data))[1:]
+    assert encode(data, typesize=8, cparams=AUTO) == encode(elsewhere, typesize=8, cparams=AUTO)
+
+
+def test_zeros_stay_special() -> None:
+    chunk = encode(np.zeros(ITEMS), typesize=8, cparams=AUTO)
+    assert len(chunk) == 32
+
+
+def test_level_0_stores_data_as_they_are() -> None:
+    data = prices()
+    assert len(encode(data, typesize=8, cparams=CParams(clevel=0, filters="auto"))) == 32 + data.nbytes
+
+
+def test_a_registered_codec_sees_whole_blocks_only() -> None:
+    sizes = set()
+
+    class Seen:
+        codec_id = "seen"
+
+        def encode(self, buf: bytes) -> bytes:
+            sizes.add(len(buf))
+            return bytes(buf)[: len(buf) // 2]
+
+        def decode(self, buf: bytes, out: Any = None) -> bytes:
+            raise NotImplementedError
+
+    codecs.register(201, lambda meta, typesize, blockshape: Seen())
+    encode(prices(), typesize=8, blocksize=2**16, cparams=CParams(201, filters="auto"))
+    assert sizes == {2**16}
