@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from b2array import bloscpack
     from b2array.array.appender import Appender
     from b2array.exchange.convert import convert
-    from b2array.group.addressing import open
+    from b2array.group.addressing import open, open_array
     from b2array.group.group import Group, open_group
     from b2array.tools.repair import repair
     from b2array.tools.vacuum import repack, vacuum
@@ -96,6 +96,7 @@ __all__ = [
     "ones",
     "ones_like",
     "open",
+    "open_array",
     "open_group",
     "open_schunk",
     "repack",
@@ -115,6 +116,7 @@ _LAZY = {
     "bloscpack": "bloscpack",
     "convert": "exchange.convert",
     "open": "group.addressing",
+    "open_array": "group.addressing",
     "open_group": "group.group",
     "repack": "tools.vacuum",
     "repair": "tools.repair",

@@ -16,7 +16,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "b2array"
 
-GROUND = ("buffers", "config", "errors", "printable", "progress")
+GROUND = ("buffers", "config", "errors", "keywords", "printable", "progress")
 FACES = ("__init__", "__main__")
 
 # What each package may import besides the ground and itself. The public faces and the tools may import everything.

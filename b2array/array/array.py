@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from b2array.array import appender, copying, dask
 from b2array.array.appender import Appender
-from b2array.array.drafts import KEPT, OPTIONS, ArrayOptions, Casting, Url, check_keywords
+from b2array.array.drafts import ArrayOptions, Casting, CopyKeywords, Url, takes
 from b2array.array.items import Indexed
 from b2array.array.schunk import SChunk
 from b2array.buffers import Buffer
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dask.delayed import Delayed
     from fsspec import AbstractFileSystem
 
-__all__ = ["NDArray", "from_bytes", "open_array"]
+__all__ = ["NDArray", "array_at", "from_bytes"]
 
 
 class NDArray(Indexed):
@@ -299,12 +299,29 @@ class NDArray(Indexed):
         """
         return Appender(self._handle, axis, every)
 
-    def copy(self, url: Url | None = None, **options: Any) -> NDArray:
+    @takes(CopyKeywords)
+    def copy(
+        self,
+        url: Url | None = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        casting: Casting = "unsafe",
+        progress: bool = False,
+        **options: Unpack[CopyKeywords],
+    ) -> NDArray:
         """Copy the array, with another layout if one is given; parameters as for `b2array.copy`."""
-        return self._copy("copy", url, **options)
+        wanted = ArrayOptions(**options)
+        return self._committed(copying.copied(self._handle, url, wanted, dtype, casting, progress=progress))
 
+    @takes(CopyKeywords)
     def astype(
-        self, dtype: npt.DTypeLike, url: Url | None = None, *, casting: Casting = "unsafe", **options: Any
+        self,
+        dtype: npt.DTypeLike,
+        url: Url | None = None,
+        *,
+        casting: Casting = "unsafe",
+        progress: bool = False,
+        **options: Unpack[CopyKeywords],
     ) -> NDArray:
         """Copy the array with the items converted to another type.
 
@@ -316,8 +333,8 @@ class NDArray(Indexed):
             Where to; in memory if left out.
         casting : {"no", "equiv", "safe", "same_kind", "unsafe"}
             Which conversions are allowed; see `numpy.can_cast`.
-        **options
-            What else `b2array.copy` takes.
+        progress, chunks, ..., fs
+            As for `b2array.copy`.
 
         Raises
         ------
@@ -330,24 +347,16 @@ class NDArray(Indexed):
         >>> b2array.asarray([1.5, 2.5]).astype("i2")[...]
         array([1, 2], dtype=int16)
         """
-        return self._copy("astype", url, dtype, casting, **options)
-
-    def _copy(
-        self, function: str, url: Url | None, dtype: npt.DTypeLike | None = None, casting: Casting = "unsafe", *,
-        progress: bool = False, **options: Any,
-    ) -> NDArray:  # fmt: skip
-        check_keywords(function, options, OPTIONS - KEPT)
-        wanted = ArrayOptions(**options)
-        return self._committed(copying.copied(self._handle, url, wanted, dtype, casting, progress=progress))
+        return self.copy(url, dtype=dtype, casting=casting, progress=progress, **options)
 
 
-def open_array(
+def array_at(
     url: Url, mode: Mode = "r", *, offset: int = 0, storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> NDArray:  # fmt: skip
-    """Open an array and nothing else; parameters as for `b2array.open`, which opens other things, too.
+    """Open the array whose frame is at a URL. Members of groups are found by the path of their file only.
 
-    Raises what it raises, and FormatError for a frame without an array.
+    Raises what `b2array.open` raises, and FormatError for a frame without an array.
     """
     if offset and mode != "r":
         raise ReadOnlyError("a frame inside a larger file can only be read")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from b2array.grid import chunking
 from b2array.grid.assignment import check_unmasked, spread
 from b2array.grid.layout import Layout, extents
 from b2array.grid.selection import select
+from b2array.keywords import F, spelled_out
 from b2array.store.atomic import require_free
 from b2array.store.base import Store
 from b2array.store.memory import MemoryStore
@@ -39,18 +40,20 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 __all__ = [
-    "KEPT",
-    "OPTIONS",
     "UNSET",
     "ArrayOptions",
     "Casting",
+    "CopyKeywords",
     "Extents",
+    "FilledKeywords",
     "Kind",
+    "MemberKeywords",
+    "NewKeywords",
+    "SavedKeywords",
     "Shape",
     "Url",
+    "VariableKeywords",
     "aborting",
-    "array_options",
-    "check_keywords",
     "encoded_metalayers",
     "filled",
     "known_dtype",
@@ -58,6 +61,7 @@ __all__ = [
     "new_draft",
     "place_new",
     "put",
+    "takes",
 ]
 
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
@@ -68,7 +72,13 @@ Extents = SupportsIndex | str | Sequence[Any] | Mapping[int, Any] | None
 
 Url = str | os.PathLike[str]
 
-UNSET: Final = object()
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "0"  # as signatures show it
+
+
+UNSET: Final = _Unset()
 """The fill value of options that name none: None itself is a value, not a number in arrays of floats."""
 
 
@@ -98,33 +108,75 @@ class ArrayOptions:
             object.__setattr__(self, "cparams", given_or_default(self.cparams))
 
 
-_PLACES = frozenset({"file", "filename", "fname", "path", "urlpath"})
-"""What other libraries call the argument `url`."""
-OPTIONS: Final = frozenset(field.name for field in fields(ArrayOptions))
-KEPT: Final = frozenset({"attrs", "dims", "fill_value", "meta"})
-"""What copies have in common with their source."""
+# The names and types of these options, for functions that pass them on. Each class is for the functions that do not
+# name the others themselves.
 
 
-def array_options(function: str, options: Mapping[str, Any]) -> ArrayOptions:
-    """Return the options that were given to a public function as keywords.
+class VariableKeywords(TypedDict, total=False):
+    """Options of arrays whose place, dimensions and attributes are known."""
+
+    chunks: Extents
+    blocks: Extents
+    cparams: AnyCParams
+    layout: Kind
+    interop: bool
+    fill_value: Any
+    meta: Mapping[str, Any] | None
+
+
+class MemberKeywords(VariableKeywords, total=False):
+    """Options of arrays whose place is known: members of a group."""
+
+    dims: Sequence[str | None] | None
+    attrs: Mapping[str, Any] | None
+
+
+class SavedKeywords(MemberKeywords, total=False):
+    """Options of arrays that may be replaced."""
+
+    storage_options: Mapping[str, Any] | None
+    fs: AbstractFileSystem | None
+
+
+class NewKeywords(SavedKeywords, total=False):
+    """All options of new arrays."""
+
+    overwrite: bool
+
+
+class CopyKeywords(TypedDict, total=False):
+    """Options of copies, which have attributes, dimensions, metalayers and fill value of their source."""
+
+    chunks: Extents
+    blocks: Extents
+    cparams: AnyCParams
+    layout: Kind
+    overwrite: bool
+    interop: bool
+    storage_options: Mapping[str, Any] | None
+    fs: AbstractFileSystem | None
+
+
+class FilledKeywords(CopyKeywords, total=False):
+    """Options of arrays with a known fill value."""
+
+    dims: Sequence[str | None] | None
+    attrs: Mapping[str, Any] | None
+    meta: Mapping[str, Any] | None
+
+
+def takes(kind: type) -> Callable[[F], F]:
+    """Decorate a function whose ``**options`` are options of new arrays: its signature names them.
 
     Examples
     --------
-    >>> array_options("zeros", {"path": "a.b2nd"})
+    >>> @takes(NewKeywords)
+    ... def make(**options): ...
+    >>> make(path="a.b2nd")
     Traceback (most recent call last):
-    TypeError: zeros() got an unexpected keyword argument 'path': the place is given as url
+    TypeError: make() got an unexpected keyword argument 'path'
     """
-    check_keywords(function, options, OPTIONS)
-    return ArrayOptions(**options)
-
-
-def check_keywords(function: str, given: Iterable[str], known: frozenset[str]) -> None:
-    """Raise the TypeError of Python for a keyword that the function does not have."""
-    for name in given:
-        if name not in known:
-            # `create` with options is that of a group, whose members have names instead.
-            hint = ": the place is given as url" if name in _PLACES and function != "create" else ""
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
+    return spelled_out(kind, {each.name: each.default for each in fields(ArrayOptions)})
 
 
 # The transaction.

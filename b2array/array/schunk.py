@@ -33,6 +33,7 @@ from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.state import parse
 from b2array.grid.assignment import check_unmasked
+from b2array.keywords import spelled_out
 from b2array.printable import printable
 from b2array.progress import track
 from b2array.store.memory import MemoryStore
@@ -283,6 +284,7 @@ class SChunk(Opened):
             return self.nchunks
 
 
+@spelled_out()
 def open_schunk(
     url: str | os.PathLike[str],
     mode: Mode = "r",
@@ -316,6 +318,7 @@ def open_schunk(
     return SChunk(Handle(load(open_store(url, storage_options=storage_options, fs=fs), start=offset), mode))
 
 
+@spelled_out()
 def create_schunk(
     url: str | os.PathLike[str] | None = None,
     *,

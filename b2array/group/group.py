@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, Unpack, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from b2array.array import copying, drafts
 from b2array.array.array import NDArray
 from b2array.array.described import Attributes
-from b2array.array.drafts import Kind, Shape, array_options
+from b2array.array.drafts import ArrayOptions, Kind, MemberKeywords, Shape, takes
 from b2array.array.schunk import SChunk
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.transaction import Transaction as MemberTransaction
@@ -26,6 +26,7 @@ from b2array.group.directory import Directory, copy_of
 from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name, check_new
 from b2array.group.transaction import Transaction
 from b2array.group.tree import Tree, branches, nested
+from b2array.keywords import spelled_out
 from b2array.printable import printable
 from b2array.store.open import address_of
 
@@ -38,6 +39,7 @@ AnyMode = Literal["r", "r+", "a", "w", "w-", "x"]
 MODES: Final = get_args(AnyMode)
 
 
+@spelled_out()
 def open_group(
     url: str | os.PathLike[str],
     mode: AnyMode = "r",
@@ -240,10 +242,17 @@ class Group(MutableMapping[str, Any]):
     def _writable(self) -> Directory | Transaction:
         return writable(self._home, self._mode, self.url)
 
+    @takes(MemberKeywords)
     def create(
-        self, name: str, shape: Shape | None = None, dtype: npt.DTypeLike | None = None, *, data: Any = None,
-        overwrite: bool = False, **options: Any,
-    ) -> NDArray:  # fmt: skip
+        self,
+        name: str,
+        shape: Shape | None = None,
+        dtype: npt.DTypeLike | None = None,
+        *,
+        data: Any = None,
+        overwrite: bool = False,
+        **options: Unpack[MemberKeywords],
+    ) -> NDArray:
         """Make an array. `create_array` is the same.
 
         Parameters
@@ -256,8 +265,8 @@ class Group(MutableMapping[str, Any]):
             The array's items, instead of a shape.
         overwrite : bool, default False
             Whether to replace an array that is there.
-        **options
-            What else `b2array.create` takes.
+        chunks, ..., meta
+            As for `b2array.create`.
 
         Raises
         ------
@@ -272,9 +281,8 @@ class Group(MutableMapping[str, Any]):
             raise TypeError("create() takes either a shape or data")
 
         def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> MemberTransaction:
-            given = array_options(
-                "create", {"layout": layout, **options, "overwrite": overwrite, "storage_options": home.storage_options}
-            )
+            wanted: MemberKeywords = {"layout": layout, **options}
+            given = ArrayOptions(**wanted, overwrite=overwrite, storage_options=home.storage_options)
             if shape is None:
                 return copying.holding(data, url, dtype, given)
             return drafts.filled(url, shape, float if dtype is None else dtype, given)
@@ -283,7 +291,10 @@ class Group(MutableMapping[str, Any]):
 
     create_array = create
 
-    def require_array(self, name: str, shape: Shape, dtype: npt.DTypeLike = float, **options: Any) -> NDArray:
+    @takes(MemberKeywords)
+    def require_array(
+        self, name: str, shape: Shape, dtype: npt.DTypeLike = float, **options: Unpack[MemberKeywords]
+    ) -> NDArray:
         """Return the array of that name, or make it as `create` does.
 
         Raises

@@ -13,7 +13,7 @@ import xarray as xr
 from xarray.backends import AbstractDataStore, BackendArray, BackendEntrypoint, StoreBackendEntrypoint
 from xarray.core import indexing
 
-from b2array.array.array import NDArray, open_array
+from b2array.array.array import NDArray, array_at
 from b2array.array.frozen import Frozen
 from b2array.array.schunk import SChunk
 from b2array.errors import FormatError, UnsupportedError
@@ -176,7 +176,7 @@ class Backend(BackendEntrypoint):
 
 def _holds_array(url: str) -> bool:
     try:
-        open_array(url).close()
+        array_at(url).close()
     except (FormatError, UnsupportedError, OSError):
         return False
     return True

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, cast
 from uuid import uuid4
 
 import numpy as np
@@ -16,6 +16,7 @@ import xarray as xr
 from b2array.array import dask, dask_chunks
 from b2array.array.array import NDArray
 from b2array.array.dask import Region, Write
+from b2array.array.drafts import VariableKeywords, takes
 from b2array.array.frozen import Shared
 from b2array.engine.transaction import Transaction
 from b2array.errors import ConflictError, warn
@@ -61,9 +62,10 @@ class _Task(NamedTuple):
     append_dim: Hashable | None
     region: Any
     compute: bool
-    options: Mapping[str, Any]
+    options: VariableKeywords
 
 
+@takes(VariableKeywords)
 def to_b2array(
     ds: xr.Dataset | xr.DataArray | xr.DataTree,
     url: Url,
@@ -79,7 +81,7 @@ def to_b2array(
     scheduler: Any = None,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
-    **options: Any,
+    **options: Unpack[VariableKeywords],
 ) -> Any:
     """Write a dataset, a tree of them or a single array as a group of arrays, in one commit.
 
@@ -121,8 +123,8 @@ def to_b2array(
         For fsspec.
     fs : fsspec.AbstractFileSystem, optional
         A file system, in which the URL is a path.
-    **options
-        What else `b2array.create` takes, for all new variables.
+    chunks, ..., meta
+        As for `b2array.create`, for all new variables.
 
     Returns
     -------

@@ -298,3 +298,15 @@ def test_a_masked_item_is_no_fill_value():
     for make in (lambda: b2array.full(3, item), lambda: b2array.create(None, 3, item.dtype, fill_value=item)):
         with pytest.raises(TypeError, match="masked"):
             make()
+
+
+def test_create_without_a_url_makes_an_array_in_memory():
+    a = b2array.create(shape=(3, 4), dtype="i2", fill_value=7)
+    assert (a.url, a.mode, a[1, 2]) == ("memory", "r+", 7)
+
+
+def test_create_says_where_the_shape_goes():
+    with pytest.raises(TypeError, match=r"the place first, not \(3, 4\); .* create\(shape=\.\.\.\)"):
+        b2array.create((3, 4), "f4")
+    with pytest.raises(TypeError, match="needs a shape; b2array.asarray stores values"):
+        b2array.create("memory://shapeless.b2nd")
