@@ -1,9 +1,7 @@
 """A NumPy-compatible chunked array store in the Blosc2 formats."""
 
-import sys
 from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from b2array import config, errors
 from b2array.array.array import NDArray, from_bytes
@@ -41,6 +39,7 @@ from b2array.compute.reductions import (
     nansum,
     nanvar,
 )
+from b2array.keywords import refuse_calls
 
 if TYPE_CHECKING:
     from b2array import bloscpack
@@ -125,14 +124,7 @@ _LAZY = {
 }
 
 
-class _Array(ModuleType):
-    """The package ``b2array.array``, which people who know ``numpy.array`` call."""
-
-    def __call__(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("b2array.array is a package: b2array.asarray stores an array, b2array.open opens one")
-
-
-sys.modules["b2array.array"].__class__ = _Array
+refuse_calls("b2array.array", "b2array.asarray stores an array, b2array.open opens one")
 
 
 def __getattr__(name: str) -> Any:
@@ -141,6 +133,8 @@ def __getattr__(name: str) -> Any:
     elif name in _LAZY:
         module = import_module(f"{__name__}.{_LAZY[name]}")
         found = module if name == _LAZY[name] == "bloscpack" else getattr(module, name)
+    elif name == "group":
+        raise AttributeError("b2array.open_group(url, 'w') makes a group, b2array.open_group(url) opens one")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found

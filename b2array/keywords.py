@@ -10,10 +10,14 @@ import difflib
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, ForwardRef, TypeVar, cast
+from types import ModuleType
+from typing import Any, ForwardRef, NoReturn, TypeVar, cast
 
-__all__ = ["F", "spelled_out"]
+import numpy as np
+
+__all__ = ["F", "refuse_calls", "spelled_out"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -114,12 +118,24 @@ def _complaint(function: str, signature: inspect.Signature, args: tuple[Any, ...
     others = [each.name for each in parameters.values() if each.kind == each.KEYWORD_ONLY]
     values, method = (args[1:], ordered[1:]) if ordered[:1] == ["self"] else (args, ordered)
     extra = values[len(method)]
-    is_place = isinstance(extra, str | os.PathLike) and "url" in others
-    written = f"url={os.fspath(extra)!r}" if is_place else ", ".join(f"{name}=" for name in others[:4])
+    if "dtype" in others and _is_dtype(extra):
+        written = f"dtype={extra!r}"
+    elif "url" in others and isinstance(extra, str | os.PathLike):
+        written = f"url={os.fspath(extra)!r}"
+    else:
+        written = ", ".join(f"{name}=" for name in others[:4])
     return (
         f"{function}() takes {len(method)} positional argument{'s' * (len(method) != 1)} but {len(values)} were given; "
         f"write {written}"
     )
+
+
+def _is_dtype(value: Any) -> bool:
+    try:
+        np.dtype(value)
+    except (TypeError, ValueError):
+        return False
+    return value is not None
 
 
 def _hint(name: str, known: Collection[str]) -> str:
@@ -128,3 +144,20 @@ def _hint(name: str, known: Collection[str]) -> str:
         return f": {sentence.format(name=name)}"
     close = difflib.get_close_matches(name, known, 1)
     return f". Did you mean {close[0]!r}?" if close else ""
+
+
+# Packages that have the name of another library's function.
+
+
+class _Package(ModuleType):
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(f"{self.__name__} is a package: {_PACKAGES[self.__name__]}")
+
+
+_PACKAGES: dict[str, str] = {}
+
+
+def refuse_calls(package: str, hint: str) -> None:
+    """Let calls of a package that is imported say what to call instead."""
+    _PACKAGES[package] = hint
+    sys.modules[package].__class__ = _Package

@@ -104,3 +104,66 @@ def test_a_type_checker_knows_results_and_refuses_typing_errors(tmp_path: Path) 
     assert 'Unexpected keyword argument "dims"' in found[13]
     assert 'did you mean "overwrite"' in found[14]
     assert '"fill_value"' in found[15]
+
+
+COMPRESSION = r"write cparams='lz4', or cparams=b2array.CParams\('zstd', clevel=5\)"
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        *[(word, COMPRESSION) for word in ("compression", "compressor", "compressors", "codec", "clevel")],
+        ("shards", "chunks= says how much is stored at once, blocks= how much of it is read alone"),
+        ("maxshape", "every array can grow, see resize and append"),
+        ("dimension_names", "write dims="),
+        ("mode", "overwrite=True replaces an array that is there; b2array.open takes modes"),
+        ("anon", r"write storage_options={'anon': ...}"),
+        ("endpoint_url", r"write storage_options={'endpoint_url': ...}"),
+        ("path", "the place is given as url"),
+    ],
+)
+@pytest.mark.parametrize("function", [b2array.zeros, b2array.create, b2array.asarray, b2array.save])
+def test_words_of_other_libraries_are_answered_with_ours(function: Callable[..., Any], word: str, hint: str) -> None:
+    with pytest.raises(
+        TypeError, match=rf"{function.__name__}\(\) got an unexpected keyword argument '{word}': {hint}$"
+    ):
+        function(**{word: None})
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "hint"),
+    [
+        (lambda a, _: b2array.asarray(a, "y.b2nd"), TypeError, r"write url='y.b2nd'$"),
+        (lambda a, _: b2array.asarray(a, "f4"), TypeError, r"write dtype='f4'$"),
+        (lambda _, g: g.create_dataset("x", data=[1]), AttributeError, r"group\.create\(name, shape, dtype\) makes"),
+        (lambda _, g: g.visititems(print), AttributeError, r"group\.walk\(\) yields"),
+        (lambda *_: b2array.group(), TypeError, r"b2array\.open_group\(url, 'w'\) makes a group"),
+        (lambda *_: b2array.array([1]), TypeError, r"b2array\.asarray stores an array"),
+        (lambda *_: b2array.NDArray((3, 4)), TypeError, r"NDArray is made by b2array\.zeros\(shape\)"),
+        (lambda *_: b2array.SChunk("a.b2frame"), TypeError, r"SChunk is made by b2array\.create_schunk"),
+        (lambda _, g: g.copy("a", "b"), TypeError, r"found 'b'; write group\.copy\('a', group, name\)"),
+        (lambda a, _: a.view("i4"), TypeError, r"a\.view\[1:3\]; a\.astype\(dtype\) converts"),
+        (lambda a, _: a.oindex([0]), TypeError, r"takes a key in brackets, as in a\.oindex\[1:3\]$"),
+        (lambda _, g: g.__setitem__("n", None), TypeError, r"None is no array; del group\['n'\] removes"),
+        (lambda *_: b2array.save([1], "a.b2nd"), TypeError, "expected a URL or a path, found list"),
+        (lambda *_: b2array.zeros("a.b2nd", (3,)), TypeError, r"write url='a\.b2nd'"),
+    ],
+)
+def test_calls_of_other_libraries_are_answered_with_ours(
+    call: Callable[[Any, Any], Any], error: type[Exception], hint: str
+) -> None:
+    group = b2array.open_group("memory://keywords.b2d", "w")
+    group["a"] = [1, 2]
+    with pytest.raises(error, match=hint):
+        call(group["a"], group)
+    assert list(group) == ["a"]
+
+
+def test_indexers_say_what_they_are() -> None:
+    assert repr(b2array.zeros(3).oindex) == "<b2array.Indexer of memory: oindex[key]>"
+
+
+def test_xarray_is_told_from_arrays() -> None:
+    xarray_io = pytest.importorskip("b2array.xarray_io")
+    with pytest.raises(TypeError, match=r"found list; b2array\.asarray\(values, url=\.\.\.\) stores other arrays"):
+        xarray_io.to_b2array([1, 2], "memory://none.b2d")

@@ -60,6 +60,7 @@ class NDArray(Indexed):
     __slots__ = ()
 
     _graph = staticmethod(dask.to_dask)
+    _makers = "b2array.zeros(shape), b2array.asarray(values), b2array.create(url, shape) and b2array.open(url)"
 
     @classmethod
     def _committed(cls, transaction: Transaction) -> Self:

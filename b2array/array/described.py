@@ -26,7 +26,12 @@ class Opened:
     __slots__ = ("__weakref__", "_handle")
 
     def __init__(self, handle: Handle) -> None:
+        if not isinstance(handle, Handle):
+            raise TypeError(f"b2array.{type(self).__name__} is made by {self._makers}")
         self._handle = handle
+
+    _makers: str
+    """The functions that users call instead of the class."""
 
     @property
     def url(self) -> str:

@@ -247,6 +247,8 @@ def aborting(transaction: Transaction) -> Iterator[None]:
 
 
 def _layout(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Layout:
+    if isinstance(shape, str | os.PathLike):
+        raise TypeError(f"expected a shape, found {os.fspath(shape)!r}; write url={os.fspath(shape)!r}")
     # NumPy itself gives a size to types without one, and turns items that are arrays into dimensions.
     model = np.empty(0, known_dtype(dtype))
     outer, inner = extents(shape), model.shape[1:]

@@ -57,6 +57,8 @@ class SChunk(Opened):
 
     __slots__ = ()
 
+    _makers = "b2array.create_schunk(url, chunksize=...) and b2array.open_schunk(url)"
+
     # What is known without reading chunks.
 
     @property

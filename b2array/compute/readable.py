@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 from uuid import uuid4
 
 import numpy as np
@@ -30,6 +30,11 @@ _ROWS_NBYTES = 32 * 2**20
 """Iteration reads at most this many bytes ahead."""
 
 
+_INSTEAD_OF_CALLS = {
+    "view": "; a.astype(dtype) converts the items, a[...].view(dtype) reads them and reinterprets their bytes"
+}
+
+
 def _refuse(*_: Any) -> None:
     """Refuse to assign, as NumPy does."""
     raise ValueError("assignment destination is read-only")
@@ -38,9 +43,13 @@ def _refuse(*_: Any) -> None:
 class Indexer:
     """Calls one function for ``indexer[key]``, and another one for ``indexer[key] = value``."""
 
-    __slots__ = ("_get", "_set")
+    __slots__ = ("_get", "_name", "_set", "_url")
 
-    def __init__(self, get: Callable[[Any], Any], set: Callable[[Any, Any], None] = _refuse) -> None:
+    def __init__(
+        self, name: str, url: str, get: Callable[[Any], Any], set: Callable[[Any, Any], None] = _refuse
+    ) -> None:
+        self._name = name
+        self._url = url
         self._get = get
         self._set = set
 
@@ -49,6 +58,16 @@ class Indexer:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._set(key, value)
+
+    if not TYPE_CHECKING:  # type checkers refuse calls, too
+
+        def __call__(self, *_: object, **__: object) -> NoReturn:
+            """Say how to write it: in NumPy, `view` is a method."""
+            hint = _INSTEAD_OF_CALLS.get(self._name, "")
+            raise TypeError(f"{self._name} takes a key in brackets, as in a.{self._name}[1:3]{hint}")
+
+    def __repr__(self) -> str:
+        return f"<b2array.Indexer of {self._url}: {self._name}[key]>"
 
 
 class Readable(Operators):
@@ -144,8 +163,10 @@ class Readable(Operators):
             return "b2array", handle.url, uuid4().hex
         return "b2array", handle.url, handle.snapshot.start, handle.generation
 
-    def _indexer(self, rule: Select) -> Indexer:
-        return Indexer(lambda key: self._get(key, rule), lambda key, value: self._set(key, value, rule))
+    def _indexer(self, name: str, rule: Select) -> Indexer:
+        return Indexer(
+            name, self._handle.url, lambda key: self._get(key, rule), lambda key, value: self._set(key, value, rule)
+        )
 
     @property
     def oindex(self) -> Indexer:
@@ -158,7 +179,7 @@ class Readable(Operators):
         >>> a.oindex[[0, 2], [True, False, False, True]].tolist()
         [[0, 3], [8, 11]]
         """
-        return self._indexer(orthogonal)
+        return self._indexer("oindex", orthogonal)
 
     @property
     def vindex(self) -> Indexer:
@@ -171,7 +192,7 @@ class Readable(Operators):
         >>> a.vindex[[0, 1], :, [3, 0]].shape, a.vindex[:, [0, 2, 1]].shape
         ((2, 3), (3, 2, 4))
         """
-        return self._indexer(vectorised)
+        return self._indexer("vindex", vectorised)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -243,7 +264,7 @@ class Readable(Operators):
     @property
     def view(self) -> Indexer:
         """Lazy views of a part: ``a.view[10:20, ::2]`` reads nothing. Takes integers, slices, Ellipsis and None."""
-        return Indexer(lambda key: View(self, self._shown().sliced(key)))
+        return Indexer("view", self._handle.url, lambda key: View(self, self._shown().sliced(key)))
 
     def _shown(self) -> Mapping:
         return self._mapping(self._handle.source.state.require_layout().shape)

@@ -26,7 +26,7 @@ from b2array.group.directory import Directory, copy_of
 from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name, check_new
 from b2array.group.transaction import Transaction
 from b2array.group.tree import Tree, branches, nested
-from b2array.keywords import spelled_out
+from b2array.keywords import refuse_calls, spelled_out
 from b2array.printable import printable
 from b2array.store.open import address_of
 
@@ -37,6 +37,18 @@ __all__ = ["MODES", "AnyMode", "Group", "open_group"]
 
 AnyMode = Literal["r", "r+", "a", "w", "w-", "x"]
 MODES: Final = get_args(AnyMode)
+
+_NEIGHBOURS: Final = {
+    **dict.fromkeys(
+        ("array", "create_dataset", "empty", "full", "ones", "zeros"),
+        ": group.create(name, shape, dtype) makes an array, group[name] = values stores one",
+    ),
+    **dict.fromkeys(("require", "require_dataset"), ": see require_array and require_group"),
+    **dict.fromkeys(("visit", "visititems", "members"), ": group.walk() yields names and members"),
+}
+"""What other libraries' groups have, and what to write instead."""
+
+refuse_calls("b2array.group", "b2array.open_group(url, 'w') makes a group, b2array.open_group(url) opens one")
 
 
 @spelled_out()
@@ -150,6 +162,12 @@ class Group(MutableMapping[str, Any]):
     def attrs(self) -> Attrs:
         """The group's attributes, a mapping. Each assignment is a commit."""
         return Attrs(self._home, self._prefix, self._mode)
+
+    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = _NEIGHBOURS.get(name, "")
+            raise AttributeError(f"'Group' object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def _below(self) -> dict[str, str]:
         """Return the paths of all members in and below this group by their names in it; attributes too."""
@@ -278,7 +296,7 @@ class Group(MutableMapping[str, Any]):
         home = self._writable()
         name = _free(self, name, overwrite=overwrite)
         if (data is None) == (shape is None):
-            raise TypeError("create() takes either a shape or data")
+            raise TypeError("create() takes either a shape or data, and None is neither")
 
         def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> MemberTransaction:
             wanted: MemberKeywords = {"layout": layout, **options}
@@ -322,6 +340,8 @@ class Group(MutableMapping[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Store an array-like, and replace the array of that name."""
+        if value is None:
+            raise TypeError(f"None is no array; del group[{name!r}] removes a member")
         self.create(name, data=value, overwrite=True).close()
 
     def __delitem__(self, name: str) -> None:
@@ -358,6 +378,8 @@ class Group(MutableMapping[str, Any]):
         >>> group["b/x"][:].tolist()
         [1, 2]
         """
+        if not isinstance(into, Group):
+            raise TypeError(f"expected a group to copy into, found {into!r}; write group.copy({source!r}, group, name)")
         below, start = self._below(), source.removeprefix("/")
         chosen = {other: path for other, path in below.items() if f"{other}/".startswith(f"{start}/" * bool(start))}
         if not chosen:

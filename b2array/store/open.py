@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from b2array.errors import UnsupportedError
@@ -73,7 +73,9 @@ def open_store(
         if place is None:
             return OpenFileStore(url)
         url, storage_options = place
-    url, storage_options = address_of(cast(str | os.PathLike[str], url), storage_options, fs)
+    if not isinstance(url, str | bytes | os.PathLike):
+        raise TypeError(f"expected a URL or a path, found {type(url).__name__}")
+    url, storage_options = address_of(url, storage_options, fs)
     given = (storage_options or {}).get(FILE_SYSTEM)
     scheme = _scheme_of(url)
     if given is None and (scheme is None or scheme[0] in _LOCAL):

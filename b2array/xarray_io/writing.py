@@ -154,6 +154,11 @@ def to_b2array(
     >>> ds.time.values.tolist(), ds.level.sel(time=1).values.tolist()
     ([0, 1], [1.0, 1.0, 1.0])
     """
+    if not isinstance(ds, xr.Dataset | xr.DataArray | xr.DataTree):
+        raise TypeError(
+            f"expected a dataset, an array or a tree of xarray, found {type(ds).__name__}; "
+            "b2array.asarray(values, url=...) stores other arrays"
+        )
     url, storage_options = address_of(url, storage_options, fs)
     task = _Task(_checked_mode(mode, append_dim, region), append_dim, region, compute, options)
     nodes = _nodes(ds, encoding or {}, inherit=write_inherited_coords)
