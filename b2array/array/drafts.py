@@ -23,6 +23,7 @@ from b2array.errors import UnsupportedError
 from b2array.format import b2nd, dtypes, frame
 from b2array.format.annotations import Annotations
 from b2array.format.attributes import encode_attr
+from b2array.format.foreign import check_ending
 from b2array.format.header import FIRST_BYTES, FrameType
 from b2array.format.index import special_offset
 from b2array.format.state import check_count, parse
@@ -34,7 +35,7 @@ from b2array.keywords import F, spelled_out
 from b2array.store.atomic import require_free
 from b2array.store.base import Store
 from b2array.store.memory import MemoryStore
-from b2array.store.open import open_store
+from b2array.store.open import cut, open_store
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -358,6 +359,7 @@ def place_new(
     if url is None:
         return MemoryStore(), FrameType.SPARSE if layout == "sparse" else FrameType.CONTIGUOUS
     store = open_store(url, storage_options=storage_options, fs=fs)
+    check_ending(cut(store.url)[1], store.url)
     if layout == "auto":
         layout = "contiguous" if store.appendable and not store.is_prefix else "sparse"
     if layout == "contiguous" and store.is_prefix:

@@ -19,6 +19,7 @@ from b2array.array.schunk import SChunk
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import ReadOnlyError
+from b2array.format.foreign import check_ending
 from b2array.group import whole
 from b2array.group.archive import Archive
 from b2array.group.attributes import Attrs, Home, writable
@@ -28,7 +29,7 @@ from b2array.group.transaction import Transaction
 from b2array.group.tree import Tree, branches, nested
 from b2array.keywords import refuse_calls, spelled_out
 from b2array.printable import printable
-from b2array.store.open import address_of
+from b2array.store.open import address_of, cut
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -104,6 +105,8 @@ def open_group(
             raise ReadOnlyError(f"{home.url} is an archive, which can only be read; open it with mode='r'")
         return Group(home, "", mode)
     there = required or whole.exists(home)
+    if mode in ("w", "w-", "x") or not there:
+        check_ending(cut(home.store.url)[1], home.store.url, group=True)
     if mode in ("w-", "x") and there:
         raise FileExistsError(f"{home.store.url} exists; mode='w' replaces a group")
     if mode == "w" and there:
