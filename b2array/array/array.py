@@ -67,10 +67,8 @@ class NDArray(Indexed):
         return cls(Handle(transaction.commit(), "r+"))
 
     def __repr__(self) -> str:
-        return f"<b2array.NDArray {printable(self.url)} shape={self.shape} dtype={self.dtype} chunks={self.chunks}>"
-
-    def _repr_html_(self) -> str:
-        return self.info._repr_html_()
+        where, pending = printable(self.url), ", in a transaction" * self.in_transaction
+        return f"<b2array.NDArray {where} shape={self.shape} dtype={self.dtype} chunks={self.chunks}{pending}>"
 
     def get_chunk(self, n: int) -> bytes:
         """Return chunk `n`, in C order of the grid, as it is stored."""

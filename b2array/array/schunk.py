@@ -21,6 +21,7 @@ from b2array.codec.chunk import Context, Stored
 from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.codec.header import Special
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
+from b2array.display.tables import counted
 from b2array.engine import edits
 from b2array.engine.fetch import each_chunk, fetch
 from b2array.engine.handle import Handle, Mode
@@ -105,7 +106,8 @@ class SChunk(Opened):
         return self.nchunks
 
     def __repr__(self) -> str:
-        return f"<b2array.SChunk {printable(self.url)}: {self.nchunks} chunks, {self.nbytes} bytes>"
+        chunks, pending = counted(self.nchunks, "chunk"), ", in a transaction" * self.in_transaction
+        return f"<b2array.SChunk {printable(self.url)}: {chunks}, {self.nbytes} bytes{pending}>"
 
     # Reading.
 

@@ -67,7 +67,7 @@ class Indexer:
             raise TypeError(f"{self._name} takes a key in brackets, as in a.{self._name}[1:3]{hint}")
 
     def __repr__(self) -> str:
-        return f"<b2array.Indexer of {self._url}: {self._name}[key]>"
+        return f"<b2array.Indexer of {printable(self._url)}: {self._name}[key]>"
 
 
 class Readable(Operators):

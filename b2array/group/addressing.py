@@ -102,7 +102,8 @@ def open(
     offset : int, default 0
         Where a frame begins in its file, in bytes.
     follow : bool, default False
-        Whether the array shows what others commit, without `refresh`. Then each use of it looks at the store first.
+        Whether the array or group shows what others commit, without `refresh`. Then each use of it looks at the store
+        first.
     shape, dtype, chunks, ..., meta
         Of a new array; see `create`.
     storage_options : mapping, optional
@@ -151,7 +152,7 @@ def open(
     except (FileNotFoundError, FormatError) as error:
         foreign = isinstance(error, FormatError)
         try:
-            found = None if offset else _in_group(url, existing, storage_options, foreign=foreign)
+            found = None if offset else _in_group(url, existing, storage_options, foreign=foreign, follow=follow)
         except FileNotFoundError:
             if mode != "a":
                 raise
@@ -160,7 +161,7 @@ def open(
             return _made(url, mode, shape, dtype, storage_options, options)
         if found is None:
             raise
-        return NDArray(Follower(found._handle.snapshot, existing)) if follow and isinstance(found, NDArray) else found
+        return found
     return _shown(held, existing, follow=follow)
 
 
@@ -349,14 +350,14 @@ def _cut(url: Url, storage_options: Storage) -> tuple[str, list[str], str]:
     return front, [part for part in path.split("/") if part], back
 
 
-def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool) -> Any:
+def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool, follow: bool) -> Any:
     """Open a group or a member of one; None if the URL leads to neither. A `foreign` file may be an archive."""
     place = group_of(url, storage_options)
     if place is None:
-        return None if foreign else _unmarked(url, mode, storage_options)
+        return None if foreign else _unmarked(url, mode, storage_options, follow=follow)
     if foreign and place.name and "#" not in os.fsdecode(url):
         return None
-    group = open_group(place.group, mode, storage_options=storage_options)
+    group = open_group(place.group, mode, follow=follow, storage_options=storage_options)
     if foreign and not len(group) and not group.url.endswith(".b2z"):
         return None  # other programs make zip archives, too
     try:
@@ -367,18 +368,19 @@ def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool) 
         raise FileNotFoundError(f"{group.url} has no member {place.name!r}; it has {listed or 'no members'}") from None
 
 
-def _unmarked(url: Url, mode: Mode, storage_options: Storage) -> Any:
+def _unmarked(url: Url, mode: Mode, storage_options: Storage, *, follow: bool) -> Any:
     """Open a frame that is named without the ending of its file, or a directory of arrays that nothing marks."""
     front, parts, back = _cut(url, storage_options)
     is_bucket = len(parts) < 2 and _OF_BUCKETS.fullmatch(front) is not None
     for suffix in () if is_bucket else SUFFIXES:
         store = open_store(f"{front}{'/'.join(parts)}{suffix}{back}", storage_options=storage_options)
         try:
-            return face(Handle(snapshot.load(store), mode))
+            held = snapshot.load(store)
+            return face(Follower(held, mode) if follow else Handle(held, mode))
         except (FileNotFoundError, PermissionError):
             continue
     try:
-        group = open_group(url, mode, storage_options=storage_options)
+        group = open_group(url, mode, follow=follow, storage_options=storage_options)
     except (FileNotFoundError, FormatError, UnsupportedError, PermissionError, ReadOnlyError) as error:
         if is_bucket and isinstance(error, FileNotFoundError):
             raise

@@ -16,7 +16,8 @@ from b2array.array.array import NDArray
 from b2array.array.described import Attributes
 from b2array.array.drafts import ArrayOptions, Kind, MemberKeywords, Shape, takes
 from b2array.array.schunk import SChunk
-from b2array.engine.handle import Handle, Mode
+from b2array.display.tables import Block, counted
+from b2array.engine.handle import Follower, Handle, Mode
 from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import ReadOnlyError
 from b2array.format.foreign import check_ending
@@ -26,7 +27,7 @@ from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.directory import Directory, copy_of
 from b2array.group.manifest import ARRAY, ATTRS, OTHER, check_name, check_new
 from b2array.group.transaction import Transaction
-from b2array.group.tree import Tree, branches, nested
+from b2array.group.tree import Names, Tree
 from b2array.keywords import refuse_calls, spelled_out
 from b2array.printable import printable
 from b2array.store.open import address_of, cut
@@ -57,6 +58,7 @@ def open_group(
     url: str | os.PathLike[str],
     mode: AnyMode = "r",
     *,
+    follow: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> Group:
@@ -69,6 +71,9 @@ def open_group(
     mode : {"r", "r+", "a", "w", "w-", "x"}
         "r": read; "r+": read and change; "a": the same, and make the group if there is none; "w": make an empty group,
         which replaces one that is there; "w-" and "x": make a group where there is none.
+    follow : bool, default False
+        Whether the group, and arrays taken from it, show what others commit, without `refresh`. Then each use of them
+        looks at the store first.
     storage_options : mapping, optional
         For fsspec.
     fs : fsspec.AbstractFileSystem, optional
@@ -103,7 +108,7 @@ def open_group(
     if isinstance(home, Archive):
         if mode != "r":
             raise ReadOnlyError(f"{home.url} is an archive, which can only be read; open it with mode='r'")
-        return Group(home, "", mode)
+        return Group(home, "", mode, follow=follow)
     there = required or whole.exists(home)
     if mode in ("w", "w-", "x") or not there:
         check_ending(cut(home.store.url)[1], home.store.url, group=True)
@@ -117,7 +122,7 @@ def open_group(
         whole.complete(home)
     if mode != "r":
         home.recover()
-    return Group(home, "", "r" if mode == "r" else "r+")
+    return Group(home, "", "r" if mode == "r" else "r+", follow=follow)
 
 
 class Group(MutableMapping[str, Any]):
@@ -132,9 +137,10 @@ class Group(MutableMapping[str, Any]):
     reading.
     """
 
-    __slots__ = ("_home", "_mode", "_prefix")
+    __slots__ = ("_follow", "_home", "_mode", "_prefix")
 
-    def __init__(self, home: Home, prefix: str, mode: Mode) -> None:
+    def __init__(self, home: Home, prefix: str, mode: Mode, *, follow: bool = False) -> None:
+        self._follow = follow
         self._home = home
         self._prefix = prefix
         self._mode: Mode = mode
@@ -154,7 +160,7 @@ class Group(MutableMapping[str, Any]):
     def parent(self) -> Group | None:
         """The group that this one is in; None for the outermost one."""
         outer = self.name.rpartition("/")[0]
-        return Group(self._home, f"{outer}/" * bool(outer), self._mode) if self._prefix else None
+        return self._at(f"{outer}/" * bool(outer)) if self._prefix else None
 
     @property
     def mode(self) -> Mode:
@@ -164,6 +170,8 @@ class Group(MutableMapping[str, Any]):
     @property
     def attrs(self) -> Attrs:
         """The group's attributes, a mapping. Each assignment is a commit."""
+        if self._follow:
+            self._home.refresh()
         return Attrs(self._home, self._prefix, self._mode)
 
     if not TYPE_CHECKING:  # a type checker would take any name for an attribute
@@ -174,6 +182,8 @@ class Group(MutableMapping[str, Any]):
 
     def _below(self) -> dict[str, str]:
         """Return the paths of all members in and below this group by their names in it; attributes too."""
+        if self._follow:
+            self._home.refresh()
         n = len(self._prefix)
         return {name[n:]: path for name, path in self._home.members().items() if name.startswith(self._prefix)}
 
@@ -183,7 +193,14 @@ class Group(MutableMapping[str, Any]):
             yield name.removesuffix(ATTRS).rstrip("/") if name.rpartition("/")[2] == ATTRS else name
 
     def _inner(self, name: str) -> Group:
-        return Group(self._home, f"{self._prefix}{name}/", self._mode)
+        return self._at(f"{self._prefix}{name}/")
+
+    def _at(self, prefix: str) -> Group:
+        return Group(self._home, prefix, self._mode, follow=self._follow)
+
+    def _opened(self, path: str, *, lazy: bool = False) -> NDArray | SChunk:
+        member = _opened(self._home, path, self._mode, lazy=lazy and not self._follow)
+        return type(member)(Follower(member._handle.snapshot, self._mode)) if self._follow else member
 
     def __getitem__(self, name: str) -> Any:
         """Open an array (or a super-chunk), or give a group.
@@ -204,7 +221,7 @@ class Group(MutableMapping[str, Any]):
         below = self._below()
         path = below.get(name)
         if path is not None:
-            return _opened(self._home, path, self._mode)
+            return self._opened(path)
         if any(other.startswith(name + "/") for other in below):
             return self._inner(name)
         raise KeyError(f"{name!r}: {self.url} has no such member")
@@ -229,7 +246,7 @@ class Group(MutableMapping[str, Any]):
         Away from this computer, members that the manifest describes are not read before their items are needed.
         """
         below = self._below()
-        return {name: _opened(self._home, below[name], self._mode, lazy=True) for name in self if name in below}
+        return {name: self._opened(below[name], lazy=True) for name in self if name in below}
 
     def groups(self) -> dict[str, Group]:
         """Return the groups that are directly in this one."""
@@ -245,20 +262,20 @@ class Group(MutableMapping[str, Any]):
                 for inner, each in member.walk():
                     yield f"{name}/{inner}", each
 
-    def tree(self) -> str:
-        """Draw the members and groups as text, without opening them.
+    def tree(self) -> Names:
+        """Draw the members and groups as text, without opening them. In notebooks the groups fold.
 
         Examples
         --------
         >>> group = open_group("memory://tree.b2d", "w")
         >>> group["a/x"] = group["b"] = [1]
-        >>> print(group.tree())
+        >>> group.tree()
         /
         ├── a
         │   └── x
         └── b
         """
-        return "\n".join([f"/{printable(self.name)}", *branches(nested(dict.fromkeys(self._shown())))])
+        return Names.of(self, self._shown())
 
     def _writable(self) -> Directory | Transaction:
         return writable(self._home, self._mode, self.url)
@@ -404,8 +421,7 @@ class Group(MutableMapping[str, Any]):
     def _changing(self) -> AbstractContextManager[Group]:
         return nullcontext(self) if isinstance(self._home, Transaction) else self.transaction()
 
-    @contextmanager
-    def transaction(self, *, replace: bool = False) -> Iterator[Group]:
+    def transaction(self, *, replace: bool = False) -> AbstractContextManager[Group]:
         """Make everything that is changed inside the ``with`` block one commit.
 
         Changes through the group that the block gets, and through arrays taken from it, are part of the commit. Other
@@ -436,6 +452,10 @@ class Group(MutableMapping[str, Any]):
         >>> group["level"].attrs
         {'unit': 'm'}
         """
+        return Block(f"a transaction of {self.url}", self._begun(replace=replace))
+
+    @contextmanager
+    def _begun(self, *, replace: bool) -> Iterator[Group]:
         home = self._writable()
         if isinstance(home, Transaction):
             raise ValueError("a transaction is under way on this group already")  # noqa: TRY004 - not the user's type
@@ -477,7 +497,8 @@ class Group(MutableMapping[str, Any]):
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __repr__(self) -> str:
-        return f"<b2array.Group {printable(self.url)}: {len(self)} members>"
+        pending = ", in a transaction" * isinstance(self._home, Transaction)
+        return f"<b2array.Group {printable(self.url)}: {counted(len(self), 'member')}{pending}>"
 
     @property
     def info(self) -> Tree:
