@@ -220,7 +220,7 @@ class Described(Opened, Readable):
         if not self._handle.source.is_local or corners * layout.block_nbytes > _CORNERS_NBYTES:
             return ""
         try:
-            return tables.corners(self.shape, lambda key: self.oindex[key])
+            return tables.corners(self.shape, self.itemsize, lambda key: self.oindex[key])
         except (B2ArrayError, OSError) as error:
             return f"cannot be read: {error}"
 

@@ -30,6 +30,7 @@ _LARGEST = 2**10
 """Print items of at most this many bytes."""
 _EDGE = 3
 """Number of items to show at each end of an axis, as NumPy does."""
+_PRINTED_NBYTES = 2**15
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -166,13 +167,15 @@ class Info(Mapping[str, Any]):
         return table(self._rows) if self._page is None else self._page()
 
 
-def corners(shape: Sequence[int], read: Callable[[tuple[Any, ...]], Any]) -> str:
+def corners(shape: Sequence[int], itemsize: int, read: Callable[[tuple[Any, ...]], Any]) -> str:
     """Return the text in which NumPy shows a large array; `read` takes positions along each axis.
+
+    It is empty if it would be long, or if NumPy cannot print the items.
 
     Examples
     --------
     >>> a = np.arange(4000).reshape(40, 100)
-    >>> print(corners(a.shape, lambda key: a[np.ix_(*key)]))
+    >>> print(corners(a.shape, 8, lambda key: a[np.ix_(*key)]))
     [[   0    1    2 ...   97   98   99]
      [ 100  101  102 ...  197  198  199]
      [ 200  201  202 ...  297  298  299]
@@ -183,8 +186,14 @@ def corners(shape: Sequence[int], read: Callable[[tuple[Any, ...]], Any]) -> str
     """
     # One more than NumPy shows at both ends, so that it leaves out the one in the middle.
     ends = [[*range(n)] if n <= 2 * _EDGE else [*range(_EDGE + 1), *range(n - _EDGE, n)] for n in shape]
+    if math.prod(map(len, ends)) * itemsize > _PRINTED_NBYTES:
+        return ""
     threshold = 0 if any(n > 2 * _EDGE for n in shape) else sys.maxsize
-    return np.array2string(np.asarray(read(tuple(ends))), threshold=threshold, edgeitems=_EDGE)
+    items = np.asarray(read(tuple(ends)))
+    try:
+        return np.array2string(items, threshold=threshold, edgeitems=_EDGE)
+    except ValueError:  # times without a unit
+        return ""
 
 
 def array_page(rows: Mapping[str, Any], layout: Layout, attrs: Mapping[str, Any], values: str = "") -> str:
