@@ -52,7 +52,8 @@ OPTIONAL = {
     "s3fs": {"store.s3"},
     "tqdm": {"progress"},
     "typer": {"tools.cli", "tools.options"},
-    "xarray": {f"xarray_io.{name}" for name in ("__init__", "backend", "encoding", "writing")},
+    "xarray": {"array.array", "group.group"}
+    | {f"xarray_io.{name}" for name in ("__init__", "backend", "encoding", "writing")},
     "zarr": {"exchange.zarr"},
 }
 

@@ -2,7 +2,7 @@
 
 described    `Opened`, `Described`, `Attributes`: what arrays and super-chunks say of themselves without reading items
 items        `Indexed`: `a[key] = value`, `chunk_view`, `explain`, `iter_chunks`, ...
-array        `NDArray`, an `Indexed`, that is a `Described`, that is an `Opened` and a `compute.Readable`; `array_at`
+array        `NDArray`: an `Indexed`, so a `Described`, so an `Opened` and a `compute.Readable`; `View`; `array_at`
 schunk       `SChunk`; `open_schunk`, `create_schunk` (`b2array.open` is in `group.addressing`)
 drafts       `ArrayOptions` -> the transaction of a new array, in a place where it may go
 copying      the transaction of a copy: of an array, an array-like that may be larger than memory, blocks

@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.array import copying, dask, drafts
-from b2array.array.array import NDArray, array_at
+from b2array.array.array import NDArray, View, array_at
 from b2array.array.copying import is_sliceable
 from b2array.array.drafts import (
     ArrayOptions,
     Casting,
+    CopyKeywords,
     Extents,
     FilledKeywords,
     Kind,
@@ -323,7 +324,7 @@ def asarray(
 
 @spelled_out()
 def copy(
-    src: NDArray | Url,
+    src: NDArray | View | Url,
     dst: Url | None = None,
     *,
     dtype: npt.DTypeLike | None = None,
@@ -345,7 +346,7 @@ def copy(
 
     Parameters
     ----------
-    src : NDArray, str or os.PathLike
+    src : NDArray, View, str or os.PathLike
         What to copy: the state that the handle shows.
     dst : str or os.PathLike, optional
         Where to; in memory if left out.
@@ -381,12 +382,14 @@ def copy(
     >>> b.chunks, bool((b[...] == a[...]).all())
     ((2, 2), True)
     """
+    given: CopyKeywords = {
+        "chunks": chunks, "blocks": blocks, "cparams": cparams, "layout": layout, "overwrite": overwrite,
+        "interop": interop, "storage_options": storage_options, "fs": fs,
+    }  # fmt: skip
+    if isinstance(src, View):
+        return src.copy(dst, dtype=dtype, casting=casting, **given)
     with nullcontext(src) if isinstance(src, NDArray) else array_at(src) as source:
-        return source.copy(
-            dst, dtype=dtype, casting=casting, chunks=chunks, blocks=blocks, cparams=cparams, layout=layout,
-            overwrite=overwrite, interop=interop, progress=progress, storage_options=storage_options,
-            fs=fs,
-        )  # fmt: skip
+        return source.copy(dst, dtype=dtype, casting=casting, progress=progress, **given)
 
 
 @takes(NewKeywords)

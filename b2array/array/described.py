@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
 
+from b2array.array.drafts import checked_dims
 from b2array.codec.cparams import CParams
 from b2array.compute.readable import Readable
 from b2array.display import tables
@@ -189,10 +190,15 @@ class Described(Opened, Readable):
 
     @property
     def dims(self) -> tuple[str | None, ...] | None:
-        """Names of the dimensions, if they have any."""
+        """Names of the dimensions, if they have any. An assignment is a commit; None removes them."""
         state = self._handle.described.state
         layout, dims = state.require_layout(), state.annotations.dims
         return dims if dims is not None and len(dims) == len(layout.shape) else None
+
+    @dims.setter
+    def dims(self, names: Sequence[str | None] | None) -> None:
+        checked = checked_dims(names, len(self.shape))
+        self._handle.change(lambda transaction: transaction.annotate(dims=checked), anywhere=True)
 
     @property
     def attrs(self) -> Attributes:

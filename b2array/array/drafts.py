@@ -55,6 +55,7 @@ __all__ = [
     "Url",
     "VariableKeywords",
     "aborting",
+    "checked_dims",
     "encoded_metalayers",
     "filled",
     "known_dtype",
@@ -191,7 +192,7 @@ def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Arra
         params = replace(params, filters_meta=(4,))  # shuffle the bytes of characters, not of whole items
     _check_params(params, layout, interop=options.interop)
     fill = _fill_bytes(options.fill_value, layout.dtype)
-    names = _checked_dims(options.dims, layout.ndim)
+    names = checked_dims(options.dims, layout.ndim)
     metalayers = encoded_metalayers(options.meta)
     if wrong := [name for name, _ in metalayers if name in b2nd.NOT_DATA]:
         raise ValueError(f"a metalayer {wrong[0]!r} would say that the chunks do not hold the array's values")
@@ -270,7 +271,8 @@ def known_dtype(dtype: npt.DTypeLike | None) -> npt.DTypeLike | None:
     return dtypes.extension_dtype(dtype) or dtype
 
 
-def _checked_dims(dims: Sequence[str | None] | None, ndim: int) -> tuple[str | None, ...] | None:
+def checked_dims(dims: Sequence[str | None] | None, ndim: int) -> tuple[str | None, ...] | None:
+    """Check and return names of dimensions."""
     if dims is None:
         return None
     if isinstance(dims, str) or not all(name is None or isinstance(name, str) for name in dims):

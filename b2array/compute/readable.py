@@ -1,4 +1,4 @@
-"""`Readable`: what arrays and views have in common, everything that reads; and `View`."""
+"""`Readable`: what arrays and views have in common, everything that reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from b2array.printable import printable
 if TYPE_CHECKING:
     import dask.array as da
 
-__all__ = ["Indexer", "Readable", "Select", "View"]
+__all__ = ["Indexer", "Readable", "Select", "named"]
 
 Select = Callable[[Any, Sequence[int]], Selection]
 
@@ -148,7 +148,7 @@ class Readable(Operators):
                 source = self._handle.recover(source, error)
         if selection.kind == "scalar":
             result = result[()]
-        return result if names is None else _named(result, names)
+        return result if names is None else named(result, names)
 
     __setitem__: Any = staticmethod(_refuse)
     _set = __setitem__
@@ -246,58 +246,6 @@ class Readable(Operators):
         """
         return cast("da.Array", self._graph(self, chunks))
 
-    # Views.
-
-    @property
-    def T(self) -> View:  # noqa: N802 - as in NumPy
-        """A lazy view with the axes in reverse order.
-
-        Examples
-        --------
-        >>> import b2array
-        >>> a = b2array.asarray(np.arange(6).reshape(2, 3))
-        >>> a.T[1], a.T.shape
-        (array([1, 4]), (3, 2))
-        """
-        return self.transpose()
-
-    @property
-    def view(self) -> Indexer:
-        """Lazy views of a part: ``a.view[10:20, ::2]`` reads nothing. Takes integers, slices, Ellipsis and None."""
-        return Indexer("view", self._handle.url, lambda key: View(self, self._shown().sliced(key)))
-
-    def _shown(self) -> Mapping:
-        return self._mapping(self._handle.source.state.require_layout().shape)
-
-    def transpose(self, *axes: Any) -> View:
-        """Return a lazy view with another order of the axes, as `numpy.transpose`."""
-        return View(self, self._shown().transposed(*axes))
-
-    def squeeze(self, axis: Any = None) -> View:
-        """Return a lazy view without axes of length 1, as `numpy.squeeze`."""
-        shown = self._shown()
-        return View(self, shown.reshaped(shown.model.squeeze(axis).shape))
-
-    def reshape(self, *shape: Any, order: str = "C") -> View:
-        """Return a lazy view that splits and joins whole axes, as `numpy.reshape`.
-
-        Raises
-        ------
-        ValueError
-            The sizes differ, or the items would have to be rearranged.
-
-        Examples
-        --------
-        >>> import b2array
-        >>> a = b2array.asarray(np.arange(24).reshape(4, 6))
-        >>> a.reshape(2, 2, -1).shape, a.reshape(-1)[7:10]
-        ((2, 2, 6), array([7, 8, 9]))
-        """
-        if order != "C":
-            raise ValueError(f"a view is reshaped in C order only, not {order!r}; a[...].reshape() reads the items")
-        shown = self._shown()
-        return View(self, shown.reshaped(shown.model.reshape(*shape).shape))
-
     # Reductions, which NumPy's functions call.
 
     sum, prod, mean, std, var = map(reduction, ("sum", "prod", "mean", "std", "var"))
@@ -305,7 +253,7 @@ class Readable(Operators):
     any, all, count_nonzero = map(reduction, ("any", "all", "count_nonzero"))
 
 
-def _named(result: Any, names: str | list[str]) -> Any:
+def named(result: Any, names: str | list[str]) -> Any:
     """Return fields of items; arrays for reading only."""
     found = result[names]
     if isinstance(found, np.ndarray):
@@ -314,59 +262,3 @@ def _named(result: Any, names: str | list[str]) -> Any:
         # In NumPy, a["x"][1:3] = 0 changes a. Here it would be lost in a copy.
         found.flags.writeable = False
     return found
-
-
-class View(Readable):
-    """A lazy, read-only view of an array: a part of it, or another arrangement.
-
-    It shows what the handle of its array shows, and reads only what you ask for. If the array gets another shape, its
-    views become useless.
-    """
-
-    __slots__ = ("__weakref__", "_fixed", "_graph", "_handle")
-
-    def __init__(self, array: Any, mapping: Mapping) -> None:
-        self._handle = array._handle
-        self._graph = array._graph
-        self._fixed = mapping
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents in items."""
-        return self._fixed.lengths
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """Extents in items of what about one chunk of the array holds."""
-        return self._fixed.covering(self._layout.chunks)
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """Extents in items of what about one block of the array holds."""
-        return self._fixed.covering(self._layout.blocks)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._get(key, select)
-
-    def _get(self, key: Any, rule: Select) -> Any:
-        rest, names = fields(key, self.dtype)
-        selection = rule(rest, self.shape)
-        place, arranged = self._fixed.located(selection)
-
-        def located(_: Any, shape: Sequence[int]) -> Selection:
-            self._mapping(tuple(shape))
-            return vectorised(place, shape)
-
-        result = arranged(super()._get(..., located))[() if selection.kind == "scalar" else ...]
-        return result if names is None else _named(result, names)
-
-    def _mapping(self, shape: tuple[int, ...]) -> Mapping:
-        if shape != self._fixed.shape:
-            raise ValueError(f"this is a view of an array of shape {self._fixed.shape}, which has become {shape}")
-        return self._fixed
-
-    def __repr__(self) -> str:
-        return f"<b2array.View of {printable(self._handle.url)} shape={self.shape} dtype={self.dtype}>"
-
-    def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return *super().__dask_tokenize__(), self._fixed

@@ -33,6 +33,7 @@ from b2array.printable import printable
 from b2array.store.open import address_of, cut
 
 if TYPE_CHECKING:
+    import xarray as xr
     from fsspec import AbstractFileSystem
 
 __all__ = ["MODES", "AnyMode", "Group", "open_group"]
@@ -276,6 +277,27 @@ class Group(MutableMapping[str, Any]):
         └── b
         """
         return Names.of(self, self._shown())
+
+    def to_xarray(self, **options: Any) -> xr.Dataset:
+        """Return the arrays that are directly in the group as a dataset, which is read when its values are needed.
+
+        ``xarray.open_datatree(group, engine="b2array")`` returns the groups below it, too.
+
+        Parameters
+        ----------
+        **options
+            As for `xarray.open_dataset`: ``chunks={}`` for arrays of dask, ``decode_times=False``, and so on.
+
+        Examples
+        --------
+        >>> group = open_group("memory://shown.b2d", "w")
+        >>> _ = group.create("x", data=[10, 20], dims=["x"]), group.create("level", data=[1.5, 2.5], dims=["x"])
+        >>> group.to_xarray().level.sel(x=20).item()
+        2.5
+        """
+        import xarray as xr
+
+        return xr.open_dataset(self, engine="b2array", **options)  # type: ignore[arg-type]
 
     def _writable(self) -> Directory | Transaction:
         return writable(self._home, self._mode, self.url)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Unpack, cast
 from uuid import uuid4
 
 import numpy as np
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from dask.delayed import Delayed
     from fsspec import AbstractFileSystem
 
-__all__ = ["Mode", "to_b2array"]
+__all__ = ["KEYWORDS", "Mode", "WriteKeywords", "to_b2array"]
 
 Mode = Literal["w", "w-", "x", "a", "a-", "r+"]
 
@@ -63,6 +64,22 @@ class _Task(NamedTuple):
     region: Any
     compute: bool
     options: VariableKeywords
+
+
+class WriteKeywords(VariableKeywords, total=False):
+    """The keywords of `to_b2array`."""
+
+    mode: Mode | None
+    group: str | None
+    append_dim: Hashable | None
+    region: Mapping[Hashable, slice | Literal["auto"]] | Literal["auto"] | None
+    encoding: Mapping[Hashable, Any] | None
+    write_inherited_coords: bool
+    compute: bool
+    progress: bool
+    scheduler: Any
+    storage_options: Mapping[str, Any] | None
+    fs: AbstractFileSystem | None
 
 
 @takes(VariableKeywords)
@@ -179,6 +196,12 @@ def to_b2array(
         if compute and parts:
             dask.join([(part.array, part.values, part.region) for part in _aligned(parts)], progress, scheduler)
     return None if compute else _later(parts, os.fspath(url), storage_options or {})
+
+
+KEYWORDS: Final = {
+    name: each.default for name, each in inspect.signature(to_b2array).parameters.items() if name not in ("ds", "url")
+}
+"""The same with what they are if they are left out."""
 
 
 # What is asked for.

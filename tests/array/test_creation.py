@@ -310,3 +310,24 @@ def test_create_says_where_the_shape_goes():
         b2array.create((3, 4), "f4")
     with pytest.raises(TypeError, match="needs a shape"):
         b2array.create("memory://shapeless.b2nd")
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_dims_can_be_set_later_in_one_commit(tmp_path, layout):
+    a = b2array.create(tmp_path / "a.b2nd", (2, 3), layout=layout)
+    other, before = b2array.open(tmp_path / "a.b2nd"), a.generation
+    a.dims = ["x", None]
+    assert (a.dims, other.dims, a.generation != before) == (("x", None), None, True)
+    other.refresh()
+    assert other.dims == b2array.open(tmp_path / "a.b2nd").dims == ("x", None)
+    with a.transaction():
+        a.dims = ("p", "q")
+        a[0] = 1
+    assert b2array.open(tmp_path / "a.b2nd").dims == ("p", "q")
+    a.dims = None
+    assert b2array.open(tmp_path / "a.b2nd").dims is None
+    for wrong, error in ((("x",), ValueError), ("xy", TypeError), ((1, 2), TypeError)):
+        with pytest.raises(error, match="dims must"):
+            a.dims = wrong
+    with pytest.raises(b2array.errors.ReadOnlyError):
+        other.dims = ("x", "y")
