@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from b2array import config, errors
 from b2array.array.array import NDArray, from_bytes
+from b2array.array.chunkwise import map
 from b2array.array.creation import (
     asarray,
     copy,
@@ -83,6 +84,7 @@ __all__ = [
     "full_like",
     "linspace",
     "load",
+    "map",
     "nanargmax",
     "nanargmin",
     "nanmax",

@@ -84,9 +84,11 @@ def spelled_out(kind: type | None = None, defaults: Mapping[str, Any] | None = N
         signature = inspect.signature(function)
         own = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
         shown = signature.replace(parameters=[*own, *options])
-        named = [each for each in shown.parameters.values() if each.kind != each.POSITIONAL_ONLY]
+        unnamed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+        named = [each for each in shown.parameters.values() if each.kind not in unnamed]
         known = frozenset(each.name for each in named)
-        most = sum(each.kind != each.KEYWORD_ONLY for each in own)
+        any_number = any(each.kind == each.VAR_POSITIONAL for each in own)
+        most = sys.maxsize if any_number else sum(each.kind != each.KEYWORD_ONLY for each in own)
 
         @functools.wraps(function)
         def checked(*args: Any, **given: Any) -> Any:

@@ -7,6 +7,7 @@ schunk       `SChunk`; `open_schunk`, `create_schunk` (`b2array.open` is in `gro
 drafts       `ArrayOptions` -> the transaction of a new array, in a place where it may go
 copying      the transaction of a copy: of an array, an array-like that may be larger than memory, blocks
 creation     `create`, `zeros`, `asarray`, `copy`, ...
+chunkwise   `map`: a function of pieces of arrays -> an array
 sequences    `arange`, `linspace`, `eye`, `fromiter`
 appender     `append`; `Appender`: takes a simulation's steps, writes whole chunks
 dask         graphs that read and write one array
