@@ -1,12 +1,11 @@
 """A NumPy-compatible chunked array store in the Blosc2 formats."""
 
-import sys
 from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from b2array import config, errors
 from b2array.array.array import NDArray, from_bytes
+from b2array.array.chunkwise import map
 from b2array.array.creation import (
     asarray,
     copy,
@@ -41,13 +40,14 @@ from b2array.compute.reductions import (
     nansum,
     nanvar,
 )
+from b2array.keywords import refuse_calls
 
 if TYPE_CHECKING:
     from b2array import bloscpack
     from b2array.array.appender import Appender
-    from b2array.compute.many import read_many
+    from b2array.array.many import read_many
     from b2array.exchange.convert import convert
-    from b2array.group.addressing import open
+    from b2array.group.addressing import open, open_array
     from b2array.group.group import Group, open_group
     from b2array.tools.repair import repair
     from b2array.tools.vacuum import repack, vacuum
@@ -85,6 +85,7 @@ __all__ = [
     "full_like",
     "linspace",
     "load",
+    "map",
     "nanargmax",
     "nanargmin",
     "nanmax",
@@ -97,6 +98,7 @@ __all__ = [
     "ones",
     "ones_like",
     "open",
+    "open_array",
     "open_group",
     "open_schunk",
     "read_many",
@@ -117,6 +119,7 @@ _LAZY = {
     "bloscpack": "bloscpack",
     "convert": "exchange.convert",
     "open": "group.addressing",
+    "open_array": "group.addressing",
     "open_group": "group.group",
     "read_many": "compute.many",
     "repack": "tools.vacuum",
@@ -126,14 +129,7 @@ _LAZY = {
 }
 
 
-class _Array(ModuleType):
-    """The package ``b2array.array``, which people who know ``numpy.array`` call."""
-
-    def __call__(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("b2array.array is a package: b2array.asarray stores an array, b2array.open opens one")
-
-
-sys.modules["b2array.array"].__class__ = _Array
+refuse_calls("b2array.array", "b2array.asarray stores an array, b2array.open opens one")
 
 
 def __getattr__(name: str) -> Any:
@@ -142,6 +138,8 @@ def __getattr__(name: str) -> Any:
     elif name in _LAZY:
         module = import_module(f"{__name__}.{_LAZY[name]}")
         found = module if name == _LAZY[name] == "bloscpack" else getattr(module, name)
+    elif name == "group":
+        raise AttributeError("b2array.open_group(url, 'w') makes a group, b2array.open_group(url) opens one")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found

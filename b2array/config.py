@@ -119,6 +119,9 @@ class _Settings(ModuleType):
         for tell in _told.get(name, ()):
             tell()
 
+    def __repr__(self) -> str:
+        return f"<b2array.config {', '.join(f'{name}={globals()[name]!r}' for name in _SETTINGS)}>"
+
 
 sys.modules[__name__].__class__ = _Settings
 

@@ -27,7 +27,7 @@ from chunks import CODECS
 
 import b2array
 from b2array import codecs, config
-from b2array.array.array import open_array
+from b2array.array.array import array_at
 from b2array.bloscpack import header
 from b2array.codec import cblosc, encode
 from b2array.codec.cparams import CParams
@@ -311,7 +311,7 @@ def make_schunk(path: Path) -> None:
 
 
 def read_array(rng: random.Random, path: Path) -> None:
-    with open_array(path) as a:
+    with array_at(path) as a:
         if a.nbytes > 2**20 or a.nchunks > 1000:
             return
         a[...], str(a.info), dict(a.attrs), a.fill_value, a.dims, dict(a.meta), a.cparams
@@ -320,7 +320,7 @@ def read_array(rng: random.Random, path: Path) -> None:
 
 
 def write_array(rng: random.Random, path: Path) -> None:
-    with open_array(path, "r+") as a:
+    with array_at(path, "r+") as a:
         if a.nbytes > 2**20 or a.nchunks > 1000 or a.ndim != 2:
             return
         for what in rng.sample(range(7), 2):
@@ -387,7 +387,7 @@ def look_after(rng: random.Random, path: Path) -> None:
 
 
 def copy_array(rng: random.Random, path: Path) -> None:
-    with open_array(path) as a:
+    with array_at(path) as a:
         if a.nbytes > 2**20 or a.nchunks > 1000:
             return
         a.copy(**rng.choice(({}, {"chunks": (3,) * a.ndim}, {"cparams": CParams("zstd")})))

@@ -16,7 +16,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "b2array"
 
-GROUND = ("buffers", "config", "errors", "printable", "progress")
+GROUND = ("buffers", "config", "errors", "keywords", "printable", "progress")
 FACES = ("__init__", "__main__")
 
 # What each package may import besides the ground and itself. The public faces and the tools may import everything.
@@ -53,7 +53,8 @@ OPTIONAL = {
     "s3fs": {"store.s3"},
     "tqdm": {"progress"},
     "typer": {"tools.cli", "tools.options"},
-    "xarray": {f"xarray_io.{name}" for name in ("__init__", "backend", "encoding", "writing")},
+    "xarray": {"array.array", "group.group"}
+    | {f"xarray_io.{name}" for name in ("__init__", "backend", "encoding", "writing")},
     "zarr": {"exchange.zarr"},
 }
 

@@ -65,7 +65,7 @@ def test_functions_say_their_own_name_when_they_refuse_a_keyword(function: str) 
 def test_functions_that_are_given_a_place_by_another_name_tell_theirs(function: str, name: str) -> None:
     with pytest.raises(TypeError, match=rf"'{name}': the place is given as url"):
         CALLS[function](**{name: "a.b2nd"})
-    with pytest.raises(TypeError, match=r"'chunk'$"):
+    with pytest.raises(TypeError, match=r"Did you mean 'chunks'\?$"):
         CALLS[function](chunk=3)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import pickle
@@ -700,3 +701,28 @@ def test_datasets_on_s3_make_the_round_trip(bucket: str, s3_options: dict[str, o
     to_b2array(later, url, append_dim="time", **options)
     expected = xr.concat([weather(), later], "time", data_vars="minimal")
     xr.testing.assert_identical(reopened(url, **options), expected)
+
+
+def test_open_arrays_and_groups_become_those_of_xarray(tmp_path):
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    group.create("x", data=[10, 20], dims=["x"])
+    group.create("level", data=[[1, -9], [3, 4]], dims=("t", "x"), attrs={"_FillValue": -9, "scale_factor": 0.5})
+    group["inner/other"] = [1]
+    ds = group.to_xarray()
+    assert ds.identical(xr.open_dataset(tmp_path / "g.b2d", engine="b2array"))
+    assert ds.identical(xr.open_dataset(group, engine="b2array"))
+    assert (list(ds.coords), ds.level.sel(x=10).values.tolist()) == (["x"], [0.5, 1.5])
+    assert xr.open_datatree(group, engine="b2array")["inner/other"].values.tolist() == [1]
+    level = group["level"].to_xarray(mask_and_scale=False)
+    assert (level.name, level.dims, level.values.tolist()) == ("level", ("t", "x"), [[1, -9], [3, 4]])
+    assert group["x"].to_xarray().values.tolist() == [10, 20]
+    assert group["level"].to_xarray(chunks={}).chunks == ((2,), (2,))
+    assert b2array.zeros((2, 3)).to_xarray().shape == (2, 3)
+
+
+def test_the_accessor_names_its_keywords():
+    accessor = xr.Dataset().b2array
+    given = inspect.signature(accessor.to_b2array).parameters
+    assert given.keys() == inspect.signature(to_b2array).parameters.keys() - {"ds"}
+    with pytest.raises(TypeError, match="Did you mean 'append_dim'"):
+        accessor.to_b2array("memory://accessor-keywords.b2d", apend_dim="x")

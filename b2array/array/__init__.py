@@ -2,11 +2,13 @@
 
 described    `Opened`, `Described`, `Attributes`: what arrays and super-chunks say of themselves without reading items
 items        `Indexed`: `a[key] = value`, `chunk_view`, `explain`, `iter_chunks`, ...
-array        `NDArray`, an `Indexed`, that is a `Described`, that is an `Opened` and a `compute.Readable`; `open_array`
+array        `NDArray`: an `Indexed`, so a `Described`, so an `Opened` and a `compute.Readable`; `View`; `array_at`
 schunk       `SChunk`; `open_schunk`, `create_schunk` (`b2array.open` is in `group.addressing`)
 drafts       `ArrayOptions` -> the transaction of a new array, in a place where it may go
 copying      the transaction of a copy: of an array, an array-like that may be larger than memory, blocks
 creation     `create`, `zeros`, `asarray`, `copy`, ...
+chunkwise    `map`: a function of pieces of arrays -> an array
+many         `read_many`: selections of several arrays in common waves of requests
 sequences    `arange`, `linspace`, `eye`, `fromiter`
 appender     `append`; `Appender`: takes a simulation's steps, writes whole chunks
 dask         graphs that read and write one array

@@ -9,10 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.array import copying
+from b2array.display.tables import counted
 from b2array.engine import resize
 from b2array.engine.handle import Handle
 from b2array.engine.transaction import Transaction
+from b2array.errors import warn
 from b2array.grid.layout import Layout
+from b2array.printable import printable
 
 __all__ = ["Appender", "append"]
 
@@ -41,7 +44,7 @@ class Appender:
 
     It copies steps: use their memory again. Other handles see a step when it is committed: after `every` steps, when
     `commit` is called, and at the end of the ``with`` block, also if the block raises. A killed program leaves the last
-    commit.
+    commit. An appender that is dropped before its last steps are committed warns.
 
     If commits are more than a chunk apart, a transaction of the array is under way between them, and other changes
     through the same handle join it. If a commit ends inside a chunk, its last blocks are encoded twice: now, and again
@@ -61,14 +64,22 @@ class Appender:
     """
 
     def __init__(self, handle: Handle, axis: int, every: int | None) -> None:
+        self._uncommitted = self._used = 0
         if every is not None and every < 1:
             raise ValueError(f"every must be at least 1 step, not {every}")
         self._handle = handle
         self._axis = np.lib.array_utils.normalize_axis_index(axis, len(self._layout.shape))
         self._every = every
-        self._uncommitted = self._used = 0
         self._buffer: npt.NDArray[Any] | None = None
         self._transaction = ExitStack()
+
+    def __del__(self) -> None:
+        if self._uncommitted:
+            warn(f"{self!r}: it was dropped with them; use it in a with statement, or call commit")
+
+    def __repr__(self) -> str:
+        steps = counted(self._uncommitted, "step")
+        return f"<b2array.Appender to {printable(self._handle.url)}: along axis {self._axis}, {steps} not committed>"
 
     @property
     def _layout(self) -> Layout:

@@ -4,35 +4,211 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from b2array.array import appender, copying, dask
 from b2array.array.appender import Appender
-from b2array.array.drafts import KEPT, OPTIONS, ArrayOptions, Casting, Url, check_keywords
+from b2array.array.drafts import ArrayOptions, Casting, CopyKeywords, Url, known_dtype, takes
 from b2array.array.items import Indexed
 from b2array.array.schunk import SChunk
 from b2array.buffers import Buffer
+from b2array.compute.mapping import Mapping as Shown
+from b2array.compute.readable import Indexer, Readable, Select, named
+from b2array.display.reading import Reading, explained
 from b2array.engine import resize, snapshot
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.transaction import Transaction
 from b2array.errors import ReadOnlyError
 from b2array.grid.layout import extents
+from b2array.grid.selection import Selection, fields, select, vectorised
 from b2array.printable import printable
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 
 if TYPE_CHECKING:
     import dask.array as da
+    import xarray as xr
     from dask.delayed import Delayed
     from fsspec import AbstractFileSystem
 
-__all__ = ["NDArray", "from_bytes", "open_array"]
+__all__ = ["NDArray", "View", "array_at", "from_bytes"]
 
 
-class NDArray(Indexed):
+class Viewable(Readable):
+    """Reads, and makes lazy views."""
+
+    __slots__ = ()
+
+    _graph = staticmethod(dask.to_dask)
+
+    @property
+    def T(self) -> View:  # noqa: N802 - as in NumPy
+        """A lazy view with the axes in reverse order.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray(np.arange(6).reshape(2, 3))
+        >>> a.T[1], a.T.shape
+        (array([1, 4]), (3, 2))
+        """
+        return self.transpose()
+
+    @property
+    def view(self) -> Indexer:
+        """Lazy views of a part: ``a.view[10:20, ::2]`` reads nothing. Takes integers, slices, Ellipsis and None."""
+        return Indexer("view", self._handle.url, lambda key: View(self, self._shown().sliced(key)))
+
+    def _shown(self) -> Shown:
+        return self._mapping(self._handle.source.state.require_layout().shape)
+
+    def transpose(self, *axes: Any) -> View:
+        """Return a lazy view with another order of the axes, as `numpy.transpose`."""
+        return View(self, self._shown().transposed(*axes))
+
+    def squeeze(self, axis: Any = None) -> View:
+        """Return a lazy view without axes of length 1, as `numpy.squeeze`."""
+        return View(self, self._shown().squeezed(axis))
+
+    def reshape(self, *shape: Any, order: str = "C") -> View:
+        """Return a lazy view that splits and joins whole axes, as `numpy.reshape`.
+
+        Raises
+        ------
+        ValueError
+            The sizes differ, or the items would have to be rearranged.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray(np.arange(24).reshape(4, 6))
+        >>> a.reshape(2, 2, -1).shape, a.reshape(-1)[7:10]
+        ((2, 2, 6), array([7, 8, 9]))
+        """
+        if order != "C":
+            raise ValueError(f"a view is reshaped in C order only, not {order!r}; a[...].reshape() reads the items")
+        shown = self._shown()
+        return View(self, shown.reshaped(shown.model.reshape(*shape).shape))
+
+
+class View(Viewable):
+    """A lazy, read-only view of an array: a part of it, or another arrangement.
+
+    It shows what the handle of its array shows, and reads only what you ask for. If the array gets another shape, its
+    views become useless.
+    """
+
+    __slots__ = ("__weakref__", "_fixed", "_handle")
+
+    def __init__(self, array: Any, mapping: Shown) -> None:
+        self._handle = array._handle
+        self._fixed = mapping
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents in items."""
+        return self._fixed.lengths
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Extents in items of what about one chunk of the array holds."""
+        return self._fixed.covering(self._layout.chunks)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Extents in items of what about one block of the array holds."""
+        return self._fixed.covering(self._layout.blocks)
+
+    @property
+    def dims(self) -> tuple[str | None, ...] | None:
+        """Names of the dimensions, if the array has any; None for one that is new, split or joined."""
+        names = NDArray(self._handle).dims
+        return None if names is None else tuple(None if n is None else names[n] for n in self._fixed.numbers)
+
+    def explain(self, key: Any = ...) -> Reading:
+        """Say what ``view[key]`` would read now, as `NDArray.explain` does.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray(np.arange(400).reshape(20, 20), chunks=(10, 10))
+        >>> a.view[:5].T.explain().chunks
+        2
+        """
+        source = self._handle.source
+        layout = source.state.require_layout()
+        rest, _ = fields(key, layout.dtype)
+        place, _ = self._fixed.located(select(rest, self.shape))
+        return explained(source, layout, vectorised(place, layout.shape), NDArray(self._handle).dims)
+
+    @takes(CopyKeywords)
+    def copy(
+        self,
+        url: Url | None = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        casting: Casting = "unsafe",
+        **options: Unpack[CopyKeywords],
+    ) -> NDArray:
+        """Store what the view shows as an array, with the attributes, dims, fill value and compression of its array.
+
+        Parameters
+        ----------
+        url : str or os.PathLike, optional
+            Where to; in memory if left out.
+        dtype, casting
+            As for `b2array.copy`.
+        chunks, ..., fs
+            As for `b2array.create`.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray([[1, 2], [3, 4]], dims=("x", "y"))
+        >>> b = a.T.copy()
+        >>> b.dims, b[0]
+        (('y', 'x'), array([1, 3]))
+        """
+        array = NDArray(self._handle)
+        kind = self.dtype if dtype is None else copying.converted(self.dtype, known_dtype(dtype), casting)
+        wanted = ArrayOptions(**options)
+        cparams = array.cparams if wanted.cparams is None else wanted.cparams
+        fill = copying.converted_fill(array.fill_value, kind)
+        wanted = replace(wanted, cparams=cparams, fill_value=fill, dims=self.dims, attrs=dict(array.attrs))
+        return NDArray._committed(copying.holding(self, url, kind, wanted))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._get(key, select)
+
+    def _get(self, key: Any, rule: Select) -> Any:
+        rest, names = fields(key, self.dtype)
+        selection = rule(rest, self.shape)
+        place, arranged = self._fixed.located(selection)
+
+        def located(_: Any, shape: Sequence[int]) -> Selection:
+            self._mapping(tuple(shape))
+            return vectorised(place, shape)
+
+        result = arranged(super()._get(..., located))[() if selection.kind == "scalar" else ...]
+        return result if names is None else named(result, names)
+
+    def _mapping(self, shape: tuple[int, ...]) -> Shown:
+        if shape != self._fixed.shape:
+            raise ValueError(f"this is a view of an array of shape {self._fixed.shape}, which has become {shape}")
+        return self._fixed
+
+    def __repr__(self) -> str:
+        return f"<b2array.View of {printable(self._handle.url)} shape={self.shape} dtype={self.dtype}>"
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return *super().__dask_tokenize__(), self._fixed
+
+
+class NDArray(Viewable, Indexed):
     """An n-dimensional array in compressed chunks.
 
     Made by `b2array.open`, `b2array.create` and their relatives. Indexing reads and writes as NumPy does; every
@@ -59,17 +235,15 @@ class NDArray(Indexed):
 
     __slots__ = ()
 
-    _graph = staticmethod(dask.to_dask)
+    _makers = "b2array.zeros(shape), b2array.asarray(values), b2array.create(url, shape) and b2array.open(url)"
 
     @classmethod
     def _committed(cls, transaction: Transaction) -> Self:
         return cls(Handle(transaction.commit(), "r+"))
 
     def __repr__(self) -> str:
-        return f"<b2array.NDArray {printable(self.url)} shape={self.shape} dtype={self.dtype} chunks={self.chunks}>"
-
-    def _repr_html_(self) -> str:
-        return self.info._repr_html_()
+        where, pending = printable(self.url), ", in a transaction" * self.in_transaction
+        return f"<b2array.NDArray {where} shape={self.shape} dtype={self.dtype} chunks={self.chunks}{pending}>"
 
     def get_chunk(self, n: int) -> bytes:
         """Return chunk `n`, in C order of the grid, as it is stored."""
@@ -299,12 +473,53 @@ class NDArray(Indexed):
         """
         return Appender(self._handle, axis, every)
 
-    def copy(self, url: Url | None = None, **options: Any) -> NDArray:
-        """Copy the array, with another layout if one is given; parameters as for `b2array.copy`."""
-        return self._copy("copy", url, **options)
+    def to_xarray(self, **options: Any) -> xr.DataArray:
+        """Return an array of xarray, which is read when its values are needed.
 
+        Its name is that of the file, its dimensions are `dims`, and values are decoded by the CF conventions. The
+        coordinates of a dataset are arrays beside this one: `Group.to_xarray` returns them, too.
+
+        Parameters
+        ----------
+        **options
+            As for `xarray.open_dataset`: ``chunks={}`` for an array of dask, ``mask_and_scale=False``, and so on.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray([[1, 2], [3, 4]], dims=("time", "x"), attrs={"units": "m"})
+        >>> a.to_xarray().sum("time").values
+        array([4, 6])
+        """
+        import xarray as xr
+
+        dataset = xr.open_dataset(self, engine="b2array", **options)  # type: ignore[arg-type]
+        (found,) = dataset.data_vars.values() if dataset.data_vars else dataset.coords.values()
+        return found
+
+    @takes(CopyKeywords)
+    def copy(
+        self,
+        url: Url | None = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        casting: Casting = "unsafe",
+        progress: bool = False,
+        **options: Unpack[CopyKeywords],
+    ) -> NDArray:
+        """Copy the array, with another layout if one is given; parameters as for `b2array.copy`."""
+        wanted = ArrayOptions(**options)
+        return self._committed(copying.copied(self._handle, url, wanted, dtype, casting, progress=progress))
+
+    @takes(CopyKeywords)
     def astype(
-        self, dtype: npt.DTypeLike, url: Url | None = None, *, casting: Casting = "unsafe", **options: Any
+        self,
+        dtype: npt.DTypeLike,
+        url: Url | None = None,
+        *,
+        casting: Casting = "unsafe",
+        progress: bool = False,
+        **options: Unpack[CopyKeywords],
     ) -> NDArray:
         """Copy the array with the items converted to another type.
 
@@ -316,8 +531,8 @@ class NDArray(Indexed):
             Where to; in memory if left out.
         casting : {"no", "equiv", "safe", "same_kind", "unsafe"}
             Which conversions are allowed; see `numpy.can_cast`.
-        **options
-            What else `b2array.copy` takes.
+        progress, chunks, ..., fs
+            As for `b2array.copy`.
 
         Raises
         ------
@@ -330,24 +545,16 @@ class NDArray(Indexed):
         >>> b2array.asarray([1.5, 2.5]).astype("i2")[...]
         array([1, 2], dtype=int16)
         """
-        return self._copy("astype", url, dtype, casting, **options)
-
-    def _copy(
-        self, function: str, url: Url | None, dtype: npt.DTypeLike | None = None, casting: Casting = "unsafe", *,
-        progress: bool = False, **options: Any,
-    ) -> NDArray:  # fmt: skip
-        check_keywords(function, options, OPTIONS - KEPT)
-        wanted = ArrayOptions(**options)
-        return self._committed(copying.copied(self._handle, url, wanted, dtype, casting, progress=progress))
+        return self.copy(url, dtype=dtype, casting=casting, progress=progress, **options)
 
 
-def open_array(
+def array_at(
     url: Url, mode: Mode = "r", *, offset: int = 0, storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> NDArray:  # fmt: skip
-    """Open an array and nothing else; parameters as for `b2array.open`, which opens other things, too.
+    """Open the array whose frame is at a URL. Members of groups are found by the path of their file only.
 
-    Raises what it raises, and FormatError for a frame without an array.
+    Raises what `b2array.open` raises, and FormatError for a frame without an array.
     """
     if offset and mode != "r":
         raise ReadOnlyError("a frame inside a larger file can only be read")

@@ -47,6 +47,8 @@ from b2array.progress import track
 __all__ = [
     "PIECE_NBYTES",
     "computed",
+    "converted",
+    "converted_fill",
     "copied",
     "holding",
     "is_sliceable",
@@ -67,7 +69,7 @@ def copied(
 
     def attempt(source: Source) -> Transaction:
         old = source.state.require_layout()
-        kind = old.dtype if dtype is None else _converted(old.dtype, known_dtype(dtype), casting)
+        kind = old.dtype if dtype is None else converted(old.dtype, known_dtype(dtype), casting)
         if kind != old.dtype or not _keeps_chunks(source, old, new):
             return _recoded(source, old, kind, url, new, progress=progress)
         store, frame_type = place_new(url, new.layout, new.storage_options, fs=new.fs, overwrite=new.overwrite)
@@ -77,7 +79,8 @@ def copied(
     return handle.reading(attempt)
 
 
-def _converted(old: np.dtype[Any], dtype: npt.DTypeLike | None, casting: Casting) -> np.dtype[Any]:
+def converted(old: np.dtype[Any], dtype: npt.DTypeLike | None, casting: Casting) -> np.dtype[Any]:
+    """Return the type that items get; TypeError if the conversion is not allowed."""
     if np.dtype(dtype).subdtype is not None:
         raise TypeError(f"items cannot be converted to arrays: {np.dtype(dtype)}")
     # NumPy chooses the length of text without one.
@@ -141,9 +144,13 @@ def _parts(old: Layout, dtype: np.dtype[Any], new: ArrayOptions) -> tuple[Any, A
 def _fill(fill: bytes | None, old: np.dtype[Any], new: np.dtype[Any]) -> Any:
     if fill is None or len(fill) != old.itemsize:
         return 0
-    item = np.frombuffer(fill, old)
+    return converted_fill(np.frombuffer(fill, old)[0], new)
+
+
+def converted_fill(item: Any, dtype: np.dtype[Any]) -> Any:
+    """Return a fill value as an item of another type; 0 if there is none like it."""
     with np.errstate(invalid="ignore"), suppress(ValueError):  # text that is no number
-        return item.astype(new)[0]
+        return np.asarray(item)[None].astype(dtype)[0]
     return 0
 
 

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from b2array.array import copying, dask, drafts
-from b2array.array.array import NDArray, open_array
+from b2array.array.array import NDArray, View, array_at
 from b2array.array.copying import is_sliceable
 from b2array.array.drafts import (
-    OPTIONS,
     ArrayOptions,
     Casting,
+    CopyKeywords,
     Extents,
+    FilledKeywords,
     Kind,
+    NewKeywords,
+    SavedKeywords,
     Shape,
     Url,
-    array_options,
-    check_keywords,
     known_dtype,
+    takes,
 )
 from b2array.codec.cparams import AnyCParams
 from b2array.format import dtypes
 from b2array.grid.assignment import check_unmasked
 from b2array.grid.layout import extents
+from b2array.keywords import spelled_out
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -40,9 +44,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+@spelled_out()
 def create(
-    url: Url | None,
-    shape: Shape,
+    url: Url | None = None,
+    shape: Shape | None = None,
     dtype: npt.DTypeLike = float,
     *,
     chunks: Extents = "auto",
@@ -62,10 +67,10 @@ def create(
 
     Parameters
     ----------
-    url : str, os.PathLike or None
-        Where to; None: in memory.
+    url : str or os.PathLike, optional
+        Where to; in memory if left out.
     shape : int or sequence of int
-        Extents in items, at most 16.
+        Extents in items, at most 16. It must be given.
     dtype : dtype-like
         Any type of NumPy's but object. If its items are arrays, their dimensions are added to the shape, as in NumPy.
     chunks, blocks : int, str, sequence or mapping, default "auto"
@@ -104,19 +109,34 @@ def create(
         There would be too many chunks or metalayers, or too long names. After any of these errors, nothing was written.
     UnsupportedError
         Stock Blosc2 would read the array wrongly (see `interop`), or a codec or filter cannot write.
+
+    Examples
+    --------
+    >>> create(shape=(3, 2), dtype="i2", fill_value=7)[0]
+    array([7, 7], dtype=int16)
     """
+    if url is not None and not isinstance(url, str | os.PathLike):
+        raise TypeError(f"create() takes the place first, not {url!r}; for an array in memory, write create(shape=...)")
+    if shape is None:
+        raise TypeError("create() needs a shape; b2array.asarray stores values")
     options = ArrayOptions(
         chunks, blocks, fill_value, cparams, layout, dims, attrs, meta, overwrite, interop, storage_options, fs
     )
     return NDArray._committed(drafts.filled(url, shape, dtype, options))
 
 
-def empty(shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Any) -> NDArray:
+@takes(NewKeywords)
+def empty(
+    shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Unpack[NewKeywords]
+) -> NDArray:
     """Make an array of zeros, as `zeros` does: unwritten items are never arbitrary."""
-    return _filled("empty", url, shape, dtype, options)
+    return _filled(url, shape, dtype, ArrayOptions(**options))
 
 
-def zeros(shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Any) -> NDArray:
+@takes(NewKeywords)
+def zeros(
+    shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Unpack[NewKeywords]
+) -> NDArray:
     """Make an array of zeros, which takes no room and no time.
 
     Parameters
@@ -125,24 +145,33 @@ def zeros(shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None,
         As for `create`.
     url : str or os.PathLike, optional
         Where to; in memory if left out.
-    **options
-        What else `create` takes.
+    chunks, ..., fs
+        As for `create`.
 
     Examples
     --------
     >>> zeros((3, 2), "i4")[...].tolist()
     [[0, 0], [0, 0], [0, 0]]
     """
-    return _filled("zeros", url, shape, dtype, options)
+    return _filled(url, shape, dtype, ArrayOptions(**options))
 
 
-def ones(shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Any) -> NDArray:
+@takes(FilledKeywords)
+def ones(
+    shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Unpack[FilledKeywords]
+) -> NDArray:
     """Make an array of ones; parameters as for `zeros`."""
-    return _filled("ones", url, shape, dtype, options, fill_value=_item(1, dtype)[()])
+    return _filled(url, shape, dtype, ArrayOptions(**options, fill_value=_item(1, dtype)[()]))
 
 
+@takes(FilledKeywords)
 def full(
-    shape: Shape, fill_value: Any, dtype: npt.DTypeLike | None = None, *, url: Url | None = None, **options: Any
+    shape: Shape,
+    fill_value: Any,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    url: Url | None = None,
+    **options: Unpack[FilledKeywords],
 ) -> NDArray:
     """Make an array of one value, one small chunk at each position; parameters as for `zeros`.
 
@@ -154,12 +183,12 @@ def full(
         The value of all items.
     dtype : dtype-like, optional
         By default the value's own.
-    url, **options
+    url, chunks, ..., fs
         As for `zeros`.
     """
     item = _item(fill_value, dtype)
     chosen = dtype if dtype is not None and dtypes.has_size(known_dtype(dtype)) else item.dtype
-    return _filled("full", url, shape, chosen, options, fill_value=item[()])
+    return _filled(url, shape, chosen, ArrayOptions(**options, fill_value=item[()]))
 
 
 def _item(value: Any, dtype: npt.DTypeLike | None) -> npt.NDArray[Any]:
@@ -172,51 +201,107 @@ def _item(value: Any, dtype: npt.DTypeLike | None) -> npt.NDArray[Any]:
     return np.full((), value, np.empty(0, wanted).dtype)
 
 
-def _filled(
-    function: str, url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Mapping[str, Any], **fixed: Any
+def _filled(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> NDArray:
+    return NDArray._committed(drafts.filled(url, shape, dtype, options))
+
+
+@takes(NewKeywords)
+def empty_like(
+    x: Any,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    shape: Shape | None = None,
+    url: Url | None = None,
+    **options: Unpack[NewKeywords],
 ) -> NDArray:
-    check_keywords(function, options, OPTIONS - fixed.keys())
-    return NDArray._committed(drafts.filled(url, shape, dtype, ArrayOptions(**options, **fixed)))
+    """Make an array of zeros, as `zeros_like` does: unwritten items are never arbitrary."""
+    return _like(x, dtype, shape, url, options)
 
 
-def empty_like(x: Any, **options: Any) -> NDArray:
-    """Make an array of zeros with shape and type of another; parameters as for `zeros`."""
-    return create(**_like("empty_like", x, options))
+@takes(NewKeywords)
+def zeros_like(
+    x: Any,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    shape: Shape | None = None,
+    url: Url | None = None,
+    **options: Unpack[NewKeywords],
+) -> NDArray:
+    """Make an array of zeros with shape and type of another, and its chunks, blocks and compression.
+
+    Parameters
+    ----------
+    x : array-like
+        The other array.
+    dtype : dtype-like, optional
+        Another type.
+    shape : int or sequence of int, optional
+        Another shape.
+    url, chunks, ..., fs
+        As for `zeros`.
+
+    Examples
+    --------
+    >>> a = zeros((100, 200), chunks=(10, 200))
+    >>> zeros_like(a).chunks, zeros_like(a, "i1").dtype
+    ((10, 200), dtype('int8'))
+    """
+    return _like(x, dtype, shape, url, options)
 
 
-def zeros_like(x: Any, **options: Any) -> NDArray:
-    """Make an array of zeros with shape and type of another (and its chunks and blocks); parameters as for `zeros`."""
-    return create(**_like("zeros_like", x, options))
+@takes(FilledKeywords)
+def ones_like(
+    x: Any,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    shape: Shape | None = None,
+    url: Url | None = None,
+    **options: Unpack[FilledKeywords],
+) -> NDArray:
+    """Make an array of ones with shape and type of another; parameters as for `zeros_like`."""
+    return _like(x, dtype, shape, url, options, fill_value=1)
 
 
-def ones_like(x: Any, **options: Any) -> NDArray:
-    """Make an array of ones with shape and type of another; parameters as for `zeros`."""
-    return create(**_like("ones_like", x, options, fill_value=1))
+@takes(FilledKeywords)
+def full_like(
+    x: Any,
+    fill_value: Any,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    shape: Shape | None = None,
+    url: Url | None = None,
+    **options: Unpack[FilledKeywords],
+) -> NDArray:
+    """Make an array of one value with shape and type of another; other parameters as for `zeros_like`."""
+    return _like(x, dtype, shape, url, options, fill_value=fill_value)
 
 
-def full_like(x: Any, fill_value: Any, **options: Any) -> NDArray:
-    """Make an array of one value with shape and type of another; parameters as for `full`."""
-    return create(**_like("full_like", x, options, fill_value=fill_value))
-
-
-def _like(function: str, x: Any, options: Mapping[str, Any], **fixed: Any) -> dict[str, Any]:
-    check_keywords(function, options, (OPTIONS | {"dtype", "shape", "url"}) - fixed.keys())
+def _like(
+    x: Any,
+    dtype: npt.DTypeLike | None,
+    shape: Shape | None,
+    url: Url | None,
+    options: Mapping[str, Any],
+    **fixed: Any,
+) -> NDArray:
     model = x if isinstance(x, NDArray | np.ndarray) or is_sliceable(x) else np.asarray(x)
+    new_shape = model.shape if shape is None else shape
+    new_dtype = model.dtype if dtype is None else dtype
     given = {name: value for name, value in options.items() if value is not None}
-    chosen: dict[str, Any] = {"url": None, "shape": model.shape, "dtype": model.dtype} | given
     if fixed:
-        chosen["fill_value"] = _item(fixed["fill_value"], chosen["dtype"])[()]
-    if not isinstance(x, NDArray):
-        return chosen
-    same = (
-        extents(chosen["shape"]) == x.shape and np.dtype(known_dtype(chosen["dtype"])) == x.dtype and 0 not in x.chunks
-    )
-    if same and not given.keys() & {"chunks", "blocks"}:
-        chosen |= {"chunks": x.chunks, "blocks": x.blocks}
-    return {"cparams": x.cparams} | chosen
+        given["fill_value"] = _item(fixed["fill_value"], new_dtype)[()]
+    if isinstance(x, NDArray):
+        same = extents(new_shape) == x.shape and np.dtype(known_dtype(new_dtype)) == x.dtype and 0 not in x.chunks
+        if same and not given.keys() & {"chunks", "blocks"}:
+            given |= {"chunks": x.chunks, "blocks": x.blocks}
+        given = {"cparams": x.cparams} | given
+    return _filled(url, new_shape, new_dtype, ArrayOptions(**given))
 
 
-def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = None, **options: Any) -> NDArray:
+@takes(NewKeywords)
+def asarray(
+    x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = None, **options: Unpack[NewKeywords]
+) -> NDArray:
     """Store an array.
 
     Parameters
@@ -229,8 +314,8 @@ def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = Non
         Where to; in memory if left out.
     dtype : dtype-like, optional
         Type to convert to.
-    **options
-        What else `create` takes.
+    chunks, ..., fs
+        As for `create`.
 
     Examples
     --------
@@ -240,11 +325,12 @@ def asarray(x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = Non
     """
     if isinstance(x, NDArray) and url is None and not options and dtype in (None, x.dtype):
         return x
-    return NDArray._committed(copying.holding(x, url, dtype, array_options("asarray", options)))
+    return NDArray._committed(copying.holding(x, url, dtype, ArrayOptions(**options)))
 
 
+@spelled_out()
 def copy(
-    src: NDArray | Url,
+    src: NDArray | View | Url,
     dst: Url | None = None,
     *,
     dtype: npt.DTypeLike | None = None,
@@ -266,7 +352,7 @@ def copy(
 
     Parameters
     ----------
-    src : NDArray, str or os.PathLike
+    src : NDArray, View, str or os.PathLike
         What to copy: the state that the handle shows.
     dst : str or os.PathLike, optional
         Where to; in memory if left out.
@@ -302,14 +388,17 @@ def copy(
     >>> b.chunks, bool((b[...] == a[...]).all())
     ((2, 2), True)
     """
-    with nullcontext(src) if isinstance(src, NDArray) else open_array(src) as source:
-        return source.copy(
-            dst, dtype=dtype, casting=casting, chunks=chunks, blocks=blocks, cparams=cparams, layout=layout,
-            overwrite=overwrite, interop=interop, progress=progress, storage_options=storage_options,
-            fs=fs,
-        )  # fmt: skip
+    given: CopyKeywords = {
+        "chunks": chunks, "blocks": blocks, "cparams": cparams, "layout": layout, "overwrite": overwrite,
+        "interop": interop, "storage_options": storage_options, "fs": fs,
+    }  # fmt: skip
+    if isinstance(src, View):
+        return src.copy(dst, dtype=dtype, casting=casting, **given)
+    with nullcontext(src) if isinstance(src, NDArray) else array_at(src) as source:
+        return source.copy(dst, dtype=dtype, casting=casting, progress=progress, **given)
 
 
+@takes(NewKeywords)
 def from_blocks(
     pieces: Iterable[Any],
     /,
@@ -317,7 +406,7 @@ def from_blocks(
     *,
     axis: int = 0,
     dtype: npt.DTypeLike | None = None,
-    **options: Any,
+    **options: Unpack[NewKeywords],
 ) -> NDArray:
     """Make an array of blocks that come one after the other, and return a handle that can change it.
 
@@ -334,8 +423,8 @@ def from_blocks(
         The axis along which the blocks are joined.
     dtype : dtype-like, optional
         Type of the items.
-    **options
-        What else `create` takes.
+    chunks, ..., fs
+        As for `create`.
 
     Raises
     ------
@@ -351,20 +440,20 @@ def from_blocks(
     >>> a.shape, a[::3, 0].tolist()
     ((10, 3), [0, 1, 3, 4])
     """
-    return NDArray._committed(copying.joined(pieces, url, axis, dtype, array_options("from_blocks", options)))
+    return NDArray._committed(copying.joined(pieces, url, axis, dtype, ArrayOptions(**options)))
 
 
+@takes(NewKeywords)
 def from_dask(
     x: da.Array,
     url: Url | None = None,
     *,
     dtype: npt.DTypeLike | None = None,
-    chunks: Extents = "auto",
     compute: bool = True,
     resume: bool = False,
     progress: bool = False,
     scheduler: Any = None,
-    **options: Any,
+    **options: Unpack[NewKeywords],
 ) -> NDArray | Delayed:
     """Compute a dask array and store it, in parallel and as one commit.
 
@@ -381,9 +470,6 @@ def from_dask(
         Where to; in memory if left out, which works for schedulers in this process only if ``compute=False``.
     dtype : dtype-like, optional
         Type to convert to.
-    chunks : int, str, sequence or mapping, default "auto"
-        Extents of the stored chunks, as `create` takes them. "auto": such that the chunks of `x` are multiples of them,
-        if that is possible.
     compute : bool, default True
         Whether to compute now. Otherwise the result is a `dask.delayed.Delayed` that does everything, the commit too.
     resume : bool, default False
@@ -392,8 +478,8 @@ def from_dask(
         Show the progress on stderr.
     scheduler : str, callable or distributed.Client, optional
         For dask; its default otherwise.
-    **options
-        What else `create` takes.
+    chunks, ..., fs
+        As for `create`. If no chunks are given, those of `x` are multiples of the stored ones where that is possible.
 
     Returns
     -------
@@ -419,21 +505,46 @@ def from_dask(
     >>> a[1].tolist()
     [16, 25, 36, 49]
     """
-    given = array_options("from_dask", {"chunks": chunks, **options})
-    write = dask.from_dask(x, url, dtype, given, resume=resume)
+    write = dask.from_dask(x, url, dtype, ArrayOptions(**options), resume=resume)
     done: NDArray | Delayed = write.run(NDArray, compute, progress, scheduler)
     return done
 
 
-def save(url: Url, x: Any, **options: Any) -> None:
-    """Store an array as `asarray` does, and replace an existing one."""
-    check_keywords("save", options, OPTIONS | {"dtype"})
-    asarray(x, url=url, **{"overwrite": True, **options}).close()
+@takes(SavedKeywords)
+def save(
+    url: Url,
+    x: Any,
+    *,
+    dtype: npt.DTypeLike | None = None,
+    overwrite: bool = True,
+    **options: Unpack[SavedKeywords],
+) -> None:
+    """Store an array as `asarray` does, and replace an existing one.
+
+    Parameters
+    ----------
+    url : str or os.PathLike
+        Where to.
+    x, dtype
+        As for `asarray`.
+    overwrite : bool, default True
+        Whether an array that is there may be replaced.
+    chunks, ..., fs
+        As for `create`.
+
+    Examples
+    --------
+    >>> save("memory://saved.b2nd", [1, 2, 3], chunks=2)
+    >>> load("memory://saved.b2nd")
+    array([1, 2, 3])
+    """
+    asarray(x, url=url, dtype=dtype, overwrite=overwrite, **options).close()
 
 
+@spelled_out()
 def load(
     url: Url, *, storage_options: Mapping[str, Any] | None = None, fs: AbstractFileSystem | None = None
 ) -> npt.NDArray[Any]:
     """Read a whole array into memory."""
-    with open_array(url, storage_options=storage_options, fs=fs) as stored:
+    with array_at(url, storage_options=storage_options, fs=fs) as stored:
         return np.asarray(stored)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
 
+from b2array.array.drafts import checked_dims
 from b2array.codec.cparams import CParams
 from b2array.compute.operators import free_nbytes
 from b2array.compute.readable import Readable
@@ -16,12 +17,15 @@ from b2array.display import tables
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.redo import writers_lock
 from b2array.engine.transaction import Transaction, copied
-from b2array.errors import FormatError, UnsupportedError, located_error
+from b2array.errors import B2ArrayError, FormatError, UnsupportedError, located_error
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.header import FrameType
 from b2array.store.memory import MemoryStore
 
 __all__ = ["Attributes", "Described", "Opened"]
+
+_CORNERS_NBYTES = 16 * 2**20
+"""A page shows items if this many bytes of blocks, at most, are decoded for them."""
 
 
 class Opened:
@@ -30,7 +34,12 @@ class Opened:
     __slots__ = ("__weakref__", "_handle")
 
     def __init__(self, handle: Handle) -> None:
+        if not isinstance(handle, Handle):
+            raise TypeError(f"b2array.{type(self).__name__} is made by {self._makers}")
         self._handle = handle
+
+    _makers: str
+    """The functions that users call instead of the class."""
 
     @property
     def url(self) -> str:
@@ -70,8 +79,7 @@ class Opened:
         """The metalayers, fixed when the frame was created: decoded if they are msgpack, else bytes."""
         return MappingProxyType({name: _decoded(raw) for name, raw in self._handle.described.state.frame.metalayers})
 
-    @contextmanager
-    def transaction(self) -> Iterator[Self]:
+    def transaction(self) -> AbstractContextManager[Self]:
         """Make everything that is changed through this handle inside the ``with`` block one commit.
 
         Threads that write through the handle join in, one at a time, and what they read through it shows the changes.
@@ -84,6 +92,10 @@ class Opened:
         ConflictError
             Another writer changed what was read or written in the block. Nothing has happened then.
         """
+        return tables.Block(f"a transaction of {self.url}", self._changing())
+
+    @contextmanager
+    def _changing(self) -> Iterator[Self]:
         with self._handle.transaction():
             yield self
 
@@ -197,10 +209,15 @@ class Described(Opened, Readable):
 
     @property
     def dims(self) -> tuple[str | None, ...] | None:
-        """Names of the dimensions, if they have any."""
+        """Names of the dimensions, if they have any. An assignment is a commit; None removes them."""
         state = self._handle.described.state
         layout, dims = state.require_layout(), state.annotations.dims
         return dims if dims is not None and len(dims) == len(layout.shape) else None
+
+    @dims.setter
+    def dims(self, names: Sequence[str | None] | None) -> None:
+        checked = checked_dims(names, len(self.shape))
+        self._handle.change(lambda transaction: transaction.annotate(dims=checked), anywhere=True)
 
     @property
     def attrs(self) -> Attributes:
@@ -210,6 +227,29 @@ class Described(Opened, Readable):
     @property
     def info(self) -> tables.Info:
         """A description that prints as a table."""
+        rows, attrs = self._rows()
+        return tables.Info(rows, lambda: tables.array_page(rows, self._layout, attrs))
+
+    def _page(self) -> str:
+        """Describe the array in HTML, without its items."""
+        return self.info._repr_html_()
+
+    def _repr_html_(self) -> str:
+        rows, attrs = self._rows()
+        return tables.array_page(rows, self._layout, attrs, self._values())
+
+    def _values(self) -> str:
+        """Return a few items as NumPy shows them; nothing if they are not near, or much has to be decoded for them."""
+        layout = self._layout
+        corners = 2 ** sum(n > b for n, b in zip(layout.shape, layout.blocks, strict=True))
+        if not self._handle.source.is_local or corners * layout.block_nbytes > _CORNERS_NBYTES:
+            return ""
+        try:
+            return tables.corners(self.shape, self.itemsize, lambda key: self.oindex[key])
+        except (B2ArrayError, OSError) as error:
+            return f"cannot be read: {error}"
+
+    def _rows(self) -> tuple[dict[str, Any], dict[str, Any]]:
         frame, attrs = self._handle.frame, self._shown_attrs()
         rows = {
             "url": self.url,
@@ -234,7 +274,7 @@ class Described(Opened, Readable):
             "generation": self.generation,
             "attrs": ", ".join(f"{name}={value!r}" for name, value in attrs.items()) or "none",
         }
-        return tables.Info(rows, lambda: tables.array_page(rows, self._layout, attrs))
+        return rows, attrs
 
     def _shown_attrs(self) -> dict[str, Any]:
         try:

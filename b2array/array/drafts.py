@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from b2array.errors import UnsupportedError
 from b2array.format import b2nd, dtypes, frame
 from b2array.format.annotations import Annotations
 from b2array.format.attributes import encode_attr
+from b2array.format.foreign import check_ending
 from b2array.format.header import FIRST_BYTES, FrameType
 from b2array.format.index import special_offset
 from b2array.format.state import check_count, noted_cparams, parse
@@ -31,27 +32,31 @@ from b2array.grid import chunking
 from b2array.grid.assignment import check_unmasked, spread
 from b2array.grid.layout import Layout, extents
 from b2array.grid.selection import select
+from b2array.keywords import F, spelled_out
 from b2array.store.atomic import require_free
 from b2array.store.base import Store
 from b2array.store.memory import MemoryStore
-from b2array.store.open import open_store
+from b2array.store.open import cut, open_store
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 __all__ = [
-    "KEPT",
-    "OPTIONS",
     "UNSET",
     "ArrayOptions",
     "Casting",
+    "CopyKeywords",
     "Extents",
+    "FilledKeywords",
     "Kind",
+    "MemberKeywords",
+    "NewKeywords",
+    "SavedKeywords",
     "Shape",
     "Url",
+    "VariableKeywords",
     "aborting",
-    "array_options",
-    "check_keywords",
+    "checked_dims",
     "empty_frame",
     "encoded_metalayers",
     "filled",
@@ -60,6 +65,7 @@ __all__ = [
     "new_draft",
     "place_new",
     "put",
+    "takes",
 ]
 
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
@@ -70,7 +76,13 @@ Extents = SupportsIndex | str | Sequence[Any] | Mapping[int, Any] | None
 
 Url = str | os.PathLike[str]
 
-UNSET: Final = object()
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "0"  # as signatures show it
+
+
+UNSET: Final = _Unset()
 """The fill value of options that name none: None itself is a value, not a number in arrays of floats."""
 
 
@@ -100,33 +112,75 @@ class ArrayOptions:
             object.__setattr__(self, "cparams", given_or_default(self.cparams))
 
 
-_PLACES = frozenset({"file", "filename", "fname", "path", "urlpath"})
-"""What other libraries call the argument `url`."""
-OPTIONS: Final = frozenset(field.name for field in fields(ArrayOptions))
-KEPT: Final = frozenset({"attrs", "dims", "fill_value", "meta"})
-"""What copies have in common with their source."""
+# The names and types of these options, for functions that pass them on. Each class is for the functions that do not
+# name the others themselves.
 
 
-def array_options(function: str, options: Mapping[str, Any]) -> ArrayOptions:
-    """Return the options that were given to a public function as keywords.
+class VariableKeywords(TypedDict, total=False):
+    """Options of arrays whose place, dimensions and attributes are known."""
+
+    chunks: Extents
+    blocks: Extents
+    cparams: AnyCParams
+    layout: Kind
+    interop: bool
+    fill_value: Any
+    meta: Mapping[str, Any] | None
+
+
+class MemberKeywords(VariableKeywords, total=False):
+    """Options of arrays whose place is known: members of a group."""
+
+    dims: Sequence[str | None] | None
+    attrs: Mapping[str, Any] | None
+
+
+class SavedKeywords(MemberKeywords, total=False):
+    """Options of arrays that may be replaced."""
+
+    storage_options: Mapping[str, Any] | None
+    fs: AbstractFileSystem | None
+
+
+class NewKeywords(SavedKeywords, total=False):
+    """All options of new arrays."""
+
+    overwrite: bool
+
+
+class CopyKeywords(TypedDict, total=False):
+    """Options of copies, which have attributes, dimensions, metalayers and fill value of their source."""
+
+    chunks: Extents
+    blocks: Extents
+    cparams: AnyCParams
+    layout: Kind
+    overwrite: bool
+    interop: bool
+    storage_options: Mapping[str, Any] | None
+    fs: AbstractFileSystem | None
+
+
+class FilledKeywords(CopyKeywords, total=False):
+    """Options of arrays with a known fill value."""
+
+    dims: Sequence[str | None] | None
+    attrs: Mapping[str, Any] | None
+    meta: Mapping[str, Any] | None
+
+
+def takes(kind: type) -> Callable[[F], F]:
+    """Decorate a function whose ``**options`` are options of new arrays: its signature names them.
 
     Examples
     --------
-    >>> array_options("zeros", {"path": "a.b2nd"})
+    >>> @takes(NewKeywords)
+    ... def make(**options): ...
+    >>> make(path="a.b2nd")
     Traceback (most recent call last):
-    TypeError: zeros() got an unexpected keyword argument 'path': the place is given as url
+    TypeError: make() got an unexpected keyword argument 'path'
     """
-    check_keywords(function, options, OPTIONS)
-    return ArrayOptions(**options)
-
-
-def check_keywords(function: str, given: Iterable[str], known: frozenset[str]) -> None:
-    """Raise the TypeError of Python for a keyword that the function does not have."""
-    for name in given:
-        if name not in known:
-            # `create` with options is that of a group, whose members have names instead.
-            hint = ": the place is given as url" if name in _PLACES and function != "create" else ""
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
+    return spelled_out(kind, {each.name: each.default for each in fields(ArrayOptions)})
 
 
 # The transaction.
@@ -141,7 +195,7 @@ def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Arra
     check_dtype(params, layout.dtype)
     _check_params(params, layout, interop=options.interop)
     fill = _fill_bytes(options.fill_value, layout.dtype)
-    names = _checked_dims(options.dims, layout.ndim)
+    names = checked_dims(options.dims, layout.ndim)
     metalayers = encoded_metalayers(options.meta)
     if wrong := [name for name, _ in metalayers if name in b2nd.NOT_DATA]:
         raise ValueError(f"a metalayer {wrong[0]!r} would say that the chunks do not hold the array's values")
@@ -207,6 +261,8 @@ def aborting(transaction: Transaction) -> Iterator[None]:
 
 
 def _layout(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Layout:
+    if isinstance(shape, str | os.PathLike):
+        raise TypeError(f"expected a shape, found {os.fspath(shape)!r}; write url={os.fspath(shape)!r}")
     # NumPy itself turns items that are arrays into dimensions.
     known = known_dtype(dtype)
     dtypes.require_size(known)
@@ -229,7 +285,8 @@ def known_dtype(dtype: npt.DTypeLike | None) -> npt.DTypeLike | None:
     return dtypes.extension_dtype(dtype) or dtype
 
 
-def _checked_dims(dims: Sequence[str | None] | None, ndim: int) -> tuple[str | None, ...] | None:
+def checked_dims(dims: Sequence[str | None] | None, ndim: int) -> tuple[str | None, ...] | None:
+    """Check and return names of dimensions."""
     if dims is None:
         return None
     if isinstance(dims, str) or not all(name is None or isinstance(name, str) for name in dims):
@@ -318,6 +375,7 @@ def place_new(
     if url is None:
         return MemoryStore(), FrameType.SPARSE if layout == "sparse" else FrameType.CONTIGUOUS
     store = open_store(url, storage_options=storage_options, fs=fs)
+    check_ending(cut(store.url)[1], store.url)
     if layout == "auto":
         layout = "contiguous" if store.appendable and not store.is_prefix else "sparse"
     if layout == "contiguous" and store.is_prefix:

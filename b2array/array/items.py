@@ -63,7 +63,7 @@ class Indexed(Described):
         >>> a.chunk_view[-1, 0], a.chunk_view[1:].shape
         (array([[7, 7, 7, 7]], dtype=int32), (3, 4))
         """
-        return self._indexer(lambda key, shape: _of_chunks(key, shape, self.chunks))
+        return self._indexer("chunk_view", lambda key, shape: _of_chunks(key, shape, self.chunks))
 
     def explain(self, key: Any) -> Reading:
         """Say what ``a[key]`` would read now: chunks, blocks, requests and bytes.

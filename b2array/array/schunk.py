@@ -22,6 +22,7 @@ from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.codec.header import Special
 from b2array.codec.rounding import check_dtype
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
+from b2array.display.tables import counted
 from b2array.engine import edits
 from b2array.engine.fetch import each_chunk, fetch
 from b2array.engine.handle import Handle, Mode
@@ -35,6 +36,7 @@ from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.state import noted_cparams, parse
 from b2array.grid.assignment import check_unmasked
+from b2array.keywords import spelled_out
 from b2array.printable import printable
 from b2array.progress import track
 from b2array.store.memory import MemoryStore
@@ -57,6 +59,8 @@ class SChunk(Opened):
     """
 
     __slots__ = ()
+
+    _makers = "b2array.create_schunk(url, chunksize=...) and b2array.open_schunk(url)"
 
     # What is known without reading chunks.
 
@@ -104,7 +108,8 @@ class SChunk(Opened):
         return self.nchunks
 
     def __repr__(self) -> str:
-        return f"<b2array.SChunk {printable(self.url)}: {self.nchunks} chunks, {self.nbytes} bytes>"
+        chunks, pending = counted(self.nchunks, "chunk"), ", in a transaction" * self.in_transaction
+        return f"<b2array.SChunk {printable(self.url)}: {chunks}, {self.nbytes} bytes{pending}>"
 
     # Reading.
 
@@ -285,6 +290,7 @@ class SChunk(Opened):
             return self.nchunks
 
 
+@spelled_out()
 def open_schunk(
     url: str | os.PathLike[str],
     mode: Mode = "r",
@@ -318,6 +324,7 @@ def open_schunk(
     return SChunk(Handle(load(open_store(url, storage_options=storage_options, fs=fs), start=offset), mode))
 
 
+@spelled_out()
 def create_schunk(
     url: str | os.PathLike[str] | None = None,
     *,

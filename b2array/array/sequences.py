@@ -6,14 +6,14 @@ import math
 import operator
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from b2array.array import copying
 from b2array.array.array import NDArray
-from b2array.array.drafts import Url, array_options
+from b2array.array.drafts import ArrayOptions, NewKeywords, Url, takes
 
 __all__ = ["arange", "eye", "fromiter", "linspace"]
 
@@ -21,9 +21,10 @@ _ITEMS = 2**16
 """Number of items to collect before they are written."""
 
 
+@takes(NewKeywords)
 def arange(
     start: Any, stop: Any = None, step: Any = None, dtype: npt.DTypeLike | None = None, *, url: Url | None = None,
-    **options: Any,
+    **options: Unpack[NewKeywords],
 ) -> NDArray:  # fmt: skip
     """Make an array of numbers or dates at equal distances, as `numpy.arange`.
 
@@ -34,7 +35,7 @@ def arange(
     >>> arange(10, 0, -3)[...]
     array([10,  7,  4,  1])
     """
-    wanted = array_options("arange", options)
+    wanted = ArrayOptions(**options)
     given = np.empty(0, dtype), *map(np.asarray, (start, stop, step))
     if not {"m", "M"}.isdisjoint(each.dtype.kind for each in given):
         # In one piece: NumPy has rules of its own for units.
@@ -53,9 +54,10 @@ def arange(
     return NDArray._committed(copying.computed((length,), kind, compute, url, wanted))
 
 
+@takes(NewKeywords)
 def linspace(
     start: Any, stop: Any, num: SupportsIndex = 50, *, endpoint: bool = True, dtype: npt.DTypeLike | None = None,
-    url: Url | None = None, **options: Any,
+    url: Url | None = None, **options: Unpack[NewKeywords],
 ) -> NDArray:  # fmt: skip
     """Make an array of `num` numbers at equal distances from `start` to `stop`, as `numpy.linspace`.
 
@@ -78,13 +80,14 @@ def linspace(
             values[-1] = stop
         return np.floor(values) if model.dtype.kind in "iu" else values
 
-    wanted = array_options("linspace", options)
+    wanted = ArrayOptions(**options)
     return NDArray._committed(copying.computed((length,), model.dtype, compute, url, wanted))
 
 
+@takes(NewKeywords)
 def eye(
     N: SupportsIndex, M: SupportsIndex | None = None, k: SupportsIndex = 0,  # noqa: N803 - as in NumPy
-    dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Any,
+    dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Unpack[NewKeywords],
 ) -> NDArray:  # fmt: skip
     """Make an array of zeros with ones on the diagonal `k`, as `numpy.eye`; other options as for `arange`.
 
@@ -101,11 +104,17 @@ def eye(
         return np.eye(n, m, offset, dtype) if -n < offset < m else None
 
     shape = operator.index(N), operator.index(N if M is None else M)
-    return NDArray._committed(copying.computed(shape, dtype, compute, url, array_options("eye", options)))
+    return NDArray._committed(copying.computed(shape, dtype, compute, url, ArrayOptions(**options)))
 
 
+@takes(NewKeywords)
 def fromiter(
-    iter: Iterable[Any], dtype: npt.DTypeLike, count: SupportsIndex = -1, *, url: Url | None = None, **options: Any
+    iter: Iterable[Any],
+    dtype: npt.DTypeLike,
+    count: SupportsIndex = -1,
+    *,
+    url: Url | None = None,
+    **options: Unpack[NewKeywords],
 ) -> NDArray:
     """Make an array of one dimension of items that come one by one, as `numpy.fromiter`, in one commit.
 
@@ -127,4 +136,4 @@ def fromiter(
         if (size := sum(lengths[1:])) < wanted:
             raise ValueError(f"iterator too short: Expected {wanted} but iterator had only {size} items.")
 
-    return NDArray._committed(copying.joined(blocks(), url, 0, None, array_options("fromiter", options)))
+    return NDArray._committed(copying.joined(blocks(), url, 0, None, ArrayOptions(**options)))

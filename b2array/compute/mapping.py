@@ -64,11 +64,14 @@ class Mapping:
     shape: tuple[int, ...]
     starts: tuple[int, ...]
     axes: tuple[Digits, ...]
+    numbers: tuple[int | None, ...]
+    """For each axis, the axis of the array that it is, or is a part of; None for one that is split, joined or new."""
 
     @classmethod
     def of(cls, shape: tuple[int, ...]) -> Mapping:
         """Return the mapping of a view of all items as they are."""
-        return cls(shape, (0,) * len(shape), tuple((Digit(axis, n, 1),) for axis, n in enumerate(shape)))
+        axes = tuple((Digit(axis, n, 1),) for axis, n in enumerate(shape))
+        return cls(shape, (0,) * len(shape), axes, tuple(range(len(shape))))
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -88,12 +91,24 @@ class Mapping:
     def transposed(self, *axes: Any) -> Mapping:
         """Reorder the axes, as `numpy.ndarray.transpose`."""
         numbered = np.broadcast_to(np.int8(0), range(len(self.axes)))  # the length of an axis is its number
-        return replace(self, axes=tuple(self.axes[axis] for axis in numbered.transpose(*axes).shape))
+        order = numbered.transpose(*axes).shape
+        return replace(
+            self, axes=tuple(self.axes[axis] for axis in order), numbers=tuple(self.numbers[axis] for axis in order)
+        )
+
+    def squeezed(self, axis: Any) -> Mapping:
+        """Leave out axes of length 1, as `numpy.squeeze`."""
+        shape = self.model.squeeze(axis).shape
+        chosen = range(len(self.axes)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        gone = {number % len(self.axes) for number in chosen if self.lengths[number] == 1}
+        kept = tuple(number for n, number in enumerate(self.numbers) if n not in gone)
+        return replace(self.reshaped(shape), numbers=kept)
 
     def reshaped(self, shape: tuple[int, ...]) -> Mapping:
         """Split and join axes; raise ValueError where a split is not even. The number of items stays."""
+        numbers = self._numbers_in(shape)
         if not math.prod(shape):
-            return replace(self, axes=tuple((Digit(0, n, 0),) for n in shape))
+            return replace(self, axes=tuple((Digit(0, n, 0),) for n in shape), numbers=numbers)
         left = [digit for digit in self.digits if digit.length > 1][::-1]
         axes: list[Digits] = []
         for wanted in shape:
@@ -111,7 +126,25 @@ class Mapping:
                 digits.append(Digit(axis, part, step * (length // part)))
                 n //= part
             axes.append(_merged(digits))
-        return replace(self, axes=tuple(axes))
+        return replace(self, axes=tuple(axes), numbers=numbers)
+
+    def _numbers_in(self, shape: tuple[int, ...]) -> tuple[int | None, ...]:
+        """Return `numbers` in another shape: an axis stays if as many items as before lie on both of its sides."""
+        if shape == self.lengths:
+            return self.numbers
+        if not math.prod(shape):
+            return (None,) * len(shape)
+        before = {}
+        outer = 1
+        for length, number in zip(self.lengths, self.numbers, strict=True):
+            if length > 1:
+                before[outer, length] = number
+            outer *= length
+        found, outer = [], 1
+        for length in shape:
+            found.append(before.get((outer, length)))
+            outer *= length
+        return tuple(found)
 
     def sliced(self, key: Any) -> Mapping:
         """Take what a key of integers, slices, Ellipsis and None selects; of joined axes, part of one or whole rows."""
@@ -125,7 +158,22 @@ class Mapping:
         parts = zip(map(range, self.lengths), cast(tuple[slice, ...], found.positions), flips, strict=True)
         axes = tuple(self._taken(axis, along[part][flip], starts) for axis, (along, part, flip) in enumerate(parts))
         # Integers have left axes of length 1.
-        return Mapping(self.shape, tuple(starts), axes).reshaped(found.shape)
+        taken = Mapping(self.shape, tuple(starts), axes, (None,) * len(axes)).reshaped(found.shape)
+        return replace(taken, numbers=self._numbers_after(key))
+
+    def _numbers_after(self, key: Any) -> tuple[int | None, ...]:
+        """Return `numbers` of what a key of integers, slices, Ellipsis and None selects."""
+        entries = key if isinstance(key, tuple) else (key,)
+        taking = sum(entry is not None and entry is not Ellipsis for entry in entries)
+        rest = [slice(None)] * (len(self.numbers) - taking)
+        at = next((n for n, entry in enumerate(entries) if entry is Ellipsis), len(entries))
+        left = iter(self.numbers)
+        found: list[int | None] = []
+        for entry in (*entries[:at], *rest, *entries[at + 1 :]):
+            number = None if entry is None else next(left)
+            if entry is None or isinstance(entry, slice):
+                found.append(number)
+        return tuple(found)
 
     def _taken(self, number: int, positions: range, starts: list[int]) -> Digits:
         """Restrict the digits of an axis to positions along it, and move `starts` to the first one."""

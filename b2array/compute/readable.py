@@ -1,10 +1,10 @@
-"""`Readable`: what arrays and views have in common, everything that reads; and `View`."""
+"""`Readable`: what arrays and views have in common, everything that reads."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 from uuid import uuid4
 
 import numpy as np
@@ -22,12 +22,17 @@ from b2array.printable import printable
 if TYPE_CHECKING:
     import dask.array as da
 
-__all__ = ["Indexer", "Readable", "Select", "View", "named"]
+__all__ = ["Indexer", "Readable", "Select", "named"]
 
 Select = Callable[[Any, Sequence[int]], Selection]
 
 _ROWS_NBYTES = 32 * 2**20
 """Iteration reads at most this many bytes ahead."""
+
+
+_INSTEAD_OF_CALLS = {
+    "view": "; a.astype(dtype) converts the items, a[...].view(dtype) reads them and reinterprets their bytes"
+}
 
 
 def _refuse(*_: Any) -> None:
@@ -38,9 +43,13 @@ def _refuse(*_: Any) -> None:
 class Indexer:
     """Calls one function for ``indexer[key]``, and another one for ``indexer[key] = value``."""
 
-    __slots__ = ("_get", "_set")
+    __slots__ = ("_get", "_name", "_set", "_url")
 
-    def __init__(self, get: Callable[[Any], Any], set: Callable[[Any, Any], None] = _refuse) -> None:
+    def __init__(
+        self, name: str, url: str, get: Callable[[Any], Any], set: Callable[[Any, Any], None] = _refuse
+    ) -> None:
+        self._name = name
+        self._url = url
         self._get = get
         self._set = set
 
@@ -49,6 +58,16 @@ class Indexer:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._set(key, value)
+
+    if not TYPE_CHECKING:  # type checkers refuse calls, too
+
+        def __call__(self, *_: object, **__: object) -> NoReturn:
+            """Say how to write it: in NumPy, `view` is a method."""
+            hint = _INSTEAD_OF_CALLS.get(self._name, "")
+            raise TypeError(f"{self._name} takes a key in brackets, as in a.{self._name}[1:3]{hint}")
+
+    def __repr__(self) -> str:
+        return f"<b2array.Indexer of {printable(self._url)}: {self._name}[key]>"
 
 
 class Readable(Operators):
@@ -144,8 +163,10 @@ class Readable(Operators):
             return "b2array", handle.url, uuid4().hex
         return "b2array", handle.url, handle.snapshot.start, handle.generation
 
-    def _indexer(self, rule: Select) -> Indexer:
-        return Indexer(lambda key: self._get(key, rule), lambda key, value: self._set(key, value, rule))
+    def _indexer(self, name: str, rule: Select) -> Indexer:
+        return Indexer(
+            name, self._handle.url, lambda key: self._get(key, rule), lambda key, value: self._set(key, value, rule)
+        )
 
     @property
     def oindex(self) -> Indexer:
@@ -158,7 +179,7 @@ class Readable(Operators):
         >>> a.oindex[[0, 2], [True, False, False, True]].tolist()
         [[0, 3], [8, 11]]
         """
-        return self._indexer(orthogonal)
+        return self._indexer("oindex", orthogonal)
 
     @property
     def vindex(self) -> Indexer:
@@ -171,7 +192,7 @@ class Readable(Operators):
         >>> a.vindex[[0, 1], :, [3, 0]].shape, a.vindex[:, [0, 2, 1]].shape
         ((2, 3), (3, 2, 4))
         """
-        return self._indexer(vectorised)
+        return self._indexer("vindex", vectorised)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -237,58 +258,6 @@ class Readable(Operators):
         """
         return self.to_dask()
 
-    # Views.
-
-    @property
-    def T(self) -> View:  # noqa: N802 - as in NumPy
-        """A lazy view with the axes in reverse order.
-
-        Examples
-        --------
-        >>> import b2array
-        >>> a = b2array.asarray(np.arange(6).reshape(2, 3))
-        >>> a.T[1], a.T.shape
-        (array([1, 4]), (3, 2))
-        """
-        return self.transpose()
-
-    @property
-    def view(self) -> Indexer:
-        """Lazy views of a part: ``a.view[10:20, ::2]`` reads nothing. Takes integers, slices, Ellipsis and None."""
-        return Indexer(lambda key: View(self, self._shown().sliced(key)))
-
-    def _shown(self) -> Mapping:
-        return self._mapping(self._handle.source.state.require_layout().shape)
-
-    def transpose(self, *axes: Any) -> View:
-        """Return a lazy view with another order of the axes, as `numpy.transpose`."""
-        return View(self, self._shown().transposed(*axes))
-
-    def squeeze(self, axis: Any = None) -> View:
-        """Return a lazy view without axes of length 1, as `numpy.squeeze`."""
-        shown = self._shown()
-        return View(self, shown.reshaped(shown.model.squeeze(axis).shape))
-
-    def reshape(self, *shape: Any, order: str = "C") -> View:
-        """Return a lazy view that splits and joins whole axes, as `numpy.reshape`.
-
-        Raises
-        ------
-        ValueError
-            The sizes differ, or the items would have to be rearranged.
-
-        Examples
-        --------
-        >>> import b2array
-        >>> a = b2array.asarray(np.arange(24).reshape(4, 6))
-        >>> a.reshape(2, 2, -1).shape, a.reshape(-1)[7:10]
-        ((2, 2, 6), array([7, 8, 9]))
-        """
-        if order != "C":
-            raise ValueError(f"a view is reshaped in C order only, not {order!r}; a[...].reshape() reads the items")
-        shown = self._shown()
-        return View(self, shown.reshaped(shown.model.reshape(*shape).shape))
-
     # Reductions, which NumPy's functions call.
 
     sum, prod, mean, std, var = map(reduction, ("sum", "prod", "mean", "std", "var"))
@@ -305,59 +274,3 @@ def named(result: Any, names: str | list[str]) -> Any:
         # In NumPy, a["x"][1:3] = 0 changes a. Here it would be lost in a copy.
         found.flags.writeable = False
     return found
-
-
-class View(Readable):
-    """A lazy, read-only view of an array: a part of it, or another arrangement.
-
-    It shows what the handle of its array shows, and reads only what you ask for. If the array gets another shape, its
-    views become useless.
-    """
-
-    __slots__ = ("__weakref__", "_fixed", "_graph", "_handle")
-
-    def __init__(self, array: Any, mapping: Mapping) -> None:
-        self._handle = array._handle
-        self._graph = array._graph
-        self._fixed = mapping
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents in items."""
-        return self._fixed.lengths
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """Extents in items of what about one chunk of the array holds."""
-        return self._fixed.covering(self._layout.chunks)
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """Extents in items of what about one block of the array holds."""
-        return self._fixed.covering(self._layout.blocks)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._get(key, select)
-
-    def _get(self, key: Any, rule: Select) -> Any:
-        rest, names = fields(key, self.dtype)
-        selection = rule(rest, self.shape)
-        place, arranged = self._fixed.located(selection)
-
-        def located(_: Any, shape: Sequence[int]) -> Selection:
-            self._mapping(tuple(shape))
-            return vectorised(place, shape)
-
-        result = arranged(super()._get(..., located))[() if selection.kind == "scalar" else ...]
-        return result if names is None else named(result, names)
-
-    def _mapping(self, shape: tuple[int, ...]) -> Mapping:
-        if shape != self._fixed.shape:
-            raise ValueError(f"this is a view of an array of shape {self._fixed.shape}, which has become {shape}")
-        return self._fixed
-
-    def __repr__(self) -> str:
-        return f"<b2array.View of {printable(self._handle.url)} shape={self.shape} dtype={self.dtype}>"
-
-    def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return *super().__dask_tokenize__(), self._fixed

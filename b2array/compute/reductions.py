@@ -219,7 +219,8 @@ def _pieces(
     It takes a box of digits and its items, in memory that is used again. Pieces with the same box of the digits `kept`
     follow each other. With `merge`, many chunks of one value may be one piece, whose items have the stride 0.
     """
-    of_digits = Mapping(mapping.shape, mapping.starts, tuple((digit,) for digit in mapping.digits))
+    digits = tuple((digit,) for digit in mapping.digits)
+    of_digits = Mapping(mapping.shape, mapping.starts, digits, (None,) * len(digits))
     nbytes = math.prod(of_digits.lengths) * layout.itemsize
 
     def piece(found: tuple[Box, bool]) -> tuple[Box, State]:

@@ -49,7 +49,7 @@ class Reading:
     result_nbytes : int
         Bytes of the selected items.
     share : float
-        `nbytes` over the compressed size of the array.
+        `nbytes` over the compressed size of the array; 1.0 at most, though heads of chunks may be read twice.
     """
 
     chunks: int
@@ -113,7 +113,8 @@ def explained(source: Source, layout: Layout, selection: Selection, names: Seque
             source, [ChunkRequest(job.number, job.wanted) for job in window if len(job.wanted)]
         ):
             requests, nbytes = requests + count, nbytes + length
-    share = nbytes / source.frame.cbytes if source.frame.cbytes else 0.0
+    # Heads are read twice, and gaps between ranges are read, too.
+    share = min(1.0, nbytes / source.frame.cbytes) if source.frame.cbytes else 0.0
     drawn = touched if blocks <= _MOST_BLOCKS else around
     return Reading(
         chunks, blocks, cached, requests, nbytes, box.nbytes, share, source.url, layout, names, drawn, around

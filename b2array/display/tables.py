@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,14 +20,17 @@ from b2array.grid.layout import Layout
 from b2array.printable import html_text, printable
 
 __all__ = [
-    "Info", "array_page", "beside", "codec", "counted", "errors", "filter_list", "filters", "folded", "item",
-    "nbytes", "near", "short", "size", "table", "titled",
+    "Block", "Info", "array_page", "beside", "codec", "corners", "counted", "errors", "filter_list", "filters",
+    "folded", "item", "nbytes", "near", "short", "size", "table", "titled",
 ]  # fmt: skip
 
 _CELL = "text-align: left; padding: 1px 12px 1px 0"
 _LONGEST = 100
 _LARGEST = 2**10
 """Print items of at most this many bytes."""
+_EDGE = 3
+"""Number of items to show at each end of an axis, as NumPy does."""
+_PRINTED_NBYTES = 2**15
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -46,6 +52,11 @@ def beside(*parts: str) -> str:
     """Put parts next to each other, as far as there is room."""
     style = "display: flex; flex-wrap: wrap; gap: 12px 36px; align-items: flex-start"
     return f'<div style="{style}">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
+
+
+def _row(*parts: str) -> str:
+    """Put parts next to each other in any case."""
+    return f'<div style="display: flex; gap: 12px 36px; align-items: flex-start">{"".join(parts)}</div>'
 
 
 def folded(summary: str, content: str) -> str:
@@ -108,6 +119,28 @@ def item(value: Any) -> Any:
     return value
 
 
+T = TypeVar("T")
+
+
+class Block(AbstractContextManager[T]):
+    """What a ``with`` statement takes; it says what its block is."""
+
+    def __init__(self, what: str, inner: AbstractContextManager[T]) -> None:
+        self._what = what
+        self._inner = inner
+
+    def __enter__(self) -> T:
+        return self._inner.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._inner.__exit__(kind, error, trace)
+
+    def __repr__(self) -> str:
+        return f"<b2array: {printable(self._what)}, for the with statement>"
+
+
 class Info(Mapping[str, Any]):
     """Names and values that print as a table in a terminal; in a notebook, `page` can show more."""
 
@@ -134,8 +167,37 @@ class Info(Mapping[str, Any]):
         return table(self._rows) if self._page is None else self._page()
 
 
-def array_page(rows: Mapping[str, Any], layout: Layout, attrs: Mapping[str, Any]) -> str:
-    """Return the page of an array: table, attributes, and a drawing of its chunks and blocks."""
+def corners(shape: Sequence[int], itemsize: int, read: Callable[[tuple[Any, ...]], Any]) -> str:
+    """Return the text in which NumPy shows a large array; `read` takes positions along each axis.
+
+    It is empty if it would be long, or if NumPy cannot print the items.
+
+    Examples
+    --------
+    >>> a = np.arange(4000).reshape(40, 100)
+    >>> print(corners(a.shape, 8, lambda key: a[np.ix_(*key)]))
+    [[   0    1    2 ...   97   98   99]
+     [ 100  101  102 ...  197  198  199]
+     [ 200  201  202 ...  297  298  299]
+     ...
+     [3700 3701 3702 ... 3797 3798 3799]
+     [3800 3801 3802 ... 3897 3898 3899]
+     [3900 3901 3902 ... 3997 3998 3999]]
+    """
+    # One more than NumPy shows at both ends, so that it leaves out the one in the middle.
+    ends = [[*range(n)] if n <= 2 * _EDGE else [*range(_EDGE + 1), *range(n - _EDGE, n)] for n in shape]
+    if math.prod(map(len, ends)) * itemsize > _PRINTED_NBYTES:
+        return ""
+    threshold = 0 if any(n > 2 * _EDGE for n in shape) else sys.maxsize
+    items = np.asarray(read(tuple(ends)))
+    try:
+        return np.array2string(items, threshold=threshold, edgeitems=_EDGE)
+    except ValueError:  # times without a unit
+        return ""
+
+
+def array_page(rows: Mapping[str, Any], layout: Layout, attrs: Mapping[str, Any], values: str = "") -> str:
+    """Return the page of an array: table, attributes, values, and a drawing of its chunks and blocks."""
     extents, cbytes = (layout.shape, layout.chunks, layout.blocks), int(rows["cbytes"].split()[0])
     main: dict[str, Any] = {
         "shape": tuple(map(str, extents)),
@@ -152,9 +214,13 @@ def array_page(rows: Mapping[str, Any], layout: Layout, attrs: Mapping[str, Any]
     first = tuple((0, min(c, n)) for c, n in zip(layout.chunks, layout.shape, strict=True))
     parts = [beside(
         table(main, ("", "array", "chunk", "block")),
-        draw(layout.shape, layout.chunks, shaded=[first], names=rows["dims"]),
-        draw(layout.chunks, layout.blocks, shaded=[tuple((0, c) for c in layout.chunks)]),
+        _row(
+            draw(layout.shape, layout.chunks, shaded=[first], names=rows["dims"]),
+            draw(layout.chunks, layout.blocks, shaded=[tuple((0, c) for c in layout.chunks)]),
+        ),
     )]  # fmt: skip
+    if values:
+        parts.append(folded("values", f"<pre>{html_text(values)}</pre>"))
     if attrs:
         parts.append(folded(f"attributes ({len(attrs)})", table({name: short(value) for name, value in attrs.items()})))
     shown = (

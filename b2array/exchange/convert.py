@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array.array.array import open_array
+from b2array.array.array import array_at
 from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.display.tables import counted
 from b2array.display.tables import nbytes as shown_nbytes
@@ -27,6 +27,7 @@ from b2array.exchange.places import find
 from b2array.grid.chunking import automatic
 from b2array.grid.partition import boxes
 from b2array.group.addressing import split_member
+from b2array.keywords import spelled_out
 from b2array.progress import track
 from b2array.store.open import address_of, open_store
 from b2array.store.secrets import redact_url
@@ -52,6 +53,17 @@ _ROUNDED = ("b2nd", "b2d", "b2z")
 """The formats whose arrays note the errors that they allow."""
 
 
+class FormatKeywords(TypedDict, total=False):
+    """Options of single formats: of Zarr, and of ``.blp``."""
+
+    zarr_format: Literal[2, 3]
+    checksum: str | None
+    offsets: bool
+    chunk_size: int | None
+    max_app_chunks: int | None
+
+
+@spelled_out(FormatKeywords)
 def convert(
     src: Url,
     dst: Url,
@@ -70,7 +82,7 @@ def convert(
     dst_options: Mapping[str, Any] | None = None,
     src_fs: AbstractFileSystem | None = None,
     dst_fs: AbstractFileSystem | None = None,
-    **options: Any,
+    **options: Unpack[FormatKeywords],
 ) -> None:
     """Copy an array, or a group of arrays, to another file format, a bounded number of bytes at a time.
 
@@ -107,8 +119,10 @@ def convert(
         Storage options for fsspec.
     src_fs, dst_fs : fsspec.AbstractFileSystem, optional
         File systems, in which `src` and `dst` are paths.
-    **options
-        For the destination: ``zarr_format`` (2 or 3), and for ``.blp`` what `b2array.bloscpack.create` takes.
+    zarr_format : {2, 3}, optional
+        For Zarr.
+    checksum, offsets, chunk_size, max_app_chunks
+        For ``.blp``; see `b2array.bloscpack.create`.
 
     Raises
     ------
@@ -376,7 +390,7 @@ def is_array(url: str, storage_options: Storage) -> bool:
     if kind.name != "b2nd" or address.rstrip("/").endswith(kind.suffixes):
         return True
     try:
-        open_array(url, storage_options=storage_options).close()
+        array_at(url, storage_options=storage_options).close()
     except FormatError:
         return False
     return True

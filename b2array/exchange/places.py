@@ -16,7 +16,7 @@ from b2array.group import whole
 from b2array.group.addressing import group_of, split_member
 from b2array.group.directory import Directory
 from b2array.store.base import Head, Store
-from b2array.store.open import open_store
+from b2array.store.open import open_store, with_home
 from b2array.store.secrets import redact_url
 
 __all__ = ["FORMATS", "by_ending", "find"]
@@ -36,7 +36,7 @@ def find(
     A given name tells the format, else the ending of the URL, else the contents of the file. A member may be named
     behind ``#``, or as a path below its group, with or without the ending of its file.
     """
-    text = os.fspath(url)
+    text = with_home(os.fspath(url))
     if isinstance(name, Format):
         return name, text
     if name is not None and name not in FORMATS:

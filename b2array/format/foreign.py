@@ -1,10 +1,10 @@
-"""Files without a frame: what they are by their first bytes, and what opens them (no I/O)."""
+"""Files without a frame: what they are by their first bytes or their endings, and what opens them (no I/O)."""
 
 from __future__ import annotations
 
 from b2array.buffers import Buffer
 
-__all__ = ["ZARR", "described", "zarr_text"]
+__all__ = ["ZARR", "check_ending", "described", "zarr_text"]
 
 _CONVERT = "b2array.convert stores it as an array"
 _MAGICS = (
@@ -50,3 +50,39 @@ def described(buf: Buffer) -> str:
 def zarr_text(url: str) -> str:
     """Say that a directory belongs to Zarr."""
     return f"{url} is a directory of Zarr, which zarr.open opens; {_CONVERT}"
+
+
+_ENDINGS = {
+    **dict.fromkeys((".h5", ".hdf", ".hdf5", ".he5"), "an HDF5 file"),
+    **dict.fromkeys((".nc", ".nc4"), "a netCDF file"),
+    ".b2z": "an archive of a group",
+    ".blp": "a Bloscpack file",
+    ".npy": "a NumPy file",
+    ".npz": "a NumPy archive",
+    ".zarr": "a Zarr hierarchy",
+}
+_OF_XARRAY = (".h5", ".hdf5", ".nc", ".nc4", ".zarr")
+_NOT_CONVERTED = (".he5", ".nc4", ".npz")
+
+
+def check_ending(path: str, url: str, *, group: bool = False) -> None:
+    """Raise ValueError if the path of a new array or group has the ending of something else.
+
+    Examples
+    --------
+    >>> check_ending("data/q.npy", "q.npy")
+    Traceback (most recent call last):
+    ValueError: q.npy: expected an ending such as .b2nd for an array, found that of a NumPy file; b2array.convert(...
+    """
+    path = path.rstrip("/\\").lower()
+    ending = next((each for each in _ENDINGS if path.endswith(each)), None)
+    if ending is None:
+        return
+    mine, kind = (".b2d", "a group") if group else (".b2nd", "an array")
+    hints = []
+    if ending not in _NOT_CONVERTED:
+        hints.append(f"b2array.convert('name{mine}', 'name{ending}') writes one")
+    if group and ending in _OF_XARRAY:
+        hints.append(f"to_b2array(ds, 'name{mine}') writes datasets of xarray")
+    hint = "".join(f"; {each}" for each in hints)
+    raise ValueError(f"{url}: expected an ending such as {mine} for {kind}, found that of {_ENDINGS[ending]}{hint}")

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from b2array import config
 from b2array.array import creation
 from b2array.array.array import NDArray
-from b2array.array.drafts import Shape, Url
+from b2array.array.drafts import MemberKeywords, Shape, Url, takes
 from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
 from b2array.engine.handle import Follower, Handle, Mode
@@ -32,7 +32,7 @@ from b2array.store.open_file import BinaryFile, is_open_file
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["Place", "face", "group_of", "open", "split_member"]
+__all__ = ["Place", "face", "group_of", "open", "open_array", "split_member"]
 
 Storage = Mapping[str, Any] | None
 
@@ -43,6 +43,22 @@ _OF_BUCKETS = re.compile(r"(?:.*::)?(?:https?|s3a?|gc?s|az|abfss?)://", re.IGNOR
 """What comes before the name of a bucket, a container or a server: no ending makes it that of a file."""
 
 
+@overload
+def open(
+    url: Url,
+    mode: AnyMode = "r",
+    *,
+    offset: int = 0,
+    follow: bool = False,
+    shape: Shape,
+    dtype: npt.DTypeLike = float,
+    storage_options: Storage = None,
+    fs: AbstractFileSystem | None = None,
+    **options: Unpack[MemberKeywords],
+) -> NDArray: ...
+
+
+@overload
 def open(
     url: Url | BinaryFile,
     mode: AnyMode = "r",
@@ -53,9 +69,26 @@ def open(
     dtype: npt.DTypeLike = float,
     storage_options: Storage = None,
     fs: AbstractFileSystem | None = None,
-    **options: Any,
+    **options: Unpack[MemberKeywords],
+) -> Any: ...
+
+
+@takes(MemberKeywords)
+def open(
+    url: Url | BinaryFile,
+    mode: AnyMode = "r",
+    *,
+    offset: int = 0,
+    follow: bool = False,
+    shape: Shape | None = None,
+    dtype: npt.DTypeLike = float,
+    storage_options: Storage = None,
+    fs: AbstractFileSystem | None = None,
+    **options: Unpack[MemberKeywords],
 ) -> Any:
     """Open an array, a group, or a super-chunk, whichever is there.
+
+    `open_array`, `open_group` and `open_schunk` open one of them and nothing else: then a type checker knows which.
 
     Parameters
     ----------
@@ -69,8 +102,9 @@ def open(
     offset : int, default 0
         Where a frame begins in its file, in bytes.
     follow : bool, default False
-        Whether the array shows what others commit, without `refresh`. Then each use of it looks at the store first.
-    shape, dtype, **options
+        Whether the array or group shows what others commit, without `refresh`. Then each use of it looks at the store
+        first.
+    shape, dtype, chunks, ..., meta
         Of a new array; see `create`.
     storage_options : mapping, optional
         For fsspec.
@@ -118,7 +152,7 @@ def open(
     except (FileNotFoundError, FormatError) as error:
         foreign = isinstance(error, FormatError)
         try:
-            found = None if offset else _in_group(url, existing, storage_options, foreign=foreign)
+            found = None if offset else _in_group(url, existing, storage_options, foreign=foreign, follow=follow)
         except FileNotFoundError:
             if mode != "a":
                 raise
@@ -127,7 +161,7 @@ def open(
             return _made(url, mode, shape, dtype, storage_options, options)
         if found is None:
             raise
-        return NDArray(Follower(found._handle.snapshot, existing)) if follow and isinstance(found, NDArray) else found
+        return found
     return _shown(held, existing, follow=follow)
 
 
@@ -142,9 +176,58 @@ def _shown(held: Snapshot, mode: Mode, *, follow: bool) -> NDArray | SChunk:
     return NDArray(handle) if held.state.layout is not None else face(handle)
 
 
+@takes(MemberKeywords)
+def open_array(
+    url: Url | BinaryFile,
+    mode: AnyMode = "r",
+    *,
+    offset: int = 0,
+    follow: bool = False,
+    shape: Shape | None = None,
+    dtype: npt.DTypeLike = float,
+    storage_options: Storage = None,
+    fs: AbstractFileSystem | None = None,
+    **options: Unpack[MemberKeywords],
+) -> NDArray:
+    """Open an array, or make one; parameters as for `open`, which opens other things, too.
+
+    Raises
+    ------
+    TypeError
+        There is a group or a super-chunk; or a new array has no shape.
+    FileNotFoundError, FileExistsError, FormatError, UnsupportedError, ReadOnlyError
+        As for `open`.
+
+    Examples
+    --------
+    >>> a = open_array("memory://alone.b2nd", "w", shape=(3, 4), chunks=(1, 4))
+    >>> open_array("memory://alone.b2nd").chunks
+    (1, 4)
+    """
+    if shape is None and mode in ("w", "w-", "x"):
+        raise TypeError(f"open_array() makes a new array for mode {mode!r}, which needs a shape")
+    if shape is None and mode == "a":
+        mode = "r+"  # `open` would make a group
+    found = open(
+        url,
+        mode,
+        offset=offset,
+        follow=follow,
+        shape=shape,
+        dtype=dtype,
+        storage_options=storage_options,
+        fs=fs,
+        **options,
+    )
+    if not isinstance(found, NDArray):
+        other = "open_group" if isinstance(found, Group) else "open_schunk"
+        raise TypeError(f"expected an array, found {found!r}; b2array.{other} opens it")
+    return found
+
+
 def _made(
     url: Url, mode: AnyMode, shape: Shape | None, dtype: npt.DTypeLike, storage_options: Storage,
-    options: dict[str, Any],
+    options: MemberKeywords,
 ) -> NDArray | Group:  # fmt: skip
     overwrite, place = mode == "w", group_of(url, storage_options)
     if shape is None and os.fsdecode(url).endswith(SUFFIXES):
@@ -153,8 +236,7 @@ def _made(
     if place is None or not place.name:
         if shape is None:
             return open_group(url, "w" if overwrite else "x", storage_options=storage_options)
-        options |= {"overwrite": overwrite, "storage_options": storage_options}
-        return creation.create(url, shape, dtype, **options)
+        return creation.create(url, shape, dtype, overwrite=overwrite, storage_options=storage_options, **options)
     group = open_group(place.group, "r+", storage_options=storage_options)
     if shape is not None:
         return group.create(place.name, shape, dtype, overwrite=overwrite, **options)
@@ -268,14 +350,14 @@ def _cut(url: Url, storage_options: Storage) -> tuple[str, list[str], str]:
     return front, [part for part in path.split("/") if part], back
 
 
-def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool) -> Any:
+def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool, follow: bool) -> Any:
     """Open a group or a member of one; None if the URL leads to neither. A `foreign` file may be an archive."""
     place = group_of(url, storage_options)
     if place is None:
-        return None if foreign else _unmarked(url, mode, storage_options)
+        return None if foreign else _unmarked(url, mode, storage_options, follow=follow)
     if foreign and place.name and "#" not in os.fsdecode(url):
         return None
-    group = open_group(place.group, mode, storage_options=storage_options)
+    group = open_group(place.group, mode, follow=follow, storage_options=storage_options)
     if foreign and not len(group) and not group.url.endswith(".b2z"):
         return None  # other programs make zip archives, too
     try:
@@ -286,18 +368,19 @@ def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool) 
         raise FileNotFoundError(f"{group.url} has no member {place.name!r}; it has {listed or 'no members'}") from None
 
 
-def _unmarked(url: Url, mode: Mode, storage_options: Storage) -> Any:
+def _unmarked(url: Url, mode: Mode, storage_options: Storage, *, follow: bool) -> Any:
     """Open a frame that is named without the ending of its file, or a directory of arrays that nothing marks."""
     front, parts, back = _cut(url, storage_options)
     is_bucket = len(parts) < 2 and _OF_BUCKETS.fullmatch(front) is not None
     for suffix in () if is_bucket else SUFFIXES:
         store = open_store(f"{front}{'/'.join(parts)}{suffix}{back}", storage_options=storage_options)
         try:
-            return face(Handle(snapshot.load(store), mode))
+            held = snapshot.load(store)
+            return face(Follower(held, mode) if follow else Handle(held, mode))
         except (FileNotFoundError, PermissionError):
             continue
     try:
-        group = open_group(url, mode, storage_options=storage_options)
+        group = open_group(url, mode, follow=follow, storage_options=storage_options)
     except (FileNotFoundError, FormatError, UnsupportedError, PermissionError, ReadOnlyError) as error:
         if is_bucket and isinstance(error, FileNotFoundError):
             raise

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, Unpack, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,24 +15,28 @@ from b2array import threads
 from b2array.array import copying, drafts
 from b2array.array.array import NDArray
 from b2array.array.described import Attributes
-from b2array.array.drafts import Kind, Shape, array_options
+from b2array.array.drafts import ArrayOptions, Kind, MemberKeywords, Shape, takes
+from b2array.array.many import read_many
 from b2array.array.schunk import SChunk
-from b2array.compute.many import read_many
-from b2array.engine.handle import Handle, Mode
+from b2array.display.tables import Block, counted
+from b2array.engine.handle import Follower, Handle, Mode
 from b2array.engine.manifest import ARRAY, ATTRS, OTHER, check_name
 from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import ReadOnlyError
+from b2array.format.foreign import check_ending
 from b2array.group import whole
 from b2array.group.archive import Archive
 from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.directory import Directory, NewFrame, copy_of
-from b2array.group.members import check_new
+from b2array.group.members import Members, check_new
 from b2array.group.transaction import Transaction, changing
-from b2array.group.tree import Tree, branches, nested
+from b2array.group.tree import Names, Tree
+from b2array.keywords import refuse_calls, spelled_out
 from b2array.printable import printable
-from b2array.store.open import address_of
+from b2array.store.open import address_of, cut
 
 if TYPE_CHECKING:
+    import xarray as xr
     from fsspec import AbstractFileSystem
 
 __all__ = ["MODES", "AnyMode", "Group", "open_group"]
@@ -42,11 +46,25 @@ MODES: Final = get_args(AnyMode)
 
 _OPENED_AT_ONCE = 16
 
+_NEIGHBOURS: Final = {
+    **dict.fromkeys(
+        ("array", "create_dataset", "empty", "full", "ones", "zeros"),
+        ": group.create(name, shape, dtype) makes an array, group[name] = values stores one",
+    ),
+    **dict.fromkeys(("require", "require_dataset"), ": see require_array and require_group"),
+    **dict.fromkeys(("visit", "visititems", "members"), ": group.walk() yields names and members"),
+}
+"""What other libraries' groups have, and what to write instead."""
 
+refuse_calls("b2array.group", "b2array.open_group(url, 'w') makes a group, b2array.open_group(url) opens one")
+
+
+@spelled_out()
 def open_group(
     url: str | os.PathLike[str],
     mode: AnyMode = "r",
     *,
+    follow: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> Group:
@@ -59,6 +77,9 @@ def open_group(
     mode : {"r", "r+", "a", "w", "w-", "x"}
         "r": read; "r+": read and change; "a": the same, and make the group if there is none; "w": make an empty group,
         which replaces one that is there; "w-" and "x": make a group where there is none.
+    follow : bool, default False
+        Whether the group, and arrays taken from it, show what others commit, without `refresh`. Then each use of them
+        looks at the store first.
     storage_options : mapping, optional
         For fsspec.
     fs : fsspec.AbstractFileSystem, optional
@@ -93,8 +114,10 @@ def open_group(
     if isinstance(home, Archive):
         if mode != "r":
             raise ReadOnlyError(f"{home.url} is an archive, which can only be read; open it with mode='r'")
-        return Group(home, "", mode)
+        return Group(home, "", mode, follow=follow)
     there = required or whole.exists(home)
+    if mode in ("w", "w-", "x") or not there:
+        check_ending(cut(home.store.url)[1], home.store.url, group=True)
     if mode in ("w-", "x") and there:
         raise FileExistsError(f"{home.store.url} exists; mode='w' replaces a group")
     if not there:
@@ -105,7 +128,7 @@ def open_group(
         whole.complete(home)
     if mode != "r":
         home.recover()
-    return Group(home, "", "r" if mode == "r" else "r+")
+    return Group(home, "", "r" if mode == "r" else "r+", follow=follow)
 
 
 class Group(MutableMapping[str, Any]):
@@ -120,9 +143,10 @@ class Group(MutableMapping[str, Any]):
     reading.
     """
 
-    __slots__ = ("_home", "_mode", "_prefix")
+    __slots__ = ("_follow", "_home", "_mode", "_prefix")
 
-    def __init__(self, home: Home, prefix: str, mode: Mode) -> None:
+    def __init__(self, home: Home, prefix: str, mode: Mode, *, follow: bool = False) -> None:
+        self._follow = follow
         self._home = home
         self._prefix = prefix
         self._mode: Mode = mode
@@ -142,7 +166,7 @@ class Group(MutableMapping[str, Any]):
     def parent(self) -> Group | None:
         """The group that this one is in; None for the outermost one."""
         outer = self.name.rpartition("/")[0]
-        return Group(self._home, f"{outer}/" * bool(outer), self._mode) if self._prefix else None
+        return self._at(f"{outer}/" * bool(outer)) if self._prefix else None
 
     @property
     def mode(self) -> Mode:
@@ -152,7 +176,21 @@ class Group(MutableMapping[str, Any]):
     @property
     def attrs(self) -> Attrs:
         """The group's attributes, a mapping. Each assignment is a commit."""
+        if self._follow:
+            self._home.refresh()
         return Attrs(self._home, self._prefix, self._mode)
+
+    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = _NEIGHBOURS.get(name, "")
+            raise AttributeError(f"'Group' object has no attribute {name!r}{hint}", name=name, obj=self)
+
+    def _members(self) -> Members:
+        """Return the members of the outermost group; those that are there now, if the handle follows others."""
+        if self._follow:
+            self._home.refresh()
+        return self._home.members()
 
     def _full(self, name: str) -> str:
         return f"{self._prefix}{name}".rstrip("/")
@@ -160,7 +198,7 @@ class Group(MutableMapping[str, Any]):
     def _below(self, name: str = "") -> dict[str, str]:
         """Return the paths of all members in and below this group, or one in it, by their names in this group."""
         n = len(self._prefix)
-        return {full[n:]: path for full, path in self._home.members().below(self._full(name)).items()}
+        return {full[n:]: path for full, path in self._members().below(self._full(name)).items()}
 
     def _shown(self) -> Iterator[str]:
         for name in self._below():
@@ -168,7 +206,14 @@ class Group(MutableMapping[str, Any]):
             yield name.removesuffix(ATTRS).rstrip("/") if name.rpartition("/")[2] == ATTRS else name
 
     def _inner(self, name: str) -> Group:
-        return Group(self._home, f"{self._prefix}{name}/", self._mode)
+        return self._at(f"{self._prefix}{name}/")
+
+    def _at(self, prefix: str) -> Group:
+        return Group(self._home, prefix, self._mode, follow=self._follow)
+
+    def _opened(self, path: str, *, lazy: bool = False) -> NDArray | SChunk:
+        member = _opened(self._home, path, self._mode, lazy=lazy and not self._follow)
+        return type(member)(Follower(member._handle.snapshot, self._mode)) if self._follow else member
 
     def __getitem__(self, name: str) -> Any:
         """Open an array (or a super-chunk), or give a group.
@@ -186,9 +231,9 @@ class Group(MutableMapping[str, Any]):
             name = check_name(name)
         except ValueError as error:
             raise KeyError(str(error)) from None
-        members, full = self._home.members(), self._full(name)
+        members, full = self._members(), self._full(name)
         if full in members:
-            return _opened(self._home, members[full], self._mode)
+            return self._opened(members[full])
         if members.is_group(full):
             return self._inner(name)
         raise KeyError(f"{name!r}: {self.url} has no such member")
@@ -224,7 +269,7 @@ class Group(MutableMapping[str, Any]):
         name = name.removeprefix("/") if isinstance(name, str) else ""
         if not name or name.rpartition("/")[2] == ATTRS:
             return False
-        members, full = self._home.members(), self._prefix + name
+        members, full = self._members(), self._prefix + name
         return full in members or members.is_group(full)
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
@@ -232,7 +277,7 @@ class Group(MutableMapping[str, Any]):
         raise TypeError(f"{self.url} is a group, not an array; its method copy copies members")
 
     def __iter__(self) -> Iterator[str]:
-        return self._home.members().children(self.name)
+        return self._members().children(self.name)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -242,13 +287,13 @@ class Group(MutableMapping[str, Any]):
 
         Away from this computer, members that the manifest describes are not read before their items are needed.
         """
-        members = self._home.members()
+        members = self._members()
         paths = {name: members.get(self._prefix + name) for name in self}
-        return {name: _opened(self._home, path, self._mode, lazy=True) for name, path in paths.items() if path}
+        return {name: self._opened(path, lazy=True) for name, path in paths.items() if path}
 
     def groups(self) -> dict[str, Group]:
         """Return the groups that are directly in this one."""
-        members = self._home.members()
+        members = self._members()
         return {name: self._inner(name) for name in self if self._prefix + name not in members}
 
     def walk(self) -> Iterator[tuple[str, Any]]:
@@ -260,28 +305,56 @@ class Group(MutableMapping[str, Any]):
                 for inner, each in member.walk():
                     yield f"{name}/{inner}", each
 
-    def tree(self) -> str:
-        """Draw the members and groups as text, without opening them.
+    def tree(self) -> Names:
+        """Draw the members and groups as text, without opening them. In notebooks the groups fold.
 
         Examples
         --------
         >>> group = open_group("memory://tree.b2d", "w")
         >>> group["a/x"] = group["b"] = [1]
-        >>> print(group.tree())
+        >>> group.tree()
         /
         ├── a
         │   └── x
         └── b
         """
-        return "\n".join([f"/{printable(self.name)}", *branches(nested(dict.fromkeys(self._shown())))])
+        return Names.of(self, self._shown())
+
+    def to_xarray(self, **options: Any) -> xr.Dataset:
+        """Return the arrays that are directly in the group as a dataset, which is read when its values are needed.
+
+        ``xarray.open_datatree(group, engine="b2array")`` returns the groups below it, too.
+
+        Parameters
+        ----------
+        **options
+            As for `xarray.open_dataset`: ``chunks={}`` for arrays of dask, ``decode_times=False``, and so on.
+
+        Examples
+        --------
+        >>> group = open_group("memory://shown.b2d", "w")
+        >>> _ = group.create("x", data=[10, 20], dims=["x"]), group.create("level", data=[1.5, 2.5], dims=["x"])
+        >>> group.to_xarray().level.sel(x=20).item()
+        2.5
+        """
+        import xarray as xr
+
+        return xr.open_dataset(self, engine="b2array", **options)  # type: ignore[arg-type]
 
     def _writable(self) -> Directory | Transaction:
         return writable(self._home, self._mode, self.url)
 
+    @takes(MemberKeywords)
     def create(
-        self, name: str, shape: Shape | None = None, dtype: npt.DTypeLike | None = None, *, data: Any = None,
-        overwrite: bool = False, **options: Any,
-    ) -> NDArray:  # fmt: skip
+        self,
+        name: str,
+        shape: Shape | None = None,
+        dtype: npt.DTypeLike | None = None,
+        *,
+        data: Any = None,
+        overwrite: bool = False,
+        **options: Unpack[MemberKeywords],
+    ) -> NDArray:
         """Make an array. `create_array` is the same.
 
         Parameters
@@ -294,8 +367,8 @@ class Group(MutableMapping[str, Any]):
             The array's items, instead of a shape.
         overwrite : bool, default False
             Whether to replace an array that is there.
-        **options
-            What else `b2array.create` takes.
+        chunks, ..., meta
+            As for `b2array.create`.
 
         Raises
         ------
@@ -307,12 +380,11 @@ class Group(MutableMapping[str, Any]):
         home = self._writable()
         name = _free(self, name, overwrite=overwrite)
         if (data is None) == (shape is None):
-            raise TypeError("create() takes either a shape or data")
+            raise TypeError("create() takes either a shape or data, and None is neither")
 
         def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> MemberTransaction:
-            given = array_options(
-                "create", {"layout": layout, **options, "overwrite": overwrite, "storage_options": home.storage_options}
-            )
+            wanted: MemberKeywords = {"layout": layout, **options}
+            given = ArrayOptions(**wanted, overwrite=overwrite, storage_options=home.storage_options)
             if shape is None:
                 return copying.holding(data, url, dtype, given)
             return drafts.filled(url, shape, float if dtype is None else dtype, given)
@@ -321,7 +393,10 @@ class Group(MutableMapping[str, Any]):
 
     create_array = create
 
-    def require_array(self, name: str, shape: Shape, dtype: npt.DTypeLike = float, **options: Any) -> NDArray:
+    @takes(MemberKeywords)
+    def require_array(
+        self, name: str, shape: Shape, dtype: npt.DTypeLike = float, **options: Unpack[MemberKeywords]
+    ) -> NDArray:
         """Return the array of that name, or make it as `create` does.
 
         Raises
@@ -340,7 +415,7 @@ class Group(MutableMapping[str, Any]):
         """Return the group of that name; make an empty one if there is none. `create_group` is the same."""
         self._writable()
         inner = self._inner(check_name(name))
-        if not self._home.members().is_group(inner.name):
+        if not self._members().is_group(inner.name):
             _free(self, name)
             inner.attrs.require()
         return inner
@@ -349,6 +424,8 @@ class Group(MutableMapping[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Store an array-like, and replace the array of that name."""
+        if value is None:
+            raise TypeError(f"None is no array; del group[{name!r}] removes a member")
         self.create(name, data=value, overwrite=True).close()
 
     def __delitem__(self, name: str) -> None:
@@ -386,6 +463,8 @@ class Group(MutableMapping[str, Any]):
         >>> group["b/x"][:].tolist()
         [1, 2]
         """
+        if not isinstance(into, Group):
+            raise TypeError(f"expected a group to copy into, found {into!r}; write group.copy({source!r}, group, name)")
         start = source.removeprefix("/")
         chosen = self._below(start)
         if not chosen:
@@ -407,8 +486,7 @@ class Group(MutableMapping[str, Any]):
     def _changing(self) -> AbstractContextManager[Group]:
         return nullcontext(self) if isinstance(self._home, Transaction) else self.transaction()
 
-    @contextmanager
-    def transaction(self, *, replace: bool = False) -> Iterator[Group]:
+    def transaction(self, *, replace: bool = False) -> AbstractContextManager[Group]:
         """Make everything that is changed inside the ``with`` block one commit.
 
         Changes through the group that the block gets, and through arrays taken from it, are part of the commit. Other
@@ -439,6 +517,10 @@ class Group(MutableMapping[str, Any]):
         >>> group["level"].attrs
         {'unit': 'm'}
         """
+        return Block(f"a transaction of {self.url}", self._begun(replace=replace))
+
+    @contextmanager
+    def _begun(self, *, replace: bool) -> Iterator[Group]:
         home = self._writable()
         if isinstance(home, Transaction):
             raise ValueError("a transaction is under way on this group already")  # noqa: TRY004 - not the user's type
@@ -487,7 +569,8 @@ class Group(MutableMapping[str, Any]):
         raise TypeError(f"{self!r} is no value that can be copied: b2array.convert copies a group to another place")
 
     def __repr__(self) -> str:
-        return f"<b2array.Group {printable(self.url)}: {len(self)} members>"
+        pending = ", in a transaction" * isinstance(self._home, Transaction)
+        return f"<b2array.Group {printable(self.url)}: {counted(len(self), 'member')}{pending}>"
 
     @property
     def info(self) -> Tree:

@@ -12,10 +12,32 @@ from b2array.engine.manifest import ATTRS
 from b2array.errors import B2ArrayError
 from b2array.printable import html_text, printable
 
-__all__ = ["Tree", "branches", "nested"]
+__all__ = ["Names", "Tree", "branches", "nested"]
 
 _SHOWN = 100
 """Larger groups show names only: to describe a member, it must be opened."""
+
+
+class Names(str):
+    """A tree of names as text, which shows itself as it is printed; in notebooks its groups fold."""
+
+    __slots__ = ("_html",)
+
+    _html: str
+
+    @classmethod
+    def of(cls, group: Any, names: Iterable[str]) -> Names:
+        """Draw names in a group."""
+        tree = nested(dict.fromkeys(names))
+        found = cls("\n".join([f"/{printable(group.name)}", *branches(tree)]))
+        found._html = titled("b2array.Group", group.url, [_items(tree)])
+        return found
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return self._html
 
 
 class Tree:
@@ -81,7 +103,8 @@ def _items(tree: Mapping[str, Any]) -> str:
     for name, node in tree.items():
         member = node.get("") if name else None
         if isinstance(member, NDArray):
-            parts.append(folded(f"{name}  {_described(member)}", member._repr_html_()))
+            # Without values: this page is about many arrays.
+            parts.append(folded(f"{name}  {_described(member)}", member._page()))
         elif name and not any(node):
             parts.append(f"<div>{html_text(name)} {html_text(_described(member)) if member is not None else ''}</div>")
         elif name:

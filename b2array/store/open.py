@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from b2array.errors import UnsupportedError
@@ -19,9 +19,10 @@ from b2array.store.secrets import redact_url
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["FILE_SYSTEM", "address_of", "cut", "joined", "open_store"]
+__all__ = ["FILE_SYSTEM", "address_of", "cut", "joined", "open_store", "with_home"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/(?!/)")
 _LOCAL = ("file://", "local://")
 _KINDS = {
     "blockcache": "remote.CachingStore",
@@ -53,9 +54,9 @@ def open_store(
 ) -> Store:
     """Return the store for a URL, for a path in a file system `fs`, or for an open file. Nothing is read or written.
 
-    The URL is a local path, a ``file://`` URL, or what fsspec understands, chains such as ``simplecache::s3://``
-    included. A slash at the end marks a directory or prefix. The options are for fsspec. UnsupportedError says that the
-    protocol is unknown, or that its package is not installed.
+    The URL is a local path (``~`` is the home directory), a ``file://`` URL, or what fsspec understands, chains such as
+    ``simplecache::s3://`` included. A slash at the end marks a directory or prefix. The options are for fsspec.
+    UnsupportedError says that the protocol is unknown, or that its package is not installed.
 
     A path on this computer may be a link, or lead through some, but not below `within`, the URL of a group that it lies
     in: then every call of the store raises FormatError.
@@ -74,7 +75,9 @@ def open_store(
         if place is None:
             return OpenFileStore(url)
         url, storage_options = place
-    url, storage_options = address_of(cast(str | os.PathLike[str], url), storage_options, fs)
+    if not isinstance(url, str | bytes | os.PathLike):
+        raise TypeError(f"expected a URL or a path, found {type(url).__name__}")
+    url, storage_options = address_of(url, storage_options, fs)
     given = (storage_options or {}).get(FILE_SYSTEM)
     scheme = _scheme_of(url)
     if given is None and (scheme is None or scheme[0] in _LOCAL):
@@ -94,7 +97,25 @@ def _scheme_of(url: str | os.PathLike[str]) -> re.Match[str] | None:
 
 def _local_path(url: str | os.PathLike[str]) -> str:
     scheme = _scheme_of(url)
-    return os.fsdecode(url)[scheme.end() if scheme else 0 :]
+    return with_home(os.fsdecode(url)) if scheme is None else os.fsdecode(url)[scheme.end() :]
+
+
+def with_home(url: str) -> str:
+    """Return a URL, or a path with the home directory in place of ``~``; refuse a URL without its second slash.
+
+    Examples
+    --------
+    >>> with_home("s3://bucket/a.b2nd")
+    's3://bucket/a.b2nd'
+    >>> with_home("s3:/bucket/a.b2nd")
+    Traceback (most recent call last):
+    ValueError: s3:/bucket/a.b2nd: a URL begins with s3://; pathlib makes one slash of two, so write URLs as text
+    """
+    found = _ONE_SLASH.match(url)
+    if found is not None and not os.path.lexists(found[1]):
+        hint = "pathlib makes one slash of two, so write URLs as text"
+        raise ValueError(f"{redact_url(url)}: a URL begins with {found[1]}//; {hint}")
+    return os.path.expanduser(url) if url.startswith("~") else url  # noqa: PTH111 - a Path drops the slash at the end
 
 
 def cut(url: str) -> tuple[str, str, str]:

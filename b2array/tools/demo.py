@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from b2array import config
 from b2array.array import creation
-from b2array.array.array import NDArray, open_array
+from b2array.array.array import NDArray, array_at
 from b2array.display.tables import size
 from b2array.tools.bench import duration, repeated, timed
 from b2array.tools.results import table
@@ -46,7 +46,7 @@ def main(steps: int = 160, side: int = 384) -> None:
         _line("store", f"pond.b2nd: {size(nbytes)}, {field.nbytes / nbytes:.1f} times smaller", seconds)
         stored.close()
 
-        a, seconds = timed(lambda: open_array(path))
+        a, seconds = timed(lambda: array_at(path))
         _line("open", "to know where everything is", seconds)
         print(f"          chunks of {_shape(a.chunks)}, each of blocks of {_shape(a.blocks)}\n")
         _read_parts(a, nbytes, field)
@@ -143,7 +143,7 @@ def _kill_a_writer(path: Path, field: Field) -> None:
             writer.stdout.readline()
         writer.kill()
     written = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")) - before
-    a = open_array(path)
+    a = array_at(path)
     report, seconds = timed(lambda: verify(path, deep=True))
     if not (written > 0 and report.ok and np.array_equal(a, field)):
         raise RuntimeError("the array differs from what was stored before the writer was killed")

@@ -11,15 +11,16 @@ encoding  values of variables -> what is stored, in new arrays and in existing o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 try:
     import xarray as xr
 except ImportError:
     raise ModuleNotFoundError("b2array.xarray_io needs the package xarray: pip install 'b2array[xarray]'") from None
 
-from b2array.xarray_io.backend import Backend
-from b2array.xarray_io.writing import to_b2array
+from b2array.keywords import spelled_out
+from b2array.xarray_io.backend import Backend, Url
+from b2array.xarray_io.writing import KEYWORDS, WriteKeywords, to_b2array
 
 __all__ = ["Accessor", "Backend", "to_b2array"]
 
@@ -28,7 +29,7 @@ __all__ = ["Accessor", "Backend", "to_b2array"]
 @xr.register_dataarray_accessor("b2array")
 @xr.register_datatree_accessor("b2array")
 class Accessor:
-    """``ds.b2array``, once this module is imported.
+    """``ds.b2array`` of datasets, arrays and trees of xarray; it comes with ``import b2array.xarray_io``.
 
     Examples
     --------
@@ -40,6 +41,7 @@ class Accessor:
     def __init__(self, held: xr.Dataset | xr.DataArray | xr.DataTree) -> None:
         self._held = held
 
-    def to_b2array(self, url: Any, **options: Any) -> Any:
-        """Write the dataset or array; see `b2array.xarray_io.to_b2array`."""
+    @spelled_out(WriteKeywords, KEYWORDS)
+    def to_b2array(self, url: Url, **options: Unpack[WriteKeywords]) -> Any:
+        """Write the dataset, array or tree as a group of arrays; parameters as for `b2array.xarray_io.to_b2array`."""
         return to_b2array(self._held, url, **options)

@@ -13,7 +13,7 @@ import xarray as xr
 from xarray.backends import AbstractDataStore, BackendArray, BackendEntrypoint, StoreBackendEntrypoint
 from xarray.core import indexing
 
-from b2array.array.array import NDArray, open_array
+from b2array.array.array import NDArray, array_at
 from b2array.array.frozen import Frozen
 from b2array.array.schunk import SChunk
 from b2array.errors import FormatError, UnsupportedError
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Backend", "Members", "Url", "arrays_of", "attributes_of", "dims_of"]
 
 Url = str | os.PathLike[str]
+Opened = Url | NDArray | Group
+"""What users give: where an array or a group is, or one that is open."""
 
 GROUPS = (".b2d", ".b2z")
 _FRAMES = (".b2frame", ".b2f")
@@ -119,8 +121,8 @@ def attributes_of(attrs: Mapping[str, Any]) -> dict[str, Any]:
 class Backend(BackendEntrypoint):
     """Opens arrays and groups: ``xarray.open_dataset(url, engine="b2array")``.
 
-    A file or directory that is an array becomes a dataset of one variable with the name of the file. Dimensions without
-    a name are named after the variable.
+    It also takes an array or a group that is open. A file or directory that is an array becomes a dataset of one
+    variable with the name of the file. Dimensions without a name are named after the variable.
 
     Examples
     --------
@@ -140,7 +142,9 @@ class Backend(BackendEntrypoint):
     supports_groups = True
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
-        """Say whether something is one of our files, by its name if that is enough."""
+        """Say whether something is one of our files or handles, by its name if that is enough."""
+        if isinstance(filename_or_obj, NDArray | Group):
+            return True
         if not isinstance(filename_or_obj, str | os.PathLike):
             return False
         path = os.fspath(filename_or_obj)
@@ -152,7 +156,7 @@ class Backend(BackendEntrypoint):
         return Path(path, _INDEX).is_file() and _holds_array(path)
 
     def open_dataset(  # type: ignore[override]
-        self, filename_or_obj: Url, *, group: str | None = None, storage_options: Mapping[str, Any] | None = None,
+        self, filename_or_obj: Opened, *, group: str | None = None, storage_options: Mapping[str, Any] | None = None,
         fs: AbstractFileSystem | None = None, **decoding: Any,
     ) -> xr.Dataset:  # fmt: skip
         """Open an array or the arrays of a group; see `xarray.open_dataset`."""
@@ -161,7 +165,7 @@ class Backend(BackendEntrypoint):
         )
 
     def open_groups_as_dict(  # type: ignore[override]
-        self, filename_or_obj: Url, *, group: str | None = None, storage_options: Mapping[str, Any] | None = None,
+        self, filename_or_obj: Opened, *, group: str | None = None, storage_options: Mapping[str, Any] | None = None,
         fs: AbstractFileSystem | None = None, **decoding: Any,
     ) -> dict[str, xr.Dataset]:  # fmt: skip
         """Open a group with everything in it; see `xarray.open_groups`."""
@@ -172,25 +176,28 @@ class Backend(BackendEntrypoint):
 
         return in_one_state(tree)
 
-    def open_datatree(self, filename_or_obj: Url, **options: Any) -> xr.DataTree:  # type: ignore[override]
+    def open_datatree(self, filename_or_obj: Opened, **options: Any) -> xr.DataTree:  # type: ignore[override]
         """Open a group with everything in it; see `xarray.open_datatree`."""
         return xr.DataTree.from_dict(self.open_groups_as_dict(filename_or_obj, **options))
 
 
 def _holds_array(url: str) -> bool:
     try:
-        open_array(url).close()
+        array_at(url).close()
     except (FormatError, UnsupportedError, OSError):
         return False
     return True
 
 
 def _opened(
-    url: Url, name: str | None, storage_options: Mapping[str, Any] | None, fs: AbstractFileSystem | None
+    url: Opened, name: str | None, storage_options: Mapping[str, Any] | None, fs: AbstractFileSystem | None
 ) -> Group | NDArray:
-    text, inner = os.fspath(url), (name or "").strip("/")
-    opened: Any = group.open_group if text.rstrip("/").endswith(GROUPS) else addressing.open
-    home = opened(text, storage_options=storage_options, fs=fs)
+    inner = (name or "").strip("/")
+    home: Any = url
+    if not isinstance(url, NDArray | Group):
+        text = os.fspath(url)
+        opened: Any = group.open_group if text.rstrip("/").endswith(GROUPS) else addressing.open
+        home = opened(text, storage_options=storage_options, fs=fs)
     if isinstance(home, SChunk):
         return NDArray(home._handle)  # raises the error that names super-chunks
     found = home[inner] if inner and isinstance(home, Group) else home
@@ -199,12 +206,15 @@ def _opened(
     return cast(Group | NDArray, found)
 
 
-def _stem(url: Url) -> str:
-    address, member = addressing.split_member(os.fspath(url).partition("?")[0])
+def _stem(url: Opened) -> str:
+    text = url.url if isinstance(url, NDArray | Group) else os.fspath(url)
+    if text == "memory":
+        return "data"
+    address, member = addressing.split_member(text.partition("?")[0])
     return (member or address).rstrip("/").rpartition("/")[2].partition(".")[0] or "data"
 
 
-def _decoded(found: Group | NDArray, url: Url, decoding: Mapping[str, Any]) -> xr.Dataset:
+def _decoded(found: Group | NDArray, url: Opened, decoding: Mapping[str, Any]) -> xr.Dataset:
     if isinstance(found, NDArray):
         members, attrs, where = {_stem(url): found}, {}, found.url
     else:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Unpack, cast
 from uuid import uuid4
 
 import numpy as np
@@ -16,6 +17,7 @@ import xarray as xr
 from b2array.array import dask, dask_chunks
 from b2array.array.array import NDArray
 from b2array.array.dask import Region, Write
+from b2array.array.drafts import VariableKeywords, takes
 from b2array.array.frozen import Shared
 from b2array.codec.cparams import given_or_default
 from b2array.engine.transaction import Transaction
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from dask.delayed import Delayed
     from fsspec import AbstractFileSystem
 
-__all__ = ["Mode", "to_b2array"]
+__all__ = ["KEYWORDS", "Mode", "WriteKeywords", "to_b2array"]
 
 Mode = Literal["w", "w-", "x", "a", "a-", "r+"]
 
@@ -62,9 +64,26 @@ class _Task(NamedTuple):
     append_dim: Hashable | None
     region: Any
     compute: bool
-    options: Mapping[str, Any]
+    options: VariableKeywords
 
 
+class WriteKeywords(VariableKeywords, total=False):
+    """The keywords of `to_b2array`."""
+
+    mode: Mode | None
+    group: str | None
+    append_dim: Hashable | None
+    region: Mapping[Hashable, slice | Literal["auto"]] | Literal["auto"] | None
+    encoding: Mapping[Hashable, Any] | None
+    write_inherited_coords: bool
+    compute: bool
+    progress: bool
+    scheduler: Any
+    storage_options: Mapping[str, Any] | None
+    fs: AbstractFileSystem | None
+
+
+@takes(VariableKeywords)
 def to_b2array(
     ds: xr.Dataset | xr.DataArray | xr.DataTree,
     url: Url,
@@ -80,7 +99,7 @@ def to_b2array(
     scheduler: Any = None,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
-    **options: Any,
+    **options: Unpack[VariableKeywords],
 ) -> Any:
     """Write a dataset, a tree of them or a single array as a group of arrays, in one commit.
 
@@ -122,8 +141,8 @@ def to_b2array(
         For fsspec.
     fs : fsspec.AbstractFileSystem, optional
         A file system, in which the URL is a path.
-    **options
-        What else `b2array.create` takes, for all new variables.
+    chunks, ..., meta
+        As for `b2array.create`, for all new variables.
 
     Returns
     -------
@@ -153,6 +172,11 @@ def to_b2array(
     >>> ds.time.values.tolist(), ds.level.sel(time=1).values.tolist()
     ([0, 1], [1.0, 1.0, 1.0])
     """
+    if not isinstance(ds, xr.Dataset | xr.DataArray | xr.DataTree):
+        raise TypeError(
+            f"expected a dataset, an array or a tree of xarray, found {type(ds).__name__}; "
+            "b2array.asarray(values, url=...) stores other arrays"
+        )
     url, storage_options = address_of(url, storage_options, fs)
     task = _Task(_checked_mode(mode, append_dim, region), append_dim, region, compute, options)
     nodes = _nodes(ds, encoding or {}, inherit=write_inherited_coords)
@@ -173,6 +197,12 @@ def to_b2array(
         if compute and parts:
             dask.join([(part.array, part.values, part.region) for part in _aligned(parts)], progress, scheduler)
     return None if compute else _later(parts, os.fspath(url), storage_options or {})
+
+
+KEYWORDS: Final = {
+    name: each.default for name, each in inspect.signature(to_b2array).parameters.items() if name not in ("ds", "url")
+}
+"""The same with what they are if they are left out."""
 
 
 # What is asked for.

@@ -366,3 +366,36 @@ def test_what_is_no_text_is_refused_with_what_to_do(values, says):
         b2array.asarray(values)
     with pytest.raises(ValueError, match="NUL"):
         b2array.asarray(np.array(["a\0"], object))
+
+
+def test_create_without_a_url_makes_an_array_in_memory():
+    a = b2array.create(shape=(3, 4), dtype="i2", fill_value=7)
+    assert (a.url, a.mode, a[1, 2]) == ("memory", "r+", 7)
+
+
+def test_create_says_where_the_shape_goes():
+    with pytest.raises(TypeError, match=r"the place first, not \(3, 4\); .* create\(shape=\.\.\.\)"):
+        b2array.create((3, 4), "f4")
+    with pytest.raises(TypeError, match="needs a shape"):
+        b2array.create("memory://shapeless.b2nd")
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_dims_can_be_set_later_in_one_commit(tmp_path, layout):
+    a = b2array.create(tmp_path / "a.b2nd", (2, 3), layout=layout)
+    other, before = b2array.open(tmp_path / "a.b2nd"), a.generation
+    a.dims = ["x", None]
+    assert (a.dims, other.dims, a.generation != before) == (("x", None), None, True)
+    other.refresh()
+    assert other.dims == b2array.open(tmp_path / "a.b2nd").dims == ("x", None)
+    with a.transaction():
+        a.dims = ("p", "q")
+        a[0] = 1
+    assert b2array.open(tmp_path / "a.b2nd").dims == ("p", "q")
+    a.dims = None
+    assert b2array.open(tmp_path / "a.b2nd").dims is None
+    for wrong, error in ((("x",), ValueError), ("xy", TypeError), ((1, 2), TypeError)):
+        with pytest.raises(error, match="dims must"):
+            a.dims = wrong
+    with pytest.raises(b2array.errors.ReadOnlyError):
+        other.dims = ("x", "y")

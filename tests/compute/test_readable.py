@@ -137,7 +137,7 @@ def test_numpys_functions_make_views(cube):
         (array.transpose(1, 0, 2), values.transpose(1, 0, 2)),
         (array.transpose(), values.T),
     ):
-        assert isinstance(found, b2array.compute.readable.View)
+        assert isinstance(found, b2array.array.array.View)
         assert same(found[...], np.ascontiguousarray(expected))
         assert (found.nbytes, found.ndim, len(found)) == (expected.nbytes, expected.ndim, len(expected))
     assert same(list(array.T.view[0])[3], values.T[0][3])
@@ -209,3 +209,62 @@ def test_fields_of_a_view_are_read_by_name():
     for found in (view["x"], view[["x", "y"]]):
         with pytest.raises(ValueError, match="read-only"):
             found[...] = 0
+
+
+@pytest.mark.parametrize(
+    ("view", "dims"),
+    [
+        (lambda a: a.T, ("x", "y", "t")),
+        (lambda a: a.view[0], ("y", "x")),
+        (lambda a: a.view[:1], ("t", "y", "x")),
+        (lambda a: a.view[:, None, 1:2, ::-1], ("t", None, "y", "x")),
+        (lambda a: a.view[..., 0], ("t", "y")),
+        (lambda a: a.view[1:1], ("t", "y", "x")),
+        (lambda a: a.view[:1].squeeze(), ("y", "x")),
+        (lambda a: a.view[:1, :, :1].squeeze(-1), ("t", "y")),
+        (lambda a: a.reshape(6, 4), (None, "x")),
+        (lambda a: a.reshape(2, 3, 2, 2), ("t", "y", None, None)),
+        (lambda a: a.reshape(-1), (None,)),
+        (lambda a: a.view[:, ::2].transpose(1, 0, 2).view[0], ("t", "x")),
+    ],
+)
+def test_views_know_the_names_of_their_axes_and_can_be_copied(tmp_path, view, dims):
+    values = np.arange(24).reshape(2, 3, 4)
+    a = b2array.asarray(values, dims=("t", "y", "x"), attrs={"units": "m"}, fill_value=7, cparams="lz4", chunks=2)
+    shown = view(a)
+    assert shown.dims == dims
+    for copied in (shown.copy(tmp_path / "a.b2nd"), b2array.copy(shown)):
+        assert same(copied[...], np.ascontiguousarray(shown[...]))
+        assert (copied.dims, dict(copied.attrs), copied.fill_value) == (dims, {"units": "m"}, 7)
+        assert copied.cparams == a.cparams
+
+
+def test_a_view_of_an_array_without_names_has_none():
+    a = b2array.zeros((2, 3))
+    assert a.T.dims is None
+    a.dims = ("y", None)
+    assert a.T.dims == (None, "y")
+
+
+def test_copies_of_views_take_the_options_of_copies(tmp_path):
+    a = b2array.asarray(np.arange(6).reshape(2, 3), fill_value=-1)
+    b = a.T.copy(tmp_path / "b.b2nd", dtype="f4", chunks=(1, 2), cparams="zlib", layout="sparse")
+    assert (b.dtype, b.chunks, b.cparams.codec, b.fill_value, b[2, 1]) == (np.dtype("f4"), (1, 2), "zlib", -1, 5)
+    with pytest.raises(TypeError, match=r"Cannot cast array data .* according to the rule 'safe'"):
+        a.T.copy(dtype="i1", casting="safe")
+    with pytest.raises(TypeError, match=r"copy\(\) got an unexpected keyword argument 'compression': write cparams"):
+        a.T.copy(compression="lz4")
+
+
+def test_the_plan_of_a_view_is_that_of_the_same_items():
+    a = b2array.asarray(np.random.default_rng(0).normal(size=(40, 60)), chunks=(10, 20), blocks=(5, 5))
+    for plan, expected in (
+        (a.T.explain(np.s_[:5, 0]), a.explain(np.s_[0, :5])),
+        (a.view[10:20].explain(), a.explain(np.s_[10:20])),
+        (a.view[::2, 3].explain(0), a.explain(np.s_[:1, 3])),
+    ):
+        assert (plan.chunks, plan.blocks, plan.result_nbytes) == (
+            expected.chunks,
+            expected.blocks,
+            expected.result_nbytes,
+        )

@@ -74,14 +74,16 @@ def test_a_page_says_what_an_array_is(a: b2array.NDArray) -> None:
         assert word in more
 
 
-def test_the_page_and_the_line_of_an_array_read_nothing(a: b2array.NDArray, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_description_and_the_line_of_an_array_read_nothing(
+    a: b2array.NDArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("this reads")
 
     for name in ("read", "gather", "head", "stamp"):
         monkeypatch.setattr(LocalStore, name, refuse)
     assert "\n" not in repr(a)
-    assert len(a._repr_html_()) < 20_000
+    assert len(a.info._repr_html_()) < 20_000
     assert "unit='<K>'" in repr(a.info)
 
 
@@ -209,7 +211,7 @@ def test_the_plan_of_a_read_is_what_the_read_does(
         found = counted()
     assert (plan.requests, plan.nbytes) == found
     assert plan.result_nbytes == values.nbytes
-    assert plan.share == plan.nbytes / array.cbytes
+    assert plan.share == min(1.0, plan.nbytes / array.cbytes)
     again = array.explain(key)
     assert again.nbytes <= plan.nbytes
     parsed(plan._repr_html_())
@@ -316,3 +318,101 @@ def test_keys_complete() -> None:
     assert list(group._ipython_key_completions_()) == ["air"]
     assert group.attrs._ipython_key_completions_() == ["title"]
     assert group["air/x"].attrs._ipython_key_completions_() == ["unit"]
+
+
+# Values, and what else has a line of its own.
+
+
+def test_a_page_shows_the_items_at_the_corners(a: b2array.NDArray) -> None:
+    text = parsed(a._repr_html_()).find(".//pre")
+    assert text is not None
+    assert text.text == np.array2string(X, threshold=0)
+
+
+def test_a_page_decodes_only_the_blocks_at_the_corners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    big = b2array.asarray(np.arange(4_000_000).reshape(2000, 2000), url=tmp_path / "big.b2nd", chunks=200, blocks=50)
+    read: list[int] = []
+    plain = _File.read_into
+
+    def counted(self: _File, views: list[memoryview], start: int) -> None:
+        read.extend(map(len, views))
+        plain(self, views, start)
+
+    monkeypatch.setattr(_File, "read_into", counted)
+    assert "3999999" in big._repr_html_()
+    assert sum(read) < big.cbytes / 10
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        (np.arange(5), "[0 1 2 3 4]"),
+        (np.arange(7), "[0 1 2 ... 4 5 6]"),
+        (np.float64(2), "2."),
+        (np.zeros((0, 3)), "[]"),
+        (np.array(["<a>"]), "['<a>']"),
+    ],
+)
+def test_values_are_shown_as_numpy_shows_them(x: Any, expected: str) -> None:
+    text = parsed(b2array.asarray(x)._repr_html_()).find(".//pre")
+    assert text is not None
+    assert text.text == expected
+
+
+def test_a_page_of_a_remote_array_or_of_many_arrays_reads_no_items(http: RangeServer, tmp_path: Path) -> None:
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    group["x"] = X
+    assert "<pre>" not in group._repr_html_()
+    assert "<pre>" in group["x"]._repr_html_()
+    http.objects["x.b2nd"] = (tmp_path / "g.b2d" / "x.b2nd").read_bytes()
+    assert "<pre>" not in b2array.open(http.url_of("x.b2nd"))._repr_html_()
+
+
+def test_a_page_says_that_its_values_are_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.b2nd"
+    b2array.asarray(X, url=path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+    assert "cannot be read: " in b2array.open(path)._repr_html_()
+
+
+def test_drawings_of_four_dimensions_stand_in_one_row() -> None:
+    page = parsed(b2array.zeros((30, 30, 30, 30), chunks=10)._repr_html_())
+    rows = [div for div in page.iter("div") if "flex" in div.get("style", "") and "wrap" not in div.get("style", "")]
+    assert [[child.tag for child in row] for row in rows] == [["svg", "svg"]]
+
+
+def test_no_plan_reads_more_than_there_is(tmp_path: Path) -> None:
+    b2array.asarray(X, url=tmp_path / "a.b2nd", chunks=(20, 30), blocks=(5, 10))
+    a = b2array.open(tmp_path / "a.b2nd")
+    plan = a.explain(...)
+    assert plan.nbytes > a.cbytes  # it reads heads apart
+    assert (plan.share, "100.00%" in repr(plan)) == (1.0, True)
+
+
+def test_a_tree_prints_in_terminals_and_folds_in_notebooks() -> None:
+    group = b2array.open_group("memory://shown-tree.b2d", "w")
+    group["air/x"] = group["y"] = [1]
+    tree = group.tree()
+    assert repr(tree) == str(tree) == tree == "/\n├── air\n│   └── x\n└── y"
+    assert texts(tree._repr_html_()) == "b2array.Group memory://shown-tree.b2d air x y"
+
+
+def test_everything_has_a_line_that_says_what_it_is() -> None:
+    a = b2array.zeros((0, 2), "i4")
+    out = a.appender()
+    out.append([1, 2])
+    assert repr(out) == "<b2array.Appender to memory: along axis 0, 1 step not committed>"
+    out.commit()
+    assert repr(a.T) == "<b2array.View of memory shape=(2, 1) dtype=int32>"
+    assert repr(a.transaction()) == "<b2array: a transaction of memory, for the with statement>"
+    with a.transaction():
+        assert repr(a).endswith(", in a transaction>")
+    assert repr(b2array.create_schunk(chunksize=8)) == "<b2array.SChunk memory: 0 chunks, 0 bytes>"
+    assert repr(config).startswith("<b2array.config cache_bytes=0, ")
+    group = b2array.open_group("memory://lines.b2d", "w")
+    group["x"] = [1]
+    assert repr(group) == "<b2array.Group memory://lines.b2d: 1 member>"
+    with group.transaction() as changes:
+        assert repr(changes) == "<b2array.Group memory://lines.b2d: 1 member, in a transaction>"

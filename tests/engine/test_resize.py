@@ -631,3 +631,16 @@ def test_an_array_with_chunks_of_no_extent_is_stored_to(tmp_path):
     a = b2array.open(tmp_path / "a.b2nd", "r+")
     a.store(da.zeros((0, 3)))
     assert a.shape == (0, 3)
+
+
+def test_an_appender_that_is_dropped_with_steps_warns():
+    a = b2array.zeros((0, 2), "i4", chunks=(4, 2))
+    out = a.appender()
+    out.append([[1, 2], [3, 4], [5, 6]])
+    with pytest.warns(UserWarning, match=r"Appender to memory: along axis 0, 3 steps not committed>: it was dropped"):
+        del out
+    assert a.shape == (0, 2)
+    with a.appender() as out:
+        out.append([1, 2])
+    del out
+    assert a.shape == (1, 2)

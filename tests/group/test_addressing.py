@@ -293,3 +293,46 @@ def test_a_question_mark_in_the_url_of_a_group_is_refused_where_it_begins_no_que
         a[...] = 3
         assert b2array.open(f"{url}.b2nd", storage_options=options)[:].tolist() == [3, 3]
     assert b2array.open_group(tmp_path / "a?b", "w").url == str(tmp_path / "a?b")
+
+
+def test_open_array_opens_members_and_nothing_but_arrays(tmp_path: Path) -> None:
+    b2array.open_group(tmp_path / "run.b2d", "w")["air/temperature"] = X
+    b2array.create_schunk(tmp_path / "bytes.b2frame", chunksize=8)
+    assert np.array_equal(b2array.open_array(tmp_path / "run.b2d" / "air" / "temperature")[:], X)
+    with pytest.raises(TypeError, match=r"expected an array, found <b2array.Group .*; b2array.open_group opens it"):
+        b2array.open_array(tmp_path / "run.b2d" / "air")
+    with pytest.raises(TypeError, match=r"b2array.open_schunk opens it"):
+        b2array.open_array(tmp_path / "bytes.b2frame")
+
+
+@pytest.mark.parametrize("mode", ["w", "w-", "x", "a"])
+def test_open_array_makes_no_group_where_the_shape_is_missing(tmp_path: Path, mode: Any) -> None:
+    with pytest.raises((TypeError, FileNotFoundError)):
+        b2array.open_array(tmp_path / "a", mode)
+    assert not list(tmp_path.iterdir())
+    assert b2array.open_array(tmp_path / "a.b2nd", mode, shape=3).mode == "r+"
+
+
+@pytest.mark.parametrize("place", ["local", "memory", "archive"])
+def test_a_group_can_follow_other_writers(tmp_path: Path, place: str) -> None:
+    url = f"memory:/{tmp_path}/g.b2d" if place == "memory" else str(tmp_path / "g.b2d")
+    writer = b2array.open_group(url, "w")
+    writer["a/x"], writer["a/y"] = X, X
+    if place == "archive":
+        b2array.convert(url, tmp_path / "g.b2z")
+        url = str(tmp_path / "g.b2z")
+    group = b2array.open(url, follow=True)
+    inner, x = group["a"], group["a/x"]
+    assert ([*group], [*inner]) == (["a"], ["x", "y"])
+    if place == "archive":
+        writer["b"] = X
+        b2array.convert(str(tmp_path / "g.b2d"), url, overwrite=True)
+    else:
+        writer["b"] = X
+        writer["a/x"][0] = 7
+        del writer["a/y"]
+        writer.attrs["n"] = 1
+        assert [each.flat[0] for each in (x[:], group["a/x"][:], inner["x"][:])] == [7, 7, 7]
+        assert (dict(group.attrs), [*inner]) == ({"n": 1}, ["x"])
+    assert ([*group], "b" in group, inner.parent is not None) == (["a", "b"], True, True)
+    assert [*inner.parent] == ["a", "b"]

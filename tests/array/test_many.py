@@ -141,7 +141,7 @@ def test_a_state_that_was_replaced_is_a_conflict(served, http, tmp_path):
 
 
 def test_large_selections_are_read_in_bounded_windows(served, http, monkeypatch):
-    from b2array.compute import many
+    from b2array.array import many
 
     a, b = served("a", DATA), served("b", DATA + 1)
     monkeypatch.setattr(many, "WINDOW_NBYTES", 2**16)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from b2array import threads
-from b2array.compute.readable import Readable, View, named
+from b2array.array.array import View
+from b2array.compute.readable import Readable, named
 from b2array.engine.fetch import fetch_from
 from b2array.engine.read import WINDOW_CHUNKS, WINDOW_NBYTES, WINDOWS_UNDER_WAY, ChunkRead, Reader, prepare
 from b2array.engine.source import ChunkRequest

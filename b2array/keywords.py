@@ -1,0 +1,165 @@
+"""Keywords of public functions: their signatures name each one, and a wrong one is answered with the right one.
+
+Many functions pass the options of new arrays on. A type checker reads their names and types from a `TypedDict`, and
+`spelled_out` puts them into the signature that `help`, notebooks and the reference show.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import ModuleType
+from typing import Any, ForwardRef, NoReturn, TypeVar, cast
+
+import numpy as np
+
+__all__ = ["F", "refuse_calls", "spelled_out"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_COMPRESSION = "write cparams='lz4', or cparams=b2array.CParams('zstd', clevel=5)"
+_PLACE = "the place is given as url"
+_STORAGE = "write storage_options={{{name!r}: ...}}"
+_GROWS = "every array can grow, see resize and append"
+_MODE = "overwrite=True replaces an array that is there; b2array.open takes modes"
+
+_NEIGHBOURS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        ("anon", "account_key", "account_name", "client_kwargs", "endpoint_url", "key", "profile", "secret", "token"),
+        ("storage_options", _STORAGE),
+    ),
+    **dict.fromkeys(
+        ("clevel", "codec", "complevel", "compression", "compression_level", "compression_opts", "compressor",
+         "compressors", "filters", "shuffle"),
+        ("cparams", _COMPRESSION),
+    ),
+    **dict.fromkeys(("file", "filename", "fname", "path", "urlpath", "store"), ("url", _PLACE)),
+    **dict.fromkeys(("dim_names", "dimension_names"), ("dims", "write dims=")),
+    **dict.fromkeys(("attributes", "vlmeta"), ("attrs", "write attrs=")),
+    **dict.fromkeys(("chunk_shape", "chunkshape"), ("chunks", "write chunks=")),
+    **dict.fromkeys(("block_shape", "blockshape"), ("blocks", "write blocks=")),
+    **dict.fromkeys(("maxshape", "resizable"), ("chunks", _GROWS)),
+    "contiguous": ("layout", "write layout='contiguous', or layout='sparse'"),
+    "data": ("shape", "b2array.asarray stores values"),
+    "fillvalue": ("fill_value", "write fill_value="),
+    "metadata": ("attrs", "write attrs=; meta= is for metalayers, which never change"),
+    "mode": ("overwrite", _MODE),
+    "name": ("url", _PLACE),
+    "order": ("chunks", "items are stored in C order"),
+    "shards": ("chunks", "chunks= says how much is stored at once, blocks= how much of it is read alone"),
+}  # fmt: skip
+"""What other libraries call an argument: which keyword the function must have, and what to write instead."""
+
+
+def spelled_out(kind: type | None = None, defaults: Mapping[str, Any] | None = None) -> Callable[[F], F]:
+    """Name the keywords of a function in its signature, and refuse others with a hint.
+
+    Parameters
+    ----------
+    kind : type, optional
+        The `TypedDict` of the function's ``**options``.
+    defaults : mapping, optional
+        What they are if they are left out, in the order in which the signature names them.
+
+    Examples
+    --------
+    >>> from typing import TypedDict, Unpack
+    >>> class Options(TypedDict, total=False):
+    ...     chunks: int
+    >>> @spelled_out(Options, {"chunks": 1})
+    ... def make(shape, **options: Unpack[Options]): ...
+    >>> list(inspect.signature(make).parameters)
+    ['shape', 'chunks']
+    >>> make(3, chunk=4)
+    Traceback (most recent call last):
+    TypeError: make() got an unexpected keyword argument 'chunk'. Did you mean 'chunks'?
+    """
+    options = [] if kind is None else list(_options(kind, defaults or {}))
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
+        shown = signature.replace(parameters=[*own, *options])
+        unnamed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+        named = [each for each in shown.parameters.values() if each.kind not in unnamed]
+        known = frozenset(each.name for each in named)
+        any_number = any(each.kind == each.VAR_POSITIONAL for each in own)
+        most = sys.maxsize if any_number else sum(each.kind != each.KEYWORD_ONLY for each in own)
+
+        @functools.wraps(function)
+        def checked(*args: Any, **given: Any) -> Any:
+            if not known.issuperset(given) or len(args) > most:
+                raise TypeError(_complaint(function.__name__, shown, args, given))
+            return function(*args, **given)
+
+        checked.__signature__ = shown  # type: ignore[attr-defined]
+        return cast(F, checked)
+
+    return decorate
+
+
+def _options(kind: type, defaults: Mapping[str, Any]) -> Iterator[inspect.Parameter]:
+    types = kind.__annotations__
+    for name in [*(name for name in defaults if name in types), *(name for name in types if name not in defaults)]:
+        found = types[name]
+        annotation = found.__forward_arg__ if isinstance(found, ForwardRef) else found
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=annotation)
+
+
+def _complaint(function: str, signature: inspect.Signature, args: tuple[Any, ...], given: Mapping[str, Any]) -> str:
+    """Say which argument is wrong, as Python does, and what to write."""
+    parameters = signature.parameters
+    wrong = next((name for name in given if name not in parameters), None)
+    if wrong is not None:
+        return f"{function}() got an unexpected keyword argument {wrong!r}{_hint(wrong, parameters)}"
+    ordered = [each.name for each in parameters.values() if each.kind != each.KEYWORD_ONLY]
+    others = [each.name for each in parameters.values() if each.kind == each.KEYWORD_ONLY]
+    values, method = (args[1:], ordered[1:]) if ordered[:1] == ["self"] else (args, ordered)
+    extra = values[len(method)]
+    if "dtype" in others and _is_dtype(extra):
+        written = f"dtype={extra!r}"
+    elif "url" in others and isinstance(extra, str | os.PathLike):
+        written = f"url={os.fspath(extra)!r}"
+    else:
+        written = ", ".join(f"{name}=" for name in others[:4])
+    return (
+        f"{function}() takes {len(method)} positional argument{'s' * (len(method) != 1)} but {len(values)} were given; "
+        f"write {written}"
+    )
+
+
+def _is_dtype(value: Any) -> bool:
+    try:
+        np.dtype(value)
+    except (TypeError, ValueError):
+        return False
+    return value is not None
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    needed, sentence = _NEIGHBOURS.get(name, ("", ""))
+    if needed in known:
+        return f": {sentence.format(name=name)}"
+    close = difflib.get_close_matches(name, known, 1)
+    return f". Did you mean {close[0]!r}?" if close else ""
+
+
+# Packages that have the name of another library's function.
+
+
+class _Package(ModuleType):
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(f"{self.__name__} is a package: {_PACKAGES[self.__name__]}")
+
+
+_PACKAGES: dict[str, str] = {}
+
+
+def refuse_calls(package: str, hint: str) -> None:
+    """Let calls of a package that is imported say what to call instead."""
+    _PACKAGES[package] = hint
+    sys.modules[package].__class__ = _Package
