@@ -34,14 +34,17 @@ _KINDS = {
 """Modules and classes by protocol. They are imported when they are first needed: many programs use local files only."""
 _CLIENTS = {
     "adlfs.spec": "azure.AzureStore",
-    "fsspec.implementations.cached": "remote.CachingStore",
     "fsspec.implementations.http": "http.HttpStore",
-    "fsspec.implementations.memory": "shared_memory.SharedMemoryStore",
     "gcsfs.core": "gcs.GcsStore",
     "obstore.fsspec": "obstore.ObstoreStore",
     "s3fs.core": "s3.S3Store",
 }
-"""The same by the module of a file system's class."""
+"""The same by the module of a file system's class, or of a class that it is derived from."""
+_CLASSES = {
+    "fsspec.implementations.cached": "remote.CachingStore",
+    "fsspec.implementations.memory": "shared_memory.SharedMemoryStore",
+}
+"""The same by the module of a file system's own class: one that is derived from these may do something else."""
 _EXTRAS = {"http": "http", "https": "http", "s3": "s3", "s3a": "s3"}
 
 
@@ -85,8 +88,9 @@ def open_store(
     address = os.fspath(url)
     of_class = _file_system(address) if given is None else type(given)
     clients = [_CLIENTS[base.__module__] for base in of_class.__mro__ if base.__module__ in _CLIENTS]
-    by_protocol = _KINDS.get(scheme[1].lower()) if scheme and given is None else None
-    module, _, kind = (clients[0] if clients else by_protocol or "remote.FsspecStore").partition(".")
+    by_protocol = _KINDS.get(scheme[1].lower()) if scheme else None
+    other = by_protocol if given is None else _CLASSES.get(of_class.__module__)
+    module, _, kind = (clients[0] if clients else other or "remote.FsspecStore").partition(".")
     remote: Callable[..., Store] = getattr(import_module(f"b2array.store.{module}"), kind)
     return remote(address, storage_options or {})
 
