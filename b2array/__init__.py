@@ -121,7 +121,7 @@ _LAZY = {
     "open": "group.addressing",
     "open_array": "group.addressing",
     "open_group": "group.group",
-    "read_many": "compute.many",
+    "read_many": "array.many",
     "repack": "tools.vacuum",
     "repair": "tools.repair",
     "vacuum": "tools.vacuum",

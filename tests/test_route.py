@@ -10,7 +10,7 @@ from asv_bench import routes
 from b2array import config
 
 # A class and the one that it extends are in two modules, but say one thing.
-BOTH_WAYS = {"point of a file just opened": {("store.base", "store.local")}}
+BOTH_WAYS = {name: {("store.base", "store.local")} for name in ("open", "point of a file just opened")}
 
 ACTIONS = (
     "slice of a line", "slice of a line, cached", "slab of sixteen blocks", "slab of sixteen blocks, cached", "point",

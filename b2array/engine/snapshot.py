@@ -159,7 +159,7 @@ class Snapshot(Source):
     def _require_unchanged(self) -> None:
         """Raise ConflictError if a frame without checksums was changed before its chunks were read."""
         try:
-            found = self.store.stamp(self.name).version
+            found = self.store.stamp_read(self.name).version
         except FileNotFoundError:
             raise ConflictError(f"{self.url} was deleted since it was opened") from None
         if found != self.version:

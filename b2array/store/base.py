@@ -168,6 +168,10 @@ class Store(ABC):
     def stamp(self, name: str) -> Stamp:
         """Return the present size and version of an object; FileNotFoundError if it does not exist."""
 
+    def stamp_read(self, name: str) -> Stamp:
+        """Return the present size and version of the object that `read` reads: a local file that stays open."""
+        return self.stamp(name)
+
     @abstractmethod
     def listing(self) -> dict[str, Listed]:
         """List the objects of the store; FileNotFoundError if there is nothing at all."""

@@ -278,6 +278,10 @@ class LocalStore(Store):
     def stamp(self, name: str) -> Stamp:
         return _local_stamp(self._status(name))
 
+    def stamp_read(self, name: str) -> Stamp:
+        file = self._file
+        return self.stamp(name) if name or file is None else file.stamp()
+
     def listing(self) -> dict[str, Listed]:
         status = self._status("")
         if not stat.S_ISDIR(status.st_mode):

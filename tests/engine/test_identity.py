@@ -270,6 +270,9 @@ def test_a_frame_of_stock_blosc2_that_changes_under_a_reader_is_a_conflict(tmp_p
         (tmp_path / "a").unlink()
     else:
         shutil.copyfile(tmp_path / "new", tmp_path / "a")
+    if (layout, how) == ("contiguous", "deleted"):  # the reader has the file open, and nobody can change it any more
+        assert np.array_equal(reader[1:3], rows(1)[1:3])
+        return
     with pytest.raises(ConflictError):
         reader[1:3]
 
