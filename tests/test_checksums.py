@@ -19,9 +19,10 @@ from b2array.codec import chunk
 from b2array.engine import snapshot
 from b2array.engine.fetch import fetch
 from b2array.engine.handle import Handle
-from b2array.engine.source import ChunkRequest, Source
+from b2array.engine.source import ChunkRequest
 from b2array.errors import B2ArrayError, ChecksumError, ConflictError, FormatError
 from b2array.format import checksums
+from b2array.format.state import State
 from b2array.store.memory import MemoryStore
 
 LAYOUTS = ("contiguous", "sparse")
@@ -280,7 +281,7 @@ def test_after_other_software_wrote_only_new_chunks_are_compared(tmp_path):
     np.testing.assert_array_equal(b2array.open(path)[...], data)
     b2array.open(path, mode="r+")[:8] = data[:8]
     held = b2array.open_schunk(path)._handle.source
-    assert [held.has_checksums(n) for n in range(5)] == [True, False, False, False, False]
+    assert [held.state.has_checksums(n) for n in range(5)] == [True, False, False, False, False]
     np.testing.assert_array_equal(b2array.open(path)[...], data)
     file, at = place(path, 0, 50)
     flip(file, at)
@@ -288,13 +289,13 @@ def test_after_other_software_wrote_only_new_chunks_are_compared(tmp_path):
         b2array.open(path)[0]
 
 
-def test_a_point_of_a_file_just_opened_is_compared_without_unpacking_annotations(tmp_path):
+def test_a_point_of_a_file_just_opened_is_compared_without_unpacking_sizes(tmp_path):
     path = tmp_path / "a.b2nd"
     data = mixed()
     write(path, data, "contiguous")
     held = b2array.open(path)
     assert held[9, 3] == data[9, 3]
-    assert held._handle.source.state._annotations is held._handle.source.state._sizes is None
+    assert held._handle.source.state._sizes is None
     file, at = place(path, 1, 32)
     flip(file, at)
     with pytest.raises(ChecksumError):
@@ -311,7 +312,7 @@ def test_an_old_record_behind_a_chunk_without_one_does_not_count(tmp_path, monke
     flip(file, at, 1)
     with pytest.raises(ChecksumError):
         b2array.open(path)[8:16]
-    monkeypatch.setattr(Source, "has_checksums", lambda source, n: n != 1)
+    monkeypatch.setattr(State, "has_checksums", lambda state, n: n != 1)
     held = b2array.open(path)
     for _ in range(2):
         assert (held[8:16] != data[8:16]).sum() == (where > 0)
@@ -331,7 +332,7 @@ def test_moved_chunks_take_their_checksums_along(tmp_path, layout):
     expected = [chunks[4], chunks[0], b"x" * 64, chunks[1], chunks[3]]
     again = b2array.open_schunk(path)
     assert [again.decompress_chunk(n) for n in range(5)] == expected
-    assert all(again._handle.source.has_checksums(n) for n in range(5))
+    assert all(again._handle.source.state.has_checksums(n) for n in range(5))
     file, at = place(path, 3, 40)
     flip(file, at)
     with pytest.raises(ChecksumError, match=f"^chunk 3 of {path}"):

@@ -23,7 +23,7 @@ from b2array.codec.chunk import ChunkHead, Stored
 from b2array.codec.header import MAX_DICT_NBYTES, ChunkHeader, FilterId
 from b2array.config import HEADER_LEN
 from b2array.engine.source import SPOOL, CachedHead, ChunkRequest, Location, Source
-from b2array.errors import B2ArrayError, ChecksumError, ChunkMissingError, FormatError, UnsupportedError, located_error
+from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError, located_error
 from b2array.format import checksums
 from b2array.format.annotations import Sizes, block_bounds
 from b2array.store.base import join_views, too_short, where
@@ -221,9 +221,8 @@ class _Chunk:
         self.cached = source.heads.get(request.chunk)
         self.record_due = False
         if self.cached is None or self.cached.sums is None:
-            # Unpacking the sizes for the answer would take longer than reading a point.
-            due = source.has_checksums if source.sparse else source.state.may_have_size
-            self.record_due = config.verify != "never" and location.name != SPOOL and due(request.chunk)
+            stored = config.verify != "never" and location.name != SPOOL
+            self.record_due = stored and source.state.has_checksums(request.chunk)
         if self.record_due:
             self.cached = None  # it was read while checksums were not compared
 
@@ -276,10 +275,6 @@ class _Chunk:
         expected = self.source.frame.chunk_nbytes(self.number)
         if expected is not None and head.header.nbytes != expected:
             raise FormatError(f"expected {expected} uncompressed bytes, found {head.header.nbytes}")
-        if self.record_due:
-            room = self.location.stop - self.location.start - head.header.cbytes
-            if self.location.stop >= 0 and room < checksums.record_nbytes(len(head.starts)):
-                self.record_due = self.source.has_checksums(self.number)
         return head
 
     # All of a chunk.
@@ -440,11 +435,10 @@ class _Chunk:
         sums = None
         if self.record_due:
             number = chunk_number(self.location.name)
-            try:
-                sums = checksums.verified_sums(behind, head, head_bytes, number=-1 if number is None else number)
-            except ChecksumError:
-                if self.source.has_checksums(self.number):
-                    raise  # elsewhere, what other software left behind the chunk may look like a record
+            sums = checksums.verified_sums(
+                behind, head, head_bytes, number=-1 if number is None else number,
+                crc=int(self.source.state.records[self.number]),
+            )  # fmt: skip
         heads = self.source.heads
         if len(heads) >= _MAX_HEADS:
             heads.clear()
@@ -455,12 +449,7 @@ class _Chunk:
         if config.verify != "never" and len(stored.starts):
             pick = np.asarray(numbers, np.int64)
             starts, stops = stored.starts[pick].tolist(), stored.stops[pick].tolist()
-            try:
-                checksums.check_blocks(sums, pick.tolist(), stored.region, starts, stops)
-            except ChecksumError:
-                if self.source.has_checksums(self.number):
-                    raise
-                self.source.heads[self.number] = CachedHead(stored.head, None)
+            checksums.check_blocks(sums, pick.tolist(), stored.region, starts, stops)
 
 
 def chunk_number(name: str) -> int | None:

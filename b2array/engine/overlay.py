@@ -18,10 +18,10 @@ from b2array.codec.header import Special
 from b2array.engine.open_chunk import OpenChunk, WriteBuffer
 from b2array.engine.snapshot import Snapshot, frame_in
 from b2array.engine.source import SPOOL, Location, Target
-from b2array.engine.staging import Staging
+from b2array.engine.staging import Noted, Staging
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import frame, index
-from b2array.format.annotations import UNSIZED, Sizes
+from b2array.format.annotations import Sizes
 from b2array.format.header import FrameType
 from b2array.format.state import State, sized_blocks
 from b2array.store.base import Store, join_views_at
@@ -196,13 +196,13 @@ class Overlay(Target):
 
     def set_code(self, n: int, code: int) -> None:
         """Set index entry `n` to a code that `store_chunk` has returned."""
-        offsets, sizes = self.state.frame.offsets, self.state.sizes
+        state = self.state
         if self.undo is not None:
-            self.undo.append(partial(_set, offsets, sizes, n, int(offsets[n]), sizes[n].copy()))
+            before = Noted(state.sizes[n].copy(), int(state.records[n]))
+            self.undo.append(partial(_set, state, n, int(state.frame.offsets[n]), before))
         if self.buffer is not None:
             self.buffer.drop(n)
-        row = self._staging.sizes.get(code)
-        _set(offsets, sizes, n, code, np.zeros(sizes.shape[1], np.uint32) if row is None else row)
+        _set(state, n, code, self._staging.noted.get(code))
         self._touched.add(n)
         if n in self.state.annotations.lost:
             self.annotate(lost=tuple(k for k in self.state.annotations.lost if k != n))
@@ -234,6 +234,7 @@ class Overlay(Target):
         # Position -1 finds the entry that is added at the end: zeros.
         offsets = np.append(state.frame.offsets, index.special_offset(Special.ZEROS))[old]
         sizes = np.append(state.sizes, np.zeros((1, state.sizes.shape[1]), np.uint32), axis=0)[old]
+        records = np.append(state.records, np.uint32(0))[old]
         lost = state.annotations.lost
         if lost:
             lost = tuple(np.flatnonzero(np.isin(old, lost)).tolist())
@@ -243,7 +244,8 @@ class Overlay(Target):
             moved = np.flatnonzero(np.isin(old, list(open_chunks))).tolist()
             self.buffer.replace({n: open_chunks[int(old[n])] for n in moved})
         state = state.with_frame(offsets=offsets, **fields)
-        self.state = state.with_sizes(np.ascontiguousarray(sizes[:, : 1 + sized_blocks(state.frame)]))
+        sizes = np.ascontiguousarray(sizes[:, : 1 + sized_blocks(state.frame)])
+        self.state = state.with_tables(sizes, records)
         self.restructured = True
 
     def set_attr(self, name: str, content: bytes | None) -> None:
@@ -274,13 +276,16 @@ class Overlay(Target):
         return result
 
 
-def _set(offsets: Int64Array, sizes: Sizes, n: int, code: int, row: Sizes) -> None:
-    offsets[n], sizes[n] = code, row[: sizes.shape[1]]
+def _set(state: State, n: int, code: int, noted: Noted | None) -> None:
+    sizes = state.sizes
+    state.frame.offsets[n] = code
+    if noted is None:
+        sizes[n], state.records[n] = 0, 0
+    else:
+        sizes[n], state.records[n] = noted.sizes[: sizes.shape[1]], noted.record
 
 
 def changeable(state: State) -> State:
-    """Return a state whose index and sizes can be changed in place."""
-    sizes = state.sizes.copy()
-    sizes[sizes[:, 0] == UNSIZED] = 0
+    """Return a state whose index and tables can be changed in place."""
     copied = replace(state.frame, offsets=np.array(state.frame.offsets, np.int64))
-    return replace(state, frame=copied).with_sizes(sizes)
+    return replace(state, frame=copied).with_tables(state.sizes.copy(), state.records.copy())

@@ -62,6 +62,7 @@ class Snapshot(Source):
     heads: MutableMapping[int, CachedHead] = field(init=False, default_factory=dict)
     cache_key: object | None = field(init=False)
     _expected: str | None = field(init=False)
+    _is_unchecked: bool = field(init=False)
     _ordered: npt.NDArray[np.int64] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -74,6 +75,9 @@ class Snapshot(Source):
         object.__setattr__(self, "sparse", described.frame_type == FrameType.SPARSE)
         object.__setattr__(self, "is_local", self.store.appendable)
         object.__setattr__(self, "_expected", expected)
+        # Other software writes no checksums, and changes chunks in their places.
+        unchecked = self.is_local and not self.store.in_process and self.version is not None and not described.is_ours
+        object.__setattr__(self, "_is_unchecked", unchecked)
         object.__setattr__(self, "cache_key", self._new_cache_key())
 
     def _new_cache_key(self) -> object | None:
@@ -140,11 +144,26 @@ class Snapshot(Source):
 
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects; `clip`: fewer where an object ends before."""
-        return self.store.read(spans, expected=self._expected, clip=clip)
+        views = self.store.read(spans, expected=self._expected, clip=clip)
+        if self._is_unchecked:
+            self._require_unchanged()
+        return views
 
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
         """Read bytes to their places in one buffer; the memory is used again when nothing refers to it."""
-        return self.store.gather(spans, places, nbytes, expected=self._expected)
+        view = self.store.gather(spans, places, nbytes, expected=self._expected)
+        if self._is_unchecked:
+            self._require_unchanged()
+        return view
+
+    def _require_unchanged(self) -> None:
+        """Raise ConflictError if a frame without checksums was changed before its chunks were read."""
+        try:
+            found = self.store.stamp(self.name).version
+        except FileNotFoundError:
+            raise ConflictError(f"{self.url} was deleted since it was opened") from None
+        if found != self.version:
+            raise stale_reader(self.url)
 
 
 def load(store: Store, *, start: int = 0) -> Snapshot:

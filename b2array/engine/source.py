@@ -13,7 +13,7 @@ from b2array.codec.chunk import ChunkHead
 from b2array.codec.header import Special
 from b2array.engine.open_chunk import Undo, WriteBuffer
 from b2array.errors import ChunkLostError, ConflictError
-from b2array.format.annotations import UNSIZED, Sizes
+from b2array.format.annotations import Sizes
 from b2array.format.frame import Frame
 from b2array.format.state import State
 from b2array.store.base import Store
@@ -110,11 +110,7 @@ class Source(ABC):
     def known_sizes(self, n: int) -> Sizes | None:
         """Return the sizes of chunk `n` and its blocks, as in `State.sizes`, or None if they are not known."""
         row: Sizes = self.state.sizes[n]
-        return row if row[0] not in (0, UNSIZED) else None
-
-    def has_checksums(self, n: int) -> bool:
-        """Say whether a record of its checksums must follow chunk `n`."""
-        return bool(self.state.sizes[n, 0])
+        return row if row[0] else None
 
     @abstractmethod
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:

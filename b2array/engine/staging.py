@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +25,11 @@ from b2array.config import HEADER_LEN
 from b2array.errors import ConflictError, located
 from b2array.format import index
 from b2array.format.annotations import Sizes, sizes_row
-from b2array.format.checksums import pack_record
+from b2array.format.checksums import pack_record, record_crc
 from b2array.store.base import Mutex, Stamp, Store
 from b2array.store.spool import Spool
 
-__all__ = ["CHECKED_AFTER", "LOWEST_CODE", "Staging"]
+__all__ = ["CHECKED_AFTER", "LOWEST_CODE", "Noted", "Staging"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -44,6 +45,13 @@ FilterSlots = tuple[tuple[int, ...], tuple[int, ...]]
 """The six filters of a chunk, and their parameters."""
 
 
+class Noted(NamedTuple):
+    """A new chunk's row in the tables of the index: the sizes of it and its blocks, and its record's checksum."""
+
+    sizes: Sizes
+    record: int
+
+
 class Staging:
     """New chunks, each known by a code that stands for it in a transaction's index.
 
@@ -53,11 +61,11 @@ class Staging:
 
     def __init__(self, store: Store, spool: Spool | None, first: int) -> None:
         self.next = first
-        self.sizes: dict[int, Sizes] = {}
+        self.noted: dict[int, Noted] = {}
         self.filters: dict[int, FilterSlots] = {}
         self._store = store
         self._spool = spool
-        self._extents: list[tuple[int, int, int, int]] = []  # start, stop, stop of the record, digest
+        self._extents: list[tuple[int, int, int]] = []  # start, stop, stop of the record
         self._made: dict[int, Stamp] = {}
         self._digest = blake2b(digest_size=16)
         self._closed = False
@@ -84,7 +92,7 @@ class Staging:
             code = self._enqueue(self._spool, buf, record)
         with self._mutex.held_once("new chunks that wait for a commit"):
             self._digest.update(record)
-            self.sizes[code] = row
+            self.noted[code] = Noted(row, record_crc(record))
             if head.header.special == Special.NONE:
                 self.filters[code] = head.header.filters, head.header.filters_meta
         return code
@@ -102,12 +110,11 @@ class Staging:
             raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
 
     def _enqueue(self, spool: Spool, buf: bytes, record: bytes = b"") -> int:
-        digest = int.from_bytes(blake2b(record or buf, digest_size=8).digest(), "little", signed=True)
         with self._mutex.held_once("new chunks that wait for a commit"):
             start, count = spool.length, len(self._extents)
             stop = start + len(buf)
             try:
-                self._extents.append((start, stop, stop + len(record), digest))
+                self._extents.append((start, stop, stop + len(record)))
                 spool.write(buf, record)
             except BaseException:
                 if spool.length == start:  # Ctrl-C can come after the writing, too
@@ -138,7 +145,7 @@ class Staging:
         """Note a chunk that another process has put. If the commit fails, its file stays."""
         with self._mutex.held_once("new chunks that wait for a commit"):
             self._digest.update(record)
-            self.sizes[code] = sizes
+            self.noted[code] = Noted(sizes, record_crc(record))
             self.next = max(self.next, code + 1)
 
     def tombstone(self) -> int:
@@ -156,7 +163,7 @@ class Staging:
         """
         if time.monotonic() - self._since < CHECKED_AFTER:
             return []
-        numbers = [code for code in self.sizes if code >= 0 and code in offsets]
+        numbers = [code for code in self.noted if code >= 0 and code in offsets]
         names = [index.chunk_name(number) for number in numbers]
         heads = self._store.head(names, 1) if names else []
         return [name for name, head in zip(names, heads, strict=True) if isinstance(head, FileNotFoundError)]
@@ -165,13 +172,6 @@ class Staging:
     def digest(self) -> bytes:
         """A digest of all chunks that were put here."""
         return self._digest.digest()
-
-    def digests(self, offsets: Int64Array) -> Int64Array:
-        """Return an index with a digest instead of each code: it tells new chunks apart before they have places."""
-        digests = np.array(offsets, "<i8")
-        new = (digests < 0) & (digests >= LOWEST_CODE)
-        digests[new] = np.array([digest for *_, digest in self._extents], np.int64)[-1 - digests[new]]
-        return digests
 
     def extent(self, code: int) -> tuple[int, int] | None:
         """Return where a spooled chunk starts and stops in the spool, in bytes; None for other codes."""
@@ -203,17 +203,19 @@ class Staging:
         The first of `pieces` will be at `data_start`, in bytes from the end of the header; it is 0 in a new file.
         """
         offsets = np.array(offsets, np.int64)
-        lengths = np.array([stop - start for start, _, stop, _ in self._extents], np.int64)
+        if not self._extents:
+            return offsets, data_start
+        lengths = np.array([stop - start for start, _, stop in self._extents], np.int64)
         lengths *= self._kept(offsets, data_start)
         stops = data_start + np.cumsum(lengths)
         new = (offsets < 0) & (offsets >= LOWEST_CODE)
         which = -1 - offsets[new]
         offsets[new] = stops[which] - lengths[which]
-        return offsets, int(stops[-1]) if len(stops) else data_start
+        return offsets, int(stops[-1])
 
     def pieces(self, offsets: Int64Array, data_start: int = 0) -> Iterator[Buffer]:
         """Yield the spooled chunks that an index with codes refers to, in the order that `placed` counts on."""
-        for kept, (start, _, stop, _) in zip(self._kept(offsets, data_start).tolist(), self._extents, strict=True):
+        for kept, (start, _, stop) in zip(self._kept(offsets, data_start).tolist(), self._extents, strict=True):
             if kept:
                 yield from self._require_spool().pieces(start, stop)
 
@@ -236,7 +238,7 @@ class Staging:
         `known` has the sizes of older chunks. For chunks that are neither new nor known, this asks the store.
         """
         numbers = offsets[offsets >= 0].tolist()
-        sizes = {code: int(row[0]) for code in numbers if (row := self.sizes.get(code)) is not None}
+        sizes = {code: int(noted.sizes[0]) for code in numbers if (noted := self.noted.get(code)) is not None}
         sizes |= {code: size for code, size in known.items() if size}
         total = sum(sizes.get(number, 0) for number in numbers)
         unknown = [index.chunk_name(number) for number in numbers if number not in sizes]

@@ -27,14 +27,14 @@ from b2array.engine.overlay import Overlay, changeable
 from b2array.engine.redo import writers_lock
 from b2array.engine.snapshot import Snapshot, load, reload
 from b2array.engine.source import FRAME_NAME, Location, Source
-from b2array.engine.staging import LOWEST_CODE, Staging
+from b2array.engine.staging import LOWEST_CODE
 from b2array.errors import B2ArrayError, ConflictError, FormatError, warn
 from b2array.format import fingerprint, frame, index
-from b2array.format.annotations import CHAIN, LAYER, UNSIZED, Annotations, merged, packed_sizes
+from b2array.format.annotations import CHAIN, LAYER, Annotations, merged, pack_records, packed_sizes
 from b2array.format.checksums import record_nbytes
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
-from b2array.format.state import DIGESTS, State, changed_chunks, layers_with, parse
+from b2array.format.state import State, changed_chunks, layers_with, parse
 from b2array.progress import Progress
 from b2array.store.base import Store, attempts, durability, identity, may_still_happen, too_many_conflicts
 
@@ -113,7 +113,7 @@ class Transaction(Overlay):
             discard(self.store)
             return
         with suppress(OSError, B2ArrayError):
-            if not self._staging.sizes or not self.sparse or not self._staging.ours or self._undecided:
+            if not self._staging.noted or not self.sparse or not self._staging.ours or self._undecided:
                 return
             with self._lock() if self.base is not None else nullcontext():
                 try:
@@ -206,6 +206,7 @@ class Transaction(Overlay):
         self.base, self.state = current, changeable(current.state).with_annotations(annotations)
         self.state.frame.offsets[touched] = ours.frame.offsets[touched]
         self.state.sizes[touched] = ours.sizes[touched]
+        self.state.records[touched] = ours.records[touched]
         for name, content in self._attrs.items():
             self.state = self.state.with_attr(name, content)
         self.reserve_up_to((current.state.annotations.next or 0) - 1)
@@ -343,25 +344,23 @@ class Transaction(Overlay):
         state = self.state
         offsets, cbytes = self._staging.placed(state.frame.offsets, data_start)
         if self.sparse:
-            cbytes = index.sparse_cbytes(_stored_nbytes(self.base, self._staging, offsets), offsets)
+            cbytes = index.sparse_cbytes(self._stored_nbytes(offsets), offsets)
         described = replace(
             self._with_filters(state), offsets=offsets, cbytes=cbytes, frame_len=0,
             nthreads_decompress=fingerprint.MARK,
             vlmetalayers=(*(layer for layer in state.frame.vlmetalayers if layer[0] != LAYER), (LAYER, b"")),
         )  # fmt: skip
         header = frame.pack_header(described)
-        # Chunks of a file whose every commit moves them are told apart by their digests.
-        movable = not self.sparse and not self.store.appendable
         entries = {
             CHAIN: self._chain(),
-            DIGESTS: self._staging.digests(state.frame.offsets).tobytes() if movable else b"",
             fingerprint.HEADER: header,
         }
         annotations = replace(
             state.annotations.with_entries(**entries),
             next=self._staging.next if self.sparse else None,
-            sizes=packed_sizes(state.sizes),
         )
+        if self.base is None or not self.base.frame.is_ours or self._touched or self.restructured:
+            annotations = replace(annotations, sizes=packed_sizes(state.sizes), records=pack_records(state.records))
         annotations = annotations if self.store.guarantee == "lock" else annotations.with_commit_listed()
         layers = layers_with(described.vlmetalayers, annotations, self.url)
         packed = frame.pack(replace(described, vlmetalayers=layers), header)
@@ -388,6 +387,24 @@ class Transaction(Overlay):
         filters, metas = zip(*exact, strict=True)
         return replace(described, filters=filters, filters_meta=metas)
 
+    def _stored_nbytes(self, offsets: npt.NDArray[np.int64]) -> int:
+        """Return how many bytes the chunks of a sparse frame take.
+
+        Where b2array wrote the base, the sum in its header is right, so only added and removed chunks are counted.
+        """
+        base, staging = self.base, self._staging
+        if base is None or not base.frame.is_ours:
+            return staging.nbytes(offsets, {})
+        old, new, cbytes = base.frame.offsets, offsets, base.state.sizes[:, 0]
+        before = base.frame.cbytes - index.sparse_cbytes(0, old)
+        if not self.restructured:
+            touched = sorted(self._touched)
+            old, new, cbytes = old[touched], new[touched], cbytes[touched]
+        gone = (old >= 0) & ~np.isin(old, new)
+        came = (new >= 0) & ~np.isin(new, old)
+        sizes = dict(zip(old[gone].tolist(), cbytes[gone].tolist(), strict=True))
+        return max(0, before - staging.nbytes(old[gone], sizes) + staging.nbytes(new[came], {}))
+
     def _chain(self) -> bytes:
         """Return a digest of the base and the chunks that were put on top of it.
 
@@ -407,21 +424,6 @@ def _is_mostly_dead(state: State) -> bool:
     return bool(known[stored].all()) and dead > max(described.frame_len // 2, _DEAD_LIMIT)
 
 
-def _stored_nbytes(base: Snapshot | None, staging: Staging, offsets: npt.NDArray[np.int64]) -> int:
-    """Sum up the sizes of a sparse frame's chunks.
-
-    Where b2array wrote the base, the sum in its header is right, and only what came and went is looked at.
-    """
-    if base is None or not base.frame.is_ours:
-        return staging.nbytes(offsets, {})
-    old, cbytes = base.frame.offsets, base.state.sizes[:, 0]
-    gone, came = np.setdiff1d(old, offsets), np.setdiff1d(offsets, old)
-    known = np.isin(old, gone) & (cbytes != UNSIZED)
-    sizes = dict(zip(old[known].tolist(), cbytes[known].tolist(), strict=True))
-    before = base.frame.cbytes - index.sparse_cbytes(0, old)
-    return max(0, before - staging.nbytes(gone, sizes) + staging.nbytes(came, {}))
-
-
 def copied(
     source: Source, store: Store, frame_type: FrameType, *, overwrite: bool = False,
     progress: Progress | None = None, lost: Collection[int] = (),
@@ -429,9 +431,13 @@ def copied(
 ) -> Transaction:  # fmt: skip
     """Return a transaction of a new frame with the chunks of `source`, as they are stored, but for the `lost` ones."""
     old = source.state
-    annotations = Annotations() if old.annotations.foreign else replace(old.annotations, next=None, sizes=None)
+    annotations = (
+        Annotations() if old.annotations.foreign else replace(old.annotations, next=None, sizes=None, records=None)
+    )
     layers = tuple(layer for layer in old.frame.vlmetalayers if layer[0] != LAYER)
-    state = old.with_frame(frame_type=frame_type, vlmetalayers=layers).with_annotations(annotations).with_sizes(None)
+    state = (
+        old.with_frame(frame_type=frame_type, vlmetalayers=layers).with_annotations(annotations).with_tables(None, None)
+    )
     new = Transaction(store, None, state, overwrite=overwrite, locked=locked, replaces=replaces)
     lost = {*lost, *annotations.lost}
     try:

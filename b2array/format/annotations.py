@@ -25,12 +25,14 @@ from b2array.format import recent
 from b2array.format.attributes import UNREADABLE
 
 __all__ = [
-    "CHAIN", "LAYER", "MAX_SIZES_NBYTES", "UNSIZED", "Annotations", "Sizes", "block_bounds", "merged", "pack_sizes",
-    "packed_sizes", "sizes_row", "unpack_sizes",
+    "CHAIN", "LAYER", "MAX_SIZES_NBYTES", "Annotations", "Records", "Sizes", "block_bounds", "merged", "pack_records",
+    "pack_sizes", "packed_sizes", "sizes_row", "unpack_records", "unpack_sizes",
 ]  # fmt: skip
 
 Sizes = npt.NDArray[np.uint32]
 """One row a chunk: its compressed size, then the size of each block. 0 where a size is not known."""
+Records = npt.NDArray[np.uint32]
+"""The checksum of each chunk's record of checksums. 0 where there is none, or none that is known."""
 
 LAYER = "b2array"
 """Name of the variable-length metalayer."""
@@ -38,15 +40,14 @@ CHAIN = "chain"
 """The entry with the digest of the commit."""
 MAX_SIZES_NBYTES = 2**20
 """Packed block sizes that are larger are left out of the metalayer."""
-UNSIZED = 2**32 - 1
-"""Stands for the unknown size of a chunk that has a record of checksums."""
 
 _VERSION = 1
 _IDENTITY_NBYTES = 16
-_KEYS = ("id", "fill", "dims", "dtype", "next", "attrs", "lost", "sizes", "cparams")
+_KEYS = ("id", "fill", "dims", "dtype", "next", "attrs", "lost", "sizes", "records", "cparams")
 _FIELDS = ("identity", *_KEYS[1:])
 _MERGED = ("fill", "dims", "dtype", "unknown")
 _SIZES_CPARAMS = CParams("zstd")
+_RECORDS_CPARAMS = CParams("lz4", clevel=1, filters=())  # only the zeros among checksums can be compressed
 _MAX_CHUNK_SIZES_NBYTES = 16 * MAX_SIZES_NBYTES
 
 
@@ -72,6 +73,8 @@ class Annotations:
         What `pack_sizes` returned.
     cparams : tuple of (name, value)
         Parameters of `CParams` that a frame's header has no field for.
+    records : bytes, optional
+        What `pack_records` returned.
     unknown : tuple of (key, value)
         Entries that this class does not interpret, such as those of later versions. They are kept.
     identity : bytes, optional
@@ -94,6 +97,7 @@ class Annotations:
     lost: tuple[int, ...] = ()
     sizes: bytes | None = None
     cparams: tuple[tuple[str, Any], ...] = ()
+    records: bytes | None = None
     unknown: tuple[tuple[Any, Any], ...] = ()
     foreign: bool = False
     identity: bytes | None = None
@@ -113,7 +117,7 @@ class Annotations:
             return cls()
         if layer["v"] > _VERSION:
             return cls(foreign=True)
-        identity, fill, dims, dtype, number, attrs, lost, sizes, cparams = map(layer.get, _KEYS)
+        identity, fill, dims, dtype, number, attrs, lost, sizes, records, cparams = map(layer.get, _KEYS)
         return cls(
             fill=fill if isinstance(fill, bytes) and len(fill) == itemsize else None,
             dims=tuple(dims) if isinstance(dims, list) and _are_dims(dims, ndim) else None,
@@ -123,6 +127,7 @@ class Annotations:
             lost=tuple([n for n in lost if _is_number(n, 0) and n < nchunks]) if isinstance(lost, list) else (),
             sizes=sizes if isinstance(sizes, bytes) else None,
             cparams=_cparams(cparams) if isinstance(cparams, dict) else (),
+            records=records if isinstance(records, bytes) else None,
             unknown=tuple([(key, value) for key, value in layer.items() if key != "v" and key not in _KEYS]),
             identity=identity if isinstance(identity, bytes) and identity else None,
         )
@@ -243,12 +248,31 @@ def packed_sizes(sizes: Sizes) -> bytes | None:
 
 def unpack_sizes(buf: Buffer, nchunks: int, nblocks: int) -> Sizes | None:
     """Return the rows that `pack_sizes` packed, or None if they do not fit the array; never fails."""
-    nbytes = 4 * nchunks * (1 + nblocks)
+    numbers = _unpack_numbers(buf, nchunks * (1 + nblocks))
+    return None if numbers is None else numbers.reshape(nchunks, 1 + nblocks)
+
+
+def pack_records(records: Records) -> bytes | None:
+    """Return the checksums of the chunks' records as one Blosc2 chunk, or None if there are none."""
+    if not records.any():
+        return None
+    return encode.encode(np.ascontiguousarray(records, "<u4").tobytes(), typesize=4, cparams=_RECORDS_CPARAMS)
+
+
+def unpack_records(buf: Buffer, nchunks: int) -> Records | None:
+    """Return what `pack_records` packed, or None if it does not fit the array; never fails."""
+    return _unpack_numbers(buf, nchunks)
+
+
+def _unpack_numbers(buf: Buffer, count: int) -> npt.NDArray[np.uint32] | None:
+    nbytes = 4 * count
     try:
         header = ChunkHeader.unpack(buf)
         if header.nbytes != nbytes or header.cbytes != len(buf) or nbytes > config.limits.metadata_nbytes:
             return None
-        rows = np.frombuffer(decode.decode(buf), "<u4")
+        # Checksums are rarely shorter when they are compressed.
+        content = memoryview(buf)[header.header_len :] if header.memcpyed else decode.decode(buf)
+        numbers = np.frombuffer(content, "<u4")
     except (FormatError, UnsupportedError):
         return None
-    return rows.astype(np.uint32, copy=False).reshape(nchunks, 1 + nblocks)
+    return numbers.astype(np.uint32, copy=False)

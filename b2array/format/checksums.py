@@ -22,7 +22,8 @@ except ImportError:  # it has no builds for some platforms
     from zlib import crc32
 
 __all__ = [
-    "Record", "check_blocks", "check_head", "crc32", "pack_record", "record_nbytes", "unpack_record", "verified_sums",
+    "Record", "check_blocks", "check_head", "crc32", "pack_record", "record_crc", "record_nbytes", "unpack_record",
+    "verified_sums",
 ]  # fmt: skip
 
 _RECORD_HEAD = struct.Struct("<4s2H2I")
@@ -60,6 +61,12 @@ def pack_record(buf: Buffer, head: chunk.ChunkHead | None = None, *, number: int
     return body + _CRC.pack(crc32(body, number + 1))
 
 
+def record_crc(record: Buffer) -> int:
+    """Return the checksum of a record itself, with which it ends. It stands for every byte of the chunk."""
+    (crc,) = _CRC.unpack_from(record, memoryview(record).nbytes - _CRC.size)
+    return int(crc)
+
+
 def unpack_record(buf: Buffer, *, number: int = -1) -> Record | None:
     """Return the record at the start of `buf`, or None if it is missing, incomplete, or that of another file."""
     if len(buf) < record_nbytes(0):
@@ -80,17 +87,23 @@ def check_head(record: Record, head: Buffer) -> None:
     _compare("the chunk's header and block starts", record.head_crc, head)
 
 
-def verified_sums(behind: Buffer, head: chunk.ChunkHead, head_bytes: Buffer, *, number: int = -1) -> NDArray[np.uint32]:
+def verified_sums(
+    behind: Buffer, head: chunk.ChunkHead, head_bytes: Buffer, *, number: int = -1, crc: int = 0
+) -> NDArray[np.uint32]:
     """Return the checksums of a chunk's blocks from the record `behind` it, after comparing the head with its own.
 
-    `head_bytes` are the bytes that `head` was read from, or more. ChecksumError says that the head differs, or that no
-    record belongs to this chunk.
+    `head_bytes` are the bytes that `head` was read from, or more. `crc` is the `record_crc` that the record must have;
+    0 if that is not known. ChecksumError says that the head differs, or that no record belongs to this chunk.
     """
     record = unpack_record(behind, number=number)
     if record is None:
         raise ChecksumError("expected a record of its checksums behind the chunk, found none")
     if len(record.block_crcs) != len(head.starts):
         raise ChecksumError(f"expected a record of {len(head.starts)} blocks, found one of {len(record.block_crcs)}")
+    if crc:
+        found = record_crc(memoryview(behind)[: record_nbytes(len(record.block_crcs))])
+        if found != crc:
+            raise ChecksumError(f"expected a CRC-32 of {crc:#010x} of the chunk's checksums, found {found:#010x}")
     check_head(record, memoryview(head_bytes)[: head.nbytes])
     return record.block_crcs
 

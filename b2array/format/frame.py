@@ -56,6 +56,7 @@ _MIN_TRAILER_LEN = 25
 _BIN32 = 0xC6
 _NO_FINGERPRINT, FINGERPRINT_128, FINGERPRINT_NBYTES = 0, 3, 16
 _VLMETA_CPARAMS = CParams("zstd")
+_RAW = CParams("zstd", clevel=0, filters=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -311,7 +312,11 @@ def _pack_trailer(vlmetalayers: Layers) -> bytes:
 
 def pack_vlmeta(value: Buffer) -> bytes:
     """Return the chunk that holds the content of a variable-length metalayer."""
-    return encode.encode(value, typesize=1, cparams=_VLMETA_CPARAMS)
+    packed = encode.encode(value, typesize=1, cparams=_VLMETA_CPARAMS)
+    if 4 * len(packed) > 3 * memoryview(value).nbytes:
+        # Each opening would decode it, which takes longer than reading a few more bytes.
+        return encode.encode(value, typesize=1, cparams=_RAW)
+    return packed
 
 
 def unpack_vlmeta(buf: Buffer) -> bytes:

@@ -12,14 +12,13 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from b2array import config
 from b2array.codec import decode, encode
 from b2array.codec.cparams import AUTO, BOUNDS, CParams
 from b2array.errors import FormatError, LimitError, UnsupportedError, warn
 from b2array.format import b2nd, dtypes, frame
-from b2array.format.annotations import LAYER, UNSIZED, Annotations, Sizes, pack_sizes, unpack_sizes
+from b2array.format.annotations import LAYER, Annotations, Records, Sizes, unpack_records, unpack_sizes
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
 from b2array.format.metalayers import MAX_LAYERS, MAX_NAME_NBYTES, Layers
@@ -27,7 +26,6 @@ from b2array.grid import chunking
 from b2array.grid.layout import MAX_NDIM, Layout
 
 __all__ = [
-    "DIGESTS",
     "State",
     "changed_chunks",
     "check_count",
@@ -38,9 +36,6 @@ __all__ = [
     "sized_blocks",
     "with_index",
 ]  # fmt: skip
-
-DIGESTS = "marks"
-"""Entry with a digest of eight bytes for each chunk. It identifies chunks where every commit moves them."""
 
 _SIZES_LIMIT = 2**22
 """With more entries, a record of all block sizes would exceed its limit anyway."""
@@ -58,6 +53,7 @@ class State:
     layout: Layout | None
     _annotations: Annotations | None = None
     _sizes: Sizes | None = None
+    _records: Records | None = None
     _attrs: dict[str, bytes] = field(default_factory=dict)
 
     def require_layout(self) -> Layout:
@@ -88,9 +84,18 @@ class State:
             object.__setattr__(self, "_sizes", sizes)
         return sizes
 
-    def may_have_size(self, n: int) -> bool:
-        """Say whether the size of chunk `n` is known; before sizes are unpacked, whether it may be."""
-        return self.frame.is_ours if self._sizes is None else bool(self._sizes[n, 0])
+    @property
+    def records(self) -> Records:
+        """The checksum of each chunk's record of checksums; zeros where it is not known."""
+        records = self._records
+        if records is None:
+            records = _unpacked_records(self.frame, self.annotations)
+            object.__setattr__(self, "_records", records)
+        return records
+
+    def has_checksums(self, n: int) -> bool:
+        """Say whether a record of its checksums must follow chunk `n`."""
+        return bool(self.records[n] or (self.annotations.records is None and self.sizes[n, 0]))
 
     def attr(self, name: str) -> bytes | None:
         """Return an attribute in its encoded form, or None if it does not exist."""
@@ -143,9 +148,9 @@ class State:
         changed = replace(self.frame, **fields)
         return replace(self, frame=changed, layout=_readable_layout(changed, self._annotations))
 
-    def with_sizes(self, sizes: Sizes | None) -> State:
-        """Return a state with other sizes of chunks and blocks; with None, those of its annotations."""
-        return replace(self, _sizes=sizes)
+    def with_tables(self, sizes: Sizes | None, records: Records | None) -> State:
+        """Return a state with other sizes and checksums of records; with None, those of its annotations."""
+        return replace(self, _sizes=sizes, _records=records)
 
     def without_index(self, limit: int) -> tuple[Frame, bytes]:
         """Return the frame without its index and without sizes of more than `limit` bytes; and the index as a chunk.
@@ -156,7 +161,7 @@ class State:
         # Bytes 4 to 7 of a chunk say how long its data are. Usually they are short, and there is nothing to do.
         sizes = None if int.from_bytes((raw or b"")[4:8], "little") <= limit else self.annotations.sizes
         if sizes is not None and len(sizes) > limit:
-            short = frame.pack_vlmeta(replace(self.annotations, sizes=_short_sizes(self.sizes, limit)).pack())
+            short = frame.pack_vlmeta(replace(self.annotations, sizes=None).pack())
             layers = tuple((name, short if name == LAYER else raw) for name, raw in layers)
         index = encode.encode(self.frame.offsets.astype("<i8").tobytes(), typesize=8)
         return replace(self.frame, vlmetalayers=layers, offsets=self.frame.offsets[:0]), index
@@ -260,13 +265,13 @@ def _unpacked_sizes(described: Frame, annotations: Annotations) -> Sizes:
     return sizes
 
 
-def _short_sizes(sizes: Sizes, limit: int) -> bytes | None:
-    """Return a record of at most `limit` bytes that still says which chunks have checksums."""
-    rows = sizes[:, :1]
-    packed = pack_sizes(rows)
-    if packed is None or len(packed) > limit:
-        packed = pack_sizes(np.where(rows > 0, UNSIZED, 0).astype(np.uint32))
-    return packed if packed is None or len(packed) <= limit else None
+def _unpacked_records(described: Frame, annotations: Annotations) -> Records:
+    # If other software wrote last, the records may belong to other chunks.
+    if annotations.records is not None and described.is_ours:
+        known = unpack_records(annotations.records, described.nchunks)
+        if known is not None:
+            return known
+    return np.zeros(described.nchunks, np.uint32)
 
 
 def layers_with(layers: Layers, annotations: Annotations, url: str) -> Layers:
@@ -284,17 +289,16 @@ def layers_with(layers: Layers, annotations: Annotations, url: str) -> Layers:
 def changed_chunks(was: State, now: State, *, moved: bool) -> set[int] | None:
     """Return which chunks differ between two states with the same number of chunks; None if that is unknown.
 
-    `moved` says that equal places in the two states do not mean equal chunks.
+    `moved` says that equal places in the two states do not mean equal chunks, nor other places other chunks.
     """
-    before, after = (_digests(was), _digests(now)) if moved else (was.frame.offsets, now.frame.offsets)
-    return None if before is None or after is None else set(np.flatnonzero(before != after).tolist())
-
-
-def _digests(state: State) -> npt.NDArray[np.int64] | None:
-    found = state.annotations.entry(DIGESTS)
-    if not isinstance(found, bytes) or not found or len(found) != 8 * state.frame.nchunks:
-        return None
-    return np.frombuffer(found, "<i8").astype(np.int64)
+    before, after = was.frame.offsets, now.frame.offsets
+    differ = was.records != now.records
+    if moved:
+        # Chunks that are not stored have entries of their own in the index.
+        before, after = np.minimum(before, 0), np.minimum(after, 0)
+        if ((before == 0) & (was.records == 0)).any() or ((after == 0) & (now.records == 0)).any():
+            return None
+    return set(np.flatnonzero(differ | (before != after)).tolist())
 
 
 def check_count(layout: Layout) -> None:

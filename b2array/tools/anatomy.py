@@ -148,7 +148,7 @@ def _survey_of_frame(held: Snapshot) -> Survey:
                     ChunkSizes(n, place.start, place.name, header.nbytes, header.cbytes, header.nblocks, kind)
                 )
                 nblocks = 0 if header.special else header.nblocks
-                record = checksums.record_nbytes(nblocks) if held.has_checksums(n) else 0
+                record = checksums.record_nbytes(nblocks) if held.state.has_checksums(n) else 0
                 live[place] = header.cbytes + record
             else:
                 kind = "lost" if place is None else place.name.lower()

@@ -224,9 +224,10 @@ def _write(held: Snapshot, found: Findings, lost: Collection[int], files: Iterab
     draft = Transaction(store, None, held.state, overwrite=True, locked=True, replaces=version)
     numbers = [number for name in files if (number := chunk_number(name)) is not None]
     draft.reserve_up_to(max([-1, *numbers, *held.frame.offsets.tolist()]))
-    draft.annotate(next=None, sizes=None)
-    for n in found.checked:
+    draft.annotate(next=None, sizes=None, records=None)
+    for n, crc in found.checked.items():
         draft.state.sizes[n] = sizes_row(found.heads[n], sized_blocks(held.frame))
+        draft.state.records[n] = crc
     for n in lost:
         draft.mark_lost(n)
     draft.commit()

@@ -81,13 +81,13 @@ class Problem(NamedTuple):
 class Findings:
     """The result of looking at every chunk.
 
-    `heads` has the heads of the chunks that are in order. Of these, those in `checked` match their checksum record, and
-    those in `stale` are followed by the record of an earlier chunk.
+    `heads` has the heads of the chunks that are in order. Of these, those in `checked` match their checksum record, of
+    which it has the CRC, or 0; those in `stale` are followed by the record of an earlier chunk.
     """
 
     problems: list[Problem] = field(default_factory=list)
     heads: dict[int, ChunkHead] = field(default_factory=dict)
-    checked: set[int] = field(default_factory=set)
+    checked: dict[int, int] = field(default_factory=dict)
     stale: set[int] = field(default_factory=set)
 
 
@@ -359,7 +359,7 @@ class _Inspector:
         """Classify the error of a chunk that cannot be read: an unsupported chunk must at least have the right size."""
         if not isinstance(error, UnsupportedError):
             return _kind(error)
-        if self.held.has_checksums(n):
+        if self.held.state.has_checksums(n):
             return "checksum"  # b2array wrote the chunk, so it was supported
         place, expected = self.place(n), self.held.frame.chunk_nbytes(n)
         if expected is None:
@@ -378,8 +378,8 @@ class _Inspector:
 
     def _check_record(self, n: int, stored: Stored) -> None:
         """Find out whether a chunk has a checksum record, and whether the record matches it."""
-        if self.held.has_checksums(n):
-            self.findings.checked.add(n)
+        if self.held.state.has_checksums(n):
+            self.findings.checked[n] = int(self.held.state.records[n])
             return
         place, head = self.place(n), stored.head
         start = place.start + head.header.cbytes
@@ -396,7 +396,7 @@ class _Inspector:
             if checksums.unpack_record(behind, number=number) is not None:
                 self.findings.stale.add(n)
         else:
-            self.findings.checked.add(n)
+            self.findings.checked[n] = checksums.record_crc(behind)
 
     def _check_extent(self, n: int, cbytes: int) -> None:
         """Check that a chunk ends before the next one starts, or inside its file."""

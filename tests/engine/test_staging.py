@@ -35,7 +35,7 @@ def test_a_chunk_gets_a_file_of_its_own_with_its_checksums_behind_it():
     stored = bytes(store._objects["00000007.chunk"].data)
     assert stored.startswith(packed(0))
     assert stored[len(packed(0)) :] == checksums.pack_record(packed(0), number=7)
-    assert shelf.sizes[7].tolist()[0] == len(packed(0))
+    assert shelf.noted[7].sizes.tolist()[0] == len(packed(0))
     assert shelf.next == 9
 
 
@@ -168,7 +168,7 @@ def test_threads_put_chunks_at_the_same_time(make):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(codes.values())) == 40 == len(shelf.sizes)
+    assert len(set(codes.values())) == 40 == len(shelf.noted)
     for (me, n), code in codes.items():
         found = shelf.read(*shelf.extent(code)) if code < 0 else shelf._store._objects[index.chunk_name(code)].data
         assert bytes(found).startswith(packed(100 * me + n))

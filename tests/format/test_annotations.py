@@ -30,7 +30,7 @@ scalars = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
 )
 plain = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
-known = {"v", "id", "fill", "dims", "dtype", "next", "attrs", "lost", "sizes"}
+known = {"v", "id", "fill", "dims", "dtype", "next", "attrs", "lost", "sizes", "records"}
 
 all_annotations = st.builds(
     Annotations,
@@ -41,6 +41,7 @@ all_annotations = st.builds(
     attrs=st.dictionaries(st.text(), st.binary()).map(lambda attrs: tuple(attrs.items())),
     lost=st.lists(st.integers(0, 9), unique=True).map(tuple),
     sizes=st.none() | st.binary(),
+    records=st.none() | st.binary(),
     identity=st.none() | st.binary(min_size=1),
     unknown=st.dictionaries(st.text().filter(lambda key: key not in known) | st.integers(0, 9), plain).map(
         lambda unknown: tuple(unknown.items())
@@ -79,6 +80,7 @@ def test_empty_annotations_say_only_their_version() -> None:
         {"lost": 3},
         {"lost": [10, -1, "x", True]},
         {"sizes": [1]},
+        {"records": [1]},
         {"id": "text"},
         {"id": b""},
     ],
