@@ -53,7 +53,13 @@ def pack(state: State, header: bytes) -> Record | None:
     annotations = state.annotations
     if not header or not state.frame.is_ours or annotations.foreign:
         return None
-    said = Annotations(annotations.fill, annotations.dims, annotations.dtype, attrs=tuple(state.attrs().items()))
+    said = Annotations(
+        annotations.fill,
+        annotations.dims,
+        annotations.dtype,
+        attrs=tuple(state.attrs().items()),
+        cparams=annotations.cparams,
+    )
     try:
         content = said.pack()
     except UnicodeEncodeError:

@@ -182,11 +182,12 @@ def _file_system(url: str, storage_options: Mapping[str, Any]) -> Any:
     """Return a file system that can be pickled, as classes cannot that `obstore.fsspec.register` makes."""
     from obstore.fsspec import FsspecStore
 
+    make: Any = FsspecStore  # its types name the options of each protocol
     given = storage_options.get(FILE_SYSTEM)
     if given is None:
-        return FsspecStore(url.partition("://")[0], **storage_options)
+        return make(url.partition("://")[0], **storage_options)
     if type(given).__module__ == "obstore.fsspec" and type(given) is not FsspecStore:
-        return FsspecStore(given.protocol, *given.storage_args, **given.storage_options)
+        return make(given.protocol, *given.storage_args, **given.storage_options)
     return given
 
 
