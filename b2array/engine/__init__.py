@@ -20,6 +20,8 @@ write        the values of a selection -> new chunks
 staging      new chunks, where no index refers to them yet
 overlay      changes on top of a snapshot: chunks, index, metadata
 transaction  `Transaction`: an overlay, and its commit on top of what other writers committed
+manifest     `Manifest`, `Entry`: what a group's manifest says (no I/O)
+redo         reads members of a group through the redo log in its manifest, and carries it out; `writers_lock`
 handle       `Handle`: shows a state, begins transactions, tries again after conflicts
 edits        insert, update, delete and reorder chunks
 resize       resize, append, insert, delete along an axis

@@ -300,6 +300,7 @@ def _waiting(store: Store) -> tuple[Path, str, Entry] | None:
     if not isinstance(store, LocalStore):
         return None
     place = Path(store.url)
+    place = place.resolve() if place.is_symlink() else place
     group = next((outer for outer in place.parents if (outer / MANIFEST).exists()), None)
     if group is None:
         return None

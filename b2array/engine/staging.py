@@ -229,6 +229,8 @@ class Staging:
 
     def unused(self, offsets: Int64Array) -> dict[str, Stamp]:
         """Return the files made here that an index does not refer to, by their names."""
+        if not self._made:  # to look for nothing in a long index takes time, too
+            return {}
         numbers = np.array([*self._made], np.int64)
         return {index.chunk_name(n): self._made[n] for n in numbers[~np.isin(numbers, offsets)].tolist()}
 

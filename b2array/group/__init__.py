@@ -6,9 +6,8 @@ attributes   a group's attributes as a mapping
 transaction  several members, one commit: prepare, replace the manifest, apply
 directory    members in a local directory or a prefix of an object store
 whole        finds, makes, completes, describes and removes a whole group
-redo         reads members through the redo log in a manifest, and applies it
 summaries    opens members from what the manifest says of them
-manifest     names, paths, and the object that lists members and changes (no I/O)
+members      `Members`: names, and the groups that they make; `check_new`
 archive      members in a `.b2z` archive, for reading
 tree         draws groups as text
 embedded     members inside one frame (`.b2e`), for reading

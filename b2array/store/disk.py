@@ -93,8 +93,8 @@ def rename_exclusively(source: str, target: str) -> None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
 
 
-def rename_to_free_name(source: str, target: str) -> None:
-    """Rename a file or directory; FileExistsError if there is a target.
+def rename_to_free_name(source: str, target: str, *, durable: bool) -> None:
+    """Rename a file or directory; FileExistsError if there is a target. If `durable`, wait until the disk has the name.
 
     No other name takes the place of a file in between. Where both are directories, the caller excludes that.
     """
@@ -102,10 +102,12 @@ def rename_to_free_name(source: str, target: str) -> None:
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
         os.rename(source, target)
-        return
-    rename_exclusively(source, target)
-    with suppress(FileNotFoundError):
-        os.unlink(source)
+    else:
+        rename_exclusively(source, target)
+    if durable:
+        sync_directory(os.path.dirname(target))
+    with suppress(FileNotFoundError, IsADirectoryError):
+        os.unlink(source)  # a file still has its old name, which may go only when the disk has the new one
 
 
 def exchange(source: str, target: str) -> None:

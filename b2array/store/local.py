@@ -395,11 +395,9 @@ class LocalStore(Store):
 
     def take(self, other: Self) -> None:
         path = self._path("")
-        disk.rename_to_free_name(other._own_path(""), path)
+        disk.rename_to_free_name(other._own_path(""), path, durable=durability() != "off")
         self.close()
         other.close()
-        if durability() != "off":
-            disk.sync_directory(os.path.dirname(path))
 
     def drop_lock(self) -> None:
         outer, name = os.path.split(self._path(""))

@@ -185,6 +185,7 @@ class Job:
             return self, frozenset()
         old = read_journal(staging_store, self.journal_name)
         if resume and old is not None:
+            self._require_own_range(staging_store, old)
             if old.generation != self._generation:
                 raise ValueError(
                     f"{self.store.url} has changed since the write that was interrupted; resume=False begins it again"
@@ -201,6 +202,25 @@ class Job:
         job = replace(self, first=first)
         staging_store.replace(self.journal_name, Journal(first, self.nchunks, self.id, self._generation).pack())
         return job, frozenset()
+
+    def _require_own_range(self, store: Store, journal: Journal) -> None:
+        """Raise ValueError if another interrupted write has put chunks among those of this one.
+
+        Two writes of a new array that begin at the same moment reserve the same numbers.
+        """
+        for name in store.listing():
+            if not name.endswith(JOURNAL) or name == self.journal_name:
+                continue
+            other = read_journal(store, name)
+            if (
+                other is not None
+                and other.first < journal.first + journal.count
+                and journal.first < other.first + other.count
+            ):
+                raise ValueError(
+                    f"{self.store.url}: chunks of another interrupted write are among those of this one, and cannot be"
+                    " told apart; resume=False begins it again"
+                )
 
     @property
     def _generation(self) -> str:

@@ -1,0 +1,400 @@
+"""Several writers of one group: nothing that was committed is lost, nothing else is shown, whoever is killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+import b2array
+from b2array import config, open_group
+from b2array.engine import redo
+from b2array.errors import ConflictError
+from b2array.group.directory import Directory
+
+LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+ROWS = (6, 100)
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="writers are killed in processes of their own")
+
+
+def in_a_child(task: Callable[[], object]) -> None:
+    """Do something in a forked process, which ends without cleaning up."""
+    pid = os.fork()
+    if not pid:
+        try:
+            task()
+        finally:
+            os._exit(1)
+    os.waitpid(pid, 0)
+
+
+def killed_after_the_commit(url: str, change: Callable[[b2array.Group], object]) -> None:
+    """Let a writer be killed when its transaction is committed and nothing of it was carried out."""
+
+    def task() -> None:
+        redo.carry_out = lambda *_, **__: os._exit(0)
+        with open_group(url, "r+").transaction() as changes:
+            change(changes)
+
+    in_a_child(task)
+
+
+@pytest.fixture
+def pair(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """Return the URL of a group with two arrays of zeros."""
+    url = str(tmp_path / "g.b2d")
+    group = open_group(url, "w")
+    with group.transaction() as changes:
+        for name in "xy":
+            changes.create(name, data=np.zeros(ROWS), chunks=(2, 50), layout=request.param)
+    return url
+
+
+both_layouts = pytest.mark.parametrize("pair", ["contiguous", "sparse"], indirect=True)
+
+
+def fill(value: float) -> Callable[[b2array.Group], None]:
+    def change(group: b2array.Group) -> None:
+        group["x"][:] = value
+        group["y"][:] = value
+
+    return change
+
+
+def values(url: str, mode: Any = "r") -> dict[str, float]:
+    group = open_group(url, mode)
+    found = {}
+    for name in group:
+        items = group[name][...]
+        assert (items == items.flat[0]).all(), name
+        found[name] = float(items.flat[0])
+    return found
+
+
+def test_a_transaction_that_fails_does_not_show_what_another_one_has_made(tmp_path: Path) -> None:
+    open_group(tmp_path / "g", "w")
+
+    def fails() -> None:
+        with open_group(tmp_path / "g", "r+").transaction() as second:
+            second.create("a", data=np.zeros(3))
+            raise ZeroDivisionError
+
+    with open_group(tmp_path / "g", "r+").transaction() as first:
+        first.create("a", data=np.ones(3))
+        with pytest.raises(ZeroDivisionError):
+            fails()
+        assert list(open_group(tmp_path / "g")) == []
+    assert open_group(tmp_path / "g")["a"][...].tolist() == [1, 1, 1]
+
+
+def test_of_two_transactions_that_make_one_name_the_second_is_told(tmp_path: Path) -> None:
+    open_group(tmp_path / "g", "w")
+
+    def both() -> None:
+        with open_group(tmp_path / "g", "r+").transaction() as first:
+            first.create("a", data=np.zeros(3))
+            with open_group(tmp_path / "g", "r+").transaction() as second:
+                second.create("a", data=np.ones(3))
+
+    with pytest.raises(ConflictError, match="another writer has made"):
+        both()
+    assert values(str(tmp_path / "g")) == {"a": 1}
+    b2array.vacuum(tmp_path / "g", grace=0)
+    assert values(str(tmp_path / "g")) == {"a": 1}
+
+
+def test_a_writer_that_is_killed_while_it_makes_a_member_hides_no_other_one(tmp_path: Path) -> None:
+    url = str(tmp_path / "g")
+    open_group(url, "w")
+
+    def made_and_killed() -> None:
+        Directory.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        with open_group(url, "r+").transaction() as changes:
+            changes.create("a", data=np.zeros(5))
+
+    in_a_child(made_and_killed)
+    with open_group(url, "r+").transaction() as changes:
+        changes.create("a", data=np.ones(5))
+    in_a_child(made_and_killed)
+    assert values(url) == values(url, "r+") == {"a": 1}
+    b2array.vacuum(url, grace=0)
+    assert values(url) == {"a": 1}
+    assert not [path for path in Path(url).iterdir() if path.name.endswith(".b2tmp")]
+
+
+@both_layouts
+@pytest.mark.parametrize("way", ["group", "url", "link", "repack", "open handle", "attribute", "vacuum", "lock"])
+def test_whoever_writes_a_member_completes_what_a_killed_writer_has_committed(
+    pair: str, way: str, tmp_path: Path
+) -> None:
+    handle = open_group(pair, "r+")["x"]
+    killed_after_the_commit(pair, fill(7))
+    assert values(pair) == {"x": 7, "y": 7}
+    assert b2array.open(f"{pair}/x.b2nd")[0, 0] == 0
+    expected = 7.0
+    if way == "repack":
+        b2array.repack(f"{pair}/x.b2nd")
+    elif way == "vacuum":
+        b2array.vacuum(f"{pair}/x.b2nd", grace=0)
+    else:
+        if way == "group":
+            handle = open_group(pair, "r+")["x"]
+        elif way == "url":
+            handle = b2array.open(f"{pair}/x.b2nd", "r+")
+        elif way == "link":
+            (tmp_path / "link.b2nd").symlink_to(f"{pair}/x.b2nd")
+            handle = b2array.open(tmp_path / "link.b2nd", "r+")
+        if way == "attribute":
+            handle.attrs["unit"] = "m"
+        elif way == "lock":
+            with handle.lock():
+                handle[:] = handle[0, 0] + 1
+            expected = 8.0
+        else:
+            handle[5, 99] = 7
+    assert values(pair) == {"x": expected, "y": 7}
+    open_group(pair, "r+").attrs["z"] = 1
+    assert values(pair) == values(pair, "r+") == {"x": expected, "y": 7}
+    for name in "xy":
+        assert b2array.open(f"{pair}/{name}.b2nd")[3, 3] == {"x": expected, "y": 7}[name]
+        assert b2array.verify(f"{pair}/{name}.b2nd", deep=True).ok
+
+
+@both_layouts
+def test_what_another_program_puts_in_the_place_of_a_member_stays(pair: str) -> None:
+    import blosc2
+
+    killed_after_the_commit(pair, fill(7))
+    path = Path(pair, "x.b2nd")
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    blosc2.asarray(np.full(ROWS, 3.0), urlpath=str(path), mode="w")
+    open_group(pair, "r+").attrs["z"] = 1
+    assert values(pair) == {"x": 3, "y": 7}
+
+
+@LAYOUTS
+def test_a_damaged_member_stops_no_other_one(tmp_path: Path, layout: Any) -> None:
+    url = str(tmp_path / "g")
+    group = open_group(url, "w")
+    for name in "xyz":
+        group.create(name, data=np.zeros(ROWS), chunks=(2, 50), layout=layout)
+    killed_after_the_commit(url, fill(7))
+    frame = Path(url, "x.b2nd") / ("chunks.b2frame" if layout == "sparse" else "")
+    frame.write_bytes(frame.read_bytes()[:60])
+    with open_group(url, "r+").transaction() as changes:
+        changes["y"][:] = 8
+        changes["z"][:] = 8
+    group = open_group(url)
+    assert (group["y"][0, 0], group["z"][0, 0]) == (8, 8)
+    with pytest.raises((b2array.errors.FormatError, ConflictError)):
+        group["x"]
+    del open_group(url, "r+")["x"]
+    assert values(url) == {"y": 8, "z": 8}
+
+
+@pytest.mark.parametrize("place", ["local", "memory"])
+@LAYOUTS
+def test_a_handle_never_shows_members_of_two_transactions(tmp_path: Path, place: str, layout: Any) -> None:
+    url = str(tmp_path / "g") if place == "local" else f"memory://{tmp_path.name}.b2d"
+    group = open_group(url, "w")
+
+    def make(value: float) -> None:
+        with group.transaction() as changes:
+            for name in "ab":
+                changes.create(name, data=np.full(4, value), layout=layout)
+
+    make(1)
+    reader = open_group(url)
+    assert reader["a"][0] == 1
+    with group.transaction() as changes:
+        del changes["a"], changes["b"]
+    make(2)
+    with pytest.raises(ConflictError):
+        reader["b"]
+    reader.refresh()
+    assert (reader["a"][0], reader["b"][0]) == (2, 2)
+
+
+def test_a_file_whose_name_is_no_text_stops_no_transaction(tmp_path: Path) -> None:
+    group = open_group(tmp_path / "g", "w")
+    group["x"] = [0.0]
+    shutil.copyfile(tmp_path / "g/x.b2nd", os.fsencode(tmp_path / "g") + b"/\xff.b2nd")
+    for value in (1, 2):
+        with open_group(tmp_path / "g", "r+").transaction() as changes:
+            changes["x"][0] = value
+    assert values(str(tmp_path / "g")) == {"x": 2}
+    open_group(tmp_path / "g", "r+").consolidate()
+
+
+def test_a_manifest_of_the_version_before_says_what_to_do(tmp_path: Path) -> None:
+    import msgpack
+
+    group = open_group(tmp_path / "g", "w")
+    group["x"] = [1.0]
+    old = {
+        "format": "b2array group",
+        "version": 1,
+        "members": None,
+        "ident": "",
+        "number": 0,
+        "pending": {},
+        "hidden": [],
+    }
+    (tmp_path / "g/.b2group").write_bytes(msgpack.packb(old))
+    with pytest.raises(b2array.errors.UnsupportedError, match="version 1, which was never released; remove"):
+        list(open_group(tmp_path / "g"))
+    (tmp_path / "g/.b2group").unlink()
+    assert values(str(tmp_path / "g")) == {"x": 1}
+
+
+# A random model: writers that make, fill, delete, make again, move, replace; some are killed.
+
+
+class Model:
+    """Writers of two names, always both in one commit with one value, and readers who check that."""
+
+    def __init__(self, url: str, layout: Any, seed: int) -> None:
+        self.url, self.layout, self.random = url, layout, random.Random(seed)
+
+    def step(self, value: int) -> None:
+        """Change the group in some way, in one commit."""
+        group = open_group(self.url, "r+")
+        with group.transaction() as changes:
+            there = "a" in changes
+            assert there == ("b" in changes)
+            action = self.random.choice(["fill", "fill", "grow", "again", "delete"] if there else ["make"])
+            for name in "ab":
+                if action in ("delete", "again"):
+                    del changes[name]
+                if action in ("make", "again"):
+                    layout = self.random.choice(["contiguous", "sparse"]) if self.layout == "any" else self.layout
+                    changes.create(name, data=np.full((7, 5), value), chunks=(2, 3), layout=layout)
+                if action == "fill":
+                    changes[name][...] = value
+                if action == "grow":
+                    changes[name][...] = value
+                    changes[name].append(np.full((1, 5), value))
+
+    def look(self) -> int | None:
+        """Return the value that both members have, or None if there are none."""
+        group = open_group(self.url)
+        found = [group[name][...] for name in ("a", "b") if name in group]
+        assert len(found) in (0, 2)
+        if not found:
+            return None
+        assert (found[0] == found[0].flat[0]).all()
+        assert np.array_equal(*found), (found[0].flat[0], found[1].flat[0])
+        return int(found[0].flat[0])
+
+
+def _write(url: str, layout: Any, seed: int, stop: float, told: Any) -> None:
+    model, number = Model(url, layout, seed), 0
+    config.durable = "off"
+    while time.monotonic() < stop:
+        number += 1
+        value = seed * 10**6 + number
+        told.put(("begun", value))
+        try:
+            model.step(value)
+        except (ConflictError, FileExistsError, FileNotFoundError, KeyError):
+            continue
+        told.put(("done", value))
+
+
+def _read(url: str, layout: Any, seed: int, stop: float, told: Any) -> None:
+    model = Model(url, layout, seed)
+    while time.monotonic() < stop:
+        try:
+            value = model.look()
+        except (ConflictError, b2array.errors.ChunkMissingError):
+            continue
+        except BaseException as error:  # noqa: BLE001 - told to the parent
+            told.put(("wrong", f"{type(error).__name__}: {error}"))
+            return
+        told.put(("seen", value))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse", "any"])
+@pytest.mark.parametrize(
+    ("seconds", "writers"), [(3, 3), pytest.param(60, 8, marks=pytest.mark.slow)], ids=["short", "long"]
+)
+def test_members_that_change_together_are_never_seen_apart(
+    tmp_path: Path, layout: str, seconds: float, writers: int, pytestconfig: pytest.Config
+) -> None:
+    """Writers in processes, of which some are killed; readers look all the time."""
+    seconds = pytestconfig.getoption("--groups") or seconds
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    url = str(tmp_path / "g.b2d")
+    open_group(url, "w")
+    context = multiprocessing.get_context("fork")
+    told, stop = context.SimpleQueue(), time.monotonic() + seconds
+    workers = [context.Process(target=_write, args=(url, layout, seed + n, stop, told)) for n in range(writers)]
+    readers = [context.Process(target=_read, args=(url, layout, seed + n, stop, told)) for n in range(2)]
+    for each in (*workers, *readers):
+        each.start()
+    shown: list[tuple[str, Any]] = []
+    draws = random.Random(seed)
+    next_kill, serial = time.monotonic() + 0.5, writers
+    while any(each.is_alive() for each in (*workers, *readers)):
+        while not told.empty():
+            shown.append(told.get())
+        if time.monotonic() > next_kill and time.monotonic() < stop - 0.5:
+            # A writer that is killed while it tells something would leave the queue locked.
+            victim = draws.randrange(len(workers))
+            next_kill = time.monotonic() + draws.uniform(0.1, 0.5)
+            workers[victim], serial = _killed_and_replaced(context, workers[victim], url, layout, seed, serial, stop)
+        time.sleep(0.01)
+    for each in (*workers, *readers):
+        each.join()
+    while not told.empty():
+        shown.append(told.get())
+    assert not [what for kind, what in shown if kind == "wrong"]
+    begun = {value for kind, value in shown if kind == "begun"} | {None}
+    seen = {value for kind, value in shown if kind == "seen"}
+    assert all(value in begun or value is None or value // 10**6 >= seed + writers for value in seen)
+    assert Model(url, layout, 0).look() == Model(url, layout, 0).look()
+    with open_group(url, "r+").transaction() as changes:
+        changes.create("c", data=[1])
+    Model(url, layout, 0).look()
+    b2array.vacuum(url, grace=0)
+    Model(url, layout, 0).look()
+    assert b2array.verify(url, deep=True).ok
+    assert any(kind == "done" for kind, _ in shown)
+
+
+def _killed_and_replaced(
+    context: Any, victim: Any, url: str, layout: str, seed: int, serial: int, stop: float
+) -> tuple[Any, int]:
+    """Kill a writer that was begun for this, and begin another one."""
+    doomed = context.Process(target=_write, args=(url, layout, seed + serial, stop, _Silent()))
+    doomed.start()
+    time.sleep(0.15)
+    doomed.kill()
+    doomed.join()
+    return victim, serial + 1
+
+
+class _Silent:
+    """Takes what a writer tells, for one that is going to be killed."""
+
+    def put(self, _: object) -> None:
+        """Forget it."""
+
+
+@pytest.fixture(autouse=True)
+def _uncached() -> Iterator[None]:
+    with config.using(cache_bytes=0):
+        yield
+    fsspec.filesystem("memory").store.clear()
