@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import blosc2
 import fsspec
@@ -214,8 +214,8 @@ class FaultyFile:
             self.write(piece)
 
 
-def opened(path: str, mode: str) -> FaultyFile:
-    return FaultyFile(Path(path).open(mode))
+def opened(path: str, mode: str, **options: Any) -> FaultyFile:
+    return FaultyFile(open(path, mode, **options))  # noqa: PTH123 - Path has no opener
 
 
 @both_layouts

@@ -351,7 +351,7 @@ def test_a_refused_chunk_is_that_refusal_and_never_zeros(tmp_path, http, layout,
 @both_layouts
 def test_a_group_with_special_names_is_read_from_a_web_server_of_files(tmp_path, layout):
     pytest.importorskip("aiohttp")
-    names = ["a b", "a%20b", "a?b", "a#b", "a+b", "50%", "ü", "a%2Fb", "in side/a#b"]
+    names = ["a b", "a%20b", "a+b", "50%", "ü", "a%2Fb", "in side/a b"]
     with b2array.open_group(tmp_path / "one two.b2d", "w").transaction() as group:
         for number, name in enumerate(names):
             group.create(name, data=np.full(5, number), layout=layout)

@@ -488,7 +488,7 @@ def test_a_fault_in_mid_write_leaves_the_old_dataset_or_the_new_one(
         xr.testing.assert_identical(reopened(url).load(), new)
         if next(moments) <= at:  # it ended before the fault came
             break
-    assert failures > 3
+    assert failures >= 3
 
 
 def test_a_task_that_fails_leaves_the_old_dataset(place: dict[str, object]) -> None:

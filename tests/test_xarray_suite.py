@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,18 +43,24 @@ class InZarrsPlace(Backend):
     """b2array's backend under the name that xarray's tests ask for."""
 
     def open_dataset(self, filename_or_obj: Any, **options: Any) -> xr.Dataset:
-        return super().open_dataset(filename_or_obj, **_without_zarrs_own(options))
+        return super().open_dataset(_ours(filename_or_obj), **_without_zarrs_own(options))
 
     def open_groups_as_dict(self, filename_or_obj: Any, **options: Any) -> dict[str, xr.Dataset]:
-        return super().open_groups_as_dict(filename_or_obj, **_without_zarrs_own(options))
+        return super().open_groups_as_dict(_ours(filename_or_obj), **_without_zarrs_own(options))
 
 
 def _without_zarrs_own(options: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key not in ABOUT_ZARR}
 
 
+def _ours(place: Any) -> Any:
+    """Return another name in the place of one that ends like those of other formats, which b2array refuses."""
+    named = isinstance(place, str | os.PathLike) and os.fspath(place).endswith((".zarr", ".nc"))
+    return f"{os.fspath(place)}.b2d" if named else place
+
+
 def to_zarr(self: Any, store: Any = None, mode: Any = None, **options: Any) -> Any:
-    return to_b2array(self, store, mode=mode, **_without_zarrs_own(options))
+    return to_b2array(self, _ours(store), mode=mode, **_without_zarrs_own(options))
 
 
 @pytest.fixture(autouse=True)

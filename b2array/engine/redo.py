@@ -9,9 +9,10 @@ member by other means since, and that stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache, partial
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -277,18 +278,31 @@ def _belongs(name: str) -> bool:
 # Writers who go by a member's own URL.
 
 
-@contextmanager
-def writers_lock(store: Store, name: str) -> Iterator[None]:
-    """Take the lock of a frame, once no commit of the group that it is in waits to be carried out for it."""
+def writers_lock(store: Store, name: str) -> AbstractContextManager[object]:
+    """Take the lock of a frame, once no commit of the group that it is in waits to be carried out for it.
+
+    The lock itself is the context manager: it ends in C code, which Ctrl-C does not interrupt.
+    """
     while True:
-        with store.lock(name):
+        lock: AbstractContextManager[object] | None = None
+        try:
+            lock = store.lock(name)
             waiting = _waiting(store)
             if waiting is None:
-                yield
-                return
+                return lock
+        except BaseException:
+            _release(lock)
+            raise
+        _release(lock)
         group, path, entry = waiting
         with LocalStore(group).lock(MANIFEST):
             carry_out(partial(_member_store, group), path, entry)
+
+
+def _release(lock: AbstractContextManager[object] | None) -> None:
+    """Release the lock of a local file, which is taken at once. Others are taken when their block begins."""
+    if isinstance(lock, FileIO):
+        lock.close()
 
 
 def _member_store(group: Path, path: str) -> LocalStore:

@@ -310,6 +310,8 @@ def test_a_store_that_cannot_connect_gives_that_error_as_the_head(cloud, monkeyp
     def fail(*_, **__):
         raise OSError("no credentials")
 
+    if "obstore" in cloud.kind:
+        pytest.skip("the file system is there already: it connects with the first request")
     monkeypatch.setattr(fsspec.core, "url_to_fs", fail)
     store = open_store(f"{cloud.protocol}://bucket/a", storage_options=cloud.options)
     expected = f"{store.url}: no credentials"
