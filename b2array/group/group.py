@@ -260,7 +260,7 @@ class Group(MutableMapping[str, Any]):
         """
         names = [*selections]
         if names:
-            self._below()  # the members are listed once, and not in each thread
+            self._members()  # they are listed once, and not in each thread
         arrays = threads.ahead(self.__getitem__, names, min(len(names), _OPENED_AT_ONCE))
         found = read_many([(array, selections[name]) for name, array in zip(names, arrays, strict=True)])
         return dict(zip(names, found, strict=True))
