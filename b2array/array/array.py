@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import xarray as xr
     from dask.delayed import Delayed
     from fsspec import AbstractFileSystem
+from b2array.workers import fork as forks
 
 __all__ = ["NDArray", "View", "array_at", "from_bytes"]
 
@@ -245,6 +246,55 @@ class NDArray(Viewable, Indexed):
     def __repr__(self) -> str:
         where, pending = printable(self.url), ", in a transaction" * self.in_transaction
         return f"<b2array.NDArray {where} shape={self.shape} dtype={self.dtype} chunks={self.chunks}{pending}>"
+
+    def fork(self) -> Self:
+        """Return a handle for a worker, whose writes can become part of the transaction under way.
+
+        It can be pickled, and goes to threads, processes and other machines. It shows the array as the transaction has
+        it now, and its own writes; no other fork sees them. Give it back to `merge` when the worker has finished. One
+        fork may serve many workers: each unpickled copy collects its own writes. It can be forked itself.
+
+        A fork writes items and attributes. It cannot change the shape.
+
+        Raises
+        ------
+        ValueError
+            There is no transaction under way.
+
+        Examples
+        --------
+        >>> import pickle
+        >>> import b2array
+        >>> a = b2array.zeros((4, 6), dtype="i4", chunks=(1, 6))
+        >>> with a.transaction() as changes:
+        ...     fork = changes.fork()
+        ...     worker = pickle.loads(pickle.dumps(fork))
+        ...     worker[2] = 7
+        ...     changes.merge(worker)
+        >>> a[:, 0]
+        array([0, 0, 7, 0], dtype=int32)
+        """
+        return type(self)(forks.fork(self._handle))
+
+    def merge(self, *workers: Self) -> None:
+        """Take what was written through forks into the transaction, or into the fork that they are forks of.
+
+        Equal bytes in one chunk are fine, as of a task that ran twice. A merged fork cannot be used any more.
+
+        Parameters
+        ----------
+        *workers : NDArray
+            Forks of this array, or copies of them that came back from other processes.
+
+        Raises
+        ------
+        ConflictError
+            Two forks have put different items into one chunk, or the transaction has changed it since, or has ended.
+            Nothing was taken then.
+        TypeError
+            One of them is no fork.
+        """
+        forks.merge(self._handle, [worker._handle for worker in workers])
 
     def get_chunk(self, n: int) -> bytes:
         """Return chunk `n`, in C order of the grid, as it is stored."""

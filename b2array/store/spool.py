@@ -7,20 +7,94 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from io import BufferedRandom
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, Self, cast
+from typing import IO, Protocol, Self, cast
 
 from b2array.buffers import Buffer
 from b2array.errors import ConflictError
 from b2array.store.base import Mutex
 from b2array.store.disk import make_directories
 
-__all__ = ["Spool"]
+__all__ = ["Content", "Part", "Segment", "Spool"]
 
 _IN_MEMORY = 32 * 2**20
 _STEP = 8 * 2**20
+
+
+class Segment(Protocol):
+    """New bytes that wait for their commit, written by this process or by another one."""
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return bytes of one piece."""
+
+    def pieces(self, start: int, stop: int) -> Iterator[Buffer]:
+        """Yield the bytes of a range that begins and ends at borders of pieces."""
+
+    def portable(self) -> Segment:
+        """Return the same bytes as a value that can be pickled."""
+
+    def close(self) -> None:
+        """Remove what is only needed until the commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A segment in memory, which pickles take along."""
+
+    data: bytes
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return a range of the bytes."""
+        return memoryview(self.data)[start:stop]
+
+    def pieces(self, start: int, stop: int) -> Iterator[Buffer]:
+        """Yield a range of the bytes."""
+        yield self.read(start, stop)
+
+    def portable(self) -> Content:
+        """Return the segment itself."""
+        return self
+
+    def close(self) -> None:
+        """Do nothing: memory needs no removal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A segment in a file, from byte `reserved` on. Its writer may go on to append to the file."""
+
+    path: str
+    reserved: int = 0
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Read a range; ConflictError if somebody has removed the file."""
+        data = bytearray(stop - start)
+        try:
+            with Path(self.path).open("rb", buffering=0) as file:
+                file.seek(self.reserved + start)
+                found = file.readinto(data)
+        except FileNotFoundError:
+            raise ConflictError(f"somebody removed {self.path} before the commit that needs it") from None
+        if found != len(data):
+            raise ConflictError(f"expected {len(data)} bytes at {start} of {self.path}, found {found}")
+        return memoryview(data)
+
+    def pieces(self, start: int, stop: int) -> Iterator[Buffer]:
+        """Yield a range, some megabytes at a time."""
+        for position in range(start, stop, _STEP):
+            yield self.read(position, min(position + _STEP, stop))
+
+    def portable(self) -> Part:
+        """Return the segment itself."""
+        return self
+
+    def close(self) -> None:
+        """Remove the file."""
+        with suppress(OSError):
+            Path(self.path).unlink()
 
 
 class Spool:
@@ -100,6 +174,14 @@ class Spool:
         while number < len(self._starts) and self._starts[number] < stop:
             yield self._pieces[number]
             number += 1
+
+    def portable(self) -> Segment:
+        """Return the pieces so far as a value that can be pickled: a part of the file, or a copy of the bytes."""
+        with self._mutex.held_once("new bytes that wait for a commit"):
+            if self.path is not None and self.length:
+                self._flush()
+                return Part(self.path, self.reserved)
+        return Content(b"".join(self.pieces(0, self.length)))
 
     def finish(self, header: Buffer, tail: Buffer, *, durable: bool) -> None:
         """Complete the file: `header` into the reserved room, `tail` behind the pieces."""

@@ -356,7 +356,7 @@ class WorkerTarget(Target):
         """Read bytes to their places in one buffer; the memory is used again when nothing refers to it."""
         return self._base.gather(spans, places, nbytes)
 
-    def store_chunk(self, buf: bytes) -> Staged:
+    def store_chunk(self, n: int, buf: bytes) -> Staged:  # noqa: ARG002
         """Keep a chunk until its number is known."""
         self._chunks.append(buf)
         return Staged(len(self._chunks) - 1)
