@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
@@ -178,6 +179,7 @@ class Spool:
     def portable(self) -> Segment:
         """Return the pieces so far as a value that can be pickled: a part of the file, or a copy of the bytes."""
         with self._mutex.held_once("new bytes that wait for a commit"):
+            self._require_open()
             if self.path is not None and self.length:
                 self._flush()
                 return Part(self.path, self.reserved)
@@ -201,6 +203,8 @@ class Spool:
     def _flush(self) -> None:
         if self._file is None:
             self._file = self._new_file()
+            # A worker that has sent its fork back forgets the spool, and leaves the file to the transaction.
+            weakref.finalize(self, self._file.close)
         if self._pieces:
             self._file.seek(self.reserved + self._starts[0])
             self._file.writelines(self._pieces)

@@ -129,7 +129,7 @@ def _prepare(draft: Draft) -> None:
     count = max(1, draft.frame.nchunks)
     name = draft.fork_id[:8].hex()
     if draft.sparse:
-        draft.shared = _reserved(draft, count), ""
+        draft.shared, draft.reserved = (_reserved(draft, count), ""), count
         place: Store = store
     elif isinstance(store, LocalStore):
         draft.shared = 0, beside(store.url, name)
@@ -137,7 +137,10 @@ def _prepare(draft: Draft) -> None:
     else:
         return
     generation = "" if draft.base is None else draft.base.generation
-    journal = Journal(draft.shared[0], count, draft.fork_id, generation)
+    # The chunks that the transaction put into files before it was forked belong to the write as well.
+    codes = draft.freeze().codes
+    first = min([draft.shared[0], *codes[codes >= 0].tolist()])
+    journal = Journal(first, count, draft.fork_id, generation)
     draft.at_end.callback(_tidied, place, f"{name}{JOURNAL}", is_own=place is not store)
     draft.at_end.callback(_kept_young(place, f"{name}{JOURNAL}", journal.pack()))
 
@@ -170,8 +173,14 @@ def _kept_young(place: Store, name: str, content: bytes) -> Callable[[], object]
             with suppress(OSError, B2ArrayError):
                 place.replace(name, content)
 
-    threading.Thread(target=keep, name="b2array-journal", daemon=True).start()
-    return ended.set
+    thread = threading.Thread(target=keep, name="b2array-journal", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        ended.set()
+        thread.join()  # otherwise it might write the journal again after its removal
+
+    return end
 
 
 def _tidied(place: Store, name: str, *, is_own: bool) -> None:
@@ -197,10 +206,21 @@ class Fork(Handle):
         self.enter(draft)
 
     @property
-    def source(self) -> Source:
-        """What chunks are read from; ValueError if the fork was merged."""
+    def draft(self) -> Draft | None:
+        """What was written through the fork; ValueError if the fork was merged."""
         if self._is_merged:
             raise ValueError("this fork was merged; use the transaction that has its changes now")
+        return super().draft
+
+    @property
+    def generation(self) -> str:
+        """Names the committed state that the fork builds on; ValueError if the fork was merged."""
+        _ = self.draft
+        return super().generation
+
+    @property
+    def source(self) -> Source:
+        """What chunks are read from: the draft."""
         return self.draft or self.snapshot
 
     @source.setter
@@ -218,7 +238,7 @@ class Fork(Handle):
 
     def change(self, task: Callable[[Draft], T], *, anywhere: bool = False) -> T:
         """Call a task with the draft; ValueError if the fork was merged."""
-        _ = self.source
+        _ = self.draft
         return super().change(task, anywhere=anywhere)
 
     def frozen(self) -> ChangeSet:
