@@ -11,8 +11,8 @@ encodes it.
 
 `commit.commit` makes the draft visible. `Draft.freeze` turns it into a value, a `ChangeSet`, and `changes.rebased` puts
 that on top of what other writers committed meanwhile. `plan.plan` decides how the frame gets its next state: it packs
-header, index and trailer, and does no I/O. `commit.publish` carries the plan out. If another writer was faster, `commit`
-does all of this again; if that writer changed the same chunks, `Handle.change` makes the change again.
+header, index and trailer, and does no I/O. `commit.publish` carries the plan out. If another writer was faster,
+`commit` does all of this again; if that writer changed the same chunks, `Handle.change` makes the change again.
 
 A transaction of a group calls `commit.stage` for each member: the same, up to the last write. The group then writes its
 manifest once, with an entry for each member in its redo log. `redo.carry_out` takes the last step of each member, now
@@ -20,8 +20,8 @@ or, if the writer was killed, when the next one comes.
 
 For a parallel write, `b2array.workers.fork.fork` makes handles whose drafts begin with everything that the transaction
 has changed. `Draft.of_fork` makes such a draft. What comes back is again a `ChangeSet`. `changes.merged` joins those of
-several forks, and `Draft.merge` compares them with the transaction and takes their chunks over. The commit is that of any
-draft.
+several forks, and `Draft.merge` compares them with the transaction and takes their chunks over. The commit is the same
+as that of any draft.
 
 source       `Source`: what `read` and `fetch` read from, a snapshot or a draft; `Target`: what `write` writes to
 snapshot     `Snapshot`: one committed state in a store; `load`, `reload`

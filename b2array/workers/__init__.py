@@ -4,5 +4,6 @@ A `Job` says where the chunks of a region go, and is sent to the workers. A jour
 have put. With it an interrupted write can go on, and others can tell what the files are.
 
 distributed  a job; workers put its chunks, and one process commits them
+fork         handles for workers, whose writes become part of a transaction
 pending      files that no commit refers to yet, or ever will
 """
