@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
@@ -282,17 +283,44 @@ def _watched(writes: Sequence[Write], client: Any, advance: Callable[[int], None
     found: dict[str, list[ChangeSet]] = {write.name("put"): [] for write in writes}
     futures = futures_of(client.persist(_joined(writes)))
     for future, put in as_completed(futures, with_results=True):
-        (changes,) = gathered([put])
+        (changes,) = gathered([[put]])
         found[future.key[0]] += changes
         advance(sum(change.numbers.size for change in changes))
     return [*found.values()]
 
 
 def final(writes: Sequence[Write], name: str, function: Callable[..., Any], *args: Any) -> Delayed:
-    """Return a delayed that at the end calls a function with the `Write.changes` of each write, and more arguments."""
-    from dask.delayed import delayed
+    """Return a delayed that at the end calls a function with the `Write.changes` of each write, and more arguments.
 
-    return cast("Delayed", delayed(function, pure=False)(_joined(writes), *args, dask_key_name=name))
+    Several of these that are computed together are optimised together, so that they do once what they share.
+    """
+    from dask.core import flatten
+    from dask.highlevelgraph import HighLevelGraph
+
+    changes = [write.changes() for write in writes]
+    keys = [list(flatten(each.__dask_keys__())) for each in changes]
+    graph = HighLevelGraph.from_collections(name, {name: (function, keys, *args)}, dependencies=cast(Any, changes))
+    return cast("Delayed", _pending()(name, graph))
+
+
+@cache
+def _pending() -> Any:
+    """Return the class of delayed objects that are optimised as arrays."""
+    import dask.array as da
+    from dask.delayed import Delayed
+
+    class Pending(Delayed):
+        __slots__ = ()
+        __dask_optimize__ = staticmethod(da.Array.__dask_optimize__)
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _restored, (self.key, self.dask)
+
+    return Pending
+
+
+def _restored(key: str, graph: Any) -> Any:
+    return _pending()(key, graph)
 
 
 def _joined(writes: Sequence[Write]) -> list[da.Array]:
@@ -374,9 +402,9 @@ def _check_piece(values: Any, inside: Region) -> None:
         raise ValueError(f"expected a piece of shape {lengths} from dask, found {np.shape(values)}")
 
 
-def gathered(put: Sequence[npt.NDArray[Any]]) -> list[list[ChangeSet]]:
+def gathered(put: Sequence[Sequence[npt.NDArray[Any]]]) -> list[list[ChangeSet]]:
     """Return the changes to commit of each write, given those of its tasks."""
-    return [list(each.flat) for each in put]
+    return [[change for item in items for change in item.flat] for items in put]
 
 
 def _commit(

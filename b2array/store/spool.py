@@ -214,7 +214,7 @@ class Spool:
     def _opened(self) -> IO[bytes]:
         """Return the file; make it, or open it again, where that is necessary."""
         if self._file is None and self.path is None:
-            self._file = tempfile.TemporaryFile()
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open until the end
         elif self._file is None and self.path is not None:
             path = Path(self.path)
             if not self._released:

@@ -486,6 +486,23 @@ def test_a_repeated_task_does_no_harm(stored: b2array.NDArray) -> None:
     assert np.array_equal(stored[...], values)
 
 
+def test_writes_that_are_computed_together_compute_what_they_share_once(tmp_path: Path) -> None:
+    calls = []
+
+    def noted(block: np.ndarray) -> np.ndarray:
+        calls.append(block.shape)
+        return block
+
+    x = da.from_array(numbers(40, 30), chunks=(10, 30)).map_blocks(noted, dtype="i8", meta=np.empty((0, 0), "i8"))
+    one = b2array.from_dask(x + 1, tmp_path / "one.b2nd", compute=False)
+    two = b2array.from_dask(x * 2, tmp_path / "two.b2nd", compute=False)
+    calls.clear()
+    dask.compute(one, two, scheduler="sync")
+    assert len(calls) == 4
+    assert np.array_equal(b2array.open(tmp_path / "one.b2nd"), numbers(40, 30) + 1)
+    assert np.array_equal(b2array.open(tmp_path / "two.b2nd"), numbers(40, 30) * 2)
+
+
 def test_concurrent_jobs_take_different_numbers(tmp_path: Path) -> None:
     a = b2array.zeros((40, 30), "i8", url=tmp_path / "a.b2nd", layout="sparse", chunks=(10, 30))
     b = b2array.open(a.url, mode="r+")
