@@ -306,14 +306,13 @@ class NDArray(Viewable, Indexed):
 
     def store(
         self, x: da.Array, region: tuple[slice, ...] | None = None, *, compute: bool = True,
-        return_stored: bool = False, resume: bool = False, progress: bool = False, scheduler: Any = None,
+        return_stored: bool = False, progress: bool = False, scheduler: Any = None,
     ) -> da.Array | Delayed | None:  # fmt: skip
         """Write a dask array, in parallel and as one commit.
 
         Each task encodes a piece of `x` and puts its chunks where no reader looks; when all are there, they are
         committed. Nothing is visible before that, and a task that fails or is repeated does no harm. Inside a
-        `transaction`, pieces are written in turn: if one fails, let the error leave the transaction, which would
-        otherwise commit the pieces before it.
+        `transaction` they become part of its commit.
 
         ``dask.array.store(x, a)`` works as well, but makes every task a commit of its own; with threads, inside a
         `transaction`, it makes one.
@@ -329,8 +328,6 @@ class NDArray(Viewable, Indexed):
             too; call `refresh` after it.
         return_stored : bool, default False
             Whether to return a dask array that reads what was stored.
-        resume : bool, default False
-            Finish an interrupted write of the same values to the same place, and keep the chunks that are there.
         progress : bool, default False
             Show the progress on stderr.
         scheduler : str, callable or distributed.Client, optional
@@ -360,8 +357,7 @@ class NDArray(Viewable, Indexed):
         [[0, 1, 2, 3, 0, 0], [4, 5, 6, 7, 0, 0]]
         """
         return dask.store(
-            self, x, region, compute=compute, return_stored=return_stored, resume=resume, progress=progress,
-            scheduler=scheduler,
+            self, x, region, compute=compute, return_stored=return_stored, progress=progress, scheduler=scheduler,
         )  # fmt: skip
 
     def resize(self, shape: SupportsIndex | Sequence[SupportsIndex]) -> None:

@@ -518,7 +518,7 @@ class Draft(Target):
                 staged = Staged(code)
             elif code >= 0:
                 first, _ = self.shared
-                self.staging.adopt(code, is_reserved=first <= code < first + self.reserved)
+                self.staging.adopt(code, is_reserved=first <= code < first + self.frame.nchunks)
             elif self.staging.spools:
                 staged = staged._replace(code=code - behind)
             else:

@@ -244,6 +244,10 @@ class Staging:
         spool.finish(header, tail, durable=durable)
         return spool.path
 
+    def began_before(self, seconds: float) -> None:
+        """Note that the first chunks were put this long ago, by forks."""
+        self._since -= max(0.0, seconds)
+
     def missing(self, offsets: Int64Array) -> list[str]:
         """Return the names of the files made here that an index refers to and that are gone.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import weakref
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
@@ -125,6 +124,7 @@ class Spool:
         self._starts: list[int] = []
         self._pieces: list[Buffer] = []
         self._file: IO[bytes] | None = None
+        self._released = False
         self._closed = False
         self._owner = os.getpid()
         self._mutex = Mutex()
@@ -132,7 +132,7 @@ class Spool:
     @property
     def on_disk(self) -> bool:
         """Whether the pieces are in a file."""
-        return self._file is not None
+        return self._file is not None or self._released
 
     def write(self, *pieces: Buffer) -> int:
         """Add pieces; return where the first one starts, in bytes."""
@@ -145,7 +145,7 @@ class Spool:
                 self._starts += starts
                 self._pieces += pieces
                 self.length = stop
-                if self._file is not None or self.length > self._limit:
+                if self.on_disk or self.length > self._limit:
                     self._flush()
             except BaseException:  # such as that of a full disk: the caller may go on without these pieces
                 self.length = start
@@ -159,17 +159,17 @@ class Spool:
         """Copy bytes of one piece; ConflictError if the spool is closed."""
         with self._mutex.held_once("new bytes that wait for a commit"):
             self._require_open()
-            if self._file is not None:
-                return memoryview(self._from_file(self._file, start, stop))
+            if self.on_disk:
+                return memoryview(self._from_file(self._opened(), start, stop))
             number = bisect_right(self._starts, start) - 1
             base = self._starts[number]
             return memoryview(bytearray(memoryview(self._pieces[number])[start - base : stop - base]))
 
     def pieces(self, start: int, stop: int) -> Iterator[Buffer]:
         """Yield the bytes of a range that begins and ends at borders of pieces, when nobody writes any more."""
-        if self._file is not None:
+        if self.on_disk:
             for position in range(start, stop, _STEP):
-                yield self._from_file(self._file, position, min(position + _STEP, stop))
+                yield self._from_file(self._opened(), position, min(position + _STEP, stop))
             return
         number = max(0, bisect_right(self._starts, start) - 1)
         while number < len(self._starts) and self._starts[number] < stop:
@@ -182,6 +182,9 @@ class Spool:
             self._require_open()
             if self.path is not None and self.length:
                 self._flush()
+                if self._file is not None:  # the process that unpickles the value needs it, this one perhaps not
+                    self._file.close()
+                self._file, self._released = None, True
                 return Part(self.path, self.reserved)
         return Content(b"".join(self.pieces(0, self.length)))
 
@@ -189,34 +192,36 @@ class Spool:
         """Complete the file: `header` into the reserved room, `tail` behind the pieces."""
         with self._mutex.held_once("new bytes that wait for a commit"):
             self._require_open()
-            if self._file is None or len(header) != self.reserved:
+            if not self.on_disk or len(header) != self.reserved:
                 raise ValueError(f"expected a file and a header of {self.reserved} bytes, found {len(header)}")
-            self._file.seek(0)
-            self._file.write(header)
-            self._file.seek(self.reserved + self.length)
-            self._file.write(tail)
-            self._file.truncate()
-            self._file.flush()
+            file = self._opened()
+            file.seek(0)
+            file.write(header)
+            file.seek(self.reserved + self.length)
+            file.write(tail)
+            file.truncate()
+            file.flush()
             if durable:
-                os.fsync(self._file.fileno())
+                os.fsync(file.fileno())
 
     def _flush(self) -> None:
-        if self._file is None:
-            self._file = self._new_file()
-            # A worker that has sent its fork back forgets the spool, and leaves the file to the transaction.
-            weakref.finalize(self, self._file.close)
+        file = self._opened()
         if self._pieces:
-            self._file.seek(self.reserved + self._starts[0])
-            self._file.writelines(self._pieces)
-            self._file.flush()  # otherwise a forked process would write the same bytes again
+            file.seek(self.reserved + self._starts[0])
+            file.writelines(self._pieces)
+            file.flush()  # otherwise a forked process would write the same bytes again
         self._starts, self._pieces = [], []  # both at once, whatever interrupts
 
-    def _new_file(self) -> IO[bytes]:
-        if self.path is None:
-            return tempfile.TemporaryFile()
-        path = Path(self.path)
-        make_directories(str(path.parent))
-        return path.open("x+b")
+    def _opened(self) -> IO[bytes]:
+        """Return the file; make it, or open it again, where that is necessary."""
+        if self._file is None and self.path is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open until the end
+        elif self._file is None and self.path is not None:
+            path = Path(self.path)
+            if not self._released:
+                make_directories(str(path.parent))
+            self._file = path.open("r+b" if self._released else "x+b")
+        return cast(IO[bytes], self._file)
 
     def _from_file(self, file: IO[bytes], start: int, stop: int) -> bytearray:
         file.seek(self.reserved + start)
@@ -241,15 +246,16 @@ class Spool:
             self._closed = True
             self._starts.clear()
             self._pieces.clear()
-            if self._file is not None:
+            if self.on_disk:
                 self._remove()
 
     def _remove(self) -> None:
-        file, self._file = self._file, None
-        if file is None or self._owner != os.getpid():
+        file, self._file, self._released = self._file, None, False
+        if self._owner != os.getpid():
             return
         with suppress(OSError):  # the disk may be full; the content is not needed any more
-            file.close()
+            if file is not None:
+                file.close()
         if self.path is not None:
             with suppress(OSError):
                 Path(self.path).unlink()

@@ -18,34 +18,42 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from b2array.engine.changes import ChangeSet, merged
+import numpy.typing as npt
+
+from b2array.engine.changes import ChangeSet, applied, merged
 from b2array.engine.commit import commit
 from b2array.engine.draft import Draft, ForkOf
+from b2array.engine.fetch import chunk_number
 from b2array.engine.handle import Handle
-from b2array.engine.snapshot import Snapshot, reload
+from b2array.engine.snapshot import Snapshot, load, reload
 from b2array.engine.source import Source
 from b2array.engine.staging import Staging
-from b2array.errors import B2ArrayError, ConflictError
+from b2array.engine.write import write
+from b2array.errors import B2ArrayError, ConflictError, FormatError
 from b2array.format.header import FrameType
+from b2array.format.state import State
 from b2array.store.base import Store, attempts, too_many_conflicts
 from b2array.store.endings import JOURNAL, TEMPORARY
 from b2array.store.local import LocalStore
 from b2array.store.spool import Spool
 from b2array.workers.pending import Journal, beside
 
-__all__ = ["Fork", "Origin", "fork", "merge", "origin_of"]
+__all__ = ["Fork", "Origin", "finish", "fork", "merge", "merge_changes", "origin_of", "write_part"]
 
 T = TypeVar("T")
 
 _YOUNG_SECONDS = 600.0
 """How often the process of a transaction makes the journal young again."""
 _IN_MEMORY = 2**20
+_COMMITTED = "job"
+"""Key of an entry of the annotations: the forks that the last commit of forks has joined."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,41 +71,118 @@ class Origin:
     change: ChangeSet
     first: int = 0
     place: str = ""
+    process: int = field(default_factory=os.getpid)
+    since: float = field(default_factory=time.time)
+
+    @property
+    def state(self) -> State:
+        """The state that the transaction changes, or the first one of a new frame."""
+        if self.base is not None:
+            return self.base.state
+        if self.change.new is None:
+            raise ValueError("expected a fork of an array, found one of nothing")
+        return self.change.new.state
+
+    @property
+    def count(self) -> int:
+        """How many chunks the transaction has, or 1 if it has none."""
+        return max(1, self.state.frame.nchunks if self.change.order is None else self.change.order.size)
 
     def draft(self, name: bytes) -> Draft:
         """Return a draft of a fork with this name."""
-        change = self.change
-        if self.base is not None:
-            state = self.base.state
-        elif change.new is not None:
-            state = change.new.state
-        else:
-            raise ValueError("expected a fork of an array, found one of nothing")
-        count = state.frame.nchunks if change.order is None else change.order.size
-        is_sparse = state.frame.frame_type == FrameType.SPARSE
-        draft = Draft.of_fork(
-            self.store, self.base, ForkOf(self.id, name, self.epoch, change), self._staging(is_sparse, max(1, count))
-        )
+        fork_of = ForkOf(self.id, name, self.epoch, self.change)
+        draft = Draft.of_fork(self.store, self.base, fork_of, self._staging())
         draft.shared = self.first, self.place
         return draft
 
-    def _staging(self, is_sparse: bool, stride: int) -> Staging:
-        if is_sparse and not self.store.in_process:
-            return Staging(self.store, None, self.first, stride=stride)
+    def _staging(self) -> Staging:
+        if self.uses_files:
+            return Staging(self.store, None, self.first, stride=self.count)
         path = str(Path(self.place, os.urandom(8).hex() + TEMPORARY)) if self.place else None
-        return Staging(self.store, Spool(path, limit=_IN_MEMORY if path else math.inf), 0, stride=stride)
+        return Staging(self.store, Spool(path, limit=_IN_MEMORY if path else math.inf), 0, stride=self.count)
+
+    @property
+    def uses_files(self) -> bool:
+        """Whether each chunk of a fork gets a file of its own."""
+        return self.state.frame.frame_type == FrameType.SPARSE and not self.store.in_process
+
+    def transaction(self) -> Draft:
+        """Return a draft that takes the place of the transaction, which had put no chunks of its own."""
+        if self.base is not None:
+            draft = Handle(self.base, "r+").new_draft()
+        else:
+            new = self.change.new
+            overwrite, replaces = (False, None) if new is None else (new.overwrite, new.replaces)
+            first = applied(self.change, self.state)
+            draft = Draft(self.store, None, first, overwrite=overwrite, replaces=replaces)
+        self.lead_to(draft)
+        return draft
+
+    def lead_to(self, draft: Draft) -> None:
+        """Let a draft take the changes of these forks."""
+        draft.fork_id, draft.epoch = self.id, self.epoch
+        draft.shared = self.first, self.place
+        draft.staging.began_before(time.time() - self.since)
+        if self.base is not None:
+            draft.bases[self.base.generation] = self.base
+
+    @property
+    def journal_store(self) -> Store | None:
+        """Where the journal is; None if pickles take all chunks along."""
+        if self.uses_files:
+            return self.store
+        return LocalStore(self.place, within=Path(self.store.url).parent) if self.place else None
+
+    @property
+    def journal_name(self) -> str:
+        """The name of the journal."""
+        return f"{self.id[:8].hex()}{JOURNAL}"
+
+    def discard(self) -> None:
+        """Remove what forks have put and no commit refers to, as far as possible."""
+        store = self.journal_store
+        if store is None or self.place:
+            self.tidy()
+            return
+        with suppress(OSError, B2ArrayError):
+            known = set(load(store).frame.offsets.tolist())
+            reserved = range(self.first, self.first + self.count)
+            numbers = {name: chunk_number(name) for name in store.listing()}
+            left = [name for name, number in numbers.items() if number in reserved and number not in known]
+            store.delete([self.journal_name, *left])
+
+    def tidy(self) -> None:
+        """Remove the journal, and the directory beside a file, as far as possible."""
+        store = self.journal_store
+        with suppress(OSError, B2ArrayError):
+            if store is not None and self.place:
+                store.delete([*store.listing(), ""])
+            elif store is not None:
+                store.delete([self.journal_name])
 
     def __reduce__(self) -> tuple[Any, ...]:
         base = None if self.base is None else Handle(self.base, "r")
-        return _origin, (self.store, base, self.id, self.epoch, portable(self.change), self.first, self.place)
+        change = portable(self.change)
+        return _origin, (
+            self.store,
+            base,
+            self.id,
+            self.epoch,
+            change,
+            self.first,
+            self.place,
+            self.process,
+            self.since,
+        )
 
 
 def _origin(
-    store: Store, base: Handle | None, id: bytes, epoch: int, change: ChangeSet, first: int, place: str
+    store: Store, base: Handle | None, id: bytes, epoch: int, change: ChangeSet, first: int, place: str, process: int,
+    since: float,
 ) -> Origin:  # fmt: skip
     if base is None:
-        return Origin(store, None, id, epoch, change, first, place)
-    return Origin(base.store, base.snapshot, id, epoch, change, first, place)
+        return Origin(store, None, id, epoch, change, first, place, process, since)
+    return Origin(base.store, base.snapshot, id, epoch, change, first, place, process, since)
 
 
 def portable(change: ChangeSet) -> ChangeSet:
@@ -105,44 +190,40 @@ def portable(change: ChangeSet) -> ChangeSet:
     return replace(change, segments=tuple(segment.portable() for segment in change.segments))
 
 
-def origin_of(draft: Draft) -> Origin:
-    """Return a transaction as its forks are to see it, and prepare it for them."""
+def origin_of(draft: Draft, *, lasts: bool = False) -> Origin:
+    """Return a transaction as its forks are to see it, and prepare it for them.
+
+    With `lasts`, the chunks of forks stay when this draft ends, because `finish` will commit them, perhaps elsewhere.
+    """
     draft.staging.require_open()
     draft.flush()
     if draft.aside:
         raise FileExistsError(f"{draft.url} has the other layout, which tasks cannot replace; remove it first")
-    if not draft.fork_id:
+    is_first = not draft.fork_id
+    if is_first:
         draft.fork_id = os.urandom(16)
         if draft.fork is None:  # otherwise its transaction has done it
-            _prepare(draft)
+            draft.shared = _shared_place(draft)
     if draft.base is not None:
         draft.bases[draft.base.generation] = draft.base
     first, place = draft.shared
-    return Origin(draft.store, draft.base, draft.fork_id, draft.epoch, draft.freeze_whole(), first, place)
+    origin = Origin(draft.store, draft.base, draft.fork_id, draft.epoch, draft.freeze_whole(), first, place)
+    if is_first and draft.fork is None:
+        _write_journal(origin)
+        if not lasts:
+            draft.reserved = origin.count if origin.uses_files else 0
+            draft.at_end.callback(origin.tidy)
+            draft.at_end.callback(_kept_young(origin))
+    return origin
 
 
-def _prepare(draft: Draft) -> None:
-    """Find places for the chunks of forks, and write a journal there."""
-    store = draft.store
-    if store.in_process:
-        return
-    count = max(1, draft.frame.nchunks)
-    name = draft.fork_id[:8].hex()
+def _shared_place(draft: Draft) -> tuple[int, str]:
+    """Find a place for the chunks of forks: the number of the first file, or a directory."""
+    if draft.store.in_process:
+        return 0, ""
     if draft.sparse:
-        draft.shared, draft.reserved = (_reserved(draft, count), ""), count
-        place: Store = store
-    elif isinstance(store, LocalStore):
-        draft.shared = 0, beside(store.url, name)
-        place = LocalStore(draft.shared[1], within=Path(store.url).parent)
-    else:
-        return
-    generation = "" if draft.base is None else draft.base.generation
-    # The chunks that the transaction put into files before it was forked belong to the write as well.
-    codes = draft.freeze().codes
-    first = min([draft.shared[0], *codes[codes >= 0].tolist()])
-    journal = Journal(first, count, draft.fork_id, generation)
-    draft.at_end.callback(_tidied, place, f"{name}{JOURNAL}", is_own=place is not store)
-    draft.at_end.callback(_kept_young(place, f"{name}{JOURNAL}", journal.pack()))
+        return _reserved(draft, max(1, draft.frame.nchunks)), ""
+    return 0, beside(draft.store.url, draft.fork_id[:8].hex()) if isinstance(draft.store, LocalStore) else ""
 
 
 def _reserved(draft: Draft, count: int) -> int:
@@ -163,33 +244,35 @@ def _reserved(draft: Draft, count: int) -> int:
     raise too_many_conflicts(draft.store)
 
 
-def _kept_young(place: Store, name: str, content: bytes) -> Callable[[], object]:
-    """Write a journal again and again, until the returned function is called."""
-    place.replace(name, content)
+def _write_journal(origin: Origin) -> None:
+    store = origin.journal_store
+    if store is not None:
+        generation = "" if origin.base is None else origin.base.generation
+        # The chunks that the transaction put into files before it was forked belong to the write as well.
+        codes = origin.change.codes
+        first = min([origin.first, *codes[codes >= 0].tolist()])
+        store.replace(origin.journal_name, Journal(first, origin.count, origin.id, generation).pack())
+
+
+def _kept_young(origin: Origin) -> Callable[[], object]:
+    """Write the journal again and again, until the returned function is called."""
     ended = threading.Event()
 
     def keep() -> None:
         while not ended.wait(_YOUNG_SECONDS):
             with suppress(OSError, B2ArrayError):
-                place.replace(name, content)
+                _write_journal(origin)
 
     thread = threading.Thread(target=keep, name="b2array-journal", daemon=True)
-    thread.start()
+    if origin.journal_store is not None:
+        thread.start()
 
     def end() -> None:
         ended.set()
-        thread.join()  # otherwise it might write the journal again after its removal
+        if thread.ident is not None:
+            thread.join()  # otherwise it might write the journal again after its removal
 
     return end
-
-
-def _tidied(place: Store, name: str, *, is_own: bool) -> None:
-    """Remove the journal; and the directory, if it is there for the forks alone."""
-    with suppress(OSError, B2ArrayError):
-        if is_own:
-            place.delete([*place.listing(), ""])
-        else:
-            place.delete([name])
 
 
 class Fork(Handle):
@@ -238,7 +321,7 @@ class Fork(Handle):
 
     def change(self, task: Callable[[Draft], T], *, anywhere: bool = False) -> T:
         """Call a task with the draft; ValueError if the fork was merged."""
-        _ = self.draft
+        _ = self.source
         return super().change(task, anywhere=anywhere)
 
     def frozen(self) -> ChangeSet:
@@ -290,3 +373,61 @@ def merge(handle: Handle, forks: Sequence[Handle]) -> None:
         for each in ours:
             draft.forks[each._name] = True
             each.end()
+
+
+# Without handles: the change of each task, and one commit of all of them.
+
+
+def write_part(origin: Origin, part: tuple[slice, ...], values: npt.NDArray[Any]) -> ChangeSet:
+    """Write values to a box of the array in a fork, and return the change."""
+    draft = origin.draft(os.urandom(16))
+    if values.size:
+        write(draft, draft.state.require_layout(), part, None, values)
+    return portable(draft.freeze())
+
+
+def merge_changes(draft: Draft, changes: Sequence[ChangeSet]) -> None:
+    """Take the changes of forks into a transaction."""
+    if changes:
+        change = merged(changes, draft.url)
+        draft.merge(change, draft.bases.get(change.base))
+
+
+def finish(origin: Origin, changes: Sequence[ChangeSet]) -> Snapshot:
+    """Commit the changes of forks, and return the new state. If they were committed before, only return it.
+
+    Raises
+    ------
+    ConflictError
+        Another writer changed the same chunks, or the shape.
+    FileExistsError
+        Another writer made an array where the new one goes.
+    """
+    if origin.store.in_process and origin.base is not None and origin.process != os.getpid():
+        raise ValueError(f"{origin.store.url}: an array in the memory of one process cannot be changed by another one")
+    if (done := _finished(origin)) is not None:
+        return done
+    draft = origin.transaction()
+    try:
+        merge_changes(draft, changes)
+        draft.annotate_entry(_COMMITTED, origin.id)
+        snapshot = commit(draft)
+    except (ConflictError, FileExistsError, FileNotFoundError):
+        draft.abort()
+        if (done := _finished(origin)) is None:  # another process was asked to commit at the same time
+            raise
+        return done
+    except BaseException:
+        draft.abort()
+        raise
+    origin.tidy()
+    return snapshot
+
+
+def _finished(origin: Origin) -> Snapshot | None:
+    """Return the state that these forks have led to if it was committed, although an answer was lost; else None."""
+    try:
+        current = load(origin.store)
+    except (FileNotFoundError, FormatError):
+        return None
+    return current if current.state.annotations.entry(_COMMITTED) == origin.id else None
