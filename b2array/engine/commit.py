@@ -216,7 +216,7 @@ def _write(made: Plan, draft: Draft, current: Snapshot | None) -> str:
     """Write a file or an object with header and tail, and what lies between them. Return its version."""
     store, name, new = draft.store, draft.name, draft.new
     expected = current.version if current is not None else new.replaces if new is not None else None
-    exclusive = current is None and new is not None and not new.overwrite and new.replaces is None
+    exclusive = current is None and new is not None and not new.overwrite
     if made.finishes_spool:
         path = draft.staging.finish(made.header, made.tail, durable=durability() != "off")
         return store.adopt(path, "", exclusive=exclusive, expected=expected).version

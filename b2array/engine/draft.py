@@ -85,7 +85,7 @@ class Draft(Target):
         if base is None and not is_same:
             start = start.with_annotations(start.annotations.with_new_identity())
         self.base = base
-        self.new = New(start, overwrite, replaces) if base is None else None
+        self.new = New(start, overwrite or is_same, replaces) if base is None else None
         self.state = start
         self.sparse = start.frame.frame_type == FrameType.SPARSE
         self.locked = locked
