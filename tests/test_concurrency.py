@@ -19,6 +19,7 @@ import writers
 import b2array
 from b2array import config
 from b2array import threads as workers
+from b2array.engine.commit import commit
 from b2array.engine.handle import Handle
 from b2array.errors import ConflictError
 
@@ -281,9 +282,9 @@ def test_a_transaction_belongs_to_the_process_that_began_it(tmp_path, layout):
         # As if the child went out of the block: neither the end nor an error may touch what the parent has put.
         with pytest.raises(ConflictError, match="forked"):
             array[0] = 9
-        draft = array._handle._transaction
+        draft = array._handle.source
         with pytest.raises(ConflictError, match="forked"):
-            draft.commit()
+            commit(draft)
         draft.abort()
 
     with array.transaction():

@@ -14,7 +14,7 @@ from clouds import Cloud
 
 import b2array
 from b2array import config
-from b2array.engine import transaction
+from b2array.engine import commit as committing
 from b2array.errors import ConflictError
 from b2array.group.directory import Directory
 from b2array.store.cloud import CloudStore
@@ -158,7 +158,7 @@ def test_a_group_transaction_copies_again_what_was_replaced_while_it_was_copied(
     other = group()["a"]
     with group().transaction() as changes:
         changes["a"][:16] = 2
-        once(lambda: other.__setitem__(slice(16, 32), 3), monkeypatch, transaction, "copied")
+        once(lambda: other.__setitem__(slice(16, 32), 3), monkeypatch, committing, "copied")
     assert np.array_equal(group()["a"][:, 0], np.repeat([2, 3], 16))
 
 

@@ -24,7 +24,8 @@ from stories import ChunkStory, Contents, Story
 
 import b2array
 from b2array import config
-from b2array.engine import overlay, resize
+from b2array.engine import draft as drafting
+from b2array.engine import resize
 from b2array.errors import B2ArrayError
 from b2array.store import disk, local
 from b2array.store.spool import Spool
@@ -287,7 +288,7 @@ NOISE = np.random.default_rng(1).integers(0, 2**62, (20, 1000))
 @pytest.mark.parametrize("spooled", [False, True])
 def test_a_disk_that_is_full_leaves_the_files_as_they_were(tmp_path, monkeypatch, layout, spooled):
     if spooled:  # to a file, as when there is much to write
-        monkeypatch.setattr(overlay, "Spool", lambda path, **options: Spool(path, **options | {"limit": 1000}))
+        monkeypatch.setattr(drafting, "Spool", lambda path, **options: Spool(path, **options | {"limit": 1000}))
     path = tmp_path / "a.b2nd"
     old = NOISE[::-1].copy()
     a = b2array.asarray(old, url=path, layout=layout, chunks=(5, 1000), blocks=(5, 500))
@@ -316,7 +317,7 @@ def test_a_disk_that_is_full_leaves_the_files_as_they_were(tmp_path, monkeypatch
 @both_layouts
 @pytest.mark.parametrize("first", [0, 5, 10])
 def test_a_transaction_goes_on_after_the_disk_was_full(tmp_path, monkeypatch, layout, first):
-    monkeypatch.setattr(overlay, "Spool", lambda path, **options: Spool(path, **options | {"limit": 60_000}))
+    monkeypatch.setattr(drafting, "Spool", lambda path, **options: Spool(path, **options | {"limit": 60_000}))
     path = tmp_path / "a.b2nd"
     a = b2array.asarray(NOISE[::-1].copy(), url=path, layout=layout, chunks=(5, 1000), blocks=(5, 500))
     with a.transaction():
@@ -334,7 +335,7 @@ def test_a_transaction_goes_on_after_the_disk_was_full(tmp_path, monkeypatch, la
 @pytest.mark.parametrize("spooled", [False, True])
 def test_a_new_array_that_finds_no_room_is_not_there(tmp_path, monkeypatch, layout, spooled):
     if spooled:
-        monkeypatch.setattr(overlay, "Spool", lambda path, **options: Spool(path, **options | {"limit": 1000}))
+        monkeypatch.setattr(drafting, "Spool", lambda path, **options: Spool(path, **options | {"limit": 1000}))
     for limit in (0, 100, 1000, 30_000):
         with files_of_at_most(limit), pytest.raises(OSError, match=r"too large|No space"):
             b2array.asarray(NOISE, url=tmp_path / "a.b2nd", layout=layout, chunks=(5, 1000), blocks=(5, 500))

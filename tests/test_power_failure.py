@@ -23,7 +23,7 @@ from powerfail import Crash, Disk, materialise
 
 import b2array
 from b2array import bloscpack, config
-from b2array.engine import overlay
+from b2array.engine import draft as drafting
 from b2array.errors import B2ArrayError, ChecksumError, ChunkMissingError
 from b2array.store.atomic import AtomicFile
 from b2array.store.open import open_store
@@ -322,7 +322,7 @@ STORIES = (
 
 @pytest.fixture
 def spooled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlay, "Spool", lambda path, **options: Spool(path, **options | {"limit": 1000}))
+    monkeypatch.setattr(drafting, "Spool", lambda path, **options: Spool(path, **options | {"limit": 1000}))
 
 
 def recorded(story: Story, durable: str) -> tuple[Disk, list[State]]:

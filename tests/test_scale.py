@@ -11,8 +11,8 @@ import pytest
 
 import b2array
 from b2array.codec import encode
+from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle
-from b2array.engine.transaction import Transaction
 
 CHUNK = encode.encode(np.arange(64, dtype="i4").tobytes(), typesize=4)
 
@@ -27,10 +27,10 @@ def ncalls(verb: Callable[..., object], *args: object) -> int:
 def filled(layout: str, count: int) -> b2array.SChunk:
     s = b2array.create_schunk(chunksize=256, typesize=4, layout=layout)
 
-    def fill(transaction: Transaction) -> None:
-        transaction.reindex(np.full(count, -1), nbytes=256 * count)
+    def fill(draft: Draft) -> None:
+        draft.reindex(np.full(count, -1), nbytes=256 * count)
         for n in range(count):
-            transaction.put(n, CHUNK)
+            draft.put(n, CHUNK)
 
     s._handle.change(fill)
     return s

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from b2array.array import copying
 from b2array.display.tables import counted
 from b2array.engine import resize
+from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle
-from b2array.engine.transaction import Transaction
 from b2array.errors import warn
 from b2array.grid.layout import Layout
 from b2array.printable import printable
@@ -29,11 +29,11 @@ def append(handle: Handle, values: Any, axis: int) -> None:
     model = np.broadcast_to(np.empty((), values.dtype), values.shape) if streamed else values
     array, axis = resize.joint(model, before.shape, before.dtype, axis)
 
-    def join(transaction: Transaction) -> None:
-        now = transaction.state.require_layout()
+    def join(draft: Draft) -> None:
+        now = draft.state.require_layout()
         resize.check_joint(handle.url, before, now, axis)
         for piece in copying.rows(values, now, axis) if streamed else [array]:
-            resize.append(transaction, piece, axis)
+            resize.append(draft, piece, axis)
 
     if array.shape[axis]:
         handle.change(join, anywhere=True)

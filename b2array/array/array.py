@@ -20,8 +20,9 @@ from b2array.compute.mapping import Mapping as Shown
 from b2array.compute.readable import Indexer, Readable, Select, named
 from b2array.display.reading import Reading, explained
 from b2array.engine import resize, snapshot
+from b2array.engine.commit import commit
+from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
-from b2array.engine.transaction import Transaction
 from b2array.errors import ReadOnlyError
 from b2array.grid.layout import extents
 from b2array.grid.selection import Selection, fields, select, vectorised
@@ -238,8 +239,8 @@ class NDArray(Viewable, Indexed):
     _makers = "b2array.zeros(shape), b2array.asarray(values), b2array.create(url, shape) and b2array.open(url)"
 
     @classmethod
-    def _committed(cls, transaction: Transaction) -> Self:
-        return cls(Handle(transaction.commit(), "r+"))
+    def _committed(cls, draft: Draft) -> Self:
+        return cls(Handle(commit(draft), "r+"))
 
     def __repr__(self) -> str:
         where, pending = printable(self.url), ", in a transaction" * self.in_transaction
@@ -339,7 +340,7 @@ class NDArray(Viewable, Indexed):
         [[7, 7], [7, 7], [7, 7]]
         """
         wanted = extents(shape)
-        self._handle.change(lambda transaction: resize.resize(transaction, wanted))
+        self._handle.change(lambda draft: resize.resize(draft, wanted))
 
     def append(self, values: Any, axis: int = 0) -> tuple[int, ...]:
         """Put values behind the last items along an axis, in one commit, and return the new shape.
@@ -408,7 +409,7 @@ class NDArray(Viewable, Indexed):
                 raise IndexError(f"index {where} is out of bounds for axis {axis} with size {length}")
             start = where + length if where < 0 else where
             if array.shape[axis]:
-                self._handle.change(lambda transaction: resize.insert(transaction, array, start, axis))
+                self._handle.change(lambda draft: resize.insert(draft, array, start, axis))
             return self.shape
 
     def delete(self, key: Any, axis: int = 0) -> tuple[int, ...]:
@@ -444,7 +445,7 @@ class NDArray(Viewable, Indexed):
         with self._handle.mutex.held:  # no other thread must change the shape meanwhile
             gone = resize.positions(key, self.shape, axis)
             if not isinstance(gone, slice) or gone.stop > gone.start:
-                self._handle.change(lambda transaction: resize.delete(transaction, gone, axis))
+                self._handle.change(lambda draft: resize.delete(draft, gone, axis))
             return self.shape
 
     def appender(self, axis: int = 0, every: int | None = None) -> Appender:

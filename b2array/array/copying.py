@@ -30,10 +30,10 @@ from b2array.array.drafts import (
 )
 from b2array.codec.cparams import CParams
 from b2array.codec.rounding import check_dtype
-from b2array.engine import resize, transaction
+from b2array.engine import commit, resize
+from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle
 from b2array.engine.source import Source
-from b2array.engine.transaction import Transaction
 from b2array.engine.write import rewrite
 from b2array.format import text
 from b2array.format.b2nd import GEOMETRIES
@@ -61,20 +61,20 @@ __all__ = [
 def copied(
     handle: Handle, url: Url | None, new: ArrayOptions, dtype: npt.DTypeLike | None = None,
     casting: Casting = "unsafe", *, progress: bool = False,
-) -> Transaction:  # fmt: skip
+) -> Draft:  # fmt: skip
     """Return the transaction of a copy of the array that a handle shows, attributes and metalayers included.
 
     Chunks are copied as they are where that is possible; else they are encoded again, a few at a time.
     """
 
-    def attempt(source: Source) -> Transaction:
+    def attempt(source: Source) -> Draft:
         old = source.state.require_layout()
         kind = old.dtype if dtype is None else converted(old.dtype, known_dtype(dtype), casting)
         if kind != old.dtype or not _keeps_chunks(source, old, new):
             return _recoded(source, old, kind, url, new, progress=progress)
         store, frame_type = place_new(url, new.layout, new.storage_options, fs=new.fs, overwrite=new.overwrite)
         with track(old.nchunks, "chunks copied", progress, unit="items") as shown:
-            return transaction.copied(source, store, frame_type, overwrite=new.overwrite, progress=shown)
+            return commit.copied(source, store, frame_type, overwrite=new.overwrite, progress=shown)
 
     return handle.reading(attempt)
 
@@ -102,7 +102,7 @@ def _keeps_chunks(source: Source, old: Layout, new: ArrayOptions) -> bool:
 
 def _recoded(
     source: Source, old: Layout, dtype: np.dtype[Any], url: Url | None, new: ArrayOptions, *, progress: bool
-) -> Transaction:  # fmt: skip
+) -> Draft:  # fmt: skip
     annotations = source.state.annotations
     chunks, blocks = _parts(old, dtype, new)
     kept = {name: raw for name, raw in source.frame.metalayers if name not in GEOMETRIES}
@@ -154,7 +154,7 @@ def converted_fill(item: Any, dtype: np.dtype[Any]) -> Any:
     return 0
 
 
-def holding(x: Any, url: Url | None, dtype: npt.DTypeLike | None, options: ArrayOptions) -> Transaction:
+def holding(x: Any, url: Url | None, dtype: npt.DTypeLike | None, options: ArrayOptions) -> Draft:
     """Return the transaction of an array with the items of an array-like.
 
     Arrays of b2array are copied with everything that belongs to them. Arrays that are not in memory are read a part at
@@ -184,7 +184,7 @@ def _has_text(values: npt.NDArray[Any]) -> bool:
 def computed(
     shape: Shape, dtype: npt.DTypeLike, compute: Callable[[tuple[slice, ...]], Any], url: Url | None,
     options: ArrayOptions,
-) -> Transaction:  # fmt: skip
+) -> Draft:  # fmt: skip
     """Return the transaction of an array whose items a function computes box by box; None stands for the fill value."""
     draft = new_draft(url, shape, dtype, options)
     with aborting(draft):
@@ -198,7 +198,7 @@ def computed(
 
 def joined(
     blocks: Iterable[Any], url: Url | None, axis: int, dtype: npt.DTypeLike | None, options: ArrayOptions
-) -> Transaction:
+) -> Draft:
     """Return the transaction of an array of blocks that come one after the other; see `b2array.from_blocks`."""
     remaining = iter(blocks)
     given = next(remaining, None)

@@ -23,9 +23,9 @@ from b2array.array.drafts import ArrayOptions, Url, new_draft
 from b2array.array.frozen import Frozen, Shared, one_thread, register_sizeof
 from b2array.array.items import Indexed
 from b2array.compute.readable import Readable
+from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle
 from b2array.engine.source import Source
-from b2array.engine.transaction import Transaction
 from b2array.errors import ReadOnlyError, warn
 from b2array.grid import assignment
 from b2array.progress import track
@@ -162,7 +162,7 @@ def join(parts: Sequence[tuple[Indexed, da.Array, Region]], progress: bool, sche
     for a, x, region in parts:
         draft: Source = a._handle.source
         job: Job | None = None
-        if not isinstance(draft, Transaction):  # no reader sees the array before the transaction of its group ends
+        if not isinstance(draft, Draft):  # no reader sees the array before the transaction of its group ends
             base = a._handle.at_snapshot("r+")
             job = Job(base.store, a._layout, region, base=base, token=x.name)
         elif draft.base is None and x.shape == a.shape:
@@ -179,7 +179,7 @@ def join(parts: Sequence[tuple[Indexed, da.Array, Region]], progress: bool, sche
                 distributed.tidy(write.job)
             raise
         for (a, draft, write), entries in zip(fresh, found, strict=True):
-            if isinstance(draft, Transaction):
+            if isinstance(draft, Draft):
                 distributed.join(write.job, entries, draft)
             else:
                 a._handle.replace_state(distributed.commit(write.job, entries))

@@ -14,9 +14,10 @@ from b2array.codec.cparams import CParams
 from b2array.compute.operators import free_nbytes
 from b2array.compute.readable import Readable
 from b2array.display import tables
+from b2array.engine.commit import commit, copied
+from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.redo import writers_lock
-from b2array.engine.transaction import Transaction, copied
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, located_error
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.header import FrameType
@@ -168,7 +169,7 @@ class Opened:
                 "memory; b2array.copy(a, url) makes one in a file"
             )
         new = self._handle.reading(lambda source: copied(source, MemoryStore(), FrameType.CONTIGUOUS))
-        return type(self)(Handle(new.commit(), "r+"))
+        return type(self)(Handle(commit(new), "r+"))
 
 
 class Described(Opened, Readable):
@@ -217,7 +218,7 @@ class Described(Opened, Readable):
     @dims.setter
     def dims(self, names: Sequence[str | None] | None) -> None:
         checked = checked_dims(names, len(self.shape))
-        self._handle.change(lambda transaction: transaction.annotate(dims=checked), anywhere=True)
+        self._handle.change(lambda draft: draft.annotate(dims=checked), anywhere=True)
 
     @property
     def attrs(self) -> Attributes:
@@ -308,13 +309,13 @@ class Attributes(MutableMapping[str, Any]):
         if not isinstance(name, str):
             raise TypeError(f"attribute names are str, not {type(name).__name__}")
         content = encode_attr(value, name)
-        self._handle.change(lambda transaction: transaction.set_attr(name, content), anywhere=True)
+        self._handle.change(lambda draft: draft.set_attr(name, content), anywhere=True)
 
     def __delitem__(self, name: str) -> None:
-        def remove(transaction: Transaction) -> None:
-            if name not in transaction.state.attr_names:
+        def remove(draft: Draft) -> None:
+            if name not in draft.state.attr_names:
                 raise KeyError(name)
-            transaction.set_attr(name, None)
+            draft.set_attr(name, None)
 
         self._handle.change(remove, anywhere=True)
 

@@ -1,4 +1,4 @@
-"""New arrays before their first commit: their options, the place where they go, and the transaction that makes them."""
+"""New arrays before their first commit: their options, the place where they go, and the draft that makes them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from b2array.codec.cparams import AUTO, AnyCParams, CParams, given_or_default
 from b2array.codec.header import CodecId, FilterId, Special
 from b2array.codec.rounding import check_dtype
 from b2array.engine import resize
+from b2array.engine.draft import Draft, is_part
 from b2array.engine.snapshot import frame_in
 from b2array.engine.source import EMBEDDED, FRAME_NAME
-from b2array.engine.transaction import Transaction, is_part
 from b2array.engine.write import write
 from b2array.errors import UnsupportedError
 from b2array.format import b2nd, dtypes, frame
@@ -183,11 +183,11 @@ def takes(kind: type) -> Callable[[F], F]:
     return spelled_out(kind, {each.name: each.default for each in fields(ArrayOptions)})
 
 
-# The transaction.
+# The draft.
 
 
-def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Transaction:
-    """Begin the transaction of an array of zeros. Check everything that can be wrong before looking at the place."""
+def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Draft:
+    """Begin the draft of an array of zeros. Check everything that can be wrong before looking at the place."""
     layout = _layout(shape, dtype, options.chunks, options.blocks)
     params = given_or_default(options.cparams)
     if params.filters == AUTO and layout.dtype.kind == "U":
@@ -213,24 +213,24 @@ def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Arra
         fill=fill if any(fill) else None, dims=names, dtype=extension, cparams=noted_cparams(params)
     )
     state = parse(replace(new, nbytes=layout.nbytes, offsets=zeros), annotations)
-    transaction = Transaction(store, None, state, overwrite=options.overwrite)
+    draft = Draft(store, None, state, overwrite=options.overwrite)
     for name, content in attrs:
-        transaction.set_attr(name, content)
-    return transaction
+        draft.set_attr(name, content)
+    return draft
 
 
-def empty_frame(store: Store, *, sparse: bool, replaces: str | None) -> Transaction:
-    """Begin the transaction of a super-chunk without chunks, in the place of the frame that has this version."""
+def empty_frame(store: Store, *, sparse: bool, replaces: str | None) -> Draft:
+    """Begin the draft of a super-chunk without chunks, in the place of the frame that has this version."""
     kind = FrameType.SPARSE if sparse else FrameType.CONTIGUOUS
     state = parse(frame.create(CParams(), frame_type=kind, typesize=1, chunksize=2**13))
-    return Transaction(store, None, state, overwrite=True, replaces=replaces)
+    return Draft(store, None, state, overwrite=True, replaces=replaces)
 
 
 def filled(
     url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions,
     parts: Iterable[tuple[Any, npt.NDArray[Any]]] = (),
-) -> Transaction:  # fmt: skip
-    """Return the transaction of an array of the fill value, but for parts: keys of slices, and the items there.
+) -> Draft:  # fmt: skip
+    """Return the draft of an array of the fill value, but for parts: keys of slices, and the items there.
 
     It is fastest if each part covers whole chunks.
     """
@@ -243,7 +243,7 @@ def filled(
     return draft
 
 
-def put(draft: Transaction, key: Any, values: npt.NDArray[Any]) -> None:
+def put(draft: Draft, key: Any, values: npt.NDArray[Any]) -> None:
     """Write values where a key selects."""
     layout = draft.state.require_layout()
     selection = select(key, layout.shape)
@@ -251,12 +251,12 @@ def put(draft: Transaction, key: Any, values: npt.NDArray[Any]) -> None:
 
 
 @contextmanager
-def aborting(transaction: Transaction) -> Iterator[None]:
-    """Abort the transaction if the block raises."""
+def aborting(draft: Draft) -> Iterator[None]:
+    """Abort the draft if the block raises."""
     try:
         yield
     except BaseException:
-        transaction.abort()
+        draft.abort()
         raise
 
 

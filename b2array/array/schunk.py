@@ -24,11 +24,12 @@ from b2array.codec.rounding import check_dtype
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.display.tables import counted
 from b2array.engine import edits
+from b2array.engine.commit import commit, copied
+from b2array.engine.draft import Draft
 from b2array.engine.fetch import each_chunk, fetch
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.snapshot import load
 from b2array.engine.source import ChunkRequest, Source
-from b2array.engine.transaction import Transaction, copied
 from b2array.errors import FormatError, LimitError, UnsupportedError, located_error
 from b2array.format import frame
 from b2array.format.annotations import Annotations
@@ -182,7 +183,7 @@ class SChunk(Opened):
     def to_bytes(self) -> bytes:
         """Return everything as one contiguous frame; the chunks are copied, not compressed again."""
         target = MemoryStore()
-        self._handle.reading(lambda source: copied(source, target, FrameType.CONTIGUOUS)).commit()
+        commit(self._handle.reading(lambda source: copied(source, target, FrameType.CONTIGUOUS)))
         (view,) = target.read([Span("", 0, target.stamp("").size)])
         return bytes(view)
 
@@ -190,7 +191,7 @@ class SChunk(Opened):
         """Write a contiguous frame again, without dead space. There is none in sparse frames."""
         if self.frame.frame_type == FrameType.CONTIGUOUS:
             with track(self.nchunks, "chunks copied", progress, unit="items") as shown:
-                self._handle.change(lambda transaction: transaction.compact(shown), anywhere=True)
+                self._handle.change(lambda draft: draft.compact(shown), anywhere=True)
 
     def append_data(self, data: Data) -> int:
         """Compress data and append them as a chunk; returns the number of chunks."""
@@ -236,7 +237,7 @@ class SChunk(Opened):
         lengths = [self.chunksize] * whole + [rest] * bool(rest)
         made = [encode.special_chunk(item, n, typesize=self.typesize, blocksize=self.blocksize) for n in lengths]
 
-        def append(new: Transaction) -> None:
+        def append(new: Draft) -> None:
             for chunk in made:
                 edits.insert(new, new.frame.nchunks, chunk, edits.check_chunk(chunk))
 
@@ -284,7 +285,7 @@ class SChunk(Opened):
         """
         self._edit(lambda new: edits.reorder(new, order))
 
-    def _edit(self, function: Callable[[Transaction], None], *, anywhere: bool = False) -> int:
+    def _edit(self, function: Callable[[Draft], None], *, anywhere: bool = False) -> int:
         with self._handle.mutex.held:  # threads that share the handle must mean the same chunk by `n`
             self._handle.change(function, anywhere=anywhere)
             return self.nchunks
@@ -392,7 +393,7 @@ def create_schunk(
         metalayers=layers,
     )  # fmt: skip
     state = parse(new, Annotations(cparams=noted_cparams(params)))
-    return SChunk(Handle(Transaction(store, None, state, overwrite=overwrite).commit(), "r+"))
+    return SChunk(Handle(commit(Draft(store, None, state, overwrite=overwrite)), "r+"))
 
 
 def _number(source: Source, n: int, *, end: bool = False) -> int:

@@ -1,12 +1,13 @@
 """Changes to the sequence of chunks: insert, update, delete, reorder.
 
-Each function changes a transaction. If the chunks of a frame have different sizes, the index cannot say that a chunk is
+Each function changes a draft. If the chunks of a frame have different sizes, the index cannot say that a chunk is
 all zeros. So the change that first makes sizes differ stores the chunks of zeros, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,9 @@ from b2array.buffers import Buffer
 from b2array.codec.chunk import Stored
 from b2array.codec.header import ChunkHeader
 from b2array.config import HEADER_LEN
+from b2array.engine.draft import Draft
 from b2array.engine.fetch import each_chunk
 from b2array.engine.source import Location, Source
-from b2array.engine.transaction import Transaction
 from b2array.errors import FormatError
 from b2array.format.header import FrameType
 from b2array.store.spans import Span
@@ -41,17 +42,16 @@ def check_chunk(buf: Buffer) -> ChunkHeader:
     return header
 
 
-def insert(transaction: Transaction, n: int, buf: bytes, added: ChunkHeader) -> None:
+def insert(draft: Draft, n: int, buf: bytes, added: ChunkHeader) -> None:
     """Insert a chunk before chunk `n`; raises ValueError if it has blocks of another kind than the others."""
-    now = transaction.frame
-    if not now.nchunks:
-        transaction.state = transaction.state.with_frame(vl_blocks=added.vl_blocks)
-    _check_kind(transaction, added)
+    now = draft.frame
+    if now.nchunks:
+        _check_kind(draft, added)
     chunksize = added.nbytes if now.chunksize < 0 else now.chunksize
     fixed = chunksize > 0 and _fits(n, now.nchunks, now.nbytes % chunksize > 0, added.nbytes, chunksize)
     order = np.insert(np.arange(now.nchunks), n, -1)
-    _reindex(transaction, order, now.nbytes + added.nbytes, chunksize if fixed else 0)
-    transaction.put(n, buf)
+    _reindex(draft, order, now.nbytes + added.nbytes, chunksize if fixed else 0, vl_blocks=added.vl_blocks)
+    draft.put(n, buf)
 
 
 def _fits(n: int, nchunks: int, short: bool, nbytes: int, chunksize: int) -> bool:
@@ -60,27 +60,27 @@ def _fits(n: int, nchunks: int, short: bool, nbytes: int, chunksize: int) -> boo
     return nbytes <= chunksize and not short if last else nbytes == chunksize
 
 
-def update(transaction: Transaction, n: int, buf: bytes, new: ChunkHeader) -> None:
+def update(draft: Draft, n: int, buf: bytes, new: ChunkHeader) -> None:
     """Let a chunk take the place of chunk `n`; raises ValueError if it has blocks of another kind than the others."""
-    _check_kind(transaction, new)
-    now = transaction.frame
-    (old_nbytes,) = chunk_sizes(transaction, [n])
+    _check_kind(draft, new)
+    now = draft.frame
+    (old_nbytes,) = chunk_sizes(draft, [n])
     if new.nbytes != old_nbytes:
         fixed = n == now.nchunks - 1 and new.nbytes <= now.chunksize
         nbytes = now.nbytes - old_nbytes + new.nbytes
-        _reindex(transaction, np.arange(now.nchunks), nbytes, now.chunksize if fixed else 0)
-    transaction.put(n, buf)
+        _reindex(draft, np.arange(now.nchunks), nbytes, now.chunksize if fixed else 0)
+    draft.put(n, buf)
 
 
-def delete(transaction: Transaction, n: int) -> None:
+def delete(draft: Draft, n: int) -> None:
     """Remove chunk `n`."""
-    (nbytes,) = chunk_sizes(transaction, [n])
-    transaction.reindex(np.delete(np.arange(transaction.frame.nchunks), n), nbytes=transaction.frame.nbytes - nbytes)
+    (nbytes,) = chunk_sizes(draft, [n])
+    draft.reindex(np.delete(np.arange(draft.frame.nchunks), n), nbytes=draft.frame.nbytes - nbytes)
 
 
-def reorder(transaction: Transaction, order: Sequence[int]) -> None:
+def reorder(draft: Draft, order: Sequence[int]) -> None:
     """Let new chunk i be what chunk ``order[i]`` was; raises ValueError if not every chunk is named once."""
-    now = transaction.frame
+    now = draft.frame
     wanted = np.asarray(order)
     if (wanted.size and wanted.dtype.kind not in "iu") or wanted.ndim != 1:
         raise TypeError("the order must be a sequence of integers")
@@ -89,24 +89,24 @@ def reorder(transaction: Transaction, order: Sequence[int]) -> None:
         raise ValueError(f"the order must name each of {now.nchunks} chunks once")
     short = now.chunksize > 0 and now.nbytes % now.chunksize > 0
     torn = short and wanted[-1] != now.nchunks - 1
-    _reindex(transaction, wanted, now.nbytes, 0 if torn else now.chunksize)
+    _reindex(draft, wanted, now.nbytes, 0 if torn else now.chunksize)
 
 
-def _check_kind(transaction: Transaction, header: ChunkHeader) -> None:
-    if header.vl_blocks != transaction.frame.vl_blocks:
+def _check_kind(draft: Draft, header: ChunkHeader) -> None:
+    if header.vl_blocks != draft.frame.vl_blocks:
         kinds = ("blocks of one length", "blocks of variable length")
-        raise ValueError(
-            f"chunks of this frame have {kinds[transaction.frame.vl_blocks]}, not {kinds[header.vl_blocks]}"
-        )
+        raise ValueError(f"chunks of this frame have {kinds[draft.frame.vl_blocks]}, not {kinds[header.vl_blocks]}")
 
 
-def _reindex(transaction: Transaction, order: npt.NDArray[np.int64], nbytes: int, chunksize: int) -> None:
-    if chunksize == 0 and not transaction.frame.variable_chunks:
-        special = np.flatnonzero(transaction.frame.offsets < 0).tolist()
-        numbers = [n for n in special if not isinstance(transaction.locate(n), Location)]
-        for n, stored in zip(numbers, each_chunk(transaction, numbers), strict=True):
-            transaction.set_code(n, transaction.store_stored(bytes(stored.region), stored.head))
-    transaction.reindex(order, nbytes=nbytes, chunksize=chunksize)
+def _reindex(
+    draft: Draft, order: npt.NDArray[np.int64], nbytes: int, chunksize: int, **fields: Any
+) -> None:  # fmt: skip
+    if chunksize == 0 and not draft.frame.variable_chunks:
+        special = np.flatnonzero(draft.frame.offsets < 0).tolist()
+        numbers = [n for n in special if not isinstance(draft.locate(n), Location)]
+        for n, stored in zip(numbers, each_chunk(draft, numbers), strict=True):
+            draft.set_chunk(n, draft.store_stored(bytes(stored.region), stored.head))
+    draft.reindex(order, nbytes=nbytes, chunksize=chunksize, **fields)
 
 
 def chunk_sizes(source: Source, numbers: Sequence[int]) -> list[int]:

@@ -12,10 +12,11 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Literal, TypeVar
 
 from b2array import config
+from b2array.engine.commit import commit
+from b2array.engine.draft import Draft
 from b2array.engine.redo import writers_lock
 from b2array.engine.snapshot import Snapshot, reload
 from b2array.engine.source import Source
-from b2array.engine.transaction import Transaction
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located_error
 from b2array.format.frame import Frame
 from b2array.format.state import with_index
@@ -70,9 +71,9 @@ class Handle:
     """
 
     __slots__ = (
+        "_draft",
         "_mode",
         "_snapshot",
-        "_transaction",
         "before_commit",
         "described",
         "locked",
@@ -99,10 +100,10 @@ class Handle:
         self.before_commit: Callable[[], object] | None = None
         self.small_writes: tuple[list[int] | None, int] = [], 0
 
-    def _show(self, snapshot: Snapshot, transaction: Transaction | None = None) -> None:
+    def _show(self, snapshot: Snapshot, draft: Draft | None = None) -> None:
         self.store: Store = snapshot.store
-        self._snapshot, self._transaction = snapshot, transaction
-        self.source = self.described = transaction or snapshot
+        self._snapshot, self._draft = snapshot, draft
+        self.source = self.described = draft or snapshot
 
     @property
     def snapshot(self) -> Snapshot:
@@ -127,7 +128,7 @@ class Handle:
     @property
     def in_transaction(self) -> bool:
         """Whether changes wait for the end of a transaction."""
-        return self._transaction is not None
+        return self._draft is not None
 
     @property
     def generation(self) -> str:
@@ -145,7 +146,7 @@ class Handle:
                 newest = self.source
                 if _identity(newest) != _identity(source):
                     return newest
-                if source is self._transaction and self._transaction.catch_up():
+                if source is self._draft and self._draft.catch_up():
                     return source
         _explain(source, error)
         try:
@@ -164,8 +165,8 @@ class Handle:
 
     # Changing.
 
-    def change(self, task: Callable[[Transaction], T], *, anywhere: bool = False) -> T:
-        """Call a task that changes a transaction, and commit what it did; return its result.
+    def change(self, task: Callable[[Draft], T], *, anywhere: bool = False) -> T:
+        """Call a task that changes a draft, and commit what it did; return its result.
 
         What others committed meanwhile is kept. If they changed the same chunks, the task is called again. After some
         attempts the handle takes the store's lock, if there is one, and other writers wait. Inside a transaction the
@@ -177,14 +178,14 @@ class Handle:
         for tried in attempts(self.store):
             if tried == config.retries and self.store.guarantee != COMPARE_AND_SWAP:
                 break
-            known, joined = self._snapshot, self._transaction
+            known, joined = self._snapshot, self._draft
             try:
                 return self._attempt(task)
             except ConflictError:
                 with self.mutex.held:
-                    if self._transaction is not None:
+                    if self._draft is not None:
                         # It may have begun meanwhile; then the change joins it now.
-                        again = self._transaction is not joined or self._transaction.catch_up()
+                        again = self._draft is not joined or self._draft.catch_up()
                     else:
                         self._show(reload(self._snapshot))
                         moved = self._snapshot.generation != known.generation
@@ -193,7 +194,7 @@ class Handle:
                     raise
         known = self._snapshot
         with self.mutex.held:
-            if self._transaction is not None:
+            if self._draft is not None:
                 return self._attempt(task)
             with nullcontext() if self.locked else writers_lock(self.store, self._snapshot.name):
                 self._show(reload(self._snapshot))
@@ -201,25 +202,25 @@ class Handle:
                     raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
                 return self._attempt(task, locked=True)
 
-    def _attempt(self, task: Callable[[Transaction], T], *, locked: bool = False) -> T:
+    def _attempt(self, task: Callable[[Draft], T], *, locked: bool = False) -> T:
         """Try a change once; with `locked`, the caller holds the store's lock."""
         with self.mutex.held:
-            if self._transaction is not None:
+            if self._draft is not None:
                 try:
-                    return self._transaction.attempt(task)
+                    return self._draft.attempt(task)
                 except (FormatError, UnsupportedError, NotADirectoryError) as error:
-                    _explain(self._transaction, error)
+                    _explain(self._draft, error)
                     raise
-            transaction = self.new_transaction(locked=locked)
+            draft = self.new_draft(locked=locked)
         try:
-            result = task(transaction)
+            result = task(draft)
         except BaseException as error:
-            transaction.abort()
+            draft.abort()
             if isinstance(error, FormatError | UnsupportedError | NotADirectoryError):
-                _explain(transaction, error)
+                _explain(draft, error)
             raise
         with self.mutex.held:
-            self._commit(transaction)
+            self._commit(draft)
         return result
 
     def announce_commit(self) -> None:
@@ -228,19 +229,19 @@ class Handle:
         if call is not None:
             call()
 
-    def _commit(self, transaction: Transaction) -> None:
+    def _commit(self, draft: Draft) -> None:
         self.announce_commit()
         try:
-            committed = transaction.commit()
+            committed = commit(draft)
             # Without changes there was no commit, and another thread's may have moved the handle on meanwhile.
-            if committed is not transaction.base:
-                self._show(committed, self._transaction)
+            if committed is not draft.base:
+                self._show(committed, self._draft)
         except (FormatError, NotADirectoryError) as error:
-            _explain(transaction, error)
+            _explain(draft, error)
             raise
         except KeyboardInterrupt:  # which may come after the store has got the new state
             with suppress(OSError, B2ArrayError):
-                self._show(reload(self._snapshot), self._transaction)
+                self._show(reload(self._snapshot), self._draft)
             raise
 
     @contextmanager
@@ -251,29 +252,29 @@ class Handle:
         block raises, nothing has happened; nor after a ConflictError, which says that another writer has changed chunks
         that the block read or wrote.
         """
-        transaction = self.enter()
+        draft = self.enter()
         try:
             yield
         except BaseException:
             self.leave(None)
-            transaction.abort()
+            draft.abort()
             raise
         with self.mutex.held:
             try:
-                self._commit(transaction)
+                self._commit(draft)
             finally:
                 self._show(self._snapshot)
 
-    def enter(self, transaction: Transaction | None = None) -> Transaction:
-        """Enter a transaction, or the given one of a new frame; the caller commits it, and calls `leave`."""
+    def enter(self, draft: Draft | None = None) -> Draft:
+        """Enter a transaction, perhaps with the draft of a new frame; the caller commits it, and calls `leave`."""
         self.require_writable()
         with self.mutex.held:
-            if self._transaction is not None:
+            if self._draft is not None:
                 raise ValueError("a transaction is under way on this handle already")
-            transaction = transaction or self.new_transaction()
-            transaction.keep_open()
-            self._show(self._snapshot, transaction)
-            return transaction
+            draft = draft or self.new_draft()
+            draft.keep_open()
+            self._show(self._snapshot, draft)
+            return draft
 
     def leave(self, snapshot: Snapshot | None) -> None:
         """Leave the transaction and show a new state, or the old one, once other threads have finished their change."""
@@ -285,24 +286,24 @@ class Handle:
         if self._mode == "r":
             raise ReadOnlyError(f"{self.url} was opened for reading; open it with mode='r+' to change it")
 
-    def new_transaction(self, *, locked: bool = False) -> Transaction:
-        """Begin a transaction on top of the committed state, independent of any that is under way."""
+    def new_draft(self, *, locked: bool = False) -> Draft:
+        """Begin a draft on top of the committed state, independent of any that is under way."""
         if not self._snapshot.header:
             current = reload(self._snapshot)
             if current.generation == self._snapshot.generation:
-                self._show(current, self._transaction)
-        return Transaction(self.store, self._snapshot, locked=locked or self.locked)
+                self._show(current, self._draft)
+        return Draft(self.store, self._snapshot, locked=locked or self.locked)
 
     def at_snapshot(self, mode: Mode = "r") -> Handle:
         """Return another handle that shows the committed state, and goes on to show it whatever this one commits."""
-        if self._transaction is not None:
+        if self._draft is not None:
             raise ValueError("a transaction is under way on this handle; what it changes is not committed yet")
         return Handle(self._snapshot, mode)
 
     def replace_state(self, snapshot: Snapshot) -> None:
         """Show a state that was committed by other means than this handle, unless a transaction is under way."""
         with self.mutex.held:
-            if self._transaction is None:
+            if self._draft is None:
                 self._show(snapshot)
 
     def refresh(self) -> None:
@@ -311,7 +312,7 @@ class Handle:
         That may be another frame, which somebody has made in the place of this one.
         """
         with self.mutex.held:
-            if self._transaction is not None:
+            if self._draft is not None:
                 raise ValueError("refresh() inside a transaction would lose its changes")
             self._show(reload(self._snapshot, even_new=True))
 
@@ -320,7 +321,7 @@ class Handle:
         self.store.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._transaction is not None:
+        if self._draft is not None:
             raise ValueError("a handle with a transaction under way cannot be pickled")
         held = self._snapshot
         thin, index = held.state.without_index(_PICKLED_NBYTES)
@@ -335,8 +336,8 @@ class Follower(Handle):
     @property
     def source(self) -> Source:
         """What chunks are read from: the transaction under way, or what is committed now."""
-        if self._transaction is not None:
-            return self._transaction
+        if self._draft is not None:
+            return self._draft
         self.refresh()
         return self._snapshot
 
@@ -347,20 +348,20 @@ class Follower(Handle):
     @property
     def generation(self) -> str:
         """Names the state that is committed now, or the one that the transaction under way builds on."""
-        if self._transaction is None:
+        if self._draft is None:
             self.refresh()
         return self._snapshot.generation
 
-    def enter(self, transaction: Transaction | None = None) -> Transaction:
+    def enter(self, draft: Draft | None = None) -> Draft:
         """Begin with what is committed now."""
         with self.mutex.held:
-            if transaction is None and self._transaction is None:
+            if draft is None and self._draft is None:
                 self.refresh()
-            return super().enter(transaction)
+            return super().enter(draft)
 
     def at_snapshot(self, mode: Mode = "r") -> Handle:
         """Return a handle that shows what is committed now, and does not follow."""
-        if self._transaction is None:
+        if self._draft is None:
             self.refresh()
         return super().at_snapshot(mode)
 

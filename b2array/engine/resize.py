@@ -1,6 +1,6 @@
 """How an array grows, shrinks and changes: resize, append, insert, delete.
 
-Each function changes a transaction, so that it is part of one commit. Chunks whose items stay together are kept as they
+Each function changes a draft, so that it is part of one commit. Chunks whose items stay together are kept as they
 are. The others are encoded again, a few at a time, from what the transaction held before.
 """
 
@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from b2array.codec import encode
 from b2array.codec.header import NAN_BYTES, Special
+from b2array.engine.draft import Draft
 from b2array.engine.read import read
 from b2array.engine.source import Source
-from b2array.engine.transaction import Transaction
 from b2array.engine.write import rewrite, write
 from b2array.errors import ConflictError
 from b2array.format import index
@@ -35,20 +35,20 @@ Positions = slice | npt.NDArray[np.int64]
 Box = tuple[slice, ...]
 
 
-def resize(transaction: Transaction, shape: tuple[int, ...]) -> None:
+def resize(draft: Draft, shape: tuple[int, ...]) -> None:
     """Give the array another shape; new items are the fill value."""
-    transaction.flush()
-    before = copy.copy(transaction)  # shares the chunks, and keeps the old index
-    old = transaction.state.require_layout()
+    draft.flush()
+    before = copy.copy(draft)  # shares the chunks, and keeps the old index
+    old = draft.state.require_layout()
     if shape == old.shape:
         return
-    state = reshaped(transaction.state, shape)
+    state = reshaped(draft.state, shape)
     new = state.require_layout()
     rows = [np.arange(min(n, m)) for n, m in zip(old.grid_shape, new.grid_shape, strict=True)]
-    _reindex(transaction, state, rows)
-    item = _fill_item(transaction, new)
+    _reindex(draft, state, rows)
+    item = _fill_item(draft, new)
     kept = tuple(slice(0, min(n, m), 1) for n, m in zip(old.shape, new.shape, strict=True))
-    torn = _torn(transaction, old, new, item)
+    torn = _torn(draft, old, new, item)
 
     def filled(box: Box) -> Array:
         values = np.full(_lengths(box), np.frombuffer(item, new.dtype)[0], new.dtype)
@@ -57,16 +57,16 @@ def resize(transaction: Transaction, shape: tuple[int, ...]) -> None:
         values[cast(Any, (*inside, ...))] = read_box(before, old, common)
         return values
 
-    rewrite(transaction, new, torn, filled)
+    rewrite(draft, new, torn, filled)
 
 
-def _torn(transaction: Transaction, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
+def _torn(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
     """List the chunks in which old items and new ones meet, unless they repeat the fill value anyway."""
     grid = np.arange(new.nchunks).reshape(new.grid_shape)
     kept = [slice(0, min(n, m)) for n, m in zip(old.grid_shape, new.grid_shape, strict=True)]
     special = special_of(item, new.dtype)
     uniform = None if special is None else index.special_offset(special)
-    offsets = transaction.frame.offsets
+    offsets = draft.frame.offsets
     for axis, (n, m, c) in enumerate(zip(old.shape, new.shape, old.chunks, strict=True)):
         if m <= n or not c or n % c == 0:
             continue
@@ -78,16 +78,16 @@ def _torn(transaction: Transaction, old: Layout, new: Layout, item: bytes) -> It
         kept[axis] = slice(0, row)
 
 
-def append(transaction: Transaction, values: Array, axis: int) -> None:
+def append(draft: Draft, values: Array, axis: int) -> None:
     """Put values of the array's type behind the last items along an axis."""
-    old = transaction.state.require_layout()
+    old = draft.state.require_layout()
     length = old.shape[axis]
     shape = _with(old.shape, axis, length + values.shape[axis])
-    state = reshaped(transaction.state, shape)
+    state = reshaped(draft.state, shape)
     new = state.require_layout()
-    _reindex(transaction, state, [np.arange(n) for n in old.grid_shape], fill=False)
+    _reindex(draft, state, [np.arange(n) for n in old.grid_shape], fill=False)
     key = tuple(slice(length if n == axis else 0, extent, 1) for n, extent in enumerate(shape))
-    write(transaction, new, key, None, values)
+    write(draft, new, key, None, values)
 
 
 class _Piece(NamedTuple):
@@ -102,44 +102,44 @@ class _Piece(NamedTuple):
         return len(range(i.start, i.stop, i.step or 1)) if isinstance(i, slice) else len(i)
 
 
-def insert(transaction: Transaction, values: Array, position: int, axis: int) -> None:
+def insert(draft: Draft, values: Array, position: int, axis: int) -> None:
     """Put values before a position along an axis; other parameters as for `append`."""
-    length = transaction.state.require_layout().shape[axis]
+    length = draft.state.require_layout().shape[axis]
     pieces = (
         _Piece(slice(0, position, 1)),
         _Piece(slice(0, values.shape[axis], 1), given=True),
         _Piece(slice(position, length, 1)),
     )
-    _splice(transaction, pieces, axis, values)
+    _splice(draft, pieces, axis, values)
 
 
-def delete(transaction: Transaction, positions: slice | npt.NDArray[np.int64], axis: int) -> None:
+def delete(draft: Draft, positions: slice | npt.NDArray[np.int64], axis: int) -> None:
     """Remove positions along an axis: a slice of step 1 within bounds, or sorted positions without repeats."""
-    length = transaction.state.require_layout().shape[axis]
+    length = draft.state.require_layout().shape[axis]
     if isinstance(positions, slice):
         pieces = [_Piece(slice(0, positions.start, 1)), _Piece(slice(positions.stop, length, 1))]
     else:
         pieces = [_Piece(np.delete(np.arange(length), positions))]
-    _splice(transaction, pieces, axis, None)
+    _splice(draft, pieces, axis, None)
 
 
-def _splice(transaction: Transaction, pieces: Iterable[_Piece], axis: int, values: Array | None) -> None:
+def _splice(draft: Draft, pieces: Iterable[_Piece], axis: int, values: Array | None) -> None:
     """Put the array together along an axis from pieces of what it was, and of values."""
-    transaction.flush()
-    before = copy.copy(transaction)
-    old = transaction.state.require_layout()
+    draft.flush()
+    before = copy.copy(draft)
+    old = draft.state.require_layout()
     parts = [piece for piece in pieces if piece.length]
     edges = [0, *accumulate(piece.length for piece in parts)]
     rows = [np.arange(n) for n in old.grid_shape]
     shape = _with(old.shape, axis, edges[-1])
-    state = reshaped(transaction.state, shape)
+    state = reshaped(draft.state, shape)
     new = state.require_layout()
     rows[axis] = np.full(new.grid_shape[axis], -1)
     step = old.chunks[axis]
     for piece, (start, stop) in zip(parts, pairwise(edges), strict=True):
         if not piece.given:
             _find_rows(rows[axis], piece.positions, start, stop, edges[-1], step)
-    _reindex(transaction, state, rows, fill=False)
+    _reindex(draft, state, rows, fill=False)
     moved = np.flatnonzero(rows[axis] < 0)
     numbers = np.take(np.arange(new.nchunks).reshape(new.grid_shape), moved, axis).reshape(-1)
 
@@ -159,7 +159,7 @@ def _splice(transaction: Transaction, pieces: Iterable[_Piece], axis: int, value
                 read(before, old, (*box[:axis], wanted_here, *box[axis + 1 :]), None, target)
         return result
 
-    rewrite(transaction, new, numbers.tolist(), joined)
+    rewrite(draft, new, numbers.tolist(), joined)
 
 
 def _find_rows(rows: npt.NDArray[np.int64], positions: Positions, start: int, stop: int, end: int, step: int) -> None:
@@ -186,34 +186,33 @@ def _sub(positions: Positions, low: int, high: int) -> Positions:
     return positions[low:high]
 
 
-def _reindex(
-    transaction: Transaction, state: State, rows: Sequence[npt.NDArray[np.int64]], *, fill: bool = True
-) -> None:
+def _reindex(draft: Draft, state: State, rows: Sequence[npt.NDArray[np.int64]], *, fill: bool = True) -> None:
     """Give the array a new shape. `rows` says for each axis which old row of chunks comes to each new row.
 
     Rows of -1, and those behind the last, are new: they repeat the fill value, or are zeros if they will be written.
     """
-    old, new = transaction.state.require_layout(), state.require_layout()
+    old, new = draft.state.require_layout(), state.require_layout()
     order = np.full(new.grid_shape, -1, np.int64)
     if order.size and old.nchunks:
         found = [np.flatnonzero(row >= 0) for row in rows]
         numbers = np.arange(old.nchunks).reshape(old.grid_shape)
         kept = tuple(row[places] for row, places in zip(rows, found, strict=True))
         order[np.ix_(*found)] = numbers[np.ix_(*kept)]
-    transaction.reindex(order.reshape(-1), state, nbytes=new.nbytes)
+    draft.reindex(order.reshape(-1), state, nbytes=new.nbytes)
     if fill:
-        fill_chunks(transaction, new, _fill_item(transaction, new), np.flatnonzero(order.reshape(-1) < 0))
+        fill_chunks(draft, new, _fill_item(draft, new), np.flatnonzero(order.reshape(-1) < 0))
 
 
-def fill_chunks(transaction: Transaction, layout: Layout, item: bytes, numbers: npt.NDArray[np.int64]) -> None:
+def fill_chunks(draft: Draft, layout: Layout, item: bytes, numbers: npt.NDArray[np.int64]) -> None:
     """Put one small chunk that repeats an item at each position, unless a special value stands for it."""
     special = special_of(item, layout.dtype)
     if special is not None:
-        transaction.frame.offsets[numbers] = index.special_offset(special)
+        is_other = draft.frame.offsets[numbers] != index.special_offset(special)
+        draft.set_special(numbers[is_other], special)
         return
     chunk = encode.special_chunk(item, layout.chunk_nbytes, typesize=len(item), blocksize=layout.block_nbytes)
     for n in numbers.tolist():
-        transaction.put(n, chunk)
+        draft.put(n, chunk)
 
 
 def special_of(item: bytes, dtype: np.dtype[Any]) -> Special | None:
@@ -225,8 +224,8 @@ def special_of(item: bytes, dtype: np.dtype[Any]) -> Special | None:
     return None
 
 
-def _fill_item(transaction: Transaction, layout: Layout) -> bytes:
-    item = transaction.state.annotations.fill
+def _fill_item(draft: Draft, layout: Layout) -> bytes:
+    item = draft.state.annotations.fill
     return item if item is not None and len(item) == layout.itemsize else bytes(layout.itemsize)
 
 

@@ -19,7 +19,18 @@ from b2array.format.state import State
 from b2array.store.base import Store
 from b2array.store.spans import Span
 
-__all__ = ["EMBEDDED", "FRAME_NAME", "SPOOL", "CachedHead", "ChunkRequest", "Location", "Source", "Target"]
+__all__ = [
+    "EMBEDDED",
+    "FRAME_NAME",
+    "SPOOL",
+    "CachedHead",
+    "ChunkRequest",
+    "FilterSlots",
+    "Location",
+    "Source",
+    "Staged",
+    "Target",
+]
 
 FRAME_NAME = "chunks.b2frame"
 """The file of a sparse frame that holds header, index and trailer (Blosc2 Sparse Frame Format)."""
@@ -50,6 +61,22 @@ class CachedHead(NamedTuple):
 
     head: ChunkHead
     sums: npt.NDArray[np.uint32] | None
+
+
+FilterSlots = tuple[tuple[int, ...], tuple[int, ...]]
+"""The six filters of a chunk, and their parameters."""
+
+
+class Staged(NamedTuple):
+    """A new chunk: its code, the row of its sizes, the checksum of its record, and its filters if it has data.
+
+    Chunks that are not stored have no sizes.
+    """
+
+    code: int
+    sizes: Sizes | None = None
+    record: int = 0
+    filters: FilterSlots | None = None
 
 
 class Source(ABC):
@@ -130,12 +157,12 @@ class Target(Source):
     """Takes calls that undo changes to open chunks; None if nothing will have to be undone."""
 
     @abstractmethod
-    def store_chunk(self, buf: bytes) -> int:
-        """Keep a chunk, and return a code for it."""
+    def store_chunk(self, buf: bytes) -> Staged:
+        """Keep a chunk where no index refers to it."""
 
     @abstractmethod
-    def set_code(self, n: int, code: int) -> None:
-        """Let chunk `n` be the one that `store_chunk` has returned this code for."""
+    def set_chunk(self, n: int, staged: Staged) -> None:
+        """Let chunk `n` be one that `store_chunk` has kept."""
 
     def flush(self, numbers: Iterable[int] | None = None) -> None:
         """Encode and store open chunks: all of them by default."""

@@ -20,7 +20,7 @@ from b2array import threads
 from b2array.codec.chunk import Stored
 from b2array.engine.fetch import fetch
 from b2array.engine.open_chunk import Form, OpenChunk, WriteBuffer
-from b2array.engine.source import ChunkRequest, Target
+from b2array.engine.source import ChunkRequest, Staged, Target
 from b2array.errors import ConflictError, FormatError, UnsupportedError, located_error
 from b2array.grid.layout import Layout
 from b2array.grid.partition import Axes, Part, Positions
@@ -70,7 +70,7 @@ def write(
         writer.keep_open(target.buffer, chain(first, chunks))
         return
     alone = (writer.make(chunk) for chunk in first)
-    _set_codes(target, alone if len(first) == 1 else threads.spread(writer.make, chain(first, chunks)))
+    _set_chunks(target, alone if len(first) == 1 else threads.spread(writer.make, chain(first, chunks)))
 
 
 def rewrite(
@@ -90,7 +90,7 @@ def rewrite(
         values = np.asarray(produce(box))
         return _Writer(target, form, None, values, None).make((number, Part(coords, whole, whole)))
 
-    _set_codes(target, threads.spread(make, numbers), made)
+    _set_chunks(target, threads.spread(make, numbers), made)
 
 
 def chunk_box(layout: Layout, coords: Sequence[int]) -> Slices:
@@ -101,23 +101,23 @@ def chunk_box(layout: Layout, coords: Sequence[int]) -> Slices:
     )
 
 
-Made = tuple[int, OpenChunk | bytes | int]
-"""The number of a chunk, and the chunk: still open, encoded, or stored under a code."""
+Made = tuple[int, OpenChunk | bytes | Staged]
+"""The number of a chunk, and the chunk: still open, encoded, or staged."""
 
 
-def _set_codes(target: Target, chunks: Generator[Made], made: Callable[[], object] = lambda: None) -> None:
+def _set_chunks(target: Target, chunks: Generator[Made], made: Callable[[], object] = lambda: None) -> None:
     """Store chunks, and refer to them when all are stored: a transaction may go on without a write that failed."""
-    codes = []
+    stored = []
     with closing(chunks):  # before the transaction undoes what threads have done
         for number, chunk in chunks:
             if isinstance(chunk, OpenChunk):
                 if target.buffer is not None:
                     target.buffer.keep(number, chunk)
             else:
-                codes.append((number, target.store_chunk(chunk) if isinstance(chunk, bytes) else chunk))
+                stored.append((number, target.store_chunk(chunk) if isinstance(chunk, bytes) else chunk))
             made()
-    for number, code in codes:
-        target.set_code(number, code)
+    for number, staged in stored:
+        target.set_chunk(number, staged)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +137,7 @@ class _Writer:
         with buffer.mutex.held:
             # What has to leave the buffer is encoded between two windows, when nothing is put into it.
             while window := list(islice(chunks, 4 * threads.width())):
-                _set_codes(self.target, threads.spread(self.make, window))
+                _set_chunks(self.target, threads.spread(self.make, window))
                 self.target.flush(buffer.excess())
 
     def make(self, of_chunk: tuple[int, Part]) -> Made:

@@ -27,6 +27,7 @@ from b2array.array.drafts import ArrayOptions
 from b2array.array.schunk import SChunk
 from b2array.bloscpack.header import MAGIC, Description, describe
 from b2array.codec.cparams import CParams
+from b2array.engine.commit import commit
 from b2array.engine.handle import Handle
 from b2array.engine.snapshot import load
 from b2array.errors import FormatError, UnsupportedError
@@ -302,9 +303,9 @@ def _tree_b2nd(url: str, storage_options: Storage) -> Iterator[Tree]:
 def _write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
     if source.handle is not None and source.is_bytes and url.endswith(".b2frame"):
         new = copy_of(source.handle, settings.storage_options or {})
-        new(url, overwrite=settings.overwrite, layout=settings.layout).commit()
+        commit(new(url, overwrite=settings.overwrite, layout=settings.layout))
         return
-    drafts.filled(url, source.shape, source.dtype, array_options(source, settings), pieces).commit()
+    commit(drafts.filled(url, source.shape, source.dtype, array_options(source, settings), pieces))
 
 
 def array_options(source: Source, settings: Settings) -> ArrayOptions:

@@ -19,8 +19,9 @@ from b2array.array import copying, drafts
 from b2array.array.described import Attributes
 from b2array.array.drafts import ArrayOptions, Kind
 from b2array.array.schunk import create_schunk
+from b2array.engine.commit import commit
+from b2array.engine.draft import Draft
 from b2array.engine.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, Manifest, check_name, members_among
-from b2array.engine.transaction import Transaction as Frame
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange import formats
 from b2array.exchange.formats import Building, Format, Piece, Settings, Source, Storage, Tree
@@ -90,7 +91,7 @@ def _frame(source: Source, pieces: Iterable[Piece], settings: Settings) -> tuple
     if handle is not None and source.is_bytes:
         return OTHER, copy_of(handle, storage)
 
-    def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> Frame:
+    def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> Draft:
         kind = settings.layout if layout == "auto" else layout
         if handle is None:
             made = formats.array_options(source, settings._replace(layout=kind, overwrite=overwrite))
@@ -181,7 +182,7 @@ def _building_b2z(url: str, settings: Settings) -> Iterator[Building]:
         def add(member: str, new: NewFrame) -> None:
             with tempfile.TemporaryDirectory(suffix=".b2tmp", dir=Path(path).parent) as directory:
                 frame = str(Path(directory, "frame"))
-                new(frame, overwrite=False, layout="contiguous").commit()
+                commit(new(frame, overwrite=False, layout="contiguous"))
                 archive.write(frame, member)
 
         def put(name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:

@@ -194,8 +194,8 @@ def _cparams(cparams: dict[object, object]) -> tuple[tuple[str, Any], ...]:
 def merged(base: Annotations, ours: Annotations, theirs: Annotations) -> Annotations:
     """Merge the annotations of two writers, without attributes. Where both have changed an entry, ours wins."""
     changed = {name: getattr(ours, name) for name in _MERGED if getattr(ours, name) != getattr(base, name)}
-    written = set(base.lost) - set(ours.lost)
-    return replace(theirs, **changed, lost=tuple(n for n in theirs.lost if n not in written))
+    written, lost = set(base.lost) - set(ours.lost), set(ours.lost) - set(base.lost)
+    return replace(theirs, **changed, lost=tuple(sorted(set(theirs.lost) - written | lost)))
 
 
 def sizes_row(head: chunk.ChunkHead, nblocks: int) -> Sizes:

@@ -22,11 +22,12 @@ from b2array import config
 from b2array.array.drafts import Kind, empty_frame, place_new
 from b2array.array.schunk import SChunk
 from b2array.engine import redo, snapshot
+from b2array.engine.commit import commit, copied
+from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES, Entry, Manifest, is_embedded, members_among
 from b2array.engine.redo import ABSENT, Found, commit_of
 from b2array.engine.snapshot import Snapshot
-from b2array.engine.transaction import Transaction, copied
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, located
 from b2array.format import summary
 from b2array.format.header import FrameType
@@ -50,7 +51,7 @@ __all__ = ["Directory", "NewFrame", "copy_of", "record_of"]
 class NewFrame(Protocol):
     """A function that makes the frame of a new member, ready for the commit."""
 
-    def __call__(self, url: str, *, overwrite: bool, layout: Kind = "auto") -> Transaction:
+    def __call__(self, url: str, *, overwrite: bool, layout: Kind = "auto") -> Draft:
         """Return the frame for a URL, with this layout if the user asks for none."""
         ...
 
@@ -58,7 +59,7 @@ class NewFrame(Protocol):
 def copy_of(source: Handle, storage_options: Mapping[str, Any]) -> NewFrame:
     """Return what makes a new member as a copy of a frame, without compressing the chunks again."""
 
-    def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> Transaction:
+    def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> Draft:
         if layout == "auto" and source.store.appendable == open_store(url, storage_options=storage_options).appendable:
             layout = "sparse" if source.frame.frame_type == FrameType.SPARSE else "contiguous"
         store, kind = place_new(url, layout, storage_options, overwrite=overwrite)
@@ -406,4 +407,4 @@ def _mark_deleted(store: Store, found: Found) -> None:
     """
     mark = empty_frame(store, sparse=bool(found.name), replaces=found.version)
     mark.annotate_entry(redo.DELETED_KEY, True)
-    mark.commit()
+    commit(mark)

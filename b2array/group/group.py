@@ -19,9 +19,9 @@ from b2array.array.drafts import ArrayOptions, Kind, MemberKeywords, Shape, take
 from b2array.array.many import read_many
 from b2array.array.schunk import SChunk
 from b2array.display.tables import Block, counted
+from b2array.engine.draft import Draft
 from b2array.engine.handle import Follower, Handle, Mode
 from b2array.engine.manifest import ARRAY, ATTRS, OTHER, check_name
-from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import ReadOnlyError
 from b2array.format.foreign import check_ending
 from b2array.group import whole
@@ -382,7 +382,7 @@ class Group(MutableMapping[str, Any]):
         if (data is None) == (shape is None):
             raise TypeError("create() takes either a shape or data, and None is neither")
 
-        def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> MemberTransaction:
+        def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> Draft:
             wanted: MemberKeywords = {"layout": layout, **options}
             given = ArrayOptions(**wanted, overwrite=overwrite, storage_options=home.storage_options)
             if shape is None:

@@ -32,7 +32,7 @@ class Promised(Handle):
     __slots__ = ("_keep",)
 
     def __init__(self, store: Store, said: Summary, keep: Callable[[], Snapshot]) -> None:
-        self._mode, self._transaction, self._keep = "r", None, keep
+        self._mode, self._draft, self._keep = "r", None, keep
         self.store, self.described, self.before_commit = store, said, None
         self.mutex = Mutex()
 

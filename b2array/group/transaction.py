@@ -25,11 +25,12 @@ from typing import Any
 
 from b2array.buffers import Buffer
 from b2array.engine import redo
+from b2array.engine.commit import commit, stage
+from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import MANIFEST, OTHER, Entry, Manifest, is_embedded, staged_path
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
-from b2array.engine.transaction import Transaction as MemberTransaction
 from b2array.errors import B2ArrayError, ConflictError
 from b2array.format.frame import Frame
 from b2array.format.header import FIRST_BYTES
@@ -54,7 +55,7 @@ class _Member:
     """
 
     handle: Handle
-    draft: MemberTransaction | None = None
+    draft: Draft | None = None
     token: str = ""
 
     @property
@@ -164,7 +165,7 @@ class Transaction:
             token = os.urandom(8).hex()
             draft = new(view.address(staged_path(path, token, sparse=False)), overwrite=False)
             self._mark(draft, self._view.manifest.number + 1)
-            return path, _Member(Handle(draft.commit(), "r+"), None, token)
+            return path, _Member(Handle(commit(draft), "r+"), None, token)
         # Objects cannot be renamed: the chunks get their names at once, and numbers that no other chunk had.
         try:
             draft = new(view.address(path), overwrite=False)
@@ -182,7 +183,7 @@ class Transaction:
         handle = Handle(promised, "r+")
         return path, _Member(handle, handle.enter(draft))
 
-    def _mark(self, draft: MemberTransaction, number: int) -> None:
+    def _mark(self, draft: Draft, number: int) -> None:
         if self._marked:
             draft.annotate_entry(redo.COMMIT_KEY, (self._identity, number))
 
@@ -346,9 +347,9 @@ class Transaction:
         mark = (redo.COMMIT_KEY, (self._identity, number)) if self._marked else None
         if draft.base is None:
             before = redo.look(view.store_of(path)).lasting
-            frame, header = draft.prepare(mark, put)
+            frame, header = stage(draft, put, mark)
         else:
-            frame, header = draft.prepare(mark, put)
+            frame, header = stage(draft, put, mark)
             # Where other software wrote the frame, its state is also the time of its file.
             is_ours = draft.base.frame.is_ours
             before = draft.base.generation if is_ours else redo.look(view.store_of(path)).state
@@ -439,7 +440,7 @@ class Transaction:
                 states[path] = self._view.current(path)
             member.handle.leave(states.get(path))
             if member.draft is not None:
-                member.draft.published(frames[path])
+                member.draft.settle(frames[path])
         return states
 
     def _clear_log(self, after: Manifest, left: Mapping[str, Entry], states: Mapping[str, Snapshot]) -> None:

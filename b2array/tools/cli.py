@@ -21,7 +21,7 @@ from b2array import bloscpack
 from b2array.array import creation
 from b2array.array.array import NDArray
 from b2array.array.drafts import place_new
-from b2array.engine import transaction
+from b2array.engine.commit import commit, copied
 from b2array.engine.handle import Handle
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.convert import converted, is_array, save_intact
@@ -328,7 +328,7 @@ def copy(
             raise UnsupportedError(f"{redact_url(src)} is no array: its chunks can only be copied as they are")
         store, frame_type = place_new(dst, layout, options, overwrite=overwrite)
         with track(held.frame.nchunks, "chunks copied", opts.shows(progress), unit="items") as shown:
-            transaction.copied(held, store, frame_type, overwrite=overwrite, progress=shown).commit()
+            commit(copied(held, store, frame_type, overwrite=overwrite, progress=shown))
         return OK
     creation.copy(
         NDArray(Handle(held, "r")), dst, chunks=chunks, blocks=blocks, cparams=cparams, layout=layout,

@@ -11,10 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from b2array.engine.changes import changeable
+from b2array.engine.commit import commit, copied
+from b2array.engine.draft import Draft
 from b2array.engine.fetch import chunk_number
 from b2array.engine.snapshot import Snapshot, load
 from b2array.engine.source import FRAME_NAME
-from b2array.engine.transaction import Transaction, copied
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError, located
 from b2array.exchange.formats import Storage
 from b2array.format.annotations import sizes_row
@@ -219,15 +221,16 @@ def _unused(make: Callable[[str], Any], name: str) -> str:
 def _write(held: Snapshot, found: Findings, lost: Collection[int], files: Iterable[str]) -> None:
     store, version = held.store, held.version
     if not held.sparse:
-        copied(held, store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True, replaces=version).commit()
+        commit(copied(held, store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True, replaces=version))
         return
-    draft = Transaction(store, None, held.state, overwrite=True, locked=True, replaces=version)
+    annotations = replace(held.state.annotations, next=None, sizes=None, records=None)
+    state = changeable(held.state).with_annotations(annotations)
+    for n in found.checked:
+        state.sizes[n] = sizes_row(found.heads[n], sized_blocks(held.frame))
+        state.records[n] = found.records[n]
+    draft = Draft(store, None, state, overwrite=True, locked=True, replaces=version)
     numbers = [number for name in files if (number := chunk_number(name)) is not None]
     draft.reserve_up_to(max([-1, *numbers, *held.frame.offsets.tolist()]))
-    draft.annotate(next=None, sizes=None, records=None)
-    for n in found.checked:
-        draft.state.sizes[n] = sizes_row(found.heads[n], sized_blocks(held.frame))
-        draft.state.records[n] = found.records[n]
     for n in lost:
         draft.mark_lost(n)
-    draft.commit()
+    commit(draft)

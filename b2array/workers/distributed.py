@@ -30,16 +30,17 @@ import numpy.typing as npt
 
 from b2array.codec import chunk
 from b2array.codec.header import ChunkHeader, Special
+from b2array.engine.commit import commit as commit_draft
+from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle
 from b2array.engine.snapshot import Snapshot, load
-from b2array.engine.source import CachedHead, Location, Target
+from b2array.engine.source import CachedHead, Location, Staged, Target
 from b2array.engine.staging import CHECKED_AFTER
-from b2array.engine.transaction import Transaction
 from b2array.engine.write import write
 from b2array.errors import ChecksumError, ConflictError, FormatError
 from b2array.format import b2nd, index
 from b2array.format.annotations import Annotations, sizes_row
-from b2array.format.checksums import pack_record
+from b2array.format.checksums import pack_record, record_crc
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.state import State, sized_blocks, with_index
@@ -229,7 +230,7 @@ class Job:
     def _reserved(self) -> int:
         """Reserve numbers by a small commit, so that other writers take other numbers."""
         if self.base is None:
-            transaction = Transaction(self.store, None, self.state, overwrite=self.overwrite)
+            transaction = Draft(self.store, None, self.state, overwrite=self.overwrite)
             return transaction.reserve(0)
         return self.base.change(lambda transaction: transaction.reserve(self.nchunks), anywhere=True)
 
@@ -317,7 +318,7 @@ def _row(job: Job, head: chunk.ChunkHead) -> bytes:
 class WorkerTarget(Target):
     """The target of a worker's writes: puts new chunks where the commit finds them, reads old ones from the base."""
 
-    sparse = False  # so that `set_code`, which knows the numbers, puts the chunks
+    sparse = False  # so that `set_chunk`, which knows the numbers, puts the chunks
     is_local = False
 
     def __init__(self, job: Job) -> None:
@@ -355,14 +356,14 @@ class WorkerTarget(Target):
         """Read bytes to their places in one buffer; the memory is used again when nothing refers to it."""
         return self._base.gather(spans, places, nbytes)
 
-    def store_chunk(self, buf: bytes) -> int:
-        """Keep a chunk, and return a code for it."""
+    def store_chunk(self, buf: bytes) -> Staged:
+        """Keep a chunk until its number is known."""
         self._chunks.append(buf)
-        return len(self._chunks) - 1
+        return Staged(len(self._chunks) - 1)
 
-    def set_code(self, n: int, code: int) -> None:
-        """Put the chunk with this code where the commit finds it as chunk `n`."""
-        buf = self._chunks[code]
+    def set_chunk(self, n: int, staged: Staged) -> None:
+        """Put a chunk where the commit finds it as chunk `n`."""
+        buf = self._chunks[staged.code]
         special = ChunkHeader.unpack(buf).special
         if special in index.SPECIAL_OFFSETS:
             self.entries.append(Entry(n, index.special_offset(special)))
@@ -420,7 +421,7 @@ def commit(job: Job, entries: Iterable[Entry]) -> Snapshot:
     return snapshot
 
 
-def join(job: Job, entries: Iterable[Entry], transaction: Transaction) -> None:
+def join(job: Job, entries: Iterable[Entry], transaction: Draft) -> None:
     """Add all parts to a transaction, which somebody else commits."""
     _take(job, transaction, _complete(job, entries))
     tidy(job)
@@ -435,16 +436,16 @@ def _complete(job: Job, entries: Iterable[Entry]) -> list[Entry]:
 
 def _commit(job: Job, entries: Sequence[Entry]) -> Snapshot:
     if job.base is not None:
-        transaction = job.base.new_transaction()
+        transaction = job.base.new_draft()
     else:
-        transaction = Transaction(job.store, None, job.new, overwrite=job.overwrite)
+        transaction = Draft(job.store, None, job.new, overwrite=job.overwrite)
     try:
         _take(job, transaction, entries)
         transaction.annotate_entry(_JOB, job.id)
     except BaseException:
         transaction.abort()
         raise
-    return transaction.commit()
+    return commit_draft(transaction)
 
 
 def _committed(job: Job) -> Snapshot | None:
@@ -456,20 +457,21 @@ def _committed(job: Job) -> Snapshot | None:
     return current if current.state.annotations.entry(_JOB) == job.id else None
 
 
-def _take(job: Job, transaction: Transaction, entries: Sequence[Entry]) -> None:
+def _take(job: Job, transaction: Draft, entries: Sequence[Entry]) -> None:
     store = job.staging_store
     if store is not None and time.time() - job.since >= CHECKED_AFTER:
         _check_there(store, [entry.code for entry in entries if entry.record])
     for entry in entries:
         if not entry.record and entry.content is None:
-            transaction.set_code(entry.number, entry.code)
+            transaction.set_chunk(entry.number, Staged(entry.code))
         elif entry.content is not None:
             transaction.put(entry.number, entry.content)
         elif store is not None and store is not job.store:
             transaction.put(entry.number, _stored(store, entry.code, entry.record))
         else:
             row = np.frombuffer(entry.sizes, np.uint32)
-            transaction.adopt(entry.number, entry.code, row, entry.record)
+            transaction.set_chunk(entry.number, Staged(entry.code, row, record_crc(entry.record)))
+            transaction.reserve_up_to(entry.code)
 
 
 def _check_there(store: Store, codes: Sequence[int]) -> None:

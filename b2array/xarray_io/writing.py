@@ -20,7 +20,7 @@ from b2array.array.dask import Region, Write
 from b2array.array.drafts import VariableKeywords, takes
 from b2array.array.frozen import Shared
 from b2array.codec.cparams import given_or_default
-from b2array.engine.transaction import Transaction
+from b2array.engine.draft import Draft
 from b2array.errors import ConflictError, warn
 from b2array.group import group, whole
 from b2array.group.directory import Directory
@@ -478,7 +478,7 @@ def _commit(put: Sequence[Any], shared: Shared[tuple[str, dict[str, Any], list[s
             if array._layout != job.layout or (moved and not job.covers(whole)):
                 raise ConflictError(f"{array.url} has changed since this write to a part of it began")
             draft = array._handle.source
-            if not isinstance(draft, Transaction):
+            if not isinstance(draft, Draft):
                 raise ConflictError(f"{array.url}: expected a transaction under way, found that it has ended")
             distributed.join(job, entries, draft)
 

@@ -13,7 +13,7 @@ import pytest
 
 import b2array
 from b2array.array.drafts import place_new
-from b2array.engine import transaction
+from b2array.engine import draft as drafting
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError
 from b2array.format.header import FrameType
 from b2array.store import disk
@@ -312,7 +312,7 @@ def test_a_killed_writer_leaves_a_place_that_is_found_and_removed(tmp_path, layo
 
     with monkeypatch.context() as patched:
         patched.setattr(disk, "exchange", die)
-        patched.setattr(transaction, "discard", lambda _: None)
+        patched.setattr(drafting, "discard", lambda _: None)
         with pytest.raises(KeyboardInterrupt):
             b2array.asarray(VALUES, url=tmp_path / "a", layout=layout, chunks=(2, 10), overwrite=True)
     (left,) = [path.name for path in tmp_path.iterdir() if path.name.endswith(".b2tmp")]

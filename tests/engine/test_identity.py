@@ -11,6 +11,7 @@ import pytest
 
 import b2array
 from b2array.array.schunk import SChunk
+from b2array.engine.commit import commit
 from b2array.errors import ConflictError, FormatError
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
@@ -103,9 +104,9 @@ def test_what_a_refused_transaction_staged_is_left_alone_in_a_frame_that_was_mad
     with suppress(ConflictError), old.transaction():
         old[:10] = 7
         new = remade(tmp_path / "a", "sparse")
-        later = new._handle.new_transaction()
+        later = new._handle.new_draft()
         later.put(0, SChunk(new._handle).get_chunk(1))
-    later.commit()
+    commit(later)
     assert np.array_equal(b2array.open(tmp_path / "a")[:10], -np.arange(10, 20))
 
 

@@ -31,23 +31,25 @@ def spooled(**options):
 
 def test_a_chunk_gets_a_file_of_its_own_with_its_checksums_behind_it():
     store, shelf = in_files(first=7)
-    assert [shelf.put(packed(n), 5) for n in range(2)] == [7, 8]
+    made = [shelf.put(packed(n), 5) for n in range(2)]
+    assert [each.code for each in made] == [7, 8]
     stored = bytes(store._objects["00000007.chunk"].data)
     assert stored.startswith(packed(0))
     assert stored[len(packed(0)) :] == checksums.pack_record(packed(0), number=7)
-    assert shelf.noted[7].sizes.tolist()[0] == len(packed(0))
+    assert made[0].sizes[0] == len(packed(0))
+    assert made[0].record == checksums.record_crc(checksums.pack_record(packed(0), number=7))
     assert shelf.next == 9
 
 
 def test_files_that_exist_are_never_overwritten():
     store, shelf = in_files({"00000000.chunk": b"theirs", "00000001.chunk": b"theirs"})
-    assert shelf.put(packed(0), 5) == 2
+    assert shelf.put(packed(0), 5).code == 2
     assert bytes(store._objects["00000000.chunk"].data) == b"theirs"
 
 
 def test_spooled_chunks_are_read_back():
     shelf = spooled()
-    codes = [shelf.put(packed(n), 5) for n in range(3)]
+    codes = [shelf.put(packed(n), 5).code for n in range(3)]
     assert all(code < 0 for code in codes)
     assert [bytes(shelf.read(*shelf.extent(code))) for code in codes] == [packed(n) for n in range(3)]
 
@@ -58,56 +60,46 @@ def test_other_codes_have_no_extent(code):
 
 
 @pytest.mark.parametrize("limit", [0, 2**20])
-def test_only_chunks_that_the_index_refers_to_get_places(limit):
+def test_ranges_of_the_spool_are_the_chunks_with_their_records(limit):
     shelf = spooled(limit=limit)
-    codes = [shelf.put(packed(n), 5) for n in range(4)]
-    special = index.special_offset(Special.NAN)
-    entries = np.array([codes[3], 17, special, codes[1]], np.int64)
-    placed, end = shelf.placed(entries, 1000)
-    data = b"".join(map(bytes, shelf.pieces(entries)))
-    assert end == 1000 + len(data)
-    assert placed[1:3].tolist() == [17, special]
-    for where, n in ((placed[0], 3), (placed[3], 1)):
-        assert data[where - 1000 :].startswith(packed(n))
-    assert entries[0] == codes[3]
+    codes = [shelf.put(packed(n), 5).code for n in range(4)]
+    extents = shelf.extents()
+    for n, code in enumerate(codes):
+        found = b"".join(map(bytes, shelf.pieces(extents[[-1 - code]])))
+        assert found == packed(n) + checksums.pack_record(packed(n))
     shelf.close()
 
 
-def test_a_file_that_only_lacks_its_ends_keeps_everything_in_its_place(tmp_path):
+def test_a_file_that_only_lacks_its_ends_can_be_completed(tmp_path):
     shelf = spooled(path=str(tmp_path / "spool"), reserved=8, limit=0)
-    codes = [shelf.put(packed(n), 5) for n in range(3)]
-    placed, end = shelf.placed(np.array([codes[2], codes[0]]), 0)
+    codes = [shelf.put(packed(n), 5).code for n in range(3)]
+    assert shelf.header_room == 8
     path = shelf.finish(b"8 bytes.", b"tail", durable=False)
     raw = (tmp_path / "spool").read_bytes()
     assert path == str(tmp_path / "spool")
-    assert raw[:8] + raw[8 + end :] == b"8 bytes.tail"
-    assert raw[8 + placed[0] :].startswith(packed(2))
-    assert raw[8 + placed[1] :].startswith(packed(0))
+    extents = shelf.extents()
+    assert raw[:8] + raw[8 + extents[-1, 1] :] == b"8 bytes.tail"
+    for n, code in enumerate(codes):
+        assert raw[8 + extents[-1 - code, 0] :].startswith(packed(n))
     shelf.close()
 
 
-def test_what_is_in_memory_has_no_file_to_give_away():
-    assert spooled().finish(b"", b"", durable=False) is None
+def test_bytes_in_memory_have_no_file_to_give_away():
+    shelf = spooled()
+    shelf.put(packed(0), 5)
+    assert shelf.header_room is None
+    with pytest.raises(ValueError, match="no file"):
+        shelf.finish(b"", b"", durable=False)
 
 
 def test_chunks_of_zeros_and_nan_are_stored_so_that_others_can_read_them():
     shelf = spooled()
     kinds = ((Special.ZEROS, bytes(4), Special.NONE), (Special.NAN, NAN_BYTES[4], Special.VALUE))
     for special, item, stored in kinds:
-        code = shelf.put(encode.special_chunk(special, 400, typesize=4), 5)
+        code = shelf.put(encode.special_chunk(special, 400, typesize=4), 5).code
         buf = bytes(shelf.read(*shelf.extent(code)))
         assert chunk.unpack_head(buf).header.special == stored
         assert bytes(decode.decode(buf)) == item * 100
-
-
-def test_the_digest_tells_contents_apart():
-    digests = set()
-    for seeds in ((), (0,), (1,), (0, 1), (1, 0)):
-        shelf = spooled()
-        for seed in seeds:
-            shelf.put(packed(seed), 5)
-        digests.add(shelf.digest)
-    assert len(digests) == 5
 
 
 def test_unused_files_are_those_made_here():
@@ -115,22 +107,6 @@ def test_unused_files_are_those_made_here():
     for n in range(3):
         shelf.put(packed(n), 5)
     assert [*shelf.unused(np.array([2, -1, 9]))] == ["00000000.chunk", "00000003.chunk"]
-
-
-def test_sizes_of_old_files_are_noted_or_read_and_missing_ones_are_none():
-    _, shelf = in_files({"00000000.chunk": packed(0) + b"record", "00000001.chunk": packed(1)})
-    new = shelf.put(packed(2), 5)
-    entries = np.array([0, 1, new, 99, index.special_offset(Special.ZEROS)])
-    expected = len(packed(0)) + len(packed(1)) + len(packed(2))
-    assert shelf.nbytes(entries, {}) == expected
-    assert shelf.nbytes(entries, {0: 1000, 1: 0}) == expected - len(packed(0)) + 1000
-
-
-def test_errors_of_the_store_are_not_taken_for_missing_files():
-    store, shelf = in_files()
-    store.head = lambda names, nbytes: [PermissionError(13, "no")] * len(names)
-    with pytest.raises(PermissionError):
-        shelf.nbytes(np.array([3]), {})
 
 
 def test_a_closed_shelf_takes_nothing():
@@ -161,14 +137,14 @@ def test_threads_put_chunks_at_the_same_time(make):
 
     def put(me):
         for n in range(10):
-            codes[me, n] = shelf.put(packed(100 * me + n), 5)
+            codes[me, n] = shelf.put(packed(100 * me + n), 5).code
 
     threads = [threading.Thread(target=put, args=(me,)) for me in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(codes.values())) == 40 == len(shelf.noted)
+    assert len(set(codes.values())) == 40
     for (me, n), code in codes.items():
         found = shelf.read(*shelf.extent(code)) if code < 0 else shelf._store._objects[index.chunk_name(code)].data
         assert bytes(found).startswith(packed(100 * me + n))

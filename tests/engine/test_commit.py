@@ -19,9 +19,13 @@ from b2array import config
 from b2array.array.schunk import SChunk
 from b2array.codec import encode
 from b2array.codec.header import Special
-from b2array.engine import overlay, snapshot, transaction
+from b2array.engine import commit as committing
+from b2array.engine import draft as drafting
+from b2array.engine import snapshot
+from b2array.engine.commit import commit
+from b2array.engine.draft import Draft
+from b2array.engine.plan import Step, plan
 from b2array.engine.source import Location
-from b2array.engine.transaction import Transaction
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
 from b2array.format import annotations as notes
 from b2array.format import attributes, frame, index
@@ -51,7 +55,7 @@ def bytes_of(path):
 def drafts(array, count=2):
     """Make drafts on top of one state."""
     held = snapshot.load(array._handle.store)
-    return [Transaction(held.store, held) for _ in range(count)]
+    return [Draft(held.store, held) for _ in range(count)]
 
 
 def chunk_of(value):
@@ -67,14 +71,14 @@ def zeros():
 
 def test_a_draft_needs_something_to_change():
     with pytest.raises(ValueError, match="base or a new frame"):
-        Transaction(MemoryStore(), None)
+        Draft(MemoryStore(), None)
 
 
 def test_a_frame_inside_a_larger_file_cannot_be_written():
     raw = b2array.asarray(np.arange(3)).to_bytes()
     store = MemoryStore({"": b"ahead" + raw + b"behind"})
     with pytest.raises(ReadOnlyError, match="larger file"):
-        Transaction(store, snapshot.load(store, start=5))
+        Draft(store, snapshot.load(store, start=5))
 
 
 def test_a_frame_of_a_later_version_is_not_written(tmp_path):
@@ -83,7 +87,7 @@ def test_a_frame_of_a_later_version_is_not_written(tmp_path):
     later = frame.pack_vlmeta(attributes.encode_attr({"v": 99}))
     changed = replace(held.frame, vlmetalayers=(("b2array", later),))
     with pytest.raises(UnsupportedError, match="later version"):
-        Transaction(held.store, replace(held, state=parse(changed)))
+        Draft(held.store, replace(held, state=parse(changed)))
 
 
 # --- what a reader of the draft sees ----------------------------------------------------------------------------------
@@ -106,7 +110,7 @@ def test_places_are_those_of_new_and_old_chunks(array, layout):
 def test_a_special_value_of_a_new_frame_is_itself():
     new = frame.create(b2array.CParams(), frame_type=FrameType.CONTIGUOUS, typesize=8, chunksize=80)
     special = np.full(2, index.special_offset(Special.NAN))
-    made = Transaction(MemoryStore(), None, parse(replace(new, nbytes=160, offsets=special)))
+    made = Draft(MemoryStore(), None, parse(replace(new, nbytes=160, offsets=special)))
     assert made.locate(0) is Special.NAN
     with pytest.raises(IndexError):
         made.locate(2)
@@ -123,7 +127,7 @@ def test_an_attempt_that_raises_leaves_what_was_there_before_it(array, layout):
     made.set_attr("kept", attributes.encode_attr(1))
     offsets, sizes = made.frame.offsets.copy(), made.state.sizes.copy()
 
-    def interrupted(_: Transaction) -> None:
+    def interrupted(_: Draft) -> None:
         made.put(0, chunk_of(2))
         made.put(3, zeros())
         made.set_attr("lost", attributes.encode_attr(2))
@@ -136,7 +140,7 @@ def test_an_attempt_that_raises_leaves_what_was_there_before_it(array, layout):
         made.attempt(interrupted)
     np.testing.assert_array_equal(made.frame.offsets, offsets)
     np.testing.assert_array_equal(made.state.sizes, sizes)
-    made.commit()
+    commit(made)
     array.refresh()
     assert array[...].tolist() == [1] * 10 + list(range(10, 40))
     assert dict(array.attrs) == {"kept": 1}
@@ -148,18 +152,18 @@ def test_an_attempt_that_raises_leaves_what_was_there_before_it(array, layout):
 def test_an_inner_attempt_that_raises_leaves_the_outer_one(array):
     (made,) = drafts(array, 1)
 
-    def fail(_: Transaction) -> None:
+    def fail(_: Draft) -> None:
         made.put(0, chunk_of(2))
         made.put(1, chunk_of(2))
         raise ZeroDivisionError
 
-    def go_on(_: Transaction) -> None:
+    def go_on(_: Draft) -> None:
         made.put(0, chunk_of(1))
         with pytest.raises(ZeroDivisionError):
             made.attempt(fail)
 
     made.attempt(go_on)
-    made.commit()
+    commit(made)
     array.refresh()
     assert array[:12].tolist() == [1] * 10 + [10, 11]
 
@@ -167,7 +171,7 @@ def test_an_inner_attempt_that_raises_leaves_the_outer_one(array):
 def test_nothing_is_committed_without_changes(array):
     (made,) = drafts(array, 1)
     assert not made.changed
-    assert made.commit() is made.base
+    assert commit(made) is made.base
 
 
 # --- other writers ----------------------------------------------------------------------------------------------------
@@ -180,8 +184,8 @@ def test_different_chunks_are_merged(array, layout):
     first.set_attr("first", attributes.encode_attr(1))
     second.put(3, chunk_of(2))
     second.set_attr("second", attributes.encode_attr(2))
-    first.commit()
-    second.commit()
+    commit(first)
+    commit(second)
     array.refresh()
     assert array[...].tolist() == [1] * 10 + list(range(10, 30)) + [2] * 10
     assert dict(array.attrs) == {"first": 1, "second": 2}
@@ -198,9 +202,9 @@ def test_a_chunk_that_both_touched_is_a_conflict_with_its_number(array, layout, 
     first.put(2, chunk_of(1))
     second.put(0, chunk_of(2))
     second.put(2, chunk_of(2)) if how == "written" else second.locate(2)
-    state = first.commit().generation
+    state = commit(first).generation
     with pytest.raises(ConflictError, match=r"chunks \[2\]"):
-        second.commit()
+        commit(second)
     assert snapshot.load(second.store).generation == state
     if layout == "sparse":
         assert len(bytes_of(Path(array.url))) == 4 + 1 + 1  # the second writer's files are gone
@@ -214,18 +218,18 @@ def test_what_changes_the_whole_is_not_merged(array, verb):
         second.reindex([0, 1], nbytes=160)
     else:
         second.compact()
-    first.commit()
+    commit(first)
     with pytest.raises(ConflictError, match="refresh"):
-        second.commit()
+        commit(second)
 
 
 def test_nothing_is_merged_with_a_changed_shape(array):
     first, second = drafts(array)
     first.reindex([0, 1, 2], nbytes=240)
     second.put(0, chunk_of(1))
-    first.commit()
+    commit(first)
     with pytest.raises(ConflictError, match="refresh"):
-        second.commit()
+        commit(second)
 
 
 def test_an_attribute_that_both_set_is_a_conflict_with_its_name(array):
@@ -233,17 +237,17 @@ def test_an_attribute_that_both_set_is_a_conflict_with_its_name(array):
     first.set_attr("x", attributes.encode_attr(1))
     second.set_attr("x", attributes.encode_attr(2))
     second.set_attr("y", attributes.encode_attr(2))
-    first.commit()
+    commit(first)
     with pytest.raises(ConflictError, match=r"\['x'\]"):
-        second.commit()
+        commit(second)
 
 
 def test_attributes_do_not_mind_other_chunks(array):
     first, second = drafts(array)
     first.reindex([0, 1], nbytes=160)
     second.set_attr("x", attributes.encode_attr(2))
-    first.commit()
-    second.commit()
+    commit(first)
+    commit(second)
     held = b2array.open_schunk(array.url)
     assert (held.nchunks, dict(held.vlmeta)) == (2, {"x": 2})
 
@@ -254,7 +258,7 @@ def test_nothing_is_merged_with_what_other_software_did(array):
     other = blosc2.open(array.url, mode="a")
     other[35] = 0
     with pytest.raises(ConflictError, match="refresh"):
-        made.commit()
+        commit(made)
     array.refresh()
     assert array[...].tolist() == [*range(35), 0, *range(36, 40)]
 
@@ -265,20 +269,20 @@ def test_a_writer_without_a_lock_gives_up_when_others_always_come_first(array, m
     array.attrs["n"] = 0
     (made,) = drafts(array, 1)
     made.put(0, chunk_of(1))
-    publish = Transaction._publish
+    others, replace_file = b2array.open(array.url, "r+"), LocalStore.replace
 
-    def overtaken(self, current):
-        if self is made:
-            array.attrs["n"] += 1
-        return publish(self, current)
+    def overtaken(self, name, data, **how):
+        if self is made.store:
+            others.attrs["n"] += 1
+        return replace_file(self, name, data, **how)
 
-    monkeypatch.setattr(Transaction, "_publish", overtaken)
+    monkeypatch.setattr(LocalStore, "replace", overtaken)
     monkeypatch.setattr(LocalStore, "lock", lambda *_: nullcontext())
     monkeypatch.setattr(LocalStore, "guarantee", guarantee)
     monkeypatch.setattr(base, "_PATIENCE", 1)
     with config.using(retries=2), pytest.raises(ConflictError, match="first 3 times"):
-        made.commit()
-    assert array.attrs["n"] == 3
+        commit(made)
+    assert others.attrs["n"] == 3
 
 
 @LAYOUTS
@@ -297,7 +301,7 @@ def test_a_writer_with_a_lock_needs_one_attempt_however_many_others_there_are(ar
         return lock(store, *args, **kwargs)
 
     monkeypatch.setattr(LocalStore, "lock", locked)
-    made.commit()
+    commit(made)
     assert len(entered) == 1
     found = b2array.open(array.url)
     assert found[:12].tolist() == [1] * 10 + [10, -1]
@@ -393,7 +397,7 @@ def test_an_interrupted_commit_that_took_effect_is_found_by_the_next(array, monk
 
 @LAYOUTS
 def test_a_failed_creation_leaves_nothing(tmp_path, monkeypatch, layout):
-    monkeypatch.setattr(overlay, "_LEAST_IN_MEMORY", 1000)
+    monkeypatch.setattr(drafting, "_LEAST_IN_MEMORY", 1000)
     noise = np.random.default_rng(0).random(1000)
     verb = "adopt" if layout == "contiguous" else "create"
     original = getattr(LocalStore, verb)
@@ -413,14 +417,14 @@ def test_a_failed_creation_leaves_nothing(tmp_path, monkeypatch, layout):
 
 
 def test_creators_of_one_array_do_not_overwrite_each_other(tmp_path, monkeypatch):
-    publish = Transaction._publish_new
+    create = LocalStore.create
 
-    def late(self):
-        monkeypatch.setattr(Transaction, "_publish_new", publish)
+    def late(self, name, data):
+        monkeypatch.setattr(LocalStore, "create", create)
         b2array.asarray(np.arange(5), url=tmp_path / "a.b2nd")
-        return publish(self)
+        return create(self, name, data)
 
-    monkeypatch.setattr(Transaction, "_publish_new", late)
+    monkeypatch.setattr(LocalStore, "create", late)
     with pytest.raises(FileExistsError):
         b2array.zeros(9, url=tmp_path / "a.b2nd")
     assert b2array.load(tmp_path / "a.b2nd").tolist() == list(range(5))
@@ -431,7 +435,7 @@ def test_creators_of_one_array_do_not_overwrite_each_other(tmp_path, monkeypatch
 
 
 def test_a_large_new_file_is_spooled_beside_and_gets_its_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(overlay, "_LEAST_IN_MEMORY", 10_000)
+    monkeypatch.setattr(drafting, "_LEAST_IN_MEMORY", 10_000)
     noise = np.random.default_rng(0).random(10_000)
     adopted = []
     adopt = LocalStore.adopt
@@ -456,8 +460,8 @@ def test_a_large_new_file_is_spooled_beside_and_gets_its_name(tmp_path, monkeypa
 @pytest.fixture
 def spooled_noise(tmp_path, monkeypatch):
     """An array, and values for all of it that do not wait in memory."""
-    monkeypatch.setattr(overlay, "_LEAST_IN_MEMORY", 10_000)
-    monkeypatch.setattr(overlay, "_MOST_IN_MEMORY", 60_000)
+    monkeypatch.setattr(drafting, "_LEAST_IN_MEMORY", 10_000)
+    monkeypatch.setattr(drafting, "_MOST_IN_MEMORY", 60_000)
     noise = np.random.default_rng(0).random((2, 10_000))
     array = b2array.asarray(noise[0], url=tmp_path / "a.b2nd", chunks=1000, blocks=500, cparams={"clevel": 0})
     (tmp_path / "a.b2nd").chmod(0o640)
@@ -482,12 +486,18 @@ def test_a_large_write_of_every_chunk_makes_a_new_file_without_the_old_chunks(sp
 
 def test_a_file_of_new_chunks_that_would_be_mostly_dead_is_prepared_once_and_then_rewritten(spooled_noise, monkeypatch):
     array, path, (_, new) = spooled_noise
-    before, prepare, prepared = path.stat(), Transaction._prepared, []
-    monkeypatch.setattr(Transaction, "_prepared", lambda self, start: prepared.append(id(self)) or prepare(self, start))
+    before, steps = path.stat(), []
+
+    def noting(*args):
+        made = plan(*args)
+        steps.append(made.step)
+        return made
+
+    monkeypatch.setattr(committing, "plan", noting)
     with array.transaction():
         for factor in (1, 2, 3):
             array[...] = factor * new
-    assert len(prepared) == len(set(prepared)) == 2
+    assert steps == [Step.COMPACT, Step.NEW_FRAME]
     assert path.stat().st_size == before.st_size
     assert (b2array.open(path)[...] == 3 * new).all()
 
@@ -684,7 +694,7 @@ def test_a_commit_does_not_parse_a_frame_that_nobody_has_changed(array, monkeypa
     array[0] = 1
     monkeypatch.setattr(snapshot, "load", None)
     monkeypatch.setattr(snapshot, "parse", None)
-    monkeypatch.setattr(transaction, "load", None)
+    monkeypatch.setattr(committing, "load", None)
     array[0] = 2
     array.attrs["x"] = 1
     assert array[0] == 2
@@ -705,14 +715,14 @@ def test_a_state_is_loaded_again_only_if_another_one_was_committed(array, layout
 
 def test_a_chunk_that_another_thread_changes_while_it_is_located_is_the_new_one(array, monkeypatch):
     (draft,) = drafts(array, 1)
-    asked = draft._staging.extent
+    asked = draft.staging.extent
 
     def change_first(code):
-        monkeypatch.setattr(draft._staging, "extent", asked)
+        monkeypatch.setattr(draft.staging, "extent", asked)
         draft.put(0, chunk_of(7))
         return asked(code)
 
-    monkeypatch.setattr(draft._staging, "extent", change_first)
+    monkeypatch.setattr(draft.staging, "extent", change_first)
     name, start, stop = draft.locate(0)
     assert bytes(draft.read([Span(name, start, stop)])[0]) == chunk_of(7)
 
@@ -729,5 +739,5 @@ def test_a_change_that_lost_a_race_joins_a_transaction_that_has_begun_meanwhile(
         return target
 
     assert handle.change(task, anywhere=True) is entered[0]
-    handle.leave(entered[0].commit())
+    handle.leave(commit(entered[0]))
     assert array[:11].tolist() == [7] * 10 + [10]

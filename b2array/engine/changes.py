@@ -1,0 +1,181 @@
+"""`ChangeSet`: a change to a frame, as a value. What follows from it is computed here without any I/O.
+
+A change knows the chunks that it puts, the old chunks that it has read, and its changes of geometry and metadata.
+`applied` makes the next state. `rebased` puts the change on top of later commits of other writers, or names the
+conflict.
+
+The code of a chunk says where the chunk is until the commit. From 0 on it is the number of a file. A negative code
+stands for a row of `ChangeSet.extents`: row 0 for -1, and so on. Below `LOWEST_CODE` are the special values of an
+index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.codec.header import Special
+from b2array.engine.snapshot import Snapshot
+from b2array.engine.source import FilterSlots
+from b2array.errors import ConflictError
+from b2array.format import annotations as notes
+from b2array.format import index
+from b2array.format.annotations import Annotations, Records, Sizes
+from b2array.format.frame import Frame
+from b2array.format.state import State, changed_chunks, sized_blocks
+from b2array.store.base import identity
+
+__all__ = ["LOWEST_CODE", "ChangeSet", "New", "applied", "changeable", "rebased", "reindexed"]
+
+Int64Array = npt.NDArray[np.int64]
+
+LOWEST_CODE = -(2**32)
+"""Smaller entries of an index stand for special values."""
+
+_NO_NUMBERS = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class New:
+    """A new frame: its first state, whether it may replace another frame, and the version of that one.
+
+    Without a version, it may replace any.
+    """
+
+    state: State
+    overwrite: bool = False
+    replaces: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChangeSet:
+    """A change to a frame.
+
+    Parameters
+    ----------
+    base : str
+        The generation of the state that it changes; "" for a new frame.
+    new : New, optional
+        What is to be made, if it is a new frame.
+    numbers : array of int64
+        The chunks that it puts, in ascending order.
+    codes, sizes, records : arrays
+        Where these chunks are, and their rows in the tables of the index.
+    extents : array of int64, shape (n, 2)
+        For each chunk that waits in the spool, where it starts, and where the record behind it stops, in bytes.
+    reads : array of int64
+        Chunks of the base that it has read.
+    order : array of int64, optional
+        If the chunks get another order or count: for each new position the old one, or -1 for a chunk of zeros.
+    geometry : Frame, optional
+        A frame with the new shape and sizes; the index, the variable-length metalayers and all else are not looked at.
+    attrs : mapping of str to (bytes or None)
+        Attributes that it sets, or removes.
+    before, after : Annotations
+        The annotations of the base, and those after the change.
+    next : int
+        The first number of a chunk's file that nobody has used (sparse frames).
+    compacts : bool
+        Whether the frame is to be written again without dead space.
+    filters : (int, FilterSlots), optional
+        The first chunk with data, and its filters.
+    """
+
+    base: str
+    new: New | None = None
+    numbers: Int64Array = field(default_factory=lambda: _NO_NUMBERS)
+    codes: Int64Array = field(default_factory=lambda: _NO_NUMBERS)
+    sizes: Sizes = field(default_factory=lambda: np.zeros((0, 1), np.uint32))
+    records: Records = field(default_factory=lambda: np.zeros(0, np.uint32))
+    extents: Int64Array = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    reads: Int64Array = field(default_factory=lambda: _NO_NUMBERS)
+    order: Int64Array | None = None
+    geometry: Frame | None = None
+    attrs: Mapping[str, bytes | None] = field(default_factory=dict)
+    before: Annotations = field(default_factory=Annotations)
+    after: Annotations = field(default_factory=Annotations)
+    next: int = 0
+    compacts: bool = False
+    filters: tuple[int, FilterSlots] | None = None
+
+    @property
+    def is_structural(self) -> bool:
+        """Whether chunks change their numbers or sizes, so that it can be made to no other state."""
+        return self.order is not None or self.geometry is not None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it changes nothing."""
+        touched = self.numbers.size or self.attrs or self.is_structural or self.compacts
+        return not touched and self.before == self.after
+
+
+def changeable(state: State) -> State:
+    """Return a state whose index and tables can be changed in place."""
+    copied = replace(state.frame, offsets=np.array(state.frame.offsets, np.int64))
+    return replace(state, frame=copied).with_tables(state.sizes.copy(), state.records.copy())
+
+
+def reindexed(state: State, order: Int64Array, geometry: Frame) -> State:
+    """Return a state whose chunks have another order, count or size; `ChangeSet` describes the parameters."""
+    # Position -1 finds the entry that is added at the end: zeros.
+    offsets = np.append(state.frame.offsets, index.special_offset(Special.ZEROS))[order]
+    sizes = np.append(state.sizes, np.zeros((1, state.sizes.shape[1]), np.uint32), axis=0)[order]
+    records = np.append(state.records, np.uint32(0))[order]
+    annotations = state.annotations
+    if annotations.lost:
+        annotations = replace(annotations, lost=tuple(np.flatnonzero(np.isin(order, annotations.lost)).tolist()))
+    new = state.with_annotations(annotations).with_frame(
+        offsets=offsets, metalayers=geometry.metalayers, nbytes=geometry.nbytes, chunksize=geometry.chunksize,
+        blocksize=geometry.blocksize, vl_blocks=geometry.vl_blocks,
+    )  # fmt: skip
+    return new.with_tables(np.ascontiguousarray(sizes[:, : 1 + sized_blocks(new.frame)]), records)
+
+
+def applied(change: ChangeSet, state: State) -> State:
+    """Return the state that a change makes of another one; its index has codes for the chunks that the change puts."""
+    annotations = notes.merged(change.before, change.after, state.annotations)
+    if change.order is not None and change.geometry is not None:
+        state = reindexed(state, change.order, change.geometry)
+    state = state.with_annotations(annotations)
+    if change.numbers.size:
+        state = changeable(state)
+        state.frame.offsets[change.numbers] = change.codes
+        state.sizes[change.numbers] = change.sizes
+        state.records[change.numbers] = change.records
+    for name, content in change.attrs.items():
+        state = state.with_attr(name, content)
+    return state
+
+
+def rebased(change: ChangeSet, base: Snapshot, current: Snapshot) -> ChangeSet:
+    """Put a change of one state on top of a later one, which other writers have made.
+
+    ConflictError: they have changed what the change has read, or changes too.
+    """
+    if current.generation == change.base:
+        return change
+    if current.sparse != base.sparse:
+        raise ConflictError(f"{current.url}: another writer replaced the frame by one of the other layout")
+    if change.numbers.size or change.reads.size or change.is_structural or change.compacts:
+        _check_chunks(change, base, current)
+    conflicts = [name for name in change.attrs if base.state.attr(name) != current.state.attr(name)]
+    if conflicts:
+        raise ConflictError(f"{current.url}: attributes {conflicts} were changed by another writer as well")
+    return replace(change, base=current.generation, next=max(change.next, current.state.annotations.next or 0))
+
+
+def _check_chunks(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
+    # Other software rewrites chunks in their places, and a file that is written again moves its chunks.
+    moved = not current.sparse and identity(base.version or "") != identity(current.version or "")
+    comparable = current.alike(base) and current.frame.is_ours
+    theirs = changed_chunks(base.state, current.state, moved=moved) if comparable else None
+    if change.is_structural or change.compacts or theirs is None:
+        raise ConflictError(f"{current.url} was changed by another writer; call refresh() and repeat the change")
+    ours = np.union1d(change.numbers, change.reads)
+    conflicts = sorted(theirs.intersection(ours.tolist()))
+    if conflicts:
+        raise ConflictError(f"{current.url}: chunks {conflicts} were changed by another writer as well")

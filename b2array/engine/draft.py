@@ -1,0 +1,426 @@
+"""`Draft`: where the changes of a writer collect, on top of a snapshot: new chunks, another index, other metadata.
+
+No reader sees them before the commit; see `b2array.engine.commit`. `Draft.freeze` makes them a value, a `ChangeSet`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array import threads
+from b2array.codec import chunk
+from b2array.codec.chunk import ChunkHead
+from b2array.codec.header import Special
+from b2array.engine.changes import ChangeSet, New, applied, changeable, rebased, reindexed
+from b2array.engine.fetch import chunk_number
+from b2array.engine.open_chunk import OpenChunk, WriteBuffer
+from b2array.engine.redo import writers_lock
+from b2array.engine.snapshot import Snapshot, frame_in, load, reload
+from b2array.engine.source import FRAME_NAME, SPOOL, FilterSlots, Location, Staged, Target
+from b2array.engine.staging import Staging
+from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
+from b2array.format import frame, index
+from b2array.format.frame import Frame
+from b2array.format.header import FrameType
+from b2array.format.state import State
+from b2array.progress import Progress
+from b2array.store.base import Store, join_views_at
+from b2array.store.spans import Span
+from b2array.store.spool import Spool
+
+__all__ = ["Draft", "discard", "is_part"]
+
+Mask = npt.NDArray[np.bool_]
+T = TypeVar("T")
+
+_LEAST_IN_MEMORY = 8 * 2**20
+_MOST_IN_MEMORY = 64 * 2**20
+
+
+class Draft(Target):
+    """Changes on top of a snapshot `base`, or of nothing for a `new` frame.
+
+    Threads may put chunks at the same time; everything else is for one thread at a time. It refuses a frame inside a
+    larger file, and one that a later version wrote.
+
+    Parameters
+    ----------
+    store : Store
+        Where the frame is.
+    base : Snapshot or None
+        The state to change; None for a new frame.
+    new : State, optional
+        The state of a new frame.
+    overwrite : bool, default False
+        Whether the new frame may replace another one.
+    locked : bool, default False
+        Whether the caller holds the store's lock.
+    replaces : str, optional
+        The version of the frame that the new one replaces: no other one is overwritten.
+    is_same : bool, default False
+        Whether the new frame is the same as an old one, in another file: it keeps the identity.
+    """
+
+    def __init__(
+        self, store: Store, base: Snapshot | None, new: State | None = None, *,
+        overwrite: bool = False, locked: bool = False, replaces: str | None = None, is_same: bool = False,
+    ) -> None:  # fmt: skip
+        start = base.state if base is not None else new
+        if start is None:
+            raise ValueError("a transaction needs a base or a new frame")
+        if base is not None and base.start:
+            raise ReadOnlyError(f"{store.url}: a frame inside a larger file cannot be written")
+        if start.annotations.foreign:
+            raise UnsupportedError(
+                f"{store.url} was written by a later version of b2array, which this one cannot follow"
+            )
+        if base is None and not is_same:
+            start = start.with_annotations(start.annotations.with_new_identity())
+        self.base = base
+        self.new = New(start, overwrite or is_same, replaces) if base is None else None
+        self.state = start
+        self.sparse = start.frame.frame_type == FrameType.SPARSE
+        self.locked = locked
+        self.place = store
+        # A new frame that replaces one of the other layout is made in another place first.
+        self.old = frame_in(store) if overwrite and base is None else None
+        beside = store.beside(directory=self.sparse) if overwrite and base is None else None
+        self.store = beside or store
+        self.is_unknown = False
+        """Whether a commit may have happened although it failed."""
+        self.progress: Progress | None = None
+        self._before = start.annotations
+        self._compacts = False
+        self._own_tables = False
+        self._touched: Mask = np.zeros(start.frame.nchunks, bool)
+        self._read: Mask = np.zeros(start.frame.nchunks, bool)
+        self._order: npt.NDArray[np.int64] | None = None
+        self._attrs: dict[str, bytes | None] = {}
+        self._filters: tuple[int, FilterSlots] | None = None
+        self.staging = self._new_staging()
+
+    def _new_staging(self) -> Staging:
+        if self.sparse:
+            return Staging(self.store, None, self._first_number())
+        path, reserved = self.place.temporary(""), 0
+        if path is not None:
+            reserved = len(frame.pack_header(self.frame) if self.base is None else self.base.header)
+        limit: float = _MOST_IN_MEMORY
+        if path is not None:
+            # The file becomes the frame if that is new or all its chunks are, and is written twice otherwise.
+            old_nbytes = 0 if self.base is None else self.base.frame.frame_len
+            limit = min(max(old_nbytes // 2, _LEAST_IN_MEMORY), _MOST_IN_MEMORY)
+        elif self.store.appendable:  # the frame will be in memory, too
+            limit = np.inf
+        return Staging(self.store, Spool(path, reserved=reserved, limit=limit), 0)
+
+    def _first_number(self) -> int:
+        state = self.state
+        if self.base is None:
+            if self.old is None or not self.old.sparse:
+                return 0
+            state = self.old.state
+        return max(state.annotations.next or 0, int(state.frame.offsets.max(initial=-1)) + 1)
+
+    @property
+    def url(self) -> str:
+        """The store, for messages."""
+        return self.place.url
+
+    @property
+    def aside(self) -> bool:
+        """Whether the new frame is made in another place first: a file cannot be made where a directory is."""
+        return self.store is not self.place
+
+    # Reading.
+
+    def staleness(self) -> ConflictError | None:
+        """Return the error for a reader if the store has another state than the one that the changes are made to."""
+        return None if self.base is None else self.base.staleness()
+
+    def locate(self, n: int) -> Location | Special:
+        """Return where chunk `n` is, new or old. Note the read of an old one."""
+        if self.buffer is not None and n in self.buffer.chunks:
+            self.flush((n,))
+        extent = self.staging.extent(int(self.state.frame.offsets[n])) if 0 <= n < self.state.frame.nchunks else None
+        if extent is not None:
+            return Location(SPOOL, *extent)
+        try:
+            entry = self.entry(n)
+        except KeyError:  # meanwhile another thread has put a new chunk there
+            return self.locate(n)
+        if not self._touched[n]:
+            self._read[n] = True
+        if isinstance(entry, Special):
+            return entry
+        return Location(index.chunk_name(entry), 0, -1) if self.base is None else self.base.location_of(entry)
+
+    locate_unchecked = locate
+
+    def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
+        """Read bytes of the store's objects and of new chunks."""
+        stored = [span for span in spans if span.name != SPOOL]
+        source = self.base.read if self.base is not None else self.store.read
+        views = iter(source(stored, clip=clip)) if stored else iter(())
+        return [self.staging.read(span.start, span.stop) if span.name == SPOOL else next(views) for span in spans]
+
+    def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
+        """Read bytes to their places in one buffer."""
+        if self.base is None or any(span.name == SPOOL for span in spans):
+            return join_views_at(self.read(spans), places, nbytes)
+        return self.base.gather(spans, places, nbytes)
+
+    def as_source(self) -> Self:
+        """Return the same to read from, without noting the reads."""
+        source = copy.copy(self)
+        source._read = self._read.copy()
+        return source
+
+    # Chunks.
+
+    def put(self, n: int, buf: bytes) -> None:
+        """Make `buf` (a chunk) chunk number `n`; one of zeros or NaN takes no room."""
+        self.set_chunk(n, self.store_chunk(buf))
+
+    def store_chunk(self, buf: bytes) -> Staged:
+        """Stage a chunk; nothing is stored for zeros."""
+        head = chunk.unpack_head(buf)
+        special = head.header.special
+        if special in index.SPECIAL_OFFSETS and not self.state.frame.variable_chunks:
+            return Staged(index.special_offset(special))
+        return self.store_stored(buf, head)
+
+    def store_stored(self, buf: bytes, head: ChunkHead) -> Staged:
+        """Stage a chunk, even one of zeros."""
+        return self.staging.put(buf, self.state.sizes.shape[1] - 1, head)
+
+    def set_chunk(self, n: int, staged: Staged) -> None:
+        """Let chunk `n` be one that was staged."""
+        if not self._own_tables:
+            self.state, self._own_tables = changeable(self.state), True
+        state = self.state
+        if self.undo is not None:
+            before = Staged(int(state.frame.offsets[n]), state.sizes[n].copy(), int(state.records[n]))
+            self.undo.append(partial(_set, state, n, before))
+        if self.buffer is not None:
+            self.buffer.drop(n)
+        _set(state, n, staged)
+        self._touched[n] = True
+        if staged.filters is not None and (self._filters is None or n <= self._filters[0]):
+            self._filters = n, staged.filters
+        if n in state.annotations.lost:
+            self._set_lost(set(state.annotations.lost) - {n})
+
+    def set_special(self, numbers: npt.NDArray[np.int64], special: Special) -> None:
+        """Let chunks consist of zeros or NaN."""
+        if not self._own_tables:
+            self.state, self._own_tables = changeable(self.state), True
+        self.state.frame.offsets[numbers] = index.special_offset(special)
+        self._touched[numbers] = True
+
+    def mark_lost(self, n: int) -> None:
+        """Mark chunk `n` as lost: reading it is an error, until somebody writes all of it."""
+        self.set_chunk(n, Staged(self.staging.tombstone()))
+        self._set_lost({*self.state.annotations.lost, n})
+
+    def _set_lost(self, numbers: Iterable[int]) -> None:
+        self.annotate(lost=tuple(sorted(numbers)))
+
+    def reserve(self, count: int) -> int:
+        """Reserve numbers of files for other processes, and return the first. They are valid after the commit."""
+        # Another writer may have reserved the same ones: this makes sense on top of no other state.
+        self._restructure(np.arange(self.frame.nchunks), self.frame)
+        return self.staging.reserve(count)
+
+    def reserve_up_to(self, number: int) -> None:
+        """Give no new file this number or a lower one."""
+        self.staging.next = max(self.staging.next, number + 1)
+
+    # Open chunks.
+
+    def keep_open(self) -> None:
+        """From now on, keep changed chunks open until `flush`, or until they take too much memory."""
+        self.buffer = WriteBuffer()
+
+    def flush(self, numbers: Iterable[int] | None = None) -> None:
+        """Encode and store open chunks: all of them by default."""
+        if self.buffer is None or not self.buffer.chunks:
+            return
+        with self.buffer.mutex.held:
+            chunks = self.buffer.chunks
+            chosen = [(n, chunks[n]) for n in (list(chunks) if numbers is None else numbers) if n in chunks]
+
+            def store(chunk: OpenChunk) -> bytes | Staged:
+                buf = chunk.encoded()
+                return self.store_chunk(buf) if self.sparse else buf
+
+            with closing(threads.spread(store, (chunk for _, chunk in chosen))) as made:
+                for (n, _), each in zip(chosen, made, strict=True):
+                    self.set_chunk(n, self.store_chunk(each) if isinstance(each, bytes) else each)
+
+    # Geometry and metadata.
+
+    def annotate(self, **fields: Any) -> None:
+        """Set fields of the annotations."""
+        self.state = self.state.with_annotations(replace(self.state.annotations, **fields))
+
+    def annotate_entry(self, key: str, value: object) -> None:
+        """Set an entry that `Annotations` does not interpret."""
+        self.state = self.state.with_annotations(self.state.annotations.with_entries(**{key: value}))
+
+    def set_attr(self, name: str, content: bytes | None) -> None:
+        """Set an attribute (or remove it): in a metalayer of its own if there is room, else in b2array's."""
+        self._attrs[name] = content
+        self.state = self.state.with_attr(name, content)
+
+    def reindex(self, order: npt.ArrayLike, new: State | None = None, **fields: Any) -> None:
+        """Give the chunks another order, count or size, and perhaps the state another shape.
+
+        `order` has the old position for each new one, or -1 for a chunk of zeros. `fields` are new values of the
+        frame's.
+        """
+        nbytes = fields.get("nbytes", 0)
+        if not 0 <= nbytes < 2**63:  # a damaged header may have another sum than the chunks
+            raise FormatError(f"{self.url}: expected chunks of 0 to {2**63 - 1} bytes together, found {nbytes}")
+        geometry = replace(self.frame if new is None else new.frame, **fields)
+        self._restructure(np.asarray(order, np.int64).reshape(-1), geometry)
+
+    def _restructure(self, order: npt.NDArray[np.int64], geometry: Frame) -> None:
+        if self.buffer is not None and self.buffer.chunks:
+            open_chunks = self.buffer.chunks
+            moved = np.flatnonzero(np.isin(order, list(open_chunks))).tolist()
+            self.buffer.replace({n: open_chunks[int(order[n])] for n in moved})
+        self.state, self._own_tables = reindexed(self.state, order, geometry), True
+        self._touched, self._read = (np.append(mask, False)[order] for mask in (self._touched, self._read))
+        self._order = order if self._order is None else np.append(self._order, -1)[order]
+
+    def compact(self, progress: Progress | None = None) -> None:
+        """Let the commit write the whole frame again, without dead space; `progress` counts the chunks."""
+        self._compacts, self.progress = True, progress
+
+    def attempt(self, task: Callable[[Self], T]) -> T:
+        """Call a task with this, and return its result; if it raises, undo what it changed."""
+        self.staging.require_open()
+        # Changes of single chunks are undone by the log, those of the whole by going back to these.
+        before = self.state, self._own_tables, self._touched, self._read, self._order, dict(self._attrs)
+        open_chunks = {} if self.buffer is None else dict(self.buffer.chunks)
+        outer, self.undo = self.undo, []
+        log = self.undo
+        try:
+            result = task(self)
+            if outer is not None:
+                outer += log
+        except BaseException:
+            for undo in reversed(log):
+                undo()
+            self.state, self._own_tables, self._touched, self._read, self._order, self._attrs = before
+            if self.buffer is not None:
+                self.buffer.replace(open_chunks)
+            raise
+        finally:
+            self.undo = outer
+        return result
+
+    # As a value.
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to commit."""
+        return self.base is None or self.buffer_is_used or not self.freeze().is_empty
+
+    @property
+    def buffer_is_used(self) -> bool:
+        """Whether chunks are open."""
+        return self.buffer is not None and bool(self.buffer.chunks)
+
+    def freeze(self) -> ChangeSet:
+        """Return all changes as a value. Chunks that are still open count as read, because nothing shows them yet."""
+        numbers = np.flatnonzero(self._touched)
+        reads = self._read.copy()
+        if self.buffer is not None:
+            reads[list(self.buffer.chunks)] = True
+        state = self.state
+        return ChangeSet(
+            base="" if self.base is None else self.base.generation, new=self.new,
+            numbers=numbers, codes=state.frame.offsets[numbers], sizes=state.sizes[numbers],
+            records=state.records[numbers], extents=self.staging.extents(), reads=np.flatnonzero(reads),
+            order=self._order, geometry=None if self._order is None else state.frame,
+            attrs=dict(self._attrs), before=self._before, after=state.annotations,
+            next=self.staging.next, compacts=self._compacts, filters=self._filters,
+        )  # fmt: skip
+
+    # On top of what other writers committed.
+
+    def lock(self) -> AbstractContextManager[object]:
+        """Take the lock of the frame, unless the caller of this draft has it."""
+        return nullcontext() if self.locked else writers_lock(self.store, self.name)
+
+    def rebase(self, current: Snapshot) -> ChangeSet:
+        """Put the changes on top of what another writer committed, and return them; ConflictError if they collide."""
+        change = self.freeze()
+        if self.base is None or current.generation == self.base.generation:
+            return change
+        change = rebased(change, self.base, current)
+        self.base, self.state, self._own_tables = current, applied(change, current.state), bool(change.numbers.size)
+        self._before = current.state.annotations
+        self.staging.next = change.next
+        return self.freeze()
+
+    def catch_up(self) -> bool:
+        """Go on from the state of another writer whose commit removed the bytes of the base; say whether one did."""
+        if self.base is None or self.sparse or self.store.appendable or self.undo is not None:
+            return False
+        current = reload(self.base)
+        if current.generation == self.base.generation:
+            return False
+        self.rebase(current)
+        return True
+
+    # The end.
+
+    def settle(self, committed: Frame) -> None:
+        """Clean up after a commit."""
+        self.staging.close()
+        with suppress(OSError, B2ArrayError):  # what stays behind disturbs no reader
+            self.store.withdraw(self.staging.unused(committed.offsets))
+
+    def abort(self) -> None:
+        """Forget the changes, as long as no index refers to them."""
+        self.staging.close()
+        if self.aside and self.staging.ours:
+            discard(self.store)
+            return
+        if not self.staging.made_files or not self.staging.ours or self.is_unknown:
+            return
+        with suppress(OSError, B2ArrayError), self.lock() if self.base is not None else nullcontext():
+            try:
+                offsets = load(self.store).frame.offsets
+            except FileNotFoundError:
+                offsets = self.state.frame.offsets[:0]
+            self.store.withdraw(self.staging.unused(offsets))
+
+
+def _set(state: State, n: int, staged: Staged) -> None:
+    sizes = state.sizes
+    state.frame.offsets[n] = staged.code
+    sizes[n] = 0 if staged.sizes is None else staged.sizes[: sizes.shape[1]]
+    state.records[n] = staged.record
+
+
+def discard(store: Store) -> None:
+    """Remove a frame that is in a place of its own, as far as possible."""
+    with suppress(OSError, B2ArrayError):
+        store.delete([*filter(is_part, store.listing()), ""])
+
+
+def is_part(name: str) -> bool:
+    """Whether a file in the directory of a sparse frame belongs to it."""
+    return name in (FRAME_NAME, ".b2lock") or chunk_number(name) is not None

@@ -1,0 +1,325 @@
+"""`plan`: how a change becomes the next state of a frame. Every decision of a commit is made here, without any I/O.
+
+A frame of two kinds can get its next state in several ways:
+
+=============  ======================================================================================
+new frame      one file or object with everything (`NEW_FRAME`); if it replaces a frame of the other
+               layout, in another place first, which then takes the place of the old one (`EXCHANGE`)
+sparse         the chunks have files already; one write replaces the index (`REPLACE_INDEX`)
+contiguous     the new chunks are appended, with a new index behind them, and then one small write to
+               the header refers to that (`APPEND`)
+contiguous     all chunks are new, and wait in a file beside: that file replaces the old one
+               (`REPLACE_FILE`)
+contiguous     the file is written again with all its chunks (`COMPACT`): where files cannot be
+               extended, where the header cannot be changed in one small write, where most of the file
+               would be dead space, and where the user asks for it
+=============  ======================================================================================
+
+Sources: "Blosc2 Contiguous Frame Format" and "Blosc2 Sparse Frame Format" of the Blosc2 documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from hashlib import blake2b
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.codec.cparams import AUTO
+from b2array.codec.header import FilterId
+from b2array.engine.changes import LOWEST_CODE, ChangeSet, applied
+from b2array.engine.snapshot import Snapshot
+from b2array.format import fingerprint, frame, index
+from b2array.format.annotations import CHAIN, LAYER, pack_records, packed_sizes
+from b2array.format.checksums import record_nbytes
+from b2array.format.frame import Frame
+from b2array.format.header import FrameType
+from b2array.format.state import State, layers_with, parse
+
+__all__ = ["Facts", "Plan", "Step", "plan", "unnoted"]
+
+Int64Array = npt.NDArray[np.int64]
+
+_ATOMIC_HEADER = 512
+"""A header is rewritten in place only if it changes only within its first bytes, as many as a disk's sector has."""
+_DEAD_LIMIT = 2**16
+"""With less dead space than this, a commit never writes a whole contiguous frame again."""
+
+
+class Step(Enum):
+    """How a frame gets its next state."""
+
+    NEW_FRAME = auto()
+    EXCHANGE = auto()
+    REPLACE_INDEX = auto()
+    APPEND = auto()
+    REPLACE_FILE = auto()
+    COMPACT = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What only the store and the staging area know.
+
+    Parameters
+    ----------
+    url : str
+        The frame, for messages.
+    appendable : bool
+        Whether files can be extended.
+    locks : bool
+        Whether locks exclude other writers. Otherwise each commit is listed, so that its writer finds it again.
+    aside : bool
+        Whether a new frame replaces one of the other layout.
+    header_room : int, optional
+        How many bytes the spool's file has for a header; None if there is no such file.
+    unnoted : mapping of int to int
+        Sizes of chunks' files in bytes, by number, that neither index nor change note. A missing file has none.
+    salt : bytes
+        Random bytes, which tell this commit from an equal one.
+    """
+
+    url: str
+    appendable: bool
+    locks: bool = True
+    aside: bool = False
+    header_room: int | None = None
+    unnoted: Mapping[int, int] = field(default_factory=dict)
+    salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What a commit writes, and how.
+
+    Parameters
+    ----------
+    step : Step
+        How the frame gets its next state.
+    header, tail : bytes
+        Header, index and trailer of that state. They are empty for `COMPACT`: another plan follows when all chunks are
+        copied.
+    state : State, optional
+        The next state.
+    pieces : array of int64, shape (n, 2)
+        The ranges of the spool that lie between header and tail, in this order. For `APPEND`, these and the tail follow
+        the end of the frame.
+    finishes_spool : bool
+        Whether the spool's file, which has them already, becomes the frame.
+    otherwise : Plan, optional
+        What to do if the frame cannot be compacted, because a chunk cannot be read.
+    """
+
+    step: Step
+    header: bytes = b""
+    tail: bytes = b""
+    state: State | None = None
+    pieces: Int64Array = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    finishes_spool: bool = False
+    otherwise: Self | None = None
+
+    def require_state(self) -> State:
+        """Return the next state; ValueError if it is not known yet."""
+        if self.state is None:
+            raise ValueError("a frame that is compacted first has no next state yet")
+        return self.state
+
+
+def plan(change: ChangeSet, current: Snapshot | None, facts: Facts) -> Plan:
+    """Decide how a change is committed on top of the current state; None for a new frame."""
+    if current is None:
+        return _packed(change, None, facts, Step.EXCHANGE if facts.aside else Step.NEW_FRAME)
+    if current.sparse:
+        return _packed(change, current, facts, Step.REPLACE_INDEX)
+    if not facts.appendable:
+        return Plan(Step.COMPACT)
+    # If all chunks are new, write them once, and not a second time behind the old ones.
+    all_new = change.numbers.size == current.frame.nchunks and not change.is_structural
+    if all_new and facts.header_room == len(current.header):
+        made = _packed(change, current, facts, Step.REPLACE_FILE)
+    else:
+        made = _packed(change, current, facts, Step.APPEND)
+        if change.compacts or not _fits(current, made):
+            return Plan(Step.COMPACT)
+    return Plan(Step.COMPACT, otherwise=made) if _is_mostly_dead(made.require_state()) else made
+
+
+def _fits(current: Snapshot, made: Plan) -> bool:
+    """Whether the new header can take the place of the old one in one small write."""
+    old, new = current.header, made.header
+    has_chunks = bool(made.require_state().frame.nchunks)
+    return has_chunks and len(old) == len(new) and new[_ATOMIC_HEADER:] == old[_ATOMIC_HEADER:]
+
+
+def _is_mostly_dead(state: State) -> bool:
+    described, sizes = state.frame, state.sizes
+    stored, known = described.offsets >= 0, sizes[:, 0]
+    live = int(known.sum(dtype=np.int64)) + int(stored.sum()) * record_nbytes(sizes.shape[1] - 1)
+    dead = described.cbytes - live
+    return bool(known[stored].all()) and dead > max(described.frame_len // 2, _DEAD_LIMIT)
+
+
+# The next state, and its bytes.
+
+
+def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: Step) -> Plan:
+    """Make the next state, and the plan that leads there by a step."""
+    state = applied(change, _start(change, current))
+    is_sparse = state.frame.frame_type == FrameType.SPARSE
+    if step == Step.APPEND and current is not None:
+        placed = _placed(change, state.frame.offsets, current.frame.frame_len - current.frame.header_len)
+    elif facts.header_room and change.extents.size:
+        placed = _in_spool(change, state.frame.offsets)
+    else:
+        placed = _placed(change, state.frame.offsets, 0)
+    cbytes = placed.end
+    if is_sparse:
+        cbytes = index.sparse_cbytes(_stored_nbytes(change, current, facts), placed.offsets)
+    had_data = current is not None and bool((current.frame.offsets >= 0).any())
+    described = replace(
+        state.frame if had_data else _with_filters(change, state),
+        offsets=placed.offsets, cbytes=cbytes, frame_len=0, nthreads_decompress=fingerprint.MARK,
+        vlmetalayers=(*(layer for layer in state.frame.vlmetalayers if layer[0] != LAYER), (LAYER, b"")),
+    )  # fmt: skip
+    header = frame.pack_header(described)
+    annotations = replace(
+        state.annotations.with_entries(**{CHAIN: _chain(change, facts), fingerprint.HEADER: header}),
+        next=change.next if is_sparse else None,
+    )
+    if current is None or not current.frame.is_ours or change.numbers.size or change.is_structural:
+        annotations = replace(annotations, sizes=packed_sizes(state.sizes), records=pack_records(state.records))
+    if not facts.locks:
+        annotations = annotations.with_commit_listed()
+    layers = layers_with(described.vlmetalayers, annotations, facts.url)
+    packed = frame.pack(replace(described, vlmetalayers=layers), header)
+    has_room = packed.frame.vlmetalayer(LAYER) is not None
+    next_state = replace(state, frame=packed.frame).with_annotations(annotations) if has_room else parse(packed.frame)
+    finishes = bool(facts.header_room) and facts.header_room == len(packed.header) and step != Step.APPEND
+    return Plan(step, packed.header, packed.tail, next_state, placed.pieces, finishes)
+
+
+def _start(change: ChangeSet, current: Snapshot | None) -> State:
+    if current is not None:
+        return current.state
+    if change.new is None:
+        raise ValueError("a change needs a state that it is made to, or a new frame")
+    return change.new.state
+
+
+class _Placed(NamedTuple):
+    """An index with places instead of codes, in bytes from the end of the header; the pieces, and where they end."""
+
+    offsets: Int64Array
+    pieces: Int64Array
+    end: int
+
+
+def _placed(change: ChangeSet, codes: Int64Array, data_start: int) -> _Placed:
+    """Place the chunks that an index refers to one behind the other, in the order in which they were spooled."""
+    offsets = np.array(codes, np.int64)
+    spooled = _is_spooled(offsets)
+    rows = -1 - offsets[spooled]
+    kept = np.unique(rows)
+    pieces = change.extents[kept]
+    stops = data_start + np.cumsum(pieces[:, 1] - pieces[:, 0])
+    starts = stops - (pieces[:, 1] - pieces[:, 0])
+    offsets[spooled] = starts[np.searchsorted(kept, rows)]
+    return _Placed(offsets, pieces, int(stops[-1]) if stops.size else data_start)
+
+
+def _in_spool(change: ChangeSet, codes: Int64Array) -> _Placed:
+    """Leave everything in its place, for a file that becomes the frame."""
+    offsets = np.array(codes, np.int64)
+    spooled = _is_spooled(offsets)
+    offsets[spooled] = change.extents[-1 - offsets[spooled], 0]
+    return _Placed(offsets, change.extents, int(change.extents[-1, 1]))
+
+
+def _is_spooled(codes: Int64Array) -> npt.NDArray[np.bool_]:
+    return (codes < 0) & (codes >= LOWEST_CODE)
+
+
+def _with_filters(change: ChangeSet, state: State) -> Frame:
+    """Return the frame whose header names the filters that other software shall go on with.
+
+    If the data choose the filters, they are those of the first chunk in the commit that brings the first data. Later
+    commits leave the header alone. Chunks that other processes have put do not count.
+    """
+    described = state.frame
+    if ("filters", AUTO) not in state.annotations.cparams or change.filters is None:
+        return described
+    _, found = change.filters
+    # Stock would cut bits off values that it writes, without rounding and without a bound.
+    exact = [(0, 0) if fid == FilterId.TRUNC_PREC else (fid, meta) for fid, meta in zip(*found, strict=True)]
+    filters, metas = zip(*exact, strict=True)
+    return replace(described, filters=filters, filters_meta=metas)
+
+
+def _chain(change: ChangeSet, facts: Facts) -> bytes:
+    """Return a digest of the base and the chunks that are put on top of it.
+
+    Without it two frames of equal metadata and unequal data could be taken for the same generation. The salt tells this
+    commit from an equal one that came first.
+    """
+    said = b"".join([change.base.encode(), change.numbers.tobytes(), change.records.tobytes()])
+    return blake2b(said, digest_size=16, salt=facts.salt).digest()
+
+
+# The sizes of chunks in files.
+
+_NO_FILES = np.zeros(0, np.int64)
+
+
+class _Count(NamedTuple):
+    """Chunks' files by number, with their sizes in bytes; 0 where nobody has noted it."""
+
+    numbers: Int64Array
+    nbytes: Int64Array
+
+
+def _counts(change: ChangeSet, current: Snapshot | None) -> tuple[int, _Count, _Count]:
+    """Return the size of all files before a change, the files that it removes from the index, and those that it adds.
+
+    Where b2array wrote the base, the sum in its header is right, so only added and removed chunks are counted.
+    """
+    if current is None or not current.frame.is_ours:
+        state = applied(change, _start(change, current))
+        return 0, _count(_NO_FILES, _NO_FILES), _count(state.frame.offsets, state.sizes[:, 0])
+    old, old_nbytes = current.frame.offsets, current.state.sizes[:, 0]
+    before = current.frame.cbytes - index.sparse_cbytes(0, old)
+    if change.is_structural:
+        state = applied(change, current.state)
+        new, new_nbytes = state.frame.offsets, state.sizes[:, 0]
+    else:
+        old, old_nbytes = old[change.numbers], old_nbytes[change.numbers]
+        new, new_nbytes = change.codes, change.sizes[:, 0]
+    gone, came = ~np.isin(old, new), ~np.isin(new, old)
+    return before, _count(old[gone], old_nbytes[gone]), _count(new[came], new_nbytes[came])
+
+
+def _count(numbers: Int64Array, nbytes: npt.NDArray[Any]) -> _Count:
+    stored = numbers >= 0
+    return _Count(numbers[stored], nbytes[stored].astype(np.int64))
+
+
+def unnoted(change: ChangeSet, current: Snapshot | None) -> list[int]:
+    """Return the numbers of the chunks' files whose sizes `plan` needs and nobody has noted."""
+    if _start(change, current).frame.frame_type != FrameType.SPARSE:
+        return []
+    _, gone, came = _counts(change, current)
+    return [n for count in (gone, came) for n in count.numbers[count.nbytes == 0].tolist()]
+
+
+def _stored_nbytes(change: ChangeSet, current: Snapshot | None, facts: Facts) -> int:
+    """Return how many bytes the chunks of a sparse frame take."""
+    before, gone, came = _counts(change, current)
+    return max(0, before - _total(gone, facts) + _total(came, facts))
+
+
+def _total(count: _Count, facts: Facts) -> int:
+    unknown = count.numbers[count.nbytes == 0].tolist()
+    return int(count.nbytes.sum()) + sum(facts.unnoted.get(number, 0) for number in unknown)
