@@ -30,8 +30,8 @@ from b2array.store.endings import JOURNAL, LOCK, TEMPORARY
 from b2array.store.local import LocalStore
 
 __all__ = [
-    "ABSENT", "COMMIT_KEY", "DELETED_KEY", "Found", "carry_out", "commit_of", "discard", "is_pending", "look",
-    "read_member", "settle", "writers_lock",
+    "ABSENT", "COMMIT_KEY", "DELETED_KEY", "Found", "carry_out", "commit_of", "discard", "is_abandoned", "is_pending",
+    "look", "read_member", "settle", "writers_lock",
 ]  # fmt: skip
 
 COMMIT_KEY = "group"
@@ -189,7 +189,8 @@ def carry_out(
     else:
         raise too_many_conflicts(store)
     if entry.token:
-        discard(aside)
+        # The lock file of a deleted directory has gone aside with it.
+        discard(aside, locked=locked and entry.kind == "delete" and bool(found.name))
     if entry.kind == "frame" and store.appendable:
         discard(old)
 
@@ -239,6 +240,10 @@ def _change_object(
     """Give a member its new state in an object store: write its index, if it is still the one that goes."""
     goes = found.frame
     if entry.kind == "delete":
+        if store.guarantee == "lock" and goes is not None:
+            # Other files may be chunks of a member that somebody is about to make there.
+            store.delete([goes.name, *_chunks_of(goes)])
+            return
         if store.guarantee != COMPARE_AND_SWAP:
             store.delete([found.name or "", *(store.listing() if found.name else ())])
             return
@@ -255,19 +260,36 @@ def _change_object(
             store.replace(name, content, expected=found.version)
         stays = snapshot.restore(store, content, None)
     is_new = stays is None or goes is None or stays.state.annotations.identity != goes.state.annotations.identity
-    if goes is not None and goes.sparse and is_new:
+    if goes is not None and is_new:
         # These names are never used again where another writer could come in between.
-        offsets = goes.frame.offsets
-        store.delete([chunk_name(number) for number in offsets[offsets >= 0].tolist()])
+        store.delete(_chunks_of(goes))
 
 
-def discard(store: Store) -> None:
-    """Remove what was staged, or put aside: a file, a directory, or an object. It may be gone."""
+def _chunks_of(held: Snapshot) -> list[str]:
+    """Return the names of the files of a frame's chunks."""
+    offsets = held.frame.offsets
+    return [chunk_name(number) for number in offsets[offsets >= 0].tolist()] if held.sparse else []
+
+
+def discard(store: Store, *, locked: bool = False) -> None:
+    """Remove what was staged, or put aside: a file, a directory, or an object. It may be gone.
+
+    If `locked`, the caller holds the lock of the directory.
+    """
     if store.appendable:
-        store.remove(FRAME_NAME, _belongs)
+        store.remove(FRAME_NAME, _belongs, locked=locked)
         store.drop_lock()  # nobody else waits for it: only its writer knows this place
     else:
         store.delete([""])
+
+
+def is_abandoned(store: Store) -> bool:
+    """Whether there is a directory with nothing but files of late writers: they missed that the frame was deleted."""
+    try:
+        names = store.walk()
+    except ABSENT:
+        return False
+    return bool(names) and FRAME_NAME not in names and all(map(_belongs, names))
 
 
 def _belongs(name: str) -> bool:

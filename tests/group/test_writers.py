@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,142 @@ def test_a_handle_never_shows_members_of_two_transactions(tmp_path: Path, place:
     assert (reader["a"][0], reader["b"][0]) == (2, 2)
 
 
+def test_in_memory_to_delete_a_member_leaves_the_chunks_of_one_that_is_being_made(tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}.b2d"
+    open_group(url, "w").create("c", data=np.zeros(ROWS), chunks=(2, 50), layout="sparse")
+    with open_group(url, "r+").transaction() as changes:
+        del changes["c"]
+        changes.create("c", data=np.ones(ROWS), chunks=(2, 50), layout="sparse")
+        del open_group(url, "r+")["c"]
+    assert values(url) == {"c": 1}
+    assert b2array.verify(url, deep=True).ok
+
+
+def places(tmp_path: Path) -> dict[str, str]:
+    return {"local": str(tmp_path / "g"), "memory": f"memory://{tmp_path.name}.b2d"}
+
+
+each_place = pytest.mark.parametrize("place", ["local", "memory"])
+
+
+def make(url: str, name: str, layout: Any, value: float = 0) -> b2array.Group:
+    group = open_group(url, "r+" if list(open_group(url, "a")) else "a")
+    group.create(name, data=np.full(ROWS, value), chunks=(2, 50), layout=layout)
+    return group
+
+
+@each_place
+@LAYOUTS
+@pytest.mark.parametrize("change", ["items", "attribute", "again", "gone"])
+def test_a_member_that_another_writer_changes_is_not_moved(
+    tmp_path: Path, place: str, layout: Any, change: str
+) -> None:
+    url = places(tmp_path)[place]
+    group = make(url, "x", layout)
+
+    def move() -> None:
+        with group.transaction() as changes:
+            changes.move("x", "y")
+            other = open_group(url, "r+")
+            if change == "items":
+                other["x"][0, 0] = 5
+            elif change == "attribute":
+                other["x"].attrs["unit"] = "m"
+            elif change == "again":
+                other["x"] = np.ones(3)
+            else:
+                del other["x"]
+
+    with pytest.raises(ConflictError, match=r"x\.b2nd.* another writer"):
+        move()
+    assert list(open_group(url)) == ([] if change == "gone" else ["x"])
+
+
+@each_place
+@LAYOUTS
+def test_a_member_that_was_changed_in_the_transaction_is_moved(tmp_path: Path, place: str, layout: Any) -> None:
+    url = places(tmp_path)[place]
+    with make(url, "x", layout).transaction() as changes:
+        changes["x"][...] = 3
+        changes.move("x", "y")
+        changes.move("y", "z")
+    assert values(url) == {"z": 3}
+
+
+@each_place
+@LAYOUTS
+def test_a_transaction_is_told_of_a_conflict_if_its_member_was_deleted(tmp_path: Path, place: str, layout: Any) -> None:
+    url = places(tmp_path)[place]
+    group = make(url, "x", layout)
+
+    def change() -> None:
+        with group.transaction() as changes:
+            changes["x"][0, 0] = 4
+            del open_group(url, "r+")["x"]
+
+    with pytest.raises(ConflictError, match="was deleted"):
+        change()
+    assert list(open_group(url)) == []
+
+
+@pytest.mark.parametrize(("layout", "then"), [("sparse", "contiguous"), ("contiguous", "sparse")])
+def test_a_transaction_is_told_of_a_conflict_if_its_member_has_another_layout_now(
+    tmp_path: Path, layout: Any, then: Any
+) -> None:
+    url = str(tmp_path / "g")
+    group = make(url, "x", layout)
+
+    def change() -> None:
+        with group.transaction() as changes:
+            changes["x"][0, 0] = 4
+            open_group(url, "r+").create("x", data=np.ones(ROWS), layout=then, overwrite=True)
+
+    with pytest.raises(ConflictError, match="was deleted"):
+        change()
+    assert values(url) == {"x": 1}
+
+
+@each_place
+@LAYOUTS
+def test_a_transaction_is_told_of_a_conflict_if_another_writer_has_the_name_by_then(
+    tmp_path: Path, place: str, layout: Any
+) -> None:
+    url = places(tmp_path)[place]
+    group = make(url, "y", layout)
+
+    def change() -> None:
+        with group.transaction() as changes:
+            make(url, "x", layout, 1)
+            changes.create("x", data=np.zeros(3), layout=layout)
+
+    with pytest.raises(ConflictError, match="another writer"):
+        change()
+    assert values(url) == {"x": 1, "y": 0}
+
+
+def test_a_new_member_takes_the_place_where_a_late_writer_has_left_chunks(tmp_path: Path) -> None:
+    url = str(tmp_path / "g")
+    group = make(url, "x", "sparse")
+    late = tmp_path / "g/x.b2nd/00000009.chunk"
+    del group["x"]
+    late.parent.mkdir()
+    late.write_bytes(b"late")
+    with group.transaction() as changes:
+        changes.create("x", data=np.ones(ROWS), layout="sparse")
+    assert values(url) == {"x": 1}
+    del group["x"]
+    late.parent.mkdir()
+    late.write_bytes(b"late")
+    (late.parent / ".b2lock").touch()
+    group.create("x", data=np.full(ROWS, 2.0), layout="contiguous")
+    assert values(url) == {"x": 2}
+    del group["x"]
+    late.parent.mkdir()
+    (late.parent / "notes.txt").touch()
+    with pytest.raises(FileExistsError, match="is a directory"):
+        group.create("x", data=np.zeros(3), layout="sparse")
+
+
 def test_a_file_whose_name_is_no_text_stops_no_transaction(tmp_path: Path) -> None:
     group = open_group(tmp_path / "g", "w")
     group["x"] = [0.0]
@@ -395,6 +532,7 @@ class _Silent:
 
 @pytest.fixture(autouse=True)
 def _uncached() -> Iterator[None]:
-    with config.using(cache_bytes=0):
+    with config.using(cache_bytes=0), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*rewritten with every change")
         yield
     fsspec.filesystem("memory").store.clear()

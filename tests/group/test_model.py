@@ -1,0 +1,187 @@
+"""Many writers and readers of one group, in processes and threads, killed and stopped: a random model of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import group_model
+import numpy as np
+import pytest
+from clouds import Cloud
+from group_model import NAMES, PLAIN, Change, History, Look, Settings, check, let_begin, read_history, rows_of
+
+import b2array
+from b2array import config, open_group
+
+PROGRAM = group_model.__file__
+PACKAGES = os.pathsep.join([str(Path(b2array.__file__).parents[1]), str(Path(PROGRAM).parent)])
+
+
+@pytest.fixture(autouse=True)
+def _uncached() -> Iterator[None]:
+    with config.using(cache_bytes=0), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*rewritten with every change")
+        yield
+    fsspec.filesystem("memory").store.clear()
+
+
+class Crowd:
+    """Processes that write and read one group. Some of the writers are killed, some are stopped for a while."""
+
+    def __init__(self, settings: Settings, chance: random.Random) -> None:
+        self.settings, self.chance = settings, chance
+        self.serial = self.kills = self.stops = 0
+
+    def begin(self, *, reads: bool = False) -> subprocess.Popen[bytes]:
+        self.serial += 1
+        told = json.dumps({**asdict(self.settings), "serial": self.serial, "reads": reads})
+        return subprocess.Popen([sys.executable, PROGRAM, told], env={**os.environ, "PYTHONPATH": PACKAGES})
+
+    def run(self, seconds: float, writers: int, readers: int) -> None:
+        crowd = [self.begin(reads=n >= writers) for n in range(writers + readers)]
+        try:
+            stop = let_begin(self.settings, seconds, len(crowd) * self.settings.threads)
+            while time.monotonic() < stop - 0.5:
+                time.sleep(self.chance.uniform(0.1, 0.6))
+                self.disturb(crowd, writers)
+        finally:
+            for process in crowd:
+                if process.wait(120):
+                    raise AssertionError(f"a worker ended with status {process.returncode}")
+
+    def disturb(self, crowd: list[subprocess.Popen[bytes]], writers: int) -> None:
+        n = self.chance.randrange(writers)
+        victim = crowd[n]
+        if self.chance.random() < 0.5:
+            victim.kill()
+            victim.wait()
+            self.kills += 1
+            crowd[n] = self.begin()
+        else:
+            victim.send_signal(signal.SIGSTOP)
+            time.sleep(self.chance.uniform(0, 0.5))
+            victim.send_signal(signal.SIGCONT)
+            self.stops += 1
+
+
+class Play:
+    """A group, the journals of its workers, and what is checked at the end."""
+
+    def __init__(self, url: str, journal: Path, options: dict[str, Any], *, is_local: bool) -> None:
+        self.url, self.options, self.is_local = url, options, is_local
+        self.journal = journal / "journals"
+        self.journal.mkdir()
+        group = open_group(url, "w", storage_options=options)
+        first = Change(PLAIN, "set", 1, 0, outcome="ok", seen=0)
+        group.create(PLAIN, data=np.full((3, 3), first.value), chunks=(2, 2), layout="sparse")
+        self.first = first
+
+    def settings(self, seed: int, layout: str, threads: int) -> Settings:
+        return Settings(
+            self.url, str(self.journal), str(seed), 0, layout, is_local=self.is_local, threads=threads,
+            options=self.options,
+        )  # fmt: skip
+
+    def look(self, history: History, mode: Any = "r") -> dict[str, list[int] | None]:
+        group, found = open_group(self.url, mode, storage_options=self.options), {}
+        for name in NAMES:
+            begin = time.monotonic()
+            found[name] = rows_of(group[name]) if name in group else None
+            history.looks.append(Look(name, found[name], begin, time.monotonic()))
+        return found
+
+    def end(self, **counts: Any) -> None:
+        """Check all that was seen, and what is there now."""
+        history = read_history(self.journal)
+        group_model.print_counts(history, **counts)
+        history.changes.append(self.first)
+        found = self.look(history)
+        assert self.look(history, "r+") == found
+        b2array.vacuum(self.url, grace=0, storage_options=self.options)
+        assert self.look(history) == found
+        wrong = check(history)
+        assert not wrong, f"{len(wrong)} contradictions, the first:\n" + "\n".join(wrong[:5])
+        assert found["a"] == found["b"]
+        report = b2array.verify(self.url, deep=True, storage_options=self.options)
+        assert report.ok, report
+        assert any(what.endswith(" ok") for what in history.counts)
+        assert history.looks
+
+
+SIZES = [
+    pytest.param((4, 3, 1, 1), id="short"),
+    pytest.param((60, 8, 3, 2), id="long", marks=[pytest.mark.slow, pytest.mark.timeout(0)]),
+]
+"""Seconds, processes that write, processes that read, threads of each."""
+
+
+@pytest.fixture
+def seed(pytestconfig: pytest.Config) -> int:
+    given = pytestconfig.getoption("--groups-seed")
+    chosen: int = random.randrange(10**6) if given is None else given
+    print(f"--groups-seed {chosen}")
+    return chosen
+
+
+@pytest.fixture(params=SIZES)
+def size(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> tuple[float, int, int, int]:
+    seconds, *counts = request.param
+    return (pytestconfig.getoption("--groups") or seconds, *counts)
+
+
+def play_in_processes(play: Play, layout: str, size: tuple[float, int, int, int], seed: int) -> None:
+    seconds, writers, readers, threads = size
+    crowd = Crowd(play.settings(seed, layout, threads), random.Random(seed))
+    crowd.run(seconds, writers, readers)
+    play.end(kills=crowd.kills, stops=crowd.stops)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="this system stops no processes")
+@pytest.mark.parametrize("layout", ["contiguous", "sparse", "any"])
+def test_a_group_in_files_shows_what_was_committed(
+    tmp_path: Path, layout: str, size: tuple[float, int, int, int], seed: int
+) -> None:
+    play_in_processes(Play(str(tmp_path / "g.b2d"), tmp_path, {}, is_local=True), layout, size, seed)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@pytest.mark.parametrize("kind", ["s3", "gcs", "azure"])
+def test_a_group_in_an_object_store_shows_what_was_committed(
+    tmp_path: Path, kind: str, layout: str, size: tuple[float, int, int, int], seed: int,
+    cloud_of: Callable[[str], Cloud],
+) -> None:  # fmt: skip
+    cloud = cloud_of(kind)
+    bucket = cloud.make_bucket(f"model-{seed}-{layout}-{size[0]:g}")
+    play_in_processes(Play(f"{bucket}/g.b2d", tmp_path, cloud.options, is_local=False), layout, size, seed)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_group_in_memory_shows_what_was_committed(
+    tmp_path: Path, layout: str, size: tuple[float, int, int, int], seed: int
+) -> None:
+    seconds, writers, readers, _ = size
+    play = Play(f"memory://{tmp_path.name}.b2d", tmp_path, {}, is_local=True)
+    settings = play.settings(seed, layout, 1)
+    threads = []
+    for serial in range(1, writers + readers + 1):
+        mine = Settings(**{**asdict(settings), "serial": serial, "reads": serial > writers})
+        threads.append(threading.Thread(target=group_model.work, args=[mine]))
+    for thread in threads:
+        thread.start()
+    let_begin(settings, seconds, len(threads))
+    for thread in threads:
+        thread.join()
+    play.end()
