@@ -22,6 +22,7 @@ from b2array import config, open_group
 from b2array.engine import redo
 from b2array.errors import ConflictError
 from b2array.group.directory import Directory
+from b2array.store import disk
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 ROWS = (6, 100)
@@ -303,6 +304,29 @@ def test_a_transaction_is_told_of_a_conflict_if_its_member_was_deleted(tmp_path:
     with pytest.raises(ConflictError, match="was deleted"):
         change()
     assert list(open_group(url)) == []
+
+
+def test_a_transaction_is_told_of_a_conflict_if_its_member_is_deleted_while_it_writes_a_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(tmp_path / "g")
+    group = make(url, "x", "sparse")
+    make_directories = disk.make_directories
+
+    def too_late(path: str) -> None:
+        make_directories(path)
+        if path.endswith("x.b2nd"):
+            monkeypatch.undo()
+            del open_group(url, "r+")["x"]
+
+    def change() -> None:
+        with group.transaction() as changes:
+            array = changes["x"]
+            monkeypatch.setattr(disk, "make_directories", too_late)
+            array[:4] = 4
+
+    with pytest.raises(ConflictError, match="was deleted since"):
+        change()
 
 
 @pytest.mark.parametrize(("layout", "then"), [("sparse", "contiguous"), ("contiguous", "sparse")])
