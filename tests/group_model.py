@@ -10,7 +10,7 @@ operation has written. So each row that a reader sees says which operation wrote
 * an operation that nobody knows the end of counts as committed from the moment at which somebody has seen it.
 
 The workers themselves compare the members of the pair, which are only changed together, and old handles with what they
-have shown before. Run as a program, this is one worker process.
+have shown before. Run as a program, this begins worker processes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -610,6 +611,32 @@ def print_counts(history: History, **others: Any) -> None:
     print(", ".join(f"{name} {value}" for name, value in others.items()) + ";", counted)
 
 
+def serve(protocol: str) -> int:
+    """Fork a worker for each line of settings, and print its number; then wait for all, and count those that failed.
+
+    A fork begins at once, where a new interpreter would first import everything.
+    """
+    import fsspec
+
+    fsspec.get_filesystem_class(protocol)
+    failed = 0
+    for line in sys.stdin:
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                work(Settings(**json.loads(line)))
+                status = 0
+            finally:
+                os._exit(status)
+        print(pid, flush=True)
+    with suppress(ChildProcessError):
+        while True:
+            _, status = os.wait()
+            failed += os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0
+    return failed
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    work(Settings(**json.loads(sys.argv[1])))
+    sys.exit(serve(sys.argv[1]))

@@ -45,35 +45,38 @@ class Crowd:
         self.settings, self.chance = settings, chance
         self.serial = self.kills = self.stops = 0
 
-    def begin(self, *, reads: bool = False) -> subprocess.Popen[bytes]:
+    def begin(self, nursery: subprocess.Popen[str], *, reads: bool = False) -> int:
         self.serial += 1
         told = json.dumps({**asdict(self.settings), "serial": self.serial, "reads": reads})
-        return subprocess.Popen([sys.executable, PROGRAM, told], env={**os.environ, "PYTHONPATH": PACKAGES})
+        print(told, file=nursery.stdin, flush=True)
+        return int(nursery.stdout.readline())
 
     def run(self, seconds: float, writers: int, readers: int) -> None:
-        crowd = [self.begin(reads=n >= writers) for n in range(writers + readers)]
-        try:
+        command = [
+            sys.executable,
+            PROGRAM,
+            self.settings.url.partition("://")[0] if "://" in self.settings.url else "file",
+        ]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {**os.environ, "PYTHONPATH": PACKAGES}}
+        with subprocess.Popen(command, text=True, **pipes) as nursery:
+            crowd = [self.begin(nursery, reads=n >= writers) for n in range(writers + readers)]
             stop = let_begin(self.settings, seconds, len(crowd) * self.settings.threads)
             while time.monotonic() < stop - 0.5:
                 time.sleep(self.chance.uniform(0.1, 0.6))
-                self.disturb(crowd, writers)
-        finally:
-            for process in crowd:
-                if process.wait(120):
-                    raise AssertionError(f"a worker ended with status {process.returncode}")
+                self.disturb(nursery, crowd, writers)
+            nursery.stdin.close()
+            assert nursery.wait(120) == 0
 
-    def disturb(self, crowd: list[subprocess.Popen[bytes]], writers: int) -> None:
+    def disturb(self, nursery: subprocess.Popen[str], crowd: list[int], writers: int) -> None:
         n = self.chance.randrange(writers)
-        victim = crowd[n]
         if self.chance.random() < 0.5:
-            victim.kill()
-            victim.wait()
+            os.kill(crowd[n], signal.SIGKILL)
+            crowd[n] = self.begin(nursery)
             self.kills += 1
-            crowd[n] = self.begin()
         else:
-            victim.send_signal(signal.SIGSTOP)
-            time.sleep(self.chance.uniform(0, 0.5))
-            victim.send_signal(signal.SIGCONT)
+            os.kill(crowd[n], signal.SIGSTOP)
+            time.sleep(self.chance.uniform(0, 0.2))
+            os.kill(crowd[n], signal.SIGCONT)
             self.stops += 1
 
 
