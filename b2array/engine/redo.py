@@ -30,14 +30,12 @@ from b2array.store.endings import JOURNAL, LOCK, TEMPORARY
 from b2array.store.local import LocalStore
 
 __all__ = [
-    "ABSENT", "COMMIT_KEY", "DELETED_KEY", "Found", "carry_out", "commit_of", "discard", "is_abandoned", "is_pending",
+    "ABSENT", "COMMIT_KEY", "Found", "carry_out", "commit_of", "discard", "is_abandoned", "is_pending",
     "look", "read_member", "settle", "writers_lock",
 ]  # fmt: skip
 
 COMMIT_KEY = "group"
 """Key under which a member's frame records the last transaction that changed it: the group's identity, a number."""
-DELETED_KEY = "deleted"
-"""Key of an entry that only the frame in the place of a deleted member has."""
 
 _DAMAGED = "damaged "
 
@@ -87,7 +85,7 @@ class Found(NamedTuple):
 def look(store: Store) -> Found:
     """Look at what the store of a member holds itself, whatever the redo log says."""
     try:
-        held = snapshot.load(store)
+        held = snapshot.load(store, marks=True)
     except ABSENT:
         return Found(None)
     except _UNREADABLE:
@@ -99,7 +97,7 @@ def look(store: Store) -> Found:
         raise
     identity = held.state.annotations.identity
     lasting = f"id {identity.hex()}" if identity else held.generation
-    shown = None if held.state.annotations.entry(DELETED_KEY) else held
+    shown = None if held.state.annotations.entry(snapshot.DELETED_KEY) else held
     return Found(shown, held.generation, lasting, held.name, held.version)
 
 
@@ -118,10 +116,7 @@ def read_member(store_of: StoreOf, manifest: Manifest, path: str) -> Snapshot:
                 # Another process has just carried the entry out.
                 if look(store).state == found.state:
                     raise stale_reader(store.url) from None
-    held = snapshot.load(store)
-    if held.state.annotations.entry(DELETED_KEY):
-        raise FileNotFoundError(f"{store.url} was deleted")
-    return held
+    return snapshot.load(store)
 
 
 def _to_come(store_of: StoreOf, path: str, entry: Entry, found: Found) -> Snapshot:

@@ -406,5 +406,5 @@ def _mark_deleted(store: Store, found: Found) -> None:
     Without it, the chunks of a new member could get the names of those that a slow process is still removing.
     """
     mark = empty_frame(store, sparse=bool(found.name), replaces=found.version)
-    mark.annotate_entry(redo.DELETED_KEY, True)
+    mark.annotate_entry(snapshot.DELETED_KEY, True)
     commit(mark)

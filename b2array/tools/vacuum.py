@@ -116,7 +116,7 @@ def _vacuumed(url: str, seconds: float, dry_run: bool, storage_options: Storage)
     if store.guarantee == "read only" and not dry_run:
         raise ReadOnlyError(f"{store.url} can only be read")
     try:
-        lock = store.lock(load(store).name, shared=dry_run)
+        lock = store.lock(load(store, marks=True).name, shared=dry_run)
     except FileNotFoundError:
         lock = nullcontext()  # writers of a new array take no lock
     with lock:
@@ -143,7 +143,9 @@ def _removable(store: Store) -> dict[str, Listed]:
     except FileNotFoundError:
         files, exists = {}, False
     try:
-        held = load(store)  # load the frame after the listing: files that were committed in between must stay
+        held = load(
+            store, marks=True
+        )  # load the frame after the listing: files that were committed in between must stay
     except FileNotFoundError:
         found = {**pending.orphans(store, files, None), **pending.leftovers(store, files)}
         unfinished = any(name.rstrip("/").endswith(JOURNAL) for name in found)

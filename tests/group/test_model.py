@@ -62,7 +62,8 @@ class Crowd:
             crowd = [self.begin(nursery, reads=n >= writers) for n in range(writers + readers)]
             stop = let_begin(self.settings, seconds, len(crowd) * self.settings.threads)
             while time.monotonic() < stop - 0.5:
-                time.sleep(self.chance.uniform(0.1, 0.6))
+                # A client of an object store takes its time to begin.
+                time.sleep(self.chance.uniform(0.1, 0.6) if self.settings.is_local else self.chance.uniform(1, 4))
                 self.disturb(nursery, crowd, writers)
             nursery.stdin.close()
             assert nursery.wait(120) == 0
