@@ -389,7 +389,7 @@ class Directory:
         try:
             held = redo.read_member(self.store_of, manifest, path)
         except ABSENT:
-            if self._stored()[0] != manifest:
+            if self.is_local or self._stored()[0] != manifest:  # local files are the list of members themselves
                 raise stale_reader(self.url) from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
         identity, number = commit_of(held.state)

@@ -283,6 +283,14 @@ def test_a_deleted_member_of_an_object_store_is_not_found_by_its_url(cloud: Clou
         held[...]
     group.create("x", data=X, layout=layout)
     assert b2array.open(f"{url}/x.b2nd", **options)[...].tolist() == X.tolist()
+    del group["x"]
+    assert [path for path in cloud.fs.find(url) if "x.b2nd" in path]
+    b2array.vacuum(url, grace="1h", **options)
+    assert [path for path in cloud.fs.find(url) if "x.b2nd" in path]
+    b2array.vacuum(url, grace=0, **options)
+    assert not [path for path in cloud.fs.find(url) if "x.b2nd" in path]
+    group.create("x", data=X, layout=layout)
+    assert b2array.verify(url, deep=True, **options).ok
 
 
 def test_a_number_sign_is_a_letter_of_a_groups_name(cloud: Cloud, cloud_url: str) -> None:

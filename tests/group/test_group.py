@@ -1040,8 +1040,12 @@ def test_a_member_that_is_missing_is_reported(group: Group, url: str) -> None:
     group.create("y", data=[2])
     fs, root = fsspec.url_to_fs(url)
     fs.rm(f"{root}/x.b2nd", recursive=True)
-    with pytest.raises(FormatError, match=r"expected the member x\.b2nd, found nothing"):
-        group["x"]
+    if "://" in url:
+        with pytest.raises(FormatError, match=r"expected the member x\.b2nd, found nothing"):
+            group["x"]
+    else:  # the files are the list of members: a writer may have deleted it
+        with pytest.raises(ConflictError, match="refresh"):
+            group["x"]
     assert group["y"][0] == 2
 
 
@@ -1447,6 +1451,8 @@ def test_a_deleted_member_leaves_room_for_one_of_either_layout_wherever_it_is(ur
         group.create("x", data=[4], layout=layout)
         assert open_group(group.url)["x"][...].tolist() == [4]
         del group["x"]
+    if "://" in url:  # another transaction could have staged the old chunk
+        assert b2array.vacuum(url, grace=0)
     assert not [path for path in open_store(url).walk() if path.startswith("x.")]
 
 

@@ -387,6 +387,21 @@ def test_a_new_member_takes_the_place_where_a_late_writer_has_left_chunks(tmp_pa
         group.create("x", data=np.zeros(3), layout="sparse")
 
 
+@LAYOUTS
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_handle_that_lists_a_member_of_files_that_is_gone_says_so(tmp_path: Path, layout: Any, mode: Any) -> None:
+    url = str(tmp_path / "g")
+    make(url, "x", layout)
+    group = open_group(url, mode)
+    assert list(group) == ["x"]
+    del open_group(url, "r+")["x"]
+    with pytest.raises(ConflictError, match="refresh"):
+        group["x"]
+    group.refresh()
+    with pytest.raises(KeyError):
+        group["x"]
+
+
 def test_a_file_whose_name_is_no_text_stops_no_transaction(tmp_path: Path) -> None:
     group = open_group(tmp_path / "g", "w")
     group["x"] = [0.0]
