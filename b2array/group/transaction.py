@@ -174,9 +174,10 @@ class Transaction:
         except FileExistsError:
             found = redo.look(view.store_of(path))
             if found.name is None or not (overwrite or found.is_mark):
-                # With the manifest that lists no such member, it is somebody's who does not write through the group.
-                if self._marked and view.read()[0].commit != view.manifest.commit:
-                    raise ConflictError(f"{self.url}: another writer has made {name!r} as well") from None
+                now, _ = view.read()
+                # Otherwise it is somebody's who does not write through the group.
+                if self._marked and (now.commit != view.manifest.commit or path in now.redo):
+                    raise ConflictError(f"{self.url}: another writer makes or deletes {name!r} as well") from None
                 raise
             draft = new(view.address(path), overwrite=True)
             if draft.sparse != (found.name == FRAME_NAME):

@@ -364,6 +364,32 @@ def test_a_transaction_is_told_of_a_conflict_if_another_writer_has_the_name_by_t
     assert values(url) == {"x": 1, "y": 0}
 
 
+@LAYOUTS
+def test_a_transaction_is_told_of_a_conflict_if_another_writer_is_still_deleting_the_name(
+    tmp_path: Path, layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"memory://{tmp_path.name}.b2d"
+    group = make(url, "x", layout)
+
+    def stopped(*_: object, **__: object) -> None:
+        raise OSError
+
+    with monkeypatch.context() as slow:
+        slow.setattr(redo, "carry_out", stopped)
+        del group["x"]
+
+    def again() -> None:
+        with open_group(url, "r+").transaction() as changes:
+            changes.create("x", data=np.ones(ROWS), layout=layout)
+
+    with monkeypatch.context() as early:  # it looked for unfinished commits before there was one
+        early.setattr(Directory, "recover", lambda _: None)
+        with pytest.raises(ConflictError, match="makes or deletes 'x'"):
+            again()
+    again()
+    assert values(url) == {"x": 1}
+
+
 def test_a_new_member_takes_the_place_where_a_late_writer_has_left_chunks(tmp_path: Path) -> None:
     url = str(tmp_path / "g")
     group = make(url, "x", "sparse")
