@@ -232,7 +232,10 @@ class Directory:
         for name in names:
             for path in (f"{name}{suffix}" for suffix in SUFFIXES):
                 there, entry = redo.look(self.store_of(path)), manifest.redo.get(path)
-                if there.name is not None and not (entry and entry.kind == "delete" and there.is_state(entry.before)):
+                is_going = (
+                    entry is not None and entry.kind == "delete" and redo.is_pending(self.store_of, path, entry, there)
+                )
+                if there.name is not None and not is_going:
                     found[path] = name
         with suppress(FileNotFoundError):
             inner = self._embedded(manifest)

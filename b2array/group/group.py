@@ -571,7 +571,7 @@ class Group(MutableMapping[str, Any]):
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __copy__(self) -> Group:
-        return Group(self._home, self._prefix, self._mode)
+        return self._at(self._prefix)
 
     def __deepcopy__(self, _: object) -> NoReturn:
         # A second handle would change the same files.

@@ -1442,6 +1442,14 @@ def test_no_new_member_makes_a_manifest_unreadable(tmp_path: Path) -> None:
             check_new(name, group._home.members(), group.url)
 
 
+def test_a_copy_of_a_handle_follows_what_others_do_as_the_handle_does(tmp_path: Path) -> None:
+    group = open_group(tmp_path / "g", "w")
+    followers = [copy.copy(open_group(tmp_path / "g", follow=follow)) for follow in (True, False)]
+    assert [list(each) for each in followers] == [[], []]
+    group["x"] = [1]
+    assert [list(each) for each in followers] == [["x"], []]
+
+
 def test_a_deleted_member_leaves_room_for_one_of_either_layout_wherever_it_is(url: str) -> None:
     group = open_group(url, "w")
     group.create("x", data=[1, 2], layout="sparse")[0] = 5  # leaves an old chunk behind
