@@ -392,7 +392,8 @@ class Directory:
         try:
             held = redo.read_member(self.store_of, manifest, path)
         except ABSENT:
-            if self.is_local or self._stored()[0] != manifest:  # local files are the list of members themselves
+            # The caller may have taken the path from an earlier list; on a local disk, files are the list.
+            if self.is_local or path not in self.members().values() or self._stored()[0] != manifest:
                 raise stale_reader(self.url) from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
         identity, number = commit_of(held.state)

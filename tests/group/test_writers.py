@@ -10,12 +10,14 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
+from clouds import Cloud
 
 import b2array
 from b2array import config, open_group
@@ -248,7 +250,7 @@ each_place = pytest.mark.parametrize("place", ["local", "memory"])
 
 def make(url: str, name: str, layout: Any, value: float = 0) -> b2array.Group:
     group = open_group(url, "r+" if list(open_group(url, "a")) else "a")
-    group.create(name, data=np.full(ROWS, value), chunks=(2, 50), layout=layout)
+    group.create(name, data=np.full(ROWS, float(value)), chunks=(2, 50), layout=layout)
     return group
 
 
@@ -390,6 +392,35 @@ def test_a_transaction_is_told_of_a_conflict_if_another_writer_is_still_deleting
     assert values(url) == {"x": 1}
 
 
+@pytest.mark.parametrize("place", ["local", "memory", "s3", "gcs"])
+@LAYOUTS
+def test_an_array_that_was_opened_where_it_waited_for_its_place_is_not_lost_without_a_word(
+    tmp_path: Path, place: str, layout: Any, monkeypatch: pytest.MonkeyPatch, cloud_of: Callable[[str], Cloud]
+) -> None:
+    options: dict[str, Any] = {}
+    if place in ("local", "memory"):
+        url = places(tmp_path)[place]
+    else:
+        options["storage_options"] = cloud_of(place).options
+        url = f"{cloud_of(place).make_bucket(f'waiting-{layout}')}/g.b2d"
+    group = open_group(url, "w", **options)
+    group["x"] = np.zeros(ROWS)
+
+    def stopped(*_: object, **__: object) -> None:
+        raise OSError
+
+    with monkeypatch.context() as slow:
+        slow.setattr(redo, "carry_out", stopped)
+        with group.transaction() as changes:
+            del changes["x"]
+            changes.create("x", data=np.ones(ROWS), chunks=(2, 50), layout=layout)
+        early = open_group(url, **options)["x"]
+    open_group(url, "r+", **options).attrs["done"] = True
+    with suppress(ConflictError):
+        assert (early[...] == 1).all()
+    assert (open_group(url, **options)["x"][...] == 1).all()
+
+
 def test_a_new_member_takes_the_place_where_a_late_writer_has_left_chunks(tmp_path: Path) -> None:
     url = str(tmp_path / "g")
     group = make(url, "x", "sparse")
@@ -411,6 +442,41 @@ def test_a_new_member_takes_the_place_where_a_late_writer_has_left_chunks(tmp_pa
     (late.parent / "notes.txt").touch()
     with pytest.raises(FileExistsError, match="is a directory"):
         group.create("x", data=np.zeros(3), layout="sparse")
+
+
+@LAYOUTS
+def test_a_handle_for_writing_that_lists_a_member_that_was_just_deleted_says_so(
+    tmp_path: Path, layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"memory://{tmp_path.name}.b2d"
+    make(url, "x", layout)
+    group = open_group(url, "r+")
+    assert list(group) == ["x"]
+
+    def stopped(*_: object, **__: object) -> None:
+        raise OSError
+
+    with monkeypatch.context() as slow:
+        slow.setattr(redo, "carry_out", stopped)
+        del open_group(url, "r+")["x"]
+    with pytest.raises(ConflictError, match="refresh"):
+        group["x"]
+
+
+@each_place
+def test_a_write_in_a_transaction_to_a_member_that_was_deleted_is_a_conflict(tmp_path: Path, place: str) -> None:
+    url = places(tmp_path)[place]
+    group = make(url, "x", "contiguous")
+    group["x"].append(np.ones((1, 100)))
+
+    def append() -> None:
+        with group.transaction() as changes:
+            array = changes["x"]
+            del open_group(url, "r+")["x"]
+            array.append(np.ones((1, 100)))
+
+    with pytest.raises(ConflictError):
+        append()
 
 
 @LAYOUTS
