@@ -578,7 +578,7 @@ def _check_rows(look: Look, changes: Sequence[Change], by_value: Mapping[tuple[s
 
 
 def _check_absent(look: Look, changes: Sequence[Change]) -> Iterator[str]:
-    ended = [0.0]
+    ended = [-float("inf")]
     ended += [
         change.seen for change in changes
         if change.kind == "delete" and change.outcome != "refused" and change.begin < look.end

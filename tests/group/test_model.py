@@ -161,8 +161,16 @@ def test_a_group_in_files_shows_what_was_committed(
     play_in_processes(Play(str(tmp_path / "g.b2d"), tmp_path, {}, is_local=True), layout, size, seed)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
-@pytest.mark.parametrize("kind", ["s3", "gcs", "azure"])
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("s3", "contiguous"), ("gcs", "sparse"), ("azure", "sparse"),
+        *(
+            pytest.param(kind, layout, marks=pytest.mark.slow)
+            for kind, layout in [("s3", "sparse"), ("gcs", "contiguous"), ("azure", "contiguous")]
+        ),
+    ],
+)  # fmt: skip
 def test_a_group_in_an_object_store_shows_what_was_committed(
     tmp_path: Path, kind: str, layout: str, size: tuple[float, int, int, int], seed: int,
     cloud_of: Callable[[str], Cloud],
@@ -189,3 +197,72 @@ def test_a_group_in_memory_shows_what_was_committed(
     for thread in threads:
         thread.join()
     play.end()
+
+
+# The checker finds what cannot be.
+
+
+def made(value: int, begin: float, end: float, kind: str = "set", **more: Any) -> Change:
+    return Change("c", kind, value, begin, **{"outcome": "ok", "seen": end, **more})
+
+
+def contradictions(changes: list[Change], *looks: tuple[list[int] | None, float, float]) -> list[str]:
+    return check(History(changes, [Look("c", rows, begin, end) for rows, begin, end in looks]))
+
+
+FIRST = made(1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "look", "problem"),
+    [
+        ([], [7], "nobody wrote it"),
+        ([made(2, 2, 3, outcome="refused")], [2], "nothing has happened"),
+        ([made(2, 12, 13)], [2], "had not begun"),
+        ([made(2, 2, 3)], [1], "has replaced"),
+        ([made(2, 2, 3, "delete")], [1], "has replaced"),
+        ([made(2, 2, 3, "append")], [1], "has appended"),
+        ([made(2, 2, 3, "append"), made(3, 4, 5)], [3, 2], "has replaced"),
+        ([made(2, 2, 3, "append")], [1, 2, 2], "appended twice"),
+        ([made(2, 2, 3, "append")], [2], "was made or filled"),
+        ([made(2, 2, 3)], [1, 2], "begins with"),
+        ([made(2, 2, 3, "carried", before=[8, 9])], [8, 7, 2], "begins with"),
+        ([made(2, 2, 3, "delete"), made(3, 4, 5)], None, "expected an array"),
+        ([], None, "expected an array"),
+    ],
+)
+def test_the_checker_finds_looks_that_cannot_be(changes: list[Change], look: list[int] | None, problem: str) -> None:
+    (found, *_) = contradictions([FIRST, *changes], (look, 10, 11))
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    ("changes", "look"),
+    [
+        ([], [1, 1]),
+        ([made(2, 2, 20)], [1]),
+        ([made(2, 2, 20)], [2]),
+        ([made(2, 2, 3, "append"), made(3, 4, 5, "append")], [1, 2, 3]),
+        ([made(2, 2, 3, "append"), made(3, 2, 5)], [3, 3, 2]),
+        ([made(2, 2, float("inf"), outcome="unknown")], [1]),
+        ([made(2, 2, float("inf"), "delete", outcome="unknown")], None),
+        ([made(2, 2, 3, "carried", before=[8, 9])], [8, 9, 2]),
+    ],
+)
+def test_the_checker_lets_looks_pass_that_can_be(changes: list[Change], look: list[int] | None) -> None:
+    assert contradictions([FIRST, *changes], (look, 10, 11)) == []
+
+
+def test_the_checker_counts_a_change_of_a_killed_writer_from_when_it_was_seen() -> None:
+    unknown = made(2, 2, float("inf"), outcome="unknown")
+    assert contradictions([FIRST, unknown], ([1], 3, 4), ([2], 5, 6), ([2], 7, 8)) == []
+    unknown = made(2, 2, float("inf"), outcome="unknown")
+    (found,) = contradictions([made(1, 0, 1), unknown], ([2], 5, 6), ([1], 7, 8))
+    assert "has replaced" in found
+
+
+def test_the_checker_finds_what_a_move_has_lost() -> None:
+    lost = Change("sub/d", "append", 2, 3, outcome="ok", seen=4)
+    source = Change("sub/d", "set", 5, 0, outcome="ok", seen=1)
+    (found,) = contradictions([source, lost, made(3, 2, 6, "carried", before=[5], source="sub/d")])
+    assert "lost" in found

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import random
 import shutil
 import signal
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -524,141 +521,6 @@ def test_a_manifest_of_the_version_before_says_what_to_do(tmp_path: Path) -> Non
         list(open_group(tmp_path / "g"))
     (tmp_path / "g/.b2group").unlink()
     assert values(str(tmp_path / "g")) == {"x": 1}
-
-
-# A random model: writers that make, fill, delete, make again, move, replace; some are killed.
-
-
-class Model:
-    """Writers of two names, always both in one commit with one value, and readers who check that."""
-
-    def __init__(self, url: str, layout: Any, seed: int) -> None:
-        self.url, self.layout, self.random = url, layout, random.Random(seed)
-
-    def step(self, value: int) -> None:
-        """Change the group in some way, in one commit."""
-        group = open_group(self.url, "r+")
-        with group.transaction() as changes:
-            there = "a" in changes
-            assert there == ("b" in changes)
-            action = self.random.choice(["fill", "fill", "grow", "again", "delete"] if there else ["make"])
-            for name in "ab":
-                if action in ("delete", "again"):
-                    del changes[name]
-                if action in ("make", "again"):
-                    layout = self.random.choice(["contiguous", "sparse"]) if self.layout == "any" else self.layout
-                    changes.create(name, data=np.full((7, 5), value), chunks=(2, 3), layout=layout)
-                if action == "fill":
-                    changes[name][...] = value
-                if action == "grow":
-                    changes[name][...] = value
-                    changes[name].append(np.full((1, 5), value))
-
-    def look(self) -> int | None:
-        """Return the value that both members have, or None if there are none."""
-        group = open_group(self.url)
-        found = [group[name][...] for name in ("a", "b") if name in group]
-        assert len(found) in (0, 2)
-        if not found:
-            return None
-        assert (found[0] == found[0].flat[0]).all()
-        assert np.array_equal(*found), (found[0].flat[0], found[1].flat[0])
-        return int(found[0].flat[0])
-
-
-def _write(url: str, layout: Any, seed: int, stop: float, told: Any) -> None:
-    model, number = Model(url, layout, seed), 0
-    config.durable = "off"
-    while time.monotonic() < stop:
-        number += 1
-        value = seed * 10**6 + number
-        told.put(("begun", value))
-        try:
-            model.step(value)
-        except (ConflictError, FileExistsError, FileNotFoundError, KeyError):
-            continue
-        told.put(("done", value))
-
-
-def _read(url: str, layout: Any, seed: int, stop: float, told: Any) -> None:
-    model = Model(url, layout, seed)
-    while time.monotonic() < stop:
-        try:
-            value = model.look()
-        except (ConflictError, b2array.errors.ChunkMissingError):
-            continue
-        except BaseException as error:  # noqa: BLE001 - told to the parent
-            told.put(("wrong", f"{type(error).__name__}: {error}"))
-            return
-        told.put(("seen", value))
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "sparse", "any"])
-@pytest.mark.parametrize(
-    ("seconds", "writers"), [(3, 3), pytest.param(60, 8, marks=pytest.mark.slow)], ids=["short", "long"]
-)
-def test_members_that_change_together_are_never_seen_apart(
-    tmp_path: Path, layout: str, seconds: float, writers: int, pytestconfig: pytest.Config
-) -> None:
-    """Writers in processes, of which some are killed; readers look all the time."""
-    seconds = pytestconfig.getoption("--groups") or seconds
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    url = str(tmp_path / "g.b2d")
-    open_group(url, "w")
-    context = multiprocessing.get_context("fork")
-    told, stop = context.SimpleQueue(), time.monotonic() + seconds
-    workers = [context.Process(target=_write, args=(url, layout, seed + n, stop, told)) for n in range(writers)]
-    readers = [context.Process(target=_read, args=(url, layout, seed + n, stop, told)) for n in range(2)]
-    for each in (*workers, *readers):
-        each.start()
-    shown: list[tuple[str, Any]] = []
-    draws = random.Random(seed)
-    next_kill, serial = time.monotonic() + 0.5, writers
-    while any(each.is_alive() for each in (*workers, *readers)):
-        while not told.empty():
-            shown.append(told.get())
-        if time.monotonic() > next_kill and time.monotonic() < stop - 0.5:
-            # A writer that is killed while it tells something would leave the queue locked.
-            victim = draws.randrange(len(workers))
-            next_kill = time.monotonic() + draws.uniform(0.1, 0.5)
-            workers[victim], serial = _killed_and_replaced(context, workers[victim], url, layout, seed, serial, stop)
-        time.sleep(0.01)
-    for each in (*workers, *readers):
-        each.join()
-    while not told.empty():
-        shown.append(told.get())
-    assert not [what for kind, what in shown if kind == "wrong"]
-    begun = {value for kind, value in shown if kind == "begun"} | {None}
-    seen = {value for kind, value in shown if kind == "seen"}
-    assert all(value in begun or value is None or value // 10**6 >= seed + writers for value in seen)
-    assert Model(url, layout, 0).look() == Model(url, layout, 0).look()
-    with open_group(url, "r+").transaction() as changes:
-        changes.create("c", data=[1])
-    Model(url, layout, 0).look()
-    b2array.vacuum(url, grace=0)
-    Model(url, layout, 0).look()
-    assert b2array.verify(url, deep=True).ok
-    assert any(kind == "done" for kind, _ in shown)
-
-
-def _killed_and_replaced(
-    context: Any, victim: Any, url: str, layout: str, seed: int, serial: int, stop: float
-) -> tuple[Any, int]:
-    """Kill a writer that was begun for this, and begin another one."""
-    doomed = context.Process(target=_write, args=(url, layout, seed + serial, stop, _Silent()))
-    doomed.start()
-    time.sleep(0.15)
-    doomed.kill()
-    doomed.join()
-    return victim, serial + 1
-
-
-class _Silent:
-    """Takes what a writer tells, for one that is going to be killed."""
-
-    def put(self, _: object) -> None:
-        """Forget it."""
 
 
 @pytest.fixture(autouse=True)
