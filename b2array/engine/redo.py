@@ -183,11 +183,11 @@ def carry_out(
         break
     else:
         raise too_many_conflicts(store)
+    # Nobody else takes a lock in these places: who waits for that of a directory that went aside looks for it anew.
     if entry.token:
-        # The lock file of a deleted directory has gone aside with it.
-        discard(aside, locked=locked and entry.kind == "delete" and bool(found.name))
+        discard(aside, locked=True)
     if entry.kind == "frame" and store.appendable:
-        discard(old)
+        discard(old, locked=True)
 
 
 def is_pending(store_of: StoreOf, path: str, entry: Entry, found: Found) -> bool:
@@ -269,7 +269,7 @@ def _chunks_of(held: Snapshot) -> list[str]:
 def discard(store: Store, *, locked: bool = False) -> None:
     """Remove what was staged, or put aside: a file, a directory, or an object. It may be gone.
 
-    If `locked`, the caller holds the lock of the directory.
+    If `locked`, the caller sees to it that no other process is at work there.
     """
     if store.appendable:
         store.remove(FRAME_NAME, _belongs, locked=locked)
