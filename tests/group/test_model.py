@@ -127,7 +127,7 @@ class Play:
 
 SIZES = [
     pytest.param((4, 3, 1, 1), id="short"),
-    pytest.param((60, 8, 3, 2), id="long", marks=[pytest.mark.slow, pytest.mark.timeout(0)]),
+    pytest.param((60, 12, 4, 2), id="long", marks=[pytest.mark.slow, pytest.mark.timeout(0)]),
 ]
 """Seconds, processes that write, processes that read, threads of each."""
 
