@@ -292,6 +292,8 @@ class Transaction:
         view = self._view
         before, stamp = view.read()
         left = view.settle(before)
+        # The first transactions of a group may have begun before it had an identity.
+        self._identity = before.identity or self._identity
         changed = [path for path, member in touched.items() if not member.is_new]
         # In memory, the lock of the manifest excludes all writers.
         locked = sorted({*changed, *self._moved}) if view.is_local else []

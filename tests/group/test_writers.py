@@ -491,6 +491,20 @@ def test_a_handle_that_lists_a_member_of_files_that_is_gone_says_so(tmp_path: Pa
         group["x"]
 
 
+def test_the_first_transactions_of_a_group_mark_what_they_change_alike(tmp_path: Path) -> None:
+    group = open_group(tmp_path / "g", "w")
+    for name in "abc":
+        group[name] = np.zeros(ROWS)
+    with group.transaction() as first:
+        first["a"][:] = first["b"][:] = 1
+        with open_group(tmp_path / "g", "r+").transaction() as second:
+            second["c"][:] = 2
+        reader = open_group(tmp_path / "g")
+        assert reader["a"][0, 0] == 0
+    with pytest.raises(ConflictError, match="refresh"):
+        reader["b"]
+
+
 def test_a_file_whose_name_is_no_text_stops_no_transaction(tmp_path: Path) -> None:
     group = open_group(tmp_path / "g", "w")
     group["x"] = [0.0]
