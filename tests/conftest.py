@@ -40,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--hostile-seed", type=int, default=0, help="what the damage is drawn from")
     parser.addoption("--power", type=int, help="how many random states of a disk to try")
     parser.addoption("--groups", type=float, help="for how many seconds writers of one group meet, each time")
+    parser.addoption("--groups-seed", type=int, help="what the random model of groups is drawn from")
     parser.addoption("--power-seed", type=int, default=1, help="which ones")
 
 

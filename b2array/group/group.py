@@ -21,7 +21,7 @@ from b2array.array.schunk import SChunk
 from b2array.display.tables import Block, counted
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Follower, Handle, Mode
-from b2array.engine.manifest import ARRAY, ATTRS, OTHER, check_name
+from b2array.engine.manifest import ARRAY, ATTRS, OTHER, check_name, is_embedded
 from b2array.errors import ReadOnlyError
 from b2array.format.foreign import check_ending
 from b2array.group import whole
@@ -465,23 +465,32 @@ class Group(MutableMapping[str, Any]):
         """
         if not isinstance(into, Group):
             raise TypeError(f"expected a group to copy into, found {into!r}; write group.copy({source!r}, group, name)")
+        with into._changing() as changes:
+            self._copied(source, changes, name)
+
+    def _copied(self, source: str, into: Group, name: str | None) -> dict[str, Handle]:
+        """Copy members into a group, and return the handles that were copied, by their paths."""
         start = source.removeprefix("/")
         chosen = self._below(start)
         if not chosen:
             raise KeyError(source)
-        with into._changing() as changes:
-            target = _free(changes, name or start) if name or start else ""
-            for other, path in chosen.items():
-                full = "/".join(filter(None, (changes.name, target, other[len(start) :].removeprefix("/"))))
-                _add_copy(changes, full, self._home.open(path, "r"))
+        target = _free(into, name or start) if name or start else ""
+        copied = {}
+        for other, path in chosen.items():
+            full = "/".join(filter(None, (into.name, target, other[len(start) :].removeprefix("/"))))
+            copied[path] = self._home.open(path, "r")
+            _add_copy(into, full, copied[path])
+        return copied
 
     def move(self, source: str, name: str) -> None:
         """Rename an array or a group in this group, in one commit. Raises what `copy` raises."""
         if f"{check_name(name)}/".startswith(f"{check_name(source)}/"):
             raise ValueError(f"{source!r} cannot be moved into itself, to {name!r}")
         with self._changing() as changes:
-            changes.copy(source, changes, name)
-            del changes[source]
+            copied = changes._copied(source, changes, name)
+            states = {path: held.snapshot.generation for path, held in copied.items() if not is_embedded(path)}
+            with changing(changes._writable()) as home:
+                home.remove(home.members().below(changes._full(source.removeprefix("/"))), states)
 
     def _changing(self) -> AbstractContextManager[Group]:
         return nullcontext(self) if isinstance(self._home, Transaction) else self.transaction()
@@ -562,7 +571,7 @@ class Group(MutableMapping[str, Any]):
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __copy__(self) -> Group:
-        return Group(self._home, self._prefix, self._mode)
+        return self._at(self._prefix)
 
     def __deepcopy__(self, _: object) -> NoReturn:
         # A second handle would change the same files.

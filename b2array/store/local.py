@@ -8,7 +8,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Self
 
@@ -472,13 +472,13 @@ class LocalStore(Store):
     def refuse_links(self, name: str) -> None:
         self._own_path(name)
 
-    def remove(self, first: str, belongs: Callable[[str], bool]) -> None:
+    def remove(self, first: str, belongs: Callable[[str], bool], *, locked: bool = False) -> None:
         with suppress(FileNotFoundError):
-            if stat.S_ISDIR(self._status("").st_mode):
-                with self.lock(LOCK):
+            is_directory = stat.S_ISDIR(self._status("").st_mode)
+            with nullcontext() if locked else self.lock(LOCK if is_directory else ""):
+                if is_directory:
                     self._remove_directory(first, belongs)
-            else:
-                with self.lock(""):
+                else:
                     self._remove_file()
         self.close()
 

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 from b2array.array.schunk import open_schunk
 from b2array.display.tables import counted, size
 from b2array.engine.fetch import chunk_number
-from b2array.engine.manifest import MANIFEST
+from b2array.engine.manifest import MANIFEST, SUFFIXES, members_among
 from b2array.engine.redo import discard, look, read_member
 from b2array.engine.snapshot import load
-from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import Storage
 from b2array.format.header import FrameType
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Cleanup", "in_seconds", "repack", "vacuum"]
 
+_SAFE = 3600
+"""Seconds. Only while there is no other writer may files go that are younger."""
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 _LEFT = re.compile(rf"(?P<left>(?P<frame>.+?){UNFINISHED})(?:/.+)?", re.DOTALL)
 _DURATION = re.compile(r"\s*([0-9]+(?:[.][0-9]+)?)\s*(s|min|h|d)\s*")
@@ -116,7 +117,7 @@ def _vacuumed(url: str, seconds: float, dry_run: bool, storage_options: Storage)
     if store.guarantee == "read only" and not dry_run:
         raise ReadOnlyError(f"{store.url} can only be read")
     try:
-        lock = store.lock(load(store).name, shared=dry_run)
+        lock = store.lock(load(store, marks=True).name, shared=dry_run)
     except FileNotFoundError:
         lock = nullcontext()  # writers of a new array take no lock
     with lock:
@@ -143,7 +144,8 @@ def _removable(store: Store) -> dict[str, Listed]:
     except FileNotFoundError:
         files, exists = {}, False
     try:
-        held = load(store)  # load the frame after the listing: files that were committed in between must stay
+        # Load the frame after the listing: files that were committed in between must stay.
+        held = load(store, marks=True)
     except FileNotFoundError:
         found = {**pending.orphans(store, files, None), **pending.leftovers(store, files)}
         unfinished = any(name.rstrip("/").endswith(JOURNAL) for name in found)
@@ -194,6 +196,8 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
     found = {path: _whole(group, path) for path in left}
     if not group.is_local:
         found |= _of_deleted(group, needed)
+        if seconds < _SAFE:
+            found |= _marks(group, needed)
     old = _older(group.store, found, seconds)
     if not dry_run:
         for path in old:
@@ -208,16 +212,34 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
 
 
 def _of_deleted(group: Directory, members: Collection[str]) -> dict[str, Listed]:
-    """Find the chunks that deleted members have left in an object store, where a mark stands for each of these."""
+    """Find chunks in an object store that no index names: of members that were deleted, or never committed."""
     found: dict[str, Listed] = {}
-    prefixes = {path.rpartition("/")[0] for path in group.store.walk() if path.endswith(f"/{FRAME_NAME}")}
+    parts = (path.rpartition("/") for path in group.store.walk())
+    prefixes = {prefix for prefix, _, name in parts if prefix.endswith(SUFFIXES) and chunk_number(name) is not None}
     for prefix in prefixes - {*members}:
         store = group.store_of(prefix)
         with suppress(OSError, B2ArrayError):
-            if look(store).is_mark:
+            there = look(store)
+            if there.name is None or there.is_mark:
                 found |= {
                     f"{prefix}/{name}": each for name, each in store.listing().items() if chunk_number(name) is not None
                 }
+    return found
+
+
+def _marks(group: Directory, members: Collection[str]) -> dict[str, Listed]:
+    """Find the marks of deleted members in an object store.
+
+    Object stores do not delete on a condition. So to remove a mark is safe only while nobody makes a member in its
+    place.
+    """
+    found: dict[str, Listed] = {}
+    for path in {*members_among(group.store.walk()).values()} - {*members}:
+        with suppress(OSError, B2ArrayError):
+            there = look(group.store_of(path))
+            if there.is_mark:
+                mark = f"{path}/{there.name}" if there.name else path
+                found[mark] = _whole(group, mark)
     return found
 
 
