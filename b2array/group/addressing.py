@@ -165,10 +165,17 @@ def open(
     return _shown(held, existing, follow=follow)
 
 
-def _in_file(file: BinaryFile, mode: AnyMode, offset: int, store: Store, *, follow: bool) -> NDArray | SChunk:
+def _in_file(file: BinaryFile, mode: AnyMode, offset: int, store: Store, *, follow: bool) -> NDArray | SChunk | Group:
     if mode != "r":
         raise ReadOnlyError(f"{type(file).__name__}: an open file can only be read; to change it, open it by its name")
-    return _shown(snapshot.load(store, start=offset), mode, follow=follow)
+    try:
+        held = snapshot.load(store, start=offset)
+    except FormatError:
+        (head,) = store.head([""], 16)
+        if offset or isinstance(head, Exception) or bytes(head.data[:4]) not in MAGIC:
+            raise
+        return open_group(file, follow=follow)
+    return _shown(held, mode, follow=follow)
 
 
 def _shown(held: Snapshot, mode: Mode, *, follow: bool) -> NDArray | SChunk:

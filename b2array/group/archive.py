@@ -22,6 +22,7 @@ from b2array.group import embedded
 from b2array.group.members import Members
 from b2array.store.base import Stamp, Store, stale_reader
 from b2array.store.open import open_store
+from b2array.store.open_file import BinaryFile
 from b2array.store.spans import Span
 
 __all__ = ["MAGIC", "Archive"]
@@ -45,7 +46,7 @@ class Archive:
     """The members of a group in a zip archive, as they were when somebody first asked for them. For reading."""
 
     def __init__(
-        self, url: str, storage_options: Mapping[str, Any],
+        self, url: str | BinaryFile, storage_options: Mapping[str, Any],
         known: tuple[Stamp, dict[str, _Entry], Members] | None = None,
     ) -> None:  # fmt: skip
         self._options = dict(storage_options)

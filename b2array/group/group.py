@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, Unpack, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,8 @@ from b2array.group.transaction import Transaction, changing
 from b2array.group.tree import Names, Tree
 from b2array.keywords import refuse_calls, spelled_out
 from b2array.printable import printable
-from b2array.store.open import address_of, cut
+from b2array.store.open import address_of, cut, open_store
+from b2array.store.open_file import BinaryFile, is_open_file
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -61,7 +62,7 @@ refuse_calls("b2array.group", "b2array.open_group(url, 'w') makes a group, b2arr
 
 @spelled_out()
 def open_group(
-    url: str | os.PathLike[str],
+    url: str | os.PathLike[str] | BinaryFile,
     mode: AnyMode = "r",
     *,
     follow: bool = False,
@@ -72,8 +73,9 @@ def open_group(
 
     Parameters
     ----------
-    url : str or os.PathLike
-        A directory, a prefix that fsspec understands, or a ``.b2z`` file of python-blosc2.
+    url : str, os.PathLike or binary file
+        A directory, a prefix that fsspec understands, or a ``.b2z`` file of python-blosc2; also one that is open, or
+        that ``fsspec.open`` returns.
     mode : {"r", "r+", "a", "w", "w-", "x"}
         "r": read; "r+": read and change; "a": the same, and make the group if there is none; "w": make an empty group,
         which replaces one that is there; "w-" and "x": make a group where there is none.
@@ -107,7 +109,10 @@ def open_group(
     """
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
-    url, storage_options = address_of(url, storage_options, fs)
+    if is_open_file(url):
+        open_store(url, storage_options=storage_options, fs=fs)  # refuses options
+        return _in_file(url, mode, follow=follow)
+    url, storage_options = address_of(cast(str | os.PathLike[str], url), storage_options, fs)
     address, options = os.fspath(url), storage_options or {}
     required = mode in ("r", "r+")
     home = whole.home_of(address, options, required=required)
@@ -129,6 +134,12 @@ def open_group(
     if mode != "r":
         home.recover()
     return Group(home, "", "r" if mode == "r" else "r+", follow=follow)
+
+
+def _in_file(file: BinaryFile, mode: AnyMode, *, follow: bool) -> Group:
+    if mode != "r":
+        raise ReadOnlyError(f"{type(file).__name__}: an open file can only be read; to change it, open it by its name")
+    return Group(whole.home_in_file(file), "", mode, follow=follow)
 
 
 class Group(MutableMapping[str, Any]):

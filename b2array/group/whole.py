@@ -22,6 +22,8 @@ from b2array.group.transaction import Transaction, changing
 from b2array.store.atomic import require_free
 from b2array.store.base import Head, Store, says_more
 from b2array.store.endings import JOURNAL, LOCK, UNFINISHED
+from b2array.store.open import open_store
+from b2array.store.open_file import BinaryFile
 
 __all__ = ["check_replaceable", "clear", "complete", "consolidate", "discard", "exists", "home_of", "initialise"]
 
@@ -36,6 +38,16 @@ def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = Tr
     if required and not (there or exists(home, shown=True)):
         raise FileNotFoundError(f"{home.store.url}: there is no group{_unlisted(home.store)}")
     return home
+
+
+def home_in_file(file: BinaryFile) -> Archive:
+    """Return the archive that an open file holds. Raises FormatError for anything else."""
+    store = open_store(file)
+    if not _is_archive(store):
+        (head,) = store.head([""], 16)
+        found = "nothing" if isinstance(head, Exception) else foreign.described(head.data)
+        raise FormatError(f"{store.url}: expected a zip archive, found {found}")
+    return Archive(file, {})
 
 
 def _unlisted(store: Store) -> str:
