@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import blosc2
+import fsspec
 import h5py
 import numpy as np
 import pytest
@@ -343,8 +344,19 @@ def test_a_member_is_added_to_what_is_there(tmp_path: Path) -> None:
         assert np.load(tmp_path / "back.npy").tolist() == [0, 1, 2, 3]
     b2array.convert(tmp_path / "x.npy", tmp_path / "new.b2z#a/x")
     assert b2array.open_group(tmp_path / "new.b2z")["a/x"][...].tolist() == [0, 1, 2]
-    with pytest.raises(ReadOnlyError, match="archive"):
-        b2array.convert(tmp_path / "y.npy", tmp_path / "new.b2z/y", overwrite=True)
+    for url in (f"{tmp_path}/new.b2z/y", f"{tmp_path}/new.b2z#a/y"):
+        b2array.convert(tmp_path / "y.npy", url)
+        with pytest.raises(FileExistsError):
+            b2array.convert(tmp_path / "x.npy", url)
+        b2array.convert(tmp_path / "x.npy", url, overwrite=True, verify=True)
+    group = b2array.open_group(tmp_path / "new.b2z")
+    assert {name: group[name][...].tolist() for name in ("a/x", "a/y", "y")} == dict.fromkeys(
+        ("a/x", "a/y", "y"), [0, 1, 2]
+    )
+    with fsspec.open(f"memory://{tmp_path.name}.b2z", "wb") as file:
+        file.write((tmp_path / "new.b2z").read_bytes())
+    with pytest.raises(ReadOnlyError, match="archive on another computer"):
+        b2array.convert(tmp_path / "y.npy", f"memory://{tmp_path.name}.b2z#z")
 
 
 @pytest.mark.parametrize("place", PLACES)
