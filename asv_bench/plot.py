@@ -7,9 +7,9 @@
     python asv_bench/plot.py defaults.json equal.json compression.json users.json
 
 Takes the medians of the first field of each file, puts their ratios into docs/measured.json, and draws speed.svg,
-equal.svg, requests.svg, compression.svg and users.svg in docs/drawings from that file. Leave out a file with ``-``. Without
-arguments it only draws. Ratios are those of processor time, which depends less than the clock on what else a machine
-does.
+equal.svg, requests.svg, compression.svg and users.svg in docs/drawings from that file. Leave out a file with ``-``.
+Without arguments it only draws. Ratios are those of processor time, which depends less than the clock on what else a
+machine does.
 """
 
 from __future__ import annotations

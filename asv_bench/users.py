@@ -3,10 +3,10 @@
     python asv_bench/users.py [--quick] [--rounds N] [--json FILE] [PART ...]
 
 PART is ``dask``, ``xarray``, ``store`` or ``simulation``; all of them by default. Each library works with its own
-defaults; b2array, zarr and h5py get the same chunks where dask needs some, and h5py gets its filter lzf. In each row the
-libraries take turns, in another order each round, and the tables give medians of wall and processor time, and the ratio
-to b2array: above 1, b2array takes less. So the ratios mean something on a busy machine, too; the milliseconds do not.
-Files are in a temporary directory that is removed at the end. plot.py draws what ``--json`` writes.
+defaults; b2array, zarr and h5py get the same chunks where dask needs some, and h5py gets its filter lzf. In each row
+the libraries take turns, in another order each round, and the tables give medians of wall and processor time, and the
+ratio to b2array: above 1, b2array takes less. So the ratios mean something on a busy machine, too; the milliseconds do
+not. Files are in a temporary directory that is removed at the end. plot.py draws what ``--json`` writes.
 
 From the object store, which takes 20 ms to answer, each read is done by a new process, and the ratio is that of wall
 time. It is a server of S3's protocol on this computer: see roundtrips.py.
@@ -166,7 +166,7 @@ def from_store(shape: tuple[int, ...], rounds: int) -> Rows:
         chosen = {"b2array": "b2array, one file", "blosc2": "python-blosc2, stock", "zarr, shards": "zarr, shards"}
         for key, label in labels.items():
             text = roundtrips.selections(shape)[key]
-            expected = float(np.sum(data[eval(text)]))  # noqa: S307 - our own
+            expected = float(np.sum(data[eval(text)]))
             seconds: dict[str, list[float]] = {name: [] for name in chosen}
             for _ in range(rounds):
                 for name, line in chosen.items():
