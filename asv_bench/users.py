@@ -6,7 +6,8 @@ PART is ``dask``, ``xarray``, ``store`` or ``simulation``; all of them by defaul
 defaults; b2array, zarr and h5py get the same chunks where dask needs some, and h5py gets its filter lzf. In each row
 the libraries take turns, in another order each round, and the tables give medians of wall and processor time, and the
 ratio to b2array: above 1, b2array takes less. So the ratios mean something on a busy machine, too; the milliseconds do
-not. Files are in a temporary directory that is removed at the end. plot.py draws what ``--json`` writes.
+not. Files are in a temporary directory that is removed at the end. plot.py draws what ``--json`` writes. If that file
+is there, the parts that are measured again are replaced in it.
 
 From the object store, which takes 20 ms to answer, each read is done by a new process, and the ratio is that of wall
 time. It is a server of S3's protocol on this computer: see roundtrips.py.
@@ -238,8 +239,9 @@ def main() -> None:
     given = parser.parse_args()
     parts = given.parts or ["dask", "xarray", "store", "simulation"]
     shape, rounds = (QUICK, 1) if given.quick else (SHAPE, given.rounds)
-    found: Rows = {}
-    sizes: dict[str, int] = {}
+    found: dict[str, Any] = {"rows": {}, "sizes": {}}
+    if given.json and given.json.exists():
+        found = json.loads(given.json.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as directory, dask.config.set(scheduler="threads"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         root = Path(directory)
@@ -247,17 +249,16 @@ def main() -> None:
             if part == "dask":
                 rows = with_dask(root, shape, rounds)
             elif part == "xarray":
-                rows, sizes = with_xarray(root, shape, rounds)
+                rows, found["sizes"] = with_xarray(root, shape, rounds)
+                print("sizes:", ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in found["sizes"].items()))
             elif part == "store":
                 rows = from_store(roundtrips.QUICK if given.quick else roundtrips.SHAPE, min(rounds, 5))
             else:
                 rows = of_simulation(root, shape, rounds)
             shown(rows)
-            found |= rows
-    if sizes:
-        print("sizes:", ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in sizes.items()))
-    if given.json:
-        given.json.write_text(json.dumps({"rows": found, "sizes": sizes}, indent=1) + "\n", encoding="utf-8")
+            found["rows"] |= rows
+            if given.json:
+                given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
