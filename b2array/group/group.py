@@ -115,11 +115,6 @@ def open_group(
     >>> group.attrs["place"] = "roof"
     >>> group["air"]["temperature"][:].tolist(), list(group), "air/pressure" in group
     ([20.5, 21.0], ['air'], False)
-
-    >>> with open_group("station.b2z", "w") as group:
-    ...     group["air/temperature"] = [20.5, 21.0]
-    >>> open_group("station.b2z")["air/temperature"][:].tolist()
-    [20.5, 21.0]
     """
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")

@@ -33,6 +33,7 @@ from typing import Any, Self, cast
 import msgpack
 
 from b2array.engine import snapshot
+from b2array.engine.commit import commit
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import EMBEDDED
 from b2array.engine.source import FRAME_NAME
@@ -186,7 +187,7 @@ class Unpacked(Directory):
         held = Handle(snapshot.load(self.store_of(path)), "r")
         with tempfile.TemporaryDirectory(suffix=TEMPORARY, dir=self.store.url) as directory:
             frame = str(Path(directory, "frame"))
-            copy_of(held, {})(frame, overwrite=False, layout="contiguous").commit()
+            commit(copy_of(held, {})(frame, overwrite=False, layout="contiguous"))
             archive.write(frame, path)
 
 
