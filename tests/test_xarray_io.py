@@ -582,14 +582,22 @@ def read_from(place: dict[str, object]) -> xr.Dataset:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("one_in", [pytest.param(4, id="short"), pytest.param(1, id="long", marks=pytest.mark.slow)])
 def test_readers_see_the_old_dataset_or_the_new_one(
-    place: dict[str, object], monkeypatch: pytest.MonkeyPatch, chunked: bool
+    place: dict[str, object], monkeypatch: pytest.MonkeyPatch, chunked: bool, one_in: int
 ) -> None:
     old, new = replaced()
     to_b2array(old, **place)
     states: list[int] = []
-    with watched_writes(monkeypatch, lambda: states.append(is_one_of(read_from(place), old, new))):
+    writes = itertools.count()
+
+    def look() -> None:
+        if next(writes) % one_in == 0:
+            states.append(is_one_of(read_from(place), old, new))
+
+    with watched_writes(monkeypatch, look):
         to_b2array(new.chunk(time=4) if chunked else new, **place, mode="w", scheduler="sync")
+    states.append(is_one_of(read_from(place), old, new))
     assert states[0] == 0
     assert states[-1] == 1
     assert states == sorted(states)

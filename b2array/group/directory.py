@@ -152,6 +152,10 @@ class Directory:
         """Read the list of members again when it is next needed."""
         self._known = None
 
+    def close(self) -> None:
+        """Close files."""
+        self.store.close()
+
     def _state(self) -> tuple[Manifest, Members]:
         known = self._known
         if known is None:

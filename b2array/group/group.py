@@ -24,7 +24,7 @@ from b2array.engine.handle import Follower, Handle, Mode
 from b2array.engine.manifest import ARRAY, ATTRS, OTHER, check_name, is_embedded
 from b2array.errors import ReadOnlyError
 from b2array.format.foreign import check_ending
-from b2array.group import whole
+from b2array.group import unpacked, whole
 from b2array.group.archive import Archive
 from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.directory import Directory, NewFrame, copy_of
@@ -66,22 +66,31 @@ def open_group(
     mode: AnyMode = "r",
     *,
     follow: bool = False,
+    resume: bool | None = None,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> Group:
     """Open a group of arrays, or make one.
 
+    A local ``.b2z`` file is a whole group. To make or change one, use it in a ``with`` statement, or call
+    `Group.close`: until then the members are in a directory beside it, ``.b2work``. `Group.close` packs them into a new
+    file, which replaces the old one in one step. Readers find the old file until then. One writer at a time can change
+    it.
+
     Parameters
     ----------
     url : str, os.PathLike or binary file
-        A directory, a prefix that fsspec understands, or a ``.b2z`` file of python-blosc2; also one that is open, or
-        that ``fsspec.open`` returns.
+        A directory, a prefix that fsspec understands, or a ``.b2z`` file, which python-blosc2 reads and writes as well;
+        also one that is open, or that ``fsspec.open`` returns.
     mode : {"r", "r+", "a", "w", "w-", "x"}
         "r": read; "r+": read and change; "a": the same, and make the group if there is none; "w": make an empty group,
         which replaces one that is there; "w-" and "x": make a group where there is none.
     follow : bool, default False
         Whether the group, and arrays taken from it, show what others commit, without `refresh`. Then each use of them
         looks at the store first.
+    resume : bool, optional
+        For ``.b2z`` files: whether to continue with what a writer has left that was killed or failed, or to remove it.
+        Without it, finding something is an error; mode "w" removes it.
     storage_options : mapping, optional
         For fsspec.
     fs : fsspec.AbstractFileSystem, optional
@@ -96,7 +105,9 @@ def open_group(
     FormatError
         The URL is that of a file which is not an archive.
     ReadOnlyError
-        Archives and some protocols can only be read.
+        Archives on other computers and some protocols can only be read.
+    ConflictError
+        A writer of the ``.b2z`` file is at work, did not finish, or somebody has replaced the file since.
 
     Examples
     --------
@@ -114,11 +125,15 @@ def open_group(
         return _in_file(url, mode, follow=follow)
     url, storage_options = address_of(cast(str | os.PathLike[str], url), storage_options, fs)
     address, options = os.fspath(url), storage_options or {}
+    if mode != "r" and unpacked.is_place(address, options):
+        return Group(unpacked.unpacked(address, options, mode, resume=resume), "", "r+", follow=follow)
     required = mode in ("r", "r+")
     home = whole.home_of(address, options, required=required)
     if isinstance(home, Archive):
         if mode != "r":
-            raise ReadOnlyError(f"{home.url} is an archive, which can only be read; open it with mode='r'")
+            raise ReadOnlyError(
+                f"{home.url} is an archive, which can only be read; a local file that ends with .b2z can be changed"
+            )
         return Group(home, "", mode, follow=follow)
     there = required or whole.exists(home)
     if mode in ("w", "w-", "x") or not there:
@@ -569,15 +584,27 @@ class Group(MutableMapping[str, Any]):
         self._home.refresh()
 
     def close(self) -> None:
-        """Close files. The handle opens them again when it needs them."""
-        if not isinstance(self._home, Transaction):
+        """Close files. The handle opens them again when it needs them.
+
+        A ``.b2z`` file that was opened for changes is written now. After that the group shows it, for reading; arrays
+        that were taken from the group before are gone. If this fails, the old file is as it was.
+        """
+        if isinstance(self._home, Transaction):
+            return
+        if self._prefix:
             self._home.store.close()
+        else:
+            self._home.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None and isinstance(self._home, unpacked.Unpacked) and not self._prefix:
+            if said := self._home.leave():
+                error.add_note(said)
+        else:
+            self.close()
 
     __eq__, __hash__ = object.__eq__, object.__hash__
 

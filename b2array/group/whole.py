@@ -25,7 +25,17 @@ from b2array.store.endings import JOURNAL, LOCK, UNFINISHED
 from b2array.store.open import open_store
 from b2array.store.open_file import BinaryFile
 
-__all__ = ["check_replaceable", "clear", "complete", "consolidate", "discard", "exists", "home_of", "initialise"]
+__all__ = [
+    "check_replaceable",
+    "clear",
+    "complete",
+    "consolidate",
+    "discard",
+    "exists",
+    "home_of",
+    "initialise",
+    "is_archive",
+]
 
 
 def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = True) -> Directory | Archive:
@@ -33,7 +43,7 @@ def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = Tr
     home = Directory(url, storage_options)
     # Look for the manifest first: if it exists, this is the only request.
     there = not home.url.endswith(".b2z") and home.look()
-    if not there and _is_archive(home.store):
+    if not there and is_archive(home.store):
         return Archive(url, storage_options)
     if required and not (there or exists(home, shown=True)):
         raise FileNotFoundError(f"{home.store.url}: there is no group{_unlisted(home.store)}")
@@ -61,7 +71,7 @@ def _unlisted(store: Store) -> str:
     return ""
 
 
-def _is_archive(store: Store) -> bool:
+def is_archive(store: Store) -> bool:
     """Whether the URL names a zip archive, and not a directory or prefix."""
     if store.is_prefix:
         return False

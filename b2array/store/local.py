@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
+from io import FileIO
 from typing import Any, Self
 
 import numpy as np
@@ -36,7 +37,7 @@ from b2array.store.base import (
 )
 from b2array.store.endings import LOCK, TEMPORARY
 from b2array.store.links import OpenDirectory
-from b2array.store.locks import locked, remove_lock
+from b2array.store.locks import free_lock, locked, remove_lock
 from b2array.store.spans import Span
 
 __all__ = ["LocalStore"]
@@ -398,6 +399,10 @@ class LocalStore(Store):
         disk.rename_to_free_name(other._own_path(""), path, durable=durability() != "off")
         self.close()
         other.close()
+
+    def lock_if_free(self) -> FileIO | None:
+        """Take the lock of this one file, and hold it until what is returned is closed; None if somebody holds it."""
+        return free_lock(self._own_path("") + LOCK)
 
     def drop_lock(self) -> None:
         outer, name = os.path.split(self._path(""))

@@ -9,6 +9,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from b2array.array.schunk import open_schunk
@@ -20,6 +21,7 @@ from b2array.engine.snapshot import load
 from b2array.errors import B2ArrayError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import Storage
 from b2array.format.header import FrameType
+from b2array.group import unpacked
 from b2array.group.addressing import group_of
 from b2array.group.directory import Directory
 from b2array.store.base import Listed, Store
@@ -71,8 +73,9 @@ def vacuum(
     Parameters
     ----------
     url : str or os.PathLike
-        An array, any other frame, or a group, whose members are gone through: the result is then a `Results`. In it,
-        "." stands for what killed writers left outside of the members, with members that were never committed.
+        An array, any other frame, a ``.b2z`` file, beside which writers that did not finish leave their directory, or a
+        group, whose members are gone through: the result is then a `Results`. In it, "." stands for what killed writers
+        left outside of the members, with members that were never committed.
     grace : str or float, default "24h"
         How old a file must be, in seconds or as text with a unit ("s", "min", "h", "d"), by the clock of the server or
         file system that dates the files. One hour or more is safe while
@@ -106,6 +109,8 @@ def vacuum(
     """
     seconds = in_seconds(grace)
     url, storage_options = address_of(url, storage_options, fs)
+    if unpacked.is_place(os.fsdecode(url), storage_options or {}):
+        return _of_archive(os.fsdecode(url), seconds, dry_run, storage_options)
     return change_each(
         url, storage_options, lambda each: _vacuumed(each, seconds, dry_run, storage_options), dry_run=dry_run,
         outside=lambda group: _outside(group, seconds, dry_run),
@@ -126,6 +131,25 @@ def _vacuumed(url: str, seconds: float, dry_run: bool, storage_options: Storage)
             old = {name: old[name] for name in old.keys() - _awaited(store, url, storage_options, old)}
         if not dry_run:
             pending.remove(store, old)
+    return Cleanup(store.url, dry_run, tuple(sorted(old)), sum(each.size for each in old.values()))
+
+
+def _of_archive(url: str, seconds: float, dry_run: bool, storage_options: Storage) -> Cleanup:
+    """Remove what writers of an archive have left beside it, unless one is at work."""
+    store = open_store(url, storage_options=storage_options)
+    with unpacked.abandoned(url, storage_options or {}) as left:
+        found = pending.leftovers(store, {})
+        if left is not None:
+            inside = [each.lstat() for each in (Path(left), *Path(left).rglob("*"))]
+            size, youngest = sum(each.st_size for each in inside), max(each.st_mtime for each in inside)
+            found[f"{Path(left).name}/"] = Listed(size, youngest)
+        elif not found and not os.path.lexists(store.url):
+            raise FileNotFoundError(f"{store.url}: there is no archive, and no writer has left anything")
+        old = _older(store, found, seconds)
+        if not dry_run:
+            pending.remove(store, old)
+            if left is not None and f"{Path(left).name}/" in old:
+                unpacked.remove(left)
     return Cleanup(store.url, dry_run, tuple(sorted(old)), sum(each.size for each in old.values()))
 
 

@@ -22,6 +22,8 @@ from b2array.store.endings import JOURNAL
 from b2array.workers import distributed
 from b2array.workers.pending import Journal
 
+pytestmark = pytest.mark.crossed
+
 LAYOUTS = ["contiguous", "sparse"]
 
 
