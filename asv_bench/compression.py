@@ -2,7 +2,7 @@
 
     python asv_bench/compression.py [--kinds NAME ...] [--rounds N] [--filters] [--errors] [--json FILE]
 
-Makes some twenty-five kinds of data, of about 4 MB each, writes each with every library in turns, and reads it back.
+Makes some thirty-five kinds of data, of about 4 MB each, writes each with every library in turns, and reads it back.
 The sizes are those of the files. The times are processor time, medians over the rounds; a ratio above 1 means that the
 other library takes more than b2array. ``--filters`` also tries each filter with b2array's own codec and level, which
 the automatic choice has to match. ``--errors`` compares arrays that may have errors with the exact ones. Files are in a
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import blosc2
 import h5py
+import ml_dtypes
 import numpy as np
 import zarr
 from timing import in_turns
@@ -216,6 +217,18 @@ def noise_f8(rng: np.random.Generator) -> Array:
     return rng.random((512, SIDE))
 
 
+def field_bf16(rng: np.random.Generator) -> Array:
+    return (10 * waves(rng, (2048, SIDE))).astype(ml_dtypes.bfloat16)
+
+
+def weights_bf16(rng: np.random.Generator) -> Array:
+    return rng.normal(0, 0.02, (2048, SIDE)).astype(ml_dtypes.bfloat16)
+
+
+def weights_f8(rng: np.random.Generator) -> Array:
+    return rng.normal(0, 0.5, (4096, SIDE)).astype(ml_dtypes.float8_e4m3fn)
+
+
 KINDS: dict[str, Callable[[np.random.Generator], Array]] = {
     "smooth f4": smooth_f4, "smooth f8": smooth_f8, "simulated f8": simulated_f8, "noisy f4": noisy_f4,
     "noisy f8": noisy_f8, "temperatures f4, .1": temperatures_f4, "rounded f4, .01": rounded_f4,
@@ -225,7 +238,8 @@ KINDS: dict[str, Callable[[np.random.Generator], Array]] = {
     "colours u1": colours_u1, "image u2": image_u2, "labels i4": labels_i4, "classes u1": classes_u1,
     "mask bool": mask_bool, "coordinates f8": coordinates_f8, "times M8[ns]": times, "index i8": index_i8,
     "words U10": words, "names S8": stations_s8, "records": records, "rain f4": rain_f4,
-    "holes (NaN) f4": holes_f4, "complex c8": waves_c8, "noise f8": noise_f8,
+    "holes (NaN) f4": holes_f4, "complex c8": waves_c8, "noise f8": noise_f8, "field bfloat16": field_bf16,
+    "weights bfloat16": weights_bf16, "weights float8": weights_f8,
 }  # fmt: skip
 
 
@@ -237,6 +251,11 @@ def made(kind: str) -> Array:
 # The libraries.
 
 
+def known_to_all(data: Array) -> Array:
+    """Return data as integers if their type is from the package ml_dtypes, which only b2array stores."""
+    return data.view(f"u{data.itemsize}") if data.dtype.name in dir(ml_dtypes) else data
+
+
 def write_b2array(path: Path, data: Array, **options: Any) -> None:
     b2array.asarray(data, url=path, **options)
 
@@ -246,7 +265,7 @@ def read_b2array(path: Path) -> Array:
 
 
 def write_blosc2(path: Path, data: Array) -> None:
-    blosc2.asarray(data, urlpath=str(path), mode="w")
+    blosc2.asarray(known_to_all(data), urlpath=str(path), mode="w")
 
 
 def read_blosc2(path: Path) -> Array:
@@ -256,7 +275,7 @@ def read_blosc2(path: Path) -> Array:
 def write_zarr(path: Path, data: Array) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some types have no place in the specification
-        zarr.create_array(str(path), data=data)
+        zarr.create_array(str(path), data=known_to_all(data))
 
 
 def read_zarr(path: Path) -> Array:
@@ -265,6 +284,7 @@ def read_zarr(path: Path) -> Array:
 
 def write_h5py(path: Path, data: Array, compression: str) -> None:
     # h5py knows neither times nor text of fixed length in Unicode.
+    data = known_to_all(data)
     stored = (
         data.view("i8")
         if data.dtype.kind == "M"

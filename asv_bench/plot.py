@@ -3,12 +3,13 @@
     python asv_bench/compare.py --json defaults.json
     python asv_bench/compare.py --equal --json equal.json
     python asv_bench/compression.py --json compression.json
-    python asv_bench/plot.py defaults.json equal.json compression.json
+    python asv_bench/users.py --json users.json
+    python asv_bench/plot.py defaults.json equal.json compression.json users.json
 
 Takes the medians of the first field of each file, puts their ratios into docs/measured.json, and draws speed.svg,
-equal.svg, requests.svg and compression.svg in docs/drawings from that file. Leave out a file with ``-``. Without
-arguments it only draws. Ratios are those of processor time, which depends less than the clock on what else a machine
-does.
+equal.svg, requests.svg, compression.svg and users.svg in docs/drawings from that file. Leave out a file with ``-``.
+Without arguments it only draws. Ratios are those of processor time, which depends less than the clock on what else a
+machine does.
 """
 
 from __future__ import annotations
@@ -36,6 +37,22 @@ def ratios(rows: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float
         for label, row in rows.items()
         if label != "size" and row.keys() >= _COLOURS.keys()
     }
+
+
+def user_ratios(found: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the ratios of what users.py measured: of wall time where a server takes long, and of sizes."""
+    rows = {}
+    for label, row in found["rows"].items():
+        clock = 0 if label.startswith("store:") else 1
+        rows[label] = {
+            name: round(each[clock] / row["b2array"][clock], 2) for name, each in row.items() if name != "b2array"
+        }
+        if label == "xarray: mean of each day":
+            sizes = found["sizes"]
+            rows["xarray: size on disk"] = {
+                name: round(nbytes / sizes["b2array"], 2) for name, nbytes in sizes.items() if name != "b2array"
+            }
+    return rows
 
 
 def place(ratio: float) -> float:
@@ -128,7 +145,7 @@ def pictures() -> dict[str, str]:
     """Return the pictures of what was measured."""
     measured = json.loads(MEASURED.read_text(encoding="utf-8"))
     drawing = runpy.run_path(str(DOCS / "drawings.py"))["Picture"]
-    draws = {"speed": speed, "equal": speed, "requests": requests, "compression": sizes}
+    draws = {"speed": speed, "equal": speed, "requests": requests, "compression": sizes, "users": speed}
     return {name: draw(drawing, measured[name]).svg() for name, draw in draws.items() if name in measured}
 
 
@@ -136,11 +153,16 @@ def main() -> None:
     """Take over what was measured, and draw it."""
     if sys.argv[1:]:
         measured = json.loads(MEASURED.read_text(encoding="utf-8"))
-        for name, path in zip(("speed", "equal", "compression"), sys.argv[1:], strict=False):
+        for name, path in zip(("speed", "equal", "compression", "users"), sys.argv[1:], strict=False):
             if path == "-":
                 continue
             results = json.loads(Path(path).read_text(encoding="utf-8"))
-            measured[name] = size_ratios(results) if name == "compression" else ratios(next(iter(results.values())))
+            if name == "users":
+                measured[name] = user_ratios(results)
+            elif name == "compression":
+                measured[name] = size_ratios(results)
+            else:
+                measured[name] = ratios(next(iter(results.values())))
         MEASURED.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     for name, svg in pictures().items():
         (DOCS / "drawings" / f"{name}.svg").write_text(svg, encoding="utf-8")

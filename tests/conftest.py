@@ -6,17 +6,22 @@ import gc
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from typing import TypeVar
 from unittest import TestCase
 
 import clouds
 import pytest
 from fsspec.asyn import sync_wrapper
 from hypothesis import is_hypothesis_test, settings
+from lengths import Sampled
 from servers import RangeServer, range_server
 
 import b2array
+
+T = TypeVar("T")
 
 # gcsfs would ask Google by other ways than HTTP what kind of bucket it has before it.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
@@ -40,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--hostile-seed", type=int, default=0, help="what the damage is drawn from")
     parser.addoption("--power", type=int, help="how many random states of a disk to try")
     parser.addoption("--groups", type=float, help="for how many seconds writers of one group meet, each time")
+    parser.addoption("--groups-seed", type=int, help="what the random model of groups is drawn from")
     parser.addoption("--power-seed", type=int, default=1, help="which ones")
 
 
@@ -55,9 +61,32 @@ def _is_random(item: pytest.Item) -> bool:
     )
 
 
+def _values(item: pytest.Function) -> set[tuple[str, int]]:
+    """Name the values of a test's parameters. What is one value of a parameter is one object for all tests."""
+    return {(name, id(value)) for name, value in item.callspec.params.items()}
+
+
+def _leave_each_value(items: list[pytest.Function]) -> None:
+    """Mark most combinations of one test's parameters as slow, so that each value stays in one of the others."""
+    left = [item for item in items if item.get_closest_marker("slow") is None]
+    unseen = set().union(*map(_values, left))
+    while unseen:
+        chosen = max(left, key=lambda item: len(unseen & _values(item)))
+        left.remove(chosen)
+        unseen -= _values(chosen)
+    for item in left:
+        item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let the tests of a long run take as long as they need; random tests are slow where a profile makes them so."""
+    by_function: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and item.get_closest_marker("crossed"):
+            by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for same in by_function.values():
+        _leave_each_value(same)
     is_long = settings.get_current_profile_name() != "b2array"
     if is_long:
         for item in filter(_is_random, items):
@@ -75,6 +104,20 @@ def count_of(request: pytest.FixtureRequest) -> int:
 
 
 SHORT_AND_SLOW = [pytest.param(0, id="short"), pytest.param(1, id="long", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(params=SHORT_AND_SLOW)
+def sampled(request: pytest.FixtureRequest) -> Sampled:
+    """Return what takes one of so many places in an ordinary run, and all of them with the mark `slow`.
+
+    With which one it begins, differs from test to test.
+    """
+    first = zlib.crc32(request.node.name.encode())
+
+    def chosen(places: Sequence[T], one_in: int) -> Sequence[T]:
+        return places if request.param else places[first % max(1, min(one_in, len(places))) :: one_in]
+
+    return chosen
 
 
 @pytest.fixture(autouse=True, scope="module")

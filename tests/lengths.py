@@ -1,8 +1,19 @@
-"""How many examples Hypothesis draws for a test."""
+"""How many examples Hypothesis draws for a test, and how many places a test tries."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
 from hypothesis import settings
+
+T = TypeVar("T")
+
+
+class Sampled(Protocol):
+    """What the fixture `sampled` gives: it takes one of so many places, or all in a slow run."""
+
+    def __call__(self, places: Sequence[T], one_in: int, /) -> Sequence[T]: ...
 
 
 def examples(usual: int) -> int:

@@ -29,7 +29,7 @@ from b2array.store.open import FILE_SYSTEM, open_store
 from b2array.store.secrets import secrets
 from b2array.store.spans import Span
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is rewritten with every change")
+pytestmark = [pytest.mark.crossed, pytest.mark.filterwarnings("ignore:.*is rewritten with every change")]
 forking = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 TIMEOUT = 0.3
@@ -407,7 +407,7 @@ def in_a_process(cloud: Cloud, function: Callable[..., object], *args: object) -
 
 
 @forking
-@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@pytest.mark.parametrize("layout", [pytest.param("contiguous", marks=pytest.mark.slow), "sparse"])
 def test_a_writer_that_is_killed_at_a_request_leaves_a_committed_state(cloud, cloud_url, gate, layout, torture):
     gate, options = gate
     url = f"{cloud_url}/a.b2nd"
@@ -463,10 +463,10 @@ def count_up(url: str, options: dict[str, object], rounds: int) -> None:
 def test_no_update_is_lost_between_processes(cloud, cloud_url):
     url = f"{cloud_url}/a.b2nd"
     held = b2array.zeros((2, 40), "i8", url=url, chunks=(1, 40), storage_options=cloud.options)
-    processes = [in_a_process(cloud, count_up, url, cloud.options, 6) for _ in range(3)]
+    processes = [in_a_process(cloud, count_up, url, cloud.options, 9) for _ in range(2)]
     for process in processes:
         process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert [process.exitcode for process in processes] == [0, 0]
     held.refresh()
     assert held[0, 0] == 18
 

@@ -300,7 +300,7 @@ def test_a_slow_writer_among_fast_ones_gets_its_turn(opened, monkeypatch):
 
     def write(n):
         array, count = opened(), 0
-        while not stop.is_set() and count < 25:
+        while not stop.is_set() and count < 12:
             count += 1
             array[4 * n : 4 * n + 4] = count
             time.sleep(0.01)

@@ -34,7 +34,7 @@ def test_arrays_do_not_get_the_endings_of_other_formats(tmp_path: Path, maker: s
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("ending", [".npy", ".h5", ".zarr", ".zarr/", ".nc", ".b2z"])
+@pytest.mark.parametrize("ending", [".npy", ".h5", ".zarr", ".zarr/", ".nc", ".b2z/"])
 @pytest.mark.parametrize("mode", ["w", "x", "w-", "a"])
 def test_groups_do_not_get_the_endings_of_other_formats(tmp_path: Path, mode: Any, ending: str) -> None:
     with pytest.raises(ValueError, match=r"expected an ending such as \.b2d for a group, found that of an? \w"):

@@ -33,7 +33,7 @@ ALLOWED = {
     "compute": {"engine", "format", "grid", "threads"},
     "array": {"codec", "compute", "display", "engine", "format", "grid", "store", "threads", "workers"},
     "group": {"array", "compute", "display", "engine", "format", "store", "threads"},
-    "xarray_io": {"array", "codec", "engine", "format", "grid", "group", "store", "workers"},
+    "xarray_io": {"array", "codec", "engine", "format", "grid", "group", "store", "threads", "workers"},
     "exchange": {"array", "bloscpack", "codec", "display", "engine", "format", "grid", "group", "store"},
 }
 
@@ -54,7 +54,7 @@ OPTIONAL = {
     "tqdm": {"progress"},
     "typer": {"tools.cli", "tools.options"},
     "xarray": {"array.array", "group.group"}
-    | {f"xarray_io.{name}" for name in ("__init__", "backend", "encoding", "writing")},
+    | {f"xarray_io.{name}" for name in ("__init__", "backend", "encoding", "loading", "writing")},
     "zarr": {"exchange.zarr"},
 }
 

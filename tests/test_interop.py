@@ -22,6 +22,8 @@ from b2array.codec.header import ChunkHeader, Special
 from b2array.errors import UnsupportedError
 from b2array.format.header import FrameType
 
+pytestmark = pytest.mark.crossed
+
 SHAPE, CHUNKS, BLOCKS = (23, 17), (12, 9), (5, 4)
 LAYOUTS = ("contiguous", "sparse")
 KEYS: tuple[Any, ...] = (..., (slice(3, 20, 3), slice(None)), (slice(None), 8), (22, 16), (slice(11, 13), slice(8, 10)))

@@ -24,7 +24,7 @@ from powerfail import Crash, Disk, materialise
 import b2array
 from b2array import bloscpack, config
 from b2array.engine import draft as drafting
-from b2array.errors import B2ArrayError, ChecksumError, ChunkMissingError
+from b2array.errors import B2ArrayError, ChecksumError, ChunkMissingError, ConflictError
 from b2array.store.atomic import AtomicFile
 from b2array.store.open import open_store
 from b2array.store.spool import Spool
@@ -214,6 +214,46 @@ class Deletions(Group):
         return [self.remove, self.delete, self.delete_directory]
 
 
+class Archive(Story):
+    """A group in one file, made, changed and replaced. What a writer left is dropped, or somebody continues."""
+
+    def steps(self) -> list[Callable[[], object]]:
+        return [partial(self.write, "w", 0), partial(self.write, "a", 1), partial(self.write, "w", 2)]
+
+    def write(self, mode: Any, number: int) -> None:
+        with b2array.open_group(self.root / "deep" / "g.b2z", mode) as group:
+            group["one"] = NOISE[:4] + number
+            group.create(f"inner/{number}", data=NOISE[4:8], layout="sparse", **CUT)
+            group.attrs["number"] = number
+
+    def see(self, root: Path) -> State:
+        try:
+            group = b2array.open_group(root / "deep" / "g.b2z")
+        except FileNotFoundError:
+            return None
+        arrays = {name: member[...].tobytes() for name, member in group.walk() if isinstance(member, b2array.NDArray)}
+        return arrays, dict(group.attrs)
+
+    def go_on(self, root: Path) -> None:
+        before = self.see(root)
+        work = Path(f"{root}/deep/g.b2z.b2work")
+        held = {path: path.read_bytes() for path in work.rglob("*") if path.is_file()}
+        b2array.open_group(root / "deep" / "g.b2z", "a", resume=False).close()
+        assert self.see(root) == before
+        for path, content in held.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        try:
+            with b2array.open_group(root / "deep" / "g.b2z", "a", resume=True) as group:
+                group["last"] = [1]
+        except ConflictError:  # the archive is already another one: what has been left is older
+            return
+        group = b2array.open_group(root / "deep" / "g.b2z")
+        assert b2array.verify(root / "deep" / "g.b2z", deep=True).ok
+        assert group["last"][0] == 1
+        assert "one" not in group or {*(group["one"][...] - NOISE[:4]).round(9).ravel().tolist()} <= {0.0, 1.0, 2.0}
+
+
 class Bloscpack(Story):
     """A Bloscpack file, made, replaced, and appended to."""
 
@@ -315,8 +355,8 @@ class SparseRepair(Repair):
 
 
 STORIES = (
-    Array, SpooledArray, SparseArray, Crowded, Group, Deletions, Bloscpack, OneFile, Distributed, SparseDistributed,
-    Repair, SparseRepair,
+    Array, SpooledArray, SparseArray, Crowded, Group, Deletions, Archive, Bloscpack, OneFile, Distributed,
+    SparseDistributed, Repair, SparseRepair,
 )  # fmt: skip
 
 

@@ -254,7 +254,7 @@ for n in range(rank, len(a), count):
 """
 
 
-@pytest.mark.parametrize("rows_of_a_chunk", [1, 4])
+@pytest.mark.parametrize("rows_of_a_chunk", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("target", ["local", "s3"], indirect=True)
 def test_processes_that_write_disjoint_parts_lose_nothing(target, rows_of_a_chunk):
     url, options = target

@@ -11,7 +11,7 @@ import sys
 import threading
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+from servers import RangeServer
 
 import b2array
 from b2array.array import dask as graphs
@@ -29,7 +30,7 @@ from b2array.errors import ConflictError, FormatError
 from b2array.store import cloud, remote, shared_memory
 from b2array.store.endings import JOURNAL
 from b2array.store.local import LocalStore
-from b2array.xarray_io import Backend, to_b2array
+from b2array.xarray_io import Backend, loading, to_b2array
 
 ENGINE = Backend
 
@@ -131,7 +132,7 @@ def test_decoding_can_be_turned_off_and_files_be_joined(tmp_path: Path) -> None:
     for n in range(2):
         ds = xr.Dataset({"a": ("time", np.arange(5.0))}, {"time": pd.date_range(f"2000-01-{5 * n + 1:02}", periods=5)})
         coding = {
-            "a": {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1},
+            "a": {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -(2**15)},
             "time": {"units": "hours since 1990-01-01"},
         }
         to_b2array(ds, tmp_path / f"{n}.b2d", encoding=coding)
@@ -208,6 +209,159 @@ def test_opening_reads_no_data_and_pickles(tmp_path: Path, monkeypatch: pytest.M
     copy = pickle.loads(pickle.dumps(back))
     assert not [key for url, key in keys if "temperature" in url]
     xr.testing.assert_identical(copy, weather())
+
+
+def published(http: RangeServer, path: Path) -> str:
+    """Put a group on a server; return its URL."""
+    b2array.open_group(path, "r+").consolidate()
+    for file in path.rglob("*"):
+        if file.is_file() and file.suffix != ".b2lock":
+            http.objects[f"{path.name}/{file.relative_to(path).as_posix()}"] = file.read_bytes()
+    return http.url_of(path.name)
+
+
+def many(number: int = 12) -> xr.Dataset:
+    rng = np.random.default_rng(number)
+    variables = {f"v{n}": (("time", "y", "x"), rng.normal(size=(6, 20, 30)).astype("f4")) for n in range(number)}
+    return xr.Dataset(variables, {"time": pd.date_range("2026-01-01", periods=6, freq="6h"), "x": np.arange(30.0)})
+
+
+def packed(ds: xr.Dataset) -> dict[str, dict[str, object]]:
+    """Return encodings so that xarray has to decode each variable."""
+    return {name: {"dtype": "i2", "scale_factor": 0.01, "_FillValue": -(2**15)} for name in ds.data_vars}
+
+
+@pytest.mark.parametrize("call", [xr.Dataset.load, xr.Dataset.compute, xr.Dataset.copy])
+def test_a_dataset_is_loaded_in_two_waves_of_requests(http: RangeServer, tmp_path: Path, call: object) -> None:
+    ds = many()
+    to_b2array(ds, tmp_path / "w.b2d", encoding=packed(ds))
+    url = published(http, tmp_path / "w.b2d")
+
+    def load() -> xr.Dataset:
+        back = xr.open_dataset(url, engine=ENGINE)
+        if call is xr.Dataset.copy:
+            back.v3.load()
+        http.requests.clear()
+        http.depth = 0
+        return call(back).load()
+
+    with b2array.config.using(cache_bytes=0):
+        # Members are opened in the first wave, and read in the second one.
+        assert fewest_waves(http, load, 2) == 2
+        left = len(ds.data_vars) - (call is xr.Dataset.copy)
+        assert len(http.requests) == (3 + 1) * left
+        xr.testing.assert_identical(load(), xr.open_dataset(tmp_path / "w.b2d", engine=ENGINE))
+
+
+def test_a_dataset_of_members_that_are_open_is_loaded_in_one_wave_of_requests(
+    http: RangeServer, tmp_path: Path
+) -> None:
+    ds = many()
+    to_b2array(ds, tmp_path / "w.b2d")
+    back = xr.open_dataset(published(http, tmp_path / "w.b2d"), engine=ENGINE)
+    first, second = back.isel(y=slice(0, 10)), back.isel(y=slice(10, 20))
+    first.load()
+
+    def load() -> xr.Dataset:
+        http.requests.clear()
+        http.depth = 0
+        return second.compute()
+
+    with b2array.config.using(cache_bytes=0):
+        assert fewest_waves(http, load, 1) == 1
+        assert len(http.requests) == len(ds.data_vars)  # no block is asked for twice
+        xr.testing.assert_identical(load(), ds.isel(y=slice(10, 20)))
+
+
+def fewest_waves(http: RangeServer, call: Callable[[], object], most: int) -> int:
+    """Return how many round trips a call takes; a busy machine may start a request late."""
+    depths = []
+    for delay in (0.02, 0.1, 0.3):
+        http.delay = delay
+        call()
+        depths.append(http.depth)
+        if http.depth <= most:
+            break
+    http.delay = 0
+    return min(depths)
+
+
+def test_a_tree_is_loaded_in_two_waves_of_requests(http: RangeServer, tmp_path: Path) -> None:
+    tree = xr.DataTree.from_dict({"/": many(3), "/inner": many(4), "/inner/most": many(2)})
+    to_b2array(tree, tmp_path / "t.b2d")
+    url = published(http, tmp_path / "t.b2d")
+
+    def load() -> xr.DataTree:
+        back = xr.open_datatree(url, engine=ENGINE)
+        http.requests.clear()
+        http.depth = 0
+        return back.load()
+
+    with b2array.config.using(cache_bytes=0):
+        assert fewest_waves(http, load, 2) == 2
+        xr.testing.assert_identical(load(), tree)
+
+
+def test_selections_of_a_dataset_are_loaded_together(http: RangeServer, tmp_path: Path) -> None:
+    ds = many()
+    to_b2array(ds, tmp_path / "w.b2d")
+    url = published(http, tmp_path / "w.b2d")
+
+    def load() -> xr.Dataset:
+        back = xr.open_dataset(url, engine=ENGINE).isel(time=slice(1, 4), y=3)
+        # One variable is transposed, one is taken at points, and one is in memory.
+        back = back.assign(v1=back.v1.T, v2=back.v2.isel(x=[3, 1]).drop_vars("x").rename(x="few"), v3=ds.v3[0, :2, 0])
+        http.requests.clear()
+        http.depth = 0
+        return back.load()
+
+    with b2array.config.using(cache_bytes=0):
+        # Two are read alone.
+        assert fewest_waves(http, load, 4) <= 4
+        part = ds.isel(time=slice(1, 4), y=3)
+        loaded = load()
+    for name in set(ds.data_vars) - {"v1", "v2", "v3"}:
+        xr.testing.assert_identical(loaded[name], part[name])
+    assert np.array_equal(loaded.v1, part.v1.T)
+    assert np.array_equal(loaded.v2, part.v2[:, [3, 1]])
+
+
+def test_one_variable_of_a_dataset_is_loaded_alone(http: RangeServer, tmp_path: Path) -> None:
+    ds = many()
+    to_b2array(ds, tmp_path / "w.b2d")
+    back = xr.open_dataset(published(http, tmp_path / "w.b2d"), engine=ENGINE)
+    with b2array.config.using(cache_bytes=0):
+        http.requests.clear()
+        assert np.array_equal(back.v5.values, ds.v5)
+        assert not [path for _, path, _ in http.requests if "v5" not in path]
+
+
+def test_datasets_are_loaded_in_parts_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ds = many()
+    to_b2array(ds, tmp_path / "w.b2d")
+    asked = []
+
+    def read_many(selections: Iterable[tuple[b2array.NDArray, object]]) -> list[object]:
+        asked.append(list(selections))
+        return b2array.read_many(asked[-1])
+
+    monkeypatch.setattr(loading, "read_many", read_many)
+    monkeypatch.setattr(loading, "MOST_NBYTES", 4 * ds.v0.nbytes)
+    xr.testing.assert_identical(reopened(tmp_path / "w.b2d").load(), ds)
+    assert [len(each) for each in asked] == [4, 4, 4]
+
+
+def test_what_fails_while_a_dataset_is_loaded_leaves_it_usable(http: RangeServer, tmp_path: Path) -> None:
+    ds = many()
+    to_b2array(ds, tmp_path / "w.b2d")
+    url = published(http, tmp_path / "w.b2d")
+    back = xr.open_dataset(url, engine=ENGINE)
+    (lost,) = [name for name in http.objects if "v5" in name and name.endswith(".b2nd")] or [None]
+    content = http.objects.pop(lost)
+    with b2array.config.using(cache_bytes=0), pytest.raises(FormatError, match="member v5"):
+        back.load()
+    http.objects[lost] = content
+    xr.testing.assert_identical(back.load(), ds)
 
 
 def test_a_single_array_is_a_variable(tmp_path: Path) -> None:
@@ -428,14 +582,22 @@ def read_from(place: dict[str, object]) -> xr.Dataset:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("one_in", [pytest.param(4, id="short"), pytest.param(1, id="long", marks=pytest.mark.slow)])
 def test_readers_see_the_old_dataset_or_the_new_one(
-    place: dict[str, object], monkeypatch: pytest.MonkeyPatch, chunked: bool
+    place: dict[str, object], monkeypatch: pytest.MonkeyPatch, chunked: bool, one_in: int
 ) -> None:
     old, new = replaced()
     to_b2array(old, **place)
     states: list[int] = []
-    with watched_writes(monkeypatch, lambda: states.append(is_one_of(read_from(place), old, new))):
+    writes = itertools.count()
+
+    def look() -> None:
+        if next(writes) % one_in == 0:
+            states.append(is_one_of(read_from(place), old, new))
+
+    with watched_writes(monkeypatch, look):
         to_b2array(new.chunk(time=4) if chunked else new, **place, mode="w", scheduler="sync")
+    states.append(is_one_of(read_from(place), old, new))
     assert states[0] == 0
     assert states[-1] == 1
     assert states == sorted(states)

@@ -21,6 +21,8 @@ import b2array
 from b2array.errors import ConflictError
 from b2array.xarray_io import Backend, to_b2array
 
+pytestmark = pytest.mark.crossed
+
 
 @pytest.fixture(autouse=True)
 def _threads():
@@ -533,3 +535,60 @@ def test_empty_and_small_pieces_give_no_warning(url: Path) -> None:
         warnings.simplefilter("error")
         to_b2array(ds, url)
     xr.testing.assert_identical(reopened(url).load(), ds.compute())
+
+
+# Groups in one file.
+
+
+def _days(first: int, count: int) -> xr.Dataset:
+    values = np.arange(first * 3, (first + count) * 3, dtype="f4").reshape(count, 3)
+    return xr.Dataset({"level": (("day", "x"), values)}, {"day": np.arange(first, first + count)}, {"place": "roof"})
+
+
+@pytest.mark.parametrize("chunks", [None, {"day": 2}], ids=["values", "dask"])
+@pytest.mark.parametrize("mode", ["w", "w-", "a"])
+def test_datasets_are_written_to_one_file(tmp_path: Path, mode: str, chunks: object) -> None:
+    url = tmp_path / "q.b2z"
+    ds = _days(0, 4) if chunks is None else _days(0, 4).chunk(chunks)
+    to_b2array(ds, url, mode=mode)
+    assert reopened(url).identical(_days(0, 4))
+    to_b2array(_days(4, 2).chunk(day=2), url, append_dim="day")
+    assert reopened(url).identical(_days(0, 6))
+    to_b2array(_days(1, 2) * 0, url, region="auto")
+    assert reopened(url).level.values.sum(axis=1).tolist() == [3, 0, 0, 30, 39, 48]
+    to_b2array(_days(7, 1), url, mode="w")
+    assert reopened(url).identical(_days(7, 1))
+    to_b2array(_days(8, 1), url, group="inner/one")
+    assert reopened(url).identical(_days(7, 1))
+    assert reopened(url, group="inner/one").identical(_days(8, 1))
+    with pytest.raises(FileExistsError):
+        to_b2array(_days(8, 1), url)
+    assert [path.name for path in tmp_path.iterdir()] == ["q.b2z"]
+
+
+def test_a_dataset_that_cannot_be_written_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    url = tmp_path / "q.b2z"
+
+    def fail(block: object) -> object:
+        raise RuntimeError("mine")
+
+    broken = xr.Dataset({"level": (("day", "x"), da.ones((4, 3)).map_blocks(fail, meta=np.ones((0, 0))))})
+    with pytest.raises(RuntimeError, match="mine"):
+        to_b2array(broken, url)
+    assert [*tmp_path.iterdir()] == []
+    to_b2array(_days(0, 2), url)
+    for mode in ("w", "a"):
+        with pytest.raises((RuntimeError, ValueError)):
+            to_b2array(broken, url, mode=mode)
+    with pytest.raises(FileNotFoundError, match="no group 'none'"):
+        to_b2array(_days(0, 2), url, group="none", mode="r+")
+    with pytest.raises(ValueError, match="would not grow"):
+        to_b2array(xr.Dataset({"day": ("day", [5])}), url, append_dim="day")
+    assert reopened(url).identical(_days(0, 2))
+    assert [path.name for path in tmp_path.iterdir()] == ["q.b2z"]
+
+
+def test_a_later_write_into_one_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"compute=False writes into a group later.*b2array\.convert"):
+        to_b2array(_days(0, 2).chunk(day=1), tmp_path / "q.b2z", compute=False)
+    assert [*tmp_path.iterdir()] == []

@@ -206,7 +206,7 @@ def publish(made: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
         if exclusive or (durability() == "full" and draft.store.appendable):
             raise
         with suppress(OSError, B2ArrayError):
-            found = load(draft.store)
+            found = load(draft.store, marks=True)
             if found.generation == generation or found.state.annotations.lists(state.annotations):
                 return found
         raise

@@ -551,7 +551,10 @@ class Draft(Target):
         """Go on from the state of another writer whose commit removed the bytes of the base; say whether one did."""
         if self.base is None or self.sparse or self.store.appendable or self.undo is not None or self.fork:
             return False
-        current = reload(self.base)
+        try:
+            current = reload(self.base)
+        except FileNotFoundError:  # that commit has deleted the frame
+            return False
         if current.generation == self.base.generation:
             return False
         self.rebase(current)

@@ -26,7 +26,8 @@ from b2array.engine.source import SPOOL, CachedHead, ChunkRequest, Location, Sou
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError, located_error
 from b2array.format import checksums
 from b2array.format.annotations import Sizes, block_bounds
-from b2array.store.base import join_views, too_short, where
+from b2array.store.base import join_views, stale_reader, too_short, where
+from b2array.store.endings import TEMPORARY
 from b2array.store.spans import Span, plan_packed_read, plan_scatter_read
 
 __all__ = ["Ask", "chunk_number", "each_chunk", "fetch", "fetch_from", "steps_of"]
@@ -248,6 +249,8 @@ def _refuse_missing(source: Source, asked: list[tuple[int, Ask]], error: FileNot
     names = [(n, ask.spans[0].name) for n, ask in asked]
     n, name = next((each for each in names if str(error.filename or "").endswith(each[1] or "\0")), names[0])
     source.locate(n)  # a lost chunk has no file
+    if source.url.endswith(TEMPORARY):  # its writer, or the next one, has moved the new frame to its own place
+        raise stale_reader(source.url) from error
     if name:
         raise ChunkMissingError(f"chunk {n} of {source.url}: expected its file {name}, found none") from error
 

@@ -213,7 +213,7 @@ class Handle:
             if self._draft is not None:
                 try:
                     return self._draft.attempt(task)
-                except (FormatError, UnsupportedError, NotADirectoryError) as error:
+                except (FormatError, UnsupportedError, FileNotFoundError, NotADirectoryError) as error:
                     _explain(self._draft, error)
                     raise
             draft = self.new_draft(locked=locked)
@@ -390,7 +390,7 @@ def _explain(source: Source, error: B2ArrayError | OSError) -> None:
 
     Other software moves chunks in its file, and a writer can replace a directory by a file.
     """
-    if isinstance(error, FormatError | NotADirectoryError):
+    if isinstance(error, FormatError | FileNotFoundError | NotADirectoryError):
         stale = source.staleness()
         if stale is not None:
             raise stale from error

@@ -30,14 +30,12 @@ from b2array.store.endings import JOURNAL, LOCK, TEMPORARY
 from b2array.store.local import LocalStore
 
 __all__ = [
-    "ABSENT", "COMMIT_KEY", "DELETED_KEY", "Found", "carry_out", "commit_of", "discard", "is_pending", "look",
-    "read_member", "settle", "writers_lock",
+    "ABSENT", "COMMIT_KEY", "Found", "carry_out", "commit_of", "discard", "is_abandoned", "is_pending",
+    "look", "read_member", "settle", "writers_lock",
 ]  # fmt: skip
 
 COMMIT_KEY = "group"
 """Key under which a member's frame records the last transaction that changed it: the group's identity, a number."""
-DELETED_KEY = "deleted"
-"""Key of an entry that only the frame in the place of a deleted member has."""
 
 _DAMAGED = "damaged "
 
@@ -87,7 +85,7 @@ class Found(NamedTuple):
 def look(store: Store) -> Found:
     """Look at what the store of a member holds itself, whatever the redo log says."""
     try:
-        held = snapshot.load(store)
+        held = snapshot.load(store, marks=True)
     except ABSENT:
         return Found(None)
     except _UNREADABLE:
@@ -99,7 +97,7 @@ def look(store: Store) -> Found:
         raise
     identity = held.state.annotations.identity
     lasting = f"id {identity.hex()}" if identity else held.generation
-    shown = None if held.state.annotations.entry(DELETED_KEY) else held
+    shown = None if held.state.annotations.entry(snapshot.DELETED_KEY) else held
     return Found(shown, held.generation, lasting, held.name, held.version)
 
 
@@ -118,10 +116,7 @@ def read_member(store_of: StoreOf, manifest: Manifest, path: str) -> Snapshot:
                 # Another process has just carried the entry out.
                 if look(store).state == found.state:
                     raise stale_reader(store.url) from None
-    held = snapshot.load(store)
-    if held.state.annotations.entry(DELETED_KEY):
-        raise FileNotFoundError(f"{store.url} was deleted")
-    return held
+    return snapshot.load(store)
 
 
 def _to_come(store_of: StoreOf, path: str, entry: Entry, found: Found) -> Snapshot:
@@ -188,10 +183,11 @@ def carry_out(
         break
     else:
         raise too_many_conflicts(store)
+    # Nobody else takes a lock in these places: who waits for that of a directory that went aside looks for it anew.
     if entry.token:
-        discard(aside)
+        discard(aside, locked=True)
     if entry.kind == "frame" and store.appendable:
-        discard(old)
+        discard(old, locked=True)
 
 
 def is_pending(store_of: StoreOf, path: str, entry: Entry, found: Found) -> bool:
@@ -239,6 +235,10 @@ def _change_object(
     """Give a member its new state in an object store: write its index, if it is still the one that goes."""
     goes = found.frame
     if entry.kind == "delete":
+        if store.guarantee == "lock" and goes is not None:
+            # Other files may be chunks of a member that somebody is about to make there.
+            store.delete([goes.name, *_chunks_of(goes)])
+            return
         if store.guarantee != COMPARE_AND_SWAP:
             store.delete([found.name or "", *(store.listing() if found.name else ())])
             return
@@ -255,19 +255,36 @@ def _change_object(
             store.replace(name, content, expected=found.version)
         stays = snapshot.restore(store, content, None)
     is_new = stays is None or goes is None or stays.state.annotations.identity != goes.state.annotations.identity
-    if goes is not None and goes.sparse and is_new:
+    if goes is not None and is_new:
         # These names are never used again where another writer could come in between.
-        offsets = goes.frame.offsets
-        store.delete([chunk_name(number) for number in offsets[offsets >= 0].tolist()])
+        store.delete(_chunks_of(goes))
 
 
-def discard(store: Store) -> None:
-    """Remove what was staged, or put aside: a file, a directory, or an object. It may be gone."""
+def _chunks_of(held: Snapshot) -> list[str]:
+    """Return the names of the files of a frame's chunks."""
+    offsets = held.frame.offsets
+    return [chunk_name(number) for number in offsets[offsets >= 0].tolist()] if held.sparse else []
+
+
+def discard(store: Store, *, locked: bool = False) -> None:
+    """Remove what was staged, or put aside: a file, a directory, or an object. It may be gone.
+
+    If `locked`, the caller sees to it that no other process is at work there.
+    """
     if store.appendable:
-        store.remove(FRAME_NAME, _belongs)
+        store.remove(FRAME_NAME, _belongs, locked=locked)
         store.drop_lock()  # nobody else waits for it: only its writer knows this place
     else:
         store.delete([""])
+
+
+def is_abandoned(store: Store) -> bool:
+    """Whether there is a directory with nothing but files of late writers: they missed that the frame was deleted."""
+    try:
+        names = store.walk()
+    except ABSENT:
+        return False
+    return bool(names) and FRAME_NAME not in names and all(map(_belongs, names))
 
 
 def _belongs(name: str) -> bool:

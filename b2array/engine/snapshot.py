@@ -34,7 +34,10 @@ from b2array.store.base import (
 )
 from b2array.store.spans import Span
 
-__all__ = ["Snapshot", "frame_in", "load", "reload", "restore", "unchanged"]
+__all__ = ["DELETED_KEY", "Snapshot", "frame_in", "load", "reload", "restore", "unchanged"]
+
+DELETED_KEY = "deleted"
+"""Key of an entry that only the frame in the place of a deleted member has."""
 
 _FIRST_READ = 64 * 2**10
 _LAST_READ = 64 * 2**10
@@ -166,8 +169,10 @@ class Snapshot(Source):
             raise stale_reader(self.url)
 
 
-def load(store: Store, *, start: int = 0) -> Snapshot:
+def load(store: Store, *, start: int = 0, marks: bool = False) -> Snapshot:
     """Read the frame that a store holds now.
+
+    An empty frame that marks the place of a deleted one is none, FileNotFoundError, unless the caller asks for `marks`.
 
     One wave of requests finds out whether the store is one file or a directory, and reads the first 64 KiB and, where
     servers can be asked for it, the last 64 KiB of the file. More follow if index and trailer are not in these, or if
@@ -176,10 +181,15 @@ def load(store: Store, *, start: int = 0) -> Snapshot:
     start = operator.index(start)
     if start < 0:
         raise ValueError(f"the offset of a frame in its file must be at least 0, not {start}")
+    held = None
     for _ in range(config.retries):
         with suppress(ConflictError):  # another writer came between the two waves
-            return _load(store, start)
-    return _load(store, start)
+            held = _load(store, start)
+            break
+    held = held or _load(store, start)
+    if not marks and held.state.annotations.entry(DELETED_KEY):
+        raise FileNotFoundError(f"{store.url} was deleted")
+    return held
 
 
 def _load(store: Store, start: int, *, in_one_wave: bool = True) -> Snapshot:
@@ -208,7 +218,7 @@ def _load(store: Store, start: int, *, in_one_wave: bool = True) -> Snapshot:
 def frame_in(store: Store) -> Snapshot | None:
     """Return the frame that a new one is to replace, if there is one that can be read."""
     try:
-        return load(store)
+        return load(store, marks=True)
     except (FileNotFoundError, FormatError, UnsupportedError):
         return None
 

@@ -31,6 +31,7 @@ from b2array.group.archive import MAGIC, Archive
 from b2array.group.directory import Directory, NewFrame, copy_of
 from b2array.group.members import Members
 from b2array.group.transaction import Transaction
+from b2array.group.unpacked import is_place, unpacked
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
@@ -131,6 +132,14 @@ def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
             whole.check_replaceable(home)
         whole.complete(home)
         home.recover()
+    with _building_in(home, prefix, settings, made=made) as building:
+        yield building
+
+
+@contextmanager
+def _building_in(home: Directory, prefix: str, settings: Settings, *, made: bool) -> Iterator[Building]:
+    """Write members into a group in one commit; in place of all others, if there is no prefix."""
+    storage = settings.storage_options or {}
     changes = Transaction(home, None if prefix else "")
     try:
 
@@ -172,9 +181,9 @@ def _building_b2z(url: str, settings: Settings) -> Iterator[Building]:
     store = open_store(address, storage_options=settings.storage_options)
     (there,) = store.head([""], 1)
     if prefix and not isinstance(there, Exception):
-        raise ReadOnlyError(
-            f"{redact_url(address)} is an archive, to which no member can be added: b2array.convert writes a new one"
-        )
+        with _building_into_b2z(address, prefix, settings) as building:
+            yield building
+        return
     require_free(store, {"": MAGIC[0][:2]}, "an archive", overwrite=settings.overwrite)
     with AtomicFile(store, overwrite=settings.overwrite) as path, zipfile.ZipFile(path, "w") as archive:
         archive.writestr(EMBEDDED, embedded.nothing())
@@ -193,6 +202,25 @@ def _building_b2z(url: str, settings: Settings) -> Iterator[Building]:
             add(f"{prefix}/{name}/{ATTRS}{OTHER}".replace("//", "/").lstrip("/"), _attributes(attrs, None))
 
         yield Building(put, group)
+
+
+@contextmanager
+def _building_into_b2z(address: str, prefix: str, settings: Settings) -> Iterator[Building]:
+    """Add members to an archive that is there."""
+    storage = settings.storage_options or {}
+    if not is_place(address, storage):
+        raise ReadOnlyError(
+            f"{redact_url(address)} is an archive on another computer, to which no member can be added: b2array.convert"
+            " writes a new one"
+        )
+    home = unpacked(address, storage, "r+", resume=None)
+    try:
+        with _building_in(home, prefix, settings, made=False) as building:
+            yield building
+    except BaseException:
+        home.discard()
+        raise
+    home.close()
 
 
 B2D, B2Z = (

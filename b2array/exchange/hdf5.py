@@ -21,6 +21,7 @@ from b2array.errors import B2ArrayError, FormatError, UnsupportedError, warn
 from b2array.exchange import dimension_scales, formats, hdf5_links
 from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
 from b2array.format import foreign
+from b2array.grid.partition import boxes
 from b2array.group.addressing import split_member
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
@@ -30,6 +31,8 @@ __all__ = ["FOLLOWING", "HDF5"]
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 _OF_NETCDF = "_NCProperties"
+_TEXTS = 2**18
+"""As many items of any length are read at once."""
 _PACKING = frozenset({
     "_FillValue", "missing_value", "scale_factor", "add_offset", "valid_min", "valid_max", "valid_range",
 })  # fmt: skip
@@ -198,7 +201,7 @@ def _source(node: Any, where: str) -> Source:
     h5py = formats.require("h5py", "hdf5", "HDF5")
     dtype, fill = np.lib.format.drop_metadata(data.dtype), data.fillvalue
     text = h5py.check_string_dtype(data.dtype)
-    if text is not None and text.length is None:
+    if text is not None and text.length is None and not (text.encoding == "ascii" and _has_other_bytes(data, where)):
         data, dtype = data.asstr("utf-8"), np.dtypes.StringDType()
         fill = fill.decode("utf-8", "replace") if isinstance(fill, bytes) else 0
     dims = dimension_scales.names_of(h5py, node)
@@ -206,6 +209,19 @@ def _source(node: Any, where: str) -> Source:
         node.shape, dtype, read, node.chunks, attrs=_attrs(node, where), dims=dims if any(dims) else None,
         fill_value=fill, stored=stored,
     )  # fmt: skip
+
+
+def _has_other_bytes(data: Any, where: str) -> bool:
+    """Whether an item of any length is no text: HDF5 has no other type for bytes than text in ASCII."""
+    for box in boxes(data.shape, _TEXTS, data.chunks):
+        with _reading(where):
+            items = np.asarray(data[box], object)
+        try:
+            for item in items.flat:
+                item.decode("utf-8")
+        except UnicodeDecodeError:
+            return True
+    return False
 
 
 def _unpacked(value: Any, packs: bool = False) -> Any:

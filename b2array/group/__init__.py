@@ -9,6 +9,7 @@ whole        finds, makes, completes, describes and removes a whole group
 summaries    opens members from what the manifest says of them
 members      `Members`: names, and the groups that they make; `check_new`
 archive      members in a `.b2z` archive, for reading
+unpacked     members of an archive that is being made or changed, in a directory beside it
 tree         draws groups as text
 embedded     members inside one frame (`.b2e`), for reading
 """

@@ -24,6 +24,7 @@ from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError,
 from b2array.format import dtypes
 from b2array.group.archive import MAGIC
 from b2array.group.group import MODES, AnyMode, Group, open_group
+from b2array.group.unpacked import is_place
 from b2array.store.base import Head, Store
 from b2array.store.local import LocalStore
 from b2array.store.open import address_of, cut, open_store
@@ -165,10 +166,17 @@ def open(
     return _shown(held, existing, follow=follow)
 
 
-def _in_file(file: BinaryFile, mode: AnyMode, offset: int, store: Store, *, follow: bool) -> NDArray | SChunk:
+def _in_file(file: BinaryFile, mode: AnyMode, offset: int, store: Store, *, follow: bool) -> NDArray | SChunk | Group:
     if mode != "r":
         raise ReadOnlyError(f"{type(file).__name__}: an open file can only be read; to change it, open it by its name")
-    return _shown(snapshot.load(store, start=offset), mode, follow=follow)
+    try:
+        held = snapshot.load(store, start=offset)
+    except FormatError:
+        (head,) = store.head([""], 16)
+        if offset or isinstance(head, Exception) or bytes(head.data[:4]) not in MAGIC:
+            raise
+        return open_group(file, follow=follow)
+    return _shown(held, mode, follow=follow)
 
 
 def _shown(held: Snapshot, mode: Mode, *, follow: bool) -> NDArray | SChunk:
@@ -237,6 +245,7 @@ def _made(
         if shape is None:
             return open_group(url, "w" if overwrite else "x", storage_options=storage_options)
         return creation.create(url, shape, dtype, overwrite=overwrite, storage_options=storage_options, **options)
+    _refuse_part(place, storage_options)
     group = open_group(place.group, "r+", storage_options=storage_options)
     if shape is not None:
         return group.create(place.name, shape, dtype, overwrite=overwrite, **options)
@@ -357,6 +366,8 @@ def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool, 
         return None if foreign else _unmarked(url, mode, storage_options, follow=follow)
     if foreign and place.name and "#" not in os.fsdecode(url):
         return None
+    if place.name and mode != "r":
+        _refuse_part(place, storage_options)
     group = open_group(place.group, mode, follow=follow, storage_options=storage_options)
     if foreign and not len(group) and not group.url.endswith(".b2z"):
         return None  # other programs make zip archives, too
@@ -366,6 +377,15 @@ def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool, 
         names = [*group]
         listed = ", ".join(names[:_LISTED]) + ", ..." * (len(names) > _LISTED)
         raise FileNotFoundError(f"{group.url} has no member {place.name!r}; it has {listed or 'no members'}") from None
+
+
+def _refuse_part(place: Place, storage_options: Storage) -> None:
+    """Raise ReadOnlyError for a member of an archive: that is written as a whole, when its group is closed."""
+    if is_place(place.group, storage_options or {}):
+        raise ReadOnlyError(
+            f"{place.group} is an archive, which is changed as a whole: 'with b2array.open_group(url, \"a\") as group:'"
+            f" and then group[{place.name!r}]"
+        )
 
 
 def _unmarked(url: Url, mode: Mode, storage_options: Storage, *, follow: bool) -> Any:

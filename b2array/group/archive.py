@@ -7,32 +7,42 @@ central directory is read by `zipfile`.
 from __future__ import annotations
 
 import io
+import re
 import struct
 import zipfile
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from b2array import config
 from b2array.array.schunk import SChunk
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle, Mode
-from b2array.engine.manifest import EMBEDDED, check_path, is_embedded, members_among
+from b2array.engine.manifest import EMBEDDED, MANIFEST, check_path, is_embedded, members_among
 from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError, located
 from b2array.group import embedded
 from b2array.group.members import Members
 from b2array.store.base import Stamp, Store, stale_reader
+from b2array.store.endings import JOURNAL, LOCK, TEMPORARY, UNFINISHED
 from b2array.store.open import open_store
+from b2array.store.open_file import BinaryFile
 from b2array.store.spans import Span
 
-__all__ = ["MAGIC", "Archive"]
+__all__ = ["MAGIC", "NOTE", "Archive", "is_content"]
 
 MAGIC = (b"PK\3\4", b"PK\5\6")
 """First bytes of an archive, and of an empty one."""
+
+NOTE = ".b2work"
+"""What a writer notes about the archive, beside the members in its directory."""
 
 _TAIL = 2**16 + 2**10  # the longest comment, and what a small directory takes
 _LOCAL_HEADER = struct.Struct("<4s22x2H")
 _ENCRYPTED = 1
 _UNREADABLE = (zipfile.BadZipFile, ValueError, EOFError, LookupError, NotImplementedError, OverflowError, struct.error)
+
+
+_PIECE = 2**22
 
 
 class _Entry(NamedTuple):
@@ -41,11 +51,18 @@ class _Entry(NamedTuple):
     stored: bool
 
 
+def is_content(path: str) -> bool:
+    """Whether a file of a directory belongs into an archive: locks and what waits for a commit do not."""
+    name = path.rpartition("/")[2]
+    unfinished = re.search(rf"{UNFINISHED}(/|$)", path) is not None
+    return not (name in (MANIFEST, NOTE) or name.endswith((LOCK, TEMPORARY, JOURNAL)) or unfinished)
+
+
 class Archive:
     """The members of a group in a zip archive, as they were when somebody first asked for them. For reading."""
 
     def __init__(
-        self, url: str, storage_options: Mapping[str, Any],
+        self, url: str | BinaryFile, storage_options: Mapping[str, Any],
         known: tuple[Stamp, dict[str, _Entry], Members] | None = None,
     ) -> None:  # fmt: skip
         self._options = dict(storage_options)
@@ -70,6 +87,31 @@ class Archive:
         self._known = None
         self.store.close()
 
+    def close(self) -> None:
+        """Close the file."""
+        self.store.close()
+
+    def unpack(self, target: Store) -> None:
+        """Copy every file of the archive to a store, but for what belongs to locks and to commits under way."""
+        stamp, entries, _ = self._state()
+        if sum(entry.nbytes for entry in entries.values()) > stamp.size:
+            raise FormatError(f"{self.url}: expected files beside each other, found some in the place of others")
+        with zipfile.ZipFile(_File(self.store, stamp)) as opened:
+            for info in opened.infolist():
+                path = _path_of(info)
+                if path in entries and is_content(path):
+                    located(f"{self.url}: {path}", partial(self._copy, opened, info, entries[path], target))
+
+    @staticmethod
+    def _copy(opened: zipfile.ZipFile, info: zipfile.ZipInfo, entry: _Entry, target: Store) -> None:
+        if not entry.stored:
+            raise UnsupportedError("expected a file that is stored as it is, found one that is compressed or encrypted")
+        try:
+            with opened.open(info) as file:
+                target.create(_path_of(info), iter(partial(file.read, _PIECE), b""))
+        except _UNREADABLE as error:
+            raise FormatError(f"expected a file in the archive, found other bytes ({error})") from None
+
     def _state(self) -> tuple[Stamp, dict[str, _Entry], Members]:
         known = self._known
         if known is None:
@@ -82,7 +124,7 @@ class Archive:
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
         """Open a member by its path. It must be one file, and neither compressed nor encrypted."""
         if mode != "r":
-            raise ReadOnlyError(f"{self.url} is an archive, which can only be read")
+            raise ReadOnlyError(f"{self.url} is an archive: open_group(url, 'a') opens it as a whole for changes")
         stamp, entries, _ = self._state()
         if is_embedded(path):
             return embedded.open_embedded(SChunk(self._open(EMBEDDED, stamp, entries)), path)
@@ -128,7 +170,7 @@ def _entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
     for info in infos:
         if info.filename.endswith("/"):
             continue
-        name = info.orig_filename.replace("\\", "/") if info.create_system == 0 else info.orig_filename
+        name = _path_of(info)
         check_path(name)
         if name in entries:
             raise FormatError(f"expected every file once in the archive, found {name!r} again")
@@ -139,6 +181,10 @@ def _entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
             raise FormatError(f"{name}: expected an offset in the archive, found {info.header_offset}")
         entries[name] = _Entry(info.header_offset, info.compress_size, stored)
     return entries
+
+
+def _path_of(info: zipfile.ZipInfo) -> str:
+    return info.orig_filename.replace("\\", "/") if info.create_system == 0 else info.orig_filename
 
 
 class _File(io.RawIOBase):

@@ -152,6 +152,10 @@ class Directory:
         """Read the list of members again when it is next needed."""
         self._known = None
 
+    def close(self) -> None:
+        """Close files."""
+        self.store.close()
+
     def _state(self) -> tuple[Manifest, Members]:
         known = self._known
         if known is None:
@@ -232,7 +236,10 @@ class Directory:
         for name in names:
             for path in (f"{name}{suffix}" for suffix in SUFFIXES):
                 there, entry = redo.look(self.store_of(path)), manifest.redo.get(path)
-                if there.name is not None and not (entry and entry.kind == "delete" and there.is_state(entry.before)):
+                is_going = (
+                    entry is not None and entry.kind == "delete" and redo.is_pending(self.store_of, path, entry, there)
+                )
+                if there.name is not None and not is_going:
                     found[path] = name
         with suppress(FileNotFoundError):
             inner = self._embedded(manifest)
@@ -389,7 +396,8 @@ class Directory:
         try:
             held = redo.read_member(self.store_of, manifest, path)
         except ABSENT:
-            if self._stored()[0] != manifest:
+            # The caller may have taken the path from an earlier list; on a local disk, files are the list.
+            if self.is_local or path not in self.members().values() or self._stored()[0] != manifest:
                 raise stale_reader(self.url) from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
         identity, number = commit_of(held.state)
@@ -406,5 +414,5 @@ def _mark_deleted(store: Store, found: Found) -> None:
     Without it, the chunks of a new member could get the names of those that a slow process is still removing.
     """
     mark = empty_frame(store, sparse=bool(found.name), replaces=found.version)
-    mark.annotate_entry(redo.DELETED_KEY, True)
+    mark.annotate_entry(snapshot.DELETED_KEY, True)
     commit(mark)

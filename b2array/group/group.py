@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, Unpack, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,10 @@ from b2array.array.schunk import SChunk
 from b2array.display.tables import Block, counted
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Follower, Handle, Mode
-from b2array.engine.manifest import ARRAY, ATTRS, OTHER, check_name
+from b2array.engine.manifest import ARRAY, ATTRS, OTHER, check_name, is_embedded
 from b2array.errors import ReadOnlyError
 from b2array.format.foreign import check_ending
-from b2array.group import whole
+from b2array.group import unpacked, whole
 from b2array.group.archive import Archive
 from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.directory import Directory, NewFrame, copy_of
@@ -33,7 +33,8 @@ from b2array.group.transaction import Transaction, changing
 from b2array.group.tree import Names, Tree
 from b2array.keywords import refuse_calls, spelled_out
 from b2array.printable import printable
-from b2array.store.open import address_of, cut
+from b2array.store.open import address_of, cut, open_store
+from b2array.store.open_file import BinaryFile, is_open_file
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -61,25 +62,35 @@ refuse_calls("b2array.group", "b2array.open_group(url, 'w') makes a group, b2arr
 
 @spelled_out()
 def open_group(
-    url: str | os.PathLike[str],
+    url: str | os.PathLike[str] | BinaryFile,
     mode: AnyMode = "r",
     *,
     follow: bool = False,
+    resume: bool | None = None,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> Group:
     """Open a group of arrays, or make one.
 
+    A local ``.b2z`` file is a whole group. To make or change one, use it in a ``with`` statement, or call
+    `Group.close`: until then the members are in a directory beside it, ``.b2work``. `Group.close` packs them into a new
+    file, which replaces the old one in one step. Readers find the old file until then. One writer at a time can change
+    it.
+
     Parameters
     ----------
-    url : str or os.PathLike
-        A directory, a prefix that fsspec understands, or a ``.b2z`` file of python-blosc2.
+    url : str, os.PathLike or binary file
+        A directory, a prefix that fsspec understands, or a ``.b2z`` file, which python-blosc2 reads and writes as well;
+        also one that is open, or that ``fsspec.open`` returns.
     mode : {"r", "r+", "a", "w", "w-", "x"}
         "r": read; "r+": read and change; "a": the same, and make the group if there is none; "w": make an empty group,
         which replaces one that is there; "w-" and "x": make a group where there is none.
     follow : bool, default False
         Whether the group, and arrays taken from it, show what others commit, without `refresh`. Then each use of them
         looks at the store first.
+    resume : bool, optional
+        For ``.b2z`` files: whether to continue with what a writer has left that was killed or failed, or to remove it.
+        Without it, finding something is an error; mode "w" removes it.
     storage_options : mapping, optional
         For fsspec.
     fs : fsspec.AbstractFileSystem, optional
@@ -94,7 +105,9 @@ def open_group(
     FormatError
         The URL is that of a file which is not an archive.
     ReadOnlyError
-        Archives and some protocols can only be read.
+        Archives on other computers and some protocols can only be read.
+    ConflictError
+        A writer of the ``.b2z`` file is at work, did not finish, or somebody has replaced the file since.
 
     Examples
     --------
@@ -107,13 +120,20 @@ def open_group(
     """
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
-    url, storage_options = address_of(url, storage_options, fs)
+    if is_open_file(url):
+        open_store(url, storage_options=storage_options, fs=fs)  # refuses options
+        return _in_file(url, mode, follow=follow)
+    url, storage_options = address_of(cast(str | os.PathLike[str], url), storage_options, fs)
     address, options = os.fspath(url), storage_options or {}
+    if mode != "r" and unpacked.is_place(address, options):
+        return Group(unpacked.unpacked(address, options, mode, resume=resume), "", "r+", follow=follow)
     required = mode in ("r", "r+")
     home = whole.home_of(address, options, required=required)
     if isinstance(home, Archive):
         if mode != "r":
-            raise ReadOnlyError(f"{home.url} is an archive, which can only be read; open it with mode='r'")
+            raise ReadOnlyError(
+                f"{home.url} is an archive, which can only be read; a local file that ends with .b2z can be changed"
+            )
         return Group(home, "", mode, follow=follow)
     there = required or whole.exists(home)
     if mode in ("w", "w-", "x") or not there:
@@ -129,6 +149,12 @@ def open_group(
     if mode != "r":
         home.recover()
     return Group(home, "", "r" if mode == "r" else "r+", follow=follow)
+
+
+def _in_file(file: BinaryFile, mode: AnyMode, *, follow: bool) -> Group:
+    if mode != "r":
+        raise ReadOnlyError(f"{type(file).__name__}: an open file can only be read; to change it, open it by its name")
+    return Group(whole.home_in_file(file), "", mode, follow=follow)
 
 
 class Group(MutableMapping[str, Any]):
@@ -465,23 +491,32 @@ class Group(MutableMapping[str, Any]):
         """
         if not isinstance(into, Group):
             raise TypeError(f"expected a group to copy into, found {into!r}; write group.copy({source!r}, group, name)")
+        with into._changing() as changes:
+            self._copied(source, changes, name)
+
+    def _copied(self, source: str, into: Group, name: str | None) -> dict[str, Handle]:
+        """Copy members into a group, and return the handles that were copied, by their paths."""
         start = source.removeprefix("/")
         chosen = self._below(start)
         if not chosen:
             raise KeyError(source)
-        with into._changing() as changes:
-            target = _free(changes, name or start) if name or start else ""
-            for other, path in chosen.items():
-                full = "/".join(filter(None, (changes.name, target, other[len(start) :].removeprefix("/"))))
-                _add_copy(changes, full, self._home.open(path, "r"))
+        target = _free(into, name or start) if name or start else ""
+        copied = {}
+        for other, path in chosen.items():
+            full = "/".join(filter(None, (into.name, target, other[len(start) :].removeprefix("/"))))
+            copied[path] = self._home.open(path, "r")
+            _add_copy(into, full, copied[path])
+        return copied
 
     def move(self, source: str, name: str) -> None:
         """Rename an array or a group in this group, in one commit. Raises what `copy` raises."""
         if f"{check_name(name)}/".startswith(f"{check_name(source)}/"):
             raise ValueError(f"{source!r} cannot be moved into itself, to {name!r}")
         with self._changing() as changes:
-            changes.copy(source, changes, name)
-            del changes[source]
+            copied = changes._copied(source, changes, name)
+            states = {path: held.snapshot.generation for path, held in copied.items() if not is_embedded(path)}
+            with changing(changes._writable()) as home:
+                home.remove(home.members().below(changes._full(source.removeprefix("/"))), states)
 
     def _changing(self) -> AbstractContextManager[Group]:
         return nullcontext(self) if isinstance(self._home, Transaction) else self.transaction()
@@ -549,20 +584,32 @@ class Group(MutableMapping[str, Any]):
         self._home.refresh()
 
     def close(self) -> None:
-        """Close files. The handle opens them again when it needs them."""
-        if not isinstance(self._home, Transaction):
+        """Close files. The handle opens them again when it needs them.
+
+        A ``.b2z`` file that was opened for changes is written now. After that the group shows it, for reading; arrays
+        that were taken from the group before are gone. If this fails, the old file is as it was.
+        """
+        if isinstance(self._home, Transaction):
+            return
+        if self._prefix:
             self._home.store.close()
+        else:
+            self._home.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None and isinstance(self._home, unpacked.Unpacked) and not self._prefix:
+            if said := self._home.leave():
+                error.add_note(said)
+        else:
+            self.close()
 
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __copy__(self) -> Group:
-        return Group(self._home, self._prefix, self._mode)
+        return self._at(self._prefix)
 
     def __deepcopy__(self, _: object) -> NoReturn:
         # A second handle would change the same files.

@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
+from types import MappingProxyType
 from typing import Any
 
 from b2array.buffers import Buffer
@@ -29,6 +30,7 @@ from b2array.engine.commit import commit, stage
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import MANIFEST, OTHER, Entry, Manifest, is_embedded, staged_path
+from b2array.engine.redo import ABSENT
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError
@@ -37,7 +39,7 @@ from b2array.format.header import FIRST_BYTES
 from b2array.group.directory import Directory, NewFrame, record_of
 from b2array.group.members import Members, check_new
 from b2array.store.atomic import require_free
-from b2array.store.base import Mutex, Stamp, attempts, may_still_happen, too_many_conflicts
+from b2array.store.base import Mutex, Stamp, Store, attempts, may_still_happen, too_many_conflicts
 
 __all__ = ["Transaction", "changing"]
 
@@ -82,6 +84,7 @@ class Transaction:
         self._touched: dict[str, _Member] = {}  # by path
         self._names: dict[str, str] = {}  # of new members, by path
         self._removed: dict[str, str] = {}  # paths by names, from before the transaction
+        self._moved: dict[str, str] = {}  # the states that were copied, by the paths of members to be removed
         self._ended = False
         self._overtaken = False  # whether the transaction happened, and another writer committed on top of it
         self._identity = self._view.manifest.identity or os.urandom(8).hex() if marked else ""
@@ -159,9 +162,8 @@ class Transaction:
         """Begin a new member; return its path, too."""
         view, path = self._view, name + suffix
         if view.is_local:
-            kinds = {"": FIRST_BYTES, FRAME_NAME: FIRST_BYTES}
             if not overwrite or path not in self._removed.values():
-                require_free(view.store_of(path), kinds, "a frame", overwrite=overwrite)
+                self._require_free(path, overwrite=overwrite)
             token = os.urandom(8).hex()
             draft = new(view.address(staged_path(path, token, sparse=False)), overwrite=False)
             self._mark(draft, self._view.manifest.number + 1)
@@ -172,6 +174,10 @@ class Transaction:
         except FileExistsError:
             found = redo.look(view.store_of(path))
             if found.name is None or not (overwrite or found.is_mark):
+                now, _ = view.read()
+                # Otherwise it is somebody's who does not write through the group.
+                if self._marked and (now.commit != view.manifest.commit or path in now.redo):
+                    raise ConflictError(f"{self.url}: another writer makes or deletes {name!r} as well") from None
                 raise
             draft = new(view.address(path), overwrite=True)
             if draft.sparse != (found.name == FRAME_NAME):
@@ -183,19 +189,38 @@ class Transaction:
         handle = Handle(promised, "r+")
         return path, _Member(handle, handle.enter(draft))
 
+    def _require_free(self, path: str, *, overwrite: bool) -> None:
+        """Raise FileExistsError if something in a local directory excludes a new member at a path."""
+        store = self._view.store_of(path)
+        try:
+            require_free(store, {"": FIRST_BYTES, FRAME_NAME: FIRST_BYTES}, "a frame", overwrite=overwrite)
+        except FileExistsError as error:
+            if redo.is_abandoned(store):
+                return
+            # The view shows no member there, so that this one is later.
+            if self._marked and redo.look(store).frame is not None:
+                raise ConflictError(f"another writer was faster: {error}") from None
+            raise
+
     def _mark(self, draft: Draft, number: int) -> None:
         if self._marked:
             draft.annotate_entry(redo.COMMIT_KEY, (self._identity, number))
 
-    def remove(self, members: Mapping[str, str]) -> None:
-        """Let the commit delete members; forget new ones at once."""
+    def remove(self, members: Mapping[str, str], states: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Let the commit delete members; forget new ones at once.
+
+        `states` has those that were copied, by path. If another writer changes such a member, the commit is refused.
+        """
         self._require_open()
+        self._moved.update(states)
         for name, path in members.items():
             if path in self._touched:
                 member = self._touched.pop(path)
                 self._leave(path, member)
             if self._names.pop(path, None) is None:
                 self._removed[name] = path
+            else:
+                self._moved.pop(path, None)
         self._change_shown(removed=members)
 
     def restore(self, members: Mapping[str, str]) -> None:
@@ -248,7 +273,8 @@ class Transaction:
         view = self._view
         for member in touched.values():
             if member.draft is not None:
-                member.draft.flush()  # before taking the locks, because it takes long
+                with _told_if_gone(member.draft.store):
+                    member.draft.flush()  # before taking the locks, because it takes long
         for _ in attempts(view.store):
             locks: list[AbstractContextManager[object]] = []
             # One call of C code, which Ctrl-C does not interrupt. A lock left behind would make this process wait.
@@ -269,22 +295,26 @@ class Transaction:
         view = self._view
         before, stamp = view.read()
         left = view.settle(before)
+        # The first transactions of a group may have begun before it had an identity.
+        self._identity = before.identity or self._identity
         changed = [path for path, member in touched.items() if not member.is_new]
-        if view.is_local:  # in memory, the lock of the manifest excludes all writers
-            for draft in filter(None, (touched[path].draft for path in changed)):
-                locks.append(draft.store.lock(draft.name))
-                locks[-1].__enter__()
+        # In memory, the lock of the manifest excludes all writers.
+        locked = sorted({*changed, *self._moved}) if view.is_local else []
+        for path in locked:
+            locks.append(self._lock_of(path, touched.get(path)))
+            locks[-1].__enter__()
         frames: dict[str, Frame] = {}
         log: dict[str, Entry] = {}
         after: Manifest | None = None
         try:
             self._check_names(before)
+            self._check_moved()
             for path, member in touched.items():
                 log[path] = self._stage(path, member, before.number + 1, frames)
             for path in self._goes(before, log):
                 log[path] = self._deletion(path, before.number + 1)
             if self._is_one_step(before, log):
-                self._take_step(*log.items(), locked=changed)
+                self._take_step(*log.items(), locked=locked)
             else:
                 after = self._after(before, {**left, **log})
                 view.write(after, stamp)
@@ -301,7 +331,7 @@ class Transaction:
         with suppress(OSError, B2ArrayError):
             try:
                 if after is not None and not self._overtaken:  # otherwise another writer has done that
-                    left = view.settle(after, locked=changed)
+                    left = view.settle(after, locked=locked)
             finally:
                 states = self._move_on(touched, frames)
             if after is not None:
@@ -326,6 +356,21 @@ class Transaction:
                 check_new(name, now, self.url)
             except (FileExistsError, ValueError) as error:
                 raise ConflictError(f"another writer was faster: {error}") from None
+
+    def _lock_of(self, path: str, member: _Member | None) -> AbstractContextManager[object]:
+        """Take the lock of a member that the transaction changes or moves."""
+        store = self._view.store_of(path)
+        name = redo.look(store).name if member is None or member.draft is None else member.draft.name
+        with _told_if_gone(store):
+            return store.lock(name or "")
+        raise AssertionError  # for the type checker
+
+    def _check_moved(self) -> None:
+        """Raise ConflictError if another writer has changed a member since it was copied to its new name."""
+        for path, state in self._moved.items():
+            store = self._view.store_of(path)
+            if redo.look(store).state != state:
+                raise ConflictError(f"{store.url} was changed by another writer before it was moved; move it again")
 
     def _stage(self, path: str, member: _Member, number: int, frames: dict[str, Frame]) -> Entry:
         """Write everything but the step that publishes it, and return the entry that does."""
@@ -352,7 +397,8 @@ class Transaction:
             before = redo.look(view.store_of(path)).lasting
             frame, header = stage(draft, put, mark)
         else:
-            frame, header = stage(draft, put, mark)
+            with _told_if_gone(draft.store):
+                frame, header = stage(draft, put, mark)
             # Where other software wrote the frame, its state is also the time of its file.
             is_ours = draft.base.frame.is_ours
             before = draft.base.generation if is_ours else redo.look(view.store_of(path)).state
@@ -464,6 +510,15 @@ class Transaction:
             cleared = replace(now, redo=left).with_summaries(records, members=self.members())
             view.write(cleared, stamp)
             self._directory.show(cleared, self.members())
+
+
+@contextmanager
+def _told_if_gone(store: Store) -> Iterator[None]:
+    """Raise ConflictError if a member is missing that the transaction is about to change."""
+    try:
+        yield
+    except ABSENT:
+        raise ConflictError(f"{store.url} was deleted since it was opened") from None
 
 
 @contextmanager

@@ -22,8 +22,20 @@ from b2array.group.transaction import Transaction, changing
 from b2array.store.atomic import require_free
 from b2array.store.base import Head, Store, says_more
 from b2array.store.endings import JOURNAL, LOCK, UNFINISHED
+from b2array.store.open import open_store
+from b2array.store.open_file import BinaryFile
 
-__all__ = ["check_replaceable", "clear", "complete", "consolidate", "discard", "exists", "home_of", "initialise"]
+__all__ = [
+    "check_replaceable",
+    "clear",
+    "complete",
+    "consolidate",
+    "discard",
+    "exists",
+    "home_of",
+    "initialise",
+    "is_archive",
+]
 
 
 def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = True) -> Directory | Archive:
@@ -31,11 +43,21 @@ def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = Tr
     home = Directory(url, storage_options)
     # Look for the manifest first: if it exists, this is the only request.
     there = not home.url.endswith(".b2z") and home.look()
-    if not there and _is_archive(home.store):
+    if not there and is_archive(home.store):
         return Archive(url, storage_options)
     if required and not (there or exists(home, shown=True)):
         raise FileNotFoundError(f"{home.store.url}: there is no group{_unlisted(home.store)}")
     return home
+
+
+def home_in_file(file: BinaryFile) -> Archive:
+    """Return the archive that an open file holds. Raises FormatError for anything else."""
+    store = open_store(file)
+    if not is_archive(store):
+        (head,) = store.head([""], 16)
+        found = "nothing" if isinstance(head, Exception) else foreign.described(head.data)
+        raise FormatError(f"{store.url}: expected a zip archive, found {found}")
+    return Archive(file, {})
 
 
 def _unlisted(store: Store) -> str:
@@ -49,7 +71,7 @@ def _unlisted(store: Store) -> str:
     return ""
 
 
-def _is_archive(store: Store) -> bool:
+def is_archive(store: Store) -> bool:
     """Whether the URL names a zip archive, and not a directory or prefix."""
     if store.is_prefix:
         return False

@@ -57,11 +57,12 @@ class AtomicFile:
     """A local file that becomes the only object of a store, as a whole or not at all.
 
     Use it as a context manager that returns the path, or call `finish` or `abort`. It replaces an existing object if
-    `overwrite`, and raises FileExistsError otherwise.
+    `overwrite`, and raises FileExistsError otherwise. If a version is `expected`, it replaces nothing else, and raises
+    ConflictError.
     """
 
-    def __init__(self, store: Store, *, overwrite: bool) -> None:
-        self._store, self._overwrite = store, overwrite
+    def __init__(self, store: Store, *, overwrite: bool, expected: str | None = None) -> None:
+        self._store, self._overwrite, self._expected = store, overwrite, expected
         beside = store.temporary("")
         self._directory = tempfile.TemporaryDirectory(prefix="b2array-") if beside is None else None
         self.path = Path(self._directory.name, "file") if self._directory is not None else Path(str(beside))
@@ -72,13 +73,16 @@ class AtomicFile:
         """Make the file, which must be closed, the store's object."""
         try:
             if self._directory is not None:
-                write = self._store.replace if self._overwrite else self._store.create
-                write("", LocalStore(self.path).pieces())
+                content = LocalStore(self.path).pieces()
+                if self._overwrite:
+                    self._store.replace("", content, expected=self._expected)
+                else:
+                    self._store.create("", content)
                 return
             if durability() != "off":
                 with self.path.open("rb+") as file:
                     os.fsync(file.fileno())
-            self._store.adopt(str(self.path), "", exclusive=not self._overwrite)
+            self._store.adopt(str(self.path), "", exclusive=not self._overwrite, expected=self._expected)
         finally:
             self.abort()
 

@@ -294,12 +294,12 @@ class Store(ABC):
     def refuse_links(self, name: str) -> None:  # noqa: B027 - object stores have none
         """Raise FormatError if a symbolic link is among the parts of a name. Only local stores have any."""
 
-    def remove(self, first: str, belongs: Callable[[str], bool]) -> None:
+    def remove(self, first: str, belongs: Callable[[str], bool], *, locked: bool = False) -> None:  # noqa: ARG002
         """Remove a frame: the object ``""``, or of a directory `first`, and then all that `belongs` says is part of it.
 
         Nothing else is removed, and no link is followed. Local stores hold the lock meanwhile, so that no other writer
-        is at work, and remove its file and the directory at the end, unless other files are in it. The caller must not
-        hold the lock.
+        is at work, and remove its file and the directory at the end, unless other files are in it. If `locked`, the
+        caller holds the lock.
         """
         names = []
         with suppress(FileNotFoundError, NotADirectoryError):

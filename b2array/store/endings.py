@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["JOURNAL", "LOCK", "TEMPORARY", "UNFINISHED"]
+__all__ = ["JOURNAL", "LOCK", "TEMPORARY", "UNFINISHED", "WORK"]
 
 LOCK = ".b2lock"
 TEMPORARY = ".b2tmp"
 """Of unfinished files. A killed writer leaves such a file behind."""
 JOURNAL = ".b2write"
 """Of the journals of parallel writes in sparse frames, and of the directories beside files where their chunks wait."""
+WORK = ".b2work"
+"""Of the directory beside an archive where a writer has its members, until they are packed."""
 
 UNFINISHED = rf"[.][0-9a-f]{{16}}(?:{re.escape(TEMPORARY)}|{re.escape(JOURNAL)})"
 """A pattern: what the name of a file or directory has behind that of the file for which it waits."""

@@ -8,8 +8,9 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
+from io import FileIO
 from typing import Any, Self
 
 import numpy as np
@@ -36,7 +37,7 @@ from b2array.store.base import (
 )
 from b2array.store.endings import LOCK, TEMPORARY
 from b2array.store.links import OpenDirectory
-from b2array.store.locks import locked, remove_lock
+from b2array.store.locks import free_lock, locked, remove_lock
 from b2array.store.spans import Span
 
 __all__ = ["LocalStore"]
@@ -399,6 +400,10 @@ class LocalStore(Store):
         self.close()
         other.close()
 
+    def lock_if_free(self) -> FileIO | None:
+        """Take the lock of this one file, and hold it until what is returned is closed; None if somebody holds it."""
+        return free_lock(self._own_path("") + LOCK)
+
     def drop_lock(self) -> None:
         outer, name = os.path.split(self._path(""))
         with links.open_directory(outer, self._inner[:-1]) as above:
@@ -472,13 +477,13 @@ class LocalStore(Store):
     def refuse_links(self, name: str) -> None:
         self._own_path(name)
 
-    def remove(self, first: str, belongs: Callable[[str], bool]) -> None:
+    def remove(self, first: str, belongs: Callable[[str], bool], *, locked: bool = False) -> None:
         with suppress(FileNotFoundError):
-            if stat.S_ISDIR(self._status("").st_mode):
-                with self.lock(LOCK):
+            is_directory = stat.S_ISDIR(self._status("").st_mode)
+            with nullcontext() if locked else self.lock(LOCK if is_directory else ""):
+                if is_directory:
                     self._remove_directory(first, belongs)
-            else:
-                with self.lock(""):
+                else:
                     self._remove_file()
         self.close()
 

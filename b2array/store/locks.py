@@ -20,7 +20,7 @@ from b2array.store.base import held_already
 from b2array.store.disk import READ
 from b2array.store.links import OpenDirectory, open_itself
 
-__all__ = ["locked", "remove_lock"]
+__all__ = ["free_lock", "locked", "remove_lock"]
 
 if sys.platform == "win32":
     import errno
@@ -34,11 +34,28 @@ if sys.platform == "win32":
             except OSError as error:  # after ten seconds
                 if error.errno != errno.EDEADLK:
                     raise
+
+    def _flock_if_free(fd: int) -> bool:
+        os.lseek(fd, 0, os.SEEK_SET)
+        try:
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EDEADLK):
+                raise
+            return False
+        return True
 else:
     import fcntl
 
     def _flock(fd: int, shared: bool) -> None:
         fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+    def _flock_if_free(fd: int) -> bool:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
 
 _COUNTER = slice(8, 16)
@@ -139,6 +156,27 @@ def locked(path: str, *, shared: bool) -> AbstractContextManager[object]:
             if _still_has(path, file):
                 if not shared:
                     _raise_counter(path, file.fileno())
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def free_lock(path: str) -> FileIO | None:
+    """Take the lock for writing if it is free, and hold it until the file that is returned is closed; else None.
+
+    A forked process has that file closed. FormatError as for `locked`.
+    """
+    while True:
+        file = _open_lock(path, shared=False)
+        try:
+            if _is_held(file, shared=False) or _is_held(file, shared=True) or not _flock_if_free(file.fileno()):
+                file.close()
+                return None
+            if _still_has(path, file):
+                _held[file.key] = file
+                _raise_counter(path, file.fileno())
                 return file
         except BaseException:
             file.close()

@@ -61,7 +61,11 @@ class ObstoreStore(CloudStore):
             )
         _Runtime.process = os.getpid()
         bucket, key = fs._split_path(self._address)
-        return fs, f"{bucket}/{key}".rstrip("/")
+        path = f"{bucket}/{key}"
+        if self._cloud != "http":
+            # That ends the key at "#" and "?", which are letters in names of objects.
+            path = self._address.removeprefix(f"{fs.protocol}://")
+        return fs, path.rstrip("/")
 
     def _translate(self, error: Exception, name: str) -> Exception:
         place, text = where(self.url, name), str(error)

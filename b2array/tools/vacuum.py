@@ -9,18 +9,19 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from b2array.array.schunk import open_schunk
 from b2array.display.tables import counted, size
 from b2array.engine.fetch import chunk_number
-from b2array.engine.manifest import MANIFEST
+from b2array.engine.manifest import MANIFEST, SUFFIXES, members_among
 from b2array.engine.redo import discard, look, read_member
 from b2array.engine.snapshot import load
-from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import Storage
 from b2array.format.header import FrameType
+from b2array.group import unpacked
 from b2array.group.addressing import group_of
 from b2array.group.directory import Directory
 from b2array.store.base import Listed, Store
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Cleanup", "in_seconds", "repack", "vacuum"]
 
+_SAFE = 3600
+"""Seconds. Only while there is no other writer may files go that are younger."""
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 _LEFT = re.compile(rf"(?P<left>(?P<frame>.+?){UNFINISHED})(?:/.+)?", re.DOTALL)
 _DURATION = re.compile(r"\s*([0-9]+(?:[.][0-9]+)?)\s*(s|min|h|d)\s*")
@@ -70,8 +73,9 @@ def vacuum(
     Parameters
     ----------
     url : str or os.PathLike
-        An array, any other frame, or a group, whose members are gone through: the result is then a `Results`. In it,
-        "." stands for what killed writers left outside of the members, with members that were never committed.
+        An array, any other frame, a ``.b2z`` file, beside which writers that did not finish leave their directory, or a
+        group, whose members are gone through: the result is then a `Results`. In it, "." stands for what killed writers
+        left outside of the members, with members that were never committed.
     grace : str or float, default "24h"
         How old a file must be, in seconds or as text with a unit ("s", "min", "h", "d"), by the clock of the server or
         file system that dates the files. One hour or more is safe while
@@ -105,6 +109,8 @@ def vacuum(
     """
     seconds = in_seconds(grace)
     url, storage_options = address_of(url, storage_options, fs)
+    if unpacked.is_place(os.fsdecode(url), storage_options or {}):
+        return _of_archive(os.fsdecode(url), seconds, dry_run, storage_options)
     return change_each(
         url, storage_options, lambda each: _vacuumed(each, seconds, dry_run, storage_options), dry_run=dry_run,
         outside=lambda group: _outside(group, seconds, dry_run),
@@ -116,7 +122,7 @@ def _vacuumed(url: str, seconds: float, dry_run: bool, storage_options: Storage)
     if store.guarantee == "read only" and not dry_run:
         raise ReadOnlyError(f"{store.url} can only be read")
     try:
-        lock = store.lock(load(store).name, shared=dry_run)
+        lock = store.lock(load(store, marks=True).name, shared=dry_run)
     except FileNotFoundError:
         lock = nullcontext()  # writers of a new array take no lock
     with lock:
@@ -125,6 +131,25 @@ def _vacuumed(url: str, seconds: float, dry_run: bool, storage_options: Storage)
             old = {name: old[name] for name in old.keys() - _awaited(store, url, storage_options, old)}
         if not dry_run:
             pending.remove(store, old)
+    return Cleanup(store.url, dry_run, tuple(sorted(old)), sum(each.size for each in old.values()))
+
+
+def _of_archive(url: str, seconds: float, dry_run: bool, storage_options: Storage) -> Cleanup:
+    """Remove what writers of an archive have left beside it, unless one is at work."""
+    store = open_store(url, storage_options=storage_options)
+    with unpacked.abandoned(url, storage_options or {}) as left:
+        found = pending.leftovers(store, {})
+        if left is not None:
+            inside = [each.lstat() for each in (Path(left), *Path(left).rglob("*"))]
+            size, youngest = sum(each.st_size for each in inside), max(each.st_mtime for each in inside)
+            found[f"{Path(left).name}/"] = Listed(size, youngest)
+        elif not found and not os.path.lexists(store.url):
+            raise FileNotFoundError(f"{store.url}: there is no archive, and no writer has left anything")
+        old = _older(store, found, seconds)
+        if not dry_run:
+            pending.remove(store, old)
+            if left is not None and f"{Path(left).name}/" in old:
+                unpacked.remove(left)
     return Cleanup(store.url, dry_run, tuple(sorted(old)), sum(each.size for each in old.values()))
 
 
@@ -143,7 +168,8 @@ def _removable(store: Store) -> dict[str, Listed]:
     except FileNotFoundError:
         files, exists = {}, False
     try:
-        held = load(store)  # load the frame after the listing: files that were committed in between must stay
+        # Load the frame after the listing: files that were committed in between must stay.
+        held = load(store, marks=True)
     except FileNotFoundError:
         found = {**pending.orphans(store, files, None), **pending.leftovers(store, files)}
         unfinished = any(name.rstrip("/").endswith(JOURNAL) for name in found)
@@ -194,6 +220,8 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
     found = {path: _whole(group, path) for path in left}
     if not group.is_local:
         found |= _of_deleted(group, needed)
+        if seconds < _SAFE:
+            found |= _marks(group, needed)
     old = _older(group.store, found, seconds)
     if not dry_run:
         for path in old:
@@ -208,16 +236,34 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
 
 
 def _of_deleted(group: Directory, members: Collection[str]) -> dict[str, Listed]:
-    """Find the chunks that deleted members have left in an object store, where a mark stands for each of these."""
+    """Find chunks in an object store that no index names: of members that were deleted, or never committed."""
     found: dict[str, Listed] = {}
-    prefixes = {path.rpartition("/")[0] for path in group.store.walk() if path.endswith(f"/{FRAME_NAME}")}
+    parts = (path.rpartition("/") for path in group.store.walk())
+    prefixes = {prefix for prefix, _, name in parts if prefix.endswith(SUFFIXES) and chunk_number(name) is not None}
     for prefix in prefixes - {*members}:
         store = group.store_of(prefix)
         with suppress(OSError, B2ArrayError):
-            if look(store).is_mark:
+            there = look(store)
+            if there.name is None or there.is_mark:
                 found |= {
                     f"{prefix}/{name}": each for name, each in store.listing().items() if chunk_number(name) is not None
                 }
+    return found
+
+
+def _marks(group: Directory, members: Collection[str]) -> dict[str, Listed]:
+    """Find the marks of deleted members in an object store.
+
+    Object stores do not delete on a condition. So to remove a mark is safe only while nobody makes a member in its
+    place.
+    """
+    found: dict[str, Listed] = {}
+    for path in {*members_among(group.store.walk()).values()} - {*members}:
+        with suppress(OSError, B2ArrayError):
+            there = look(group.store_of(path))
+            if there.is_mark:
+                mark = f"{path}/{there.name}" if there.name else path
+                found[mark] = _whole(group, mark)
     return found
 
 

@@ -5,6 +5,7 @@ xarray keeps in attributes by the CF conventions (units and calendars of times, 
 is in the attributes of arrays and groups.
 
 backend   opens datasets and trees: ``xarray.open_dataset(url, engine="b2array")``
+loading   one `read_many` for all variables of a dataset that xarray loads
 writing   `to_b2array`, its modes, and the transaction; dask arrays in one graph
 encoding  values of variables -> what is stored, in new arrays and in existing ones
 """

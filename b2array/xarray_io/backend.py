@@ -20,6 +20,7 @@ from b2array.errors import FormatError, UnsupportedError
 from b2array.group import addressing, group
 from b2array.group.group import Group
 from b2array.store.base import in_one_state
+from b2array.xarray_io import loading
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -50,6 +51,11 @@ class _Lazy(BackendArray):
             self._array = Frozen(self._array)
         return self._array
 
+    @property
+    def array(self) -> NDArray:
+        """The handle that reads."""
+        return cast(NDArray, self.frozen.array)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _Lazy, (self.frozen, self.shape, self.dtype)
 
@@ -57,12 +63,7 @@ class _Lazy(BackendArray):
         return self  # deep copies of datasets do not read
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
-        array = self.frozen.array
-        if isinstance(key, indexing.VectorizedIndexer):
-            return np.asarray(array.vindex[key.tuple])
-        if isinstance(key, indexing.OuterIndexer):
-            return np.asarray(array.oindex[key.tuple])
-        return np.asarray(array[key.tuple])
+        return loading.read(self, key)
 
     async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
         return await asyncio.to_thread(self.__getitem__, key)

@@ -24,6 +24,7 @@ from b2array.errors import ConflictError, warn
 from b2array.group import group, whole
 from b2array.group.directory import Directory
 from b2array.group.group import Group
+from b2array.group.unpacked import Unpacked, is_place
 from b2array.store.open import address_of
 from b2array.workers.fork import Origin, merge_changes, origin_of
 from b2array.xarray_io.backend import Url, arrays_of
@@ -109,7 +110,7 @@ def to_b2array(
     ds : xarray.Dataset, xarray.DataArray or xarray.DataTree
         Names of variables and dimensions must be text.
     url : str or os.PathLike
-        A directory, or a prefix that fsspec understands.
+        A directory, a prefix that fsspec understands, or a local ``.b2z`` file, which is written as a whole.
     mode : {"w-", "x", "w", "a", "a-", "r+"}, optional
         "w-" or "x": make a new group. "w": replace the group with everything in it. "a": add variables to the group,
         and overwrite the values of existing ones. "a-": the same, but with `append_dim` keep variables without that
@@ -177,6 +178,11 @@ def to_b2array(
         )
     url, storage_options = address_of(url, storage_options, fs)
     task = _Task(_checked_mode(mode, append_dim, region), append_dim, region, compute, options)
+    if not compute and is_place(os.fspath(url), storage_options or {}):
+        raise ValueError(
+            "compute=False writes into a group later, and a .b2z file is packed now: write to a directory, such as"
+            " name.b2d, and at last b2array.convert('name.b2d', 'name.b2z')"
+        )
     nodes = _nodes(ds, encoding or {}, inherit=write_inherited_coords)
     if isinstance(ds, xr.DataTree) and (append_dim is not None or region is not None):
         raise TypeError("append_dim and region are for datasets, not for trees")
@@ -258,24 +264,37 @@ def _transaction(
 ) -> Iterator[Group]:  # fmt: skip
     """Open a group in a transaction, with its old contents even if they are to be replaced: the commit does that."""
     home, made = _home(url, "a" if name and mode in ("w", "x") else mode, storage_options)
-    inner = home.get(name) if name else home
+    try:
+        inner = _found(home, name, mode) if name else home
+        with (home if inner is None else inner).transaction(replace=mode == "w" and inner is not None) as changes:
+            yield changes.create_group(name) if inner is None else changes
+    except BaseException:
+        there = home._writable()
+        if isinstance(there, Unpacked):
+            there.discard()
+        elif made:
+            whole.discard(cast(Directory, there))
+        raise
+    if isinstance(home._writable(), Unpacked):
+        home.close()
+
+
+def _found(home: Group, name: str, mode: Mode) -> Group | None:
+    """Return the group of that name, or None if it is to be made."""
+    inner = home.get(name)
     if inner is not None and not isinstance(inner, Group):
         raise TypeError(f"{name!r} in {home.url} is an array, and no group")
     if inner is None and mode == "r+":
         raise FileNotFoundError(f"{home.url}: there is no group {name!r}")
-    if name and inner is not None and mode == "x":
+    if inner is not None and mode == "x":
         raise FileExistsError(f"{home.url}: there is a group {name!r}")
-    try:
-        with (home if inner is None else inner).transaction(replace=mode == "w" and inner is not None) as changes:
-            yield changes.create_group(name) if inner is None else changes
-    except BaseException:
-        if made:
-            whole.discard(cast(Directory, home._writable()))
-        raise
+    return inner
 
 
 def _home(url: Url, mode: Mode, storage_options: Mapping[str, Any] | None) -> tuple[Group, bool]:
     """Open the group, or make it; also say whether it was made."""
+    if is_place(os.fspath(url), storage_options or {}):  # a new archive has no use for the old members
+        return group.open_group(url, "a" if mode == "a-" else mode, storage_options=storage_options), False
     if mode != "x":
         try:
             home = group.open_group(url, "r+", storage_options=storage_options)

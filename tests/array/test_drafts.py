@@ -21,6 +21,8 @@ from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 from b2array.workers import pending
 
+pytestmark = pytest.mark.crossed
+
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 
 

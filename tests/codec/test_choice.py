@@ -56,6 +56,18 @@ def test_each_chunk_gets_filters_that_are_nearly_the_best(
         assert filters_of(chunk) == expected
 
 
+def rounded_field(seed: int, decimals: int) -> np.ndarray[Any, Any]:
+    field = np.random.default_rng(seed).normal(0, 1, (512, 1024)).cumsum(axis=0).cumsum(axis=1)
+    return np.round(15 + 5 * (field - field.mean()) / field.std(), decimals).astype("f4")
+
+
+@pytest.mark.parametrize(("seed", "decimals"), [(4, 1), (5, 1), (7, 2)])
+def test_items_that_repeat_far_apart_get_no_filter(seed: int, decimals: int) -> None:
+    data = rounded_field(seed, decimals)  # pieces of a chunk see fewer of them than its blocks
+    tried = [CParams(clevel=2, filters=each) for each in ((), ("shuffle",), ("bitshuffle",))]
+    assert nbytes(data, AUTO) <= 1.03 * min(nbytes(data, each) for each in tried)
+
+
 @given(st.binary(max_size=300), st.integers(1, 300), st.integers(1, 40), st.sampled_from(["zstd", "lz4", "zlib"]))
 def test_any_data_are_decoded_to_what_they_were(piece: bytes, typesize: int, times: int, codec: str) -> None:
     data = piece * times

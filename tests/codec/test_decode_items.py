@@ -20,6 +20,8 @@ from b2array.codec.chunk import Context, Stored
 from b2array.codec.cparams import CParams
 from b2array.codec.header import CodecFormat, FilterId
 
+pytestmark = pytest.mark.crossed
+
 BLOCKS = (4, 10, 20)
 NBLOCKS = 3
 
@@ -134,15 +136,15 @@ KEYS = (
 @pytest.mark.parametrize("codec", ["lz4", "zstd", "blosclz", "zlib"])
 @pytest.mark.parametrize("dtype", ["f8", "i4", "u1", "c16", "S300", [("a", "i2"), ("b", "f8")]])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_thin_parts_of_arrays_are_numpys(codec, dtype, threads):
-    shape = (90, 100, 24 if dtype == "S300" else 40)  # of 300 bytes each, 65 MB in all
+def test_thin_parts_of_arrays_are_numpys(codec, dtype, threads, sampled):
+    shape = (90, 100, 24) if dtype != "S300" else (80, 64, 20)  # of 300 bytes each, 31 MB in all
     values = (np.arange(np.prod(shape)) // 3 % 1000).astype(dtype if not isinstance(dtype, list) else "i2")
     values = values.astype(dtype).reshape(shape)
     array = b2array.asarray(
         values, chunks=(64, 64, 40), blocks=(16, 16, 20), cparams=b2array.CParams(codec, splitmode="blosc2")
     )
     with config.using(cache_bytes=0, threads=threads):
-        for key in KEYS:
+        for key in sampled(KEYS, 2):
             assert np.array_equal(array[key], values[key])
 
 

@@ -23,6 +23,8 @@ from b2array.compute import reductions
 from b2array.compute.mapping import Mapping
 from b2array.engine.handle import Handle
 
+pytestmark = pytest.mark.crossed
+
 SUMS = ("sum", "prod", "mean", "std", "var")
 VERBS = (*SUMS, "min", "max", "any", "all", "argmin", "argmax", "count_nonzero")
 NAN_VERBS = (*SUMS, "min", "max", "argmin", "argmax")

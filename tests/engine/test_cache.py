@@ -210,7 +210,7 @@ def test_many_frames_in_random_order_read_the_same_with_the_cache_and_without(pu
     frames = [make(seed) for make in (stock, ours, forged) for seed in range(3)]
     openers = [put(f"{n}.b2nd", frame) for n, frame in enumerate(frames)]
     handles, others = ([opened() for opened in openers] for _ in range(2))
-    for _ in range(200):
+    for _ in range(80):
         n = chosen.randrange(len(openers))
         if chosen.random() < 0.1:
             handles[n] = openers[n]()
@@ -341,8 +341,14 @@ def _traced(read: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("block", [4, 64, 1024])
-@pytest.mark.parametrize("at_once", [1, 50])
+@pytest.mark.parametrize(
+    ("at_once", "block"),
+    [
+        (50, 4),
+        (50, 1024),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, 4), (1, 64), (1, 1024), (50, 64)]),
+    ],
+)
 def test_the_cache_takes_no_more_memory_than_it_may_however_small_the_blocks_are(block, at_once):
     a = b2array.asarray(np.arange(10_000 * block, dtype="u1"), chunks=(100 * block,), blocks=(block,))
     for n in range(0, 10_000, 100):

@@ -25,6 +25,8 @@ from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.exchange.formats import source_of
 from b2array.exchange.places import FORMATS
 
+pytestmark = pytest.mark.crossed
+
 PLACES = {
     "contiguous": ("x.b2nd", {}),
     "sparse": ("x-sparse.b2nd", {"layout": "sparse"}),

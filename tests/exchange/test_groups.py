@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import blosc2
+import fsspec
 import h5py
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ ARRAYS = {"air/t": np.arange(12.0).reshape(3, 4), "air/deep/w": np.arange(5, dty
 ATTRS = {"": {"place": "roof"}, "air": {"height": 3}}
 PLACES = ["x.b2d", "x.b2z", "x.h5", "x.zarr", "memory://"]
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*a .npy file has no place for")
+pytestmark = [pytest.mark.crossed, pytest.mark.filterwarnings("ignore:.*a .npy file has no place for")]
 
 
 def fill(group: Any) -> None:
@@ -343,8 +344,17 @@ def test_a_member_is_added_to_what_is_there(tmp_path: Path) -> None:
         assert np.load(tmp_path / "back.npy").tolist() == [0, 1, 2, 3]
     b2array.convert(tmp_path / "x.npy", tmp_path / "new.b2z#a/x")
     assert b2array.open_group(tmp_path / "new.b2z")["a/x"][...].tolist() == [0, 1, 2]
-    with pytest.raises(ReadOnlyError, match="archive"):
-        b2array.convert(tmp_path / "y.npy", tmp_path / "new.b2z/y", overwrite=True)
+    for url in (f"{tmp_path}/new.b2z/y", f"{tmp_path}/new.b2z#a/y"):
+        b2array.convert(tmp_path / "y.npy", url)
+        with pytest.raises(FileExistsError):
+            b2array.convert(tmp_path / "x.npy", url)
+        b2array.convert(tmp_path / "x.npy", url, overwrite=True, verify=True)
+    group = b2array.open_group(tmp_path / "new.b2z")
+    assert [group[name][...].tolist() for name in ("a/x", "a/y", "y")] == [[0, 1, 2]] * 3
+    with fsspec.open(f"memory://{tmp_path.name}.b2z", "wb") as file:
+        file.write((tmp_path / "new.b2z").read_bytes())
+    with pytest.raises(ReadOnlyError, match="archive on another computer"):
+        b2array.convert(tmp_path / "y.npy", f"memory://{tmp_path.name}.b2z#z")
 
 
 @pytest.mark.parametrize("place", PLACES)

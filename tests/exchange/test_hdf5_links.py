@@ -175,6 +175,19 @@ def test_text_of_any_length_is_sized_by_itself(text: list[Any], target: str, tmp
         assert (data.asstr()[...] if isinstance(text[0], str) else data[...]).tolist() == text
 
 
+@pytest.mark.parametrize("target", ["x.b2d", "x.zarr"])
+def test_bytes_of_any_length_that_are_no_text_stay_bytes(target: str, tmp_path: Path) -> None:
+    # HDF5 has no type of its own for them: h5py takes text in ASCII, and puts any bytes into it.
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("bytes", data=[b"a", b"", b"\xff" * 9], dtype=h5py.special_dtype(vlen=bytes))
+        file.create_dataset("text", data=[b"a", b"bcd"], dtype=h5py.special_dtype(vlen=bytes))
+    b2array.convert(tmp_path / "x.h5", tmp_path / target, verify=True)
+    b2array.convert(tmp_path / target, tmp_path / "back.b2d", overwrite=True)
+    back = b2array.open(tmp_path / "back.b2d")
+    assert back["bytes"][...].tolist() == [b"a", b"", b"\xff" * 9]
+    assert back["text"][...].tolist() == ["a", "bcd"]
+
+
 def test_text_that_one_size_cannot_hold_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("t", data=[b"\xff"], dtype=h5py.string_dtype())

@@ -100,7 +100,7 @@ def state(path):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_no_flipped_bit_of_header_index_and_trailer_gives_anything_else_than_was_written(tmp_path, layout):
+def test_no_flipped_bit_of_header_index_and_trailer_gives_anything_else_than_was_written(tmp_path, layout, sampled):
     path = tmp_path / "a.b2nd"
     values = np.arange(30, dtype="i2").reshape(5, 6)
     values[:2] = 0
@@ -112,10 +112,10 @@ def test_no_flipped_bit_of_header_index_and_trailer_gives_anything_else_than_was
     places = [*range(described.header_len), *range(described.tail_start, len(raw))]
     unnoticed = set()
     with config.using(cache_bytes=0, threads=1):
-        for at in places:
-            for bit in range(8):
+        for number, at in enumerate(places):
+            for bit in sampled(range(number, number + 8), 4):
                 changed = bytearray(raw)
-                changed[at] ^= 1 << bit
+                changed[at] ^= 1 << bit % 8
                 file.write_bytes(changed)
                 try:
                     found = state(path)

@@ -97,7 +97,7 @@ def test_very_many_parts_are_the_same_ones(data, most):
             assert repr(found) == expected
 
 
-@pytest.mark.parametrize("key", [(slice(0, 10**7, 20),), (slice(0, 3, 1), slice(0, 10**7, 1), np.array([[1, 7]]))])
+@pytest.mark.parametrize("key", [(slice(0, 10**7, 20),), (slice(0, 3, 1), slice(0, 10**6, 1), np.array([[1, 7]]))])
 @pytest.mark.parametrize("with_axes", [False, True])
 def test_parts_take_memory_for_a_bounded_number(key, with_axes):
     axes = tuple((n,) for n in range(len(key))) if with_axes else None

@@ -1040,8 +1040,12 @@ def test_a_member_that_is_missing_is_reported(group: Group, url: str) -> None:
     group.create("y", data=[2])
     fs, root = fsspec.url_to_fs(url)
     fs.rm(f"{root}/x.b2nd", recursive=True)
-    with pytest.raises(FormatError, match=r"expected the member x\.b2nd, found nothing"):
-        group["x"]
+    if "://" in url:
+        with pytest.raises(FormatError, match=r"expected the member x\.b2nd, found nothing"):
+            group["x"]
+    else:  # the files are the list of members: a writer may have deleted it
+        with pytest.raises(ConflictError, match="refresh"):
+            group["x"]
     assert group["y"][0] == 2
 
 
@@ -1438,6 +1442,14 @@ def test_no_new_member_makes_a_manifest_unreadable(tmp_path: Path) -> None:
             check_new(name, group._home.members(), group.url)
 
 
+def test_a_copy_of_a_handle_follows_what_others_do_as_the_handle_does(tmp_path: Path) -> None:
+    group = open_group(tmp_path / "g", "w")
+    followers = [copy.copy(open_group(tmp_path / "g", follow=follow)) for follow in (True, False)]
+    assert [list(each) for each in followers] == [[], []]
+    group["x"] = [1]
+    assert [list(each) for each in followers] == [["x"], []]
+
+
 def test_a_deleted_member_leaves_room_for_one_of_either_layout_wherever_it_is(url: str) -> None:
     group = open_group(url, "w")
     group.create("x", data=[1, 2], layout="sparse")[0] = 5  # leaves an old chunk behind
@@ -1447,6 +1459,8 @@ def test_a_deleted_member_leaves_room_for_one_of_either_layout_wherever_it_is(ur
         group.create("x", data=[4], layout=layout)
         assert open_group(group.url)["x"][...].tolist() == [4]
         del group["x"]
+    if "://" in url:  # another transaction could have staged the old chunk
+        assert b2array.vacuum(url, grace=0)
     assert not [path for path in open_store(url).walk() if path.startswith("x.")]
 
 

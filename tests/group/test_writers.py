@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import random
 import shutil
 import signal
-import time
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
+from clouds import Cloud
 
 import b2array
 from b2array import config, open_group
 from b2array.engine import redo
 from b2array.errors import ConflictError
 from b2array.group.directory import Directory
+from b2array.store import disk
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 ROWS = (6, 100)
@@ -226,6 +227,284 @@ def test_a_handle_never_shows_members_of_two_transactions(tmp_path: Path, place:
     assert (reader["a"][0], reader["b"][0]) == (2, 2)
 
 
+def test_in_memory_to_delete_a_member_leaves_the_chunks_of_one_that_is_being_made(tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}.b2d"
+    open_group(url, "w").create("c", data=np.zeros(ROWS), chunks=(2, 50), layout="sparse")
+    with open_group(url, "r+").transaction() as changes:
+        del changes["c"]
+        changes.create("c", data=np.ones(ROWS), chunks=(2, 50), layout="sparse")
+        del open_group(url, "r+")["c"]
+    assert values(url) == {"c": 1}
+    assert b2array.verify(url, deep=True).ok
+
+
+def places(tmp_path: Path) -> dict[str, str]:
+    return {"local": str(tmp_path / "g"), "memory": f"memory://{tmp_path.name}.b2d"}
+
+
+each_place = pytest.mark.parametrize("place", ["local", "memory"])
+
+
+def make(url: str, name: str, layout: Any, value: float = 0) -> b2array.Group:
+    group = open_group(url, "r+" if list(open_group(url, "a")) else "a")
+    group.create(name, data=np.full(ROWS, float(value)), chunks=(2, 50), layout=layout)
+    return group
+
+
+@each_place
+@LAYOUTS
+@pytest.mark.parametrize("change", ["items", "attribute", "again", "gone"])
+def test_a_member_that_another_writer_changes_is_not_moved(
+    tmp_path: Path, place: str, layout: Any, change: str
+) -> None:
+    url = places(tmp_path)[place]
+    group = make(url, "x", layout)
+
+    def move() -> None:
+        with group.transaction() as changes:
+            changes.move("x", "y")
+            other = open_group(url, "r+")
+            if change == "items":
+                other["x"][0, 0] = 5
+            elif change == "attribute":
+                other["x"].attrs["unit"] = "m"
+            elif change == "again":
+                other["x"] = np.ones(3)
+            else:
+                del other["x"]
+
+    with pytest.raises(ConflictError, match=r"x\.b2nd.* another writer"):
+        move()
+    assert list(open_group(url)) == ([] if change == "gone" else ["x"])
+
+
+@each_place
+@LAYOUTS
+def test_a_member_that_was_changed_in_the_transaction_is_moved(tmp_path: Path, place: str, layout: Any) -> None:
+    url = places(tmp_path)[place]
+    with make(url, "x", layout).transaction() as changes:
+        changes["x"][...] = 3
+        changes.move("x", "y")
+        changes.move("y", "z")
+    assert values(url) == {"z": 3}
+
+
+@each_place
+@LAYOUTS
+def test_a_transaction_is_told_of_a_conflict_if_its_member_was_deleted(tmp_path: Path, place: str, layout: Any) -> None:
+    url = places(tmp_path)[place]
+    group = make(url, "x", layout)
+
+    def change() -> None:
+        with group.transaction() as changes:
+            changes["x"][0, 0] = 4
+            del open_group(url, "r+")["x"]
+
+    with pytest.raises(ConflictError, match="was deleted"):
+        change()
+    assert list(open_group(url)) == []
+
+
+def test_a_transaction_is_told_of_a_conflict_if_its_member_is_deleted_while_it_writes_a_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(tmp_path / "g")
+    group = make(url, "x", "sparse")
+    make_directories = disk.make_directories
+
+    def too_late(path: str) -> None:
+        make_directories(path)
+        if path.endswith("x.b2nd"):
+            monkeypatch.undo()
+            del open_group(url, "r+")["x"]
+
+    def change() -> None:
+        with group.transaction() as changes:
+            array = changes["x"]
+            monkeypatch.setattr(disk, "make_directories", too_late)
+            array[:4] = 4
+
+    with pytest.raises(ConflictError, match="was deleted since"):
+        change()
+
+
+@pytest.mark.parametrize(("layout", "then"), [("sparse", "contiguous"), ("contiguous", "sparse")])
+def test_a_transaction_is_told_of_a_conflict_if_its_member_has_another_layout_now(
+    tmp_path: Path, layout: Any, then: Any
+) -> None:
+    url = str(tmp_path / "g")
+    group = make(url, "x", layout)
+
+    def change() -> None:
+        with group.transaction() as changes:
+            changes["x"][0, 0] = 4
+            open_group(url, "r+").create("x", data=np.ones(ROWS), layout=then, overwrite=True)
+
+    with pytest.raises(ConflictError, match="was deleted"):
+        change()
+    assert values(url) == {"x": 1}
+
+
+@each_place
+@LAYOUTS
+def test_a_transaction_is_told_of_a_conflict_if_another_writer_has_the_name_by_then(
+    tmp_path: Path, place: str, layout: Any
+) -> None:
+    url = places(tmp_path)[place]
+    group = make(url, "y", layout)
+
+    def change() -> None:
+        with group.transaction() as changes:
+            make(url, "x", layout, 1)
+            changes.create("x", data=np.zeros(3), layout=layout)
+
+    with pytest.raises(ConflictError, match="another writer"):
+        change()
+    assert values(url) == {"x": 1, "y": 0}
+
+
+@LAYOUTS
+def test_a_transaction_is_told_of_a_conflict_if_another_writer_is_still_deleting_the_name(
+    tmp_path: Path, layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"memory://{tmp_path.name}.b2d"
+    group = make(url, "x", layout)
+
+    def stopped(*_: object, **__: object) -> None:
+        raise OSError
+
+    with monkeypatch.context() as slow:
+        slow.setattr(redo, "carry_out", stopped)
+        del group["x"]
+
+    def again() -> None:
+        with open_group(url, "r+").transaction() as changes:
+            changes.create("x", data=np.ones(ROWS), layout=layout)
+
+    with monkeypatch.context() as early:  # it looked for unfinished commits before there was one
+        early.setattr(Directory, "recover", lambda _: None)
+        with pytest.raises(ConflictError, match="makes or deletes 'x'"):
+            again()
+    again()
+    assert values(url) == {"x": 1}
+
+
+@pytest.mark.parametrize("place", ["local", "memory", "s3", "gcs"])
+@LAYOUTS
+def test_an_array_that_was_opened_where_it_waited_for_its_place_is_not_lost_without_a_word(
+    tmp_path: Path, place: str, layout: Any, monkeypatch: pytest.MonkeyPatch, cloud_of: Callable[[str], Cloud]
+) -> None:
+    options: dict[str, Any] = {}
+    if place in ("local", "memory"):
+        url = places(tmp_path)[place]
+    else:
+        options["storage_options"] = cloud_of(place).options
+        url = f"{cloud_of(place).make_bucket(f'waiting-{layout}')}/g.b2d"
+    group = open_group(url, "w", **options)
+    group["x"] = np.zeros(ROWS)
+
+    def stopped(*_: object, **__: object) -> None:
+        raise OSError
+
+    with monkeypatch.context() as slow:
+        slow.setattr(redo, "carry_out", stopped)
+        with group.transaction() as changes:
+            del changes["x"]
+            changes.create("x", data=np.ones(ROWS), chunks=(2, 50), layout=layout)
+        early = open_group(url, **options)["x"]
+    open_group(url, "r+", **options).attrs["done"] = True
+    with suppress(ConflictError):
+        assert (early[...] == 1).all()
+    assert (open_group(url, **options)["x"][...] == 1).all()
+
+
+def test_a_new_member_takes_the_place_where_a_late_writer_has_left_chunks(tmp_path: Path) -> None:
+    url = str(tmp_path / "g")
+    group = make(url, "x", "sparse")
+    late = tmp_path / "g/x.b2nd/00000009.chunk"
+    del group["x"]
+    late.parent.mkdir()
+    late.write_bytes(b"late")
+    with group.transaction() as changes:
+        changes.create("x", data=np.ones(ROWS), layout="sparse")
+    assert values(url) == {"x": 1}
+    del group["x"]
+    late.parent.mkdir()
+    late.write_bytes(b"late")
+    (late.parent / ".b2lock").touch()
+    group.create("x", data=np.full(ROWS, 2.0), layout="contiguous")
+    assert values(url) == {"x": 2}
+    del group["x"]
+    late.parent.mkdir()
+    (late.parent / "notes.txt").touch()
+    with pytest.raises(FileExistsError, match="is a directory"):
+        group.create("x", data=np.zeros(3), layout="sparse")
+
+
+@LAYOUTS
+def test_a_handle_for_writing_that_lists_a_member_that_was_just_deleted_says_so(
+    tmp_path: Path, layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"memory://{tmp_path.name}.b2d"
+    make(url, "x", layout)
+    group = open_group(url, "r+")
+    assert list(group) == ["x"]
+
+    def stopped(*_: object, **__: object) -> None:
+        raise OSError
+
+    with monkeypatch.context() as slow:
+        slow.setattr(redo, "carry_out", stopped)
+        del open_group(url, "r+")["x"]
+    with pytest.raises(ConflictError, match="refresh"):
+        group["x"]
+
+
+@each_place
+def test_a_write_in_a_transaction_to_a_member_that_was_deleted_is_a_conflict(tmp_path: Path, place: str) -> None:
+    url = places(tmp_path)[place]
+    group = make(url, "x", "contiguous")
+    group["x"].append(np.ones((1, 100)))
+
+    def append() -> None:
+        with group.transaction() as changes:
+            array = changes["x"]
+            del open_group(url, "r+")["x"]
+            array.append(np.ones((1, 100)))
+
+    with pytest.raises(ConflictError):
+        append()
+
+
+@LAYOUTS
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_handle_that_lists_a_member_of_files_that_is_gone_says_so(tmp_path: Path, layout: Any, mode: Any) -> None:
+    url = str(tmp_path / "g")
+    make(url, "x", layout)
+    group = open_group(url, mode)
+    assert list(group) == ["x"]
+    del open_group(url, "r+")["x"]
+    with pytest.raises(ConflictError, match="refresh"):
+        group["x"]
+    group.refresh()
+    with pytest.raises(KeyError):
+        group["x"]
+
+
+def test_the_first_transactions_of_a_group_mark_what_they_change_alike(tmp_path: Path) -> None:
+    group = open_group(tmp_path / "g", "w")
+    for name in "abc":
+        group[name] = np.zeros(ROWS)
+    with group.transaction() as first:
+        first["a"][:] = first["b"][:] = 1
+        with open_group(tmp_path / "g", "r+").transaction() as second:
+            second["c"][:] = 2
+        reader = open_group(tmp_path / "g")
+        assert reader["a"][0, 0] == 0
+    with pytest.raises(ConflictError, match="refresh"):
+        reader["b"]
+
+
 def test_a_file_whose_name_is_no_text_stops_no_transaction(tmp_path: Path) -> None:
     group = open_group(tmp_path / "g", "w")
     group["x"] = [0.0]
@@ -258,143 +537,9 @@ def test_a_manifest_of_the_version_before_says_what_to_do(tmp_path: Path) -> Non
     assert values(str(tmp_path / "g")) == {"x": 1}
 
 
-# A random model: writers that make, fill, delete, make again, move, replace; some are killed.
-
-
-class Model:
-    """Writers of two names, always both in one commit with one value, and readers who check that."""
-
-    def __init__(self, url: str, layout: Any, seed: int) -> None:
-        self.url, self.layout, self.random = url, layout, random.Random(seed)
-
-    def step(self, value: int) -> None:
-        """Change the group in some way, in one commit."""
-        group = open_group(self.url, "r+")
-        with group.transaction() as changes:
-            there = "a" in changes
-            assert there == ("b" in changes)
-            action = self.random.choice(["fill", "fill", "grow", "again", "delete"] if there else ["make"])
-            for name in "ab":
-                if action in ("delete", "again"):
-                    del changes[name]
-                if action in ("make", "again"):
-                    layout = self.random.choice(["contiguous", "sparse"]) if self.layout == "any" else self.layout
-                    changes.create(name, data=np.full((7, 5), value), chunks=(2, 3), layout=layout)
-                if action == "fill":
-                    changes[name][...] = value
-                if action == "grow":
-                    changes[name][...] = value
-                    changes[name].append(np.full((1, 5), value))
-
-    def look(self) -> int | None:
-        """Return the value that both members have, or None if there are none."""
-        group = open_group(self.url)
-        found = [group[name][...] for name in ("a", "b") if name in group]
-        assert len(found) in (0, 2)
-        if not found:
-            return None
-        assert (found[0] == found[0].flat[0]).all()
-        assert np.array_equal(*found), (found[0].flat[0], found[1].flat[0])
-        return int(found[0].flat[0])
-
-
-def _write(url: str, layout: Any, seed: int, stop: float, told: Any) -> None:
-    model, number = Model(url, layout, seed), 0
-    config.durable = "off"
-    while time.monotonic() < stop:
-        number += 1
-        value = seed * 10**6 + number
-        told.put(("begun", value))
-        try:
-            model.step(value)
-        except (ConflictError, FileExistsError, FileNotFoundError, KeyError):
-            continue
-        told.put(("done", value))
-
-
-def _read(url: str, layout: Any, seed: int, stop: float, told: Any) -> None:
-    model = Model(url, layout, seed)
-    while time.monotonic() < stop:
-        try:
-            value = model.look()
-        except (ConflictError, b2array.errors.ChunkMissingError):
-            continue
-        except BaseException as error:  # noqa: BLE001 - told to the parent
-            told.put(("wrong", f"{type(error).__name__}: {error}"))
-            return
-        told.put(("seen", value))
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "sparse", "any"])
-@pytest.mark.parametrize(
-    ("seconds", "writers"), [(3, 3), pytest.param(60, 8, marks=pytest.mark.slow)], ids=["short", "long"]
-)
-def test_members_that_change_together_are_never_seen_apart(
-    tmp_path: Path, layout: str, seconds: float, writers: int, pytestconfig: pytest.Config
-) -> None:
-    """Writers in processes, of which some are killed; readers look all the time."""
-    seconds = pytestconfig.getoption("--groups") or seconds
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    url = str(tmp_path / "g.b2d")
-    open_group(url, "w")
-    context = multiprocessing.get_context("fork")
-    told, stop = context.SimpleQueue(), time.monotonic() + seconds
-    workers = [context.Process(target=_write, args=(url, layout, seed + n, stop, told)) for n in range(writers)]
-    readers = [context.Process(target=_read, args=(url, layout, seed + n, stop, told)) for n in range(2)]
-    for each in (*workers, *readers):
-        each.start()
-    shown: list[tuple[str, Any]] = []
-    draws = random.Random(seed)
-    next_kill, serial = time.monotonic() + 0.5, writers
-    while any(each.is_alive() for each in (*workers, *readers)):
-        while not told.empty():
-            shown.append(told.get())
-        if time.monotonic() > next_kill and time.monotonic() < stop - 0.5:
-            # A writer that is killed while it tells something would leave the queue locked.
-            victim = draws.randrange(len(workers))
-            next_kill = time.monotonic() + draws.uniform(0.1, 0.5)
-            workers[victim], serial = _killed_and_replaced(context, workers[victim], url, layout, seed, serial, stop)
-        time.sleep(0.01)
-    for each in (*workers, *readers):
-        each.join()
-    while not told.empty():
-        shown.append(told.get())
-    assert not [what for kind, what in shown if kind == "wrong"]
-    begun = {value for kind, value in shown if kind == "begun"} | {None}
-    seen = {value for kind, value in shown if kind == "seen"}
-    assert all(value in begun or value is None or value // 10**6 >= seed + writers for value in seen)
-    assert Model(url, layout, 0).look() == Model(url, layout, 0).look()
-    with open_group(url, "r+").transaction() as changes:
-        changes.create("c", data=[1])
-    Model(url, layout, 0).look()
-    b2array.vacuum(url, grace=0)
-    Model(url, layout, 0).look()
-    assert b2array.verify(url, deep=True).ok
-    assert any(kind == "done" for kind, _ in shown)
-
-
-def _killed_and_replaced(
-    context: Any, victim: Any, url: str, layout: str, seed: int, serial: int, stop: float
-) -> tuple[Any, int]:
-    """Kill a writer that was begun for this, and begin another one."""
-    doomed = context.Process(target=_write, args=(url, layout, seed + serial, stop, _Silent()))
-    doomed.start()
-    time.sleep(0.15)
-    doomed.kill()
-    doomed.join()
-    return victim, serial + 1
-
-
-class _Silent:
-    """Takes what a writer tells, for one that is going to be killed."""
-
-    def put(self, _: object) -> None:
-        """Forget it."""
-
-
 @pytest.fixture(autouse=True)
 def _uncached() -> Iterator[None]:
-    with config.using(cache_bytes=0):
+    with config.using(cache_bytes=0), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*rewritten with every change")
         yield
     fsspec.filesystem("memory").store.clear()

@@ -328,11 +328,11 @@ for number in itertools.count():
     store.replace("", [bytes([number % 256]) * 1000] * 100)
     chunks.create(str(number), [bytes([number % 256]) * 1000] * 100)
 """
-    for round_ in range(6):
+    for round_ in range(3):
         command = [sys.executable, "-c", script.replace("count()", f"count({round_ * 10**6})")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
             process.stdout.readline()
-            time.sleep(0.01 + 0.004 * round_)
+            time.sleep(0.01 + 0.01 * round_)
             process.send_signal(signal.SIGKILL)
         chunks = [path for path in (file.parent / "chunks").glob("*") if path.suffix != TEMPORARY]
         for path in (file, *chunks):

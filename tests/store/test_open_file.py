@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 import threading
 import zipfile
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import fsspec
 import numpy as np
@@ -225,3 +225,42 @@ def test_a_plain_file_of_fsspec_is_read_by_requests_of_its_own(http, path):
     http.objects["a"] = path.read_bytes()
     store = open_store(fsspec.open(http.url_of("a")))
     assert type(store).__name__ == "HttpStore"
+
+
+@pytest.mark.parametrize("kind", ["disk", "memory", "fsspec", "entry"])
+@pytest.mark.parametrize("open_it", [b2array.open, b2array.open_group])
+def test_a_group_is_read_from_an_archive_that_is_open(kind, open_it, tmp_path):
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    group["x"], group["inner/y"] = DATA, DATA + 1
+    group.attrs["place"] = "roof"
+    b2array.convert(tmp_path / "g.b2d", tmp_path / "g.b2z")
+    content = (tmp_path / "g.b2z").read_bytes()
+    with zipfile.ZipFile(tmp_path / "outer.zip", "w") as outer:
+        outer.writestr("g.b2z", content)
+    with ExitStack() as stack:
+        if kind == "disk":
+            file = stack.enter_context((tmp_path / "g.b2z").open("rb"))
+        elif kind == "memory":
+            file = io.BytesIO(content)
+        elif kind == "fsspec":
+            file = fsspec.open(f"file://{tmp_path}/g.b2z")
+        else:
+            file = stack.enter_context(stack.enter_context(zipfile.ZipFile(tmp_path / "outer.zip")).open("g.b2z"))
+        found = open_it(file)
+        assert list(found) == ["inner", "x"]
+        assert found.attrs["place"] == "roof"
+        assert np.array_equal(found["x"][...], DATA)
+        assert np.array_equal(found["inner/y"][...], DATA + 1)
+        with pytest.raises(ReadOnlyError):
+            found["z"] = DATA
+        with pytest.raises(ReadOnlyError):
+            open_it(file, "r+")
+
+
+def test_an_open_file_that_is_no_archive_is_no_group(path):
+    with path.open("rb") as file, pytest.raises(FormatError, match="expected a group, found a frame"):
+        b2array.open_group(file)
+    with pytest.raises(FormatError, match="expected a zip archive, found"):
+        b2array.open_group(io.BytesIO(b"nothing of ours"))
+    with pytest.raises(FormatError):
+        b2array.open(io.BytesIO(b"PK\3\4" + bytes(100)))["x"]

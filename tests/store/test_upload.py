@@ -23,6 +23,8 @@ from b2array.store.gcs import GcsStore
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 
+pytestmark = pytest.mark.crossed
+
 MIB = 2**20
 
 

@@ -282,7 +282,7 @@ def test_damage_in_archives_and_other_formats_is_found(run: Run) -> None:
     assert code == 3
     assert "  a/y: chunk: g.h5#a/y: " in out
     for command in ("repair", "vacuum", "repack"):
-        for name in ("g.b2z", "g.h5", "g.zarr"):
+        for name in ("g.b2z", "g.h5", "g.zarr")[command == "vacuum" :]:  # writers leave things beside archives
             code, out, err = run(command, name)
             assert (code, out) == (1, "")
             assert f"b2array convert {name} copy.b2d" in err
@@ -295,9 +295,12 @@ def test_python_refuses_to_change_archives_and_other_formats_as_the_program_does
     make("g.b2d")
     for name in ("g.b2z", "g.h5"):
         b2array.convert("g.b2d", name)
-        for change in (b2array.repair, b2array.vacuum, b2array.repack):
+        for change in (b2array.repair, b2array.repack):
             with pytest.raises(UnsupportedError, match=f"b2array convert {name} copy.b2d"):
                 change(name)
+    assert b2array.vacuum("g.b2z").removed == ()
+    with pytest.raises(UnsupportedError, match=r"b2array convert g\.h5 copy\.b2d"):
+        b2array.vacuum("g.h5")
 
 
 def test_an_empty_dataset_of_hdf5_is_told_and_hides_no_other(run: Run) -> None:

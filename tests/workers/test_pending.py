@@ -23,6 +23,8 @@ from b2array.errors import ConflictError, FormatError
 from b2array.store.endings import JOURNAL
 from b2array.workers.pending import Journal
 
+pytestmark = pytest.mark.crossed
+
 LAYOUTS = ["contiguous", "sparse"]
 
 

@@ -1,0 +1,172 @@
+"""Reads the variables of a dataset together, when xarray loads all of them.
+
+xarray loads one variable after the other, and tells no array that others follow. So an array that is asked for its
+items looks for ``Dataset.load`` among its callers. If it is there, the dataset's other variables are made to ask for
+their items, too, and get no answer yet; one `read_many` reads everything; then each variable gets its answer. Where
+xarray calls in other ways, each variable is read by itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import xarray as xr
+from xarray.core import indexing
+
+from b2array import threads
+from b2array.array.array import NDArray
+from b2array.array.many import read_many
+
+__all__ = ["MOST_NBYTES", "read"]
+
+MOST_NBYTES = 2**28
+"""Variables are read together up to this size, as all of them are in memory before the first one is decoded."""
+
+_OPENED_AT_ONCE = 16
+_LOADS_VARIABLE = xr.Variable.load.__code__
+_LOADS_DATASET = xr.Dataset.load.__code__
+_LOADS_TREE = xr.DataTree.load.__code__
+
+
+class Lazy(Protocol):
+    """An array of xarray's that is read when needed."""
+
+    @property
+    def array(self) -> NDArray:
+        """The array; it may be opened now."""
+
+
+class _Question(NamedTuple):
+    """Items that a variable asks for."""
+
+    lazy: Lazy
+    key: indexing.ExplicitIndexer
+
+    def is_same(self, other: _Question) -> bool:
+        return self.lazy is other.lazy and self.key.tuple == other.key.tuple
+
+
+class _AskedError(Exception):
+    """Carries a question to the caller who collects questions."""
+
+    def __init__(self, question: _Question) -> None:
+        super().__init__(question)
+        self.question = question
+
+
+class _State(threading.local):
+    """Says whether this thread collects questions, or which answer waits for the variable that is being loaded."""
+
+    collecting = False
+    answered: tuple[_Question, Any] | None = None
+
+
+_state = _State()
+
+
+def read(lazy: Lazy, key: indexing.ExplicitIndexer) -> Any:
+    """Return items of an array. If xarray is loading a dataset, load more of its variables in the same step."""
+    question = _Question(lazy, key)
+    if _state.collecting:
+        raise _AskedError(question)
+    if not isinstance(key, indexing.BasicIndexer):
+        return _read_alone(question)
+    if _state.answered is not None:
+        asked, answer = _state.answered
+        return answer if question.is_same(asked) else _read_alone(question)
+    return _read_with_others(question)
+
+
+def _read_alone(question: _Question) -> Any:
+    array, key = question.lazy.array, question.key
+    if isinstance(key, indexing.VectorizedIndexer):
+        return np.asarray(array.vindex[key.tuple])
+    if isinstance(key, indexing.OuterIndexer):
+        return np.asarray(array.oindex[key.tuple])
+    return np.asarray(array[key.tuple])
+
+
+def _read_with_others(question: _Question) -> Any:
+    others = _others_to_load()
+    if not others:
+        return _read_alone(question)
+    # Members of a group that is far away are opened only now, and each waits for its own requests.
+    every = [question, *(asked for _, asked in others)]
+    arrays = list(threads.ahead(_opened, every, min(len(every), _OPENED_AT_ONCE)))
+    answers = read_many(
+        (array, asked.key.tuple)
+        for array, asked in zip(arrays, every, strict=True)
+        if isinstance(asked.key, indexing.BasicIndexer)
+    )
+    found = answers.pop(0)
+    basic = [pair for pair in others if isinstance(pair[1].key, indexing.BasicIndexer)]
+    try:
+        for (variable, asked), answer in zip(basic, answers, strict=True):
+            _state.answered = asked, np.asarray(answer)
+            variable.load()
+    finally:
+        _state.answered = None
+    return np.asarray(found)
+
+
+def _opened(question: _Question) -> NDArray:
+    return question.lazy.array
+
+
+def _others_to_load() -> list[tuple[xr.Variable, _Question]]:
+    """Return variables that xarray is about to load after the present one, and what they ask for."""
+    present, variables = _under_way()
+    others: list[tuple[xr.Variable, _Question]] = []
+    if present is None:
+        return others
+    known = {id(present)}
+    nbytes = present.nbytes
+    for variable in variables:
+        if id(variable) in known or variable.chunks is not None:
+            continue
+        known.add(id(variable))
+        question = _question_of(variable)
+        if question is None:
+            continue
+        nbytes += variable.nbytes
+        if nbytes > MOST_NBYTES:
+            break
+        others.append((variable, question))
+    return others
+
+
+def _under_way() -> tuple[xr.Variable | None, Iterator[xr.Variable]]:
+    """Return the variable that xarray loads at this moment, and all of the dataset or the tree that it belongs to."""
+    present: xr.Variable | None = None
+    frame = inspect.currentframe()
+    try:
+        while frame is not None:
+            code: CodeType = frame.f_code
+            if code is _LOADS_VARIABLE and present is None:
+                present = frame.f_locals["self"]
+            elif code is _LOADS_DATASET:
+                return present, iter(frame.f_locals["self"].variables.values())
+            elif code is _LOADS_TREE:
+                nodes = frame.f_locals["self"].subtree
+                return present, (variable for node in nodes for variable in node.variables.values())
+            frame = frame.f_back
+    finally:
+        del frame  # it refers to this call, and so to itself
+    return None, iter(())
+
+
+def _question_of(variable: xr.Variable) -> _Question | None:
+    """Return what a variable will ask an array for."""
+    _state.collecting = True
+    try:
+        variable.load()
+    except _AskedError as asked:
+        return asked.question
+    finally:
+        _state.collecting = False
+    return None  # it is in memory, or another library's

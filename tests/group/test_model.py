@@ -1,0 +1,268 @@
+"""Many writers and readers of one group, in processes and threads, killed and stopped: a random model of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import group_model
+import numpy as np
+import pytest
+from clouds import Cloud
+from group_model import NAMES, PLAIN, Change, History, Look, Settings, check, let_begin, read_history, rows_of
+
+import b2array
+from b2array import config, open_group
+
+PROGRAM = group_model.__file__
+PACKAGES = os.pathsep.join([str(Path(b2array.__file__).parents[1]), str(Path(PROGRAM).parent)])
+
+
+@pytest.fixture(autouse=True)
+def _uncached() -> Iterator[None]:
+    with config.using(cache_bytes=0), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*rewritten with every change")
+        yield
+    fsspec.filesystem("memory").store.clear()
+
+
+class Crowd:
+    """Processes that write and read one group. Some of the writers are killed, some are stopped for a while."""
+
+    def __init__(self, settings: Settings, chance: random.Random) -> None:
+        self.settings, self.chance = settings, chance
+        self.serial = self.kills = self.stops = 0
+
+    def begin(self, nursery: subprocess.Popen[str], *, reads: bool = False) -> int:
+        self.serial += 1
+        told = json.dumps({**asdict(self.settings), "serial": self.serial, "reads": reads})
+        print(told, file=nursery.stdin, flush=True)
+        return int(nursery.stdout.readline())
+
+    def run(self, seconds: float, writers: int, readers: int) -> None:
+        command = [
+            sys.executable,
+            PROGRAM,
+            self.settings.url.partition("://")[0] if "://" in self.settings.url else "file",
+        ]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {**os.environ, "PYTHONPATH": PACKAGES}}
+        with subprocess.Popen(command, text=True, **pipes) as nursery:
+            crowd = [self.begin(nursery, reads=n >= writers) for n in range(writers + readers)]
+            stop = let_begin(self.settings, seconds, len(crowd) * self.settings.threads)
+            while time.monotonic() < stop - 0.5:
+                # A client of an object store takes its time to begin.
+                time.sleep(self.chance.uniform(0.1, 0.6) if self.settings.is_local else self.chance.uniform(1, 4))
+                self.disturb(nursery, crowd, writers)
+            nursery.stdin.close()
+            assert nursery.wait(120) == 0
+
+    def disturb(self, nursery: subprocess.Popen[str], crowd: list[int], writers: int) -> None:
+        n = self.chance.randrange(writers)
+        if self.chance.random() < 0.5:
+            os.kill(crowd[n], signal.SIGKILL)
+            crowd[n] = self.begin(nursery)
+            self.kills += 1
+        else:
+            os.kill(crowd[n], signal.SIGSTOP)
+            time.sleep(self.chance.uniform(0, 0.2))
+            os.kill(crowd[n], signal.SIGCONT)
+            self.stops += 1
+
+
+class Play:
+    """A group, the journals of its workers, and what is checked at the end."""
+
+    def __init__(self, url: str, journal: Path, options: dict[str, Any], *, is_local: bool) -> None:
+        self.url, self.options, self.is_local = url, options, is_local
+        self.journal = journal / "journals"
+        self.journal.mkdir()
+        group = open_group(url, "w", storage_options=options)
+        first = Change(PLAIN, "set", 1, 0, outcome="ok", seen=0)
+        group.create(PLAIN, data=np.full((3, 3), first.value), chunks=(2, 2), layout="sparse")
+        self.first = first
+
+    def settings(self, seed: int, layout: str, threads: int) -> Settings:
+        return Settings(
+            self.url, str(self.journal), str(seed), 0, layout, is_local=self.is_local, threads=threads,
+            options=self.options,
+        )  # fmt: skip
+
+    def look(self, history: History, mode: Any = "r") -> dict[str, list[int] | None]:
+        group, found = open_group(self.url, mode, storage_options=self.options), {}
+        for name in NAMES:
+            begin = time.monotonic()
+            found[name] = rows_of(group[name]) if name in group else None
+            history.looks.append(Look(name, found[name], begin, time.monotonic()))
+        return found
+
+    def end(self, **counts: Any) -> None:
+        """Check all that was seen, and what is there now."""
+        history = read_history(self.journal)
+        group_model.print_counts(history, **counts)
+        history.changes.append(self.first)
+        found = self.look(history)
+        assert self.look(history, "r+") == found
+        b2array.vacuum(self.url, grace=0, storage_options=self.options)
+        assert self.look(history) == found
+        wrong = check(history)
+        assert not wrong, f"{len(wrong)} contradictions, the first:\n" + "\n".join(wrong[:5])
+        assert found["a"] == found["b"]
+        report = b2array.verify(self.url, deep=True, storage_options=self.options)
+        assert report.ok, report
+        assert any(what.endswith(" ok") for what in history.counts)
+        assert history.looks
+
+
+SIZES = [
+    pytest.param((4, 3, 1, 1), id="short"),
+    pytest.param((60, 12, 4, 2), id="long", marks=[pytest.mark.slow, pytest.mark.timeout(0)]),
+]
+"""Seconds, processes that write, processes that read, threads of each."""
+
+
+@pytest.fixture
+def seed(pytestconfig: pytest.Config) -> int:
+    given = pytestconfig.getoption("--groups-seed")
+    chosen: int = random.randrange(10**6) if given is None else given
+    print(f"--groups-seed {chosen}")
+    return chosen
+
+
+@pytest.fixture(params=SIZES)
+def size(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> tuple[float, int, int, int]:
+    seconds, *counts = request.param
+    return (pytestconfig.getoption("--groups") or seconds, *counts)
+
+
+def play_in_processes(play: Play, layout: str, size: tuple[float, int, int, int], seed: int) -> None:
+    seconds, writers, readers, threads = size
+    crowd = Crowd(play.settings(seed, layout, threads), random.Random(seed))
+    crowd.run(seconds, writers, readers)
+    play.end(kills=crowd.kills, stops=crowd.stops)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="this system stops no processes")
+@pytest.mark.parametrize("layout", ["contiguous", "sparse", "any"])
+def test_a_group_in_files_shows_what_was_committed(
+    tmp_path: Path, layout: str, size: tuple[float, int, int, int], seed: int
+) -> None:
+    play_in_processes(Play(str(tmp_path / "g.b2d"), tmp_path, {}, is_local=True), layout, size, seed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("s3", "contiguous"), ("gcs", "sparse"), ("azure", "sparse"),
+        *(
+            pytest.param(kind, layout, marks=pytest.mark.slow)
+            for kind, layout in [("s3", "sparse"), ("gcs", "contiguous"), ("azure", "contiguous")]
+        ),
+    ],
+)  # fmt: skip
+def test_a_group_in_an_object_store_shows_what_was_committed(
+    tmp_path: Path, kind: str, layout: str, size: tuple[float, int, int, int], seed: int,
+    cloud_of: Callable[[str], Cloud],
+) -> None:  # fmt: skip
+    cloud = cloud_of(kind)
+    bucket = cloud.make_bucket(f"model-{seed}-{layout}-{size[0]:g}")
+    play_in_processes(Play(f"{bucket}/g.b2d", tmp_path, cloud.options, is_local=False), layout, size, seed)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_group_in_memory_shows_what_was_committed(
+    tmp_path: Path, layout: str, size: tuple[float, int, int, int], seed: int
+) -> None:
+    seconds, writers, readers, _ = size
+    play = Play(f"memory://{tmp_path.name}.b2d", tmp_path, {}, is_local=True)
+    settings = play.settings(seed, layout, 1)
+    threads = []
+    for serial in range(1, writers + readers + 1):
+        mine = Settings(**{**asdict(settings), "serial": serial, "reads": serial > writers})
+        threads.append(threading.Thread(target=group_model.work, args=[mine]))
+    for thread in threads:
+        thread.start()
+    let_begin(settings, seconds, len(threads))
+    for thread in threads:
+        thread.join()
+    play.end()
+
+
+# The checker finds what cannot be.
+
+
+def made(value: int, begin: float, end: float, kind: str = "set", **more: Any) -> Change:
+    return Change("c", kind, value, begin, **{"outcome": "ok", "seen": end, **more})
+
+
+def contradictions(changes: list[Change], *looks: tuple[list[int] | None, float, float]) -> list[str]:
+    return check(History(changes, [Look("c", rows, begin, end) for rows, begin, end in looks]))
+
+
+FIRST = made(1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "look", "problem"),
+    [
+        ([], [7], "nobody wrote it"),
+        ([made(2, 2, 3, outcome="refused")], [2], "nothing has happened"),
+        ([made(2, 12, 13)], [2], "had not begun"),
+        ([made(2, 2, 3)], [1], "has replaced"),
+        ([made(2, 2, 3, "delete")], [1], "has replaced"),
+        ([made(2, 2, 3, "append")], [1], "has appended"),
+        ([made(2, 2, 3, "append"), made(3, 4, 5)], [3, 2], "has replaced"),
+        ([made(2, 2, 3, "append")], [1, 2, 2], "appended twice"),
+        ([made(2, 2, 3, "append")], [2], "was made or filled"),
+        ([made(2, 2, 3)], [1, 2], "begins with"),
+        ([made(2, 2, 3, "carried", before=[8, 9])], [8, 7, 2], "begins with"),
+        ([made(2, 2, 3, "delete"), made(3, 4, 5)], None, "expected an array"),
+        ([], None, "expected an array"),
+    ],
+)
+def test_the_checker_finds_looks_that_cannot_be(changes: list[Change], look: list[int] | None, problem: str) -> None:
+    (found, *_) = contradictions([FIRST, *changes], (look, 10, 11))
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    ("changes", "look"),
+    [
+        ([], [1, 1]),
+        ([made(2, 2, 20)], [1]),
+        ([made(2, 2, 20)], [2]),
+        ([made(2, 2, 3, "append"), made(3, 4, 5, "append")], [1, 2, 3]),
+        ([made(2, 2, 3, "append"), made(3, 2, 5)], [3, 3, 2]),
+        ([made(2, 2, float("inf"), outcome="unknown")], [1]),
+        ([made(2, 2, float("inf"), "delete", outcome="unknown")], None),
+        ([made(2, 2, 3, "carried", before=[8, 9])], [8, 9, 2]),
+    ],
+)
+def test_the_checker_lets_looks_pass_that_can_be(changes: list[Change], look: list[int] | None) -> None:
+    assert contradictions([FIRST, *changes], (look, 10, 11)) == []
+
+
+def test_the_checker_counts_a_change_of_a_killed_writer_from_when_it_was_seen() -> None:
+    unknown = made(2, 2, float("inf"), outcome="unknown")
+    assert contradictions([FIRST, unknown], ([1], 3, 4), ([2], 5, 6), ([2], 7, 8)) == []
+    unknown = made(2, 2, float("inf"), outcome="unknown")
+    (found,) = contradictions([made(1, 0, 1), unknown], ([2], 5, 6), ([1], 7, 8))
+    assert "has replaced" in found
+
+
+def test_the_checker_finds_what_a_move_has_lost() -> None:
+    lost = Change("sub/d", "append", 2, 3, outcome="ok", seen=4)
+    source = Change("sub/d", "set", 5, 0, outcome="ok", seen=1)
+    (found,) = contradictions([source, lost, made(3, 2, 6, "carried", before=[5], source="sub/d")])
+    assert "lost" in found

@@ -1,0 +1,642 @@
+"""A random model of a group: workers that change and read it, journals of what they did, and a check of all of it.
+
+Each worker writes a journal: a line before each operation and a line after it, so that one that is killed leaves an
+operation whose end nobody knows. `check` is a pure function of all journals. An item's value is a number that no other
+operation has written. So each row that a reader sees says which operation wrote it, and time says whether it can be:
+
+* an operation that was refused is never seen, nor one that had not begun;
+* a row is not seen if an operation that came later, and was over before the look, has replaced it or deleted the array;
+* a row that was appended is not missing if nothing that came later can have replaced it;
+* an operation that nobody knows the end of counts as committed from the moment at which somebody has seen it.
+
+The workers themselves compare the members of the pair, which are only changed together, and old handles with what they
+have shown before. Run as a program, this begins worker processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import b2array
+from b2array import config, open_group
+from b2array.errors import ConflictError
+
+PAIR = ("a", "b")
+"""Always changed together, in transactions."""
+SINGLES = ("c", "sub/d")
+"""Changed in every way that the place allows."""
+PLAIN = "e"
+"""Never made again: changed in place, through handles of its own."""
+NAMES = (*PAIR, *SINGLES, PLAIN)
+
+COLUMNS, FIRST_ROWS, MOST_ROWS = 3, 3, 12
+REFUSED = (ConflictError, FileExistsError, FileNotFoundError, KeyError)
+"""What a writer gets if another one was faster. Nothing has happened then."""
+
+
+@dataclass(slots=True)
+class Settings:
+    """What a worker needs to know."""
+
+    url: str
+    journal: str
+    seed: str
+    serial: int
+    layout: str = "any"
+    reads: bool = False
+    is_local: bool = True
+    threads: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Journal:
+    """A file that gets a line for each event, at once."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def note(self, **event: Any) -> None:
+        """Add an event, with the time."""
+        os.write(self._file, json.dumps({**event, "time": time.monotonic()}).encode() + b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def route_of(error: BaseException) -> str:
+    """Say through which lines an error came."""
+    lines = traceback.extract_tb(error.__traceback__)
+    return "\n".join(f"    {Path(line.filename).name}:{line.lineno} {line.name}" for line in lines)
+
+
+def rows_of(array: b2array.NDArray) -> list[int]:
+    """Read an array: the value of each row, whose items are equal."""
+    items = array[...]
+    if not (items == items[:, :1]).all():
+        raise AssertionError(f"{array.url}: expected rows of equal items, found {items.tolist()}")
+    return [int(value) for value in items[:, 0]]
+
+
+class Worker:
+    """What the writers and the readers have in common."""
+
+    def __init__(self, settings: Settings, thread: int) -> None:
+        self.settings = settings
+        self.random = random.Random(f"{settings.seed} {settings.serial} {thread}")
+        self.me = settings.serial * 10 + thread
+        self.journal = Journal(f"{settings.journal}/{self.me}.jsonl")
+        self.count = 0
+
+    def open(self, mode: str = "r", *, follow: bool = False) -> b2array.Group:
+        """Open the group."""
+        return open_group(self.settings.url, mode, follow=follow, storage_options=self.settings.options)
+
+    def run(self) -> None:
+        """Work until it is time to stop."""
+        stop = told_stop(self.settings)
+        while time.monotonic() < stop:
+            try:
+                self.step()
+            except BaseException as error:  # noqa: BLE001 - the checker raises it
+                self.journal.note(event="wrong", text=f"{type(error).__name__}: {error}", where=route_of(error))
+        self.journal.close()
+
+    def step(self) -> None:
+        """Do one thing."""
+        raise NotImplementedError
+
+
+class Writer(Worker):
+    """Changes the group in random ways."""
+
+    def __init__(self, settings: Settings, thread: int) -> None:
+        super().__init__(settings, thread)
+        self.group: b2array.Group | None = None
+        self.arrays: dict[str, b2array.NDArray] = {}
+        self.together = (self.change_pair, self.change_together, self.carry, self.replace_all)
+
+    def step(self) -> None:
+        self.count += 1
+        self.value = self.me * 10**6 + self.count
+        if self.group is None or self.random.random() < 0.5:
+            self.group, self.arrays = self.open("r+"), {}
+        else:
+            self.group.refresh()
+        verbs: list[tuple[int, Callable[[], None]]] = [
+            (8, self.change_pair), (3, self.change_together), (3, self.make), (4, self.fill), (5, self.append),
+            (2, self.delete), (3, self.carry), (2, self.change_plain), (1, self.clean), (1, self.replace_all),
+        ]  # fmt: skip
+        verb = self.random.choices([verb for _, verb in verbs], [weight for weight, _ in verbs])[0]
+        refused = ConflictError if verb in self.together else REFUSED
+        self.journal.note(event="begin", op=verb.__name__, value=self.value)
+        try:
+            verb()
+        except refused as error:
+            self.journal.note(event="end", outcome="refused", error=f"{type(error).__name__}: {error}"[:300])
+            self.group = None
+        except BaseException:
+            self.journal.note(event="end", outcome="unknown")
+            self.group = None
+            raise
+        else:
+            self.journal.note(event="end", outcome="ok")
+
+    # Each verb tells what it is about to change before anybody can see it: {name: (kind, rows before)}.
+
+    def will(self, name: str, kind: str, before: Sequence[int] | None = None, source: str = "") -> None:
+        self.journal.note(event="will", name=name, kind=kind, before=before, source=source)
+
+    def layout(self) -> Any:
+        wanted = self.settings.layout
+        return self.random.choice(["contiguous", "sparse"]) if wanted == "any" else wanted
+
+    def rows(self) -> np.ndarray:
+        return np.full((FIRST_ROWS, COLUMNS), self.value)
+
+    def new(self, group: b2array.Group, name: str, *, overwrite: bool = False) -> None:
+        self.will(name, "set")
+        group.create(name, data=self.rows(), chunks=(2, 2), layout=self.layout(), overwrite=overwrite)
+
+    def remove(self, group: b2array.Group, name: str) -> None:
+        self.will(name, "delete")
+        del group[name]
+
+    def fill_in(self, array: b2array.NDArray, name: str) -> None:
+        self.will(name, "set")
+        array[...] = self.value
+
+    def append_to(self, array: b2array.NDArray, name: str) -> None:
+        self.will(name, "append")
+        array.append(np.full((1, COLUMNS), self.value))
+
+    def vary(self, group: b2array.Group, name: str, action: str) -> None:
+        """Change one member inside a transaction."""
+        if action in ("delete", "again"):
+            self.remove(group, name)
+        if action in ("make", "again"):
+            self.new(group, name)
+        if action == "fill":
+            self.fill_in(group[name], name)
+        if action == "grow":
+            array = group[name]
+            if array.shape[0] < MOST_ROWS:
+                self.append_to(array, name)
+            else:
+                self.fill_in(array, name)
+
+    def change_pair(self) -> None:
+        with self.group.transaction() as changes:
+            there = [name in changes for name in PAIR]
+            if there[0] != there[1]:
+                raise AssertionError(f"expected both of the pair or none, found {there}")
+            action = self.random.choice(["fill", "grow", "grow", "again", "delete"] if there[0] else ["make"])
+            for name in PAIR:
+                self.vary(changes, name, action)
+                if name in changes:
+                    changes[name].attrs["value"] = self.value
+
+    def change_together(self) -> None:
+        """Change several members in a transaction, each in another way."""
+        with self.group.transaction() as changes:
+            for name in SINGLES:
+                actions = ["fill", "grow", "again", "delete"] if name in changes else ["make"]
+                self.vary(changes, name, self.random.choice(actions))
+
+    def single(self) -> str:
+        return self.random.choice(SINGLES)
+
+    def make(self) -> None:
+        self.new(self.group, self.single(), overwrite=self.random.random() < 0.7)
+
+    def delete(self) -> None:
+        self.remove(self.group, self.single())
+
+    def array(self, name: str) -> b2array.NDArray:
+        """Open an array for writing: through the group, by its own URL, or the handle of a step before."""
+        way = self.random.choice(["group", "url", "old"]) if self.settings.is_local else "group"
+        if way == "old" and name in self.arrays:
+            array = self.arrays[name]
+            array.refresh()
+        elif way == "url":
+            array = b2array.open(f"{self.settings.url}/{name}.b2nd", "r+")
+        else:
+            array = self.group[name]
+        self.arrays[name] = array
+        return array
+
+    def fill(self) -> None:
+        name = self.single()
+        if self.settings.is_local:
+            self.fill_in(self.array(name), name)
+        else:
+            with self.group.transaction() as changes:
+                self.fill_in(changes[name], name)
+
+    def append(self) -> None:
+        name = self.single()
+        if self.settings.is_local:
+            self._grow(self.array(name), name)
+        else:
+            with self.group.transaction() as changes:
+                self._grow(changes[name], name)
+
+    def _grow(self, array: b2array.NDArray, name: str) -> None:
+        if array.shape[0] < MOST_ROWS:
+            self.append_to(array, name)
+        else:
+            self.fill_in(array, name)
+
+    def change_plain(self) -> None:
+        self._grow(self.array(PLAIN), PLAIN)
+
+    def carry(self) -> None:
+        """Move or copy a member to another name, and append a row, so that the copy can be told from its source."""
+        source, target = self.random.sample(SINGLES, 2)
+        moved = self.random.random() < 0.5
+        with self.group.transaction() as changes:
+            if source not in changes:
+                return
+            if target in changes:
+                self.remove(changes, target)
+            if moved:
+                changes.move(source, target)
+                self.will(source, "delete")
+            else:
+                changes.copy(source, changes, target)
+            before = rows_of(changes[target])
+            self.will(target, "carried", before, source if moved else "")
+            changes[target].append(np.full((1, COLUMNS), self.value))
+
+    def clean(self) -> None:
+        verb = self.random.choice([b2array.vacuum, b2array.repack, b2array.verify, b2array.Group.consolidate])
+        if verb is b2array.Group.consolidate:
+            self.group.consolidate()
+        elif verb is b2array.repack:
+            name = self.random.choice(NAMES)
+            if self.settings.is_local:
+                b2array.repack(f"{self.settings.url}/{name}.b2nd")
+        else:
+            verb(self.settings.url, storage_options=self.settings.options)
+
+    def replace_all(self) -> None:
+        """Replace the pair and one of the others as a whole group is replaced; what is outside of it stays."""
+        with self.group.transaction() as changes:
+            for name in (*PAIR, *SINGLES):
+                if name in changes:
+                    self.remove(changes, name)
+            for name in PAIR:
+                self.new(changes, name)
+                changes[name].attrs["value"] = self.value
+            self.new(changes, self.single())
+
+
+class Reader(Worker):
+    """Looks at the group in random ways."""
+
+    def __init__(self, settings: Settings, thread: int) -> None:
+        super().__init__(settings, thread)
+        self.old: list[tuple[str, list[int], b2array.NDArray]] = []
+
+    def step(self) -> None:
+        looks = [self.look, self.look, self.look_slowly, self.look_back, self.look_by_url, self.look_at_all]
+        try:
+            self.random.choice(looks)()
+        except ConflictError:
+            self.journal.note(event="conflict")
+
+    def seen(self, name: str, rows: list[int] | None, begin: float) -> None:
+        self.journal.note(event="look", name=name, rows=rows, begin=begin)
+
+    def read(self, group: b2array.Group, name: str, begin: float) -> list[int] | None:
+        """Read one member, and keep its handle."""
+        try:
+            array = group[name]
+        except KeyError:
+            rows = None
+        else:
+            rows = rows_of(array)
+            value = array.attrs.get("value", rows[-1])
+            if value != rows[-1]:
+                raise AssertionError(f"{name}: expected the attribute {rows[-1]}, as the items are, found {value}")
+            self.old = [*self.old[-7:], (name, rows, array)]
+        self.seen(name, rows, begin)
+        return rows
+
+    def look(self) -> None:
+        self._look(self.open(follow=False), 0)
+
+    def look_slowly(self) -> None:
+        """Let the handle become old between one member and the next."""
+        self._look(self.open(), self.random.uniform(0, 0.1))
+
+    def _look(self, group: b2array.Group, pause: float) -> None:
+        begin = time.monotonic()
+        group.refresh()
+        found = {}
+        for name in self.random.sample(NAMES, len(NAMES)):
+            found[name] = self.read(group, name, begin)
+            time.sleep(pause)
+        self.compare(found)
+
+    def compare(self, found: Mapping[str, list[int] | None]) -> None:
+        first, second = (found[name] for name in PAIR)
+        if first != second:
+            raise AssertionError(f"expected the pair to be equal, found {first} and {second}")
+
+    def look_at_all(self) -> None:
+        group, begin = self.open(), time.monotonic()
+        group.refresh()
+        names = [name for name in NAMES if name in group]
+        read = group.read_many(dict.fromkeys(names, Ellipsis)) if names else {}
+        found = {name: [int(value) for value in read[name][:, 0]] if name in read else None for name in NAMES}
+        for name, rows in found.items():
+            self.seen(name, rows, begin)
+        self.compare(found)
+
+    def look_back(self) -> None:
+        """Read old handles again: they show what they have shown, or say that it is gone."""
+        for name, rows, array in self.old:
+            try:
+                now = rows_of(array)
+            except ConflictError:
+                self.journal.note(event="conflict")
+            else:
+                self.journal.note(event="again")
+                if now != rows:
+                    raise AssertionError(f"{name}: expected that an old handle shows {rows}, found {now}")
+
+    def look_by_url(self) -> None:
+        """Read a member by its own URL; a transaction that is being carried out may not show yet."""
+        name, begin = self.random.choice(NAMES), time.monotonic()
+        try:
+            url = f"{self.settings.url}/{name}.b2nd"
+            rows_of(b2array.open(url, storage_options=self.settings.options))
+        except (FileNotFoundError, ConflictError):
+            return
+        self.journal.note(event="by url", name=name, begin=begin)
+
+
+def told_stop(settings: Settings) -> float:
+    """Wait until everybody may begin, and return the time when all stop."""
+    told = Path(settings.journal, "stop")
+    while not told.exists():
+        time.sleep(0.005)
+    return float(told.read_text())
+
+
+def let_begin(settings: Settings, seconds: float, workers: int) -> float:
+    """Wait until all workers are ready, and let them begin; return the time when all stop."""
+    folder = Path(settings.journal)
+    while len(list(folder.glob("*.jsonl"))) < workers:
+        time.sleep(0.01)
+    stop = time.monotonic() + seconds
+    (folder / "stop.part").write_text(str(stop))
+    (folder / "stop.part").rename(folder / "stop")
+    return stop
+
+
+def work(settings: Settings) -> None:
+    """Do what one process does, or one thread of a process that is shared."""
+    config.durable = "off"
+    kind = Reader if settings.reads else Writer
+    workers = [kind(settings, thread) for thread in range(settings.threads)]
+    threads = [threading.Thread(target=worker.run) for worker in workers[1:]]
+    for thread in threads:
+        thread.start()
+    workers[0].run()
+    for thread in threads:
+        thread.join()
+
+
+# The checker.
+
+
+@dataclass(slots=True)
+class Change:
+    """What one operation did to one name. `seen` is when it was certain, if ever."""
+
+    name: str
+    kind: str
+    value: int
+    begin: float
+    before: list[int] | None = None
+    source: str = ""
+    outcome: str = "unknown"
+    seen: float = float("inf")
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the array has nothing of before, or is gone."""
+        return self.kind != "append"
+
+
+@dataclass(slots=True)
+class Look:
+    """What one name had: rows, or None if it was not there. It was asked for and answered at these times."""
+
+    name: str
+    rows: list[int] | None
+    begin: float
+    end: float
+
+
+@dataclass(slots=True)
+class History:
+    """What all journals say."""
+
+    changes: list[Change] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+def read_history(journals: str | Path) -> History:
+    """Read the journals of all workers."""
+    history = History()
+    for path in sorted(Path(journals).glob("*.jsonl")):
+        operation: dict[str, Change] = {}
+        started: dict[str, Any] = {}
+        for line in path.read_text().splitlines(keepends=True):
+            if not line.endswith("\n"):  # killed
+                continue
+            event = json.loads(line)
+            kind = event.pop("event")
+            if kind == "begin":
+                history.changes += operation.values()
+                operation, started = {}, event
+            elif kind == "will":
+                # If an operation deletes an array and makes it again, only the second is to be seen.
+                operation[event["name"]] = Change(
+                    event["name"], event["kind"], started["value"], started["time"], event["before"], event["source"]
+                )
+            elif kind == "end":
+                history.counts[f"{started['op']} {event['outcome']}"] += 1
+                for change in operation.values():
+                    change.outcome = event["outcome"]
+                    change.seen = event["time"] if change.outcome == "ok" else float("inf")
+            elif kind == "look":
+                history.counts["look"] += 1
+                history.looks.append(Look(event["name"], event["rows"], event["begin"], event["time"]))
+            elif kind == "wrong":
+                history.wrong.append(f"{path.name}: {event['text']}\n{event['where']}")
+            else:
+                history.counts[kind] += 1
+        history.changes += operation.values()
+    return history
+
+
+def check(history: History) -> list[str]:
+    """Return all that cannot be, as text."""
+    return [*history.wrong, *_contradictions(history)]
+
+
+def _contradictions(history: History) -> Iterator[str]:
+    by_value = {(change.name, change.value): change for change in history.changes}
+    _settle_unknown(history)
+    by_name = {name: [change for change in history.changes if change.name == name] for name in NAMES}
+    for look in history.looks:
+        if look.rows is None:
+            yield from _check_absent(look, by_name[look.name])
+        else:
+            yield from _check_rows(look, by_name[look.name], by_value)
+    for change in history.changes:
+        # The source of a move is seen as of its beginning.
+        if change.kind == "carried" and change.source and change.seen < float("inf"):
+            look = Look(change.source, change.before, change.begin, change.seen)
+            yield from _check_rows(look, by_name[change.source], by_value)
+            yield from _check_move(change, by_name[change.source])
+
+
+def _settle_unknown(history: History) -> None:
+    """Let each change be certain from the moment at which somebody saw any part of its commit."""
+    first: dict[int, float] = {}
+    for look in history.looks:
+        for value in set(look.rows or ()):
+            first[value] = min(first.get(value, float("inf")), look.end)
+    for change in history.changes:
+        if change.outcome != "refused":
+            change.seen = min(change.seen, first.get(change.value, float("inf")))
+
+
+def _written(change: Change | None, look: Look) -> str:
+    """Say why a look cannot show a change; empty if it can."""
+    if change is None:
+        return "nobody wrote it"
+    if change.outcome == "refused":
+        return "its writer was told that nothing has happened"
+    return "" if change.begin < look.end else "its writer had not begun"
+
+
+def _check_rows(look: Look, changes: Sequence[Change], by_value: Mapping[tuple[str, int], Change]) -> Iterator[str]:
+    rows = look.rows or []
+    appended: list[Change] = []
+    base: Change | None = None
+    for place in reversed(range(len(rows))):
+        change = by_value.get((look.name, rows[place]))
+        if reason := _written(change, look):
+            yield f"{look}: found {rows[place]}, but {reason}"
+            return
+        if change.kind == "append":
+            appended.append(change)
+            continue
+        base = change
+        expected = [*change.before, change.value] if change.kind == "carried" else [change.value] * (place + 1)
+        if rows[: place + 1] != expected:
+            yield f"{look}: expected that it begins with {expected}"
+        break
+    if base is None:
+        yield f"{look}: expected rows that {look.name} was made or filled with"
+        return
+    if len({change.value for change in appended}) < len(appended):
+        yield f"{look}: the same row was appended twice"
+    for change in appended:
+        if change.seen < base.begin:
+            yield f"{look}: found {change.value}, which {base.value} has replaced"
+    for later in changes:
+        if later.begin <= base.seen or later.seen >= look.begin or later.value in rows:
+            continue
+        if later.replaces:
+            yield f"{look}: found {base.value}, which {later} has replaced"
+        else:
+            yield f"{look}: expected the row that {later} has appended to {base}"
+
+
+def _check_absent(look: Look, changes: Sequence[Change]) -> Iterator[str]:
+    ended = [-float("inf")]
+    ended += [
+        change.seen for change in changes
+        if change.kind == "delete" and change.outcome != "refused" and change.begin < look.end
+    ]  # fmt: skip
+    there = [
+        change for change in changes
+        if change.kind != "delete" and change.seen < look.begin
+    ]  # fmt: skip
+    for over in ended:
+        if not any(over < change.begin for change in there):
+            return
+    yield f"{look}: expected an array, as {there[-1]} has left it there"
+
+
+def _check_move(move: Change, changes: Sequence[Change]) -> Iterator[str]:
+    """Check that a move took along all that others wrote until then, unless somebody has made the source again."""
+    end = move.seen
+    others = [change for change in changes if change.value != move.value]
+    near = [change for change in others if change.begin < end and change.seen > move.begin]
+    if any(change.replaces and change.outcome != "refused" for change in near):
+        return
+    for change in near:
+        if change.outcome == "ok" and change.begin > move.begin and change.value not in (move.before or ()):
+            yield f"{move} lost {change}, which was committed to its source meanwhile"
+
+
+def print_counts(history: History, **others: Any) -> None:
+    """Say how much a run did."""
+    counted = ", ".join(f"{name} {count}" for name, count in sorted(history.counts.items()))
+    print(", ".join(f"{name} {value}" for name, value in others.items()) + ";", counted)
+
+
+def serve(protocol: str) -> int:
+    """Fork a worker for each line of settings, and print its number; then wait for all, and count those that failed.
+
+    A fork begins at once, where a new interpreter would first import everything.
+    """
+    import fsspec
+
+    fsspec.get_filesystem_class(protocol)
+    failed = 0
+    for line in sys.stdin:
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                work(Settings(**json.loads(line)))
+                status = 0
+            finally:
+                os._exit(status)
+        print(pid, flush=True)
+    with suppress(ChildProcessError):
+        while True:
+            _, status = os.wait()
+            failed += os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0
+    return failed
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    sys.exit(serve(sys.argv[1]))
